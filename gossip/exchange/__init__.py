@@ -1,1 +1,1 @@
-"""Exchanges of pairs, pushes and groups: whether they happen."""
+"""Exchanges of pairs, pushes and groups: the decisions whether they begin and whether they commit."""

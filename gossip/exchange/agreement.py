@@ -1,4 +1,4 @@
-"""What two members agree on before anything is streamed: model, run, codec and version."""
+"""Terms of an exchange: the layout, run, codec and version that both sides agree on before they stream."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from gossip.wire.messages import MAX_GROUP, Accept, Begin, Invite, Joined, Offer
 
 __all__ = ["agreed_codec", "answers", "begins", "proposed_codec", "refusal"]
 
-FALLBACK = "int8"  # in place of a codec that must know the distance to others, before that is known
+FALLBACK = "int8"  # Replaces a codec that needs a bound on the distance between members, until one is known.
 
 
 def refusal(local: Local, asked: Offer | Invite, alike: bool, spread: bool) -> str | None:
-    """The reason to refuse what is asked, whatever this node is doing at the moment. ``alike``: they mix as we do;
-    ``spread``: a codec may be one that must know the distance to others."""
+    """Return the reason to refuse an offer or invitation whatever this node is doing, or None.
+
+    Args:
+        local: State of this node.
+        asked: The offer or invitation.
+        alike: True if the sender mixes as we do.
+        spread: True if a codec that needs a bound on the distance between members is acceptable.
+    """
     if asked.fingerprint != local.fingerprint:
         return "layout"
     if asked.genesis != local.genesis or not local.ready:
@@ -27,12 +33,12 @@ def refusal(local: Local, asked: Offer | Invite, alike: bool, spread: bool) -> s
 
 
 def answers(answer: Accept | Joined | Begin, spread: bool) -> bool:
-    """Whether this can be the answer to what was asked."""
+    """Return True if the codec and version of this answer are acceptable."""
     return usable(answer.codec, spread) and 0 <= answer.version < MAX_VERSION
 
 
 def begins(begin: Begin, me: PeerId, inviter: PeerId) -> bool:
-    """Whether a group can begin so."""
+    """Return True if this Begin describes a valid group that includes us and the inviter."""
     members = begin.members
     several = 2 <= len(members) <= MAX_GROUP and list(members) == sorted(set(members))
     return several and me in members and inviter in members and answers(begin, spread=False)
@@ -43,22 +49,30 @@ def usable(codec: str, spread: bool) -> bool:
 
 
 def proposed_codec(configured: str, spread: bool, rate: float | None, machine: Machine) -> str:
-    """What we offer to one with whom exchanges have this rate in MB/s (None: not known; infinite: by memory that both
-    share): with ``spread`` alone one that must know the distance to others. ``machine``: what codecs cost us."""
+    """Return the codec to offer to a partner.
+
+    Args:
+        configured: The codec in the configuration, or AUTO.
+        spread: True if a bound on the distance between members is known, which some codecs need.
+        rate: Rate of exchanges with the partner in MB/s: None if unknown, infinite over shared memory.
+        machine: Cost of each codec on this machine.
+    """
     if configured == AUTO:
         return fastest(rate, machine)
     return configured if spread or not CODECS[configured].needs_spread else FALLBACK
 
 
 def agreed_codec(configured: str, proposed: str, offered: str) -> str:
-    """Return the codec with fewer bytes, theirs or ours: a member that asks for few has a slow link, and the link is
-    shared. A codec that must know the distance to others is taken where both know it for the part that is mixed.
-    ``proposed``: what we would offer."""
+    """Return the codec with fewer bytes, the partner's (``offered``) or ours.
+
+    A member that asks for few bytes has a slow link, and both sides share that link. A codec that needs a bound on the
+    distance is chosen only if both know the bound for this part. ``proposed`` is the codec that we would offer.
+    """
     if offered == configured:
         return proposed
     return blind(offered) if configured == AUTO else leaner(blind(offered), blind(configured))
 
 
 def blind(codec: str) -> str:
-    """This one, or what takes the place of one that must know the distance to others."""
+    """Return ``codec``, or FALLBACK if it needs a bound on the distance between members."""
     return FALLBACK if CODECS[codec].needs_spread else codec

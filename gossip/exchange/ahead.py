@@ -1,14 +1,14 @@
-"""A pair that two agree on while each still streams with another: their next exchange, so that neither looks for a
-partner, or waits for an answer, on an empty link.
+"""A pair that two peers reserve while each still streams with another.
 
-One of the two asks (an Offer whose ``mixing`` is "ahead"), the other consents (Joined). Each has at most one such
-promise beside the exchange that goes on, and what goes on never waits for it, so that no chain of waiting closes. It
-takes no slot and no vector. When a side has nothing else under way it takes its snapshot, which holds what the last
-exchange brought, and says Accept. Who has said that and heard it streams: the later of the two at once, the other a
-latency later.
+It is their next exchange, so that neither looks for a partner, or waits for an answer, while its link is idle.
 
-A promise binds as an offer does that waits for its answer: it is parked after a while, and makes way for whoever offers
-meanwhile. Who did not keep one is promised nothing more until an exchange with it was finished.
+One peer asks (an Offer whose ``mixing`` is "ahead") and the other consents (Joined). Each has at most one reservation
+in addition to its current exchange. The current exchange never waits for the reservation, so there is no deadlock. A
+reservation takes no slot and no vector. A side with nothing else in progress takes its snapshot, which holds what the
+last exchange brought, and sends Accept. A side starts streaming once it has both sent and received Accept.
+
+A reservation binds like an offer that waits for its answer: it is parked after a while, and gives way to an offer from
+the same partner. A peer that broke one gets no other until an exchange with it has finished.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ if TYPE_CHECKING:
 
 __all__ = ["PairAhead", "ask", "consent"]
 
-EARLY = frozenset({State.ASKED, State.AHEAD, State.PREPARING})  # nothing of ours has been given to anybody
-ASKS = 32  # questions for one promise: of four members each asks for as long as streams of a minute take
-AGAIN_S = 0.05  # after which all are asked once more, and twice as long the next time
+# States in which no peer has been given anything of ours.
+EARLY = frozenset({State.ASKED, State.AHEAD, State.PREPARING})
+ASKS = 32  # Limit of questions for one reservation: what each of four members asks during streams of a minute.
+AGAIN_S = 0.05  # First pause before all are asked again; it doubles each time (exponential back-off).
 UNDER_WAY = frozenset({State.STREAMING, State.VERIFIED})
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class PairAhead(Pair):
-    """``allowed`` is the largest weight that the partner's Accept allows, 0 before it is here."""
+    """A reserved pair. ``allowed`` is the largest weight that the partner's Accept allows, 0 before it arrives."""
 
     MIXING: ClassVar[str] = "ahead"
     ANSWERED: ClassVar[bool] = False
@@ -62,8 +63,11 @@ class PairAhead(Pair):
 
     # -- asking --------------------------------------------------------------------------------------------------
     def ask(self, now: float) -> list[Effect]:
-        """Ask the next one, under a number that the one before does not know. When all have said no they are asked once
-        more a little later: what they were at may be over, or whom they promised themselves to another's."""
+        """Ask the next peer for a reservation, under a new session number.
+
+        When all have declined they are asked again after a back-off: their exchanges, or those of the peers that they
+        reserved, may be over by then.
+        """
         exchanges = self.exchanges
         before: list[Effect] = []
         if self.partner != exchanges.me:
@@ -74,7 +78,8 @@ class PairAhead(Pair):
             self.partner = exchanges.me
         partner = whom(exchanges, self.asked, now) if self.tries else None
         if partner is None:
-            if not (self.tries and self.asked and exchanges.moving):  # who is free goes on looking for who is free too
+            # A free peer drops the question, and looks for another free one.
+            if not (self.tries and self.asked and exchanges.moving):
                 return [*before, *self.drop()]
             self.asked.clear()
             self.deadline, self.rest_s = now + self.rest_s, 2 * self.rest_s
@@ -90,7 +95,7 @@ class PairAhead(Pair):
         return [*before, Send(partner, offer)]
 
     def joined(self, sender: PeerId, joined: Joined, now: float) -> list[Effect]:
-        """They consent."""
+        """Record that the partner consents."""
         if not answers(joined, ALL in self.exchanges.bounded):
             return [Send(sender, Abort(self.session, "terms")), *self.forsaken(now)]
         self.codec, self.state = joined.codec, State.AHEAD
@@ -98,25 +103,27 @@ class PairAhead(Pair):
         return []
 
     def patience_s(self) -> float:
-        """How long they are waited for by who has nothing else to do: what a stream usually takes. Two pairs that go on
-        crosswise are so much apart at most, and keep step from then on."""
+        """Return how long a free peer waits for its partner: the usual time of a stream.
+
+        Two pairs that swap partners are at most so far apart, and keep in step from then on.
+        """
         exchanges = self.exchanges
-        usual_s = 0.75 * exchanges.streams.usual_s  # which is twice the median at least
+        usual_s = 0.75 * exchanges.streams.usual_s  # The usual time is at least twice the median.
         return min(max(LEAST_S, usual_s), exchanges.config.reply_timeout_s)
 
     def forsaken(self, now: float) -> list[Effect]:
-        """Nothing came of it before our snapshot was there."""
+        """End a reservation that failed before our snapshot existed."""
         exchanges = self.exchanges
         if self.state is State.ASKED:
             return self.ask(now)
         if self.state is State.PREPARING or not exchanges.moving:
-            exchanges.unkept[self.partner] = None  # it was waited for
+            exchanges.unkept[self.partner] = None  # We waited for this partner.
         exchanges.gave_up = exchanges.gave_up or (self.initiator and self.state is State.PREPARING)
         return self.drop()
 
     # -- beginning -----------------------------------------------------------------------------------------------
     def freed(self, now: float) -> list[Effect]:
-        """Nothing else is under way: it begins. What was not answered until now is given up."""
+        """Begin the reserved pair, as no other exchange is in progress. Withdraw a question without an answer."""
         if self.state is State.ASKED:
             return [*self.withdrawal("late"), *self.drop()]
         exchanges = self.exchanges
@@ -139,7 +146,7 @@ class PairAhead(Pair):
         return [accept]
 
     def accept(self, sender: PeerId, accept: Accept, now: float) -> list[Effect]:
-        """Their snapshot is taken. Both compute the weight, from the same four numbers."""
+        """Record that the partner's snapshot exists. Both sides compute the weight from the same four numbers."""
         agreed = (
             answers(accept, ALL in self.exchanges.bounded) and accept.codec == self.codec and 0 < accept.weight <= 0.5
         )
@@ -158,7 +165,7 @@ class PairAhead(Pair):
         return self.transfer(now)
 
     def offer(self, now: float) -> list[Effect]:
-        """They do not keep it: others are offered what we had for them."""
+        """Offer our snapshot to other peers, because the partner broke its reservation."""
         exchanges = self.exchanges
         exchanges.unkept[self.partner] = None
         if self.parked or not self.initiator:
@@ -176,7 +183,7 @@ class PairAhead(Pair):
         return self.forsaken(now) if self.state in EARLY else self.offer(now)
 
     def refuse(self, sender: PeerId, now: float) -> list[Effect]:
-        """As who knows of no such promises does, which is nothing against it."""
+        """Ask a peer that refuses for no more reservations. It may not know them, which is no misbehaviour."""
         self.exchanges.unkept[sender] = None
         return self.busy(sender, now)
 
@@ -187,11 +194,11 @@ class PairAhead(Pair):
         return self.forsaken(now) if self.state in EARLY else Pair.failed(self, code, now)
 
     def late(self, now: float) -> list[Effect]:
-        if self.state is State.AHEAD and self.exchanges.moving:  # it is not they who are late
+        if self.state is State.AHEAD and self.exchanges.moving:  # We are still busy, so the partner is not late.
             self.deadline = now + self.patience_s()
             return []
         if self.state in (State.ASKED, State.OFFERED) and self.partner != self.exchanges.me:
-            self.exchanges.unkept[self.partner] = None  # it does not answer, or does not come
+            self.exchanges.unkept[self.partner] = None  # The partner does not answer or does not come.
         if self.state not in EARLY:
             return Pair.late(self, now)
         return [*self.withdrawal("late"), *self.forsaken(now)]
@@ -209,7 +216,7 @@ class PairAhead(Pair):
     def drop(self) -> list[Effect]:
         if self.partner != self.exchanges.me:
             return Pair.drop(self)
-        self.state = State.DROPPED  # nobody was asked: no driver knows its number
+        self.state = State.DROPPED  # No peer was asked, so no driver knows the number.
         del self.exchanges.table[self.session]
         return []
 
@@ -218,7 +225,7 @@ class PairAhead(Pair):
 
 
 def ask(exchanges: Exchanges[Any], now: float) -> list[Effect]:
-    """Ask somebody for the next exchange: who streams, and will want another by the end, or who found nobody free."""
+    """Ask a peer to reserve the next exchange, while we stream or after we found no free peer."""
     taken = exchanges.upcoming is not None or exchanges.moving > 1 or exchanges.overlapping
     if taken or whom(exchanges, set(), now) is None:
         return []
@@ -231,8 +238,10 @@ def ask(exchanges: Exchanges[Any], now: float) -> list[Effect]:
 
 
 def consent(exchanges: Exchanges[Any], sender: PeerId, offer: Offer, now: float) -> list[Effect]:
-    """What another's question is answered: who streams as well, and has promised itself to nobody, consents. Of
-    questions that meet the smaller id's goes first, or a ring of them would have them all say no."""
+    """Answer a question for a reservation: consent if we stream too and have no reservation.
+
+    If questions cross, the smaller id's wins; otherwise a ring of questions would make all decline.
+    """
     session, partners, config = offer.session, exchanges.partners, exchanges.config
     refused = refuses(PairAhead, exchanges, offer, Subset.parse(offer.part))
     if refused is not None:
@@ -259,7 +268,7 @@ def consent(exchanges: Exchanges[Any], sender: PeerId, offer: Offer, now: float)
 
 
 def whom(exchanges: Exchanges[Any], asked: set[PeerId], now: float) -> PeerId | None:
-    """Anybody but those that we stream with, unless there is nobody else."""
+    """Return a peer to ask: one that we do not stream with, unless there is no other."""
     current = {peer for one in exchanges.table.values() if not one.idle for peer in one.others}
     avoided = asked | set(exchanges.unkept)
     partners = exchanges.partners

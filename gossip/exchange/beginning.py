@@ -1,4 +1,4 @@
-"""How pairs and pushes begin: those of a mix of our own, and those that another offers, where there is room."""
+"""The beginning of pairs and pushes: offers of our own mix, and admission of offers from others."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = ["TRIES", "admit", "start", "strangers"]
 
-TRIES = 4  # partners asked for each one wanted before waiting: four BUSY in a row mean that everybody is mixing already
+TRIES = 4  # Partners asked for each one wanted. Four BUSY in a row mean that all members are mixing.
 
 
 def start(kind: type[Exchange], exchanges: Exchanges[Exchange], now: float) -> list[Effect]:
-    """Prepare the offers of a mix: the snapshot first, so that a partner's stream meets ours ready."""
+    """Prepare the offers of a mix. The snapshot comes first, so that a partner's stream finds ours ready."""
     if exchanges.engaged:
         return []
     overlapping = exchanges.overlapping
@@ -36,8 +36,8 @@ def start(kind: type[Exchange], exchanges: Exchanges[Exchange], now: float) -> l
         if not asked or partners.choose(set(), now) is None:
             return []
         if exchanges.moving:
-            return []  # everybody mixes with us already
-        asked = set()  # whoever there is has said nothing for long: perhaps none of it arrived
+            return []  # All members mix with us already.
+        asked = set()  # All others have been silent for long: ask them again, since our messages may be lost.
     wanted = partners.wanted()
     part = exchanges.draw_part()
     tries = len(asked) + TRIES * wanted
@@ -56,7 +56,7 @@ def start(kind: type[Exchange], exchanges: Exchanges[Exchange], now: float) -> l
 def admit(
     kind: type[Exchange], exchanges: Exchanges[Exchange], sender: PeerId, offer: Offer, now: float
 ) -> list[Effect]:  # fmt: skip
-    """What another's offer is answered: refused for good, BUSY, or nothing before our snapshot is taken."""
+    """Answer an offer: Refuse for good, Busy, or nothing until our snapshot is taken."""
     session, part, local, config = offer.session, Subset.parse(offer.part), exchanges.local, exchanges.config
     refused = refuses(kind, exchanges, offer, part)
     if refused is not None or part is None:
@@ -95,7 +95,7 @@ def admit(
 
 
 def refuses(kind: type[Exchange], exchanges: Exchanges[Exchange], offer: Offer, part: Subset | None) -> str | None:
-    """The reason to refuse whatever this node is doing at the moment."""
+    """Return the reason to refuse an offer whatever this node is doing at the moment, or None."""
     reason = refusal(exchanges.local, offer, offer.mixing == kind.MIXING, spread=True)
     if reason is not None:
         return reason
@@ -107,8 +107,10 @@ def refuses(kind: type[Exchange], exchanges: Exchanges[Exchange], offer: Offer, 
 
 
 def room(exchanges: Exchanges[Exchange], limit: int, leaving: int = 0) -> bool:
-    """Whether one more may begin beside the others (but for ``leaving``, which end for it). With outer momentum one at
-    a time in all, but where mixes overlap."""
+    """Return True if another exchange may begin, apart from ``leaving`` ones that end for it.
+
+    With outer momentum only one runs at a time, unless mixes overlap.
+    """
     if exchanges.overlapping:
         limit = min(limit, exchanges.most)
     elif not exchanges.plain:
@@ -117,20 +119,25 @@ def room(exchanges: Exchanges[Exchange], limit: int, leaving: int = 0) -> bool:
 
 
 def incoming(exchanges: Exchanges[Exchange], sender: PeerId) -> int:
-    """How many of others may be under way with one of this member's: a slot is kept for others than the last."""
+    """Return how many incoming exchanges may be in progress, an offer of this sender included.
+
+    The last partner may not take the last slot, which is kept for others.
+    """
     limit = exchanges.partners.incoming()
     return limit - 1 if exchanges.single and sender == exchanges.last_partner and limit > 1 else limit
 
 
 def strangers(exchanges: Exchanges[Exchange], but: Exchange | None = None) -> bool:
-    """Whether a strange one has an exchange."""
+    """Return True if an unverified peer has an exchange."""
     strange = exchanges.partners.strange
     return any(one is not but and strange(one.partner) for one in exchanges.table.values())
 
 
 def overdue(exchanges: Exchanges[Exchange], leaving: list[Exchange], now: float) -> list[Exchange]:
-    """Offers of ours that wait for longer than answers take, as many as may be parked. A little longer is still waited
-    for, but that is no reason to have others wait."""
+    """Return our offers that have waited longer than answers usually take, as many as may be parked.
+
+    They wait on, but this is no reason to make others wait.
+    """
     late = [
         own for own in exchanges.table.values()
         if own.state is State.OFFERED and not own.parked and own not in leaving

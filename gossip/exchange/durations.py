@@ -1,4 +1,4 @@
-"""How long exchanges with each partner took: what the next one may take, and when others go first."""
+"""Durations of exchanges with each partner: time limits for the next one, and the time after which it is parked."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from gossip.recent import Recent
 
 __all__ = ["LEAST_S", "PARTNERS", "Durations", "Patience", "median", "spread"]
 
-TIMED = 256  # partners whose durations are remembered,
-KEPT = 8  # of the last exchanges
-SMOOTHING = 0.75  # of what was known of a rate: one exchange beside others does not make a link slow
+TIMED = 256  # Partners whose durations are remembered.
+KEPT = 8  # Last exchanges that count for each partner.
+SMOOTHING = 0.75  # Weight of the old rate: one exchange that shares the link does not make it slow.
 
-LEAST_S = 0.5  # what a scheduler, a garbage collection or a lost packet may add to anything
-KNOWN = 4  # waits, before which nothing is usual; and of each partner: of three at once the next may take a step
-AFRESH = 8  # waits, after which what is usual is computed again: medians of 64 take longer than all else of a mix
-PARTNERS = 16  # whose waits say what is usual, the last of each: nobody is the median by answering often
+LEAST_S = 0.5  # Time that a scheduler, a garbage collection or a lost packet may add to anything.
+KNOWN = 4  # Waits needed before a usual time is known, and waits that count for each partner.
+AFRESH = 8  # Waits after which the usual time is computed again: a median of 64 is the slowest part of a mix.
+PARTNERS = 16  # Last partners whose waits count, so that no partner sets the median by answering often.
 
 
 class Durations:
-    """Of the last exchanges, by partner; the partner of longest ago is forgotten first."""
+    """The durations and rates of the last exchanges, by partner; the partner of longest ago is forgotten first."""
 
     def __init__(self) -> None:
         self.past: dict[PeerId, list[float]] = {}
         self.rates: dict[PeerId, float] = {}  # MB/s each way
 
     def add(self, partner: PeerId, seconds: float, moved_bytes: int = 0) -> None:
-        """An exchange took so long, and moved so many bytes each way."""
+        """Record the duration of an exchange, and the bytes that it moved each way."""
         if seconds > 0 and moved_bytes:
             rate = 1e-6 * moved_bytes / seconds
             self.rates[partner] = rate + SMOOTHING * (self.rates.pop(partner, rate) - rate)
@@ -40,13 +40,15 @@ class Durations:
             self.rates.pop(oldest, None)
 
     def rate(self, partner: PeerId) -> float | None:
-        """MB/s each way, the wait for the partner's boundary included; the median over the others for one without a
-        past, None where there is none at all."""
+        """Return the rate in MB/s each way, the wait for the partner's step boundary included.
+
+        An unknown partner gets the median of the others; None if no rate is known.
+        """
         rate = self.rates.get(partner)
         return median(self.rates.values()) if rate is None and self.rates else rate
 
     def allowance(self, partner: PeerId) -> float:
-        """Median and six median absolute deviations, in seconds; 0 for a partner without a past."""
+        """Return the median plus six median absolute deviations in seconds, 0 for an unknown partner."""
         past = self.past.get(partner)
         if not past:
             return 0.0
@@ -55,28 +57,31 @@ class Durations:
 
 
 def spread(values: Collection[float]) -> tuple[float, float]:
-    """(median, median absolute deviation)."""
+    """Return the median and the median absolute deviation."""
     middle = median(values)
     return middle, median([abs(value - middle) for value in values])
 
 
 def median(values: Collection[float]) -> float:
-    """Of a few (statistics.median takes ten times as long over eight)."""
+    """Return the median of a few values (statistics.median takes ten times as long for eight)."""
     ordered, half = sorted(values), len(values) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 class Patience:
-    """What partners took to answer, or to stream. Only what was finished counts: what an ACCEPT costs whoever streams
-    nothing is nothing. Who always takes longer is parked each time, and mixes all the same."""
+    """The usual time until partners answer, or until their streams end.
+
+    Only finished exchanges count, because an Accept alone costs an attacker nothing. A partner that is always slower is
+    parked each time, and mixes all the same.
+    """
 
     def __init__(self) -> None:
         self.past = Recent[PeerId, list[float]](PARTNERS)  # seconds
-        self.usual_s = self.median_s = math.inf  # what is allowed, and what half of them took at most
+        self.usual_s = self.median_s = math.inf  # The usual limit, and the median.
         self.added = 0
 
     def add(self, partner: PeerId, seconds: float) -> None:
-        """It took so long, and the exchange is finished."""
+        """Record the wait of a finished exchange."""
         self.past[partner] = [*self.past.get(partner, [])[-KNOWN + 1 :], seconds]
         self.added += 1
         if self.added == KNOWN or self.added % AFRESH == 0:
@@ -89,7 +94,9 @@ class Patience:
 
 
 def allowed(waits: Collection[float]) -> float:
-    """Median and six median absolute deviations; and twice the median at least, since who is asked waits for its next
-    step boundary, which is anything between nothing and a step."""
+    """Return the median plus six median absolute deviations, and at least twice the median.
+
+    The partner waits for its next step boundary, which takes anything between nothing and a step.
+    """
     middle, deviation = spread(waits)
     return max(2 * middle, middle + 6 * deviation)

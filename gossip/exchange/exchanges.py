@@ -1,8 +1,8 @@
-"""All exchanges of one peer: those of its own mix, and ``partners.incoming()`` that others offered.
+"""All exchanges of one peer: those of its own mix, and up to ``partners.incoming()`` that others offered.
 
-What happens in one is its own affair (:mod:`gossip.exchange.pair`, :mod:`gossip.exchange.ahead`,
-:mod:`gossip.exchange.push`, :mod:`gossip.exchange.groups.group`); here it is found out whose session something is
-about, how many there may be, and what is remembered of those that are over.
+The session classes decide what happens within one exchange (:mod:`gossip.exchange.pair`, :mod:`gossip.exchange.ahead`,
+:mod:`gossip.exchange.push`, :mod:`gossip.exchange.groups.group`). This module routes events to sessions, limits how
+many run at once, and remembers how they ended.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from gossip.wire.messages import Accept, Begin, Invite, Joined, Offer, Settled
 
 __all__ = ["Exchanges", "PartnerChoice"]
 
-SHORT = 4.0  # times what answers take, the longest streams beside which others may begin
-LARGEST = 1 << 24  # elements of a vector whose exchanges overlap: eight of 64 MiB, where larger ones need two
-EXCUSED = 256  # partners remembered, as many as there may be links
+SHORT = 4.0  # Mixes may overlap while streams take at most this many times what answers take.
+# Largest vector in elements (64 MiB) whose exchanges overlap: they hold eight vectors instead of two.
+LARGEST = 1 << 24
+EXCUSED = 256  # Partners remembered: as many as there may be links.
 
 
 class PartnerChoice(Protocol):
-    """Whom to mix with: :class:`gossip.selection.partners.Partners`."""
+    """The choice of partners, as :class:`gossip.selection.partners.Partners` implements it."""
 
     wary_until: float
     mixes: int
@@ -58,7 +59,7 @@ class PartnerChoice(Protocol):
 
 
 class Exchanges(Ledger[One]):
-    """Routes, limits and remembers."""
+    """The exchanges of one peer: routing, concurrency limits and memory of outcomes."""
 
     def __init__(
         self, me: PeerId, local: Local, config: Config, new_session: Callable[[], int], partners: PartnerChoice
@@ -66,53 +67,57 @@ class Exchanges(Ledger[One]):
         super().__init__(me, local, config, new_session)
         self.partners = partners
         self.kind = kind_of(config)
-        self.answers, self.streams = Patience(), Patience()  # to an Offer; from Accept to COMMIT
-        self.excused = Recent[PeerId, None](EXCUSED)  # whose last exchange ended for an innocent reason
-        self.single = not config.pushes and config.partners == 1  # an exchange is a mix, whoever asked for it
+        # Waits for answers to an Offer, and for streams from Accept to COMMIT.
+        self.answers, self.streams = Patience(), Patience()
+        self.excused = Recent[PeerId, None](EXCUSED)  # Partners whose last exchange ended for an innocent reason.
+        self.single = not config.pushes and config.partners == 1  # Each exchange is a mix, whichever side asked for it.
         self.plain = config.plain
-        self.foresees = config.overlaps  # its exchanges overlap, or are agreed ahead where streams take the time
+        self.foresees = config.overlaps  # Exchanges may overlap, or be reserved ahead if streams take most of the time.
         self.small = local.elements <= LARGEST
-        self.unkept = Recent[PeerId, None](EXCUSED)  # who did not keep what was agreed ahead, and has mixed not since
+        # Partners that broke a reservation and have not finished an exchange since.
+        self.unkept = Recent[PeerId, None](EXCUSED)
         self.filter = filter_of(config)
         self.fragments = fragments_of(config.part, local.elements)
         self.part = Subset.parse(config.part) or ALL
         if self.part.kind == "mask":
             self.part = self.part.drawn(new_session())
-        self.gave_way = False  # our own mix has made way for another's since the last of ours was finished
-        # Exchanges of these parts show how far apart the nodes are, as some codecs must know.
+        self.gave_way = False  # Our own mix has made way for another member's since our last one finished.
+        # Exchanges of these parts measure the distance between members, which some codecs need.
         self.learns = frozenset(lasting_parts(config.part, local.elements) if needs_spread(config.codec) else ())
-        self.bounded: set[Subset] = set()  # of which an exchange has shown it
-        self.apart = Recent[PeerId, None](EXCUSED)  # who was further away: the next with it needs no bound
-        self.by_memory: set[PeerId] = set()  # who reads our vectors where they lie: as many as a driver has channels
+        self.bounded: set[Subset] = set()  # Parts whose distance has been measured.
+        # Partners further away than the bound: the next exchange uses a codec without one.
+        self.apart = Recent[PeerId, None](EXCUSED)
+        # Peers that read our vectors in shared memory; a driver's channels limit them.
+        self.by_memory: set[PeerId] = set()
 
     # -- our own initiative --------------------------------------------------------------------------------------
     def begin(self, now: float) -> list[Effect]:
-        """A mix of our own is due: begin it, where there is room and somebody to ask."""
+        """Begin a mix of our own, if there is room and a partner to ask."""
         return self.kind.start(self, now)
 
     def look_ahead(self, now: float) -> list[Effect]:
-        """Streams have begun, and another mix will be due when they end: agree on it meanwhile."""
+        """Reserve the next exchange while streams run, because another mix will be due when they end."""
         return ahead.ask(self, now) if self.foresees else []
 
     def follow(self, now: float) -> list[Effect]:
-        """What was agreed ahead begins, if nothing else is under way."""
+        """Begin the exchange that was reserved ahead, if no other is in progress."""
         one = None if self.moving else self.upcoming
         return [] if one is None else self.tell(one, Event.FREED, now)
 
     @property
     def upcoming(self) -> One | None:
-        """What is agreed ahead, or asked for."""
+        """Return the exchange that is reserved ahead or asked for, or None."""
         return next((one for one in self.table.values() if one.state in (State.ASKED, State.AHEAD)), None)
 
     @property
     def next_part(self) -> Subset:
-        """What the next mix of our own will be of: a driver may copy these elements before it begins."""
+        """Return the elements that our next mix covers; a driver may copy them before the mix begins."""
         if self.local.settling:
-            return ALL  # to agree on everything
+            return ALL  # Members that settle must agree on all weights.
         return self.part if self.fragments is None else self.fragments.next()
 
     def draw_part(self) -> Subset:
-        """The same, and another the next time."""
+        """Return :attr:`next_part`, and draw a new mask for the mix after it."""
         part = self.next_part
         if part.kind == "mask":
             self.part = part.drawn(self.new_session())
@@ -120,18 +125,18 @@ class Exchanges(Ledger[One]):
 
     # -- routing -------------------------------------------------------------------------------------------------
     def said(self, event: Event, sender: PeerId, session: int, *what: Any) -> list[Effect]:
-        """A member says something of a session."""
+        """Handle an event that a member's message reports about a session."""
         one = self.table.get(session)
         if one is None or not one.hears(event, sender) or not one.allows(event):
             return self.kind.unheard(self, event, sender, session)
         return one.happens(event, sender, *what)
 
     def tell(self, one: One, event: Event, *what: Any) -> list[Effect]:
-        """Something happened to a session that nobody said."""
+        """Handle an event of a session that no message reports, if its state allows the event."""
         return one.happens(event, *what) if one.allows(event) else []
 
     def reported(self, event: Event, session: int, *what: Any) -> list[Effect]:
-        """The same, by its number."""
+        """Handle an event that the driver reports for a session number."""
         one = self.table.get(session)
         return [] if one is None else self.tell(one, event, *what)
 
@@ -176,38 +181,49 @@ class Exchanges(Ledger[One]):
         return self.reported(Event.SNAPSHOTTED, session, now, mass)
 
     def spoiled(self, session: int) -> list[Effect]:
-        """The snapshot of this session is not finite."""
+        """End the session: its snapshot is not finite."""
         return self.reported(Event.SPOILED, session)
 
     def streamed(self, session: int, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
-        """All of theirs is here, with checksums right."""
+        """Handle the partner's complete vector, whose checksums are valid."""
         return self.reported(Event.STREAMED, session, difference_sq, own_sq, now)
 
     def gathered(
         self, session: int, difference_sq: float, own_sq: float, refused: Iterable[PeerId], now: float
     ) -> list[Effect]:
-        """All slices are means: |mean - ours|^2, |ours|^2, and whose slices are left out of ours or are no means."""
+        """Handle a group's means, which have all arrived.
+
+        Args:
+            session: Session of the group.
+            difference_sq: ``|mean - ours|^2``.
+            own_sq: ``|ours|^2``.
+            refused: Members whose values our mean leaves out, or whose slices are no valid means.
+            now: Current time in seconds.
+        """
         return self.reported(Event.GATHERED, session, difference_sq, own_sq, refused, now)
 
     def failed(self, session: int, code: str, now: float) -> list[Effect]:
-        """The streams of this session stalled or brought wrong bytes, or the link it ran over broke ("broken")."""
+        """End a session whose streams stalled, brought wrong bytes or lost their link ("broken")."""
         return self.reported(Event.FAILED, session, code, now)
 
     def linked(self, peer: PeerId, now: float) -> list[Effect]:
-        """There is a link to ``peer``."""
+        """Tell all sessions that there is a link to ``peer``."""
         return [effect for one in self.table.values() for effect in self.tell(one, Event.LINKED, peer, now)]
 
     def unlinked(self, peer: PeerId, now: float, orderly: bool = False) -> list[Effect]:
-        """No link to ``peer`` is left, and perhaps none can be made. ``orderly``: the last was not needed. What ran
-        on it was told one by one, and an offer may be waiting for another link."""
+        """Tell all sessions that no link to ``peer`` is left, and that perhaps none can be made.
+
+        After an orderly close (the link was not needed) pairs and pushes need no event. The driver has reported the
+        sessions on that link, and an offer may be waiting for another link.
+        """
         if orderly and not self.kind.MANY:
             return []
         return [effect for one in list(self.table.values()) for effect in one.without(peer, now)]
 
-    # -- looking -------------------------------------------------------------------------------------------------
+    # -- polling -------------------------------------------------------------------------------------------------
     def look_elsewhere(self, state: Callable[[PeerId], MemberState | None], now: float) -> list[Effect]:
-        """Whoever is no longer held ALIVE is not waited for until the time is up; and a doubt ends when the only one
-        who knows is gone."""
+        """Stop waiting for members that are no longer held ALIVE, and end a doubt if the only member that can resolve
+        it is gone."""
         lost = [(one, peer) for one in self.table.values() for peer in one.lost(state)]
         effects = [effect for one, peer in lost for effect in one.without(peer, now)]
         for one in [one for one in self.table.values() if one.state is State.DOUBT]:
@@ -220,15 +236,18 @@ class Exchanges(Ledger[One]):
         return [effect for one in late for effect in self.tell(one, Event.LATE, now)]
 
     def abandon(self) -> list[Effect]:
-        """Drop everything under way: the weights they began from are about to be replaced."""
+        """Drop all exchanges in progress, because the weights that they began from are about to be replaced."""
         return [effect for one in list(self.table.values()) for effect in self.tell(one, Event.REPLACED)]
 
     # -- limits --------------------------------------------------------------------------------------------------
     @property
     def engaged(self) -> bool:
-        """Whether no mix of our own may begin beside what is under way: that is a mix already, and a second one would
-        share its bandwidth. Where mixes overlap, one of ours that still waits for its snapshot holds up the next: else
-        a loop that stands would begin as many as there may be."""
+        """Return True if no mix of our own may begin now.
+
+        An exchange in progress is a mix already, and a second one would share its bandwidth. Where mixes overlap, an
+        own exchange that waits for its snapshot blocks the next one; otherwise a training loop that stands still would
+        begin as many as allowed.
+        """
         if self.overlapping:
             return self.moving >= self.most or any(one.state is State.PREPARING for one in self.outgoing.values())
         single = self.single
@@ -236,29 +255,37 @@ class Exchanges(Ledger[One]):
 
     @property
     def overlapping(self) -> bool:
-        """Whether mixes may overlap now: streams take so little of an exchange's time that a link would be idle. Where
-        bytes take the time, exchanges that share a rate are no more in all, and bring older weights."""
+        """Return True if mixes may overlap now.
+
+        They overlap if streams take so little of an exchange's time that a link would be idle. Where streams dominate,
+        overlapping exchanges share one rate: no more of them finish, and they bring older weights.
+        """
         short = self.streams.median_s <= SHORT * self.answers.median_s < math.inf
         return short and self.foresees and self.small
 
     @property
     def most(self) -> int:
-        """How many may be under way in all where mixes overlap: each holds two vectors, and the sum of what others add
-        meanwhile."""
+        """Return the limit of exchanges in progress while mixes overlap.
+
+        Each holds two vectors, and the sum of what others add meanwhile.
+        """
         return 1 + self.partners.incoming()
 
     @property
     def coming(self) -> int:
-        """How many of those under way put off our next mix by an interval. Elsewhere they do so at their end."""
+        """Return how many exchanges in progress postpone our next mix by an interval.
+
+        Exchanges that do not overlap postpone it when they end.
+        """
         return self.moving if self.overlapping else 0
 
     @property
     def most_doubts(self) -> int:
-        """How many are asked after at once: each holds two vectors."""
+        """Return how many exchanges may be in doubt at once: each holds two vectors."""
         return self.kind.most_doubts(self)
 
     def forget_doubts(self, now: float) -> list[Effect]:
-        """Another is in doubt: the one that has been for the longest makes way, where there are too many."""
+        """Drop the exchange that has been in doubt for longest, if there are too many in doubt."""
         in_doubt = [one for one in self.table.values() if one.state is State.DOUBT]
         if len(in_doubt) <= self.most_doubts:
             return []
@@ -270,8 +297,11 @@ class Exchanges(Ledger[One]):
 
     @property
     def most_parked(self) -> int:
-        """As many as may take a slot: each holds two vectors. A round with all neighbours at once waits for each of
-        them, and a training loop that is held for its mix, by definition."""
+        """Return how many exchanges may be parked: as many as may be in doubt, since each holds two vectors.
+
+        None is parked where the node must wait for its partners: in a round with all neighbours, or under
+        ``max_version_gap``.
+        """
         waits = self.config.partners == 0 or self.config.max_version_gap is not None
         return 0 if waits else self.most_doubts
 
@@ -283,7 +313,7 @@ class Exchanges(Ledger[One]):
         return proposed_codec(self.config.codec, bounded, rate, self.local.machine)
 
     def finished(self, one: Exchange, now: float) -> None:
-        """An exchange with one partner has happened."""
+        """Record that an exchange with one partner has happened."""
         partner = one.partner
         self.remember((partner, one.session), True)
         if one.state is not State.DOUBT:
@@ -305,22 +335,27 @@ class Exchanges(Ledger[One]):
         self.partners.mixed(partner, now, one.initiator)
 
     def counted(self, one: Exchange) -> None:
-        """It was of a mix for which the schedule waits. Not in doubt, or our own mix was given up for it, and it has
-        earned no trust by it."""
+        """Count an exchange towards the mix that the schedule waits for.
+
+        Skip exchanges that were resolved from DOUBT: our own mix has moved on, and the partner has earned no trust.
+        """
         if one.state is not State.DOUBT:
             self.mixed_at.append(one.partner)
             self.own_mixed = self.own_mixed or one.initiator
             self.gave_way = self.gave_way and not one.initiator
 
     def trained(self, steps: int) -> float:
-        """Return the intervals that the weights at this step count have been trained for since the last mix; 1 where
-        nobody learns a correction from it."""
+        """Return the intervals for which the weights at this step count have been trained since the last mix; 1 if no
+        correction is learned."""
         every = self.local.every
         return 1.0 if every is None or not self.config.kappa else max(0, steps - self.local.mixed_steps) / every
 
     def usual(self) -> Taken | None:
-        """Return what an exchange takes at present: medians over the last partners that this node chose itself, each of
-        which counts once, so that few who are slow on purpose change nothing. None before the first."""
+        """Return what an exchange takes at present, None before the first.
+
+        The result is the median over the last partners that this node chose. Each partner counts once, so that a few
+        slow attackers change nothing.
+        """
         taken = self.taken.values()
         if not taken:
             return None
@@ -330,15 +365,17 @@ class Exchanges(Ledger[One]):
         return Taken(last.elements, last.codec, round(sent * last.elements), seconds)
 
     def intervals(self, now: float) -> float:
-        """Return the intervals that this node has had, by its own steps where it mixes by steps. Nothing that others
-        do changes it."""
+        """Return the mix intervals that this node has had, counted by its own steps if it mixes by steps. No peer can
+        change it."""
         every, every_s = self.config.interval_steps, self.config.mix_every_s
         return self.local.steps / every if every else now / (every_s or 1.0)
 
     def excuses(self, partner: PeerId) -> bool:
-        """Whether an exchange that ended for an innocent reason costs its partner nothing. A reason is a claim, and who
-        gives one again and again holds a slot as well as who gives none: it is believed once for each finished
-        exchange."""
+        """Return True if an exchange that ended for an innocent reason costs its partner nothing.
+
+        A reason is a claim, and an attacker could repeat it to hold slots. Each partner is therefore believed once for
+        each finished exchange.
+        """
         if partner in self.excused:
             return False
         self.excused[partner] = None

@@ -1,4 +1,4 @@
-"""An exchange with one partner, which one of the two offers to the other: what pairs and pushes have in common."""
+"""An exchange that one peer offers to one other: what pairs and pushes have in common."""
 
 from __future__ import annotations
 
@@ -21,35 +21,38 @@ if TYPE_CHECKING:
 
 __all__ = ["Exchange"]
 
-INNOCENT = ("replaced", "late", "overflow")  # reasons for an abort that are nobody's fault
+INNOCENT = ("replaced", "late", "overflow")  # Reasons for an abort that are not the partner's fault.
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Exchange(Session):
-    """``theirs`` is the version that the partner states, ``partner_claim`` its progress, ``committed`` whether its
-    COMMIT is here, ``asked`` who was offered this or another exchange of the same mix. ``session`` is another number
-    for each partner that is asked."""
+    """One side of an exchange with one partner.
 
-    MIXING: ClassVar[str]  # as an Offer names it
-    ANSWERED: ClassVar[bool] = True  # what its answer took says what answers take
+    ``theirs`` is the version that the partner states and ``partner_claim`` its progress. ``committed`` says that its
+    COMMIT has arrived. ``asked`` holds the partners that were offered an exchange of the same mix. ``session`` changes
+    for each partner that is asked.
+    """
+
+    MIXING: ClassVar[str]  # The name in an Offer.
+    ANSWERED: ClassVar[bool] = True  # Its answer time counts in the statistics of answers.
 
     partner: PeerId
     weight: float = 0.5
     theirs: float = 0.0
     partner_claim: Claim = UNSTATED
-    trained: float = 1.0  # intervals from the last mix to the snapshot, ours and as the partner states it
+    trained: float = 1.0  # Intervals from the last mix to the snapshot, ours and as the partner states it.
     partner_trained: float = 1.0
-    taken: float = 1.0  # the share of the difference that the filter left
+    taken: float = 1.0  # Share of the difference that the filter left.
     committed: bool = False
     codec: str = "fp32"
     asked: set[PeerId] = field(default_factory=set)
-    mass: float = 0.0  # that a push carries
+    mass: float = 0.0  # Push-sum mass that a push carries.
     part: Subset = ALL
-    tries: int = 0  # how many may be asked
-    until: float = 0.0  # how long it is waited for; at ``deadline`` before that it is parked
-    answer_s: float = 0.0  # what the answer to our offer took
-    after: int = 0  # how many exchanges had been finished at its snapshot
-    blamed: bool = False  # its partner has been, for what it did not say
+    tries: int = 0  # Number of partners that may be asked.
+    until: float = 0.0  # Time at which we stop waiting; at the earlier ``deadline`` the exchange is parked.
+    answer_s: float = 0.0  # Time that the answer to our offer took.
+    after: int = 0  # Number of exchanges that had finished when its snapshot was taken.
+    blamed: bool = False  # The partner's silence has been noted already.
 
     @property
     def others(self) -> tuple[PeerId, ...]:
@@ -61,13 +64,16 @@ class Exchange(Session):
 
     @property
     def promised(self) -> bool:
-        """Whether it was agreed ahead, and its streams have not begun."""
+        """Return True if it was reserved ahead and its streams have not begun."""
         return False
 
     @staticmethod
     def most_doubts(exchanges: Exchanges[Any]) -> int:
-        """As many as may ever be under way at once: a cut between all of their COMMITs leaves no more. Who sits out, or
-        is not there at this moment, is no reason to forget one."""
+        """Return the limit of exchanges in doubt.
+
+        It equals the exchanges that can be in progress at once, because a cut between all of their COMMITs leaves no
+        more in doubt. Members that sit out or are away at this moment do not lower it.
+        """
         config = exchanges.config
         return config.incoming_limit + config.partners if config.partners else 2 * AT_ONCE
 
@@ -82,7 +88,7 @@ class Exchange(Session):
     def unheard(cls, exchanges: Exchanges[Any], event: Event, sender: PeerId, session: int) -> list[Effect]:
         one = exchanges.table.get(session)
         if one is not None and one.partner == sender:
-            return []  # said twice, or too early; an Abort could follow our COMMIT
+            return []  # The message is a duplicate or early; an Abort could follow our COMMIT.
         match event:
             case Event.ACCEPT | Event.JOINED:
                 return [Send(sender, Abort(session, "late"))]
@@ -96,7 +102,7 @@ class Exchange(Session):
         return start(cls, exchanges, now)
 
     def carries(self, partners: int) -> int:
-        """Among how many partners what our snapshot gives away is divided, 0 where it gives away nothing."""
+        """Return the number of partners that share the mass of our snapshot, 0 if it gives none away."""
         return 0
 
     @classmethod
@@ -105,16 +111,19 @@ class Exchange(Session):
 
     @classmethod
     def mismatch(cls, offer: Offer) -> str | None:
-        """What of the offer is not of this kind of exchange."""
+        """Return the reason why the offer does not fit this kind of exchange, or None."""
         return None
 
     @classmethod
     def standing(cls, exchanges: Exchanges[Any], sender: PeerId) -> tuple[list[Exchange], bool]:
-        """What of ours makes way for an offer of this member, and whether the offer must wait for something else."""
+        """Return our exchanges that give way to an offer of ``sender``, and whether the offer must wait."""
         return [], False
 
     def snapshotted(self, now: float, mass: float = 0.0, of: Exchange | None = None) -> list[Effect]:
-        """``of``: an offer of ours that made way for this exchange, and whose snapshot this one's is."""
+        """Send the Offer or the Accept, now that the snapshot exists.
+
+        ``of`` is an offer of ours that gave way to this exchange and left it its snapshot.
+        """
         local = self.exchanges.local
         self.ours, self.steps, self.after = local.version, local.steps, self.exchanges.done
         self.claim, self.trained = local.progress.claim, self.exchanges.trained(local.steps)
@@ -128,21 +137,25 @@ class Exchange(Session):
         return [Send(self.partner, accept), self.transfer(now)]
 
     def spoiled(self) -> list[Effect]:
-        """Nothing will be streamed after all: an offer is not made, or the one who made it is told to ask another."""
+        """End the exchange, as nothing can be streamed: tell an initiator to ask another partner."""
         told: list[Effect] = [] if self.initiator else [Send(self.partner, Busy(self.session))]
         return [*told, *self.drop()]
 
     @property
     def serves(self) -> bool:
-        """Whether its snapshot would be another exchange's as well: it is of all, gives nothing away, and lacks nothing
-        that others brought since."""
+        """Return True if another exchange can use its snapshot.
+
+        The snapshot must hold all weights, give no mass away, and hold all that finished exchanges have brought.
+        """
         current = self.after == self.exchanges.done
         return self.state is State.OFFERED and self.part is ALL and not self.mass and current
 
     # -- asking --------------------------------------------------------------------------------------------------
     def offer(self, now: float) -> list[Effect]:
-        """Ask the next partner, under a number that the one before does not know; with nobody left to ask the snapshot
-        is forgotten. What was parked has been replaced already."""
+        """Ask the next partner under a new session number; drop the snapshot if there is no partner left.
+
+        A parked exchange only ends: another has taken its place already.
+        """
         if self.parked:
             return self.drop()
         exchanges, asked = self.exchanges, self.asked
@@ -165,7 +178,7 @@ class Exchange(Session):
         return [*renamed, Send(partner, message)]
 
     def rename(self) -> list[Effect]:
-        """What the last partner said, or still sends, must not be taken for the next one's."""
+        """Take a new session number, so that late messages of the last partner do not count as the next one's."""
         exchanges, old = self.exchanges, self.session
         new = self.session = exchanges.new_session()
         del exchanges.table[old], exchanges.outgoing[old]
@@ -182,26 +195,29 @@ class Exchange(Session):
         return [self.transfer(now)]
 
     def cap(self) -> float:
-        """The largest weight that we allow."""
+        """Return the largest weight that we allow."""
         return self.exchanges.partners.cap(self.partner, self.exchanges.moving)
 
     def busy(self, sender: PeerId, now: float) -> list[Effect]:
         return self.offer(now)
 
     def refuse(self, sender: PeerId, now: float) -> list[Effect]:
-        self.exchanges.partners.failed(sender, now, silent=True)  # not with it; it may still come to us
+        # We ask it no more for a while; it may still offer to us.
+        self.exchanges.partners.failed(sender, now, silent=True)
         return self.offer(now)
 
     def unanswered(self, now: float, code: str) -> list[Effect]:
-        """Nothing came of an offer, and another partner is asked."""
+        """Record that an offer failed, and ask another partner."""
         self.exchanges.count(code)
         self.exchanges.partners.failed(self.partner, now, silent=True)
         return self.offer(now)
 
     # -- waiting -------------------------------------------------------------------------------------------------
     def park(self, now: float) -> None:
-        """It waits for its partner for longer than that takes: others go first from now on, where there is a place for
-        it. Whose place is taken by others who say nothing keeps its slot until its time is up."""
+        """Free the slot of an exchange whose partner takes longer than usual.
+
+        If no more exchanges may be parked, it keeps its slot until its time is up.
+        """
         exchanges = self.exchanges
         if not self.parked and exchanges.parked < exchanges.most_parked:
             self.parked = exchanges.freed = True
@@ -224,7 +240,7 @@ class Exchange(Session):
             case State.STREAMING:
                 return self.failed("deadline", now)
             case State.VERIFIED:
-                exchanges.partners.failed(partner, now)  # whose link is whole, and who does not say COMMIT
+                exchanges.partners.failed(partner, now)  # Its link works, and yet it does not send COMMIT.
                 exchanges.conduct.note(partner, "wasted", now)
                 self.blamed = True
                 return self.doubt(now)
@@ -240,7 +256,7 @@ class Exchange(Session):
         seconds = 4 * self.elements / (exchanges.config.slowest_rate_mb_s * 1e6) + exchanges.config.stall_s
         seconds += exchanges.durations.allowance(self.partner)
         if self.initiator:
-            seconds += now - self.since  # what the answer took: the way there and back is part of it
+            seconds += now - self.since  # The time of the answer counts, because the round trip is part of it.
         self.since, self.until = now, now + seconds
         self.deadline = self.until if self.parked else min(now + exchanges.streams.seconds, self.until)
         exchanges.began = True
@@ -249,11 +265,11 @@ class Exchange(Session):
 
     @property
     def ways(self) -> tuple[bool, bool]:
-        """Whether we send our vector, and receive theirs."""
+        """Return whether we send our vector, and whether we receive the partner's."""
         return True, True
 
     def streamed(self, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
-        """All of theirs is here, with checksums right."""
+        """Check the partner's complete vector and answer with COMMIT or ABORT."""
         exchanges, partner, elements = self.exchanges, self.partner, self.elements
         refused = exchanges.filter.judge(partner, difference_sq, own_sq, elements, exchanges.local.version)
         if refused is not None:
@@ -271,19 +287,19 @@ class Exchange(Session):
         else:
             exchanges.conduct.note(partner, "clipped", now)
             self.weight, self.taken = self.weight * taken, taken
-            self.mass *= taken  # of a push: what counts for less moves its receiver less
+            self.mass *= taken  # A push that counts for less moves its receiver less.
         return [Send(partner, Commit(self.session)), *self.committing(now)]
 
     def committing(self, now: float) -> list[Effect]:
-        """Our COMMIT is on its way."""
+        """Change the state, as our COMMIT is being sent."""
         raise NotImplementedError
 
     # -- faults --------------------------------------------------------------------------------------------------
     def failed(self, code: str, now: float) -> list[Effect]:
-        """The streams of this session stalled or brought wrong bytes, or the link it ran over broke ("broken")."""
+        """Handle streams that stalled, brought wrong bytes or lost their link ("broken")."""
         match self.state:
             case State.OFFERED:
-                if code == "idle":  # the offer crossed the word that the link was not needed
+                if code == "idle":  # The offer crossed the message that the link was not needed.
                     return self.offer(now)
                 return self.unanswered(now, "unreached")
             case State.STREAMING:
@@ -297,7 +313,8 @@ class Exchange(Session):
         return self.exchanges.tell(self, Event.FAILED, "broken", now) if peer == self.partner else []
 
     def lost(self, state: Callable[[PeerId], MemberState | None]) -> list[PeerId]:
-        """An offer goes to another before its time is up."""
+        """Return the partner if our offer waits for it and it is no longer held ALIVE. The offer then goes to another
+        at once."""
         waits = self.state is State.OFFERED and state(self.partner) is not MemberState.ALIVE
         return [self.partner] if waits else []
 
@@ -311,15 +328,18 @@ class Exchange(Session):
         return self.fail(now, code)
 
     def outcome(self, sender: PeerId, now: float) -> list[Effect]:
-        """They would not ask if they had our COMMIT, and we have not said it."""
+        """Answer "aborted": the partner would not ask if it had our COMMIT, and we have not sent it."""
         return [*self.fail(now, "broken"), Send(sender, Settled(self.session, False))]
 
     def settled(self, sender: PeerId, settled: Settled, now: float) -> list[Effect]:
         return self.finish(now) if settled.committed else self.fail(now, "aborted")
 
     def doubt(self, now: float) -> list[Effect]:
-        """Ask the partner how it ended. A partner that died at the worst moment, or will not say, costs one exchange
-        and not doubt_s of them: neither our own mix nor anybody's offer waits for the answer."""
+        """Ask the partner for the outcome of an exchange in doubt.
+
+        Neither our own mix nor incoming offers wait for the answer. A partner that dies or stays silent therefore costs
+        one exchange, and not ``doubt_s`` of them.
+        """
         ended: list[Effect] = []
         if self.state is not State.DOUBT:
             self.state, self.since = State.DOUBT, now
@@ -337,17 +357,17 @@ class Exchange(Session):
 
     # -- endings -------------------------------------------------------------------------------------------------
     def finish(self, now: float) -> list[Effect]:
-        """It has happened."""
+        """Apply the exchange: it has happened."""
         raise NotImplementedError
 
     def fail(self, now: float, code: str) -> list[Effect]:
         exchanges = self.exchanges
         exchanges.count(code)
         if code == "overflow":
-            exchanges.bounded.discard(
-                self.part
-            )  # once more with a codec that needs no bound, which shows how wide it must be
-            exchanges.apart[self.partner] = None  # with this one too, whoever was faster: others show less
+            # The next exchange uses a codec without a bound and measures the distance anew.
+            exchanges.bounded.discard(self.part)
+            # The next exchange with this partner does the same: others may show a smaller distance.
+            exchanges.apart[self.partner] = None
         if not self.blamed and not (code in INNOCENT and exchanges.excuses(self.partner)):
             exchanges.partners.failed(self.partner, now, silent=self.state is State.PREPARING)
         if self.initiator and not self.parked:
@@ -355,7 +375,7 @@ class Exchange(Session):
         return self.drop()
 
     def drop(self) -> list[Effect]:
-        """Nothing came of it."""
+        """End the exchange without a result."""
         return self.end(State.DROPPED)
 
     def yielded(self) -> list[Effect]:
@@ -367,5 +387,5 @@ class Exchange(Session):
             told.append(Send(self.partner, Abort(self.session, "replaced")))
         elif self.state is State.PREPARING and not self.initiator:
             told.append(Send(self.partner, Busy(self.session)))
-        self.mass = 0.0  # of weights that go
+        self.mass = 0.0  # The mass belongs to weights that are being replaced.
         return [*told, *self.drop()]

@@ -1,4 +1,4 @@
-"""A pair: both stream, and both apply the difference when both have said COMMIT."""
+"""A pair: both sides stream, and both apply the difference when both have sent COMMIT."""
 
 from __future__ import annotations
 
@@ -26,15 +26,19 @@ VERIFIED, DOUBT, DONE = State.VERIFIED, State.DOUBT, State.DONE
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Pair(Exchange):
-    """Both sides are alike from the Accept on."""
+    """An exchange whose two sides are alike from the Accept on."""
 
     MIXING: ClassVar[str] = "pair"
     TRANSITIONS: ClassVar[Table] = PAIR
 
     @classmethod
     def standing(cls, exchanges: Exchanges[Any], sender: PeerId) -> tuple[list[Exchange], bool]:
-        """A mix is a mix, whoever asked first; but our next one waits for nobody. Of two offers that cross, the smaller
-        id's is the exchange. Beside one that is parked or overlaps, and streams, its partner begins no other."""
+        """Return our exchanges that give way to an offer of ``sender``, and whether the offer must wait.
+
+        Any exchange counts as our mix, so an offer may replace one that we prepare, but only once. When two offers
+        cross, the initiator with the smaller id wins. While a parked or overlapping exchange streams, its partner may
+        begin no other.
+        """
         leaving: list[Exchange] = []
         waiting = False
         for own in exchanges.table.values():
@@ -42,7 +46,7 @@ class Pair(Exchange):
                 waiting = True
             elif own.parked:
                 continue
-            elif own.promised:  # who offers does not keep it
+            elif own.promised:  # The partner offers instead of keeping its reservation.
                 leaving += [own] if own.partner == sender else []
             elif own.initiator and own.state is OFFERED and own.partner == sender:
                 leaving.append(own)
@@ -65,7 +69,7 @@ class Pair(Exchange):
         return []
 
     def outcome(self, sender: PeerId, now: float) -> list[Effect]:
-        """Their COMMIT is sent, or they would not ask; so the answer is whether ours is."""
+        """Confirm the exchange if our COMMIT is sent: the partner would not ask unless its own was."""
         if self.state not in (VERIFIED, DOUBT):
             return Exchange.outcome(self, sender, now)
         return [*self.finish(now), Send(sender, Settled(self.session, True))]
@@ -81,7 +85,7 @@ class Pair(Exchange):
             exchanges.bounded.add(part)
         if exchanges.fragments is not None:
             exchanges.fragments.mixed(part)
-        # The weights' age is averaged as the weights are: by the difference of what was exchanged.
+        # The version (the weights' age) is averaged as the weights are: by the exchanged difference.
         if self.theirs > NEVER > self.ours:
             exchanges.conduct.note(partner, "claims", now)
         moved = self.weight if part is ALL else self.weight * part.share

@@ -5,12 +5,13 @@ both sides to their mean. An exchange conserves the sum, so the mean over the no
 all of them trained, whatever their paces. A node that vanishes takes away only its own copy.
 
 A partner may state any number. One exchange therefore moves a number by at most the smaller ``Claim.most`` of both
-sides, so that what one side gains the other loses. A node limits one exchange to two of its mixes' intervals. It limits
-all exchanges of one interval together to eight times the lower quartile of the gaps to the last eight partners that it
-chose itself, and to sixteen intervals. Among nodes of one pace these gaps are small: the few partners that state large
-numbers gain little, and offering often gains them nothing. A slow node lies far below nearly all of its partners, and
-follows. A node whose batches are smaller than all of its partners' takes over their shortest interval. A node that
-trains nothing gets part of its limit back with each partner that it chose, so that nodes which settle agree.
+sides, so that one side gains what the other loses. A node limits one exchange to two of its mixes' intervals. It limits
+all exchanges of one interval together to eight times a quartile, and to sixteen intervals. The quartile is the lower
+one of the gaps to the last eight partners that it chose itself. Among nodes of one pace these gaps are small. The few
+partners that state large numbers then gain little, and offering often gains them nothing. A slow node lies far below
+nearly all of its partners, and follows. A node whose batches are smaller than all of its partners' takes over their
+shortest interval. A node that trains nothing gets part of its limit back with each partner that it chose, so that nodes
+which settle agree.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from gossip.ids import MOST_SAMPLES, Claim, PeerId
 
 __all__ = ["RunProgress"]
 
-PARTNERS = 5  # the last partners whose counts of members a node without an address uses
-BEYOND = 16  # times its own count of members, the largest count that such a node takes from its partners
-INTERVALS = 2  # one exchange moves a number by at most so many times what a node adds between two mixes
-LEAST_INTERVALS = 0.25  # all exchanges between two mixes may always move it by so much: numbers must be able to meet
-GAPS = 8  # and else by at most so many times the lower quartile of the last gaps
-MOST_INTERVALS = 16  # and never by more than so many
-WIDER = 8  # times its own interval, the longest one that a node takes over from its partners
-EXCHANGES = 8  # the last exchanges whose gaps count, and over which a node averages what it adds between two of them
-ENOUGH = 4  # exchanges with partners of the node's own choice, from which on their gaps alone count
-STEPS = 16  # steps between two mixes where the configuration gives seconds instead
+PARTNERS = 5  # Last partners whose member counts are used by a node without an address.
+BEYOND = 16  # Largest member count that such a node takes from its partners, as a multiple of its own.
+INTERVALS = 2  # Limit of one exchange, in intervals of what a node adds between two mixes.
+LEAST_INTERVALS = 0.25  # Least budget of all exchanges between two mixes, in intervals: numbers must be able to meet.
+GAPS = 8  # Budget as a multiple of the lower quartile of the last gaps.
+MOST_INTERVALS = 16  # Largest budget, in intervals.
+WIDER = 8  # Longest interval that a node takes over from its partners, as a multiple of its own.
+EXCHANGES = 8  # Last exchanges whose gaps count, and over which a node averages its own interval.
+ENOUGH = 4  # Exchanges with partners that the node chose, from which on only their gaps count.
+STEPS = 16  # Assumed steps between two mixes if the configuration gives seconds instead.
 
 
 class RunProgress:
@@ -41,8 +42,8 @@ class RunProgress:
     Attributes:
         samples: The node's number, which exchanges average.
         met: Members of the node's run that it is in contact with, the node included.
-        members: The members by which a sample of the node counts at present.
-        resumed: Whether ``samples`` comes from a checkpoint of a run that this node has not joined or begun since.
+        members: The number of members by which a sample of the node counts at present.
+        resumed: True if ``samples`` comes from a checkpoint and the node has not joined or begun a run since.
     """
 
     def __init__(self, mix_every_steps: int | None = None) -> None:
@@ -50,30 +51,31 @@ class RunProgress:
         self.met = self.members = 1
         self.resumed = False
         self._every = mix_every_steps or STEPS
-        self._step = 0  # samples that one step of the node adds
-        self._added = 0  # by steps of the node since it took its run
-        self._marks = deque([0], EXCHANGES)  # ``_added`` at the last exchanges
+        self._step = 0  # Samples that one step of the node adds.
+        self._added = 0  # Samples that the node's own steps added since it took its run.
+        self._marks = deque([0], EXCHANGES)  # Values of ``_added`` at the last exchanges.
         self._partners: deque[Claim] = deque(maxlen=PARTNERS)
-        # The gap to each partner's number, and the interval that it stated: of the last partners that the node chose
-        # itself, which no attacker can crowd, and of the last different ones, for a node that seldom gets to choose.
+        # Each entry is the gap to a partner's number and the interval that it stated. Partners that the node chose
+        # itself cannot be crowded out by an attacker. The last different partners serve a node that seldom gets to
+        # choose.
         self._chosen: deque[tuple[int, int]] = deque(maxlen=EXCHANGES)
         self._others: dict[PeerId, tuple[int, int]] = {}
-        self._spent = 0  # by which exchanges moved the number since the last refill
-        self._spent_at = 0  # ``_added`` then
+        self._spent = 0  # Samples by which exchanges moved the number since the last refill.
+        self._spent_at = 0  # Value of ``_added`` at that time.
 
     def count_in(self, mix_every_steps: int | None) -> None:
-        """Count intervals of so many steps from now on."""
+        """Set the interval to this many steps from now on."""
         self._every = mix_every_steps or STEPS
 
     def trained(self, samples: int, steps: int, met: int, *, dialable: bool, arrears: int = 0) -> None:
-        """Add what the node trained since the last call.
+        """Add the samples that the node trained since the last call.
 
         Args:
             samples: Samples of its own.
             steps: Steps in which it trained them.
             met: Members of its run that it is in contact with, itself included.
-            dialable: Whether others can dial it. A node that nobody can dial meets few members, so it uses the lower
-                median of what its last partners count.
+            dialable: True if others can dial it. Other nodes meet few members, so they use the lower median of the
+                counts of their last partners.
             arrears: Samples of its own that count for members which it heard of before it met them.
         """
         self.met = self.members = met
@@ -126,27 +128,27 @@ class RunProgress:
         return max(0, self._spent - self._budget * (self._added - self._spent_at) // self._interval)
 
     def mix(self, ours: Claim, theirs: Claim, partner: PeerId, *, chosen: bool) -> None:
-        """Go to the mean of both numbers, as the partner does: the sum stays the same to the last sample.
+        """Move to the mean of both numbers, as the partner does: the sum stays the same to the last sample.
 
         Args:
-            ours: What this node stated when the exchange began.
-            theirs: What the partner stated.
-            partner: Its id.
-            chosen: Whether this node chose the partner.
+            ours: Claim that this node stated when the exchange began.
+            theirs: Claim that the partner stated.
+            partner: Id of the partner.
+            chosen: True if this node chose the partner.
         """
         gap = theirs.samples - ours.samples
         half = min(abs(gap) // 2, ours.most, theirs.most)
         self._exchange(half if gap > 0 else -half, abs(gap), theirs, partner, chosen)
 
     def approach(self, ours: Claim, group: Claim, inviter: PeerId, *, chosen: bool) -> None:
-        """Go to the mean of a group's numbers, which its inviter states with its own limit and count of members."""
+        """Move to the mean of a group's numbers, which the inviter states with its own limit and member count."""
         most, gap = min(ours.most, group.most), group.samples - ours.samples
         self._exchange(max(-most, min(gap, most)), abs(gap), group, inviter, chosen)
 
     def _exchange(self, by: int, gap: int, theirs: Claim, partner: PeerId, chosen: bool) -> None:
         self._move(by)
         spent = self._spent_now
-        if chosen and self._added == self._spent_at:  # the node trains nothing at present: it settles
+        if chosen and self._added == self._spent_at:  # A node that trains nothing at present settles.
             spent = max(0, spent - self._budget // EXCHANGES)
         self._spent, self._spent_at = min(spent + abs(by), MOST_SAMPLES), self._added
         if chosen:
@@ -159,7 +161,7 @@ class RunProgress:
         self._partners.append(theirs)
 
     def begin(self, samples: int, *, resumed: bool = False) -> None:
-        """Set the number of a run that the node begins, joins or loads, with ``samples`` behind its weights."""
+        """Set the number for a run that the node begins, joins or loads, with ``samples`` behind its weights."""
         self.samples = max(0, min(samples, MOST_SAMPLES))
         self.resumed = resumed
         self._added = 0

@@ -1,4 +1,4 @@
-"""A push: the initiator alone streams, and the responder's COMMIT alone decides it."""
+"""A push: only the initiator streams, and the responder's COMMIT alone decides the outcome."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from gossip.wire.messages import Offer
 
 __all__ = ["MAX_MASS", "Push"]
 
-MAX_MASS = 2.0**32  # more than all members of the largest swarm together
+MAX_MASS = 2.0**32  # The largest swarm holds less mass in all.
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Push(Exchange):
-    """Where nothing is conserved (row-stochastic) there is no DOUBT: what may have arrived is forgotten."""
+    """A one-way exchange. Without conservation of mass (row-stochastic weights) the initiator forgets a push, and is
+    never in doubt."""
 
     MIXING: ClassVar[str] = "push"
     TRANSITIONS: ClassVar[Table] = PUSH
@@ -45,7 +46,7 @@ class Push(Exchange):
 
     def failed(self, code: str, now: float) -> list[Effect]:
         if self.initiator and self.state is State.STREAMING and self.exchanges.config.conserves:
-            return self.doubt(now)  # all of it may have arrived
+            return self.doubt(now)  # All of the vector may have arrived.
         return Exchange.failed(self, code, now)
 
     def finish(self, now: float) -> list[Effect]:
@@ -59,7 +60,7 @@ class Push(Exchange):
         return self.end(State.DONE)
 
     def drop(self) -> list[Effect]:
-        """A mass that was to be given away comes back."""
+        """End the push without a result, and take back the mass that it was to give away."""
         back = self.initiator and self.mass > 0 and self.exchanges.config.conserves
         ended = self.end(State.DROPPED)
         return [Merge(self.session, self.mass), *ended] if back else ended

@@ -1,4 +1,4 @@
-"""What a peer's exchanges keep, be they of pairs or of groups: those under way, and what became of the others."""
+"""The records of a peer's exchanges, pairs or groups: those in progress, and the outcomes of the others."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from gossip.recent import Recent
 
 __all__ = ["DOUBT_RETRY_S", "REASONS", "VERDICTS", "Ledger", "One", "Refusals"]
 
-REFUSALS = 256  # partners and reasons counted apart: what one node ever needs to show
-VERDICTS = 4_096  # ends remembered, 100 B each: doubt_s of asking after them at 100 exchanges a second
+REFUSALS = 256  # Pairs of partner and reason that are counted, enough for any display.
+VERDICTS = 4_096  # Outcomes remembered, 100 B each: enough for ``doubt_s`` of questions at 100 exchanges a second.
 REASONS = frozenset({
-    "unanswered", "unreached",  # an offer: nobody said a word in time; the link broke, or could not be made
-    "broken", "stalled", "deadline", "checksum", "overflow", "layout", "terms",  # a stream
-    "not-finite", "norm", *FILTERS,  # a vector; of a filter its name
-    "doubt", "aborted", "late", "replaced",  # never known; known to have failed; the partner had given up, or joined
+    "unanswered", "unreached",  # Failures of an offer: no answer in time; the link broke or could not be made.
+    "broken", "stalled", "deadline", "checksum", "overflow", "layout", "terms",  # Failures of a stream.
+    "not-finite", "norm", *FILTERS,  # Rejected vectors; a filter gives its name.
+    # In doubt to the end; known to have failed; the partner had given up, or joined a run.
+    "doubt", "aborted", "late", "replaced",
 })  # fmt: skip
-DOUBT_RETRY_S = 1.0  # between two questions how an exchange in doubt ended
+DOUBT_RETRY_S = 1.0  # Seconds between two questions for the outcome of an exchange in doubt.
 
 
 class Refusals:
-    """How often what was refused, from whom and why."""
+    """The number of refusals by partner and reason."""
 
     def __init__(self) -> None:
         self.counts = Recent[tuple[PeerId, str], int](REFUSALS)
@@ -47,34 +48,35 @@ class Refusals:
 
 
 One = TypeVar("One", bound=Session)
-Key = tuple[PeerId, int] | int  # who may ask how it ended: one partner, or whoever knows a group's session
+# Key of an outcome: one partner and session, or a group's session for all that know it.
+Key = tuple[PeerId, int] | int
 
 
 class Ledger(Generic[One]):
-    """What Peer and the drivers read of :class:`gossip.exchange.exchanges.Exchanges`."""
+    """The state of :class:`gossip.exchange.exchanges.Exchanges` that Peer and the drivers read."""
 
     def __init__(self, me: PeerId, local: Local, config: Config, new_session: Callable[[], int]) -> None:
         self.me, self.local, self.config, self.new_session = me, local, config, new_session
         self.table: dict[int, One] = {}
-        self.outgoing: dict[int, One] = {}  # those of our own mix: one, or as many as it has partners
-        self.verdicts = Recent[Key, bool](VERDICTS)  # how they ended, for those who ask
+        self.outgoing: dict[int, One] = {}  # Exchanges of our own mix: one, or as many as it has partners.
+        self.verdicts = Recent[Key, bool](VERDICTS)  # Outcomes, for partners that ask.
         self.durations = Durations()
-        self.taken = Recent[PeerId, Taken](PARTNERS)  # what the last exchange took with each that we chose
+        self.taken = Recent[PeerId, Taken](PARTNERS)  # Cost of the last exchange with each partner that we chose.
         self.refusals = Refusals()
-        self.conduct = Conduct()  # Peer's own, once there is one
-        # |theirs - ours|^2, for a group what a pair's would be, and |ours|^2 of the last exchanges
+        self.conduct = Conduct()  # Replaced by Peer's own, once there is one.
+        # |theirs - ours|^2 (for a group the equivalent of a pair's) and |ours|^2 of the last exchanges.
         self.seen: deque[tuple[float, float]] = deque(maxlen=8)
         self.done = 0
-        self.failed_by: dict[str, int] = {}  # how many came to nothing, by the reason: one of REASONS
+        self.failed_by: dict[str, int] = {}  # Number of failed exchanges by reason, one of REASONS.
         self.last_partner: PeerId | None = None
-        self.mixed_at: list[PeerId] = []  # partners of exchanges finished since Peer last looked
-        self.own_mixed = False  # and one of them was ours
-        self.began = self.freed = False  # streams have, and a slot is, since Peer last looked
-        self.gave_up = False  # our own mix ended without a partner since Peer last looked
+        self.mixed_at: list[PeerId] = []  # Partners of exchanges that finished since Peer last looked.
+        self.own_mixed = False  # One of these exchanges was ours.
+        self.began = self.freed = False  # Streams began, or a slot was freed, since Peer last looked.
+        self.gave_up = False  # Our own mix ended without a partner since Peer last looked.
 
     @property
     def moving(self) -> int:
-        """How many take a slot. One in doubt moves nothing any more, and one that is parked may never."""
+        """Return how many exchanges take a slot. Those in doubt and parked ones take none."""
         moving = 0
         for one in self.table.values():
             moving += not one.idle
@@ -86,19 +88,23 @@ class Ledger(Generic[One]):
 
     @property
     def consensus_distance(self) -> float:
-        """sqrt(mean |x_i - mean|^2) over the swarm, estimated from the last exchanges: for two random members the
-        expectation of |x_i - x_j|^2 is twice that mean square (times n/(n-1)). nan before the first exchange."""
+        """Return an estimate of sqrt(mean |x_i - mean|^2) over the swarm, nan before the first exchange.
+
+        For two random members the expectation of |x_i - x_j|^2 is twice that mean square (times n/(n-1)).
+        """
         seen = self.seen
         return math.sqrt(0.5 * sum([square for square, _ in seen]) / len(seen)) if seen else math.nan
 
     def agreement(self) -> float:
-        """The largest |theirs - ours| / |ours| of the last three exchanges; inf before the first."""
+        """Return the largest |theirs - ours| / |ours| of the last three exchanges, inf before the first."""
         last = list(self.seen)[-3:]
         return math.sqrt(max(square / own if own > 0 else square for square, own in last)) if last else math.inf
 
     def held(self, steps: int) -> bool:
-        """Whether the training loop, so many steps into its life, must wait at its boundary: a mix began
-        ``max_version_gap`` intervals ago."""
+        """Return True if the training loop must wait at its boundary after ``steps`` steps.
+
+        It waits for a mix that began ``max_version_gap`` intervals ago (bounded staleness).
+        """
         gap, every = self.config.max_version_gap, self.config.interval_steps
         if gap is None or every is None:
             return False
@@ -109,11 +115,11 @@ class Ledger(Generic[One]):
 
     @property
     def failures(self) -> int:
-        """How many exchanges came to nothing, offers that nobody answered among them."""
+        """Return how many exchanges failed, unanswered offers included."""
         return sum(self.failed_by.values())
 
     def count(self, code: str) -> None:
-        """One came to nothing. What a partner gives for a reason is a text of its own choice."""
+        """Count a failed exchange. A partner may send any text as its reason, so unknown ones count as "other"."""
         reason = code if code in REASONS else "other"
         self.failed_by[reason] = self.failed_by.get(reason, 0) + 1
 

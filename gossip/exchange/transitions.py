@@ -1,4 +1,4 @@
-"""What may happen to an exchange in each state, and which states may be next: of a pair, a push and a group.
+"""The transition tables of exchanges: the events that each state of a pair, push or group allows, and the next states.
 
     pair  initiator   PREPARING -> OFFERED -> STREAMING -> VERIFIED -> mixed
           responder   PREPARING ------------> STREAMING -> VERIFIED -> mixed
@@ -10,34 +10,36 @@
                                                 DOUBT -> given away | taken back
           responder   PREPARING ------------> STREAMING -> merged
 
-Each side of a pair says COMMIT when all of the other's vector arrived and passed every check; the exchange happens
-exactly when both did. That is a function of two facts which never change afterwards, so a link that breaks between the
-two COMMITs leaves no guess to make: the sides ask each other after it (Outcome, Settled) and come to the same answer.
-Only a partner that stays unreachable for ``doubt_s`` ends in a one-sided drop, which moves the mean by at most that one
-difference.
+A pair is a two-phase commit without a coordinator. Each side sends COMMIT when all of the other's vector has arrived
+and passed every check. The exchange happens exactly when both have sent it. These two facts never change afterwards.
+If a link breaks between the two COMMITs the exchange is *in doubt* (DOUBT): the sides ask each other (Outcome, Settled)
+and reach the same answer. Only a partner that stays unreachable for ``doubt_s`` causes a one-sided drop, which moves
+the mean by at most that one difference.
 
-    ahead  who asks   ASKED -> AHEAD -> PREPARING -> OFFERED -> STREAMING -> VERIFIED -> mixed
-           who agrees          AHEAD -> PREPARING -> OFFERED -> STREAMING -> VERIFIED -> mixed
+    ahead  asks       ASKED -> AHEAD -> PREPARING -> OFFERED -> STREAMING -> VERIFIED -> mixed
+           consents            AHEAD -> PREPARING -> OFFERED -> STREAMING -> VERIFIED -> mixed
 
-A pair that is agreed ahead, while both stream with others, is the next exchange of each. It takes no slot and holds no
-vector until what goes on is over; from then on both sides are alike, and each says ACCEPT when its snapshot is there.
+A pair that is reserved ahead, while both stream with others, is the next exchange of each. It takes no slot and holds
+no vector until the current exchange is over. From then on both sides are alike, and each sends Accept when its snapshot
+exists.
 
-An exchange that waits for its partner for longer than that takes is *parked*: it goes on, and takes no slot any more.
-So whoever says nothing costs others its own answer, and no more.
+An exchange whose partner takes longer than usual is *parked*: it goes on in the background and frees its slot. A silent
+peer therefore costs others only the exchange with itself.
 
-A push happens exactly when the responder said COMMIT. Until the initiator knows, the mass that it gave away is nowhere
-but in flight; when it knows that nothing came of it, it merges its own snapshot back in.
+A push happens exactly when the responder has sent COMMIT. Until the initiator knows, the mass that it gave away is in
+flight. If it learns that the push failed, it merges its own snapshot back in.
 
     group  inviter   PREPARING -> OFFERED -> STREAMING -> VERIFIED -> mixed
            invited   PREPARING -> OFFERED -> STREAMING -> VERIFIED -> mixed
                                                              |
                                                            DOUBT -> mixed | dropped
 
-Of a group OFFERED is: invitations (or our consent) are sent, and who takes part is not settled. Everybody has all
-slices' means before saying COMMIT to the inviter, who says SETTLED to all when it has heard that from all: the group
-mixes as a whole or not at all. The inviter is no role: it is whoever's mix was due first.
+In a group, OFFERED means that invitations (or our consent) are sent and the members are not settled. The inviter
+coordinates the two-phase commit: each member sends it COMMIT once it has the means of all slices. The inviter sends
+SETTLED to all when every member has committed, so the group mixes as a whole or not at all. The inviter has no standing
+role: it is the member whose mix was due first.
 
-docs/protocol.md has the same tables, with what is said and done; a test compares them.
+docs/protocol.md has the same tables, with the messages and actions of each; a test compares them.
 """
 
 from __future__ import annotations
@@ -49,23 +51,24 @@ __all__ = ["AHEAD", "GROUP", "INITIATOR", "PAIR", "PUSH", "RESPONDER", "Event", 
 
 
 class State(Enum):
-    ASKED = auto()  # whether our next exchange is with each other: no answer yet
-    AHEAD = auto()  # it is, and begins when neither has another under way
-    PREPARING = auto()  # our snapshot is not taken yet
+    ASKED = auto()  # We have asked for a reservation, and there is no answer yet.
+    AHEAD = auto()  # The pair is reserved, and begins when neither side has another exchange in progress.
+    PREPARING = auto()  # Our snapshot is not taken yet.
     OFFERED = auto()
     STREAMING = auto()
-    VERIFIED = auto()  # our COMMIT is sent, theirs is not here
-    DOUBT = auto()  # the same, and the link broke, or it takes too long: it takes no slot any more
-    DONE = auto()  # it has happened, and is over
-    DROPPED = auto()  # nothing came of it
+    VERIFIED = auto()  # Our COMMIT is sent, and theirs has not arrived.
+    DOUBT = auto()  # In doubt: VERIFIED, but the link broke or COMMIT is late. It takes no slot any more.
+    DONE = auto()  # The exchange has happened.
+    DROPPED = auto()  # The exchange ended without a result.
 
-    __hash__ = object.__hash__  # Enum's own hashes the name, in Python, at every look into a table
+    __hash__ = object.__hash__  # Enum hashes the name, in Python, at every table look-up.
 
 
 class Event(StrEnum):
-    """What can happen to a session; the values are the words of docs/protocol.md, and name the methods that answer."""
+    """The events of a session. Values are the words of docs/protocol.md, and the names of the methods that handle
+    them."""
 
-    # said by others
+    # Messages of other peers.
     ACCEPT = "accept"
     BUSY = "busy"
     REFUSE = "refuse"
@@ -75,38 +78,38 @@ class Event(StrEnum):
     SETTLED = "settled"
     JOINED = "joined"
     BEGIN = "begin"
-    # reported by the driver
+    # Reports of the driver.
     SNAPSHOTTED = "snapshotted"
-    SPOILED = "spoiled"  # our snapshot is not finite
+    SPOILED = "spoiled"  # Our snapshot is not finite.
     STREAMED = "streamed"
     GATHERED = "gathered"
-    LINKED = "linked"  # there is a link to a member of the group
-    UNLINKED = "unlinked"  # and none any more
+    LINKED = "linked"  # There is a link to a member of the group.
+    UNLINKED = "unlinked"  # No link to a member of the group is left.
     FAILED = "failed"
-    # found out by looking
-    LATE = "late"  # its deadline is over
-    FREED = "freed"  # no other exchange takes a slot
-    GONE = "gone"  # the only one who knows how it ended is held DEAD or LEFT
-    # done to it for something else
-    YIELDED = "yielded"  # another's offer takes its place
-    CROWDED = "crowded"  # newer doubts take its room
-    REPLACED = "replaced"  # the weights that it began from go
+    # Changes that the peer finds by polling.
+    LATE = "late"  # The deadline has passed.
+    FREED = "freed"  # No other exchange takes a slot.
+    GONE = "gone"  # The only member that knows the outcome is held DEAD or LEFT.
+    # Consequences of other events.
+    YIELDED = "yielded"  # Another member's offer takes its place.
+    CROWDED = "crowded"  # Newer exchanges in doubt take its place.
+    REPLACED = "replaced"  # The weights that it began from are being replaced.
 
 
 INITIATOR, RESPONDER = True, False
 Transitions = Mapping[State, Mapping[Event, tuple[State, ...]]]
-Table = Mapping[bool, Transitions]  # of the initiator, and of the responder
+Table = Mapping[bool, Transitions]  # Transitions of the initiator and of the responder.
 PREPARING, OFFERED, STREAMING = State.PREPARING, State.OFFERED, State.STREAMING
 VERIFIED, DOUBT, DONE, DROPPED = State.VERIFIED, State.DOUBT, State.DONE, State.DROPPED
-ALWAYS = (Event.SPOILED, Event.REPLACED)  # may happen in each state, and end it
+ALWAYS = (Event.SPOILED, Event.REPLACED)  # Possible in each state, which they end.
 
 
 def drops(*events: Event) -> dict[Event, tuple[State, ...]]:
-    """Of a table: nothing comes of the session then."""
+    """Return table entries for events that end the session without a result."""
     return dict.fromkeys(events, (State.DROPPED,))
 
 
-OFFERING: Transitions = {  # of who has offered a pair or a push
+OFFERING: Transitions = {  # Transitions of an initiator that has offered a pair or a push.
     OFFERED: {
         Event.ACCEPT: (STREAMING, DROPPED),
         Event.BUSY: (OFFERED, DROPPED),
@@ -117,15 +120,15 @@ OFFERING: Transitions = {  # of who has offered a pair or a push
         **drops(Event.OUTCOME, *ALWAYS),
     }
 }
-OFFERED_TO: Transitions = {  # of whom it was offered
+OFFERED_TO: Transitions = {  # Transitions of the responder to an offer.
     PREPARING: {
         Event.SNAPSHOTTED: (STREAMING,),
         **drops(Event.ABORT, Event.OUTCOME, Event.FAILED, Event.LATE, *ALWAYS),
     }
 }
-AGREED: Transitions = {  # of both sides of a pair from the Accept on
+AGREED: Transitions = {  # Transitions of both sides of a pair from the Accept on.
     STREAMING: {
-        Event.COMMIT: (STREAMING,),  # ours follows when all of theirs is here
+        Event.COMMIT: (STREAMING,),  # We send our COMMIT once their whole vector is here.
         Event.STREAMED: (VERIFIED, DONE, DROPPED),
         Event.LATE: (STREAMING, DROPPED),
         **drops(Event.ABORT, Event.OUTCOME, Event.FAILED, *ALWAYS),
@@ -153,7 +156,7 @@ PAIR: Table = {
     },
     RESPONDER: {**OFFERED_TO, **AGREED},
 }
-PROMISED: Transitions = {  # of both sides of a pair that was agreed ahead
+PROMISED: Transitions = {  # Transitions of both sides of a pair that is reserved ahead.
     State.AHEAD: {
         Event.ACCEPT: (State.AHEAD, PREPARING, DROPPED),
         Event.FREED: (PREPARING,),
@@ -187,7 +190,7 @@ AHEAD: Table = {
     },
     RESPONDER: PROMISED,
 }
-PUSH: Table = {  # DOUBT where mass is conserved; else what may have arrived is forgotten
+PUSH: Table = {  # DOUBT exists only if mass is conserved; else the initiator forgets the push.
     INITIATOR: {
         PREPARING: {Event.SNAPSHOTTED: (OFFERED, DROPPED), **drops(*ALWAYS)},
         **OFFERING,

@@ -1,1 +1,1 @@
-"""Exchanges of more than two: who takes part, and what one is."""
+"""Exchanges between more than two members: matchmaking, and the state machine of one group."""

@@ -1,7 +1,7 @@
-"""The mean of a group: each member streams the others its slice and the mean of its own, and all mix or none.
+"""The mean of a group: an all-reduce after which all members mix or none.
 
-Moshpit SGD (Ryabinin et al., NeurIPS 2021) averages in groups of up to M, everybody sending each member its slice and
-each member the mean of its slice to everybody: about twice the vector in all, however large the group.
+Moshpit SGD (Ryabinin et al., NeurIPS 2021) averages in groups of up to M members. Each member sends every other its
+slice, and then the mean of its own slice to all. This takes about twice the vector in all, however large the group.
 """
 
 from __future__ import annotations
@@ -28,25 +28,28 @@ if TYPE_CHECKING:
 
 __all__ = ["DOUBTS", "Group"]
 
-DOUBTS = 2  # groups asked after at once, two vectors each: the one that a cut left, and the next
+DOUBTS = 2  # Groups in doubt at once, two vectors each: the one that a network cut left, and the next.
 PREPARING, OFFERED, STREAMING = State.PREPARING, State.OFFERED, State.STREAMING
 VERIFIED, DOUBT, DONE, DROPPED = State.VERIFIED, State.DOUBT, State.DONE, State.DROPPED
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Group(Session):
-    """``invited`` have not answered yet, ``versions`` are those of the members that take part and ``claims`` their
-    progress, ``members`` all of them with us once that is settled, sorted. One at a time, our own or another's."""
+    """One side of a group. A node takes part in one at a time, its own or another's.
+
+    ``invited`` have not answered yet. ``versions`` and ``claims`` are those of the members that take part. ``members``
+    holds all of them, us included and sorted, once that is settled.
+    """
 
     TRANSITIONS: ClassVar[Table] = GROUP
     MANY: ClassVar[bool] = True
 
     inviter: PeerId
     codec: str
-    mean: float = 0.0  # of the versions
-    settled_claim: Claim = UNSTATED  # its samples are the mean of the claims
-    candidates: tuple[PeerId, ...] = ()  # all whom the inviter invited
-    asked: set[PeerId] = field(default_factory=set)  # the same, and those who were busy
+    mean: float = 0.0  # Mean of the versions.
+    settled_claim: Claim = UNSTATED  # Its samples are the mean of the claims.
+    candidates: tuple[PeerId, ...] = ()  # All peers that the inviter invited.
+    asked: set[PeerId] = field(default_factory=set)  # Peers that were invited, busy ones included.
     invited: dict[PeerId, None] = field(default_factory=dict)
     versions: dict[PeerId, float] = field(default_factory=dict)
     claims: dict[PeerId, Claim] = field(default_factory=dict)
@@ -61,7 +64,7 @@ class Group(Session):
 
     @property
     def mates(self) -> list[PeerId]:
-        """The other members, once they are settled."""
+        """Return the other members, once they are settled."""
         return [peer for peer in self.members if peer != self.exchanges.me]
 
     @staticmethod
@@ -80,7 +83,10 @@ class Group(Session):
 
     @classmethod
     def unheard(cls, exchanges: Exchanges[Any], event: Event, sender: PeerId, session: int) -> list[Effect]:
-        """Whoever has no memory of a group, as an inviter that was restarted, proves nothing and says nothing."""
+        """Answer a message about a group that does not allow it. A peer without a record of the group stays silent.
+
+        An inviter that restarted has no record, which proves nothing about the outcome.
+        """
         match event:
             case Event.JOINED | Event.BEGIN | Event.ACCEPT:
                 return [Send(sender, Abort(session, "late"))]
@@ -89,7 +95,7 @@ class Group(Session):
                 return [] if known is None else [Send(sender, Settled(session, known))]
         return []
 
-    # -- who takes part ------------------------------------------------------------------------------------------
+    # -- members -------------------------------------------------------------------------------------------------
     @classmethod
     def start(cls, exchanges: Exchanges[Any], now: float) -> list[Effect]:
         return start(cls, exchanges, now)
@@ -104,7 +110,7 @@ class Group(Session):
         self.claim = local.progress.claim
         self.deadline = now + reply_s
         if not self.initiator:
-            self.deadline += reply_s  # the inviter waits for others before it says Begin
+            self.deadline += reply_s  # The inviter waits for others before it sends Begin.
             return [Send(self.inviter, Joined(self.session, self.ours, self.codec, self.claim))]
         self.invited = dict.fromkeys(self.candidates)
         return [Send(peer, invitation(self)) for peer in self.candidates]
@@ -120,7 +126,7 @@ class Group(Session):
         return [*told, *(self.settle_members(now) if not self.invited else [])]
 
     def busy(self, sender: PeerId, now: float) -> list[Effect]:
-        """It takes no part in what we invited it to."""
+        """Remove a member that does not take part in our group, and invite another."""
         self.invited.pop(sender, None)
         self.versions.pop(sender, None)
         self.claims.pop(sender, None)
@@ -132,7 +138,7 @@ class Group(Session):
         return self.busy(sender, now)
 
     def settle_members(self, now: float) -> list[Effect]:
-        """Everybody invited has answered, or time is up: those who joined begin."""
+        """Begin with the members that joined, since all have answered or time is up."""
         late: list[Effect] = [Send(peer, Abort(self.session, "late")) for peer in self.invited]
         self.invited.clear()
         if not self.versions:
@@ -172,7 +178,7 @@ class Group(Session):
 
     # -- the streams ---------------------------------------------------------------------------------------------
     def gather(self, now: float) -> list[Effect]:
-        """Who takes part is settled."""
+        """Start the all-reduce, as the members are settled."""
         exchanges = self.exchanges
         seconds = 8 * exchanges.local.elements / (exchanges.config.slowest_rate_mb_s * 1e6) + 1.0
         seconds += max(exchanges.durations.allowance(peer) for peer in self.members)
@@ -181,7 +187,7 @@ class Group(Session):
         for peer in self.mates:
             if not exchanges.partners.linked(peer):
                 address = exchanges.partners.address(peer)
-                if address is not None:  # else it dials us
+                if address is not None:  # A peer without an address dials us.
                     dials.append(Dial(address, peer))
         return [*dials, self.streams()]
 
@@ -190,11 +196,18 @@ class Group(Session):
         return Gather(self.session, self.members, place, self.codec)
 
     def linked(self, peer: PeerId, now: float) -> list[Effect]:
-        """Perhaps the link that the group waits for."""
+        """Repeat the Gather: the group may have waited for this link."""
         return [self.streams()] if peer in self.members else []
 
     def gathered(self, difference_sq: float, own_sq: float, refused: Iterable[PeerId], now: float) -> list[Effect]:
-        """All slices are means: |mean - ours|^2, |ours|^2, and whose slices are left out of ours or are no means."""
+        """Check the means of all slices, and commit.
+
+        Args:
+            difference_sq: ``|mean - ours|^2``.
+            own_sq: ``|ours|^2``.
+            refused: Members whose values our mean leaves out, or whose slices are no valid means.
+            now: Current time in seconds.
+        """
         exchanges, members = self.exchanges, len(self.members)
         code = norm_accepts(difference_sq, own_sq, exchanges.local.elements, exchanges.config.norm_bound)
         for peer in refused:
@@ -209,14 +222,17 @@ class Group(Session):
         self.deadline = now + max(exchanges.config.stall_s, self.deadline - now)
         return self.finish_all(now) if self.initiator else [Send(self.inviter, Commit(self.session))]
 
-    # -- the end -------------------------------------------------------------------------------------------------
+    # -- outcome -------------------------------------------------------------------------------------------------
     def commit(self, sender: PeerId, now: float) -> list[Effect]:
-        """A member has all means; when all have, the inviter says so."""
+        """Record that a member has all means; when all have, the inviter settles the group."""
         self.committed.add(sender)
         return self.finish_all(now)
 
     def outcome(self, sender: PeerId, now: float) -> list[Effect]:
-        """The inviter knows; another member knows only what it was told. Who asks has committed."""
+        """Treat the question as a COMMIT, since only a member that has committed asks.
+
+        Only the inviter decides; another member knows only what it was told.
+        """
         return self.commit(sender, now)
 
     def finish_all(self, now: float) -> list[Effect]:
@@ -225,7 +241,7 @@ class Group(Session):
         return [*[Send(peer, Settled(self.session, True)) for peer in self.mates], *self.finish(now)]
 
     def settled(self, sender: PeerId, settled: Settled, now: float) -> list[Effect]:
-        if sender != self.inviter:  # one that lies would have us mix alone
+        if sender != self.inviter:  # A member that lies would make us mix alone.
             return []
         return self.finish(now) if settled.committed else self.fail("aborted")
 
@@ -233,7 +249,7 @@ class Group(Session):
         return self.busy(sender, now) if self.initiator and self.state is OFFERED else self.fail(code)
 
     def failed(self, code: str, now: float) -> list[Effect]:
-        """A stream of this session stalled, brought wrong bytes, or its link broke ("broken")."""
+        """End the group: a stream stalled, brought wrong bytes, or lost its link ("broken")."""
         told: list[Effect] = [] if self.initiator else [Send(self.inviter, Abort(self.session, code))]
         return [*told, *self.fail(code)]
 
@@ -258,7 +274,8 @@ class Group(Session):
         return self.end(DROPPED)
 
     def lost(self, state: Callable[[PeerId], MemberState | None]) -> list[PeerId]:
-        """One that streams must be DEAD, since a doubt passes."""
+        """Return the members that the group waits for in vain. A streaming member must be DEAD, since suspicion may
+        pass."""
         if self.initiator and self.state is OFFERED:
             return [peer for peer in self.invited if state(peer) is not MemberState.ALIVE]
         if self.state is not STREAMING:
@@ -282,10 +299,10 @@ class Group(Session):
         return self.fail("doubt")
 
     def doubt(self, now: float) -> list[Effect]:
-        """Ask the inviter how it ended, whose word alone is one."""
+        """Ask the inviter, which alone decides, for the outcome of a group in doubt."""
         ended: list[Effect] = []
         if self.state is not DOUBT:
-            self.state, self.since = DOUBT, max(now, self.deadline)  # by then the inviter has decided
+            self.state, self.since = DOUBT, max(now, self.deadline)  # The inviter has decided by then.
             ended = self.exchanges.forget_doubts(now)
         self.deadline = now + DOUBT_RETRY_S
         return [*ended, Send(self.inviter, Outcome(self.session))]
@@ -301,7 +318,8 @@ class Group(Session):
         told: list[Effect] = []
         if self.state is STREAMING:
             told.append(Send(self.inviter, Abort(self.session, "replaced")))
-        return [*told, *self.end(DROPPED)]  # having said COMMIT we leave it to the others: our weights go
+        # After our COMMIT the others decide without us: our weights are being replaced.
+        return [*told, *self.end(DROPPED)]
 
     def finish(self, now: float) -> list[Effect]:
         exchanges = self.exchanges
@@ -319,15 +337,18 @@ class Group(Session):
         return [Mix(self.session, 1.0, plain=local.settling or self.diverges()), *self.end(DONE)]
 
     def diverges(self) -> bool:
-        """Whether the outer step would drive groups of this one's size apart: a group begins with two, and the limit of
-        its rate is smaller the fewer they are. All members there are agree whatever the rate that a Config allows."""
+        """Return True if the outer step would drive groups of this size apart.
+
+        The stability limit of its rate is lower for smaller groups, and a group may begin with two. If a group holds
+        all members, it converges at any rate that a Config allows.
+        """
         config = self.exchanges.config
         if config.plain or config.outer[1] < stability_limit(config.outer[0], len(self.members)):
             return False
         return self.exchanges.partners.beyond(self.members)
 
     def fail(self, code: str) -> list[Effect]:
-        """It comes to nothing. A group that had not begun is none that failed."""
+        """End the group without a result. A group that had not begun does not count as a failure."""
         exchanges = self.exchanges
         told: list[Effect] = []
         if self.initiator:

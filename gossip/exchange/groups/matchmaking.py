@@ -1,6 +1,6 @@
-"""Who takes part in a group mean: whom a member invites, in whose place another is asked, and what gives way to whom.
+"""Matchmaking for group means: the peers to invite, substitutes for busy ones, and precedence between groups.
 
-Drawn from everybody, a group asks another in the place of one that is busy; of a grid nobody else will do.
+A group that is drawn at random invites a substitute for a busy peer; a group of a grid cannot.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 __all__ = ["invitation", "join", "start", "substitute"]
 
-TRIES = 4  # members asked for each seat of a group drawn from everybody: with three in four busy most seats are filled
+TRIES = 4  # Peers asked for each seat of a random group: with three in four busy most seats are filled.
 
 
 def start(kind: type[Group], exchanges: Exchanges[Group], now: float) -> list[Effect]:
-    """Prepare the invitations of a mix of our own: the snapshot first."""
+    """Prepare the invitations of a mix of our own, beginning with the snapshot."""
     if any(one.state is not State.DOUBT for one in exchanges.table.values()):
         return []
     invited = candidates(exchanges, now)
@@ -41,7 +41,7 @@ def start(kind: type[Group], exchanges: Exchanges[Group], now: float) -> list[Ef
 
 
 def join(kind: type[Group], exchanges: Exchanges[Group], sender: PeerId, invite: Invite, now: float) -> list[Effect]:
-    """What an invitation is answered: refused for good, BUSY, or nothing before our snapshot is taken."""
+    """Answer an invitation: Refuse for good, Busy, or nothing until our snapshot is taken."""
     local, session, patience_s = exchanges.local, invite.session, exchanges.config.boundary_patience_s
     refused = refusal(local, invite, alike=True, spread=False)
     if refused is not None:
@@ -59,13 +59,13 @@ def join(kind: type[Group], exchanges: Exchanges[Group], sender: PeerId, invite:
 
 
 def candidates(exchanges: Exchanges[Group], now: float) -> tuple[PeerId, ...]:
-    """Whom to invite now."""
+    """Return the peers to invite now."""
     group = [peer for peer in exchanges.partners.group(now) if peer != exchanges.me]
     return streamable(exchanges, group)[: MAX_GROUP - 1]
 
 
 def streamable(exchanges: Exchanges[Group], peers: list[PeerId]) -> tuple[PeerId, ...]:
-    """Of those that nobody can dial one at most, we among them: two could not stream to each other."""
+    """Return ``peers`` with at most one that cannot be dialled, us included: two could not stream to each other."""
     hidden = [peer for peer in (exchanges.me, *peers) if exchanges.partners.address(peer) is None]
     return tuple(peer for peer in peers if peer not in hidden[1:])
 
@@ -76,7 +76,7 @@ def invitation(group: Group) -> Invite:
 
 
 def substitute(group: Group, now: float) -> list[Effect]:
-    """A seat is free: ask another, where anybody will do."""
+    """Invite another peer to a free seat, if the selection allows any peer."""
     exchanges = group.exchanges
     config = exchanges.config
     size = config.group_size
@@ -95,9 +95,11 @@ def substitute(group: Group, now: float) -> list[Effect]:
 
 
 def gives_way(exchanges: Exchanges[Group], sender: PeerId, invite: Invite) -> list[Group] | None:
-    """What we leave for this invitation; None: we are busy. A mix is a mix, whoever asked, so that what we only prepare
-    gives way. Of two inviters that invited each other it is the smaller id's group, and those whom both invited know
-    that as well as they do."""
+    """Return our sessions that give way to this invitation, or None if we are busy.
+
+    Any group counts as our mix, so one that we only prepare gives way. When two inviters have invited each other, the
+    group of the smaller id goes first. Members that both have invited know that as well.
+    """
     left: list[Group] = []
     for one in exchanges.table.values():
         if one.state is State.DOUBT:
