@@ -1,1 +1,1 @@
-"""What becomes of vectors: one node's averaging, without I/O and without a word about whom it is with."""
+"""The averaging of vectors: the computation of one node, without I/O and without the choice of partners."""

@@ -1,9 +1,8 @@
-"""What one member of a group computes: the mean of its slice of everybody's vectors, and how far all means are from
-ours.
+"""The all-reduce of a group, as one member computes it: the mean of its slice, and the distance of all means from ours.
 
-Everybody sends each member its slice and makes its own slice's mean of what comes, which goes to all (reduce-scatter,
-then all-gather). Slices come chunk by chunk, through the receivers, or whole. Memory is two vectors beside the
-snapshot, by our own layout: the others' values of our slice, and the difference that comes of the means.
+Each member sends every other member that member's slice. It averages the values of its own slice and sends the mean to
+all (reduce-scatter, then all-gather). Slices come chunk by chunk through the receivers, or whole. Our own layout sets
+the memory: two vectors in addition to the snapshot, for the others' values of our slice and for the difference.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ __all__ = ["GroupAverage"]
 
 
 class GroupAverage:
-    """Members are called by their places."""
+    """One member's side of an all-reduce. Members are identified by their places."""
 
     __slots__ = (
         "averaging", "awaited", "codec", "config", "difference", "effect", "left_out", "mean", "members", "missing",
@@ -39,27 +38,27 @@ class GroupAverage:
         self.slices = slices(ours.size, len(effect.members))
         own = self.slices[self.place]
         length = own.stop - own.start
-        self.rows = vectors.take(ours.size + (MAX_GROUP + 1) * ALIGN)  # slices are of whole blocks
+        self.rows = vectors.take(ours.size + (MAX_GROUP + 1) * ALIGN)  # Slices consist of whole blocks.
         self.parts: Floats = self.rows.array[: len(self.members) * length].reshape(len(self.members), length)
-        self.difference: Vector | None = vectors.take(ours.size)  # until somebody takes it
-        self.missing: dict[int, Receiver | None] = {}  # whose values of our slice have not all come
-        self.awaited: dict[int, Receiver | None] = {}  # whose means have not
+        self.difference: Vector | None = vectors.take(ours.size)  # Until the caller takes it.
+        self.missing: dict[int, Receiver | None] = {}  # Members whose values of our slice have not all come.
+        self.awaited: dict[int, Receiver | None] = {}  # Members whose means have not all come.
         for place, where in enumerate(self.slices):
             if place != self.place and length:
                 self.missing[place] = None
             if place != self.place and where.stop > where.start:
                 self.awaited[place] = None
-        self.squares: dict[int, tuple[float, float]] = {}  # |mean - ours|^2 and |ours|^2 of each slice
-        self.left_out: list[int] = []  # by us, of our slice
-        self.mean: Floats | None = None  # of our slice
-        self.averaging = False  # our slice's mean is being computed
-        self.told = False  # that all is here
+        self.squares: dict[int, tuple[float, float]] = {}  # |mean - ours|^2 and |ours|^2 by slice.
+        self.left_out: list[int] = []  # Members that our slice's mean leaves out.
+        self.mean: Floats | None = None  # Mean of our slice.
+        self.averaging = False  # The mean of our slice is being computed.
+        self.told = False  # The arrival of all means has been reported.
         self.over = False
         codec.quantised(ours[own], self.parts[self.place], self.session, own.start)
 
     # -- chunk by chunk ------------------------------------------------------------------------------------------
     def stream(self) -> None:
-        """Take what comes chunk by chunk."""
+        """Create the receivers for slices that come chunk by chunk."""
         result, own = self.difference, self.slices[self.place]
         assert result is not None
         for place in self.missing:
@@ -71,12 +70,12 @@ class GroupAverage:
             )
 
     def receiver(self, place: int, start: int) -> Receiver | None:
-        """What takes this member's chunk at this position: of our slice, or of its own mean."""
+        """Return the receiver of this member's chunk at ``start``: values of our slice, or the mean of its own."""
         own = self.slices[self.place]
         return (self.missing if own.start <= start < own.stop else self.awaited).get(place)
 
     def arrived(self, place: int, receiver: Receiver) -> None:
-        """This receiver has all of its slice."""
+        """Record that this receiver has all of its slice."""
         if isinstance(receiver, DifferenceReceiver):
             del self.awaited[place]
             self.squares[place] = receiver.difference_sq, receiver.own_sq
@@ -85,19 +84,19 @@ class GroupAverage:
 
     # -- whole slices --------------------------------------------------------------------------------------------
     def send(self, values: Floats, start: int) -> Floats:
-        """``values``, which begin at ``start`` of the vector, as the others decode them."""
+        """Return ``values``, which begin at ``start`` of the vector, as the others decode them."""
         out = np.empty_like(values)
         self.codec.quantised(values, out, self.session, start)
         return out
 
     def take_values(self, place: int, values: Floats) -> None:
-        """A member's values of our slice."""
+        """Take a member's values of our slice."""
         if place in self.missing:
             self.parts[place] = values
             del self.missing[place]
 
     def take_mean(self, place: int, values: Floats) -> None:
-        """The mean of a member's slice."""
+        """Take the mean of a member's slice."""
         if place in self.awaited:
             where = self.slices[place]
             assert self.difference is not None
@@ -108,12 +107,14 @@ class GroupAverage:
     # -- means ---------------------------------------------------------------------------------------------------
     @property
     def can_average(self) -> bool:
-        """Whether all of our slice is here, and its mean is not."""
+        """Return True if all of our slice has arrived and its mean has not been computed."""
         return not self.missing and not self.averaging and self.mean is None and self.parts.size > 0
 
     def average(self) -> None:
-        """The mean of our slice, and its difference from ours, both as all take them: once through the codec. Touches
-        nothing that arriving chunks do."""
+        """Compute the mean of our slice and its difference from ours, both as all members decode them.
+
+        It touches nothing that arriving chunks do.
+        """
         config, place = self.config, self.place
         assert self.difference is not None
         mean, self.left_out = group_mean(self.parts, place, filter_of(config).mean, config.norm_bound)
@@ -125,12 +126,12 @@ class GroupAverage:
 
     @property
     def complete(self) -> bool:
-        """Whether all means are here, ours among them."""
+        """Return True if all means are here, ours included."""
         waits = self.missing or self.awaited or self.averaging or self.over or self.difference is None
         return not waits and (self.mean is not None or not self.parts.size)
 
     def outcome(self) -> tuple[float, float, list[PeerId]]:
-        """``|mean - ours|^2``, ``|ours|^2``, and whose values were refused."""
+        """Return ``|mean - ours|^2``, ``|ours|^2``, and the members whose values were refused."""
         apart_sq = own_sq = 0.0
         refused = list(self.left_out)
         for place, where in enumerate(self.slices):
@@ -141,14 +142,14 @@ class GroupAverage:
                     refused.append(place)
         return apart_sq, own_sq, [self.members[place] for place in refused]
 
-    # -- what came of it -----------------------------------------------------------------------------------------
+    # -- results -------------------------------------------------------------------------------------------------
     def take_difference(self) -> Vector | None:
-        """The caller owns it now."""
+        """Return the difference, which the caller owns from now on."""
         taken, self.difference = self.difference, None
         return taken
 
     def release(self) -> None:
-        """Vectors go back, but for those that a link writes to at the moment, or the mean's arithmetic uses."""
+        """Give the vectors back, except those that a link or a running job may still write to."""
         self.over = True
         if self.averaging:
             return

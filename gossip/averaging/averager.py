@@ -1,9 +1,7 @@
-"""One node's averaging: what Peer wants done with vectors, done, and what is to be told of it.
+"""The averaging of one node: it performs the vector effects that Peer decides, and reports the results.
 
-Peer decides, this computes, a driver carries. It holds the snapshots of the sessions under way, the averages that come
-of them, the outer step, how far local steps went, how far apart members are, and the weights that a newcomer collects.
-It knows sessions by their numbers and has no clock, thread or socket: the driver gives what it needs of those
-(:class:`Driver`) and moves the bytes.
+It holds snapshots, averages in progress, the outer step, statistics of movement and distance, and the weights that a
+newcomer collects. It has no clock, thread or socket: a :class:`Driver` provides them and moves the bytes.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ __all__ = ["PERFORM", "Averager", "Driver", "Reports"]
 
 
 class Reports(Protocol):
-    """Whom it reports to: a :class:`gossip.peer.Peer`. Each report's effects are performed at once."""
+    """The receiver of reports, a :class:`gossip.peer.Peer`. The effects of each report are performed at once."""
 
     @property
     def elements(self) -> int: ...
@@ -78,23 +76,23 @@ class Reports(Protocol):
 
 
 class Driver(Protocol):
-    """What an averager needs of the world."""
+    """The services of a driver that an averager uses."""
 
     @property
     def now(self) -> float: ...
     def perform(self, effects: list[Effect], /) -> None: ...
     def soon(self, report: Callable[..., None], *arguments: object) -> None:
-        """Call it when what is being performed has been."""
+        """Call ``report`` after the effects that are being performed."""
 
     def compute(self, job: Job) -> None:
-        """Run it and land it."""
+        """Run the job and land it."""
 
     def when_copied(self, visit: Visit, report: Callable[[Visit], None]) -> None:
-        """Report it when its copies are done."""
+        """Report the visit when its copies are done."""
 
 
 class Averager:
-    """Of one node. ``lock`` guards the outer step, where jobs run in another thread than the boundary's visits."""
+    """The averaging of one node. ``lock`` guards the outer step if jobs run in another thread than boundary visits."""
 
     __slots__ = (
         "boundary", "config", "counted", "driver", "generation", "groups", "joining", "lock", "movement", "outer",
@@ -108,36 +106,36 @@ class Averager:
         self.peer, self.config, self.boundary, self.vectors, self.outer = peer, config, boundary, vectors, outer
         self.driver = driver
         self.lock: AbstractContextManager[object] = nullcontext() if lock is None else lock
-        self.snapshots: dict[int, Vector] = {}  # by session
+        self.snapshots: dict[int, Vector] = {}  # Snapshots by session.
         self.pairs: dict[int, PairAverage] = {}
         self.groups: dict[int, GroupAverage] = {}
-        self.joining: Vector | None = None  # what is collected of another run's weights
-        self.generation = 0  # of the weights: counts replacements from outside
-        self.counted = 0  # Vector.taken of the newest snapshot whose local progress the outer step has counted
-        self.part = ALL  # of the next mix of our own
+        self.joining: Vector | None = None  # Weights of another run, as far as they are collected.
+        self.generation = 0  # Number of times that the weights were replaced from outside.
+        self.counted = 0  # ``taken`` of the newest snapshot whose local progress is counted.
+        self.part = ALL  # Part of our next mix.
         size = peer.elements
         parts = lasting_parts(config.part, size) if needs_spread(config.codec) else []
         self.spreads = {part: Spread(part.elements(size)) for part in parts}
         self.movement = Movement(size) if config.watches_movement else None
 
     def begin(self, weights: Floats) -> None:
-        """Local steps count from these weights on."""
+        """Count local steps from these weights on."""
         if self.movement is not None:
             self.begin_at(self.movement.sample(weights))
 
     def begin_at(self, sample: Floats) -> None:
-        """As :meth:`begin`, of which these are the elements that movement is measured by."""
+        """Count local steps from weights whose sampled elements are ``sample``."""
         if self.movement is not None:
             self.boundary.sampled = self.movement.places
             self.movement.moved(sample)
 
     def replaced(self, weights: Floats) -> None:
-        """The training loop holds these weights now, in place of others."""
+        """Restart the outer step from weights that replaced others in the training loop."""
         with self.lock:
             self.outer.replace(weights)
 
     def forget(self) -> None:
-        """The weights were replaced from outside (a checkpoint): what was on its way to the old ones is dropped."""
+        """Drop all that was meant for weights that were replaced from outside (a checkpoint)."""
         self.generation += 1
         self.joining = None
         self.vectors.forget()
@@ -145,7 +143,7 @@ class Averager:
 
     # -- effects -------------------------------------------------------------------------------------------------
     def perform(self, effect: Effect) -> None:
-        """An effect of vectors alone, for which no driver has to do anything. Raises KeyError for another."""
+        """Perform an effect of vectors alone. Raises KeyError for an effect that needs the driver."""
         PERFORM[type(effect)](self, effect)
 
     # -- snapshots -----------------------------------------------------------------------------------------------
@@ -153,7 +151,7 @@ class Averager:
         self.want(effect.session, effect.pushes, self.cut(effect.part, effect.session))
 
     def want(self, session: int, pushes: int = 0, cut: Cut | None = None) -> None:
-        """A snapshot of the next boundary, in memory that is there by then. What is owed brings its own."""
+        """Request a snapshot at the next boundary, in memory that exists by then; a pending update brings its own."""
         boundary = self.boundary
         if boundary.owed or self.vectors.at_hand(boundary.copied_elements(cut)):
             boundary.want_snapshot(session, None, pushes, cut)
@@ -161,11 +159,11 @@ class Averager:
             self.driver.compute(Reserving(self, session, pushes, cut))
 
     def copy_piece(self, effect: CopyPiece) -> None:
-        """For a newcomer, when there is room for it."""
+        """Copy a piece for a newcomer, once there is memory for it."""
         self.driver.compute(MakingRoom(self, effect))
 
     def cut(self, part: Subset, session: int) -> Cut | None:
-        """Where the elements of a part lie; None for all of them."""
+        """Return the cut of a part, None for all elements."""
         expected = self.boundary.expected
         if expected is not None and expected.part == part:
             return expected
@@ -173,22 +171,21 @@ class Averager:
         return None if positions is None else Cut(part, positions)
 
     def expect(self, part: Subset) -> None:
-        """The next mix of our own is of this part. Where it lies is drawn now, which takes as long as the copy that the
-        training loop makes when the mix is due."""
+        """Draw the positions of our next mix's part now, as that takes as long as the copy when the mix is due."""
         if part is not self.part:
             self.part = part
             self.boundary.expected = self.cut(part, 0)
 
     def snapshotted(self, session: int, vector: Vector, mass: float) -> None:
-        """The copy that a session wanted is here; one that is over gives it back."""
+        """Take the copy that a session requested, or return it to the pool if the session has ended."""
         peer, driver = self.peer, self.driver
         if not peer.concerns(session):
-            if mass > 0 and self.config.conserves:  # it was to carry this away, and goes nowhere
+            if mass > 0 and self.config.conserves:  # The session has ended, so this mass comes back.
                 self.decide(Mixing(self, vector, None, None, 0.0, mass))
             else:
                 self.vectors.give(vector)
             return
-        if session in self.snapshots:  # an earlier one does already
+        if session in self.snapshots:  # The session has a snapshot already.
             self.vectors.give(vector)
             return
         self.snapshots[session] = vector
@@ -204,7 +201,7 @@ class Averager:
         driver.perform(peer.snapshotted(session, driver.now, mass, moved))
 
     def recall(self, effect: Recall) -> None:
-        """The newest snapshot is this session's; where there is none that of the next boundary."""
+        """Give a session the newest snapshot, or that of the next boundary if there is none."""
         vector = self.vectors.recall()
         if vector is None:
             if effect.session not in self.boundary.requests:
@@ -221,7 +218,7 @@ class Averager:
             self.driver.perform(report(session, self.driver.now))
 
     def copy_frozen(self, effect: CopyFrozen) -> None:
-        """For a newcomer, who is not kept waiting for a boundary by what does not change there."""
+        """Copy frozen weights for a newcomer, without waiting for a boundary, as they do not change."""
         self.driver.compute(Copying(self, effect))
 
     def copied_frozen(self, session: int, vector: Vector) -> None:
@@ -232,7 +229,7 @@ class Averager:
             self.vectors.give(vector)
 
     def rename(self, effect: Rename) -> None:
-        """Another partner is asked with the same snapshot."""
+        """Move a snapshot to the session of the next partner that is asked."""
         snapshot = self.snapshots.pop(effect.session, None)
         if snapshot is not None:
             self.snapshots[effect.to] = snapshot
@@ -248,27 +245,25 @@ class Averager:
 
     # -- averages ------------------------------------------------------------------------------------------------
     def transfer(self, effect: Transfer) -> PairAverage | str:
-        """What the session's streams are to work on, or why they cannot begin, for :meth:`fail`."""
+        """Return the average that the session's streams work on, or for :meth:`fail` the reason why there is none."""
         snapshot = self.snapshots.get(effect.session)
         if snapshot is None:
             return "layout"
         codec = get_codec(effect.codec)
         spread = self.spreads.get(ALL if snapshot.cut is None else snapshot.cut.part)
         if codec.needs_spread:
-            if spread is None or not spread.known:  # as no bound would do
+            if spread is None or not spread.known:  # Reported like a difference beyond its bound.
                 return "overflow"
             codec = codec.bound(spread)
         pair = self.pairs[effect.session] = PairAverage(effect, snapshot, codec, spread, self.vectors)
         return pair
 
     def streamed(self, pair: PairAverage) -> None:
-        """All of theirs is here."""
-        self.driver.perform(
-            self.peer.streamed(pair.session, pair.difference_sq, pair.own_sq, self.driver.now)
-        )  # fmt: skip
+        """Report that the partner's vector is complete."""
+        self.driver.perform(self.peer.streamed(pair.session, pair.difference_sq, pair.own_sq, self.driver.now))
 
     def gather(self, effect: Gather) -> GroupAverage | str:
-        """What a group's streams are to work on, the same at every call; or why they cannot begin."""
+        """Return the group's average for its streams, the same at every call, or the reason why there is none."""
         group = self.groups.get(effect.session)
         if group is None:
             snapshot = self.snapshots.get(effect.session)
@@ -279,27 +274,27 @@ class Averager:
         return group
 
     def average(self, group: GroupAverage, averaged: Callable[[], None]) -> None:
-        """When all of our slice is here: compute its mean, and say when that is done."""
+        """Compute the mean of our slice once all of it is here, then call ``averaged``."""
         if group.can_average:
             group.averaging = True
             self.driver.compute(Averaging(self, group, averaged))
 
     def gathered(self, group: GroupAverage) -> None:
-        """All means may be here."""
+        """Report the group's means once all are here."""
         if group.complete and not group.told:
             group.told = True
             self.driver.perform(self.peer.gathered(group.session, *group.outcome(), self.driver.now))
 
     def fail(self, session: int, code: str) -> None:
-        """It could not begin: that is reported after what is being performed, as a stream's failure would be."""
+        """Report streams that cannot begin as failed, after the effects that are being performed."""
         self.driver.soon(self.failed, session, code)
 
     def failed(self, session: int, code: str) -> None:
         self.driver.perform(self.peer.failed(session, code, self.driver.now))
 
-    # -- what comes of them --------------------------------------------------------------------------------------
+    # -- results -------------------------------------------------------------------------------------------------
     def mix(self, effect: Mix) -> bool:
-        """Both sides of a pair, or all of a group, committed. Whether there was anything to mix."""
+        """Apply a committed pair or group at the next boundary. Return False if there is nothing to mix."""
         pair = self.pairs.get(effect.session)
         average = pair or self.groups.get(effect.session)
         if average is None or average.difference is None:
@@ -317,7 +312,7 @@ class Averager:
         return True
 
     def merge(self, effect: Merge) -> bool:
-        """A vector with a mass is ours: the partner's, or our own that was not taken. Whether it is the partner's."""
+        """Merge the partner's vector with its mass, or our own that comes back. Return True if it is the partner's."""
         pair, snapshot = self.pairs.get(effect.session), self.snapshots.pop(effect.session, None)
         if snapshot is None:
             return False
@@ -332,8 +327,7 @@ class Averager:
         self.driver.compute(mixing)
 
     def order(self, mixing: Mixing) -> None:
-        """Of mixes that overlap each piece of local progress counts once: one whose snapshot is older than the newest
-        that was counted counts none, and the newer ones under way are told what they lack."""
+        """Count local progress once in overlapping mixes: a mix older than the newest counted one counts none of it."""
         snapshot = mixing.snapshot
         mixing.since, mixing.late = snapshot.since, snapshot.taken < self.counted
         self.counted = max(self.counted, snapshot.taken)
@@ -352,18 +346,17 @@ class Averager:
 
     # -- joining -------------------------------------------------------------------------------------------------
     def collect(self, effect: Collect) -> Floats:
-        """The vector that pieces of another run's weights go to."""
+        """Return the vector that collects the pieces of another run's weights."""
         joining = self.joining
         if joining is None or joining.array.size != effect.size:
-            # The outer step's own, where it has none yet; or one of those that exchanges will need, where it is as
-            # long. It goes back only when it has been adopted: of what is given up sooner somebody may still write a
-            # piece.
+            # The outer step takes over a mapped vector if it has none yet. Neither kind goes back before its adoption:
+            # a link may still write to a vector that was given up.
             lent = self.outer.begun and effect.size == self.peer.elements
             joining = self.joining = self.vectors.take(effect.size) if lent else Vector.mapped(effect.size)
         return joining.array
 
     def take_piece(self, effect: Collect, values: Floats) -> bool:
-        """A whole piece is here: kept, or compared with what is. False where it is none that a node would send."""
+        """Store a whole piece, or compare it with the vector. Return False if the piece is not finite."""
         held = self.collect(effect)[effect.start : effect.stop]
         if not finite(values):
             return False
@@ -377,14 +370,14 @@ class Averager:
         return True
 
     def serve(self, effect: Serve) -> Vector | None:
-        """The snapshot that a newcomer gets a piece of."""
+        """Return the snapshot that holds a newcomer's piece, or None."""
         snapshot = self.snapshots.get(effect.session)
         return snapshot if snapshot is not None and snapshot.holds(effect.start, effect.stop) else None
 
     def adopt(self, effect: Adopt) -> None:
         assert self.joining is not None, "nothing was collected"
         adoption = Adoption(self.joining.array, effect.optimizer_keys, effect.optimizer_scalars, effect.trial)
-        self.driver.compute(TakingOver(self, adoption))  # behind mixes of the old: they must not land on the new
+        self.driver.compute(TakingOver(self, adoption))  # Queued behind mixes of the old weights.
 
     def confirm(self, effect: Confirm) -> None:
         self.boundary.kept.forget()
@@ -394,12 +387,12 @@ class Averager:
 
     # -- the training loop ---------------------------------------------------------------------------------------
     def visited(self, visit: Visit | None, steps: int, samples: int, loss: float | None) -> None:
-        """The training loop was at its boundary, after so many steps, and reports."""
+        """Report a visit of the training loop to its boundary, after ``steps`` steps."""
         peer, driver = self.peer, self.driver
         if visit is not None and visit.replaced:
             peer.counted(steps, samples)
             self.weights_replaced(visit)
-        driver.perform(peer.stepped(steps, samples, loss, driver.now))  # first: an Offer states how old the model is
+        driver.perform(peer.stepped(steps, samples, loss, driver.now))  # First, as an Offer states the model's age.
         if visit is not None:
             self.updated(visit)
 
@@ -408,7 +401,7 @@ class Averager:
         if visit.adopted or visit.restored:
             self.vectors.forget()
         if visit.adopted and self.joining is None and self.boundary.kept.holds:
-            self.boundary.want_restore()  # an earlier averager collected them, and nobody is left who would judge them
+            self.boundary.want_restore()  # The averager that began the trial is gone: no peer can judge it.
         if visit.adopted:
             joining, self.joining = self.joining, None
             if joining is not None:
@@ -426,11 +419,11 @@ class Averager:
             driver.perform(peer.not_kept(driver.now))
         if visit.restored:
             if movement is not None:
-                movement.expected = None  # there is no snapshot of what came back
+                movement.expected = None  # No snapshot holds the weights that came back.
             driver.perform(peer.restored(driver.now))
 
     def updated(self, visit: Visit) -> None:
-        """What exchanges brought is in the model, and the copies that were asked for are on their way."""
+        """Use the copies of a visit once they are done; its updates are in the model."""
         if visit.copies:
             self.driver.when_copied(visit, self.copied)
         else:
@@ -446,13 +439,13 @@ class Averager:
         current = visit.decided == boundary.decided
         for session, vector, mass in visit.snapshots:
             if not (mass or vector.passing or self.peer.concerns(session)):
-                self.use_spare(vector, current)  # another exchange took its place while the copy was made
+                self.use_spare(vector, current)  # Another exchange took the session's place during the copy.
             elif current or mass > 0 or not self.peer.under_way(session):
                 others = self.shares(vector) if current and not mass else []
                 self.snapshotted(session, vector, mass)
                 for other in others:
                     self.snapshotted(other, vector, 0.0)
-            else:  # an update was decided since: it is to be in what this exchange mixes
+            else:  # An update was decided since, and this exchange must include it.
                 self.vectors.give(vector)
                 boundary.want_snapshot(session, cut=vector.cut)
         if visit.spare is not None:
@@ -466,13 +459,13 @@ class Averager:
         self.vectors.give(spare)
 
     def shares(self, vector: Vector) -> list[int]:
-        """Those that want what this copy holds have their snapshot already, where no update was decided since."""
+        """Return the sessions whose requests this copy fulfils as well."""
         sessions = [] if vector.passing else self.boundary.take_requests(vector.cut)
         vector.users += len(sessions)
         return sessions
 
     def keep(self, vector: Vector, lives: int) -> None:
-        """A copy of the weights for newcomers; not of weights that were replaced since, or are no numbers."""
+        """Keep a copy of the weights for newcomers, unless the weights were replaced since or are not finite."""
         peer = self.peer
         if lives == self.boundary.lives and peer.ready and not peer.taking and sound(vector):
             self.vectors.keep(vector)
@@ -480,7 +473,7 @@ class Averager:
 
 
 def sound(vector: Vector) -> bool:
-    """Whether what was copied there may be sent; looked at once."""
+    """Return True if the vector is finite and may be sent; check it only once."""
     if vector.finite is None:
         vector.finite = finite(vector.array)
     return vector.finite
@@ -490,4 +483,4 @@ PERFORM: dict[type, Callable[[Averager, Any], None]] = {
     Snapshot: Averager.snapshot, CopyPiece: Averager.copy_piece, Recall: Averager.recall,
     CopyFrozen: Averager.copy_frozen, Adopt: Averager.adopt, Confirm: Averager.confirm, Restore: Averager.restore,
 }  # fmt: skip
-"""What :meth:`Averager.perform` performs; other effects need a driver, which calls the averager for its part."""
+"""The effects that :meth:`Averager.perform` performs. For others a driver calls the averager itself."""

@@ -1,11 +1,11 @@
-"""The step boundary: where exchanges meet the training loop, and nowhere else.
+"""The step boundary: the only place where exchanges meet the training loop.
 
-The network leaves wishes (a snapshot, an update to add, weights to take over); the training loop fulfils them between
-two steps, in one order: weights come back, updates are added, weights are taken over, snapshots are taken, so that what
-is sent includes what was received. Nobody waits for anybody: without wishes a visit is one attribute read.
+The network leaves requests (a snapshot, an update to add, weights to adopt). The training loop fulfils them between two
+steps in a fixed order: restore weights, add updates, adopt weights, take snapshots. Snapshots therefore include what
+was received. Neither side waits for the other: without requests a visit is one attribute read.
 
-``lock`` is for a driver whose training loop and network are two threads. What changes the model is called by the loop
-alone; the lock guards the wishes.
+``lock`` is for a driver whose training loop and network are two threads. It guards the requests; only the loop calls
+methods that change the model.
 """
 
 from __future__ import annotations
@@ -24,103 +24,101 @@ __all__ = ["Adoption", "Boundary", "Kept", "Model", "Pending", "Update", "Visit"
 
 
 class Pending(Protocol):
-    """A copy that may be under way. Until it is done the host array is not to be read (of a read) or written (of an
-    addition)."""
+    """A copy in progress. Until it is done, its target must not be read and its source must not be written."""
 
     def done(self) -> bool: ...
 
 
 class Model(Protocol):
-    """The live weights, and the optimizer's state behind them: changed by the training loop alone. None for a copy
-    that is done when the call returns. Exchanges carry all weights but those that nobody changes, which lie behind
-    them."""
+    """The live weights, and the optimizer's state behind them, which only the training loop changes.
+
+    Methods return None if the copy is done already. Frozen weights, which no exchange carries, lie behind the others.
+    """
 
     @property
     def finite(self) -> bool | None:
-        """Whether all is that was read last, by :meth:`begin_read` or :meth:`add_read`; None where nobody looked."""
+        """Return True if all values of the last read were finite, None if they were not checked."""
 
     @property
     def weighs(self) -> bool:
-        """Whether a difference may come with its weight, which then costs no pass of its own."""
+        """Return True if a difference may come with its weight, which then costs no extra pass."""
 
     def size(self) -> int:
-        """Elements of the weights that exchanges carry."""
+        """Return the number of weights that exchanges carry."""
 
     def optimizer_range(self) -> range:
-        """Where the optimizer's state lies in the vector that newcomers take: behind all weights."""
+        """Return the range of the optimizer's state, behind all weights, in the vector that newcomers take."""
 
     def begin_read(self, out: Floats) -> Pending | None:
-        """``out[:] = weights``."""
+        """Begin ``out[:] = weights``."""
 
     def begin_read_optimizer(self, out: Floats, start: int) -> Pending | None:
-        """``out[:]`` = the optimizer's state, from ``start`` of what newcomers take on."""
+        """Begin ``out[:]`` = the optimizer's state, from ``start`` of what newcomers take on."""
 
     def begin_read_piece(self, out: Floats, start: int) -> Pending | None:
-        """``out[:]`` = the weights from ``start`` on, all of them such as exchanges carry."""
+        """Begin ``out[:]`` = the weights from ``start`` on, none of them frozen."""
 
     def begin_read_at(self, out: Floats, positions: Positions) -> Pending | None:
-        """``out[:] = weights[positions]``."""
+        """Begin ``out[:] = weights[positions]``."""
 
     def read_frozen(self, out: Floats, start: int) -> None:
-        """``out[:]`` = the weights from ``start`` on, of which nobody changes any: in any thread."""
+        """Set ``out[:]`` to the frozen weights from ``start`` on. Any thread may call this."""
 
     def add(self, values: Floats) -> Pending | None:
-        """``weights += values``."""
+        """Begin ``weights += values``."""
 
     def add_weighted(self, values: Floats, weight: float) -> Pending | None:
-        """``weights += weight values``, where it :attr:`weighs`; ``values`` may be overwritten."""
+        """Begin ``weights += weight values``, if the model :attr:`weighs`; ``values`` may be overwritten."""
 
     def add_read(self, values: Floats, weight: float) -> bool:
-        """As both, then ``values[:] = weights``, which takes one pass over memory where the two take two.
-        False where it cannot be had in one: nothing has changed."""
+        """Add ``weight values``, then set ``values[:] = weights``, in one pass. Or change nothing and return False."""
 
     def add_at(self, values: Floats, positions: Positions) -> Pending | None:
-        """``weights[positions] += values``."""
+        """Begin ``weights[positions] += values``."""
 
     def merge(self, vector: Floats, ratio: float) -> Pending | None:
-        """``weights += ratio (vector - weights)``; ``vector`` may be overwritten."""
+        """Begin ``weights += ratio (vector - weights)``; ``vector`` may be overwritten."""
 
     def adopt(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
-        """Overwrite the weights, and the optimizer's state where this optimizer keeps it."""
+        """Overwrite the weights, and the optimizer's state if this optimizer keeps these keys."""
 
 
 class Kept(Protocol):
-    """The weights that were there, while others are on trial."""
+    """A backup of the weights while others are on trial."""
 
     why_not: str
 
     @property
     def holds(self) -> bool:
-        """Whether weights are kept."""
+        """Return True if there is a backup."""
 
     def keep(self) -> bool:
-        """Keep them; False, with the reason in ``why_not``, where they could not be."""
+        """Back up the weights. Return False, with the reason in ``why_not``, if that is not possible."""
 
     def distance(self, theirs: Floats) -> tuple[float, float]:
-        """``|theirs - kept|^2`` and ``|kept|^2``."""
+        """Return ``|theirs - kept|^2`` and ``|kept|^2``."""
 
     def put_back(self) -> Floats:
-        """Overwrite the live weights with those kept, and return them."""
+        """Overwrite the live weights with the backup, and return it."""
 
     def forget(self) -> None:
-        """They may go."""
+        """Discard the backup."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What an exchange brought: a difference to add, to all or at these positions, or with a mass a vector to merge, as
-    :class:`gossip.effects.Merge` says."""
+    """The result of an exchange: a difference to add, or a vector with a mass for :class:`gossip.effects.Merge`."""
 
     vector: Vector
     mass: float | None = None
-    sample: Floats | None = None  # of a vector to merge, as gossip.arithmetic.movement asks for: to merge overwrites it
+    sample: Floats | None = None  # Sample of a vector to merge, taken before the merge overwrites the vector.
     positions: Positions | None = None
-    weight: float = 1.0  # of a difference to all
+    weight: float = 1.0  # Weight of a difference of all elements.
 
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """Weights to take over, and perhaps an optimizer's state behind them."""
+    """Weights to adopt, and perhaps an optimizer's state behind them."""
 
     vector: Floats
     optimizer_keys: tuple[str, ...] = ()
@@ -130,34 +128,34 @@ class Adoption:
 
 @dataclass(slots=True)
 class Visit:
-    """What one visit fulfilled. ``copies`` must be done before anybody uses the vectors."""
+    """The requests that one visit fulfilled. ``copies`` must be done before the vectors are used."""
 
-    updates: Sequence[Update] = ()  # their vectors are given back already, but for those in ``read``
-    ratios: Sequence[float] = ()  # of each of them: how much of a vector was merged, 0 if added
-    read: list[Vector] = field(default_factory=list)  # by copies under way
-    snapshots: Sequence[tuple[int, Vector, float]] = ()  # session, and the mass that it carries
+    updates: Sequence[Update] = ()  # Their vectors are given back already, except those in ``read``.
+    ratios: Sequence[float] = ()  # Merged share of each update's vector, 0 for a difference.
+    read: list[Vector] = field(default_factory=list)  # Vectors that copies in progress read.
+    snapshots: Sequence[tuple[int, Vector, float]] = ()  # Session, vector, and the mass that it carries.
     copies: Sequence[Pending] = ()
     adopted: bool = False
-    apart: tuple[float, float] = (0.0, 0.0)  # on trial: |theirs - ours|^2 and |ours|^2
-    not_kept: str = ""  # why weights were not adopted: those that are here could not be kept
+    apart: tuple[float, float] = (0.0, 0.0)  # On trial: |theirs - ours|^2 and |ours|^2.
+    not_kept: str = ""  # Reason why weights were not adopted: no backup was possible.
     restored: bool = False
-    decided: int = 0  # Boundary.decided as it was then: the copies hold all of those updates, and none after
-    spare: Vector | None = None  # a copy for the exchange that is expected to begin now
-    kept: Vector | None = None  # a copy for whoever comes while the loop stands
-    lives: int = 0  # Boundary.lives as it was then: of which weights the copies are
+    decided: int = 0  # ``Boundary.decided`` at the visit: the copies hold all updates until then, and none after.
+    spare: Vector | None = None  # A copy for the exchange that is expected to begin now.
+    kept: Vector | None = None  # A copy for newcomers that come while the training loop stands.
+    lives: int = 0  # ``Boundary.lives`` at the visit: identifies the weights that were copied.
 
     @property
     def updates_alone(self) -> bool:
-        """Nothing of it need be told to the peer."""
+        """Return True if the visit did nothing that the peer must be told."""
         return not (self.snapshots or self.spare is not None or self.kept is not None or self.replaced)
 
     @property
     def replaced(self) -> bool:
-        """Whether other weights were to take the place of those that were there."""
+        """Return True if other weights replaced the present ones, or were to."""
         return self.adopted or self.restored or bool(self.not_kept)
 
     def await_copy(self, copy: Pending | None) -> bool:
-        """Whether there is something to wait for."""
+        """Record a copy that is in progress. Return False if there is none to wait for."""
         if copy is None or copy.done():
             return False
         self.copies = (*self.copies, copy)
@@ -166,18 +164,20 @@ class Visit:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A snapshot that a session wants."""
+    """A session's request for a snapshot."""
 
-    piece: Vector | None  # that a newcomer waits for, and where it goes
-    pushes: int  # to how many it is given away
+    piece: Vector | None  # Memory for the piece that a newcomer waits for.
+    pushes: int  # Number of partners that it is given away to.
     cut: Cut | None
-    part: Subset | None  # of the cut: requests of the same share one vector
+    part: Subset | None  # Part of the cut: requests of the same part share one vector.
 
 
 class Boundary:
-    """Wishes of the network, fulfilled by the training loop. ``wanted`` is read without the lock: a wish that comes a
-    moment too late waits for the next step. ``wake`` is called where there is one, for a loop that has nothing else to
-    do, and ``rest`` when a visit takes them."""
+    """The network's requests, which the training loop fulfils.
+
+    ``wanted`` is read without the lock: a request that comes a moment too late waits for the next step. A new request
+    calls ``wake``, in case the loop has nothing else to do; a visit that takes requests calls ``rest``.
+    """
 
     __slots__ = (
         "adoption", "conserves", "decided", "expected", "kept", "lives", "lock", "mass", "model", "owed", "requests",
@@ -190,30 +190,30 @@ class Boundary:
         rest: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         self.model, self.vectors, self.kept = model, vectors, kept
-        self.conserves = conserves  # a push takes mass away
+        self.conserves = conserves  # A push takes mass away from the model.
         self.lock: AbstractContextManager[object] = nullcontext() if lock is None else lock
         self.wake, self.rest = wake, rest
-        self.mass = 1.0  # of push-sum: it changes with the weights, and so in the training loop alone
+        self.mass = 1.0  # Push-sum mass: it changes with the weights, so only in the training loop.
         self.wanted = False
-        self.requests: dict[int, Request] = {}  # by session
-        self.expected: Cut | None = None  # what the next mix of our own will be of; None: all
-        self.sampled: Positions | None = None  # elements that every snapshot holds, for gossip.arithmetic.movement
+        self.requests: dict[int, Request] = {}  # Requests by session.
+        self.expected: Cut | None = None  # Cut of our next mix; None: all elements.
+        self.sampled: Positions | None = None  # Elements that every snapshot holds, for gossip.arithmetic.movement.
         self.updates: list[Update] = []
         self.adoption: Adoption | None = None
         self.restoring = False
-        # What exchanges brought and is not in the model yet. A snapshot without it would count it twice: the partner
-        # gives half of what lies between us a second time, and both end beyond the mean.
+        # Updates that are decided and not in the model yet. A snapshot without them would count a difference twice: the
+        # partner gives half of it a second time, and both end beyond the mean.
         self.owed = 0
-        self.decided = 0  # how many there ever were
-        self.lives = 0  # how often the weights were replaced
-        self.visits = 0  # that took copies: the order of snapshots
+        self.decided = 0  # Number of updates ever decided.
+        self.lives = 0  # Number of times that the weights were replaced.
+        self.visits = 0  # Number of visits that took copies: it orders snapshots.
 
     @property
     def weighs(self) -> bool:
-        """Whether a difference to all may come with its weight."""
+        """Return True if a difference of all elements may come with its weight."""
         return self.model.weighs
 
-    # -- the network's -------------------------------------------------------------------------------------------
+    # -- called by the network -----------------------------------------------------------------------------------
     def want_snapshot(
         self, session: int, piece: Vector | None = None, pushes: int = 0, cut: Cut | None = None
     ) -> None:  # fmt: skip
@@ -230,8 +230,7 @@ class Boundary:
                 self.vectors.give(request.piece)
 
     def take_requests(self, here: Cut | None = None) -> list[int]:
-        """The sessions that want these elements of the weights, who need not wait for the next boundary: a spare copy
-        is here."""
+        """Remove and return the sessions that a spare copy of these elements can serve before the next boundary."""
         part = None if here is None else here.part
         with self.lock:
             sessions = [
@@ -243,7 +242,7 @@ class Boundary:
         return sessions
 
     def owe(self) -> None:
-        """An update is decided; want_update brings it, or excuse says that it never comes."""
+        """Announce a decided update, which ``want_update`` delivers or ``excuse`` cancels."""
         with self.lock:
             self.owed += 1
             self.decided += 1
@@ -251,17 +250,20 @@ class Boundary:
     def excuse(self) -> None:
         with self.lock:
             self.owed -= 1
-            self.signal()  # snapshots may have waited for it
+            self.signal()  # Snapshots may have waited for this update.
 
     def want_update(self, update: Update) -> None:
-        """One that was owed."""
+        """Deliver an announced update."""
         with self.lock:
             self.updates.append(update)
             self.signal()
 
     def want_adoption(self, adoption: Adoption) -> None:
-        """Updates not yet applied belong to the weights that go: they are dropped, but for a trial, after which those
-        may come back: what the partners have added already is in what is kept."""
+        """Request the adoption of other weights.
+
+        Updates that are not applied yet belong to the present weights and are dropped. In a trial they are applied
+        first, so that the backup holds what the partners have added already.
+        """
         with self.lock:
             self.adoption = adoption
             dropped: list[Update] = []
@@ -278,7 +280,7 @@ class Boundary:
             self.signal()
 
     def forget(self) -> None:
-        """Drop what is on its way to weights that are no longer there."""
+        """Drop all that was meant for weights that are no longer there."""
         self.kept.forget()
         self.lives += 1
         with self.lock:
@@ -288,8 +290,10 @@ class Boundary:
             self.vectors.give(update.vector)
 
     def restart(self) -> None:
-        """Drop the wishes of a network side that ended by a fault, once none of its tasks runs any more. Updates of
-        finished exchanges stay, since the partners have them too. Weights on trial give way to those that were kept."""
+        """Drop the requests of a network side that ended by a fault, once none of its tasks runs any more.
+
+        Updates of finished exchanges stay, since the partners have them too. The backup replaces weights on trial.
+        """
         with self.lock:
             dropped, self.requests = self.requests, {}
             self.adoption, self.expected = None, None
@@ -302,18 +306,21 @@ class Boundary:
         self.wake()
 
     def signal(self) -> None:
-        if not self.wanted:  # else it was woken, and has not looked since
+        if not self.wanted:  # Otherwise the loop was woken, and has not looked since.
             self.wanted = True
             self.wake()
 
-    # -- the training loop's -------------------------------------------------------------------------------------
+    # -- called by the training loop -----------------------------------------------------------------------------
     def visit(self, replaced: Callable[[Floats], None], spare: bool = False, keep: bool = False) -> Visit:
-        """Fulfil everything. While an update is owed, snapshots that are exchanged wait for it; those that are given
-        away carry their mass with them, and newcomers need no more than weights. ``replaced`` is told weights that take
-        the place of others.
+        """Fulfil all requests.
 
-        ``spare``: a mix is due, so that a snapshot will be asked for in a moment: take one along, and the exchange
-        begins a step sooner. ``keep``: take a copy for newcomers, who may come while the loop stands.
+        While an update is pending, snapshots for exchanges wait for it. Pushed snapshots carry their mass with them,
+        and newcomers need only weights, so neither waits.
+
+        Args:
+            replaced: Callback for weights that take the place of others.
+            spare: A mix is due: copy the weights ahead of its request, so that the exchange begins a step sooner.
+            keep: Take a copy for newcomers, which may come while the loop stands.
         """
         with self.lock:
             updates, self.updates = self.updates, []
@@ -355,7 +362,7 @@ class Boundary:
         return visit
 
     def copy_piece(self, piece: Vector, visit: Visit) -> None:
-        """For a newcomer. Where the optimizer's state has changed its length it holds nothing then."""
+        """Copy a piece for a newcomer. It holds nothing if the optimizer's state has changed its length."""
         model, start, stop = self.model, piece.start, piece.start + piece.array.size
         place = model.optimizer_range()
         if stop <= model.size():
@@ -366,23 +373,22 @@ class Boundary:
             piece.start = sys.maxsize
 
     def copied_elements(self, cut: Cut | None) -> int:
-        """Of a copy of these elements, with the sampled ones where those are not among them anyway."""
+        """Return the length of a copy of this cut, the sampled elements included."""
         if cut is None:
             return self.model.size()
         return cut.positions.size + (0 if self.sampled is None else self.sampled.size)
 
     def at_hand(self, cut: Cut | None, copies: dict[Subset | None, Vector]) -> bool:
-        """Whether a copy that nobody has asked for takes no memory that is not there."""
+        """Return True if a copy that no session has requested needs no new memory."""
         part = None if cut is None else cut.part
         return part in copies or self.vectors.at_hand(self.copied_elements(cut))
 
     def copy(self, visit: Visit, cut: Cut | None, copies: dict[Subset | None, Vector]) -> Vector:
-        """Of the live weights, or of the elements that are asked for: a half percent of a large model is a two
-        hundredth of the memory's work. One for all who want the same of this visit: ``copies``, by the part."""
+        """Copy the live weights, or only the cut. Requests of a visit for the same part share one of ``copies``."""
         model, part = self.model, None if cut is None else cut.part
         vector = copies.get(part)
         if vector is not None:
-            vector.users += 1  # nobody else knows of it yet
+            vector.users += 1  # No other thread knows this vector yet.
             return vector
         if cut is None:
             vector = copies[part] = self.vectors.take(model.size())
@@ -413,8 +419,10 @@ class Boundary:
         return snapshots
 
     def apply(self, update: Update, visit: Visit, copies: dict[Subset | None, Vector] | None = None) -> float:
-        """How much of a vector was merged, 0 for a difference that was added. ``copies``: all of the weights will be
-        copied next, and may be where what was added lies."""
+        """Apply an update, and return the merged share of its vector, 0 for a difference.
+
+        ``copies``: all weights will be copied next, perhaps into the vector of the update.
+        """
         values, ratio = update.vector.array, 0.0
         if update.positions is not None:
             pending = self.model.add_at(values, update.positions)
@@ -432,7 +440,7 @@ class Boundary:
             self.mass = total
         if visit.await_copy(pending):
             visit.read.append(update.vector)
-        else:  # at once: the copies of this visit may be made where it lies
+        else:  # The vector is free at once, and this visit may copy into it.
             self.vectors.give(update.vector)
         return ratio
 

@@ -1,4 +1,4 @@
-"""Which elements of a vector are here, and which are coming: over several connections chunks come in any order."""
+"""Coverage of a vector by chunks, which arrive in any order over several connections."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ __all__ = ["Coverage"]
 
 
 class Coverage:
-    """Of ``size`` elements, each of which comes once. What it holds is bounded by how many chunks a vector may have."""
+    """The elements of a vector of ``size`` that have arrived or begun to; each comes once. The number of chunks that a
+    vector can have bounds its memory."""
 
     __slots__ = ("came", "filling", "missing", "next", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.next = 0  # behind the furthest that began
-        self.missing: list[tuple[int, int]] = []  # before it, and not begun yet: from, to; ascending
-        self.filling: dict[int, int] = {}  # begun, and not here yet: to, by from
-        self.came = 0  # elements
+        self.next = 0  # End of the furthest chunk that has begun.
+        self.missing: list[tuple[int, int]] = []  # Ascending (start, stop) before ``next`` that have not begun.
+        self.filling: dict[int, int] = {}  # Stop by start of chunks that have begun and not arrived.
+        self.came = 0  # Elements that have arrived.
 
     def begin(self, start: int, elements: int, anywhere: bool = False) -> None:
-        """A chunk begins to come: the next, or, ``anywhere``, one that lies where none came. Raises ProtocolError."""
+        """Begin a chunk: the next, or, with ``anywhere``, one in a range where none has begun. Raises ProtocolError."""
         stop, left = start + elements, self.size - start
         if not min(left, MIN_CHUNK_ELEMENTS) <= elements <= left or not left or (start != self.next and not anywhere):
             raise ProtocolError(f"{elements} elements came for {start} where {self.next} is next.")
@@ -39,7 +40,7 @@ class Coverage:
         self.filling[start] = stop
 
     def fill(self, start: int, stop: int) -> None:
-        """A part of what is missing begins to come."""
+        """Begin a chunk within a missing range."""
         at = bisect_right(self.missing, (start, self.size)) - 1
         first, last = self.missing[at] if at >= 0 else (0, 0)
         if not first <= start < stop <= last:
@@ -47,12 +48,12 @@ class Coverage:
         self.missing[at : at + 1] = [gap for gap in ((first, start), (stop, last)) if gap[0] < gap[1]]
 
     def arrived(self, start: int) -> None:
-        """All of a chunk that began there is here."""
+        """Mark the whole chunk that begins at ``start`` as arrived."""
         self.came += self.filling.pop(start) - start
 
     @property
     def prefix(self) -> int:
-        """All elements before it are here."""
+        """Return the position before which all elements have arrived."""
         first = min(self.filling) if self.filling else self.next
         return min(first, self.missing[0][0]) if self.missing else first
 

@@ -1,4 +1,4 @@
-"""Arithmetic on whole vectors, which a driver runs where it likes, and what follows it in order."""
+"""Jobs: arithmetic on whole vectors, which a driver runs in any thread, and what follows it in order."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ __all__ = ["Averaging", "Beginning", "Copying", "Job", "MakingRoom", "Mixing", "
 
 
 class Job(Protocol):
-    """Arithmetic on whole vectors. ``run`` touches nothing but its own vectors and may run in any thread; ``land``
-    follows it where effects are performed, one job after another, in the order in which they were given; ``fail`` takes
-    the place of both where an error came out of either."""
+    """Arithmetic on whole vectors.
+
+    ``run`` touches only its own vectors and may run in any thread. ``land`` follows where effects are performed, in the
+    order in which jobs were given. ``fail`` replaces both if either raises an error.
+    """
 
     elements: int
 
@@ -29,7 +31,7 @@ class Job(Protocol):
 
 
 class Mixing:
-    """An exchange that happened, on its way to the step boundary. Without a difference the snapshot itself comes
+    """A job that turns a finished exchange into an update of the model; without a difference the snapshot comes
     back."""
 
     __slots__ = ("averager", "credit", "difference", "elements", "every", "generation", "late", "later", "mass",
@@ -42,21 +44,23 @@ class Mixing:
     ) -> None:  # fmt: skip
         self.averager, self.snapshot, self.difference, self.positions = averager, snapshot, difference, positions
         self.weight, self.mass, self.plain = weight, mass, plain
-        self.late = False  # a mix whose snapshot is newer has taken place
-        self.since: Vector | None = None  # what other mixes have added after the snapshot was taken
-        self.later: list[tuple[Vector, bool]] = []  # of snapshots that lack this mix: what they lack, and if it is new
+        self.late = False  # A mix with a newer snapshot has taken place.
+        self.since: Vector | None = None  # Sum of what other mixes added after the snapshot.
+        # Sums of newer snapshots that lack this mix, and whether each sum is new.
+        self.later: list[tuple[Vector, bool]] = []
         self.credit, self.own_sq, self.every = credit, own_sq, every
         self.generation = averager.generation
         self.elements = snapshot.array.size
-        self.result: Vector | None = None  # to be added, all of it or at the positions; with a mass to be merged
+        self.result: Vector | None = None  # The update: added as a whole or at the positions, or merged with a mass.
         folds = averager.outer.plain and averager.boundary.weighs
-        self.unweighted = folds and mass is None and positions is None  # the boundary multiplies in its own pass
+        # The boundary applies the weight in its own pass.
+        self.unweighted = folds and mass is None and positions is None
 
     def run(self) -> None:
         averager, snapshot, difference = self.averager, self.snapshot.array, self.difference
         if difference is None:
             self.result = averager.vectors.take(snapshot.size)
-            self.result.array[:] = snapshot  # the snapshot may be other sessions' as well
+            self.result.array[:] = snapshot  # Other sessions may use the snapshot too.
             return
         self.result = difference
         if self.mass is not None:
@@ -71,9 +75,8 @@ class Mixing:
             return
         own = snapshot if self.snapshot.cut is None else snapshot[: self.snapshot.elements]
         with averager.lock:
-            if (
-                self.generation == averager.generation
-            ):  # else the outer step is at other weights now, and land() drops this
+            # Otherwise the outer step is at other weights now, and land() drops the result.
+            if self.generation == averager.generation:
                 since = None if self.since is None else self.since.array
                 how = self.positions, self.late, self.plain, since
                 averager.outer.shift(own, difference.array, self.weight, *how)
@@ -101,7 +104,7 @@ class Mixing:
         averager.boundary.want_update(Update(result, self.mass, sample, self.positions, weight))
 
     def fail(self) -> None:
-        """This node does without it. Its vectors are not used again: who knows what still writes there."""
+        """Continue without the mix. Its vectors are not reused, because another thread may still write to them."""
         for lacks, new in self.later:
             if new:
                 lacks.array.fill(0.0)
@@ -115,7 +118,7 @@ class Mixing:
 
 
 class TakingOver:
-    """Another run's weights, on their way to the step boundary."""
+    """A job that takes another run's weights to the step boundary."""
 
     __slots__ = ("adoption", "averager", "elements")
 
@@ -123,7 +126,7 @@ class TakingOver:
         self.averager, self.adoption, self.elements = averager, adoption, 0
 
     def run(self) -> None:
-        """There is nothing to compute."""
+        """Do nothing: there is nothing to compute."""
 
     def land(self) -> None:
         joining = self.averager.joining
@@ -131,12 +134,15 @@ class TakingOver:
             self.averager.boundary.want_adoption(self.adoption)
 
     def fail(self) -> None:
-        """Nothing can."""
+        """Do nothing: neither step can fail."""
 
 
 class Beginning:
-    """The outer step has begun with the vector that a newcomer collected: what lies behind its part is given up, and
-    the momentum's memory is taken, before anything is mixed and beside the training loop."""
+    """A job that prepares the outer step's memory, once the step has taken over the vector that a newcomer collected.
+
+    It frees what lies behind the outer step's part, and allocates the momentum, while the training loop runs and before
+    anything is mixed.
+    """
 
     __slots__ = ("averager", "elements", "vector")
 
@@ -149,14 +155,14 @@ class Beginning:
             self.averager.outer.rest()
 
     def land(self) -> None:
-        """Nobody waits for it but what is mixed, and that comes behind it."""
+        """Do nothing: only later mixes need the result."""
 
     def fail(self) -> None:
-        """The memory is taken when it is needed."""
+        """Do nothing: the memory is allocated when it is needed."""
 
 
 class Copying:
-    """What nobody changes of the weights, for a newcomer: beside the training loop, which changes nothing of it."""
+    """A job that copies frozen weights for a newcomer, while the training loop runs."""
 
     __slots__ = ("averager", "effect", "elements", "vector")
 
@@ -178,8 +184,10 @@ class Copying:
 
 
 class MakingRoom:
-    """Memory for a newcomer's piece, touched before the training loop copies that there: pages that nobody has written
-    to cost four times what a copy costs."""
+    """A job that allocates memory for a newcomer's piece and touches it before the training loop copies.
+
+    Writing to untouched pages takes four times as long as the copy.
+    """
 
     __slots__ = ("averager", "effect", "elements", "vector")
 
@@ -205,7 +213,7 @@ class MakingRoom:
 
 
 class Reserving:
-    """The same for a snapshot of an exchange, where more of them are under way than there ever were."""
+    """A job that allocates the memory of a snapshot, if more exchanges are in progress than ever before."""
 
     __slots__ = ("averager", "cut", "elements", "pushes", "session")
 
@@ -229,7 +237,7 @@ class Reserving:
 
 
 class Averaging:
-    """The mean of our slice of a group's vectors."""
+    """A job that computes the mean of our slice of a group's vectors."""
 
     __slots__ = ("averaged", "averager", "elements", "group")
 

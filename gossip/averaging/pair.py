@@ -1,8 +1,8 @@
-"""What one side of a pair, or of a push, computes: the difference between its snapshot and the partner's.
+"""The computation of one side of a pair or push: the difference between its snapshot and the partner's.
 
-The two sides compute differences that are each other's exact negatives (:mod:`gossip.arithmetic.mixing`), each from
-its own snapshot as the partner decodes it and from the partner's as it arrived: chunk by chunk, as
-:meth:`PairAverage.stream` receives it, or the whole vector at once.
+Each side subtracts its own snapshot, as the partner decodes it, from the partner's as it arrived. The two differences
+are each other's exact negatives (:mod:`gossip.arithmetic.mixing`). Vectors arrive chunk by chunk through
+:meth:`PairAverage.stream`, or whole.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["PairAverage"]
 
 
 class PairAverage:
-    """``codec`` is bound already where it needs bounds; ``spread``: what is to learn from the difference."""
+    """One side of a pair or push. ``codec`` is bound if it needs bounds; ``spread`` learns from the difference."""
 
     __slots__ = (
         "codec", "difference", "difference_sq", "elements", "ours", "own_sq", "partner", "positions", "receiver",
@@ -37,16 +37,16 @@ class PairAverage:
         self.positions = None if cut is None else cut.positions
         self.ours = array if self.positions is None else array[: self.positions.size]
         self.elements = self.ours.size
-        self.values = self.ours  # as the partner decodes them
+        self.values = self.ours  # Our values as the partner decodes them.
         self.codec, self.spread, self.vectors = codec, spread, vectors
-        self.difference: Vector | None = None  # theirs - ours, until somebody takes it
+        self.difference: Vector | None = None  # theirs - ours, until the caller takes it.
         self.receiver: DifferenceReceiver | None = None
         self.difference_sq = self.own_sq = 0.0
-        self.whole = False  # all of theirs is here
+        self.whole = False  # The whole vector of the partner has arrived.
 
     # -- chunk by chunk ------------------------------------------------------------------------------------------
     def stream(self) -> DifferenceReceiver | None:
-        """What takes the partner's chunks, where any are to come: tell :meth:`arrived` when it is done."""
+        """Return the receiver of the partner's chunks, None if none will come; report its end to :meth:`arrived`."""
         if self.receives:
             self.difference = self.vectors.take(self.elements)
             self.receiver = DifferenceReceiver(
@@ -61,8 +61,7 @@ class PairAverage:
 
     # -- whole vectors -------------------------------------------------------------------------------------------
     def send(self, values: Floats) -> tuple[Floats, bytearray | None]:
-        """``values`` as the partner will decode them, and the bytes, where those mean nothing without what the partner
-        holds."""
+        """Return ``values`` as the partner decodes them, and the bytes if decoding needs the partner's own vector."""
         encoded: bytearray | None = None
         if self.codec.needs_spread:
             encoded = bytearray(self.codec.encoded_bytes(values.size))
@@ -74,7 +73,7 @@ class PairAverage:
         return values, encoded
 
     def decodes(self, encoded: bytearray) -> bool:
-        """Whether the bound that the partner's bytes rely on held."""
+        """Return True if the bound that the partner's bytes rely on holds."""
         try:
             self.codec.decode(encoded, np.empty_like(self.ours), self.ours, self.session)
         except Overflow:
@@ -82,8 +81,10 @@ class PairAverage:
         return True
 
     def take(self, theirs: Floats, other: PairAverage | None = None) -> None:
-        """Theirs is here, as :meth:`send` gave it; ``other``, where it is known, has computed its own difference from
-        the same two vectors, and ours is its negative."""
+        """Subtract our values from the partner's vector, as its :meth:`send` returned it.
+
+        If the partner's average is known (``other``) and has its difference, ours is the negative of it.
+        """
         self.difference = self.vectors.take(self.elements)
         if other is not None and other.difference is not None:
             np.negative(other.difference.array, out=self.difference.array)
@@ -92,9 +93,9 @@ class PairAverage:
             self.difference_sq, self.own_sq = difference(theirs, self.values, self.difference.array)
         self.whole = True
 
-    # -- what came of it -----------------------------------------------------------------------------------------
+    # -- results -------------------------------------------------------------------------------------------------
     def learn(self) -> None:
-        """The difference was accepted: what it shows of how far apart members are, codecs may know."""
+        """Let codecs learn the distance between members from an accepted difference."""
         if self.spread is None or not self.whole:
             return
         if self.receiver is not None:
@@ -103,12 +104,13 @@ class PairAverage:
             self.spread.learn(peaks(self.difference.array, ALIGN), self.codec.errors(self.ours))
 
     def take_difference(self) -> Vector | None:
-        """The caller owns it now."""
+        """Return the difference, which the caller owns from now on."""
         taken, self.difference = self.difference, None
         return taken
 
     def release(self) -> None:
         filling = self.receiver is not None and self.receiver.filling
-        if self.difference is not None and not filling:  # else a link still writes there: it is not used again
+        # Otherwise a link still writes there, so the vector is not reused.
+        if self.difference is not None and not filling:
             self.vectors.give(self.difference)
         self.difference = None

@@ -1,4 +1,4 @@
-"""A vector streamed both ways at once, chunk by chunk, each decoded, checked and subtracted while still in cache."""
+"""Chunked streams of a vector in both directions: each chunk is decoded, checked and subtracted while in cache."""
 
 from __future__ import annotations
 
@@ -26,36 +26,49 @@ Floats = NDArray[np.float32]
 
 
 class Most(Protocol):
-    """What knows how large a chunk may be now."""
+    """A source of the largest chunk size at present."""
 
     @property
     def elements(self) -> int: ...
 
 
 class Sender:
-    """A vector as frames: views of it for a raw codec, encoded into one reused buffer for the others.
+    """A stream of frames from a vector: views of it for a raw codec, else chunks encoded into one reused buffer.
 
-    ``codec`` is bound already where it needs bounds: ``get_codec(name).bound(spread)``, one for a session's sender and
-    receiver both, since what the partner decodes of us (``quantised``) depends on the bounds.
+    ``codec`` is bound already if it needs bounds: ``get_codec(name).bound(spread)``. A session's sender and receiver
+    share it, because the partner's view of our values (``quantised``) depends on the bounds.
     """
 
-    sealed = False  # the link has a proof of every byte: a checksum would be a second one
+    sealed = False  # The link authenticates every byte, so a checksum would be redundant.
 
     def __init__(
         self, session: int, vector: Floats, codec: Codec, chunk_elements: int, origin: int = 0,
         lease: Lease | None = None, most: Most | None = None,
     ) -> None:  # fmt: skip
-        """``origin``: where the vector begins in the one that it is a slice of; ``lease``: of what it is a view of;
-        ``most``: says how many elements a chunk may have at the moment, at most ``chunk_elements`` all the same."""
+        """Prepare to send ``vector``.
+
+        Args:
+            session: Session of the chunks.
+            vector: Values to send.
+            codec: Codec of the chunks.
+            chunk_elements: Largest chunk.
+            origin: Position of the vector in the whole one, if it is a slice.
+            lease: Use of the vector that ``vector`` is a view of.
+            most: Source of a smaller limit of chunks, which may change.
+        """
         self.lease, self.most = lease, most
         self.session, self.vector, self.codec, self.origin = session, vector, codec, origin
-        self.chunk_elements = min(max(chunk_elements // ALIGN, 1) * ALIGN, vector.size)  # scales belong to positions
+        # Each scale of a codec belongs to fixed positions.
+        self.chunk_elements = min(max(chunk_elements // ALIGN, 1) * ALIGN, vector.size)
         self.position = 0
         self.buffer = bytearray(0 if codec.raw else codec.encoded_bytes(self.chunk_elements))
 
     def next_frame(self, apart: bool = False) -> tuple[bytes, memoryview] | None:
-        """The link sends a frame wholly before it asks for the next, so one buffer is enough; ``apart``: others are
-        sent beside it."""
+        """Return the header and body of the next chunk, None after the last.
+
+        One buffer is enough, because the link sends a frame before it asks for the next. With ``apart`` several frames
+        are sent at once, so each gets its own.
+        """
         if self.done:
             return None
         start, count = self.position, self.chunk_elements
@@ -82,22 +95,27 @@ class Sender:
 
 
 class Receiver:
-    """Chunks into a place of ours: in order, but over several connections. What is allocated is bounded by our own
-    vector and by the largest chunk allowed, one for each connection; a frame that does not fit is a protocol error.
-    Subclasses say where bytes go and what becomes of them."""
+    """A receiver of chunks into our memory, in order or over several connections.
 
-    sealed = False  # as the sender's: a checksum of 0 is none
+    Our own vector and the largest chunk, one for each connection, bound what is allocated. A frame that does not fit is
+    a protocol error. Subclasses choose the buffer and use the values.
+    """
+
+    sealed = False  # As for the sender; a checksum of 0 then means none.
 
     def __init__(self, session: int, size: int, codec: Codec, origin: int = 0) -> None:
         self.session, self.size, self.codec, self.origin = session, size, codec, origin
         self.coverage = Coverage(size)
-        self.bodies: dict[int, memoryview] = {}  # that links read into at the moment, by where their chunks begin
-        self.spare: list[bytearray] = []  # of scratch
-        self.fault = ""  # why `arrived` said no: checksum or overflow
+        self.bodies: dict[int, memoryview] = {}  # Buffers that links fill at present, by the start of their chunk.
+        self.spare: list[bytearray] = []  # Buffers that :meth:`scratch` reuses.
+        self.fault = ""  # Reason why :meth:`arrived` returned False: checksum or overflow.
 
     def place(self, chunk: Chunk, body_bytes: int, anywhere: bool = False) -> memoryview:
-        """Where the body of the next chunk goes; raises ProtocolError for any other chunk than the next, or,
-        ``anywhere``, than one that is still to come."""
+        """Return the buffer for the body of a chunk.
+
+        Raises:
+            ProtocolError: The chunk is not the next one or, with ``anywhere``, not one that is still to come.
+        """
         start = chunk.start - self.origin
         if start < 0:
             raise ProtocolError(f"A chunk came from {chunk.start} on, before {self.origin} where its vector begins.")
@@ -109,8 +127,10 @@ class Receiver:
         return body
 
     def arrived(self, chunk: Chunk) -> bool:
-        """The body is filled: check it and use it. False when the transfer has failed, with the reason in ``fault``:
-        "checksum", or "overflow" where the codec's bound was exceeded and another codec would do."""
+        """Check and use the body, which is filled. Return False with the reason in ``fault`` if that fails.
+
+        The reason is "checksum", or "overflow" if a difference exceeds the codec's bound and another codec would do.
+        """
         checked = chunk.checksum or not self.sealed
         if checked and xxhash.xxh3_64_intdigest(self.bodies[chunk.start - self.origin]) != chunk.checksum:
             self.fault = "checksum"
@@ -119,8 +139,11 @@ class Receiver:
         return self.taken(chunk)
 
     def take(self, values: Floats) -> bool:
-        """The next of theirs where they lie, in memory that others may change meanwhile: each is read once, into ours,
-        and what was read is checked and used. What the codec makes of it is what would have come as a chunk."""
+        """Use the partner's next values in shared memory, which it may change meanwhile.
+
+        Each value is read once into our memory, and only the copy is checked and used. The copy passes the codec as a
+        chunk would.
+        """
         chunk = Chunk(self.session, self.origin + self.position, values.size, 0)
         body = self.place(chunk, self.codec.encoded_bytes(values.size))
         if self.codec.raw:
@@ -130,7 +153,7 @@ class Receiver:
         return self.taken(chunk)
 
     def taken(self, chunk: Chunk) -> bool:
-        """As :meth:`arrived`, of a body that came by a way on which no byte can change."""
+        """Use a body that came by a way on which no byte can change; returns as :meth:`arrived`."""
         start = chunk.start - self.origin
         body = self.bodies.pop(start)
         try:
@@ -139,24 +162,24 @@ class Receiver:
             self.fault = "overflow"
             return False
         finally:
-            if isinstance(body.obj, bytearray):  # of scratch
+            if isinstance(body.obj, bytearray):  # A buffer from scratch() is free again.
                 self.spare.append(body.obj)
         self.coverage.arrived(start)
         return True
 
     @property
     def position(self) -> int:
-        """All elements before it are here."""
+        """Return the position before which all elements have arrived."""
         return self.coverage.prefix
 
     @property
     def came(self) -> int:
-        """Elements that are here."""
+        """Return the number of elements that have arrived."""
         return self.coverage.came
 
     @property
     def filling(self) -> bool:
-        """Whether a link reads into a buffer of ours at the moment."""
+        """Return True if a link is reading into a buffer of ours."""
         return bool(self.bodies)
 
     @property
@@ -164,7 +187,7 @@ class Receiver:
         return self.coverage.done
 
     def scratch(self, expected: int) -> memoryview:
-        """Bytes to read into before they are used: grown at the first chunk, as a rule, since all are of one size."""
+        """Return a buffer to read into. It grows at the first chunk as a rule, since all are of one size."""
         room = self.spare.pop() if self.spare else bytearray()
         if len(room) < expected:
             room = bytearray(expected)
@@ -178,27 +201,29 @@ class Receiver:
 
 
 class DifferenceReceiver(Receiver):
-    """``out = Q(theirs) - Q(ours)``, with both squared norms added up on the way, in the order of the vector whatever
-    order its chunks come in; with ``spread``, also the largest differences of each block, while they are in cache. Call
-    :meth:`learn` once the exchange is accepted."""
+    """A receiver that computes ``out = Q(theirs) - Q(ours)`` and both squared norms.
+
+    Norms are summed in the order of the vector, whatever the order of its chunks. With ``spread`` the largest
+    difference of each block is found while it is in cache. Call :meth:`learn` once the exchange is accepted.
+    """
 
     def __init__(
         self, session: int, ours: Floats, out: Floats, codec: Codec, spread: Spread | None = None, plain: bool = False,
         origin: int = 0,
     ) -> None:  # fmt: skip
-        """``plain``: ours is not sent, and taken as it is."""
+        """Prepare to receive. ``plain``: our vector is not sent, so its values are used without the codec."""
         super().__init__(session, ours.size, codec, origin)
         self.ours, self.out, self.spread, self.plain = ours, out, spread, plain
         blocks = 0 if spread is None else -(-ours.size // ALIGN)
         self.peaks, self.errors = np.empty(blocks, np.float32), np.empty(blocks, np.float32)
         self.difference_sq = self.own_sq = 0.0
-        self.summed = 0  # elements that both have
-        self.early: dict[int, int] = {}  # chunks whose turn to be added up has not come: to, by from
-        self.own = np.empty(0, np.float32)  # of a chunk: ours as the partner decodes it
-        self.lying: Floats | None = None  # theirs, where they are read from other memory
+        self.summed = 0  # Length of the prefix whose squares are summed.
+        self.early: dict[int, int] = {}  # Stop by start of chunks that wait for their turn to be summed.
+        self.own = np.empty(0, np.float32)  # Our values of a chunk as the partner decodes them.
+        self.lying: Floats | None = None  # Their values, if they are read from shared memory.
 
     def take(self, values: Floats) -> bool:
-        """Of what is raw the difference itself is made in the one pass over it."""
+        """Compute the difference in one pass if the codec is raw."""
         if not self.codec.raw:
             return super().take(values)
         where = slice(self.position, self.position + values.size)
@@ -240,7 +265,7 @@ class DifferenceReceiver(Receiver):
             self.add(slice(self.summed, self.early.pop(self.summed)))
 
     def add(self, where: slice) -> None:
-        """The squares of a chunk whose turn has come."""
+        """Add the squares of a chunk whose turn has come."""
         own = self.ours[where]
         if not (self.codec.raw or self.plain):
             values, own = own, self.own[: own.size]
@@ -250,14 +275,14 @@ class DifferenceReceiver(Receiver):
         self.summed = where.stop
 
     def learn(self) -> None:
-        """The whole difference was accepted: what it shows of the partners' distance goes into the node's spread."""
+        """Let the node's spread learn the distance from the whole difference, which was accepted."""
         assert self.done, "only a whole difference is learned from"
         if self.spread is not None:
             self.spread.learn(self.peaks, self.errors)
 
 
 class ValuesReceiver(Receiver):
-    """Another's values, as everybody decodes them."""
+    """A receiver of another member's values, as all members decode them."""
 
     def __init__(self, session: int, out: Floats, codec: Codec, origin: int = 0) -> None:
         super().__init__(session, out.size, codec, origin)
@@ -274,8 +299,10 @@ class ValuesReceiver(Receiver):
 
 
 class PieceReceiver(Receiver):
-    """A raw slice [start, stop) of another's vector into the same place of ours. Bytes arrive in a buffer of its own:
-    what a donor that was given up still sends must not land on what another has sent."""
+    """A receiver of a raw slice [start, stop) of a donor's vector into the same place of ours.
+
+    Bytes arrive in a buffer of its own, so that a donor that was given up cannot overwrite what another has sent.
+    """
 
     def __init__(self, session: int, out: Floats, start: int, stop: int) -> None:
         super().__init__(session, stop - start, get_codec("fp32"))
@@ -289,8 +316,10 @@ class PieceReceiver(Receiver):
 
 
 class ComparingReceiver(Receiver):
-    """A raw slice [start, stop) of another's vector, beside the same place of ours, which stays as it is: adds up
-    ``|theirs - ours|^2`` and ``|ours|^2``."""
+    """A receiver that compares a raw slice [start, stop) of another's vector with ours, which stays as it is.
+
+    It adds up ``|theirs - ours|^2`` and ``|ours|^2``.
+    """
 
     def __init__(self, session: int, ours: Floats, start: int, stop: int) -> None:
         super().__init__(session, stop - start, get_codec("fp32"))
@@ -308,7 +337,7 @@ class ComparingReceiver(Receiver):
 
 
 def finite_values(body: memoryview) -> Floats:
-    """Return the float32 that a donor sent. Raises ProtocolError where one of them is not finite."""
+    """Return the float32 values that a donor sent. Raises ProtocolError if one of them is not finite."""
     values = np.frombuffer(body, np.dtype("<f4"))
     if not np.isfinite(values).all():
         raise ProtocolError("A donor's weights are not finite.")
