@@ -1,7 +1,8 @@
 """The mean of a group: an all-reduce after which all members mix or none.
 
-Moshpit SGD (Ryabinin et al., NeurIPS 2021) averages in groups of up to M members. Each member sends every other its
-slice, and then the mean of its own slice to all. This takes about twice the vector in all, however large the group.
+Moshpit SGD (Ryabinin et al., NeurIPS 2021) averages in groups of up to M members. Each member sends every other member
+that member's slice, and then the mean of its own slice to all. This takes about twice the vector in all, however large
+the group.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Group(Session):
 
     @classmethod
     def unheard(cls, exchanges: Exchanges[Any], event: Event, sender: PeerId, session: int) -> list[Effect]:
-        """Answer a message about a group that does not allow it. A peer without a record of the group stays silent.
+        """Answer a message about a group that does not allow it; stay silent without a record of the group.
 
         An inviter that restarted has no record, which proves nothing about the outcome.
         """
