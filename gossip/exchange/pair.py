@@ -35,9 +35,9 @@ class Pair(Exchange):
     def standing(cls, exchanges: Exchanges[Any], sender: PeerId) -> tuple[list[Exchange], bool]:
         """Return our exchanges that give way to an offer of ``sender``, and whether the offer must wait.
 
-        Any exchange counts as our mix, so an offer may replace one that we prepare. The next one that we prepare then
-        gives way to no offer. When two offers cross, the initiator with the smaller id wins. While a parked or
-        overlapping exchange streams, its partner may begin no other.
+        Any exchange counts as our mix, so an offer may replace one that we prepare. Until a mix of ours finishes, the
+        next one gives way to no other offer. When two offers cross, the initiator with the smaller id wins. While a
+        parked or overlapping exchange streams, its partner may begin no other.
         """
         leaving: list[Exchange] = []
         waiting = False
