@@ -1,1 +1,1 @@
-"""Who is there: SWIM with Lifeguard, signed records, push-pull."""
+"""Membership: SWIM with Lifeguard, signed records and push-pull anti-entropy."""

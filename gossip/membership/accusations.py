@@ -1,8 +1,8 @@
-"""Accusations that a member does not answer: signed by the accuser, who loses its say when they prove false.
+"""Signed accusations that a member does not answer, and the credibility of their authors.
 
-A hint travels through many hands, so that only its author's signature says whose it is: without one a liar would accuse
-in the names of others, and spend their credit. What an accusation is worth shows soon: the accused refutes it, or
-nobody hears from it until its suspicion has run out.
+Hints are relayed, so only the author's signature shows who made one. Without it a liar could accuse in the names of
+others and spend their credibility. An accusation proves false when the accused refutes it. It proves true when its
+suspicion runs out and nobody has heard from the accused.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gossip.wire.records import Sign, Verify, trusting
 __all__ = ["Accusers", "accusation", "is_signed"]
 
 DOMAIN = "gossip accusation 1"
-MAX_ACCUSATIONS = 32  # live ones of one accuser: it probes 12 members in the suspicion time of 1,000
-STRIKES = 3  # accusations refuted in a row, and the accuser is not listened to: loss refutes one now and then
-SILENCE_S = 30.0  # for so long at first, and for twice as long each time
-DOUBLINGS = 7  # up to an hour
-FORGIVEN_S = 600.0  # after so long without a false one
-MAX_ACCUSERS = 1_024  # whose record is kept; the longest unheard-of goes first
-STRANGERS = PeerId(b"")  # all whom we have never met share one credit, since new names cost nothing
+MAX_ACCUSATIONS = 32  # Live accusations of one accuser. A member probes 12 others during one suspicion among 1,000.
+STRIKES = 3  # Net refuted accusations after which an accuser is ignored. Packet loss causes one now and then.
+SILENCE_S = 30.0  # The first time that an accuser is ignored; each further time lasts twice as long.
+DOUBLINGS = 7  # doublings of SILENCE_S, up to about an hour
+FORGIVEN_S = 600.0  # time without a false accusation after which the record of an accuser is cleared
+MAX_ACCUSERS = 1_024  # Accusers to remember. The least recently used one is dropped first.
+STRANGERS = PeerId(b"")  # all accusers that we never had a link with share one record, since new ids cost nothing
 
 
 def payload(hint: Hint) -> bytes:
@@ -33,30 +33,30 @@ def payload(hint: Hint) -> bytes:
 
 
 def accusation(peer: PeerId, incarnation: int, dead: bool, by: PeerId, sign: Sign) -> Hint:
-    """An accusation of our own."""
+    """Return an accusation signed by us."""
     hint = Hint(peer, incarnation, dead, by)
     return Hint(peer, incarnation, dead, by, sign(payload(hint)))
 
 
 def is_signed(hint: Hint, public_key: bytes, verify: Verify) -> bool:
-    """Whether the accuser, whose key this is, said so."""
+    """Return True if the holder of ``public_key`` signed this accusation."""
     return verify is trusting or verify(public_key, payload(hint), hint.signature)
 
 
 class Credibility:
-    """Of one accuser."""
+    """The track record of one accuser."""
 
     __slots__ = ("level", "live", "silent_until", "spoke_s", "strikes")
 
     def __init__(self) -> None:
-        self.live = 0  # accusations that are neither refuted nor borne out
-        self.strikes = 0  # refuted, less those borne out
-        self.level = 0  # how often it lost its say
+        self.live = 0  # accusations that are neither refuted nor confirmed
+        self.strikes = 0  # refuted accusations minus confirmed ones
+        self.level = 0  # how often this accuser was silenced
         self.silent_until = self.spoke_s = 0.0
 
 
 class Accusers:
-    """The standing of those who accuse others, by id."""
+    """The credibility of every accuser, by id."""
 
     def __init__(self) -> None:
         self._credits: OrderedDict[PeerId, Credibility] = OrderedDict()
@@ -65,8 +65,11 @@ class Accusers:
         return len(self._credits)
 
     def heard(self, by: PeerId, met: bool, now: float) -> bool:
-        """Whether one more accusation of this member counts. Somebody whose latest proved false has fewer at a time,
-        so that it cannot accuse everybody before the first answers."""
+        """Return True if one more accusation by this member counts.
+
+        An accuser whose latest accusations proved false may have fewer live ones. It cannot accuse everybody before the
+        first refutation arrives.
+        """
         standing = self._credits.get(by if met else STRANGERS)
         own = self._credits.get(by)
         live = own.live if own is not None else 0
@@ -80,24 +83,24 @@ class Accusers:
         return live < (STRIKES - standing.strikes if doubted else MAX_ACCUSATIONS)
 
     def began(self, by: PeerId) -> None:
-        """An accusation of this member counts from now on."""
+        """Count an accusation by this member as live."""
         self._of(by).live += 1
 
     def ended(self, by: PeerId, met: bool, true: bool | None, now: float) -> None:
-        """One of its accusations was borne out, refuted, or (None) neither."""
+        """Close a live accusation: it was confirmed (True), refuted (False) or neither (None)."""
         self._of(by).live -= 1
         if true is not None:
             self.judged(by, met, true, now)
         self._drop()
 
     def judged(self, by: PeerId, met: bool, true: bool, now: float) -> None:
-        """An accusation that was not counted as live, of ourselves as it may be, was true or false."""
+        """Record that an accusation that was not live, for example one of ourselves, was true or false."""
         credit = self._of(by if met else STRANGERS)
         if true:
             credit.strikes = max(0, credit.strikes - 1)
             return
         if now < credit.silent_until:
-            return  # it was made before, and has cost its author the say already
+            return  # the accusation is older than the silence that its author already serves
         credit.spoke_s = now
         credit.strikes += 1
         if credit.strikes >= STRIKES:
@@ -106,7 +109,7 @@ class Accusers:
             credit.strikes = 0
 
     def silent(self, by: PeerId, met: bool, now: float) -> bool:
-        """Whether it has lost its say at the moment."""
+        """Return True if this accuser is ignored at the moment."""
         credit = self._credits.get(by if met else STRANGERS)
         return credit is not None and now < credit.silent_until
 
@@ -118,7 +121,7 @@ class Accusers:
         return credit
 
     def _drop(self) -> None:
-        """Forget those of no consequence first; of live accusations there are four for each suspect at most."""
+        """Drop the least recently used accusers without live accusations. A suspect has at most four live ones."""
         while len(self._credits) > MAX_ACCUSERS:
             by = next((one for one, credit in self._credits.items() if not credit.live), None)
             if by is None:

@@ -1,7 +1,7 @@
-"""Two tables made one: a Digest of ours, the Records in which a member differs, and those of ours that it wants.
+"""Anti-entropy by push-pull: exchange digests of two tables, then the records of the buckets that differ.
 
-It repairs what gossip missed, and brings the whole table to one who has just come (anti-entropy: Demers et al.,
-"Epidemic algorithms for replicated database maintenance", PODC 1987).
+Push-pull repairs what gossip missed and brings the whole table to a newcomer (Demers et al., "Epidemic algorithms for
+replicated database maintenance", PODC 1987).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HINT_BYTES = 115
 
 
 class PushPull:
-    """Of one membership. ``due_s`` is when :meth:`tick` asks somebody; the membership absorbs what comes back."""
+    """The push-pull of one membership. At ``due_s``, :meth:`tick` sends a Digest; the membership merges the answer."""
 
     def __init__(self, me: PeerId, table: Table, config: Config, rng: random.Random, now: float) -> None:
         self._me, self._table, self._config, self._rng = me, table, config, rng
@@ -39,7 +39,7 @@ class PushPull:
 
     def ask(self, entry: Entry, now: float, out: list[Effect], everything: bool = False) -> None:
         entry.asked_s, entry.asked_all, entry.answer_due = now, everything, True
-        # What we ask for is not a flood. Who asks for everything knows nobody yet, and may hear of a whole table.
+        # The answer to our own Digest is not a flood. A newcomer asks for everything and may receive a whole table.
         entry.expect(2 * self._config.max_members if everything else VERIFIED_BURST + len(self._table.entries), now)
         digest = Digest(b"" if everything else self._table.digest())
         out.append(Send(entry.record.id, digest))
@@ -52,18 +52,19 @@ class PushPull:
         entry.digest_s = now
         crossed = digest.hashes and now < entry.asked_s + TELL_EVERY_S
         if crossed and (entry.asked_all or self._me < sender):
-            return  # each asked the other, and the answer to one runs both ways
+            return  # Both sides asked at the same time. One answer synchronises both directions.
         buckets = self._table.differing(digest.hashes)
         if buckets:
             entry.expect(VERIFIED_BURST + len(self._table.entries), now)
             self._send(sender, buckets, buckets if digest.hashes else b"", out)
 
     def quiet(self, entry: Entry | None, now: float) -> bool:
-        """Whether its Records need be told to nobody: we asked for everything, which the others know already."""
+        """Return True if records from this member need no gossip: we asked for everything, and the others know it
+        already."""
         return entry is not None and entry.asked_all and now < entry.asked_s + self._config.push_pull_period_s
 
     def answer(self, sender: PeerId, entry: Entry | None, records: Records, out: list[Effect]) -> None:
-        """Send the buckets that it wants, once for each Digest of ours."""
+        """Send the buckets that the other side wants, once for each Digest of ours."""
         if records.want and entry is not None and entry.answer_due:
             entry.answer_due = False
             self._send(sender, sorted(set(records.want)), b"", out)
@@ -83,7 +84,7 @@ class PushPull:
 
 
 def most_bytes(update: Update) -> int:
-    """No update is larger on the wire than this: its members' host names and newer versions' values are not ours."""
+    """Return an upper bound of the packed size. Members choose host names and extra values, so these are counted."""
     if isinstance(update, Hint):
         return HINT_BYTES
     host = len(update.address.host) if update.address is not None else 0

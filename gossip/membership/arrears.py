@@ -1,9 +1,9 @@
-"""Samples of ours that should have counted for members of our run before we were in contact with them.
+"""Samples of ours that should have counted for members of our run before we had a link with them.
 
-A step counts for the members that this node is in contact with. Links to the others of a large swarm take their time: a
-node makes about two a second. So when a member is met that was heard of before, what this node trained since it heard
-of it counts for that member as well. A name alone counts for nothing, and whoever held many names back gains at most
-what was trained in the last two periods of ``PERIOD_S``.
+A training step counts for the members that this node has links with. In a large swarm links take time: a node makes
+about two a second. When we first link with a known member, the samples since we heard of it count for that member as
+well. A record without a link counts for nothing. A liar that holds back many ids therefore gains at most the samples of
+the last two periods of ``PERIOD_S``.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from gossip.membership.entry import Entry
 __all__ = ["Arrears"]
 
 PERIOD_S = 60.0
-NEVER = -1  # it is not awaited
+NEVER = -1  # the value of ``awaited`` for an entry that is not awaited
 
 
 class Arrears:
-    """The arrears of one node. ``owed`` are samples that its progress lacks."""
+    """The arrears of one node. ``owed`` counts samples that its progress lacks."""
 
     def __init__(self, now: float) -> None:
         self.owed = 0
-        self._trained = 0  # samples of this node
-        self._since = self._mark = 0  # of them, those before the last period but one, and before the last
+        self._trained = 0  # samples of this node in this life
+        self._since = self._mark = 0  # values of `_trained` at the start of the previous and of the current period
         self._marked_s = now
 
     def train(self, samples: int, now: float) -> None:
-        """The node has trained so many in this life."""
+        """Note how many samples the node has trained in this life."""
         self._trained = samples
         if now >= self._marked_s + PERIOD_S:
             self._since, self._mark, self._marked_s = self._mark, samples, now
 
     def look(self, entry: Entry, genesis: bytes) -> None:
-        """The state or the record of this member is another; ``genesis`` is of our own run."""
+        """Update the arrears after the member's state or record changed. ``genesis`` is the id of our own run."""
         shares = entry.state is MemberState.ALIVE and entry.record.ready and entry.record.genesis == genesis
         if not shares:
             entry.awaited = NEVER
@@ -46,7 +46,7 @@ class Arrears:
             entry.awaited = NEVER
 
     def restart(self, entries: Iterable[Entry], genesis: bytes) -> None:
-        """Our own run is another."""
+        """Start again after a switch to another run."""
         self.owed = 0
         for entry in entries:
             entry.awaited = NEVER

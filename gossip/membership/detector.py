@@ -1,6 +1,6 @@
-"""Probing, as SWIM (Das 2002) with Lifeguard (Dadgar 2018): who did not answer us, nor those whom we asked to ask.
+"""Failure detection by SWIM probes (Das 2002) with Lifeguard (Dadgar 2018).
 
-The detector only says whose probe failed. What follows from that, suspicion, is :mod:`gossip.membership.protocol`'s.
+The detector only reports failed probes. :mod:`gossip.membership.protocol` handles the suspicion that follows.
 """
 
 from __future__ import annotations
@@ -20,33 +20,38 @@ from gossip.wire.messages import Ack, Nack, Ping, PingReq, Update
 __all__ = ["PIGGYBACK", "Detector", "suspicion_s"]
 
 ALIVE, SUSPECT = MemberState.ALIVE, MemberState.SUSPECT
-PIGGYBACK = 16  # updates on a Ping or Ack, 4 KiB at the most: one a second, and all that progress goes out on
-MAX_HEALTH = 8  # Lifeguard's saturation: probes at a ninth of their rate
-MAX_PROBES = (
-    32  # our own at once: when all our links break we ask about 32 members at a time, and the ring does the rest
-)
-MAX_RELAYS = 256  # for others at once: 3 each from 85 members
-NACK_AFTER = 0.8  # of the probe timeout: it must arrive before the asker gives up (Lifeguard, section IV-A)
-CONFIRMATIONS = 3  # independent accusers beyond the first that bring suspicion down to its least (Lifeguard's K)
+PIGGYBACK = 16  # Updates on a Ping or Ack: 4 KiB at most, one such message a second. Progress is told in no other way.
+MAX_HEALTH = 8  # Lifeguard's saturation of the local health: probes go out at a ninth of their rate
+MAX_PROBES = 32  # Our own probes at once. When all our links break we probe about 32 members; the ring covers the rest.
+MAX_RELAYS = 256  # probes for others at once: 3 each for 85 members
+# Fraction of the probe timeout: the Nack must arrive before the asker gives up (Lifeguard, section IV-A).
+NACK_AFTER = 0.8
+CONFIRMATIONS = 3  # accusers beyond the first that shorten a suspicion to its minimum (Lifeguard's K)
 
 
 def suspicion_s(config: Config, members: int, accusers: int) -> float:
-    """How long a member of ``members`` is suspected under so many independent accusers, in seconds.
+    """Return the suspicion time, in seconds, of a member under ``accusers`` independent accusations.
 
-    ``max - (max - min) log(C + 1) / log(K + 1)`` with C accusers beyond the first (Lifeguard, section IV-B), where max
-    is ``suspicion_periods * max(1, log10 N)`` probe periods and min a third of it.
+    Args:
+        config: Periods and factors.
+        members: The number of members in the swarm.
+        accusers: Independent accusers, at least 1.
+
+    Returns:
+        ``max - (max - min) log(C + 1) / log(K + 1)`` with C accusers beyond the first (Lifeguard, section IV-B). Here
+        max is ``suspicion_periods * max(1, log10 N)`` probe periods, and min is a third of it.
     """
     longest = config.suspicion_periods * max(1.0, math.log10(members)) * config.probe_period_s
     shortest = longest / 3
-    expected = min(CONFIRMATIONS, members - 2)  # without the suspect and its first accuser
+    expected = min(CONFIRMATIONS, members - 2)  # all members except the suspect and its first accuser
     if expected < 1:
-        return shortest  # nobody else could ever confirm
+        return shortest  # no other member could confirm the suspicion
     share = math.log(accusers) / math.log(expected + 1)
     return max(shortest, longest - (longest - shortest) * share)
 
 
 class Probe:
-    """One Ping on its way, our own or for another; an own one goes on to indirect probes when it times out."""
+    """One outstanding Ping, our own or for another member. When our own times out, indirect probes follow."""
 
     __slots__ = ("asked", "asker", "asker_seq", "due_s", "indirect", "nacks", "seq", "started_s", "target")
 
@@ -56,31 +61,36 @@ class Probe:
         self.started_s = now
         self.due_s = math.inf
         self.indirect = False
-        self.asked: set[PeerId] = set()  # the others, who ping it for us
+        self.asked: set[PeerId] = set()  # helpers that ping the target for us
         self.nacks: set[PeerId] = set()
-        self.asker: PeerId | None = None  # we ping it for this one
+        self.asker: PeerId | None = None  # the member that we ping the target for
         self.asker_seq = 0
 
 
 class Detector:
-    """Probes one member each period; ``health`` counts, 0 to 8, how far we have reason to doubt ourselves."""
+    """The failure detector. It probes one member each period.
+
+    ``health`` is Lifeguard's local health multiplier, 0 to 8: the higher, the more reason to doubt ourselves.
+    """
 
     def __init__(self, table: Table, rumours: Rumours, config: Config, rng: random.Random, now: float) -> None:
         self.health = 0
-        self.targets: dict[PeerId, list[Probe]] = {}  # probes under way by whom they ask after
+        self.targets: dict[PeerId, list[Probe]] = {}  # outstanding probes by target
         self._table, self._rumours, self._config, self._rng = table, rumours, config, rng
         self._probes: dict[int, Probe] = {}
         self._relays = 0
-        self._timers: list[tuple[float, int]] = []  # (when, seq); stale when the probe is over or due at another time
-        self._ring: list[PeerId] = []  # still to be probed in this round, the last first,
-        self._waiting: set[PeerId] = set()  # and each of them once, however often it announces itself anew
+        # (when, seq). A timer is stale if its probe ended or is due at another time.
+        self._timers: list[tuple[float, int]] = []
+        self._ring: list[PeerId] = []  # members still to be probed in this round, in reverse order
+        # The same members as a set: a member that becomes ALIVE again is not added twice.
+        self._waiting: set[PeerId] = set()
         self._next_s = now + rng.random() * config.probe_period_s
-        self._seq = rng.getrandbits(48)  # an Ack to an earlier life matches nothing
-        self.deadline = self._next_s  # when tick wants to be called; kept, since drivers ask after every message
+        self._seq = rng.getrandbits(48)  # random, so that an Ack for an earlier life matches no probe
+        self.deadline = self._next_s  # When to call tick. Stored, since drivers read it after every message.
 
     # -- events --------------------------------------------------------------------------------------------------------
     def tick(self, now: float, out: list[Effect]) -> list[Entry]:
-        """Give up on what is due, and probe the next. Returns the members whose probe failed, as most methods here."""
+        """Time out overdue probes and probe the next member. Return the members whose probe failed."""
         failed: list[Entry] = []
         while self._timers and self._timers[0][0] <= now:
             due_s, seq = heapq.heappop(self._timers)
@@ -94,7 +104,7 @@ class Detector:
         return failed
 
     def joined(self, peer: PeerId) -> None:
-        """A member that we met became ALIVE: it takes a random place in this round (SWIM, section 4.3)."""
+        """Insert a member that became ALIVE at a random place of this round (SWIM, section 4.3)."""
         if peer in self._waiting:
             return
         ring = self._ring
@@ -104,7 +114,7 @@ class Detector:
         ring[place], ring[-1] = ring[-1], ring[place]
 
     def request(self, asker: PeerId, message: PingReq, now: float, out: list[Effect]) -> None:
-        """Another asks us to probe."""
+        """Probe a member on behalf of ``asker``."""
         entry = self._table.entries.get(message.target)
         if entry is self._table.mine:
             out.append(Send(asker, Ack(message.seq, ())))
@@ -118,8 +128,11 @@ class Detector:
             self._ping(probe, entry, out)
 
     def acked(self, sender: PeerId, seq: int, now: float) -> None:
-        """An Ack: of the target itself, or of one that we asked (its word is taken: a liar can only keep the dead alive
-        for us, and we ask three others next time). From the target it is a round trip too."""
+        """Handle an Ack from the target or from a helper.
+
+        A helper's Ack is believed: a liar can only keep a dead member alive for us, and the next round asks three
+        others. An Ack from the target also gives a round-trip time.
+        """
         probe = self._probes.get(seq)
         if probe is None:
             return
@@ -127,24 +140,24 @@ class Detector:
             entry = self._table.entries.get(sender)
             if entry is not None and not probe.indirect:
                 rtt_s = now - probe.started_s
-                # Jacobson 1988: 1/8 of the news.
+                # Smoothed RTT with a gain of 1/8 (Jacobson 1988).
                 entry.rtt_s = rtt_s if entry.rtt_s is None else entry.rtt_s + (rtt_s - entry.rtt_s) / 8
         elif sender in probe.asked:
             self.blame_ourselves(-1)
             self._end(probe)
 
     def nacked(self, sender: PeerId, seq: int) -> list[Entry]:
-        """One that we asked could not reach the target either, but is there to say so."""
+        """Handle a Nack: the helper could not reach the target, but is alive itself."""
         probe = self._probes.get(seq)
         failed: list[Entry] = []
         if probe is not None and sender in probe.asked:
             probe.nacks.add(sender)
             if len(probe.nacks) == len(probe.asked):
-                self._fail(probe, failed)  # nobody is left to wait for
+                self._fail(probe, failed)  # no helper is left to wait for
         return failed
 
     def proved(self, peer: PeerId, out: list[Effect]) -> None:
-        """Anything at all came from ``peer``: every probe of it has succeeded."""
+        """End every probe of ``peer`` as successful, after any message from it."""
         for probe in self.targets.get(peer, ())[:]:
             if probe.asker is not None:
                 out.append(Send(probe.asker, Ack(probe.asker_seq, ())))
@@ -153,32 +166,32 @@ class Detector:
             self._end(probe)
 
     def acknowledged(self, peer: PeerId) -> None:
-        """Something else than a message of ours came from ``peer``; those who asked us wait for its own Ack."""
+        """End our own probe of ``peer`` after proof of life other than a message. Askers still wait for its own Ack."""
         probe = self._own(peer)
         if probe is not None:
             self.blame_ourselves(-1)
             self._end(probe)
 
     def doubt(self, entry: Entry, now: float, out: list[Effect]) -> list[Entry]:
-        """Its last link broke, or its suspicion ran out in spite of traffic: ask at once."""
+        """Probe a member now: its last link broke, or its suspicion ran out although messages arrive from it."""
         failed: list[Entry] = []
         probe = self._own(entry.record.id)
         if probe is None:
             self._probe(entry, now, out, failed)
         elif not probe.indirect:
-            self._ping(probe, entry, out)  # the first one may have been lost with the link
+            self._ping(probe, entry, out)  # the first Ping may have been lost with the link
         return failed
 
     def unreachable(self, entry: Entry, now: float, out: list[Effect]) -> list[Entry]:
-        """A dial to it failed: so have the direct probes under way, and if there is none, one has just failed."""
+        """Fail the direct probes of a member that could not be dialled. If there was none, start indirect ones."""
         failed: list[Entry] = []
         if entry.linked:
             return self.doubt(entry, now, out)
         peer = entry.record.id
-        accused = entry.accused_by(self._table.mine.record.id)  # then another failure says nothing new
+        accused = entry.accused_by(self._table.mine.record.id)  # a second failure adds no information
         if peer not in self.targets and entry.state in (ALIVE, SUSPECT) and entry.met and not accused:
-            # Not for one that another asked us to ping: if helpers asked helpers in turn, one death would have
-            # everybody ask everybody (5,600 requests a death among 1,000 members).
+            # Skip members that we probe only for an asker. If helpers asked helpers in turn, one death would make
+            # everybody ask everybody (5,600 requests for each death among 1,000 members).
             self._probe(entry, now, out, failed, refused=True)
         for probe in self.targets.get(peer, ())[:]:
             if not probe.indirect:
@@ -186,13 +199,13 @@ class Detector:
         return failed
 
     def blame_ourselves(self, degrees: int) -> None:
-        """Lifeguard's local health: the slower we are ourselves, the longer others have to answer."""
+        """Adjust Lifeguard's local health: the slower we are, the longer other members have to answer."""
         self.health = max(0, min(MAX_HEALTH, self.health + degrees))
 
     def slept(self, gap_s: float) -> None:
-        """Nobody is judged by the time in which this process was stopped."""
+        """Shift all timeouts by the time in which this process was stopped, so that nobody is judged by it."""
         self.blame_ourselves(1)
-        self._timers = [(when + gap_s, seq) for when, seq in self._timers]  # the order stays
+        self._timers = [(when + gap_s, seq) for when, seq in self._timers]  # a constant shift keeps the heap valid
         for probe in self._probes.values():
             probe.due_s += gap_s
         self._settle()
@@ -207,16 +220,18 @@ class Detector:
                 entry = entries.get(peer)
                 if entry is not None and self._is_ours(entry) and self._own(entry.record.id) is None:
                     return self._probe(entry, now, out, failed)
-            self._ring = [*self._table.met, *self._table.suspects]  # once in N periods
+            self._ring = [*self._table.met, *self._table.suspects]  # refilled once in N periods
             self._rng.shuffle(self._ring)
             self._waiting = set(self._ring)
         return None
 
     def _is_ours(self, entry: Entry) -> bool:
-        """Whether we are one to probe it: a stranger that does not answer may never have been, and would have us blame
-        ourselves; those who met it probe it. A member that nobody can dial is probed over its links: by those who hold
-        one, by its homes, and by everyone once no home is ALIVE to do it: one that began anew since it was named knows
-        nothing of whom it was a home to."""
+        """Return True if we should probe this member.
+
+        Strangers are probed only by members that had a link with them: a made-up stranger never answers and would lower
+        our health. A member that nobody can dial is probed by the members linked with it, and by its homes. Everybody
+        probes it when no home is ALIVE, or every home restarted after it was named and so forgot it.
+        """
         if (entry.state is not ALIVE and entry.state is not SUSPECT) or not entry.met:
             return False
         homes = entry.record.homes
@@ -240,7 +255,8 @@ class Detector:
     def _ping(self, probe: Probe, entry: Entry, out: list[Effect]) -> None:
         updates: tuple[Update, ...] = self._rumours.take(PIGGYBACK, 1, self._table.size)
         if entry.state is SUSPECT:
-            updates = (entry.hint(), *updates)  # Lifeguard's buddy system: the suspect hears it from its prober
+            # Lifeguard's buddy system: the suspect learns of the suspicion from its prober.
+            updates = (entry.hint(), *updates)
         out.append(Send(entry.record.id, Ping(probe.seq, updates)))
 
     def _give_up(self, probe: Probe, now: float, out: list[Effect], failed: list[Entry]) -> None:
@@ -257,7 +273,7 @@ class Detector:
         config, entries, target = self._config, self._table.entries, entry.record.id
         probe.indirect = True
         helpers: list[Entry] = []
-        if entry.record.address is None:  # only those with a link to it can ask
+        if entry.record.address is None:  # only members that have a link with it can ping it
             homes = [entries[home] for home in entry.record.homes if home in entries]
             helpers = [h for h in homes if h.state is ALIVE and h is not self._table.mine and h.met and h.reachable]
         helpers = helpers or self._table.sample(config.indirect_probes, self._rng, without=target)
@@ -277,7 +293,7 @@ class Detector:
         return timeout_s * (1 + self.health)
 
     def _fail(self, probe: Probe, failed: list[Entry]) -> None:
-        # Those we asked and who said nothing at all count against us; with nobody to ask, we cannot tell (Lifeguard).
+        # Helpers that sent not even a Nack count against our own health. Without helpers, we cannot tell (Lifeguard).
         self.blame_ourselves(len(probe.asked) - len(probe.nacks) if probe.asked else 1)
         self._end(probe)
         entry = self._table.entries.get(probe.target)
@@ -307,7 +323,7 @@ class Detector:
         same.remove(probe)
         if not same:
             del self.targets[probe.target]
-        while self._timers:  # a stale timer in front would wake the driver for nothing
+        while self._timers:  # a stale timer at the front would wake the driver for nothing
             due_s, seq = self._timers[0]
             front = self._probes.get(seq)
             if front is not None and front.due_s == due_s:

@@ -1,7 +1,7 @@
-"""What is still to be told: each update goes out a number of times, the least told and then the newest first.
+"""Piggybacked dissemination: each update is sent a number of times, the least sent first, then the newest.
 
-News asks for frames of its own until it was told half as often as it is to be; by then few have not heard of it (one in
-400 of 300 members), and the other half goes out on pings, acks and frames that go anyway.
+An update asks for gossip frames of its own until it was sent half of its times. By then few have missed it (one in 400
+among 300 members). The other half is piggybacked on pings, acks and frames that are sent anyway.
 """
 
 from __future__ import annotations
@@ -14,48 +14,53 @@ from gossip.wire.messages import Update
 
 __all__ = ["Rumours", "retransmits", "told_before"]
 
-LEVELS = 24  # over the 20 retransmissions of the largest table
-# As often as in the smallest swarm. What some miss of progress, the next one of its owner replaces; and that a suspect
-# is dead each finds out by itself, as long as it knows who accuses it.
+LEVELS = 24  # more than the 20 retransmissions of the largest table
+# As often as in the smallest swarm. A missed progress update is replaced by the owner's next one. Each member that
+# knows the accusers finds out by itself that a suspect is dead.
 MERE_TELLINGS = 4
-MAX_RUMOURS = 1024  # beyond this the push-pull carries the rest: 32 a frame and 6 frames a second are told in 5 s
+MAX_RUMOURS = 1024  # push-pull carries the rest: 32 a frame and 6 frames a second send 1,024 updates in 5 s
 
 
 @lru_cache(1024)
 def retransmits(members: int) -> int:
-    """How often each member passes an update on: ``4 ceil(log10(N + 1))`` (SWIM, section 4.1; memberlist's factor)."""
+    """Return the sends of an update by each member: ``4 ceil(log10(N + 1))`` (SWIM, section 4.1; memberlist's factor)."""
     return 4 * math.ceil(math.log10(members + 1))
 
 
 class Rumours:
-    """One record and one hint for each member at most, a newer one in the place of an older.
+    """The updates to send: at most one record and one hint for each member. A newer one replaces an older one.
 
-    Mere progress, and the burial of a suspect, wait for frames that go out anyway: for them alone none is sent.
+    Mere progress and the DEAD hint of an expired suspect do not ask for a frame of their own.
     """
 
     def __init__(self, period_s: float, now: float) -> None:
-        self.due_s = math.inf  # when the next frame of gossip goes out; never while there is nothing to say
+        self.due_s = math.inf  # When the next gossip frame is sent; infinite while no update asks for one.
         self._period_s = period_s
         self._gossiped_s = now - period_s
-        self._levels: list[dict[bytes, Update]] = [{} for _ in range(LEVELS)]  # times told -> what, newest last
-        self._told: dict[bytes, int] = {}  # key -> times told
-        self._mere: set[bytes] = set()  # those of them that ask for no frame: told half, or never to have one
+        # The updates by times sent, the newest last.
+        self._levels: list[dict[bytes, Update]] = [{} for _ in range(LEVELS)]
+        self._told: dict[bytes, int] = {}  # times sent, by key
+        self._mere: set[bytes] = set()  # keys of updates that ask for no frame: half sent, or mere progress
 
     def __len__(self) -> int:
         return len(self._told)
 
     @property
     def pressing(self) -> bool:
-        """Whether there is anything to tell that asks for a frame."""
+        """Return True if any update asks for a frame."""
         return len(self._told) > len(self._mere)
 
     def put(self, update: Update, now: float, mere: int | None = None) -> None:
-        """Start telling this, at once if we have been silent, and stop telling what it replaces.
+        """Start sending ``update`` and stop sending the one that it replaces. The first frame goes out at once after
+        silence.
 
-        ``mere``: it asks for no frame; begin as if it had been told so often already. In the place of news that still
-        was to be told it is news itself.
+        Args:
+            update: The record or hint.
+            now: The current time.
+            mere: If set, the update asks for no frame and counts as sent so many times. It still asks for one if it
+                replaces an update that does.
         """
-        # A hint does not replace a record nor the other way: progress of a suspect would silence its accusers.
+        # A record and a hint never replace each other: progress of a suspect would silence its accusers.
         key = update.id if isinstance(update, MemberRecord) else hint_key(update.peer)
         before, told = self._told.get(key), mere or 0
         if before is not None:
@@ -74,25 +79,25 @@ class Rumours:
             self._discard(next(iter(most_told)))
 
     def gossiped(self, now: float) -> None:
-        """A frame of gossip went out: the next one a period later, if there is anything left that asks for one."""
+        """Note that a gossip frame was sent. Schedule the next one a period later, if an update asks for one."""
         self._gossiped_s = now
         self.due_s = now + self._period_s if self.pressing else math.inf
 
     def nobody(self) -> None:
-        """There is nobody to tell. Whoever comes is news, and starts this again."""
+        """Stop the timer: there is no member to gossip to."""
         self.due_s = math.inf
 
     def somebody(self, now: float) -> None:
-        """There is somebody to tell."""
+        """Restart the timer: there is a member to gossip to."""
         if self.pressing and self.due_s == math.inf:
             self.due_s = max(now, self._gossiped_s + self._period_s)
 
     def silence(self, peer: PeerId) -> None:
-        """Stop telling a hint about this member: it was refuted."""
+        """Stop sending the hint about this member: it was refuted."""
         self._discard(hint_key(peer))
 
     def silence_all(self) -> None:
-        """Everybody knows it all."""
+        """Stop sending everything: all members know it."""
         for level in self._levels:
             level.clear()
         self._told.clear()
@@ -100,17 +105,17 @@ class Rumours:
         self.due_s = math.inf
 
     def take(self, count: int, copies: int, members: int) -> tuple[Update, ...]:
-        """At most ``count`` updates for a frame that goes to ``copies`` peers, counted as told that often."""
+        """Return at most ``count`` updates for a frame to ``copies`` peers, and count each as sent that often."""
         if not self._told:
             return ()
         levels, limit = self._levels, min(retransmits(members), LEVELS)
         taken: list[Update] = []
-        moved: list[tuple[int, dict[bytes, Update]]] = []  # times told -> what, newest last
+        moved: list[tuple[int, dict[bytes, Update]]] = []  # the updates by times sent, the newest last
         for told, waiting in enumerate(levels):
             if not waiting:
                 continue
             room = count - len(taken)
-            if len(waiting) <= room:  # most are few, and move as they are
+            if len(waiting) <= room:  # most levels are small and move as a whole
                 some, levels[told] = waiting, {}
             else:
                 some = dict([waiting.popitem() for _ in range(room)][::-1])
@@ -142,7 +147,7 @@ class Rumours:
 
 
 def told_before(members: int) -> int:
-    """As how often told a mere update begins: it goes out behind all else, and leaves first."""
+    """Return the times sent that a mere update starts with: it is sent last and expires first."""
     return min(retransmits(members), LEVELS) - MERE_TELLINGS
 
 

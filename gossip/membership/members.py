@@ -1,4 +1,4 @@
-"""What a Peer asks of whoever knows the members: gossip.membership's protocol, or a simulator's perfect sampler."""
+"""The interface of a member list for a Peer: the membership protocol or a simulator's perfect sampler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Members"]
 
 
 class Members(Protocol):
-    """:class:`gossip.membership.protocol.Membership` says what each of these does."""
+    """A member list. :class:`gossip.membership.protocol.Membership` documents the methods."""
 
     @property
     def deadline(self) -> float: ...

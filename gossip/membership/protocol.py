@@ -1,7 +1,7 @@
-"""Who is alive, and why we think so: SWIM with Lifeguard over a full table, and push-pull against what gossip missed.
+"""The membership protocol: SWIM with Lifeguard over a full table, with push-pull anti-entropy.
 
 ``states`` holds the rules for states, ``detector`` probes, ``anti_entropy`` compares tables, ``self_record`` keeps our
-own; here are the messages and the times.
+own record. This module handles messages and timers.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from gossip.wire.records import Sign, Verify, acceptable, claims_more, signed
 
 __all__ = ["Membership"]
 
-FAREWELLS = 8  # members told directly, beside those linked, that we leave
-HEAL_ALONE = 3  # dials each probe period while nobody is alive to us
-ENOUGH_LINKS = 24  # among 1,000 members records were as fresh as when all were told through strangers
-BOOK = 1_024  # records kept for the next start: 256 KiB
-ALIVE, SUSPECT, DEAD = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD  # an Enum's attributes are slow
+FAREWELLS = 8  # members, besides the linked ones, that we tell directly when we leave
+HEAL_ALONE = 3  # dials each probe period while we know no ALIVE member
+ENOUGH_LINKS = 24  # links that suffice for gossip: among 1,000 members, records were as fresh as with random targets
+BOOK = 1_024  # records saved for the next start: 256 KiB
+ALIVE, SUSPECT, DEAD = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD  # reading an Enum's attributes is slow
 
 
 class Membership:
-    """One peer's view of the swarm. Effects are returned; after every call ``deadline`` says when to call :meth:`tick`.
+    """One peer's view of the swarm. Methods return effects; ``deadline`` says when to call :meth:`tick` next.
 
-    ``me`` is our record as it should first appear; its ``steps`` are those of earlier lives. A message
-    with a record that its owner did not sign raises :class:`~gossip.errors.RemoteError` and changes nothing.
+    ``me`` is our first record; its ``steps`` count earlier lives. A message with a record that its owner did not sign
+    raises :class:`~gossip.errors.RemoteError` and changes nothing.
     """
 
     def __init__(
@@ -75,13 +75,11 @@ class Membership:
         self._push_pull = PushPull(me.id, self._table, config, rng, now)
         self._heal_s = now + rng.random() * config.heal_period_s
         self._left = False
-        self._holding_s = math.inf  # when linked members are told that we hold a run which we did not hold before
-        self._woke_s = now  # when this process last went on after it had been stopped
+        self._holding_s = math.inf  # when to tell linked members that we now hold a run
+        self._woke_s = now  # when this process last resumed after it had been stopped
         self.deadline = now  # when to call tick
-        self.changes = 0  # counts those of owners()
-        self.company = (
-            False  # whether anybody else whom we met is ALIVE; like the two above kept, since drivers ask every time
-        )
+        self.changes = 0  # counts changes of owners()
+        self.company = False  # whether another contacted member is ALIVE; drivers often read it and the two above
         self._handlers: dict[type, Callable[[PeerId, Entry | None, Any, float, list[Effect]], None]] = {
             Ping: self._on_ping,
             Ack: self._on_ack,
@@ -95,7 +93,7 @@ class Membership:
 
     # -- driver --------------------------------------------------------------------------------------------------------
     def receive(self, sender: PeerId, message: Message, now: float) -> list[Effect]:
-        """A Ping, Ack, PingReq, Nack, Gossip, Digest or Records arrived over a link to ``sender``."""
+        """Handle a Ping, Ack, PingReq, Nack, Gossip, Digest or Records from a link to ``sender``."""
         out: list[Effect] = []
         if self._left:
             return out
@@ -114,7 +112,7 @@ class Membership:
         return self._done(out)
 
     def tick(self, now: float) -> list[Effect]:
-        """Do what is due."""
+        """Run the timers that are due."""
         out: list[Effect] = []
         if self._left:
             return out
@@ -139,7 +137,7 @@ class Membership:
         return self._done(out)
 
     def linked(self, peer: PeerId, record: MemberRecord, now: float) -> list[Effect]:
-        """A first link to ``peer`` came up, and this is the record of its Hello. Raises as :meth:`receive` does."""
+        """Note the first link to ``peer``, with the record of its Hello. Raises as :meth:`receive` does."""
         out: list[Effect] = []
         if self._left or peer == self._mine:
             return out
@@ -147,14 +145,14 @@ class Membership:
         entries = self._table.entries
         known = entries.get(peer)
         stranger = known is None or known.state is not ALIVE
-        same = known is not None and known.record is record  # as mostly: then there is nothing to compare
+        same = known is not None and known.record is record  # the usual case, which needs no comparison
         if known is not None and not same and claims_more(known.record, record):
-            out.append(Send(peer, Gossip((known.record,))))  # it has started anew and does not know how far it was
+            out.append(Send(peer, Gossip((known.record,))))  # it restarted and does not know its earlier counts
         if (known is None or not same or known.restored) and self._view.is_news(record, linked=True):
             self._view.hear(record, now)
         entry = entries.get(peer)
         if entry is None:
-            if self._table.forgot(peer):  # it was gone for a day, and must come back with a higher incarnation
+            if self._table.forgot(peer):  # it was gone for a day and must return with a higher incarnation
                 out.append(Send(peer, Gossip((self._view.own(record, True),))))
             return self._done(out)
         entry.linked = True
@@ -167,15 +165,15 @@ class Membership:
             self._view.trust(entry, entry.record, now)
         elif entry.state is DEAD or entry.state is SUSPECT:
             self._view.warn(entry, now, out)
-        # A member that we already held ALIVE is of our swarm: what we know, it knows but for what gossip missed.
+        # A member that was ALIVE already shares our table, except for what gossip missed.
         alone = len(self._table.met) <= (entry.state is ALIVE)
         if alone or stranger:
             self._push_pull.ask(entry, now, out, everything=alone)
         return self._done(out)
 
     def unlinked(self, peer: PeerId, now: float, orderly: bool = False) -> list[Effect]:
-        """The last link to ``peer`` is gone. Unless it was closed in order, for want of use, the peer is asked at once,
-        over a new one, before anybody is accused."""
+        """Note that the last link to ``peer`` is gone. Unless the close was orderly, probe it over a new link before
+        anybody accuses it."""
         out: list[Effect] = []
         entry = self._table.entries.get(peer)
         if entry is not None:
@@ -186,17 +184,17 @@ class Membership:
         return self._done(out)
 
     def dial_failed(self, peer: PeerId, now: float) -> list[Effect]:
-        """No link to ``peer`` could be opened: a direct probe has failed, and others are asked."""
+        """Fail the direct probe of a ``peer`` that could not be dialled; helpers are asked next."""
         out: list[Effect] = []
         entry = self._table.entries.get(peer)
         if entry is not None and not self._left:
             if not entry.met and self._introductions.failed(entry, now) and entry.state is ALIVE:
-                self._view.suspect_ourselves(entry, now)  # whoever knows better says so, first of all itself
+                self._view.suspect_ourselves(entry, now)  # any member that knows better refutes it
             self._suspect(self._detector.unreachable(entry, now, out), now)
         return self._done(out)
 
     def acknowledged(self, peer: PeerId, now: float) -> None:
-        """Proof of life that is none of our messages, as a finished exchange."""
+        """Note proof of life that is none of our messages, such as a finished exchange."""
         entry = self._table.entries.get(peer)
         if entry is not None:
             entry.acked_s = now
@@ -205,9 +203,9 @@ class Membership:
                 self._arm()
 
     def update_me(self, now: float, **changes: Unpack[Own]) -> None:
-        """Change our own record; ``steps`` and ``samples`` count this life. Steps, samples, progress, loss and version
-        alone are signed seldom (:class:`Myself` says when), the last values then; anything else is signed at once. Once
-        this node holds a run, the next tick tells all linked members: their steps count for it from then on."""
+        """Change our own record; ``steps`` and ``samples`` count this life. Mere progress is signed seldom (see
+        :class:`Myself`); any other change is signed at once. When we begin to hold a run, the next tick tells all
+        linked members."""
         if not self._left:
             before = self.me
             self._myself.update(changes, now)
@@ -216,7 +214,7 @@ class Membership:
             self._arm()
 
     def leave(self, now: float) -> list[Effect]:
-        """Say LEFT, to those linked and a few more. Nothing else comes from this membership afterwards."""
+        """Announce LEFT to linked members and a few more. The membership sends nothing afterwards."""
         if self._left:
             return []
         self._myself.announce(now, left=True)
@@ -255,7 +253,7 @@ class Membership:
         self, updates: tuple[Update, ...], sender: PeerId, entry: Entry | None, now: float, out: list[Effect],
         *, quiet: bool = False,
     ) -> None:  # fmt: skip
-        # All signatures first: a message is taken whole, or refused with nothing changed.
+        # Check all signatures first: a message is accepted whole, or refused with nothing changed.
         mine = self._mine
         for update in self._view.fresh(updates, sender, entry, now):
             if isinstance(update, Hint):
@@ -271,13 +269,14 @@ class Membership:
 
     def _on_own_hint(self, hint: Hint, sender: PeerId, entry: Entry | None, now: float, out: list[Effect]) -> None:
         if hint.incarnation > self.me.incarnation:
-            return  # of an earlier life at best: its record says so signed, while hints could drive us out of bounds
+            # An earlier life at best: our record would prove it, while hints could raise our incarnation without limit.
+            return
         if hint.incarnation == self.me.incarnation:
             if not self._myself.accused(now):
-                return  # soon: we have just refuted another
+                return  # We have just refuted another hint; this one is refuted soon.
             if self._view.accused_us(hint, now):
-                self._detector.blame_ourselves(1)  # we were too slow for somebody (Lifeguard, section IV-A)
-        # Not the limit of warnings: two that hold each other DEAD would spend it on those, and never answer.
+                self._detector.blame_ourselves(1)  # we answered some prober too slowly (Lifeguard, section IV-A)
+        # A limit of its own: two that hold each other DEAD would spend that of warnings, and never answer.
         if entry is not None and entry.answered_s <= now - TELL_EVERY_S:
             entry.answered_s = now
             out.append(Send(sender, Gossip((self.me,))))
@@ -294,19 +293,19 @@ class Membership:
             return
         pressing = self._rumours.pressing
         updates = self._rumours.take(MAX_UPDATES, len(targets), self._table.size) if pressing else ()
-        if updates:  # Pings may have told it all, or all but progress
+        if updates:  # Pings may have carried everything, or all but progress
             gossip = Gossip(updates)
             out.extend(Send(entry.record.id, gossip) for entry in targets)
         self._rumours.gossiped(now)
 
     def _listeners(self) -> list[Entry]:
-        """Whom a frame of gossip goes to: one out of all, and the others out of those we are linked with, if they are
-        enough to be a random sample of the swarm themselves. Exchanges make the links, with random partners, and a
-        random graph of so many spreads a rumour as well as strangers do, who must be dialled first: in a swarm of 1,000
-        that was six dials a second for each member."""
+        """Return the targets of one gossip frame: one random member, the others random linked ones if there are enough.
+
+        Exchanges link random partners, and such a random graph spreads a rumour as well as random targets do. Random
+        targets alone must be dialled first: six dials a second for each of 1,000 members."""
         fanout, links = self._config.gossip_fanout, self._table.links
         if len(links) < ENOUGH_LINKS:
-            return self._table.sample(fanout, self._rng, suspects=True)  # who is suspected must hear of it
+            return self._table.sample(fanout, self._rng, suspects=True)  # a suspect must hear of its suspicion
         targets = self._table.sample(1, self._rng, suspects=True)
         entries = self._table.entries
         for peer in self._rng.sample(list(links), fanout - 1):
@@ -316,14 +315,14 @@ class Membership:
         return targets
 
     def _heal(self, now: float, out: list[Effect]) -> None:
-        """Dial somebody DEAD: it may only have been cut off. Also forgets those who are gone for long enough."""
+        """Dial a random DEAD member, which may only have been cut off, and forget members that are gone for long."""
         config, dead = self._config, self._table.dead
         self._table.forget(now - config.dead_kept_s)
         alone = not self._table.met
         self._heal_s = now + (config.probe_period_s if alone else config.heal_period_s)
         for peer in self._rng.sample(dead, min(len(dead), HEAL_ALONE if alone else 1)):
             entry = self._table.entries[peer]
-            if entry.linked:  # a link that outlived the silence opens no second time
+            if entry.linked:  # this link survived the silence, so there is none to open
                 self._view.warn(entry, now, out)
             elif entry.record.address is not None:
                 out.append(Dial(entry.record.address, peer))
@@ -342,7 +341,7 @@ class Membership:
         if self._left:
             self.deadline = math.inf
             return
-        due_s = self._detector.deadline  # after every message: comparing costs half of what min() does
+        due_s = self._detector.deadline  # runs after every message: these comparisons cost half of min()
         if self._view.deadline < due_s:
             due_s = self._view.deadline
         if self._rumours.due_s < due_s:
@@ -358,8 +357,8 @@ class Membership:
         self.deadline = self._heal_s if self._heal_s < due_s else due_s
 
     def _notice_sleep(self, now: float) -> None:
-        """When a timer is half a second late this process was stopped: nobody is judged by that time. Messages that
-        waited meanwhile may come before the tick, and the time counts once."""
+        """Shift all timers after a stop of this process, which a timer that is late by 0.5 s shows. Waiting messages
+        may come before the tick; the gap counts once."""
         gap_s = now - max(self.deadline, self._woke_s)
         if gap_s > self._config.probe_timeout_min_s:
             self._woke_s = now
@@ -374,31 +373,30 @@ class Membership:
 
     @property
     def turnover(self) -> int:
-        """Counts comings and goings: what was sorted by who is there is out of date when it grows."""
+        """A counter of members that come and go. Indexes by member are stale when it grows."""
         return self._table.changes
 
     def alive(self) -> list[PeerId]:
-        """The ALIVE without ourselves, in no order: the list itself, to be read and not kept. Some of them we may know
-        by hearsay alone."""
+        """Return the ALIVE without ourselves, unordered, some by hearsay alone. The list is live: do not keep it."""
         return self._table.alive
 
     def met(self) -> list[PeerId]:
-        """Those of the ALIVE with whom we had a link, likewise: who may be a partner, a donor, an owner."""
+        """Return the ALIVE that had a link with us, likewise: possible partners, donors and owners."""
         return self._table.met
 
     def remembers(self, peer: PeerId) -> bool:
-        """Whether we had a link with it in this life or an earlier one."""
+        """Return True if we had a link with this peer in this life or an earlier one."""
         entry = self._table.entries.get(peer)
         return entry is not None and entry.introducer in (None, self._mine)
 
     def knows(self, peer: PeerId) -> bool:
-        """Whether we had a link with it in this life."""
+        """Return True if we had a link with this peer in this life."""
         entry = self._table.entries.get(peer)
         return entry is not None and entry.met
 
     def owners(self) -> list[PeerId]:
-        """Sorted ids of the ALIVE and ready that we met, ourselves included, and of those that nobody can dial and for
-        whom a home vouches: who shares the data."""
+        """Return the sorted ids of the members that share the data, ourselves included: the ALIVE, ready and contacted,
+        and undialable ones that a home vouches for."""
         return self._table.owners()
 
     def state(self, peer: PeerId) -> MemberState | None:
@@ -406,7 +404,7 @@ class Membership:
         return None if entry is None else entry.state
 
     def standing(self, peers: Iterable[PeerId], genesis: bytes) -> list[PeerId]:
-        """Those of them that are held ALIVE and hold the weights of this run."""
+        """Return those of ``peers`` that are ALIVE and hold the weights of this run."""
         entries = self._table.entries
         return [
             peer for peer in peers
@@ -419,51 +417,51 @@ class Membership:
         return None if entry is None else entry.record
 
     def runs(self) -> list[bytes]:
-        """The geneses of the ALIVE and ready that we met, our own among them once we are ready."""
+        """Return the runs of the ALIVE and ready that had a link with us, and our own once we are ready."""
         return self._table.runs()
 
     def sharing(self, genesis: bytes) -> list[MemberRecord]:
-        """The ALIVE and ready of this run that we met, without ourselves. Walks the table."""
+        """Return the records of the ALIVE and ready of this run that had a link with us. Walks the table."""
         entries = self._table.entries
         records = [entries[peer].record for peer in self._table.met]
         return [record for record in records if record.ready and record.genesis == genesis]
 
     def members(self) -> list[tuple[MemberRecord, MemberState]]:
-        """Everyone else we know of. Walks the table: for people, not for every message."""
+        """Return all other members. Walks the table: for display, not for every message."""
         return [(entry.record, entry.state) for entry in self._table.entries.values() if entry is not self._table.mine]
 
     def rtt_s(self, peer: PeerId) -> float | None:
-        """There and back, seconds, smoothed over the probes of this member; None before one was answered."""
+        """Return the smoothed round-trip time in seconds, or None before a probe was answered."""
         entry = self._table.entries.get(peer)
         return None if entry is None else entry.rtt_s
 
     @property
     def my_samples(self) -> int:
-        """Our own, of this life and for our run."""
+        """Our own samples in this life for our run."""
         return self._myself.samples
 
     @property
     def sharers(self) -> int:
-        """The ALIVE and ready of our run that we met, ourselves included."""
+        """The number of ALIVE and ready members of our run that had a link with us, and ourselves."""
         return max(1, self._table.sharers(self.me.genesis))
 
     def take_arrears(self) -> int:
-        """Samples of ours that have not counted for members which we have met since, as :mod:`arrears` explains."""
+        """Return, and reset, the samples that did not count for members linked since (:mod:`arrears` explains)."""
         arrears = self._table.arrears
         owed, arrears.owed = arrears.owed, 0
         return owed
 
     def standing_of(self, genesis: bytes) -> tuple[int, int]:
-        """Of one run: the lower median of the progress that its ALIVE and ready members sign, of those that we met and
-        ourselves, and how many they are. Walks the table."""
+        """Return the lower median of the signed progress of the members that hold this run, and their number.
+
+        Members count if they are ALIVE, ready and contacted, or ourselves. Walks the table."""
         records = self.sharing(genesis)
         if self.me.genesis == genesis:
             records.append(self.me)
         return median_low([record.progress for record in records]) if records else 0, len(records)
 
     def meet(self, records: Iterable[MemberRecord], now: float) -> None:
-        """Members that are there from the beginning and know of us too, as those that one launcher started: ALIVE at
-        once, and nobody need be told."""
+        """Add members that start together, like those of one launcher: ALIVE at once, with nothing to gossip."""
         for record in records:
             if record.id != self.me.id and self._view.is_news(record, linked=True):
                 self._view.hear(record, now, quiet=True)
@@ -476,11 +474,11 @@ class Membership:
 
     # -- between lives -------------------------------------------------------------------------------------------------
     def book(self) -> list[MemberRecord]:
-        """At most 1,024 records of members with an address, most recently alive first."""
+        """Return at most 1,024 records of members with an address, the most recently alive first."""
         return self._table.latest(BOOK)
 
     def restore(self, records: Iterable[MemberRecord], now: float) -> None:
-        """Remember a book as DEAD members, told to nobody and dialled at once; skips what is not acceptable."""
+        """Add the records of a saved book as DEAD members, ungossiped and dialled at once. Skip unacceptable ones."""
         for record in records:
             try:
                 news = self._view.is_news(record)

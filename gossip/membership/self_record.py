@@ -1,4 +1,4 @@
-"""Our own record: the only one that we sign, and whose incarnation we raise."""
+"""Our own record: the only one that we sign and whose incarnation we raise."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ from gossip.wire.records import Sign, mere_progress, signed, within
 __all__ = ["Myself", "Own"]
 
 PROGRESS = frozenset({"steps", "samples", "progress", "loss", "version", "extra"})
-PROGRESS_S_PER_MEMBER = 0.1  # at the least between two: 10 a second in the whole swarm, where all have figures to tell
-REFRESH_S = 0.02  # times N^2: with nothing but progress 50 / N a second in the whole swarm, which costs each as little
-REFRESH_MOST_S = 1_800.0  # loss, samples and steps, which people read, are not older
-MAX_LIVES = 8  # different members may hold records of different age of an earlier life, but not many
-REFUTE_EVERY_S = 0.2  # so that accusing us costs the swarm five updates a second at most
+# Minimum time between two records with figures, for each member: 10 a second in the whole swarm.
+PROGRESS_S_PER_MEMBER = 0.1
+# Times N^2: mere progress is signed 50 / N times a second in the whole swarm, which costs each member as little.
+REFRESH_S = 0.02
+REFRESH_MOST_S = 1_800.0  # maximum age of the loss, samples and steps, which people read
+MAX_LIVES = 8  # members may hold records of several earlier lives, but not of many
+REFUTE_EVERY_S = 0.2  # accusations of us cost the swarm at most five updates a second
 
 
 class Own(TypedDict, total=False):
-    """What a peer can change about itself. ``steps`` and ``samples`` count this life alone; the record's count all
-    lives."""
+    """The fields that a peer can change in its own record.
+
+    ``steps`` and ``samples`` count this life alone; those of the record count all lives.
+    """
 
     address: Address | None
     homes: tuple[PeerId, ...]
@@ -37,30 +41,30 @@ class Own(TypedDict, total=False):
     loss: float | None
     version: float
     finished: bool
-    extra: tuple[Any, ...]  # figures for others' owners: no news, and soon signed all the same
+    extra: tuple[Any, ...]  # figures for the owners of other nodes: not urgent, yet signed soon
 
 
 class Myself:
-    """``record`` is as last signed; ``due_s`` is when :meth:`tick` has something to sign."""
+    """Our own record. ``record`` is the last signed one; ``due_s`` is when :meth:`tick` has something to sign."""
 
     def __init__(
         self, record: MemberRecord, table: Table, rumours: Rumours, sign: Sign, config: Config, now: float
     ) -> None:
         self.record = record
         self._table, self._rumours, self._sign, self._config = table, rumours, sign, config
-        self._earlier = {"steps": record.steps, "samples": record.samples}  # of earlier lives
-        self._pending: dict[str, Any] = {}  # not signed yet
-        self._progress_s = now  # progress alone is not signed before this
-        self._refresh_s = now  # without figures for others' owners not before this
+        self._earlier = {"steps": record.steps, "samples": record.samples}  # counts of earlier lives
+        self._pending: dict[str, Any] = {}  # changes that are not signed yet
+        self._progress_s = now  # earliest time to sign progress with figures
+        self._refresh_s = now  # earliest time to sign progress without figures
         self._refuted_s = -math.inf
         self._lives = 1
-        self._accused = False  # and not refuted yet
+        self._accused = False  # accused and not refuted yet
         self.due_s = math.inf
         rumours.put(record, now)
 
     @property
     def samples(self) -> int:
-        """Trained in all lives, signed or not."""
+        """The samples trained in all lives, signed or not."""
         return int(self._pending.get("samples", self.record.samples))
 
     def tick(self, now: float) -> None:
@@ -70,8 +74,11 @@ class Myself:
             self.announce(now)
 
     def update(self, changes: Own, now: float) -> None:
-        """Anything but progress is signed at once. Progress is signed every ``0.02 s * N^2``, and figures for others'
-        owners with it every ``max(progress_period_s, 0.1 s * N)``."""
+        """Change fields. Anything but progress is signed at once.
+
+        Progress is signed every ``0.02 s * N^2``. Figures for other owners are signed every ``max(progress_period_s,
+        0.1 s * N)``, together with the progress.
+        """
         fields: dict[str, Any] = {name: within(name, value) for name, value in changes.items()}
         if "samples" in fields:
             self._table.arrears.train(fields["samples"], now)
@@ -79,7 +86,7 @@ class Myself:
             if name in fields:
                 fields[name] = within(name, fields[name] + earlier)
         if "genesis" in fields and fields["genesis"] != self.record.genesis:
-            fields["extra"] = ()  # figures of other weights
+            fields["extra"] = ()  # the figures belong to other weights
         for name, value in fields.items():
             if value != self._pending.get(name, getattr(self.record, name)):
                 self._pending[name] = value
@@ -89,7 +96,7 @@ class Myself:
             self._settle()
 
     def announce(self, now: float, **changes: Any) -> None:
-        """Sign a new record with what is pending and these changes, and tell it."""
+        """Sign a new record with the pending changes and these, and gossip it."""
         changes = {"sequence": self.record.sequence + 1} | self._pending | changes
         changes = {name: within(name, value) for name, value in changes.items()}
         self._pending, before = {}, self.record
@@ -103,8 +110,11 @@ class Myself:
         self._settle()
 
     def met(self, now: float, share: float) -> None:
-        """Everybody knows our record; the next is signed after this share of the time between two, or all who begin
-        together would tell of their progress at once and for ever after."""
+        """Start with a random phase, since all members know our record already.
+
+        ``share`` is the phase, 0 to 1. Members that start together would otherwise sign their progress together for
+        ever.
+        """
         self._progress_s, self._refresh_s = now + share * self._pause_s(), now + share * self._period_s()
         self._settle()
 
@@ -114,7 +124,7 @@ class Myself:
         return self._progress_s if "extra" in self._pending else self._refresh_s
 
     def _period_s(self) -> float:
-        """Between two records of mere progress. Those who come together would else sign together ever after."""
+        """Return the time between two records of mere progress. It depends on the id, to keep members out of phase."""
         size = self._table.size
         period_s = min(REFRESH_S * size * size, REFRESH_MOST_S) * (0.75 + self.record.id[0] / 512)
         return max(self._pause_s(), period_s)
@@ -123,7 +133,7 @@ class Myself:
         return max(self._config.progress_period_s, PROGRESS_S_PER_MEMBER * self._table.size)
 
     def accused(self, now: float) -> bool:
-        """Somebody doubts our present incarnation. Returns whether it is refuted now, rather than soon."""
+        """Note an accusation of our present incarnation. Return True if it is refuted now rather than later."""
         self._accused = True
         if now < self._refuted_s + REFUTE_EVERY_S:
             self._settle()
@@ -137,11 +147,17 @@ class Myself:
         self.announce(now, incarnation=self.record.incarnation + 1, sequence=0)
 
     def continue_from(self, record: MemberRecord, now: float) -> bool:
-        """A record of ours that is newer than ours, or counts more steps, comes from an earlier life: go on above it,
-        and from its counts. Returns True once there were too many for that: some other process is living it now."""
+        """Continue from a record of an earlier life of ours, which is newer or counts more steps.
+
+        The new record has a higher incarnation and adds the counts of the old one.
+
+        Returns:
+            True once there were too many such records: another process uses our key now.
+        """
         self._lives += 1
         incarnation = max(record.incarnation, self.record.incarnation) + 1
-        if self._lives >= MAX_LIVES:  # two that add each other's counts to their own would double them without end
+        # Two processes that add each other's counts to their own would double them without end.
+        if self._lives >= MAX_LIVES:
             self.announce(now, incarnation=incarnation, sequence=0)
             return self._lives == MAX_LIVES
         counts = dict[str, int]()

@@ -1,15 +1,15 @@
-"""What we hold the others to be: records and hints in, states out.
+"""The state machine of the other members: records and hints in, states out.
 
 =============================== ==================================================================================
-what we hear of a member        what we hold it to be then
+we receive                      the state of the member becomes
 =============================== ==================================================================================
 record, higher incarnation      ALIVE, or LEFT if it says so
-record, same incarnation, left  LEFT, whatever it was: final for that incarnation
-record, same incarnation        as before (progress does not refute)
-hint, same incarnation          ALIVE -> SUSPECT; SUSPECT: one accuser more, DEAD or not: others bury nobody for us
-DEAD hint beside the record     DEAD, of one that we hear of for the first time
-its suspicion runs out          DEAD; but if one other alone accuses it, or we heard from it, we ask it first
-anything else                   as before; hints never raise an incarnation, only its owner does
+record, same incarnation, left  LEFT from any state: final for that incarnation
+record, same incarnation        unchanged (progress does not refute)
+hint, same incarnation          ALIVE -> SUSPECT; SUSPECT: one more accuser, even for a DEAD hint
+DEAD hint with the record       DEAD, if the same message tells of the member for the first time
+its suspicion runs out          DEAD; but it is probed first if one other alone accuses it, or we heard from it
+anything else                   unchanged; only the owner raises an incarnation, never a hint
 =============================== ==================================================================================
 """
 
@@ -35,15 +35,16 @@ __all__ = ["TELL_EVERY_S", "MemberStates"]
 
 ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT
 
-MAX_JUMP = 1_000  # incarnations at once, where others tell: its owner is believed over its own link
+MAX_JUMP = 1_000  # Incarnations that a relayed record may skip. The owner itself is believed over its own link.
 MAX_ACCUSERS = 4  # the first and three confirmations: more change nothing
-HINTS_PER_S, HINTS_BURST = 8.0, 64.0  # believed of one sender: two frames of them, when many die at once
-INTAKE_PER_S = 1_000.0  # new members, with the largest table at once
-TELL_EVERY_S = 1.0  # a suspect that we hear from is told of it as often
+# Hints of one sender that we believe: two frames of them, when many members die at once.
+HINTS_PER_S, HINTS_BURST = 8.0, 64.0
+INTAKE_PER_S = 1_000.0  # new members a second, after a burst as large as the largest table
+TELL_EVERY_S = 1.0  # how often a suspect that we hear from is told of its suspicion
 
 
 class MemberStates:
-    """The one place where the state of another changes."""
+    """The states of the other members. No other place changes them."""
 
     def __init__(
         self, table: Table, rumours: Rumours, detector: Detector, introductions: Introductions, sign: Sign,
@@ -55,15 +56,19 @@ class MemberStates:
         self._sign, self._verify = sign, verify
         self._me = table.mine.record.id
         self._intake = Allowance(INTAKE_PER_S, float(config.max_members), now)
-        self._strangers = Allowance(VERIFIED_PER_S, VERIFIED_BURST, now)  # of all links to those not in the table
+        # Shared by all links to peers outside the table.
+        self._strangers = Allowance(VERIFIED_PER_S, VERIFIED_BURST, now)
         self._accusers = Accusers()
-        self._suspicions: list[tuple[float, PeerId]] = []  # (when, whom); stale when it expires at another time
-        self.before: dict[PeerId, MemberState | None] = {}  # states before this call, of those that changed in it
-        self.deadline = math.inf  # when tick wants to be called
+        # (when, whom). An entry is stale if its member expires at another time.
+        self._suspicions: list[tuple[float, PeerId]] = []
+        self.before: dict[PeerId, MemberState | None] = {}  # earlier states of the members that changed in this call
+        self.deadline = math.inf  # when to call tick
 
     def changed(self, out: list[Effect]) -> None:
-        """Adds a MemberChanged for each that we met and whose state is another after this call than before it. Of
-        hearsay nothing is said: one member can tell of thousands that are nobody, and each would be a line of a log."""
+        """Append a MemberChanged for each contacted member whose state differs from that before this call.
+
+        Hearsay members are left out. A liar can tell of thousands that do not exist, and each would be a line of a log.
+        """
         for peer, before in self.before.items():
             entry = self._table.entries.get(peer)
             if entry is not None and entry.met and entry.state is not before:
@@ -72,15 +77,17 @@ class MemberStates:
 
     # -- records -------------------------------------------------------------------------------------------------------
     def is_news(self, record: MemberRecord, linked: bool = False) -> bool:
-        """Whether this record changes anything; what does is checked first, and raises if it is not acceptable.
-        ``linked``: it came from its owner itself, over its own link."""
+        """Return True if this record changes anything. Raise RemoteError if it would but is not acceptable.
+
+        ``linked``: it came from its owner itself, over its own link.
+        """
         if not self._may_change(record, linked):
             return False
         check(record, self._verify)
         return True
 
     def _may_change(self, record: MemberRecord, linked: bool) -> bool:
-        """Whether it is worth its check: of most records that come we hold a newer one, or this very one."""
+        """Return True if the record is worth a signature check. Most records are known, or older than ours."""
         entry = self._table.entries.get(record.id)
         if entry is not None:
             known = entry.record
@@ -88,17 +95,20 @@ class MemberStates:
                 if not claims_more(record, known):
                     return False
             elif not entry.restored and (record is known or not newer(record, known)):
-                return False  # of one that we only remember, any word is news: it is really a member
+                return False  # any record of a restored member is news, since it proves a member
             elif record.incarnation > known.incarnation + MAX_JUMP and not linked:
-                return False  # told by others; accusations can drive a member so far while we hear nothing of it
+                # Relayed. Accusations can raise an incarnation so far while we hear nothing of the member.
+                return False
         return True
 
     def fresh(self, updates: tuple[Update, ...], sender: PeerId, teller: Entry | None, now: float) -> list[Update]:
-        """Those that may change something; raises as :meth:`is_news`. To check a signature takes longer than to make a
-        record that needs it, so one link may ask for a bounded number of checks; what is beyond is dropped unread, and
-        gossip or push-pull bring it again if it was true."""
+        """Return the updates that may change something; raise as :meth:`is_news`.
+
+        Checking a signature takes longer than making a record that needs the check. The checks for one link are
+        therefore rate limited. The excess is dropped unread; gossip or push-pull bring it again if it was genuine.
+        """
         known = self._table.entries.get
-        # Most of what gossip brings is known; this line is where a large swarm spends its time.
+        # Most gossip is known already. A large swarm spends its time in this line.
         unknown = [
             update for update in updates
             if not isinstance(update, MemberRecord)
@@ -121,10 +131,16 @@ class MemberStates:
         return fresh
 
     def hear(self, record: MemberRecord, now: float, by: PeerId | None = None, quiet: bool = False) -> None:
-        """Take a checked record of another that is news. ``by``: who told us of it; None: it came from its owner, in
-        the Hello of a link. ``quiet``: everyone else knows it already."""
+        """Apply a checked record of another member that is news.
+
+        Args:
+            record: The record.
+            now: The current time.
+            by: The peer that told us of it; None if it came from its owner in a Hello.
+            quiet: All others know it already, so that it is not gossiped.
+        """
         if max(record.samples, record.progress, record.version) > NEVER:
-            self._conduct.note(record.id, "claims", now)  # its own signature is under it, whoever brings it
+            self._conduct.note(record.id, "claims", now)  # the owner signed it, no matter which peer relays it
         entry = self._table.entries.get(record.id)
         state, progress = LEFT if record.left else ALIVE, None
         if entry is None:
@@ -139,7 +155,7 @@ class MemberStates:
         elif entry.restored:
             self.trust(entry, record if newer(record, entry.record) else entry.record, now)
         elif not newer(record, entry.record):
-            return  # a newer one stood before it in the same message, when neither was known
+            return  # the same message held a newer record before this one, when we knew neither
         elif record.incarnation > entry.record.incarnation or record.left:
             self.place(entry, record, state, now)
         elif mere_progress(record, entry.record):
@@ -153,35 +169,35 @@ class MemberStates:
             self._rumours.put(record, now, progress)
 
     def trust(self, entry: Entry, record: MemberRecord, now: float) -> None:
-        """A member that we only remembered is there."""
+        """Accept a member that we only remembered as present."""
         self.place(entry, record, LEFT if record.left else ALIVE, now)
 
     # -- hints ---------------------------------------------------------------------------------------------------------
     def accused(self, hint: Hint, teller: Entry | None, now: float, out: list[Effect]) -> None:
-        """A hint about another."""
+        """Handle a hint about another member."""
         entry, by = self._table.entries.get(hint.peer), hint.by
         if entry is None or hint.incarnation != entry.record.incarnation:
             return
         state = entry.state
         if entry.restored:
-            if hint.dead and not entry.record.left:  # somebody has reason to say what we only assumed
+            if hint.dead and not entry.record.left:  # the accuser has evidence for what we only assumed
                 self.place(entry, entry.record, DEAD, now)
                 entry.accusers = (hint,)
             return
         if state is DEAD or state is LEFT or by == hint.peer or (by == self._me and entry.met):
-            return  # but a stranger may be one that we buried in an earlier life
+            return  # a stranger may be one that we accused in an earlier life
         if hint.dead and self.before.get(hint.peer, state) is None:
-            # New with this very message: then this is how it is known, and whoever tells of it could as well not have.
+            # This message introduced the member, so it starts as DEAD. The sender could as well have hidden it.
             self.place(entry, entry.record, DEAD, now)
             entry.accusers = (hint,)
             self._rumours.put(hint, now)
         elif self._believes(hint, entry, teller, now):
             self._suspect(entry, hint, now)
             if entry.linked and entry.acked_s >= now - self._config.probe_period_s:
-                self.warn(entry, now, out)  # it can refute this at once
+                self.warn(entry, now, out)  # it can refute the hint at once
 
     def _believes(self, hint: Hint, entry: Entry, teller: Entry | None, now: float) -> bool:
-        """Whether this accusation counts: new, of one who has a say, told by one who does not tell too many, signed."""
+        """Return True if this hint counts: new, signed, by a credible accuser, within the sender's rate limit."""
         accuser = self._table.entries.get(hint.by)
         if teller is None or accuser is None or entry.accused_by(hint.by) or len(entry.accusers) >= MAX_ACCUSERS:
             return False
@@ -192,8 +208,10 @@ class MemberStates:
         return teller.allowance.take(now) and is_signed(hint, accuser.record.public_key, self._verify)
 
     def accused_us(self, hint: Hint, now: float) -> bool:
-        """A hint about ourselves, which we have just refuted: whether it is one to take to heart, since it was made by
-        somebody who is not always wrong. Asked a few times a second at most."""
+        """Return True if a hint about ourselves, just refuted, should lower our local health.
+
+        It should if its author is credible. Called a few times a second at most.
+        """
         accuser = self._table.entries.get(hint.by)
         if accuser is None or not is_signed(hint, accuser.record.public_key, self._verify):
             return False
@@ -203,16 +221,16 @@ class MemberStates:
         return not silent
 
     def own(self, record: MemberRecord, dead: bool) -> Hint:
-        """Our accusation of this member."""
+        """Return our accusation of this member."""
         return accusation(record.id, record.incarnation, dead, self._me, self._sign)
 
     def suspect_ourselves(self, entry: Entry, now: float) -> None:
-        """A probe of ours failed."""
+        """Suspect a member after a failed probe of our own."""
         if not entry.accused_by(self._me) and len(entry.accusers) < MAX_ACCUSERS:
             self._suspect(entry, self.own(entry.record, False), now)
 
     def _suspect(self, entry: Entry, hint: Hint, now: float) -> None:
-        """One accuser more."""
+        """Add one accuser."""
         if entry.state is ALIVE:
             self.place(entry, entry.record, SUSPECT, now)
         entry.accusers = (*entry.accusers, hint)
@@ -221,14 +239,14 @@ class MemberStates:
         self._rumours.put(hint, now)
 
     def warn(self, entry: Entry, now: float, out: list[Effect]) -> None:
-        """Tell a SUSPECT or DEAD member that we hear from, so that it refutes."""
+        """Tell a SUSPECT or DEAD member that we hear from of its state, so that it can refute."""
         if entry.told_s <= now - TELL_EVERY_S:
             entry.told_s = now
             out.append(Send(entry.record.id, Gossip((entry.hint(),))))
 
     # -- time ----------------------------------------------------------------------------------------------------------
     def tick(self, now: float, out: list[Effect]) -> None:
-        """Bury those whose suspicion ran out."""
+        """Declare members DEAD whose suspicion ran out."""
         while self._suspicions and self._suspicions[0][0] <= now:
             when, peer = heapq.heappop(self._suspicions)
             entry = self._table.entries.get(peer)
@@ -236,18 +254,19 @@ class MemberStates:
                 continue
             recently = entry.acked_s >= now - self._config.probe_period_s
             if recently or (len(entry.accusers) == 1 and entry.met and not entry.accused_by(self._me)):
-                # It has only not heard of this yet, and the probe carries it; and nobody is buried by the word of one.
+                # It may not have heard of the suspicion, or it has one accuser only. The probe tells it, and decides.
                 self._until(entry, now + self._config.probe_period_s)
                 for failed in self._detector.doubt(entry, now, out):
                     self.suspect_ourselves(failed, now)
             else:
                 self.place(entry, entry.record, DEAD, now)
                 entry.accusers = (self.own(entry.record, True),)
-                self._rumours.put(entry.hint(), now, told_before(self._table.size))  # the others bury it as well
+                # The others declare it DEAD by themselves as well.
+                self._rumours.put(entry.hint(), now, told_before(self._table.size))
         self._settle()
 
     def _settle(self) -> None:
-        """A timer of one who is suspected no more, or until another time, would wake the driver for nothing."""
+        """Drop stale timers in front, which would wake the driver for nothing, and set the deadline."""
         suspicions, entries = self._suspicions, self._table.entries
         while suspicions:
             when, peer = suspicions[0]
@@ -258,14 +277,14 @@ class MemberStates:
         self.deadline = suspicions[0][0] if suspicions else math.inf
 
     def slept(self, gap_s: float) -> None:
-        """Nobody is judged by the time in which this process was stopped."""
+        """Shift all suspicions by the time in which this process was stopped, so that no member is judged by it."""
         for peer in self._table.suspects:
             entry = self._table.entries[peer]
             self._until(entry, entry.expires_s + gap_s)
 
     # -- states --------------------------------------------------------------------------------------------------------
     def place(self, entry: Entry, record: MemberRecord, state: MemberState, now: float) -> None:
-        """Another state, or another incarnation. The caller names the accusers of a SUSPECT or DEAD."""
+        """Change the state or the incarnation. For SUSPECT or DEAD, the caller sets the accusers afterwards."""
         before = entry.state
         assert record.incarnation >= entry.record.incarnation
         assert before is not LEFT or state is LEFT or record.incarnation > entry.record.incarnation or entry.restored
@@ -280,25 +299,27 @@ class MemberStates:
             self._came(entry, now)
 
     def _came(self, entry: Entry, now: float) -> None:
-        """It is ALIVE, and was not."""
+        """Schedule probes or an introduction of a member that became ALIVE."""
         if entry.met:
             self._detector.joined(entry.record.id)
         else:
             self._introductions.heard(entry, now)
 
     def meet(self, entry: Entry, now: float) -> None:
-        """We have a link with it."""
+        """Note a link with this member."""
         if not entry.met:
             self._table.meet(entry, now)
             self._introductions.over(entry.record.id)
             self._rumours.somebody(now)
             if entry.state is ALIVE:
-                self.before[entry.record.id] = None  # what was said of it is news only now
+                self.before[entry.record.id] = None  # the driver has not heard of this state yet
                 self._detector.joined(entry.record.id)
 
     def _judge(self, entry: Entry, state: MemberState, now: float) -> None:
-        """Whether those who accused a SUSPECT were right. Of one we never met nobody is proved right by its silence: it
-        may have been made up to be accused."""
+        """Judge the accusers of a SUSPECT by its new state.
+
+        The silence of a stranger proves no accuser right: the stranger may have been made up to be accused.
+        """
         true = False if state is ALIVE else True if state is DEAD and entry.met else None
         entries = self._table.entries
         for hint in entry.accusers:

@@ -1,8 +1,8 @@
-"""Members of whom we know by hearsay alone, by who told us of them.
+"""Introductions of strangers: members known by hearsay alone, grouped by their introducer.
 
-A record is signed, and a signature says only that somebody holds a key: one member can make a thousand. So whoever
-never had a link with us is nobody's partner, owner of data or first dial, and the first to go when the table is full.
-It is introduced instead: dialled when its turn comes, and a member like any other from its first link on.
+A signature proves only that its author holds a key, and one peer can make a thousand keys. A member without a link to
+us is therefore never a partner, an owner of data or a first dial. It is evicted first when the table is full. It is
+dialled when its turn comes, and is a normal member from its first link on.
 """
 
 from __future__ import annotations
@@ -19,31 +19,35 @@ __all__ = ["Introductions"]
 
 ALIVE = MemberState.ALIVE
 
-AT_ONCE, A_SECOND = 8.0, 1.0  # dials: a swarm of 8 knows itself at once, one of 1,000 in minutes, since both sides dial
-LOOK_S = 1.0  # between two looks
-DRAWS = 8  # for one whose turn it is
-FEW = 8  # who has met fewer waits for nobody's turn
-SPREAD_S = 0.05  # for each member: of a newcomer all hear at once, and must not all dial it at once
-GIVE_WAY_S = 0.5  # the larger id waits so long: of two that hear of each other one dial is enough
-RETRY_S, DOUBLINGS = 60.0, 6  # after a dial that failed, up to an hour
-ANSWERED_S = 30.0  # the longest that a dial takes, its turn among those to strangers included
-OF_ONE_HOST, HOST_RETRY_S = 4.0, 60.0  # unanswered dials at a host that one introducer names, and then one in so long
-HOSTS = 1_024  # pairs of introducer and host that are remembered
-DOUBTED = 2  # dials that failed, a minute apart: one that died before anybody met it would else be ALIVE for ever
+# Dials: a swarm of 8 is linked at once, one of 1,000 within minutes, since both sides dial.
+AT_ONCE, A_SECOND = 8.0, 1.0
+LOOK_S = 1.0  # time between two calls of tick
+DRAWS = 8  # draws to find a stranger that may be dialled
+FEW = 8  # with fewer contacted members a peer dials without delay
+SPREAD_S = 0.05  # random delay for each member: all members hear of a newcomer at once and must not all dial it at once
+GIVE_WAY_S = 0.5  # delay of the larger id: of two that hear of each other one dial is enough
+RETRY_S, DOUBLINGS = 60.0, 6  # After a failed dial; doubles up to about an hour.
+ANSWERED_S = 30.0  # maximum duration of a dial, including its wait in the queue
+# Unanswered dials to a host that one introducer names, and the time until the next one.
+OF_ONE_HOST, HOST_RETRY_S = 4.0, 60.0
+HOSTS = 1_024  # pairs of introducer and host to remember
+# Failed dials, a minute apart. Otherwise a member that died before any peer linked with it would stay ALIVE for ever.
+DOUBTED = 2
 
 
 class Introductions:
-    """Dials strangers, a bounded trickle of them; ``due_s`` is when :meth:`tick` wants to be called."""
+    """A rate-limited dialler of strangers. ``due_s`` is when to call :meth:`tick`."""
 
     def __init__(self, table: Table, rng: random.Random, now: float) -> None:
         self._table, self._rng = table, rng
         self._allowance = Allowance(A_SECOND, AT_ONCE, now)
-        self._under_way: dict[PeerId, tuple[float, Allowance]] = {}  # dials without an answer: since when, and of whose
-        self._hosts: OrderedDict[tuple[PeerId, str], Allowance] = OrderedDict()  # by introducer and host
+        # Unanswered dials: the start, and the rate limiter of the host.
+        self._under_way: dict[PeerId, tuple[float, Allowance]] = {}
+        self._hosts: OrderedDict[tuple[PeerId, str], Allowance] = OrderedDict()  # rate limiters by introducer and host
         self.due_s = float("inf")
 
     def heard(self, entry: Entry, now: float) -> None:
-        """One more stranger is ALIVE."""
+        """Schedule the dial of a stranger that became ALIVE."""
         table = self._table
         wait_s = 0.0 if table.mine.record.id < entry.record.id else GIVE_WAY_S
         if len(table.met) >= FEW:
@@ -53,17 +57,19 @@ class Introductions:
             self.due_s = entry.try_s
 
     def failed(self, entry: Entry, now: float) -> bool:
-        """Nobody answered where it should be. Once says nothing of a stranger but that others come first; returns
-        whether it is often enough to doubt that there is such a member."""
+        """Note a failed dial. Return True after so many that the member may not exist.
+
+        The first failure only makes other strangers go first.
+        """
         ours = self._under_way.pop(entry.record.id, None) is not None
-        if not ours or entry.state is MemberState.DEAD:  # for another who probes it, or to see whether it is back
+        if not ours or entry.state is MemberState.DEAD:  # the dial served an indirect probe or a heal
             return False
         entry.tries += 1
         self._later(entry, now)
         return entry.tries >= DOUBTED
 
     def over(self, peer: PeerId) -> None:
-        """The member has answered: its dial does not count against its host."""
+        """Note that the member answered: its dial does not count against its host."""
         under_way = self._under_way.pop(peer, None)
         if under_way is not None:
             under_way[1].give_back()
@@ -73,13 +79,14 @@ class Introductions:
         entry.try_s = now + wait_s * (0.75 + 0.5 * self._rng.random())
 
     def tick(self, now: float, out: list[Effect]) -> None:
-        """Dial some whose turn it is: of any introducer alike, so that one who tells of hundreds delays few others."""
+        """Dial a few strangers that are due, drawn fairly: an introducer that tells of hundreds delays few others."""
         table = self._table
         self.due_s = now + LOOK_S if table.strangers else float("inf")
         for _ in range(int(AT_ONCE)):
             if len(self._under_way) >= AT_ONCE:
                 self._under_way = {peer: one for peer, one in self._under_way.items() if one[0] > now - ANSWERED_S}
-            if len(self._under_way) >= AT_ONCE:  # addresses that swallow packets: the rest would only stand behind them
+            # All wait for addresses that swallow packets. Further dials would only queue behind them.
+            if len(self._under_way) >= AT_ONCE:
                 return
             entry = self._draw(now)
             if entry is None or not self._allowance.take(now):
@@ -87,16 +94,16 @@ class Introductions:
             address, introducer = entry.record.address, entry.introducer
             assert address is not None
             assert introducer is not None
-            self._later(entry, now)  # unless it answers: one dial at a time
+            self._later(entry, now)  # back off unless it answers: one dial at a time
             of_host = self._of_host(introducer, address.host, now)
-            if not of_host.take(now):  # the introducer names many ports of a host at which nobody answers
+            if not of_host.take(now):  # the introducer names many ports of a host that does not answer
                 self._allowance.give_back()
                 continue
             self._under_way[entry.record.id] = now, of_host
             out.append(Dial(address, entry.record.id))
 
     def _of_host(self, introducer: PeerId, host: str, now: float) -> Allowance:
-        """Return the allowance of dials to ``host`` for members that ``introducer`` told of."""
+        """Return the rate limiter of dials to ``host`` for members that ``introducer`` told of."""
         allowance = self._hosts.get((introducer, host))
         if allowance is None:
             allowance = self._hosts[introducer, host] = Allowance(1 / HOST_RETRY_S, OF_ONE_HOST, now)

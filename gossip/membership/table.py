@@ -1,4 +1,4 @@
-"""Everyone we know of: one entry each, sampled and digested without walking the table."""
+"""The table of all known members. Sampling and digests do not walk it."""
 
 from __future__ import annotations
 
@@ -20,46 +20,49 @@ __all__ = ["Table"]
 
 ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT
 DIGEST = struct.Struct(f"<{MAX_BUCKETS}Q")
-MAX_HASHES = 1 << 14  # kept, 4 MiB: in a simulation every peer asks for the same ones
-MOST_OF_ONE = 3 / 4  # of the table for what one introducer tells of: all of the largest swarm, and many who left it
-HEARSAY = 4  # members by hearsay count for N up to so many times those we met: names cost nothing
-VOUCHED = 8  # strangers whom one home makes owners of data: a liar counts for nine at most, and no data is without one
+MAX_HASHES = 1 << 14  # cached hashes, 4 MiB: in a simulation every peer asks for the same ones
+MOST_OF_ONE = 3 / 4  # share of the table for one introducer: room for the largest swarm and for many that left it
+HEARSAY = 4  # hearsay members count for N up to so many times the contacted, since new ids cost nothing
+VOUCHED = 8  # strangers that one home makes owners of data: a liar counts for nine at most, and all data has an owner
 
 
 class Table:
-    """Every change is O(1). Bounded: the longest gone are forgotten first."""
+    """The table of members. Every change is O(1). When it is full, the member that is gone longest is dropped first."""
 
     def __init__(self, me: MemberRecord, limit: int, now: float) -> None:
         self.entries: dict[PeerId, Entry] = {}
-        self.links: dict[PeerId, None] = {}  # in the order in which they were made, which a seed must repeat
-        self.changes = 0  # of the set of ALIVE and ready members that we met
+        self.links: dict[PeerId, None] = {}  # in the order of creation, so that a seed repeats a run
+        self.changes = 0  # counts changes of the set of ALIVE and ready members that had a link with us
         self.arrears = Arrears(now)
         self._limit, self._mine = limit, me.id
         self._of: dict[MemberState, list[PeerId]] = {state: [] for state in MemberState}  # without ourselves
         self._gone: OrderedDict[PeerId, None] = OrderedDict()  # DEAD and LEFT, the longest gone first
-        self._gone_strangers: OrderedDict[PeerId, None] = OrderedDict()  # of hearsay, likewise
-        self.met: list[PeerId] = []  # those of the ALIVE with whom we had a link: all that anything is asked of
-        self.strangers: dict[PeerId, list[PeerId]] = {}  # by introducer: all whom we know by hearsay alone
+        self._gone_strangers: OrderedDict[PeerId, None] = OrderedDict()  # the same for hearsay members
+        self.met: list[PeerId] = []  # ALIVE members that had a link with us. Only these are asked for anything.
+        self.strangers: dict[PeerId, list[PeerId]] = {}  # hearsay members by introducer
         self._introducers: list[PeerId] = []
-        self._vouched: dict[PeerId, dict[PeerId, None]] = {}  # by home: strangers that own data by its word
-        self._forgotten: OrderedDict[PeerId, int] = OrderedDict()  # and with which incarnation each was gone
+        # By home: strangers that own data because it vouches for them.
+        self._vouched: dict[PeerId, dict[PeerId, None]] = {}
+        self._forgotten: OrderedDict[PeerId, int] = OrderedDict()  # dropped members and their last incarnation
         self._sharing: set[PeerId] = set()
-        self._sharers_of: dict[bytes, int] = {}  # of each run that has any
+        self._sharers_of: dict[bytes, int] = {}  # number of ALIVE, ready and contacted members by run
         self._owners: tuple[int, list[PeerId]] = (-1, [])
         self._hashes = [0] * MAX_BUCKETS
-        self._digest = b""  # of these, packed; empty after a change
+        self._digest = b""  # The packed hashes; empty after a change.
         self._buckets: list[list[PeerId]] = [[] for _ in range(MAX_BUCKETS)]
         self.alive = self._of[ALIVE]
         self.suspects = self._of[SUSPECT]
         self.dead = self._of[DEAD]
-        mine = self.add(me, ALIVE, now)  # met, but in no list
+        mine = self.add(me, ALIVE, now)  # contacted, but in no list
         assert mine is not None
         self.mine = mine
 
     @property
     def size(self) -> int:
-        """N of every formula: the members that take part, ourselves included. A thousand names of one liar would make
-        everybody tell of its progress every 100 s."""
+        """N of every formula: the number of participating members, ourselves included.
+
+        Hearsay is capped. Otherwise a liar with a thousand ids would slow every member's progress to one in 100 s.
+        """
         there, most = len(self.alive) + len(self.suspects), HEARSAY * (len(self.met) + 1)
         return 1 + (there if there < most else most)
 
@@ -68,11 +71,13 @@ class Table:
         self, record: MemberRecord, state: MemberState, now: float, restored: bool = False,
         introducer: PeerId | None = None,
     ) -> Entry | None:  # fmt: skip
-        """A new entry; None when there is no room, or when this is a record of one that we forgot as gone.
-        ``introducer``: who told us of it; None: it is here itself."""
+        """Add an entry. Return None if there is no room, or the record is one of a dropped member.
+
+        ``introducer``: the peer that told us of the member; None if it is linked itself.
+        """
         forgotten = self._forgotten.get(record.id)
         if forgotten is not None and record.incarnation <= forgotten:
-            return None  # or members who forget at different times would teach it to each other for ever
+            return None  # otherwise members that drop it at different times would reintroduce it to each other for ever
         if introducer is not None and len(self.strangers.get(introducer, ())) >= MOST_OF_ONE * self._limit:
             if not self._gone_strangers:
                 return None
@@ -92,7 +97,7 @@ class Table:
         return entry
 
     def place(self, entry: Entry, record: MemberRecord, state: MemberState, now: float) -> None:
-        """Hold the member to be as this record says, and in this state."""
+        """Set the record and the state of a member."""
         if state is not entry.state or entry.restored or record.incarnation != entry.record.incarnation:
             self._leave(entry)
             if state is not entry.state:
@@ -108,17 +113,17 @@ class Table:
             self._look(entry)
 
     def progress(self, entry: Entry, record: MemberRecord, now: float) -> None:
-        """What :meth:`place` comes to when a record brings new counts alone: most do, and every member takes each."""
+        """Do the part of :meth:`place` that new counts alone need. Most records bring nothing else."""
         entry.record, entry.named_s = record, now
 
     def forget(self, before_s: float) -> None:
-        """Drop those who are gone since before this time."""
+        """Drop the members that are gone since before this time."""
         for gone in (self._gone, self._gone_strangers):
             while gone and self.entries[next(iter(gone))].since_s < before_s:
                 self._evict(next(iter(gone)))
 
     def meet(self, entry: Entry, now: float) -> None:
-        """We have a link with it: what was hearsay is known from now on."""
+        """Note a link with a member, which is no hearsay any more."""
         if entry.met:
             return
         if entry.introducer is not None:
@@ -128,8 +133,11 @@ class Table:
         self._enter(entry)
 
     def vouch(self, entry: Entry, home: Entry) -> None:
-        """A home of its own tells us of it. Two members that nobody can dial never meet; but each counts as an owner of
-        data to the other, or what they train would overlap for ever."""
+        """Let a home vouch for its member that nobody can dial.
+
+        Two such members never link with each other. Each must still count as an owner of data to the other, or their
+        training data would overlap for ever.
+        """
         told = self._vouched.get(home.record.id, {})
         if entry.home is None and vouchable(entry, home) and len(told) < VOUCHED:
             entry.home = home.record.id
@@ -138,7 +146,7 @@ class Table:
             self.changes += 1
 
     def _vouch_anew(self, entry: Entry) -> None:
-        """Whether it is still vouched for, and may still vouch for others: after every change of it but progress."""
+        """Withdraw vouchers that no longer hold, after every change but progress."""
         if entry.home is not None and not vouchable(entry, self.entries[entry.home]):
             self._unvouch(entry)
         told = self._vouched.get(entry.record.id)
@@ -157,7 +165,7 @@ class Table:
         self.changes += 1
 
     def stranger(self, rng: random.Random) -> PeerId | None:
-        """One of those known by hearsay: of any introducer alike, and of its any alike."""
+        """Return a random stranger: first a uniform introducer, then a uniform one of its strangers."""
         if not self._introducers:
             return None
         told = self.strangers[self._introducers[int(rng.random() * len(self._introducers))]]
@@ -178,12 +186,16 @@ class Table:
         take_out(told, entry.place, self.entries)
         if not told:
             del self.strangers[introducer]
-            self._introducers.remove(introducer)  # as many as members that ever told us of one
+            self._introducers.remove(introducer)  # linear in the number of introducers
         entry.introducer = None
 
     def _make_room(self, introducer: PeerId | None) -> bool:
-        """Of hearsay first: the longest gone, then some of whoever tells of most, if that is another; and of those whom
-        we met the longest gone, but not where hearsay fills half of the table. The living whom we met all stay."""
+        """Evict one member to make room, and return True if that succeeded.
+
+        The stranger that is gone longest goes first. The next choice depends on the newcomer and on the share of
+        hearsay. If the newcomer is linked, or hearsay fills half of the table, the introducer with most strangers
+        loses its latest one. Otherwise the contacted member that is gone longest goes. ALIVE contacted members stay.
+        """
         if self._gone_strangers:
             return self._evict(next(iter(self._gone_strangers)))
         hearsay = len(self.entries) - len(self.met) - len(self._gone)
@@ -194,7 +206,7 @@ class Table:
             if most is None or least >= told[most]:
                 return False
             latest = (peer for peer in reversed(self.strangers[most]) if self.entries[peer].state is not SUSPECT)
-            peer = next(latest, None)  # and none whose accusers wait to be judged
+            peer = next(latest, None)  # a SUSPECT stays: its accusers are still to be judged
             return peer is not None and self._evict(peer)
         return self._forget_oldest()
 
@@ -210,7 +222,7 @@ class Table:
         if entry.introducer is not None:
             self._familiar(entry)
         del self.entries[peer]
-        self._buckets[peer[0]].remove(peer)  # of about N / 256
+        self._buckets[peer[0]].remove(peer)  # linear in about N / 256 members
         self.links.pop(peer, None)
         self._forgotten[peer] = entry.record.incarnation
         if len(self._forgotten) > self._limit:
@@ -289,28 +301,28 @@ class Table:
 
     # -- questions -----------------------------------------------------------------------------------------------------
     def forgot(self, peer: PeerId) -> bool:
-        """Whether this is one that was gone for so long that we dropped it."""
+        """Return True if this member was dropped after it was gone for long."""
         return peer in self._forgotten
 
     def owners(self) -> list[PeerId]:
-        """Sorted ids of the ALIVE and ready that we met or for whom a home vouches, ourselves included; sorted anew
-        only after a change."""
+        """Return the sorted ids of the ALIVE and ready that had a link with us or a home's voucher, ourselves included.
+        The result is cached until a change."""
         if self._owners[0] != self.changes:
             self._owners = (self.changes, sorted(self._sharing.union(*self._vouched.values())))
         return self._owners[1]
 
     def runs(self) -> list[bytes]:
-        """The geneses of the ALIVE and ready that we met, our own among them."""
+        """Return the runs of the ALIVE and ready that had a link with us, our own among them."""
         return list(self._sharers_of)
 
     def sharers(self, genesis: bytes) -> int:
-        """How many of these hold this run."""
+        """Return the number of these members that hold this run."""
         return self._sharers_of.get(genesis, 0)
 
     def sample(
         self, count: int, rng: random.Random, suspects: bool = False, without: PeerId | None = None
     ) -> list[Entry]:
-        """Up to ``count`` different ALIVE (and SUSPECT) members that we met and can send to, uniformly."""
+        """Return a uniform sample of up to ``count`` reachable, contacted members, ALIVE (and SUSPECT)."""
         alive, entries, random_ = self.met, self.entries, rng.random
         doubted = self.suspects if suspects else []
         total = len(alive) + len(doubted)
@@ -319,7 +331,7 @@ class Table:
         order = list(range(total)) if few else []
         if few:
             rng.shuffle(order)
-        # Four draws each: where most are out of reach a few less are found, rather than walking the table.
+        # Four draws each. Where most are unreachable this finds a few less, but does not walk the table.
         for turn in range(total if few else 4 * count):
             at = order[turn] if few else int(random_() * total)
             entry = entries[alive[at] if at < len(alive) else doubted[at - len(alive)]]
@@ -330,7 +342,7 @@ class Table:
         return chosen
 
     def latest(self, count: int) -> list[MemberRecord]:
-        """Records of others that we met, in this life or an earlier one, and that have an address: most recently alive
+        """Return the records of others that had a link with us in any life and have an address, the most recently alive
         first. Walks the table."""
 
         def recent(entry: Entry) -> tuple[bool, float]:
@@ -343,13 +355,13 @@ class Table:
 
     # -- digests -------------------------------------------------------------------------------------------------------
     def digest(self) -> bytes:
-        """8 bytes for each of 256 buckets: the XOR of its entries' hashes."""
+        """Return the digest: for each of 256 buckets 8 bytes, the XOR of its entries' hashes."""
         if not self._digest:
             self._digest = DIGEST.pack(*self._hashes)
         return self._digest
 
     def differing(self, hashes: bytes) -> bytes:
-        """The numbers of the buckets in which this digest differs from ours; all for an empty one."""
+        """Return the numbers of the buckets that differ from this digest; all for an empty one."""
         if not hashes:
             return bytes(range(MAX_BUCKETS))
         if hashes == self.digest():
@@ -358,7 +370,7 @@ class Table:
         return bytes([number for number, ours in enumerate(self._hashes) if ours != theirs[number]])
 
     def updates_of(self, buckets: Iterable[int]) -> Iterator[Update]:
-        """The entries of these buckets: a record, and behind it the hint if the member is SUSPECT or DEAD."""
+        """Yield the entries of these buckets: each record, then the hint if the member is SUSPECT or DEAD."""
         for number in buckets:
             for peer in self._buckets[number]:
                 entry = self.entries[peer]
@@ -369,14 +381,14 @@ class Table:
 
 
 def vouchable(entry: Entry, home: Entry) -> bool:
-    """Whether this home, a member that we met, may vouch for a stranger that nobody can dial."""
+    """Return True if this contacted home may vouch for a stranger that nobody can dial."""
     record = entry.record
     stranger = entry.state is ALIVE and record.ready and record.address is None and not entry.met
     return stranger and home.met and home.state is ALIVE and home.record.id in record.homes
 
 
 def take_out(ids: list[PeerId], place: int, entries: dict[PeerId, Entry]) -> None:
-    """The last one takes its place."""
+    """Remove the id at ``place`` in O(1): the last id takes its place."""
     last = ids.pop()
     if place < len(ids):
         ids[place] = last
@@ -385,6 +397,6 @@ def take_out(ids: list[PeerId], place: int, entries: dict[PeerId, Entry]) -> Non
 
 @lru_cache(MAX_HASHES)
 def entry_hash(peer: PeerId, incarnation: int, state: str) -> int:
-    """Without the sequence: progress is gossip's alone, or no two digests would ever be equal."""
+    """Return the hash of an entry without its sequence. Only gossip carries progress, so that digests can be equal."""
     text = peer + incarnation.to_bytes(8, "little") + state.encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
