@@ -23,7 +23,7 @@ MAX_RUMOURS = 1024  # push-pull carries the rest: 32 a frame and 6 frames a seco
 
 @lru_cache(1024)
 def retransmits(members: int) -> int:
-    """Return the sends of an update by each member: ``4 ceil(log10(N + 1))`` (SWIM, section 4.1; memberlist's factor)."""
+    """Return how often a member sends an update: ``4 ceil(log10(N + 1))`` (SWIM, section 4.1; memberlist's factor)."""
     return 4 * math.ceil(math.log10(members + 1))
 
 
