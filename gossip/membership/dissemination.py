@@ -34,7 +34,7 @@ class Rumours:
     """
 
     def __init__(self, period_s: float, now: float) -> None:
-        self.due_s = math.inf  # When the next gossip frame is sent; infinite while no update asks for one.
+        self.due_s = math.inf  # when the next gossip frame is sent; infinite while no update asks for one
         self._period_s = period_s
         self._gossiped_s = now - period_s
         # The updates by times sent, the newest last.

@@ -68,7 +68,7 @@ class Entry:
         self.life_s = NEVER_S  # when we heard of its present incarnation, unless that was its first record
         self.named_s = now  # when we received its record, which names its homes
         self.hash = 0  # its part of the digest
-        self.accusers: tuple[Hint, ...] = ()  # The accusations of a SUSPECT; the last hint about a DEAD member.
+        self.accusers: tuple[Hint, ...] = ()  # the accusations of a SUSPECT; the last hint about a DEAD member
         self.expires_s = math.inf  # when a SUSPECT becomes DEAD
         self.linked = False
         self.met = False  # it had a complete link with us in this life of ours

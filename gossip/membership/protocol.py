@@ -273,7 +273,7 @@ class Membership:
             return
         if hint.incarnation == self.me.incarnation:
             if not self._myself.accused(now):
-                return  # We have just refuted another hint; this one is refuted soon.
+                return  # we have just refuted another hint; this one is refuted soon
             if self._view.accused_us(hint, now):
                 self._detector.blame_ourselves(1)  # we answered some prober too slowly (Lifeguard, section IV-A)
         # A limit of its own: two that hold each other DEAD would spend that of warnings, and never answer.

@@ -26,7 +26,7 @@ DRAWS = 8  # draws to find a stranger that may be dialled
 FEW = 8  # with fewer contacted members a peer dials without delay
 SPREAD_S = 0.05  # random delay for each member: all members hear of a newcomer at once and must not all dial it at once
 GIVE_WAY_S = 0.5  # delay of the larger id: of two that hear of each other one dial is enough
-RETRY_S, DOUBLINGS = 60.0, 6  # After a failed dial; doubles up to about an hour.
+RETRY_S, DOUBLINGS = 60.0, 6  # after a failed dial; doubles up to about an hour
 ANSWERED_S = 30.0  # maximum duration of a dial, including its wait in the queue
 # Unanswered dials to a host that one introducer names, and the time until the next one.
 OF_ONE_HOST, HOST_RETRY_S = 4.0, 60.0

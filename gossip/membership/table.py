@@ -48,7 +48,7 @@ class Table:
         self._sharers_of: dict[bytes, int] = {}  # number of ALIVE, ready and contacted members by run
         self._owners: tuple[int, list[PeerId]] = (-1, [])
         self._hashes = [0] * MAX_BUCKETS
-        self._digest = b""  # The packed hashes; empty after a change.
+        self._digest = b""  # the packed hashes; empty after a change
         self._buckets: list[list[PeerId]] = [[] for _ in range(MAX_BUCKETS)]
         self.alive = self._of[ALIVE]
         self.suspects = self._of[SUSPECT]

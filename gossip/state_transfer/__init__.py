@@ -1,1 +1,1 @@
-"""How a newcomer takes the weights of a run, and when one run takes another's."""
+"""State transfer: a newcomer fetches the weights of a run, and one run merges into another."""

@@ -1,12 +1,11 @@
-"""Whether the donors of a newcomer gave the same model: a chunk of what each gave is asked of the next one as well.
+"""Comparison of what the donors of a newcomer gave: a chunk from each is fetched from the next donor as well.
 
-With donors in a ring each takes part in two comparisons. Members of one run are apart by their consensus distance, and
-so are what they give; one whose two comparisons are both far off, while another comparison is not, gave something else.
-A donor that does not answer a comparison counts as far off in it, as long as another comparison shows that it is:
-silence must not hide what it gave.
+The donors form a ring, so each takes part in two comparisons. Members of one run differ by the consensus distance, and
+so do their chunks. A donor gave something else if both its comparisons are far and another comparison is not. A donor
+that does not answer a comparison counts as far in it, if another comparison shows that it is: silence hides no lie.
 
-Where donors differ, members that were no donors are asked for two of these chunks each. Then the median of a donor's
-comparisons decides, so that two liars among three donors are found while most members are honest.
+If donors differ, witnesses (members that were no donors) are asked for two of these chunks each. The median of a
+donor's comparisons then decides. This finds two liars among three donors while most members are honest.
 """
 
 from __future__ import annotations
@@ -18,22 +17,23 @@ from gossip.ids import PeerId
 
 __all__ = ["FEWEST", "WITNESSED", "Comparison", "differ", "odd_ones", "outvoted", "spread_sq"]
 
-FEWEST = 3  # donors: of two that differ nobody can say which is wrong
-WITNESSED = 2  # chunks that each member beyond the donors is asked for: a donor serves so many at once
-FAR = 4.0  # times the smallest distance: honest donors differ by less, and one dropped wrongly costs one piece more
-NEAR = 1e-3  # of the weights' own size: what is apart by less is the same model, however near the others are
+FEWEST = 3  # if two donors differ, either may be wrong
+WITNESSED = 2  # chunks that each witness is asked for: a donor serves as many at once
+FAR = 4.0  # Times the smallest distance. Honest donors differ by less; a wrongly dropped one costs one more piece.
+# Relative to the size of the weights. A smaller distance means the same model, however close the others are.
+NEAR = 1e-3
 
 
 @dataclass(slots=True)
 class Comparison:
-    """Elements [start, stop), given by ``owner``, asked of ``other``."""
+    """The comparison of elements [start, stop): given by ``owner``, fetched from ``other`` as well."""
 
     owner: PeerId
     other: PeerId
     start: int
     stop: int
     deadline: float
-    apart_sq: float = math.inf  # |other's - owner's|^2, infinite as long as ``other`` has not answered
+    apart_sq: float = math.inf  # |other's - owner's|^2; infinite until ``other`` has answered
     own_sq: float = math.nan
 
     @property
@@ -42,18 +42,18 @@ class Comparison:
 
     @property
     def mean_sq(self) -> float:
-        """Of one element of the difference."""
+        """The mean square of the difference, for one element."""
         mean_sq = self.apart_sq / max(self.stop - self.start, 1)
         return mean_sq if math.isfinite(mean_sq) else math.inf
 
 
 def odd_ones(results: list[Comparison]) -> set[PeerId]:
-    """Those whose every comparison, two at least, is far off. Fewer than half of all compared, or none."""
+    """Return the members whose comparisons, at least two, are all far. Return none if they are half or more of all."""
     if len(results) < FEWEST:
         return set()
     limit_sq = far_sq(results)
     taken: dict[PeerId, list[bool]] = {}
-    shown: set[PeerId] = set()  # to be far off, by a comparison that was answered
+    shown: set[PeerId] = set()  # members with a far comparison that was answered
     for one in results:
         far = not one.mean_sq <= limit_sq
         for peer in (one.owner, one.other):
@@ -89,19 +89,26 @@ def outvoted(results: list[Comparison], donors: set[PeerId]) -> set[PeerId]:
 
 
 def near_sq(results: list[Comparison]) -> float:
-    """Up to which mean square of a difference's elements two models are the same one."""
+    """Return the mean square of a difference up to which two models count as the same one."""
     own_sq = sorted(one.own_sq / max(one.stop - one.start, 1) for one in results if one.answered)
     return NEAR * NEAR * own_sq[len(own_sq) // 2] if own_sq else 0.0
 
 
 def far_sq(results: list[Comparison]) -> float:
-    """Beyond which two are far from each other."""
+    """Return the mean square of a difference beyond which two models count as far from each other."""
     return max(FAR * FAR * min(one.mean_sq for one in results), near_sq(results))
 
 
 def spread_sq(results: list[Comparison], elements: int) -> float:
-    """How far the donors were from each other: the lower quartile of the mean squares, of the weights (the first so
-    many ``elements``) alone and of those that are not far. 0 where too few were compared to tell a lie."""
+    """Return how far the donors' weights are apart: the lower quartile of the mean squares that are not far.
+
+    Args:
+        results: The comparisons.
+        elements: The number of weights. Comparisons beyond them are left out.
+
+    Returns:
+        The mean square for one element; 0 if too few donors were compared to detect a lie.
+    """
     if len(results) < FEWEST:
         return 0.0
     limit_sq = far_sq(results)

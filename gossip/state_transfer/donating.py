@@ -1,4 +1,4 @@
-"""A member gives its weights to newcomers: a copy of each piece that one asks for, at most two at once."""
+"""The donor: it copies each piece that a newcomer fetches, at most two at once."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from gossip.wire.messages import Abort, Busy, Fetch, Refuse, Serving
 
 __all__ = ["Donating", "allowed_s", "most_elements"]
 
-STANDS = "asleep"  # a donor's reason: the state of its optimizer is not to be had until its loop takes a step
-SERVED_AT_ONCE = 2  # pieces a donor streams at once, each in memory of its own
-PIECE_ELEMENTS = 6 << 20  # of the largest piece, 25 MB, which a step boundary copies in a few milliseconds
-PIECES = 16  # of a larger model's weights: a newcomer waits for a boundary as often, of each donor
+STANDS = "asleep"  # code of a Refuse: the loop is paused, and without a step there is no optimizer state to copy
+SERVED_AT_ONCE = 2  # Pieces that a donor streams at once. Each has its own memory.
+PIECE_ELEMENTS = 6 << 20  # elements of the largest piece: 25 MB, which a step boundary copies in a few milliseconds
+PIECES = 16  # Pieces of a larger model's weights. A newcomer waits for so many step boundaries of each donor.
 
 
 class Donating:
-    """The giving side: a copy of each piece, at most two at once."""
+    """The donor's side: the pieces that are served, at most two at once."""
 
     def __init__(self, local: Local, config: Config) -> None:
         self.local, self.config = local, config
         self.table: dict[int, tuple[PeerId, Fetch, float]] = {}
-        self.awaited: dict[int, float] = {}  # those without a snapshot yet, and until when the loop is waited for
+        self.awaited: dict[int, float] = {}  # sessions without a snapshot yet, and how long to wait for the loop
 
     def on_fetch(
         self, sender: PeerId, fetch: Fetch, scalars: tuple[tuple[str, float], ...], now: float, swarm_samples: int = 0
@@ -47,21 +47,24 @@ class Donating:
         seconds = allowed_s(self.config, fetch.stop - fetch.start)
         self.table[fetch.session] = (sender, fetch, now + seconds)
         if fetch.start >= local.weights:
-            self.awaited[fetch.session] = now + self.config.reply_timeout_s / 2  # and the newcomer hears of it in time
+            # Half the time-out, so that the newcomer learns of it in time.
+            self.awaited[fetch.session] = now + self.config.reply_timeout_s / 2
             return [CopyPiece(fetch.session, fetch.start, fetch.stop)]
         if fetch.start >= local.elements:
-            self.awaited[fetch.session] = math.inf  # it is the same at any time
+            self.awaited[fetch.session] = math.inf  # frozen elements never change
             return [CopyFrozen(fetch.session, fetch.start, fetch.stop)]
         self.awaited[fetch.session] = now + self.config.boundary_patience_s
         if asleep:
             return self.stands(fetch.session)
-        if local.elements <= PIECE_ELEMENTS:  # all of them are no more, and an exchange may have use for them too
+        if local.elements <= PIECE_ELEMENTS:  # the piece is the whole model, and an exchange may use the same snapshot
             return [Snapshot(fetch.session)]
         return [CopyPiece(fetch.session, fetch.start, fetch.stop)]
 
     def stands(self, session: int) -> list[Effect]:
-        """The training loop reaches no boundary at which to take a snapshot. Of the weights there may be an earlier
-        one, of the optimizer's state there is none."""
+        """Handle a training loop that reaches no step boundary, so that it takes no snapshot.
+
+        An earlier snapshot of the weights may exist. There is none of the optimizer's state.
+        """
         sender, fetch, _ = self.table[session]
         if fetch.stop <= self.local.elements:
             self.awaited[session] = math.inf
@@ -79,7 +82,7 @@ class Donating:
         ]
 
     def end(self, session: int) -> list[Effect]:
-        """Served, or the stream broke, or the newcomer took the piece elsewhere."""
+        """End a session: it is served, the stream broke, or the newcomer fetches the piece elsewhere."""
         self.awaited.pop(session, None)
         return [Release(session)] if self.table.pop(session, None) is not None else []
 
@@ -92,7 +95,7 @@ class Donating:
         return late + [effect for session in standing for effect in self.stands(session)]
 
     def abandon(self, sessions: list[int]) -> list[Effect]:
-        """End these, and tell the newcomer to go to another at once."""
+        """End these sessions, and tell each newcomer to ask another donor at once."""
         effects: list[Effect] = []
         for session in sessions:
             effects.append(Send(self.table[session][0], Abort(session, "ended")))
@@ -106,10 +109,10 @@ class Donating:
 
 
 def most_elements(weights: int) -> int:
-    """Elements of the largest piece of a model of so many: what a donor has to hold for it, beside its exchanges."""
+    """Return the elements of the largest piece. A donor holds it in memory in addition to its exchanges."""
     return max(PIECE_ELEMENTS, weights // PIECES)
 
 
 def allowed_s(config: Config, elements: int) -> float:
-    """Seconds that a donor has for so many elements of float32."""
+    """Return the seconds that a donor has for so many elements of float32."""
     return config.reply_timeout_s + 4 * elements / (config.slowest_rate_mb_s * 1e6)

@@ -1,13 +1,12 @@
-"""Whether the run that we hold has reached its end: said by ourselves, by most of its members, or by those who gave us
-its weights.
+"""The vote on the end of a run, and the other ways to learn of it: our own decision and the donors.
 
-A member's word counts once an exchange with it is finished here: until then it has shown nothing but a signature. All
-others that are known to hold the run count as training, those that we only heard of and could dial among them, so that
-a newcomer that has met few is not outvoted by these few. The word of a member that left counts on, since a node that
-finishes exits, until another member comes and takes its place: identities that come one after another have one vote.
+A member's vote counts once an exchange with it is finished here: until then it has shown only a signature. All other
+known members of the run count as training, including dialable ones that we only heard of. So a newcomer with few
+contacts is not outvoted by these few. A node that finishes exits. Its vote therefore counts on until a new member takes
+its place: identities that come one after another have one vote.
 
-Somebody with several identities, each of which finishes an exchange with us, has as many votes as it has identities
-here at one time. They end our run when they are more than all other members that we know of, ourselves included.
+A Sybil has as many votes as it has identities at one time, each with a finished exchange. They end our run if they are
+more than half of all members that we know of, ourselves included.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from gossip.recent import Recent
 
 __all__ = ["Ending"]
 
-PARTNERS = 10_000  # remembered: as many as a swarm has members at most
+PARTNERS = 10_000  # partners to remember: as many as a swarm can have
 
 
 class Ending:
@@ -79,14 +78,14 @@ class Ending:
         return [Notice("finished", text)]
 
     def _follow(self) -> None:
-        """Begin anew when our run is another."""
+        """Start again if our run has changed."""
         if self.genesis != self.local.genesis:
             self.genesis, self.present = self.local.genesis, set()
             self.voters.clear()
             self.partners.clear()
 
     def _unmet(self, present: set[PeerId]) -> int:
-        """Count the members of our run that we only heard of and could meet."""
+        """Count the members of our run that we only heard of and could dial."""
         return sum(
             state is MemberState.ALIVE and record.ready and record.genesis == self.genesis
             and record.address is not None and record.id not in present
@@ -94,7 +93,7 @@ class Ending:
         )  # fmt: skip
 
     def began(self, now: float) -> list[Effect]:
-        """We began alone, with weights of our own."""
+        """Handle a start alone, with weights of our own."""
         if not self.before:
             return []
         self.finish(now)
@@ -103,12 +102,12 @@ class Ending:
         ]
 
     def taken(self, finished: bool, now: float) -> list[Effect]:
-        """We took a run's weights.
+        """Handle the weights of a run that we have just adopted.
 
         Args:
-            finished: Most of the donors said that the run is finished. They may have been few: members that we met
-                since then, most of which still train, outweigh them.
-            now: The time.
+            finished: True if most of the donors said that the run is finished. Donors may be few. They are outweighed
+                if most of the contacted members still train.
+            now: The current time.
         """
         sharing = self.membership.sharing(self.local.genesis)
         if not finished or 2 * sum(not record.finished for record in sharing) > len(sharing):

@@ -1,10 +1,12 @@
-"""A newcomer takes the swarm's weights: surveyed, then fetched in pieces from several members at once, resumably.
+"""The newcomer: it surveys the donors of a run, then fetches the weights in pieces from several at once, resumably.
 
-    IDLE -> SURVEY (what do the donors have?) -> COLLECTING (pieces) -> ADOPTING (at our step boundary) -> IDLE
+Phases::
 
-A donor that dies, stalls or is busy gives its piece back, from the last whole chunk on, and another takes it. The
-pieces come from different members, whose weights differ by the consensus distance: the newcomer starts inside the
-swarm's spread, and its first exchanges draw it in like any other member.
+    IDLE -> SURVEY (ask the donors) -> COLLECTING (fetch pieces) -> ADOPTING (at our step boundary) -> IDLE.
+
+If a donor dies, stalls or is busy, another one fetches the rest of its piece from the last whole chunk on. The pieces
+come from different members, whose weights differ by the consensus distance. The newcomer so starts inside the swarm's
+spread.
 """
 
 from __future__ import annotations
@@ -37,12 +39,13 @@ from gossip.wire.messages import Abort, Fetch, Serving
 
 __all__ = ["Joining", "Phase"]
 
-SURVEY_S = 1.0  # from the first answer on, how long the others are waited for
-LEFT_ALONE_S = 60.0  # members of a run that serve nobody (their loops are paused) hold nobody up for longer
-RETRY_S = 1.0  # with every donor busy
-WITNESS_S = 2.0  # from the first difference between donors on: until a newcomer has met the members that its seeds know
-MOST_RUNS = 64  # that are left alone for a while; far more than ever meet
-MOST_DOUBLINGS = 10  # of the time a run is left alone whose weights were worse: 17 hours
+SURVEY_S = 1.0  # wait for the other answers after the first one
+# Maximum time that we avoid a run whose members serve nothing, for example since their loops are paused.
+LEFT_ALONE_S = 60.0
+RETRY_S = 1.0  # interval of retries if every donor is busy
+WITNESS_S = 2.0  # time after the first difference to contact the members that the seeds know
+MOST_RUNS = 64  # runs to remember as avoided; far more than ever meet
+MOST_DOUBLINGS = 10  # doublings of the time to avoid a run whose weights were worse: up to 17 hours
 
 
 class Phase(Enum):
@@ -54,7 +57,7 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class Piece:
-    """Elements [start, stop) of the joining vector; ``start`` advances with what has arrived, from ``began`` on."""
+    """Elements [start, stop) of the joining vector. ``start`` advances from ``began`` with the chunks that arrive."""
 
     start: int
     stop: int
@@ -64,45 +67,46 @@ class Piece:
 
 
 class Joining:
-    """The taking side. ``local.genesis`` changes when the weights are ours, not before."""
+    """The newcomer's side. ``local.genesis`` changes only when the weights are ours."""
 
     def __init__(self, local: Local, config: Config, new_session: Callable[[], int]) -> None:
         self.local, self.config, self.new_session = local, config, new_session
         self.phase = Phase.IDLE
-        self.left_alone = Recent[bytes, float](MOST_RUNS)  # runs whose members gave nothing, until when
+        self.left_alone = Recent[bytes, float](MOST_RUNS)  # runs whose members gave nothing, and how long to avoid them
         self.genesis = b""
         self.began = 0.0
         self.deadline = float("inf")
         self.surveys: dict[int, PeerId] = {}
         self.answers: dict[PeerId, Serving] = {}
-        self.pieces: dict[int, Piece] = {}  # by session
-        self.missing: list[tuple[int, int]] = []  # ranges nobody is sending
-        self.given: list[tuple[int, int, PeerId]] = []  # ranges that are here, and who gave them
-        self.comparisons: dict[int, Comparison] = {}  # by session
+        self.pieces: dict[int, Piece] = {}  # pieces by session
+        self.missing: list[tuple[int, int]] = []  # ranges that are not being fetched
+        self.given: list[tuple[int, int, PeerId]] = []  # ranges that have arrived, and their donors
+        self.comparisons: dict[int, Comparison] = {}  # open comparisons by session
         self.compared_all: list[Comparison] = []
-        self.doubtful = False  # donors differ; members beyond them are asked once the deadline is over
-        self.witnessed = False  # those members were asked
+        self.doubtful = False  # donors differ; witnesses are asked at the deadline
+        self.witnessed = False  # witnesses were asked
         self.checked = self.counted = False  # pieces were compared; donors were asked again for their progress
-        self.abandon: Callable[[], list[Effect]] = list  # ends the exchanges under way
-        self.reachable: Callable[[bytes], list[PeerId]] = lambda genesis: []  # ready members of a run
-        self.candidates: list[PeerId] = []  # donors that may be asked, the best first
+        self.abandon: Callable[[], list[Effect]] = list  # ends the exchanges in progress
+        # Returns the ready members of a run that we can reach.
+        self.reachable: Callable[[bytes], list[PeerId]] = lambda genesis: []
+        self.candidates: list[PeerId] = []  # donors to ask, the best first
         self.keys: tuple[str, ...] = ()
         self.scalars: tuple[tuple[str, float], ...] = ()
         self.version = 0.0
-        self.swarm_samples = 0  # behind the weights that are fetched
-        self.finished = False  # their run
-        self.refused = Recent[bytes, int](MOST_RUNS)  # how often the weights of a run failed their trial here
+        self.swarm_samples = 0  # samples behind the weights that are fetched
+        self.finished = False  # the run is finished
+        self.refused = Recent[bytes, int](MOST_RUNS)  # failed trials here, by run
         self.donors: set[PeerId] = set()
         self.starving_since = float("inf")
-        self.standing = False  # nobody gives the optimizer's state, and somebody's loop takes no step
-        self.stateless = False  # it is done without
+        self.standing = False  # a paused donor holds the optimizer state, and no other gives it
+        self.stateless = False  # adopt without the optimizer state
 
     @property
     def size(self) -> int:
         return self.local.weights + len(self.keys) * self.local.trained_elements
 
     def begin(self, genesis: bytes, candidates: list[PeerId], now: float) -> list[Effect]:
-        """Ask up to ``config.donors`` members what they have; candidates: ready members of that genesis, shuffled."""
+        """Survey up to ``config.donors`` of the candidates: ready members of that run, in random order."""
         self.phase, self.genesis, self.began = Phase.SURVEY, genesis, now
         self.answers, self.pieces, self.missing, self.donors = {}, {}, [], set()
         self.given, self.comparisons, self.compared_all = [], {}, []
@@ -131,7 +135,7 @@ class Joining:
         return self.answered(now)
 
     def on_refused(self, sender: PeerId, session: int, now: float, code: str = "") -> list[Effect]:
-        """Busy, Refuse or Abort, with the reason that these two give."""
+        """Handle a Busy, Refuse or Abort; the last two carry a reason in ``code``."""
         if self.surveys.get(session) == sender:
             del self.surveys[session]
             return self.answered(now)
@@ -142,34 +146,35 @@ class Joining:
         if piece is None or piece.donor != sender:
             return []
         if piece.stop > self.local.weights:
-            self.standing = code == STANDS  # and not where one who is merely busy could give it later
+            self.standing = code == STANDS  # false if a donor is merely busy and could give it later
         return self.give_back(session, now, False)
 
     def answered(self, now: float) -> list[Effect]:
-        """A survey ends when nobody is left to answer: the first with pieces to fetch, the second with the weights."""
+        """End a survey once no answer is missing: the first starts the pieces, the second adopts the weights."""
         if self.surveys:
             return []
         return self.collect(now) if self.phase is Phase.SURVEY else self.whole(now)
 
     def collect(self, now: float) -> list[Effect]:
-        """The survey is over: agree on what to take, cut it into pieces, ask for them."""
+        """End the survey: agree on the state to fetch, cut it into pieces and request them."""
         if not self.answers:
             return self.stop()
-        # A module trained by an optimizer takes the optimizer's state too; otherwise there is nowhere to put it.
+        # A module that an optimizer trains also fetches its state; otherwise there is nowhere to put it.
         agreed = agree(self.answers, self.local.optimizer_keys, bool(self.local.trained_elements))
         self.keys, self.scalars, self.version = agreed.keys, agreed.scalars, agreed.version
         self.swarm_samples, self.finished = agreed.swarm_samples, agreed.finished
         donors = list(agreed.donors)
         self.phase, self.deadline = Phase.COLLECTING, float("inf")
-        unasked = [peer for peer in self.candidates if peer not in self.answers]  # and not those who disagreed
+        unasked = [peer for peer in self.candidates if peer not in self.answers]  # donors that disagreed are left out
         self.candidates = donors + unasked
-        ends = (0, self.local.elements, self.local.weights, self.size)  # whose loop stands can give the first part
+        ends = (0, self.local.elements, self.local.weights, self.size)  # a paused donor can give the first part
         self.missing = [piece for part in pairwise(ends) for piece in self.cut(*part, len(donors))]
         return self.assign(now)
 
     def cut(self, start: int, stop: int, donors: int) -> list[tuple[int, int]]:
-        """Of each donor as much, be the model smaller than a chunk: what one alone gave nobody could compare. In pieces
-        that are not larger than it gives. Where there is what nobody changes, of that and of the rest."""
+        """Cut a range into equal pieces for the donors, none larger than a donor serves.
+
+        Every donor gets a share, since one donor alone could not be compared. Frozen elements are cut apart."""
         elements = stop - start if self.local.frozen_elements else self.size
         share, step = max(-(-elements // donors), FEW), self.config.chunk_elements
         share, most = share if share < step else -(-share // step) * step, most_elements(self.local.weights)
@@ -178,29 +183,29 @@ class Joining:
         return [(at, min(at + share, stop)) for at in range(start, stop, share)]
 
     def assign(self, now: float) -> list[Effect]:
-        """Give missing ranges to donors that send us nothing at the moment."""
+        """Request missing ranges from donors that send us nothing at the moment."""
         effects: list[Effect] = []
         sending = {piece.donor for piece in self.pieces.values()}
         free = [peer for peer in self.candidates if peer not in sending]
         if self.size > self.local.elements:
-            self.missing.sort(reverse=True)  # the weights first, which whoever stands can give
+            self.missing.sort(reverse=True)  # the weights first, since paused donors can give them
         while self.missing and free and len(self.pieces) < self.config.donors:
             (start, stop), donor, session = self.missing.pop(), free.pop(0), self.new_session()
             self.pieces[session] = Piece(start, stop, donor, now + self.chunk_s(stop - start), start)
             effects.append(Collect(session, donor, start, stop, self.size))
             effects.append(Send(donor, Fetch(session, self.keys, start, stop)))
         if self.missing and not self.pieces:
-            self.deadline = now + RETRY_S  # everybody refused: Peer finds other candidates
+            self.deadline = now + RETRY_S  # all refused: Peer finds other candidates
             self.starving_since = min(self.starving_since, now)
         return effects
 
     def collected(self, session: int, position: int, now: float) -> list[Effect]:
-        """Elements up to ``position`` of this piece have arrived and passed their checksums."""
+        """Note that elements up to ``position`` of this piece have arrived with correct checksums."""
         piece = self.pieces.get(session)
         if piece is None:
             return []
         piece.start = position
-        self.starving_since = float("inf")  # and not before: one that agrees and gives nothing feeds nobody
+        self.starving_since = float("inf")  # reset only here: a donor that agrees and sends nothing does not count
         if piece.stop > self.local.weights:
             self.standing = False
         if position < piece.stop:
@@ -214,14 +219,14 @@ class Joining:
         return [Release(session)] if self.pieces else [Release(session), *self.whole(now)]
 
     def chunk_s(self, elements: int) -> float:
-        """Return the seconds until the next chunk of a piece, of which so many elements are missing, must be here. A
-        donor of which each byte comes late is given up after the first chunk, and not at the end of the piece."""
+        """Return the seconds for the next chunk of a piece with ``elements`` missing. A slow donor is dropped after its
+        first chunk, not at the end of the piece."""
         return allowed_s(self.config, min(elements, self.config.chunk_elements))
 
     def whole(self, now: float) -> list[Effect]:
-        """Everything is here: compare what some gave with what others have, ask all members within reach for their
-        progress and whether the run is finished, and then take it. A newcomer may have known only one donor when it
-        began; by now it has met others."""
+        """Finish the transfer once all pieces have arrived: compare the donors, survey again, then adopt.
+
+        The second survey asks reachable members, by now more than at the start, whether the run is finished."""
         self.starving_since = self.deadline = float("inf")
         if not self.checked:
             self.checked = True
@@ -243,12 +248,13 @@ class Joining:
         return [*self.abandon(), Adopt(keys, scalars, trial=self.local.ready)]
 
     def compare(self, now: float) -> list[Effect]:
-        """Ask of each donor a chunk that the one before it gave: which, nobody can know who gave it. Of what is frozen,
-        which is the same on all to the last bit, as of the rest."""
+        """Fetch a random chunk of each donor from the next one as well; no donor knows which one is checked.
+
+        Frozen elements are compared apart from the rest, since they are equal on all donors to the last bit."""
         return [*self.compare_in(False, now), *self.compare_in(True, now)]
 
     def compare_in(self, frozen: bool, now: float) -> list[Effect]:
-        """Compare a chunk of every donor, those included that have gone since: what they gave is here all the same."""
+        """Compare a chunk of every donor, including donors that have gone: their pieces are adopted all the same."""
         ranges: dict[PeerId, list[tuple[int, int]]] = {}
         for start, stop, donor in self.given:
             if start < stop and (start in self.frozen) == frozen:
@@ -259,12 +265,13 @@ class Joining:
             return []
         effects: list[Effect] = []
         for place, owner in enumerate(donors):
-            start, stop = ranges[owner][self.new_session() % len(ranges[owner])]  # no donor knows which is looked at
+            # Random: no donor knows which chunk is checked.
+            start, stop = ranges[owner][self.new_session() % len(ranges[owner])]
             step = self.config.chunk_elements
             start += self.new_session() % -(-(stop - start) // step) * step
             stop = min(stop, start + step)
             others = [peer for peer in [*donors[place + 1 :], *donors[:place]] if peer in here]
-            for other in others[: 1 if owner in here else 2]:  # a donor that has gone is asked nothing itself
+            for other in others[: 1 if owner in here else 2]:  # a donor that has gone cannot be asked itself
                 effects += self.ask(owner, other, start, stop, now)
         return effects
 
@@ -278,7 +285,7 @@ class Joining:
         ]
 
     def compared(self, session: int, apart_sq: float, own_sq: float, now: float) -> list[Effect]:
-        """What the other donor has of this chunk, beside what its owner gave."""
+        """Note how far the other donor's chunk is from that of its owner."""
         comparison = self.comparisons.get(session)
         if comparison is None:
             return []
@@ -286,7 +293,7 @@ class Joining:
         return self.end_comparison(session, now, False)
 
     def end_comparison(self, session: int, now: float, tell: bool = True) -> list[Effect]:
-        """Compared, or not to be. After the last, what the odd ones gave is fetched of others."""
+        """Close a comparison, answered or not. After the last one, judge the donors."""
         comparison = self.comparisons.pop(session)
         self.compared_all.append(comparison)
         effects: list[Effect] = [Release(session)]
@@ -300,19 +307,19 @@ class Joining:
         return effects + self.judge(now)
 
     def hear_witnesses(self, now: float) -> list[Effect]:
-        """Ask members beyond the donors for what these gave; decide at once where there are none."""
+        """Ask witnesses for chunks that the donors gave. Judge at once if there are none."""
         self.doubtful, self.deadline = False, math.inf
         asked = [effect for results in self.results() for effect in self.ask_witnesses(results, now)]
         self.witnessed = bool(asked)
         return asked or self.judge(now)
 
     def results(self) -> tuple[list[Comparison], list[Comparison]]:
-        """Return the comparisons of what nobody changes, and the others."""
+        """Return the comparisons of frozen elements, and the others."""
         still = [one for one in self.compared_all if one.start in self.frozen]
         return still, [one for one in self.compared_all if one not in still]
 
     def judge(self, now: float) -> list[Effect]:
-        """Fetch from others what the odd donors gave, or go on."""
+        """Fetch the pieces of the odd donors from others, or go on."""
         odd: set[PeerId] = set()
         for results in self.results():
             odd |= outvoted(results, self.donors_of(results)) if self.witnessed else odd_ones(results)
@@ -323,7 +330,7 @@ class Joining:
         return self.assign(now) if self.missing else self.whole(now)
 
     def ask_witnesses(self, results: list[Comparison], now: float) -> list[Effect]:
-        """Where donors differ, ask other members, those met since included, for chunks that these gave."""
+        """If donors differ, ask witnesses, including members contacted since, for chunks that the donors gave."""
         if not results or not differ(results):
             return []
         chunks = list({one.owner: (one.owner, one.start, one.stop) for one in results}.values())
@@ -340,16 +347,16 @@ class Joining:
 
     @property
     def frozen(self) -> range:
-        """Where the joining vector holds what nobody changes."""
+        """The frozen elements of the joining vector."""
         return range(self.local.elements, self.local.weights)
 
     @property
     def spread_sq(self) -> float:
-        """As :func:`gossip.state_transfer.comparing.spread_sq` of the donors' weights."""
+        """The donors' spread: :func:`gossip.state_transfer.comparing.spread_sq` of their weights."""
         return spread_sq([one for one in self.compared_all if one.start not in self.frozen], self.local.elements)
 
     def give_back(self, session: int, now: float, tell: bool = True) -> list[Effect]:
-        """This piece's donor failed; what has not arrived goes to another. ``tell``: it may still be sending."""
+        """Move the rest of a piece to another donor, since this one failed. ``tell``: it may still be sending."""
         if session in self.comparisons:
             return self.end_comparison(session, now, tell)
         piece = self.pieces.pop(session, None)
@@ -374,8 +381,8 @@ class Joining:
         return effects
 
     def more_candidates(self, candidates: list[PeerId], now: float) -> list[Effect]:
-        """Go on with these; give up when there was nobody for ``join_timeout_s``: that run may have died out. Where all
-        weights are here and those who have the optimizer's state take no step, go without: it begins afresh."""
+        """Go on with these donors; give up after ``join_timeout_s`` without any, since the run may have died out. If
+        only the optimizer state is missing and its donors are paused, adopt without it."""
         alone = all(start >= self.local.weights for start, _ in self.missing)
         if alone and self.standing:
             self.stateless, self.missing = True, []
@@ -391,7 +398,7 @@ class Joining:
         self.left_alone[genesis] = until
 
     def failed_trial(self, now: float) -> float:
-        """This run's weights were worse than ours: returns for how long it is left alone, twice as long each time."""
+        """Return for how long to avoid this run, whose weights were worse than ours: twice as long each time."""
         times = self.refused.get(self.genesis, 0)
         self.refused[self.genesis] = min(times + 1, MOST_DOUBLINGS)
         seconds = LEFT_ALONE_S * (1 << times)
@@ -399,12 +406,12 @@ class Joining:
         return seconds
 
     def gives(self, genesis: bytes, now: float) -> bool:
-        """Whether to ask this run's members: not while they are left alone for having given nothing."""
+        """Return True if this run may be asked: we do not avoid it at the moment."""
         return now >= self.left_alone.get(genesis, now)
 
     @property
     def starved(self) -> bool:
-        """Ranges are missing and no donor is left: Peer should name others."""
+        """True if ranges are missing and no donor is left: Peer should name others."""
         return self.phase is Phase.COLLECTING and bool(self.missing) and not self.pieces
 
     def tick(self, now: float) -> list[Effect]:
@@ -426,7 +433,7 @@ class Joining:
         return min(deadlines) if deadlines else self.deadline
 
     def stop(self) -> list[Effect]:
-        """Give up, or done: back to IDLE."""
+        """Return to IDLE, after a success or a failure."""
         effects: list[Effect] = []
         for session, piece in self.pieces.items():
             effects += [Send(piece.donor, Abort(session, "moved")), Release(session)]

@@ -1,9 +1,9 @@
-"""Whose weights a peer should have: begin a run, join one, or merge into a larger one; and whether anybody is there.
+"""The choice of a run: begin one, join one, or merge into a larger one. Also reports when this node is alone.
 
-A run is told by its genesis. Where two share a swarm, the members of the one with fewer samples behind it take the
-weights of the other: if that has as many members as theirs, or its weights prove themselves
-(:mod:`gossip.state_transfer.trial`), or a person consents. A member leaves the run that it comes from alone for a
-while. Where that decides nothing for long, the run with fewer members gives way.
+A run is identified by its genesis (the run id). If two runs share a swarm, the members of the run with fewer samples
+take the other's weights. They do so if the other has at least as many members, if its weights pass a trial
+(:mod:`gossip.state_transfer.trial`), or if a person consents. A member avoids its former run for a while. If nothing is
+decided for long, the run with fewer members gives way.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from gossip.state_transfer.trial import Judge
 
 __all__ = ["Run", "Runs", "outranks"]
 
-RIPE_S = 2.0  # how long nobody may be ready before the smallest id declares the run begun
-HEARSAY_S = 6.0  # longer, where somebody with a smaller id is said to be there
-CONSIDER_S = 1.0  # how often the runs are compared
-STALEMATE_S = 120.0  # after which, of two runs that go on side by side, the one with fewer members gives way
-MEND_S, MOST_MEND_S = 1.0, 256.0  # from spoiled weights to the fetching of others: doubled where they spoil again
-SOUND_S = 60.0  # after which weights that spoil are not those that were fetched last
-EQUAL_SHARE = 1 / 64  # of their samples, by which two runs may differ and count as equal
+RIPE_S = 2.0  # time without ready members before the smallest id begins the run
+HEARSAY_S = 6.0  # extra time while a smaller id is known by hearsay
+CONSIDER_S = 1.0  # interval between two comparisons of the runs
+STALEMATE_S = 120.0  # time after which, of two runs in a stalemate, the one with fewer members gives way
+MEND_S, MOST_MEND_S = 1.0, 256.0  # delay from spoiled weights to fetching others; doubles if these spoil again
+SOUND_S = 60.0  # weights that spoil later than this are not blamed on the last transfer
+EQUAL_SHARE = 1 / 64  # relative difference of samples up to which two runs count as equal
 
 
 class Run(NamedTuple):
     samples: int
     genesis: bytes
-    members: int = 0  # alive and ready
+    members: int = 0  # ALIVE and ready
 
 
 def outranks(theirs: Run, ours: Run) -> bool:
-    """Whether the members of ``ours`` take the weights of ``theirs``: more samples, and of equals the larger genesis.
+    """Return True if ``theirs`` has more samples, or as many and the larger run id.
 
-    Nearly equal counts as equal: what each side knows of the other is seconds old, and two runs of one pace would both
-    hold themselves the larger for as long as they train.
+    Nearly equal counts as equal. Each side's knowledge of the other is seconds old. Two runs of one speed would both
+    consider themselves the larger one for as long as they train.
     """
     if abs(theirs.samples - ours.samples) <= EQUAL_SHARE * max(theirs.samples, ours.samples):
         return theirs.genesis > ours.genesis
@@ -50,7 +50,10 @@ def outranks(theirs: Run, ours: Run) -> bool:
 
 
 class Runs:
-    """``begin_run`` makes the peer ready with the weights it has; ``linked`` holds those with a link to us."""
+    """The decision which run's weights this peer should have.
+
+    ``begin_run`` makes the peer ready with the weights that it has; ``linked`` holds the peers with a link to us.
+    """
 
     def __init__(
         self,
@@ -67,36 +70,38 @@ class Runs:
         self.local, self.membership, self.joining, self.linked = local, membership, joining, linked
         self.begin_run, self.judge, self.config, self.rng = begin_run, judge, config, rng
         self.join_by = now + config.join_timeout_s
-        self.must_join = False  # it begins no run of its own for want of others
-        self.wait_for: Callable[[], bool] = lambda: False  # whether a seed opens: then nobody begins alone
+        self.must_join = False  # do not begin a run only because no other is found
+        self.wait_for: Callable[[], bool] = lambda: False  # whether a seed is starting; then no peer begins alone
         self.ripe_at = math.inf
         self.next_at = now
-        self.changes_seen = -1  # of the members, when we last found nothing to do
-        self.divided_since = math.inf  # the first sight of another run
-        self.met = b""  # the run that we last said we would merge into, or why we do not
-        self.consented = b""  # the run that a person has us merge into
+        self.changes_seen = -1  # changes of the membership when we last found nothing to do
+        self.divided_since = math.inf  # when we first saw another run
+        self.met = b""  # the run that the latest notice was about
+        self.consented = b""  # the run that a person told us to merge into
         self.alone = False
-        self.alone_since = math.inf  # when this node was found alone, until people are told
+        self.alone_since = math.inf  # when this node became alone; infinite once people are told
         self.told_alone = False
         self.spoiled_at, self.mend_s = -math.inf, MEND_S
 
     def spoiled(self, now: float) -> None:
-        """Our weights are no numbers any more. What spoiled them may spoil the next as well (a rate that is too high),
-        and those who give theirs are not to be kept busy by it."""
+        """Note that our weights are not finite any more.
+
+        The delay doubles if fetched weights spoil as well, for example by a high learning rate. This spares the donors.
+        """
         again = now - self.spoiled_at < self.mend_s + SOUND_S
         self.mend_s = min(2 * self.mend_s, MOST_MEND_S) if again else MEND_S
         self.spoiled_at, self.changes_seen = now, -1
 
     @property
     def deadline(self) -> float:
-        """When :meth:`tick` has something to look at: never for one that is ready while nobody comes or goes."""
+        """When to call :meth:`tick`. Infinite for a ready node while no member comes or goes."""
         membership = self.membership
         if self.local.ready and membership.changes == self.changes_seen and self.alone is not membership.company:
             return max(self.next_at, self.alone_since + self.config.join_timeout_s)
         return self.next_at
 
     def tick(self, now: float) -> list[Effect]:
-        """Once a second: are we alone, is there a run to join, is there a larger one to merge into?"""
+        """Once a second, check for loneliness, for a run to join and for a larger run to merge into."""
         if now < self.next_at:
             return []
         self.next_at = now + CONSIDER_S
@@ -108,7 +113,7 @@ class Runs:
         others = self.rivals()
         mine = self.ours() if others else Run(0, self.local.genesis)
         rivals = [rival for rival in others if self.joining.gives(rival.genesis, now)]
-        # While two runs share the swarm their counts grow, and the answer may change without any change of members.
+        # The sample counts of two runs grow, so the answer may change without a change of members.
         self.changes_seen = -1 if others else membership.changes
         resumed = self.local.progress.resumed
         self.divided_since = min(self.divided_since, now) if others else math.inf
@@ -125,15 +130,14 @@ class Runs:
         return effects if ready else effects + self.start(bool(rivals) and resumed, now)
 
     def best(self, rivals: list[Run], mine: Run, now: float, resumed: bool) -> Run | None:
-        """The run to take the weights of, if there is one. Who has none goes where most are: nobody's samples count for
-        anything yet with one who has just come."""
+        """Return the run whose weights to take, if any. A peer without weights joins the run with most members."""
         if not (self.local.ready or resumed):
             return max(rivals, key=lambda rival: (rival.members, rival.samples, rival.genesis))
         wanted = [rival for rival in rivals if self.wants(rival, mine, now)]
         return max(wanted, default=None)
 
     def wants(self, rival: Run, mine: Run, now: float) -> bool:
-        """Whether a peer with weights of its own takes this run's."""
+        """Return True if a peer with weights of its own takes this run's."""
         if rival.genesis == self.consented:
             return True
         if self.config.merge != "auto":
@@ -145,7 +149,7 @@ class Runs:
         return rival.members > mine.members or (rival.members == mine.members and rival.genesis > mine.genesis)
 
     def divided(self, rivals: list[Run], mine: Run) -> list[Effect]:
-        """Say once that there is another run which a person may decide about."""
+        """Report once that another run exists about which a person may decide."""
         rival = max(rivals)
         if self.config.merge == "auto" or self.met == rival.genesis:
             return []
@@ -160,9 +164,12 @@ class Runs:
         ]
 
     def start(self, ahead: bool, now: float) -> list[Effect]:
-        """There is no other run to take. Take our own from those of the same one; or begin: ahead of every run here,
-        as the smallest id among members who all wait for each other, or with nobody reachable when the time is up. A
-        member that is ready waits for nobody, although it may have given nothing."""
+        """Start without another run: take our own run's weights from its members, or begin.
+
+        A node begins if it is ahead of every run that it sees. It also begins if all members wait and its id is the
+        smallest, or if no member is reachable at the time-out. Ready members are not waited for, even if they gave
+        nothing.
+        """
         same = self.donors(self.local.genesis)
         if same and self.joining.gives(self.local.genesis, now):
             return self.joining.begin(self.local.genesis, same, now)
@@ -173,7 +180,7 @@ class Runs:
         others, mine = self.membership.met(), self.membership.me.id
         if others and not self.membership.runs():
             self.ripe_at = min(self.ripe_at, now + RIPE_S)
-            # Whom we only heard of may be there as well, and the smallest of all: waited for, but not for ever.
+            # A smaller id that we know by hearsay may exist: wait for it, but not for ever.
             smallest = mine < min(others) and (mine < min(self.membership.alive()) or now >= self.ripe_at + HEARSAY_S)
             if now >= self.ripe_at and smallest:
                 return self.begin_run(now, "Everybody here waits for weights: this node, whose id is smallest, begins.")
@@ -184,7 +191,7 @@ class Runs:
         return []
 
     def mend(self, now: float) -> list[Effect]:
-        """Take the weights of our own run again, or else of any other; with nobody to give any nothing begins."""
+        """Replace spoiled weights by those of our own run, or else of any other. Without donors nothing begins."""
         if now < self.spoiled_at + self.mend_s:
             return []
         for genesis in (self.local.genesis, *(rival.genesis for rival in sorted(self.rivals(), reverse=True))):
@@ -194,8 +201,10 @@ class Runs:
         return []
 
     def company(self, now: float) -> list[Effect]:
-        """Tell people that this node is alone once that has lasted for as long as it waits for others at its start: the
-        first node of a swarm is alone for a moment, and nothing is wrong with that."""
+        """Report that this node is alone once that lasts as long as the start-up wait.
+
+        The first node of a swarm is alone for a moment, which is normal.
+        """
         alone = not self.membership.company
         if not self.local.ready:
             return []
@@ -211,11 +220,11 @@ class Runs:
 
     # -- questions ---------------------------------------------------------------------------------------------------
     def ours(self) -> Run:
-        """As others see it: by what its members have signed."""
+        """Return our run as others see it, by the signed records."""
         return self.run(self.local.genesis)
 
     def rivals(self) -> list[Run]:
-        """The other runs of ready, living members."""
+        """Return the other runs of ready, ALIVE members."""
         return [self.run(genesis) for genesis in self.membership.runs() if genesis != self.local.genesis]
 
     def run(self, genesis: bytes) -> Run:
@@ -223,14 +232,14 @@ class Runs:
         return Run(samples, genesis, members)
 
     def donors(self, genesis: bytes) -> list[PeerId]:
-        """Ready members of a run that we can reach, in random order."""
+        """Return the reachable, ready members of a run in random order."""
         sharing = self.membership.sharing(genesis)
         found = [record.id for record in sharing if record.address is not None or record.id in self.linked]
         self.rng.shuffle(found)
         return found
 
     def should_serve(self, record: MemberRecord | None, now: float) -> bool:
-        """Whether to give this member our weights. If so, what we take ourselves is for the caller to stop."""
+        """Return True if this member gets our weights. If so, the caller stops our own transfer."""
         joining = self.joining
         if record is None or not record.ready or record.genesis == self.local.genesis:
             return joining.phase is Phase.IDLE  # a newcomer wants weights that stay
@@ -238,7 +247,8 @@ class Runs:
         if joining.phase is Phase.ADOPTING:
             return False
         if joining.gives(record.genesis, now) and self.wants(self.run(record.genesis), ours, now):
-            return ours.genesis > record.genesis  # each wants the other's: one must give way, or they would swap
+            # If each wants the other's weights, one must give way, or they would swap.
+            return ours.genesis > record.genesis
         return joining.phase is Phase.IDLE or joining.genesis == record.genesis
 
 

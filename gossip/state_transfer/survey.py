@@ -1,4 +1,4 @@
-"""What a newcomer takes its donors to have: the majority's word and medians, so that no single one decides."""
+"""The result of a newcomer's survey: majorities and medians of the answers, so that no single donor decides."""
 
 from __future__ import annotations
 
@@ -13,25 +13,30 @@ from gossip.wire.messages import Serving
 
 __all__ = ["Agreed", "agree"]
 
-LARGEST_SCALAR = 2.0**53  # of an optimizer's state: a step count beyond it is none
-AHEAD = 16.0  # rounds that a donor's version may lie beyond twice the median: a young run's versions are all small
+LARGEST_SCALAR = 2.0**53  # bound of an optimizer state's scalars: no step count is larger
+AHEAD = 16.0  # Rounds that a donor's version may exceed twice the median by. A young run has only small versions.
 
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """What is fetched, and from whom."""
+    """The state to fetch, and its donors."""
 
     donors: tuple[PeerId, ...]
-    keys: tuple[str, ...]  # of the optimizer's state; empty: the weights alone
+    keys: tuple[str, ...]  # keys of the optimizer's state; empty for the weights alone
     scalars: tuple[tuple[str, float], ...]
     version: float
-    swarm_samples: int  # behind the run
+    swarm_samples: int  # samples behind the run
     finished: bool
 
 
 def agree(answers: Mapping[PeerId, Serving], ours: tuple[str, ...], stateful: bool) -> Agreed:
-    """What most of the ``answers`` (one at least, all of one run) say. ``ours`` are our own optimizer's keys, which
-    decide between as many; ``stateful``: there is an optimizer whose state could be taken."""
+    """Return the state that most of the donors agree on.
+
+    Args:
+        answers: At least one answer, all of one run.
+        ours: Our own optimizer's keys, which break a tie.
+        stateful: True if we have an optimizer whose state could be replaced.
+    """
     keys: tuple[str, ...] = ()
     if stateful:
         votes = Counter(answer.optimizer_keys for answer in answers.values())
@@ -41,7 +46,7 @@ def agree(answers: Mapping[PeerId, Serving], ours: tuple[str, ...], stateful: bo
     usual = statistics.median_low(answer.version for answer in same.values())
     donors = {peer: answer for peer, answer in same.items() if answer.version <= 2 * usual + AHEAD}
     agreed = donors.values()
-    # The lower median, as of the paces in gossip.credit: of two, the one that states less is believed.
+    # The lower median: of two donors, the one that states less is believed.
     swarm_samples = statistics.median_low(answer.swarm_samples for answer in agreed)
     return Agreed(
         tuple(donors), keys, medians([answer.optimizer_scalars for answer in agreed], swarm_samples) if keys else (),
@@ -52,9 +57,11 @@ def agree(answers: Mapping[PeerId, Serving], ours: tuple[str, ...], stateful: bo
 
 
 def medians(stated: list[tuple[tuple[str, float], ...]], samples: int) -> tuple[tuple[str, float], ...]:
-    """Of each scalar that most donors state, the lower median of what can be one; at most the ``samples`` behind the
-    run. A step takes a sample at least, and what an optimizer keeps beside its count of steps is at most 1 (a rate, a
-    product of rates): more was never counted, and of too few steps the next ones are only smaller."""
+    """Return the lower median of each scalar that most donors state, capped by ``samples``.
+
+    A step takes at least one sample, and an optimizer's other scalars (rates and their products) are at most 1. So a
+    larger value is false. A value that is too small only makes the next steps smaller.
+    """
     values: dict[str, list[float]] = {}
     for scalars in stated:
         for name, value in dict(scalars).items():

@@ -1,4 +1,4 @@
-"""Another run's weights on trial: what the training loop's own losses say of them, before they are ours."""
+"""The trial of another run's weights: the losses of the training loop decide whether we keep them."""
 
 from __future__ import annotations
 
@@ -8,25 +8,28 @@ from collections import deque
 
 __all__ = ["Judge"]
 
-REMEMBERED = 16  # losses of our own weights
-ENOUGH = 4  # losses to judge by, of ours and of those on trial
-TRIAL_S = 60.0  # a loop that says no loss for so long (it evaluates, or stands) is not waited for
+REMEMBERED = 16  # losses of our own weights to keep
+ENOUGH = 4  # losses needed for a verdict, of our weights and of the tried ones
+TRIAL_S = 60.0  # a loop without a loss for so long is evaluating or paused; the trial does not wait for it
 
 
 class Judge:
-    """Hears the loss of each report. A report's loss may be of a step before the weights were replaced (a GPU's is
-    copied behind), so the first after that is not counted."""
+    """The trial of weights by the losses in the reports of the training loop.
+
+    The first report after a replacement is skipped: its loss may belong to the old weights, since a GPU's loss is
+    copied late.
+    """
 
     def __init__(self) -> None:
         self.before: deque[float] = deque(maxlen=REMEMBERED)
-        self.deadline = math.inf  # of the trial; infinite: there is none
+        self.deadline = math.inf  # deadline of the trial; infinite without one
         self._steps = -1
         self._skipped = False
         self._after: list[float] = []
 
     @property
     def sees(self) -> bool:
-        """Whether enough losses are known to judge others by."""
+        """True if enough losses of our own weights are known for a verdict."""
         return len(self.before) >= ENOUGH
 
     @property
@@ -40,7 +43,7 @@ class Judge:
         self.deadline = math.inf
 
     def heard(self, steps: int, loss: float | None) -> bool | None:
-        """A report. Of a trial: True when it is passed, False when it is failed, None while neither is known."""
+        """Handle a report. Return True if the trial is passed, False if it is failed, None if it is open or absent."""
         if steps <= self._steps:
             return None
         self._steps = steps
@@ -55,8 +58,10 @@ class Judge:
         return self.verdict() if len(self._after) == ENOUGH else None
 
     def verdict(self) -> bool:
-        """Whether the losses so far are not clearly worse: their mean is at most the larger of twice the mean of ours
-        and that mean plus three standard deviations. Nothing heard is no proof."""
+        """Return True if the losses so far are not clearly worse; False without any.
+
+        Their mean may be at most twice the mean of ours, or that mean plus three standard deviations if this is larger.
+        """
         if not self._after:
             return False
         mean = statistics.fmean(self.before)
