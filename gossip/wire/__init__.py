@@ -1,1 +1,1 @@
-"""What travels: messages, frames, and records that are signed."""
+"""The wire format: messages, frames and signed records."""

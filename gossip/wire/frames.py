@@ -1,12 +1,11 @@
-"""Bytes <-> messages, with every limit; no sockets.
+"""Encoding and decoding of frames, with all limits; no sockets.
 
-A frame is a 12-byte prefix (magic, header length, body length), one msgpack map, and a raw body. Only a Chunk has a
-body, and its length is checked against our own layout by whoever expects it, so nothing a peer says sets how much we
+A frame is a 12-byte prefix (magic, header length, body length), one msgpack map and a raw body. Only a Chunk has a
+body. The receiver checks its length against our own layout. So a peer's numbers never decide how much memory we
 allocate.
 
-What a newer version adds is read past: keys that are not known here, and messages where the sender's Hello named a
-newer version than ours. What it adds to a record is kept, for its owner signed it. All of it counts against the limits
-of a header.
+Additions of newer versions are skipped: unknown keys, and unknown messages if the sender's Hello named a newer version.
+Additions to a record are kept, since its owner signed them. All of this counts against the limits of a header.
 """
 
 from __future__ import annotations
@@ -43,25 +42,28 @@ MAGIC = b"GSP1"
 PREFIX = struct.Struct(">4sII")
 PREFIX_BYTES = PREFIX.size
 MAX_HEADER_BYTES = 65_536  # a full Records message fits, whatever its records hold
-MAX_BODY_BYTES = 4 << 20  # the largest chunk a Config allows, in fp32
+MAX_BODY_BYTES = 4 << 20  # the largest chunk that a Config allows, in float32
 MAX_INT = 2**63 - 1
-MAX_HINT_EXTRA = 4  # values of newer versions
+MAX_HINT_EXTRA = 4  # values that newer versions may add to a hint
 CLAIM_FIELDS = 4
-MAX_DEPTH = 4  # of nested values: a layout's summary needs three
+MAX_DEPTH = 4  # depth of nested values: a layout's summary needs three
 
 
 def encode(message: Message, body_bytes: int = 0) -> bytes:
-    """The prefix and header of a frame; the caller sends ``body_bytes`` of body after it.
+    """Return the prefix and header of a frame; the caller sends ``body_bytes`` of body after it.
 
-    Numbers and texts beyond the bounds of their fields are written as the nearest that the other side reads, so that no
-    figure of ours, however it came about, ends a link. ValueError for what no figure makes: a header over its limit.
+    Numbers and texts outside the bounds of their fields are clamped to values that the receiver accepts. So a
+    figure of ours never ends a link.
+
+    Raises:
+        ValueError: The header is over its limit, which no figure can cause.
     """
     cls = type(message)
     header: dict[str, Any] = {"t": TAGS[cls]}
     for name, kind, _, writer in PASSED[cls]:
         value = getattr(message, name)
         if writer is None or (writer is write_int and type(value) is int and 0 <= value <= kind.bound):
-            header[name] = value  # as nearly always, and a call less
+            header[name] = value  # the usual case, which saves a call
         else:
             header[name] = writer(value, kind.bound)
     try:
@@ -76,7 +78,7 @@ def encode(message: Message, body_bytes: int = 0) -> bytes:
 
 
 def read_prefix(prefix: bytes | bytearray | memoryview) -> tuple[int, int]:
-    """(header bytes, body bytes) of the frame that begins with these 12 bytes; raises ProtocolError over a limit."""
+    """Return (header bytes, body bytes) from the 12 bytes of a prefix. Raise ProtocolError over a limit."""
     if len(prefix) != PREFIX_BYTES:
         raise ProtocolError(f"A frame's prefix has {len(prefix)} bytes instead of {PREFIX_BYTES}.")
     magic, header_bytes, body_bytes = PREFIX.unpack(prefix)
@@ -90,9 +92,15 @@ def read_prefix(prefix: bytes | bytearray | memoryview) -> tuple[int, int]:
 
 
 def decode(header: bytes | bytearray | memoryview, body_bytes: int = 0, newer: bool = False) -> Message:
-    """The message of one header; raises ProtocolError for anything a correct peer does not send.
+    """Return the message of one header.
 
-    ``newer``: the sender speaks a newer version too, and a message that is not known here is Unknown, with its body.
+    Args:
+        header: The msgpack map.
+        body_bytes: The length of the body that follows.
+        newer: True if the sender also speaks a newer version. An unknown message is then returned as Unknown.
+
+    Raises:
+        ProtocolError: A correct peer does not send this.
     """
     try:
         table = msgpack.unpackb(
@@ -101,7 +109,7 @@ def decode(header: bytes | bytearray | memoryview, body_bytes: int = 0, newer: b
         )  # fmt: skip
     except ProtocolError:
         raise
-    except Exception as error:  # msgpack raises ValueError, its own kinds, UnicodeDecodeError and RecursionError
+    except Exception as error:  # msgpack raises ValueError, its own types, UnicodeDecodeError and RecursionError
         raise ProtocolError(f"A frame's header is not valid msgpack ({type(error).__name__}).") from None
     if not isinstance(table, dict) or not isinstance(table.get("t"), str):
         raise ProtocolError("A frame's header is not a message.")
@@ -124,7 +132,7 @@ def decode(header: bytes | bytearray | memoryview, body_bytes: int = 0, newer: b
             continue
         value = table[name]
         if reader is read_int and type(value) is int and 0 <= value <= kind.bound:
-            values.append(value)  # what a chunk is made of, without a call for each
+            values.append(value)  # the fields of a chunk are integers; this saves a call for each
             continue
         try:
             values.append(reader(value, kind.bound))
@@ -135,10 +143,13 @@ def decode(header: bytes | bytearray | memoryview, body_bytes: int = 0, newer: b
 
 
 def meets(oldest: Any, newest: Any) -> bool:
-    """Whether a Hello is to be read: of a version that we do not speak the two numbers alone, which both sides name
-    when they part; the rest of it may be anything."""
+    """Return True if the rest of a Hello should be read.
+
+    If we do not speak its version, only the two version numbers count: both sides name them when they disconnect. The
+    other fields may hold anything.
+    """
     if type(oldest) is not int or type(newest) is not int or not 0 <= oldest <= newest <= 255:
-        return True  # for the readers of these fields to refuse
+        return True  # the readers of these fields refuse them
     return oldest <= VERSION_MAX and newest >= VERSION_MIN
 
 
@@ -151,7 +162,7 @@ def unique_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 # -- records -----------------------------------------------------------------------------------------------------
 RECORD_FIELDS = tuple(field.name for field in dataclasses.fields(MemberRecord) if field.name != "extra")
-HINT_FIELDS = len(dataclasses.fields(Hint))  # a record has twice as many, so that the two cannot be mistaken
+HINT_FIELDS = len(dataclasses.fields(Hint))  # a record has twice as many fields, so that the two cannot be confused
 LOSS = RECORD_FIELDS.index("loss")
 VERSION = RECORD_FIELDS.index("version")
 
@@ -159,7 +170,7 @@ VERSION = RECORD_FIELDS.index("version")
 def pack_record(record: MemberRecord) -> list[Any]:
     values = [getattr(record, name) for name in RECORD_FIELDS]
     values[LOSS] = None if record.loss is None else float(record.loss)
-    values[VERSION] = float(record.version)  # an int would be refused
+    values[VERSION] = float(record.version)  # the reader refuses an int
     values += record.extra
     return values
 
@@ -228,7 +239,8 @@ def read_bool(value: Any, _: int = 0) -> bool:
 
 
 def read_text(value: Any, bound: int) -> str:
-    if type(value) is not str or len(value) > bound or not value.isprintable():  # a terminal obeys control characters
+    # Control characters could command a terminal.
+    if type(value) is not str or len(value) > bound or not value.isprintable():
         raise ValueError
     return value
 
@@ -263,7 +275,7 @@ def read_claim(value: Any, _: int = 0) -> Claim:
 
 
 def read_any(value: Any, bound: int) -> Any:
-    """Plain nested values for a person or a comparison; whoever uses them checks them again."""
+    """Return plain nested values for display or comparison; their users check them again."""
     return tuple(freeze(item, 1) for item in read_list(value, bound))
 
 
@@ -273,7 +285,7 @@ def write_int(value: Any, bound: int) -> int:
 
 
 def write_float(value: Any, _: int = 0) -> float:
-    """Finite, and a float: an int would be refused, as another type than declared."""
+    """Return a finite float. An int is converted, since the reader refuses it."""
     return value if type(value) is float and math.isfinite(value) else finite(value)
 
 
@@ -284,7 +296,7 @@ def write_text(value: str, bound: int) -> str:
 
 
 def write_any(value: Any, _: int = 0) -> Any:
-    """Nested values with nothing in them that msgpack, or whoever reads them, refuses."""
+    """Return nested values without anything that msgpack or the reader refuses."""
     if isinstance(value, tuple | list):
         return [write_any(item) for item in value]
     if type(value) is int:
@@ -292,19 +304,19 @@ def write_any(value: Any, _: int = 0) -> Any:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if type(value) is str:
-        return value.encode(errors="replace").decode()  # half a character has no UTF-8
+        return value.encode(errors="replace").decode()  # a lone surrogate has no UTF-8
     return value
 
 
 def freeze(value: Any, depth: int) -> Any:
-    """msgpack unpacks a thousand levels, and walking them would exhaust Python's own stack."""
+    """Return nested lists as tuples. Limit the depth: a thousand levels, as msgpack allows, overflow the stack."""
     if type(value) is list:
         if depth == MAX_DEPTH:
             raise ValueError
         return tuple(freeze(item, depth + 1) for item in value)
     if value is None or type(value) in (bool, str, bytes) or (type(value) is float and math.isfinite(value)):
         return value
-    if type(value) is int and -MAX_INT <= value <= MAX_INT:  # what could not be said again is not heard either
+    if type(value) is int and -MAX_INT <= value <= MAX_INT:  # refuse integers that we could not send ourselves
         return value
     raise ValueError
 
@@ -325,7 +337,7 @@ READERS: dict[str, Callable[[Any, int], Any]] = {
     "claim": read_claim,
     "any": read_any,
 }
-WRITERS: dict[str, Callable[[Any, int], Any]] = {  # of the others the value itself
+WRITERS: dict[str, Callable[[Any, int], Any]] = {  # other forms are written unchanged
     "int": write_int,
     "float": write_float,
     "bool": lambda value, _: bool(value),
@@ -347,4 +359,4 @@ PASSED: dict[type, tuple[tuple[str, Kind, Callable[[Any, int], Any], Callable[[A
     cls: tuple((name, kind, READERS[kind.form], WRITERS.get(kind.form)) for name, kind in fields)
     for cls, fields in FIELDS.items()
 }
-packers: list[Any] = []  # one for each thread that encodes at the moment: to make one costs as much as to use it
+packers: list[Any] = []  # one packer for each concurrently encoding thread: creating one costs as much as using it

@@ -1,7 +1,7 @@
-"""Every message that crosses the wire, one frozen dataclass each.
+"""All messages on the wire, one frozen dataclass each.
 
-A field's metadata names its kind and bounds; :mod:`gossip.wire.frames` turns messages into bytes and back by it, so
-that what is declared here is all that is accepted.
+A field's metadata names its type and bounds. :mod:`gossip.wire.frames` encodes and decodes by this metadata, so nothing
+else is accepted.
 """
 
 from __future__ import annotations
@@ -56,31 +56,32 @@ __all__ = [
     "Widen",
 ]  # fmt: skip
 
-VERSION_MIN, VERSION_MAX = 1, 1  # of the protocol, spoken here; two peers work together where their ranges meet
-MAX_UPDATES = 32  # of about 270 B each in one frame, 796 at the very most: 25 KiB of a header's 64
-MAX_RECORDS = 120  # of 540 B without what newer versions add; whoever sends them keeps to MAX_RECORDS_BYTES too
-MAX_RECORDS_BYTES = 63 << 10  # so that nobody's long host name, or newer version, bursts another's header
-MIN_CHUNK_ELEMENTS = 1 << 10  # but for the last: a chunk costs its reader some 50 us however small it is
-MAX_CHUNK_ELEMENTS = 1 << 20  # 4 MiB of float32, which is what a receiver may have to hold
-MAX_GROUP = 16  # members that average together: everybody streams to everybody
-MAX_CONNECTIONS = 64  # that share a vector
-MAX_BUCKETS = 256  # by the first byte of an id
+VERSION_MIN, VERSION_MAX = 1, 1  # Protocol versions that we speak. Two peers work together if their ranges overlap.
+MAX_UPDATES = 32  # updates in one frame: about 270 B each, at most 796, so 25 of the header's 64 KiB
+MAX_RECORDS = 120  # Records of 540 B without additions of newer versions. Senders also keep to MAX_RECORDS_BYTES.
+# Long host names or a newer version's values must not overflow the header of another peer.
+MAX_RECORDS_BYTES = 63 << 10
+MIN_CHUNK_ELEMENTS = 1 << 10  # all but the last: a chunk costs its receiver some 50 us however small it is
+MAX_CHUNK_ELEMENTS = 1 << 20  # 4 MiB of float32, which a receiver may have to hold
+MAX_GROUP = 16  # members of a group average: each streams to each
+MAX_CONNECTIONS = 64  # connections that share a vector
+MAX_BUCKETS = 256  # buckets by the first byte of an id
 
 T = TypeVar("T")
 REQUIRED = object()
 MESSAGES: dict[str, type] = {}
-"""Wire tag -> message class."""
+"""Message class by wire tag."""
 TAGS: dict[type, str] = {}
-"""Message class -> wire tag."""
+"""Wire tag by message class."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How a field looks on the wire: ``form`` and its bound (bytes, characters, items, or the largest integer)."""
+    """The wire type of a field: ``form`` and its bound (bytes, characters, items, or the largest integer)."""
 
     form: str  # int, float, bool, text, bytes, id, ids, record?, updates, records, names, scalars, claim, any
     bound: int = 0
-    default: Any = REQUIRED  # read where the field is absent; without one it must be there
+    default: Any = REQUIRED  # the value if the field is absent; without it the field is required
 
 
 def integer(bound: int = 2**63 - 1) -> Any:
@@ -88,13 +89,16 @@ def integer(bound: int = 2**63 - 1) -> Any:
 
 
 def of(form: str, bound: int = 0, default: Any = MISSING) -> Any:
-    """``default`` is for who constructs the message: on the wire the field is there."""
+    """Declare a required field. ``default`` serves only the constructor: on the wire the field is present."""
     return field(metadata={"kind": Kind(form, bound)}, default=default)
 
 
 def later(form: str, bound: int = 0, *, default: Any) -> Any:
-    """A field that came after the first version: who does not know it ignores it, and where it is absent it is
-    ``default``. So two versions whose ranges meet work together, and only what both know is in use between them."""
+    """Declare a field that was added after the first version, with its ``default`` where it is absent.
+
+    Peers that do not know the field ignore it. So two versions with overlapping ranges work together, and use only what
+    both know.
+    """
     return field(metadata={"kind": Kind(form, bound, default)}, default=default)
 
 
@@ -111,7 +115,7 @@ def message(tag: str) -> Callable[[type[T]], type[T]]:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """An accusation: SUSPECT, or DEAD. Signed by its author and believed within limits; only its subject is certain."""
+    """An accusation that a member is SUSPECT or DEAD, signed by its author. It is believed within rate limits."""
 
     peer: PeerId
     incarnation: int
@@ -125,7 +129,7 @@ Update = MemberRecord | Hint
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """A message of a newer version than ours, from a peer whose Hello said so: read past and counted. Never sent."""
+    """An unknown message of a peer whose Hello named a newer version. It is counted and skipped, and never sent."""
 
     tag: str
 
@@ -133,10 +137,13 @@ class Unknown:
 # -- a link's first and last words ------------------------------------------------------------
 @message("hello")
 class Hello:
-    """Both sides' first frame. ``record`` is None for an observer, which may only ask for the status. ``share``, in TLS
-    alone, is of the sender's randomness, for keys that replace TLS's where both give one. ``lanes``: the name that the
-    sender gives this link, for more connections that are to belong to it; ``joins``: this connection is one of those,
-    and this the name that the other side gave its link."""
+    """The first frame of both sides.
+
+    ``record`` is None for an observer, which may only ask for the status. ``share``, only in TLS, is the sender's
+    randomness. If both sides send one, keys derived from them replace those of TLS. ``lanes`` is the sender's name for
+    this link, by which more connections can join it. ``joins``: this connection joins the link to which the other side
+    gave this name.
+    """
 
     version_min: int = integer(255)
     version_max: int = integer(255)
@@ -151,8 +158,10 @@ class Hello:
 
 @message("close")
 class Close:
-    """The last frame of a link: a code and a plain sentence; with code "layout" our layout, so that both can name the
-    first difference."""
+    """The last frame of a link: a code and a plain sentence.
+
+    With the code "layout" it also holds our layout, so that both sides can name the first difference.
+    """
 
     code: str = of("text", 32)
     sentence: str = of("text", 400)
@@ -161,8 +170,10 @@ class Close:
 
 @message("widen")
 class Widen:
-    """Over a link, to who dialled it: open so many more, as lanes of this one. Over a lane, from who was dialled: it is
-    let in, and there are so many now."""
+    """A request to the dialler of a link to open more connections, as lanes of this link.
+
+    Over a lane, it is the dialled side's confirmation that the lane belongs to the link, with the number of lanes.
+    """
 
     connections: int = integer(MAX_CONNECTIONS)
 
@@ -182,7 +193,7 @@ class Ack:
 
 @message("ping-req")
 class PingReq:
-    """Probe ``target`` for me; answer Ack with my seq, or Nack when your own probe times out."""
+    """A request to probe ``target``. The answer is an Ack with this seq, or a Nack when that probe times out."""
 
     seq: int = integer()
     target: PeerId = of("id")
@@ -201,9 +212,10 @@ class Gossip:
 
 @message("digest")
 class Digest:
-    """One 8-byte hash for each of 256 buckets of ids (the first byte): what differs is sent as Records.
+    """The digest of a table: one 8-byte hash for each of 256 buckets of ids (by their first byte).
 
-    ``hashes`` is 2,048 bytes, or empty to ask for everything.
+    The receiver answers with the Records of buckets that differ. ``hashes`` has 2,048 bytes, or none to ask for
+    everything.
     """
 
     hashes: bytes = of("bytes", 8 * MAX_BUCKETS)
@@ -211,7 +223,7 @@ class Digest:
 
 @message("records")
 class Records:
-    """Entries of the buckets that differ. ``want``: the numbers of buckets whose entries are asked for in return."""
+    """Entries of the buckets that differ. ``want`` holds the numbers of the buckets that the sender wants in return."""
 
     records: tuple[Update, ...] = of("records", MAX_RECORDS)
     want: bytes = of("bytes", MAX_BUCKETS)
@@ -219,7 +231,7 @@ class Records:
 
 @message("reach")
 class Reach:
-    """Can you open a connection to the address in my record? (A node behind NAT learns so that nobody can.)"""
+    """A request to dial the address in the sender's record. It shows a node behind NAT that it is unreachable."""
 
 
 @message("reached")
@@ -230,11 +242,12 @@ class Reached:
 # -- exchange ---------------------------------------------------------------------------------
 @message("offer")
 class Offer:
-    """Average with me. ``version`` is the mixing rounds behind my weights, ``weight`` the largest I allow.
+    """An offer to average two models.
 
-    ``mixing`` "pair": both stream, and both apply. "push": I alone stream, and you take my vector with its ``mass``
-    (of push-sum; 1 for a vector that counts as one). ``part``: which elements, as
-    :class:`gossip.arithmetic.subsets.Subset` writes it.
+    ``version`` counts the mixing rounds behind the initiator's weights; ``weight`` is the largest that it allows.
+    ``mixing`` is "pair" if both stream and both apply. With "push" only the initiator streams, and the partner takes
+    its vector with its ``mass`` (push-sum; 1 for a vector that counts as one). ``part`` names the elements in the
+    format of :class:`gossip.arithmetic.subsets.Subset`.
     """
 
     session: int = integer()
@@ -252,7 +265,7 @@ class Offer:
 
 @message("accept")
 class Accept:
-    """Agreed: the streams begin. Weight and codec are what both will use."""
+    """The acceptance of an Offer: the streams begin. Weight and codec are final for both."""
 
     session: int = integer()
     version: float = of("float")
@@ -275,7 +288,7 @@ class Refuse:
 
 @message("commit")
 class Commit:
-    """All of yours arrived and passed every check; I apply as soon as you say the same."""
+    """The sender received the whole stream and checked it. It applies as soon as the other side also commits."""
 
     session: int = integer()
 
@@ -288,7 +301,7 @@ class Abort:
 
 @message("outcome")
 class Outcome:
-    """Our link broke between my Commit and yours: did you commit?"""
+    """A question after the link broke between the Commits of the two sides: did the other side commit?"""
 
     session: int = integer()
 
@@ -301,8 +314,10 @@ class Settled:
 
 @message("invite")
 class Invite:
-    """Let us average as a group with ``members``, all whom I invite; ``version`` as in an Offer. Everybody gives and
-    takes a whole vector, by slices."""
+    """An invitation to average as a group with ``members``, all that are invited.
+
+    ``version`` is as in an Offer. Each member gives and takes a whole vector, by slices.
+    """
 
     session: int = integer()
     fingerprint: str = of("text", 64)
@@ -314,7 +329,7 @@ class Invite:
 
 @message("joined")
 class Joined:
-    """I take part; my snapshot is taken."""
+    """The acceptance of an Invite, sent after the snapshot."""
 
     session: int = integer()
     version: float = of("float")
@@ -324,8 +339,10 @@ class Joined:
 
 @message("begin")
 class Begin:
-    """These take part, in this order: slice i is the i-th member's to average. ``version`` is the mean of theirs, and
-    so are the samples of ``progress``."""
+    """The start of a group average. ``members`` take part, in this order: the i-th member averages slice i.
+
+    ``version`` and the samples of ``progress`` are means over the members.
+    """
 
     session: int = integer()
     members: tuple[PeerId, ...] = of("ids", MAX_GROUP)
@@ -336,8 +353,10 @@ class Begin:
 
 @message("chunk")
 class Chunk:
-    """Elements [start, start + elements) of a stream, in order; the body is their encoding, and nothing else carries a
-    body. The sender chooses how many, within MAX_CHUNK_ELEMENTS: the two need not be configured alike."""
+    """Elements [start, start + elements) of a stream, in order. The body, which only a Chunk has, is their encoding.
+
+    The sender chooses the size, within MAX_CHUNK_ELEMENTS: the two sides may be configured differently.
+    """
 
     session: int = integer()
     start: int = integer(2**48)
@@ -348,8 +367,10 @@ class Chunk:
 # -- one host -------------------------------------------------------------------------------------------------
 @message("meet")
 class Meet:
-    """We are on one host, as our Hellos say: connect to the abstract socket of this name and say the token there, so
-    that we can pass each other memory."""
+    """An invitation to a peer on the same host: connect to the abstract socket of this name and send the token there.
+
+    The Hellos show that the host is the same. The two peers can then pass each other shared memory.
+    """
 
     name: bytes = of("bytes", 16)
     token: bytes = of("bytes", 16)
@@ -357,15 +378,17 @@ class Meet:
 
 @message("came")
 class Came:
-    """I have, or could not."""
+    """The answer to Meet: whether the connection succeeded."""
 
     ok: bool = of("bool")
 
 
 @message("lent")
 class Lent:
-    """A whole stream, in the place of its chunks: so many elements as float32, where this many bytes begin of the
-    memory that I have passed for the session. I leave it as it is until you have read it."""
+    """A whole stream in shared memory instead of chunks: ``elements`` of float32 from byte ``offset`` on.
+
+    The memory was passed for this session. The sender leaves it unchanged until Read.
+    """
 
     session: int = integer()
     offset: int = integer(2**53)  # bytes
@@ -374,7 +397,7 @@ class Lent:
 
 @message("read")
 class Read:
-    """What you lent is read, or not wanted any more."""
+    """The receiver has read the lent memory, or does not need it any more."""
 
     session: int = integer()
 
@@ -382,7 +405,7 @@ class Read:
 # -- joining ----------------------------------------------------------------------------------
 @message("fetch")
 class Fetch:
-    """Send me elements [start, stop) of your state; start == stop asks only what there is."""
+    """A request for elements [start, stop) of a donor's state; start == stop only surveys it."""
 
     session: int = integer()
     optimizer_keys: tuple[str, ...] = of("names", 4)
@@ -392,21 +415,21 @@ class Fetch:
 
 @message("serving")
 class Serving:
-    """What a donor's state is; chunks follow when a range was asked for."""
+    """A description of a donor's state. Chunks follow if a range was requested."""
 
     session: int = integer()
     version: float = of("float")
     genesis: bytes = of("bytes", 16)
     optimizer_keys: tuple[str, ...] = of("names", 4)
     optimizer_scalars: tuple[tuple[str, float], ...] = of("scalars", 16)
-    swarm_samples: int = later("int", 2**53 - 1, default=0)  # behind the run, as far as the donor knows
-    finished: bool = later("bool", default=False)  # nothing is trained any more
+    swarm_samples: int = later("int", 2**53 - 1, default=0)  # samples behind the run, as far as the donor knows
+    finished: bool = later("bool", default=False)  # the run has ended
 
 
 # -- status -----------------------------------------------------------------------------------
 @message("status?")
 class StatusQuery:
-    after: bytes = of("bytes", 16)  # members with larger ids; empty for the first page
+    after: bytes = of("bytes", 16)  # only members with larger ids; empty for the first page
 
 
 @message("status")

@@ -1,4 +1,4 @@
-"""The signed bytes of a member record, which of two records is newer, and what makes one acceptable."""
+"""Signed member records: the signed bytes, the order of two records, and the checks of a record."""
 
 from __future__ import annotations
 
@@ -33,24 +33,25 @@ __all__ = [
 ]
 
 Sign = Callable[[bytes], bytes]
-"""payload -> signature, with our own key."""
+"""Sign a payload with our own key and return the signature."""
 Verify = Callable[[bytes, bytes, bytes], bool]
-"""(public key, payload, signature) -> whether that key signed it. It must refuse what is no key, an empty one too."""
+"""Return True if the public key signed the payload: (public key, payload, signature). It must refuse invalid keys,
+including an empty one."""
 
-DOMAIN = "gossip member record 1"  # so that no other thing signed by the same key can be passed off as a record
+DOMAIN = "gossip member record 1"  # domain separation: nothing else signed by the same key can pass as a record
 MAX_INT = 2**53  # exact in a double too: every language reads the same number
 MAX_HOMES = 3
 COUNTS = frozenset({"incarnation", "sequence", "steps", "samples", "progress"})
 RECORD_FIELDS = tuple(field.name for field in dataclasses.fields(MemberRecord))
 PLAIN = (bool, int, float, str, bytes)
-MAX_EXTRA = 16  # values of newer versions: nearly as many fields as a record has now
-MAX_EXTRA_BYTES = 256  # of them packed: a key and a few numbers; with it a record is 796 B at the very most
+MAX_EXTRA = 16  # values of newer versions: nearly as many as a record has fields now
+MAX_EXTRA_BYTES = 256  # Packed size of these values: a key and a few numbers. With them a record has at most 796 bytes.
 
 
 def payload(record: MemberRecord) -> bytes:
-    """The bytes that a record's owner signs: msgpack of the domain and every field but the signature, in order.
+    """Return the signed bytes of a record: msgpack of the domain and of every field but the signature, in order.
 
-    What a newer version signs beside these stands at the end, so a member of this version can check it and tell it on.
+    Fields that a newer version also signs stand at the end. So a member of this version can check and relay them.
     """
     packed: bytes = msgpack.packb(
         (
@@ -68,7 +69,7 @@ def payload(record: MemberRecord) -> bytes:
             record.samples,
             record.progress,
             None if record.loss is None else float(record.loss),
-            float(record.version),  # 0 and 0.0 must be the same bytes
+            float(record.version),  # 0 and 0.0 must give the same bytes
             record.finished,
             *record.extra,
         ),
@@ -78,12 +79,12 @@ def payload(record: MemberRecord) -> bytes:
 
 
 def signed(record: MemberRecord, sign: Sign) -> MemberRecord:
-    """The same record under a new signature."""
+    """Return the record with a new signature."""
     return dataclasses.replace(record, signature=sign(payload(record)))
 
 
 def newer(a: MemberRecord, b: MemberRecord) -> bool:
-    """Whether ``a`` replaces ``b`` of the same id: higher incarnation, then ``left``, then higher sequence."""
+    """Return True if ``a`` replaces ``b`` of the same id: higher incarnation, then ``left``, then higher sequence."""
     if a.incarnation != b.incarnation:
         return a.incarnation > b.incarnation
     if a.left != b.left:
@@ -92,7 +93,7 @@ def newer(a: MemberRecord, b: MemberRecord) -> bool:
 
 
 def mere_progress(a: MemberRecord, b: MemberRecord) -> bool:
-    """Whether ``a`` differs from ``b`` of the same id in steps, samples, progress, loss, version, figures alone."""
+    """Return True if ``a`` differs from ``b`` of one id only in steps, samples, progress, loss, version or figures."""
     return (
         a.incarnation == b.incarnation
         and a.ready is b.ready
@@ -106,34 +107,39 @@ def mere_progress(a: MemberRecord, b: MemberRecord) -> bool:
 
 
 def newer_fields(record: MemberRecord) -> tuple[Any, ...]:
-    """What stands behind a record beside its owner's figures, which are bytes in the first place there."""
+    """Return the extra values of a record without its owner's figures, which come first and are bytes."""
     extra = record.extra
     return extra[1:] if extra and type(extra[0]) is bytes else extra
 
 
 def keepable(values: Sequence[Any]) -> bool:
-    """Whether these may stand behind a record: few and plain, so that they are packed again as they were."""
+    """Return True if a record may hold these extra values: few and plain, so that repacking gives the same bytes."""
     if len(values) > MAX_EXTRA or not all(value is None or type(value) in PLAIN for value in values):
         return False
     if any(type(value) is float and not math.isfinite(value) for value in values):
         return False
     try:
         return len(msgpack.packb(values, use_bin_type=True)) <= MAX_EXTRA_BYTES
-    except (OverflowError, ValueError):  # an integer beyond 64 bits, half a character
+    except (OverflowError, ValueError):  # an integer beyond 64 bits, or a lone surrogate
         return False
 
 
 def claims_more(a: MemberRecord, b: MemberRecord) -> bool:
-    """Whether an owner who signed ``b`` is behind ``a``: it is older, or counts fewer steps. Samples say nothing: they
-    begin anew with each life."""
+    """Return True if the owner that signed ``b`` is behind ``a``: ``b`` is older or counts fewer steps.
+
+    Samples do not count, since each life counts them anew.
+    """
     return newer(a, b) or a.steps > b.steps
 
 
 def check(record: MemberRecord, verify: Verify) -> None:
-    """Raise :class:`~gossip.errors.RemoteError` (code "record") unless the record is what its owner could have signed.
+    """Check that the owner could have signed this record.
 
-    The id must be the hash of the public key. With an empty key that cannot be said, and all rests on ``verify``: one
-    for real keys refuses an empty key, one for a simulation or a test may accept it.
+    The id must be the hash of the public key. An empty key cannot be checked so, and only ``verify`` decides. A
+    ``verify`` for real keys refuses an empty key; one for a simulation or a test may accept it.
+
+    Raises:
+        RemoteError: The record is not acceptable (code "record").
     """
     if not (
         0 <= record.incarnation < MAX_INT
@@ -161,10 +167,10 @@ def check(record: MemberRecord, verify: Verify) -> None:
 
 # -- what may be signed -----------------------------------------------------------------------------------------------
 def within(name: str, value: Any) -> Any:
-    """The value of a field as :func:`check`, and whoever reads the frame, takes it: the nearest that there is.
+    """Return the nearest value of a field that :func:`check` and the readers of a frame accept.
 
-    A member whose record is refused is cut off by everybody, for as long as it goes on signing what it signs: so no
-    number, whoever brought it about, gets into a record as it is.
+    All members cut off a member whose record they refuse, for as long as it signs such records. Therefore every number
+    is clamped before it enters a record, whatever caused it.
     """
     if name in COUNTS:
         return value if type(value) is int and 0 <= value < MAX_INT else whole(value, MAX_INT - 1)
@@ -184,7 +190,7 @@ def within(name: str, value: Any) -> Any:
 
 
 def acceptable(record: MemberRecord) -> MemberRecord:
-    """The record with every field :func:`within` its bounds; this very one where they are."""
+    """Return the record with every field :func:`within` its bounds, or the same object if nothing changes."""
     changes = {}
     for field in RECORD_FIELDS:
         value = getattr(record, field)
@@ -195,7 +201,7 @@ def acceptable(record: MemberRecord) -> MemberRecord:
 
 
 def whole(value: Any, bound: int) -> int:
-    """The whole number from 0 to ``bound`` that is nearest; 0 for what is no number."""
+    """Return the nearest integer from 0 to ``bound``; 0 if the value is not a number."""
     try:
         return max(0, min(int(value), bound))
     except OverflowError:  # infinite
@@ -205,7 +211,7 @@ def whole(value: Any, bound: int) -> int:
 
 
 def finite(value: Any, otherwise: float = 0.0) -> float:
-    """The finite number that is nearest; ``otherwise`` for what is none, as NaN."""
+    """Return the nearest finite number; ``otherwise`` if there is none, as for NaN."""
     try:
         number = float(value)
     except OverflowError:
@@ -216,13 +222,13 @@ def finite(value: Any, otherwise: float = 0.0) -> float:
 
 
 def dialable(address: Address) -> bool:
-    """Whether others read this address as one that may be dialled."""
+    """Return True if other peers accept this address as dialable."""
     host, port = address
     return bool(host) and len(host) <= 255 and host.isprintable() and 0 < port < 65536 and nameable(host)
 
 
 def nameable(host: str) -> bool:
-    """Whether a resolver could be asked for this name."""
+    """Return True if a resolver accepts this name."""
     try:
         host.encode("idna")
     except UnicodeError:
@@ -231,10 +237,10 @@ def nameable(host: str) -> bool:
 
 
 def unsigned(_payload: bytes) -> bytes:
-    """A :data:`Sign` for simulations, where records cannot be forged: the empty signature."""
+    """Return an empty signature: a :data:`Sign` for simulations, where records cannot be forged."""
     return b""
 
 
 def trusting(_public_key: bytes, _payload: bytes, _signature: bytes) -> bool:
-    """A :data:`Verify` for simulations. :func:`check` knows it and builds no payload for it (2 us each, millions)."""
+    """Accept every signature: a :data:`Verify` for simulations. :func:`check` builds no payload for it (2 us each)."""
     return True
