@@ -1,8 +1,8 @@
-"""Decentralised training with nobody in charge. ``gossip.Node`` takes part in a swarm beside a training loop,
-``gossip.simulate`` plays one in virtual time.
+"""Decentralised training without a coordinator.
 
-Beneath these names the package holds decisions and arithmetic alone: no socket, file, clock, thread or global random
-generator.
+``gossip.Node`` takes part in a swarm next to a training loop; ``gossip.simulate`` simulates a swarm in virtual time.
+
+The modules below hold only decisions and arithmetic: no socket, file, clock, thread or global random generator.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when it is asked for (PEP 562): ``gossip --help`` needs no numpy, and a node no simulator."""
+    """Import a public name on first use (PEP 562): ``gossip --help`` needs no numpy, and a node no simulator."""
     if name not in HOMES:
         raise AttributeError(f"module 'gossip' has no attribute {name!r}")
     module, attribute = HOMES[name]

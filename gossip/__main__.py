@@ -17,10 +17,10 @@ __all__ = ["app", "main"]
 
 
 class Commands(TyperGroup):
-    """The commands; ``sim sweep`` is one of two words, since ``sim`` itself takes files and so cannot be a group."""
+    """The command group. ``sim sweep`` is one command of two words: ``sim`` takes files and cannot be a group."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """As click does it, which knows commands of one word."""
+        """Resolve a command as click does, and also commands of two words."""
         if args[:2] == ["sim", "sweep"]:
             args = ["sim sweep", *args[2:]]
         return super().resolve_command(ctx, args)
@@ -39,7 +39,7 @@ app = typer.Typer(
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
-# What follows SCRIPT is the script's own, options included.
+# Options after SCRIPT belong to the script.
 SCRIPT_COMMAND = {"allow_interspersed_args": False}
 
 Script = Annotated[Path, typer.Argument(metavar="SCRIPT", help="The training script.", show_default=False)]
@@ -64,10 +64,10 @@ def print_version(wanted: bool = True) -> None:
 
 
 def find_node() -> None:
-    """Import the package `node` from beside this one, whatever the current folder has of that name.
+    """Import this package's neighbour `node`, whatever the current folder has of that name.
 
-    `python -m gossip` searches the current folder first, and a script's helper may be called node.py. The package is in
-    `sys.modules` from here on, so that its modules are found wherever the search begins.
+    `python -m gossip` searches the current folder first, and a script's helper may be called node.py. From here on the
+    package is in `sys.modules`, so its modules are found wherever the search begins.
     """
     home = str(Path(__file__).resolve().parents[1])
     sys.path.insert(0, home)
@@ -142,7 +142,7 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", help="No live line and no closing table.")] = False,
 ) -> None:
     """Run a training script as one node of a swarm."""
-    if threads is not None:  # before numpy and torch are imported: they read these once
+    if threads is not None:  # before numpy and torch are imported, which read these once
         os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
     from node.cli import main as cli
 

@@ -1,7 +1,7 @@
-"""Who misbehaves, and how: counted for each member and kind, and told to a person once it is more than faults explain.
+"""The misbehaviour log: misbehaviour is counted by member and kind, and reported once faults cannot explain it.
 
-Nothing is decided here. What protects a node from a member (a filter, a bench, an allowance) acts by itself and at
-once; this says whose doing it was, so that somebody may take its secret away.
+Nothing is decided here. A node's protections (filters, back-off, rate limiters) act at once by themselves. The log
+names the culprit, so that a person can revoke its secret.
 """
 
 from __future__ import annotations
@@ -13,43 +13,49 @@ from gossip.ids import PeerId, short
 
 __all__ = ["KINDS", "NEVER", "Conduct"]
 
-NEVER = 2.0**50  # samples, steps or rounds: 36 years of one each microsecond
+NEVER = 2.0**50  # samples, steps or rounds: one each microsecond for 36 years
 
-KEPT = 1_024  # members and kinds counted at once: 200 KiB. A flood of identities pushes out the oldest, never the told
-TOLD = 256  # sentences in a node's life: who has more to say about others has a swarm of strangers, and says so too
+KEPT = 1_024  # Members and kinds to count, 200 KiB. A flood of identities evicts the oldest, but never a reported one.
+# Reports in a node's life. More would mean that the swarm consists of strangers, which the reports show already.
+TOLD = 256
 
 KINDS: dict[str, tuple[float, float, str]] = {
-    # kind: (how many above those forgiven are told, seconds in which one is forgiven, what they are)
+    # kind: (count above those forgiven that is reported, seconds until one is forgiven, description)
     "fault": (3.0, 60.0, "bytes or messages that no honest node sends"),
     "flood": (3.0, 60.0, "messages beyond every allowance"),
-    "unread": (3.0, 60.0, "more questions than it reads answers"),  # a stopped one asks nothing, and is dialled in vain
-    "wasted": (4.0, 900.0, "exchanges that it let come to nothing"),  # each finished one takes one back
-    "refused": (3.0, 900.0, "vectors that did not pass the checks"),  # each is sat out for longer than the last
-    "clipped": (16.0, 60.0, "vectors far from everybody's"),  # each that passes whole takes one back
-    "pestering": (200.0, 0.05, "offers all the time while it was to wait"),  # with nobody else an honest one makes 16/s
+    "unread": (3.0, 60.0, "more questions than it reads answers"),  # a stopped peer asks nothing
+    "wasted": (4.0, 900.0, "exchanges that it let come to nothing"),  # each finished exchange excuses one
+    "refused": (3.0, 900.0, "vectors that did not pass the checks"),  # the back-off grows with each
+    "clipped": (16.0, 60.0, "vectors far from everybody's"),  # each vector that passes whole excuses one
+    # Without other partners an honest peer makes 16/s.
+    "pestering": (200.0, 0.05, "offers all the time while it was to wait"),
     "claims": (3.0, 60.0, "numbers that cannot be"),
     "accusations": (8.0, 60.0, "accusations that were refuted"),
     "strangers": (16.0, 60.0, "connections that never said who they are"),
 }
-"""What a member can do that others pay for, and from how many on it is told. Honest nodes that are killed, stopped and
-cut off every few seconds reach none of these; an attacker that stays below them costs no more than such a node. Wasted
-exchanges are forgiven slowly, since whoever wastes one sits out for 10 s and then for twice as long each time."""
+"""The kinds of misbehaviour that cost others, and the counts from which they are reported.
+
+Honest nodes that are killed, stopped and cut off every few seconds reach none of these counts. An attacker below them
+costs no more than such a node. Wasted exchanges are forgiven slowly, since their back-off starts at 10 s and doubles
+each time.
+"""
 
 
 class Conduct:
-    """``who`` is a member, or the address of somebody who never said who it is."""
+    """The misbehaviour log. ``who`` is a member, or the address of a peer that never proved an id."""
 
     def __init__(self) -> None:
-        self.levels: dict[tuple[PeerId | str, str], tuple[float, float]] = {}  # above those forgiven, since when
-        self.counts: dict[tuple[PeerId | str, str], int] = {}  # of those that were told: all of them, since the first
-        self.news: list[Notice] = []  # for whoever tells people
+        # Count above those forgiven, and since when.
+        self.levels: dict[tuple[PeerId | str, str], tuple[float, float]] = {}
+        self.counts: dict[tuple[PeerId | str, str], int] = {}  # total counts of the reported ones
+        self.news: list[Notice] = []  # notices to report
 
     def note(self, who: PeerId | str, kind: str, now: float, times: float = 1.0) -> None:
-        """It did this."""
+        """Count this misbehaviour."""
         key = (who, kind)
         threshold, forgiven_s, _ = KINDS[kind]
-        level, since = self.levels.pop(key, (0.0, now))  # the one of longest ago goes first
-        forgiven = (now - since) // forgiven_s  # whole ones: three in three seconds are three
+        level, since = self.levels.pop(key, (0.0, now))  # reinserted, since the oldest is evicted first
+        forgiven = (now - since) // forgiven_s  # whole units only: three in three seconds count as three
         level, since = (level - forgiven, since + forgiven * forgiven_s) if forgiven < level else (0.0, now)
         level += times
         self.levels[key] = (level, since)
@@ -62,7 +68,7 @@ class Conduct:
             self.news.append(Notice("suspicious", sentence(who, kind)))
 
     def excuse(self, who: PeerId | str, kind: str) -> None:
-        """It did the opposite."""
+        """Take back one count after the opposite behaviour."""
         key = (who, kind)
         entry = self.levels.get(key)
         if entry is None:
@@ -73,12 +79,12 @@ class Conduct:
             self.levels[key] = (entry[0] - 1, entry[1])
 
     def take(self) -> list[Notice]:
-        """What is to be told since last asked."""
+        """Return the new reports, once."""
         news, self.news = self.news, []
         return news
 
     def rows(self) -> Iterator[tuple[str, str, int]]:
-        """Those told: (id or address, kind, how often)."""
+        """Yield the reported ones: (id or address, kind, count)."""
         for (who, kind), count in self.counts.items():
             yield who if isinstance(who, str) else who.hex(), kind, count
 

@@ -1,4 +1,4 @@
-"""How a peer finds its swarm, and whether others can find it: seeds, and being dialled."""
+"""Discovery: find the swarm through seeds, and find out whether others can dial us."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ from gossip.wire.messages import Gossip, Ping, Reach, Reached
 
 __all__ = ["TRY_EVERY_S", "Listening", "Reachability", "Seeds", "answer_reach"]
 
-ASKED = 3  # members asked whether they can dial us: one may be barred from dialling out, three rarely are
-PATIENCE_S = 10.0  # after the first answer: in a swarm of two there are no three to ask
-TRY_EVERY_S = 10.0  # how often one member may have another dial the address it claims
-AGAIN_S, MOST_AGAIN_S = 240.0, 3_600.0  # between a verdict and the next question, doubling while it is the same
+ASKED = 3  # members asked whether they can dial us: one may be unable to dial out, three rarely are
+PATIENCE_S = 10.0  # wait after the first answer: a swarm of two has no three members to ask
+TRY_EVERY_S = 10.0  # interval at which one member may have another dial its address
+# Time between a verdict and the next round; doubles while the verdict stays the same.
+AGAIN_S, MOST_AGAIN_S = 240.0, 3_600.0
 HOMES = 3
-ANSWERING = 1  # dials since it last opened: one may be on its way
-BUSY_S = 5.0  # between two dials to a seed that opens and lets us in no further
-LOOK_S = 5.0  # between two looks for seeds with nobody there: what was empty a moment ago may have filled
-HOME_PING_S = 20.0  # a third of the idle time, so that a home's link never goes idle
+ANSWERING = 1  # unanswered dials of a seed that still counts as answering: one may be on its way
+BUSY_S = 5.0  # interval of dials to a seed that accepts connections but finishes no Hello
+LOOK_S = 5.0  # interval of look-ups without a link: the list may have been empty a moment ago
+HOME_PING_S = 20.0  # a third of the idle time-out, so that a home's link is never idle
 
 
 class Seeds:
-    """Addresses to begin from, dialled until somebody answers, for ever: 1 s, 2 s ... 60 s apart. Once the swarm is
-    found they are tried only while nobody is there; healing dials DEAD members, and seeds are members too.
+    """The seeds: addresses that are dialled with back-off (1 s, 2 s ... 60 s) until a member answers.
 
-    ``looks``: a driver looks them up, whenever they are tried; what it found last is dialled meanwhile. In company too,
-    at the pace of healing: of two halves of a swarm each may have found only itself.
+    With links they are tried only at the pace of healing. Healing itself dials DEAD members, and seeds are members too.
+
+    ``looks``: the driver looks the seeds up at each try; the last result is dialled meanwhile. This goes on with links
+    too: each half of a swarm may have found only itself.
     """
 
     def __init__(
@@ -41,16 +43,16 @@ class Seeds:
         self.seeds, self.expected, self.config, self.looks = seeds, expected, config, looks
         self.deadline = now if seeds or looks else math.inf
         self.delay_s = config.seed_backoff_s
-        self.unanswered = dict.fromkeys(seeds, ANSWERING + 1)  # dials in a row to which nobody opened
+        self.unanswered = dict.fromkeys(seeds, ANSWERING + 1)  # dials in a row that no seed accepted
 
     def answered(self, seed: Address) -> None:
-        """It accepted a connection, whatever came of it."""
+        """Note that the seed accepted a connection, whatever came of it."""
         if seed in self.unanswered:
             self.unanswered[seed] = 0
 
     @property
     def answering(self) -> bool:
-        """Whether there is a seed that accepts connections: then there is a swarm to join, were it only less busy."""
+        """True if a seed accepts connections: then there is a swarm to join, which may be busy."""
         return any(dials <= ANSWERING for dials in self.unanswered.values())
 
     def dial(self, seed: Address) -> Dial:
@@ -58,23 +60,30 @@ class Seeds:
         return Dial(seed, self.expected.get(seed))
 
     def renew(self, seeds: tuple[Address, ...], expected: Mapping[Address, PeerId]) -> tuple[Address, ...]:
-        """These are the seeds from now on; returns those that were none before."""
+        """Replace the seeds; return those that are new."""
         new = tuple(seed for seed in seeds if seed not in self.unanswered)
         self.seeds, self.expected = seeds, expected
         self.unanswered = {seed: self.unanswered.get(seed, ANSWERING + 1) for seed in seeds}
         return new
 
     def unlinked(self, now: float) -> None:
-        """The last link is gone: ask the seeds soon, and not only when the pace of healing would."""
+        """Note that the last link is gone: dial the seeds soon, not at the pace of healing."""
         if self.seeds or self.looks:
             self.deadline = min(self.deadline, now + self.config.seed_backoff_s)
 
     def tick(self, now: float, linked: bool, alive: Container[Address], rng: random.Random) -> list[Effect]:
-        """``linked``: somebody is there; ``alive``: where living members listen, who need no dialling."""
+        """Dial the seeds that are due.
+
+        Args:
+            now: The current time.
+            linked: True if we have a link.
+            alive: The addresses of ALIVE members, which need no dial.
+            rng: For jitter and choice.
+        """
         if now < self.deadline:
             return []
         look: list[Effect] = [LookUp()] if self.looks else []
-        if linked:  # a partition may have us on the seeds' other side: try them at the pace of healing
+        if linked:  # a partition may separate us from the seeds: dial them at the pace of healing
             self.deadline, self.delay_s = now + self.config.heal_period_s, self.config.seed_backoff_s
             seed = rng.choice(self.seeds) if self.seeds else None
             return look if seed is None or seed in alive else [self.dial(seed), *look]
@@ -85,8 +94,7 @@ class Seeds:
 
 
 class Listening:
-    """The addresses at which living members whom we met listen, found among those linked first, where a seed mostly
-    is."""
+    """The addresses of ALIVE contacted members. Linked ones are searched first, since a seed is mostly among them."""
 
     def __init__(self, members: Members, linked: Iterable[PeerId]) -> None:
         self.members, self.linked = members, linked
@@ -101,22 +109,22 @@ class Listening:
 
 
 class Reachability:
-    """Finds out whether anybody can dial us (NAT), says so, and keeps links to members who probe for us.
+    """Detection of NAT: find out whether others can dial us, publish it, and keep links to homes that probe for us.
 
-    What three members answer holds for some minutes, and then three others are asked, so that no one member decides it
-    for good: neither who lies nor who is itself barred from dialling out. A round that finds what the one before found
-    is followed by the next after twice as long, since an address that is withdrawn must be announced for it again: what
-    is tried is the address of the asker's own record, and no other.
+    Three members answer in each round, and the verdict holds for some minutes. The next round asks three others. So no
+    single member decides for good, neither a liar nor one that cannot dial out. The time to the next round doubles
+    while the verdict stays the same: a round must announce a withdrawn address again, since members dial only the
+    address in our record.
     """
 
     def __init__(self) -> None:
-        self.asked: set[PeerId] = set()  # in this round
-        self.asked_as = 0  # with our record of this incarnation
+        self.asked: set[PeerId] = set()  # members asked in this round
+        self.asked_as = 0  # incarnation of our record when we asked
         self.answers: dict[PeerId, bool] = {}
-        self.before: set[PeerId] = set()  # asked in the round before: others come first
+        self.before: set[PeerId] = set()  # members asked in the round before: others come first
         self.homes: list[PeerId] = []
-        self.wanted: Address | None = None  # what we would have others dial, withdrawn or not
-        self.found: bool | None = None  # by the last round
+        self.wanted: Address | None = None  # the address to advertise, withdrawn or not
+        self.found: bool | None = None  # the last verdict
         self.pause_s = AGAIN_S
         self.next_ping_at = float("inf")
         self.decide_at = float("inf")
@@ -137,8 +145,11 @@ class Reachability:
         return [Send(peer, Reach())]
 
     def on_reached(self, sender: PeerId, ok: bool, incarnation: int, now: float) -> None:
-        """Note an answer. Most of three decide, or of those who answered within some seconds. ``incarnation`` of our
-        record now: who found nobody may have tried the address of an earlier life, which is what it knew of us."""
+        """Note an answer. A majority of three decides, or of the answers within some seconds.
+
+        ``incarnation`` is that of our record now. A member may have dialled the address of an earlier life, so its
+        failure does not count.
+        """
         if sender not in self.asked or self.settled or sender in self.answers:
             return
         if not ok and incarnation != self.asked_as:
@@ -149,8 +160,10 @@ class Reachability:
         self.decide_at = now if enough else min(self.decide_at, now + PATIENCE_S)
 
     def decided(self, now: float) -> bool | None:
-        """Whether others can dial us, once in each round, when most of those asked have said it; of as many for as
-        against the one who could is right, for whoever cannot may be barred itself."""
+        """Return the verdict, once in each round, when it is due: True if others can dial us.
+
+        A tie counts as reachable, since a member that fails may be unable to dial out.
+        """
         if now < self.decide_at:
             return None
         found = 2 * sum(self.answers.values()) >= len(self.answers)
@@ -159,16 +172,15 @@ class Reachability:
         return found
 
     def again(self, linked: Collection[PeerId], me: MemberRecord, now: float) -> list[Effect]:
-        """Begin another round, with those linked that were not asked in the last one, if there are any. ``me`` has the
-        address in question."""
+        """Begin another round with linked members, if possible others than in the last. ``me`` has the address."""
         if now < self.again_at:
             return []
-        self.again_at = now + self.pause_s  # should nobody answer
+        self.again_at = now + self.pause_s  # if no member answers
         self.before, self.asked, self.answers, self.settled = self.asked, set(), {}, False
         others = [peer for peer in linked if peer not in self.before]
         effects: list[Effect] = []
         for peer in others or linked:
-            if asked := self.linked(peer, me):  # the record first, which may have been without the address until now
+            if asked := self.linked(peer, me):  # our record first: it may have had no address until now
                 effects += [Send(peer, Gossip((me,))), *asked]
         return effects
 
@@ -180,10 +192,10 @@ class Reachability:
         )
 
     def choose_homes(self, linked: Collection[PeerId], dialable: Collection[PeerId], now: float) -> tuple[PeerId, ...]:
-        """Keep living homes, fill up with linked members that others can dial."""
+        """Keep linked homes, and fill up with linked members that others can dial."""
         kept = [home for home in self.homes if home in linked]
         kept += [peer for peer in linked if peer in dialable and peer not in kept][: HOMES - len(kept)]
-        self.homes = kept  # pinged when they are due, however often links come and go
+        self.homes = kept  # their pings stay due, however often links come and go
         self.next_ping_at = min(self.next_ping_at, now + HOME_PING_S) if kept else float("inf")
         return tuple(kept)
 
@@ -195,7 +207,7 @@ class Reachability:
 
 
 def answer_reach(asker: PeerId, record: MemberRecord | None) -> list[Effect]:
-    """Try the address of the asker's own signed record, no other: nobody makes us scan ports."""
+    """Dial only the address in the asker's own signed record: so no peer can make us scan ports."""
     if record is None or record.address is None:
         return [Send(asker, Reached(False))]
     return [TryDial(asker, record.address)]

@@ -1,4 +1,4 @@
-"""What a peer wants done. A driver performs effects in order, without awaiting between them; a peer calls nobody."""
+"""Effects: the actions that a peer wants. A driver performs them in order, without awaiting between them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = [
 
 
 class MemberState(Enum):
-    """What we hold a member to be."""
+    """The state in which we hold a member."""
 
     ALIVE = "alive"
     SUSPECT = "suspect"
@@ -27,9 +27,12 @@ class MemberState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a message to a peer: over the link its session began on, else over the newest link, else dial the address in
-    its record first (where there is none, drop the message). What asks how an exchange ended, and the answer, go over
-    the newest link as an offer does: the old one may be the reason for asking."""
+    """Send a message to a peer.
+
+    It goes over the link on which its session began, else over the newest link. Without a link, dial the address in its
+    record first; without an address, drop the message. Outcome and Settled go over the newest link, like an Offer: the
+    old link may have broken.
+    """
 
     to: PeerId
     message: Message
@@ -37,7 +40,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """Open a link to an address; ``expect`` is the id that must answer there, None for a seed."""
+    """Open a link to an address. ``expect`` is the id that must answer there; None for a seed."""
 
     address: Address
     expect: PeerId | None = None
@@ -45,13 +48,12 @@ class Dial:
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
-    """Look up where the seeds are, and report them with ``seeded``. Said while a look is under way, it asks for no
-    second one. Only a peer that was told that its seeds are looked up says it."""
+    """Look up the seeds and report ``seeded``. Ignore it during a look-up. Only a peer with ``looks`` emits it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TryDial:
-    """Find out whether ``address`` accepts a TCP connection, for a member that asked; report with ``dial_tried``."""
+    """Find out for ``asker`` whether ``address`` accepts a TCP connection; report with ``dial_tried``."""
 
     asker: PeerId
     address: Address
@@ -59,11 +61,11 @@ class TryDial:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Copy the live weights that exchanges carry at the next step boundary and keep them under this session; report
-    with ``snapshotted``. ``part``: which elements of them the exchange mixes; no others are asked for.
+    """Copy the weights that exchanges carry at the next step boundary for this session; report ``snapshotted``.
 
-    ``pushes``: this snapshot is given away to so many partners (0: it is exchanged). The mass that this one carries is
-    taken from the model's at the same boundary, and reported.
+    ``part`` names the elements that the exchange mixes; the others may be left out. ``pushes`` is the number of
+    partners that this snapshot is pushed to (0: it is exchanged). Its mass is taken from the model's at the same
+    boundary, and reported.
     """
 
     session: int
@@ -73,9 +75,10 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class CopyPiece:
-    """A newcomer waits for elements [start, stop) of what it takes, all of the weights that exchanges carry or all of
-    the optimizer's state: copy them at the next step boundary, keep them under this session and report with
-    ``snapshotted``."""
+    """Copy elements [start, stop) for a newcomer at the next step boundary; report ``snapshotted``.
+
+    The range lies within the weights that exchanges carry, or within the optimizer's state.
+    """
 
     session: int
     start: int
@@ -84,17 +87,17 @@ class CopyPiece:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """The training loop stands, and a newcomer waits: keep the last snapshot of the weights that there is under this
-    session, in place of one of the next boundary, and report with ``recalled``. Where there is none, that of the next
-    boundary is taken, as Snapshot says."""
+    """Use the last snapshot of the weights for this session, since the training loop is paused; report ``recalled``.
+
+    If there is none, take one at the next boundary, as for Snapshot.
+    """
 
     session: int
 
 
 @dataclass(frozen=True, slots=True)
 class CopyFrozen:
-    """A newcomer waits for elements [start, stop) of the weights, of which nobody changes any: copy them for this
-    session beside the training loop, at its boundary or not, and report with ``recalled``."""
+    """Copy frozen elements [start, stop) for a newcomer, at a step boundary or not; report ``recalled``."""
 
     session: int
     start: int
@@ -103,8 +106,10 @@ class CopyFrozen:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Stream the session's snapshot to the partner and theirs to us at once, the elements of ``part`` alone; report
-    ``streamed`` (or ``pushed``, when nothing comes back) or ``failed``."""
+    """Stream the session's snapshot to the partner and receive its own at the same time: only the elements of ``part``.
+
+    Report ``streamed`` (or ``pushed`` if nothing comes back) or ``failed``.
+    """
 
     session: int
     partner: PeerId
@@ -116,10 +121,12 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Send each of ``members`` its slice of the session's snapshot, make ours the mean of what comes
-    (:func:`gossip.arithmetic.group_mean.group_mean`), send that to all, and report ``gathered`` when all slices are
-    means; or ``failed``. We are the ``place``-th of them. Said again when there is a link to one to whom there was
-    none."""
+    """Average with a group, as member number ``place``.
+
+    Send each of ``members`` its slice of the session's snapshot. Average the received slices
+    (:func:`gossip.arithmetic.group_mean.group_mean`) and send the mean to all. Report ``gathered`` when all means are
+    complete, or ``failed``. The effect is repeated once a missing link exists.
+    """
 
     session: int
     members: tuple[PeerId, ...]
@@ -129,11 +136,11 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Both sides committed: at the next step boundary apply ``x += shift(snapshot, difference, weight)``.
+    """Apply ``x += shift(snapshot, difference, weight)`` at the next step boundary: both sides committed.
 
-    ``plain``: without outer momentum, the mean. ``credit``: how far it teaches
-    :class:`gossip.arithmetic.correction.Correction` anything, which counts in intervals of ``every`` local steps from
-    then on; 0: as before.
+    ``plain``: take the mean, without outer momentum. ``credit``: the weight of this mix in
+    :class:`gossip.arithmetic.correction.Correction`, which counts in intervals of ``every`` local steps from then on
+    (0: as before).
     """
 
     session: int
@@ -145,8 +152,11 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """A vector with a mass is ours: at the next step boundary ``x += m / (M + m) (p - x)``, then ``M += m``, with ``M``
-    the model's mass. ``p`` is what the session received; where it received nothing, its own snapshot comes back."""
+    """Apply a pushed vector: at the next step boundary ``x += m / (M + m) (p - x)``, then ``M += m``.
+
+    ``M`` is the model's mass and ``p`` the received vector. If the session received nothing, its own snapshot comes
+    back.
+    """
 
     session: int
     mass: float
@@ -154,8 +164,10 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class Rename:
-    """The snapshot of ``session`` is from now on that of ``to``, a number that no other partner knows; what still comes
-    for the old number belongs to nothing."""
+    """Move the snapshot of ``session`` to ``to``, a number that no other partner knows.
+
+    Data that still arrives for ``session`` is dropped.
+    """
 
     session: int
     to: int
@@ -163,7 +175,7 @@ class Rename:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The session is over: stop its streams and forget its buffers (after Mix: once it is applied)."""
+    """End the session: stop its streams and free its buffers (after Mix: once it is applied)."""
 
     session: int
 
@@ -180,9 +192,11 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Collect:
-    """Receive elements [start, stop) into the joining vector of ``size`` elements; report ``collected`` as chunks
-    arrive, and ``failed`` when they stop. ``compare``: leave the vector as it is, and report with ``compared`` how far
-    what came is from what it holds there."""
+    """Receive elements [start, stop) into the joining vector of ``size`` elements.
+
+    Report ``collected`` as chunks arrive, and ``failed`` if they stop. ``compare``: leave the vector unchanged, and
+    report ``compared`` with the distance of the received elements from it.
+    """
 
     session: int
     partner: PeerId
@@ -194,9 +208,12 @@ class Collect:
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """The joining vector is whole: overwrite the live weights (and optimizer state) with it at the next step boundary,
-    and report with ``adopted``. ``trial``: keep those that were there until Confirm or Restore, and report how far the
-    two are apart; what could not be kept is not overwritten, and reported with ``not_kept``."""
+    """Overwrite the weights (and optimizer state) with the joining vector at the next step boundary; report
+    ``adopted``.
+
+    The vector is complete. ``trial``: keep the old weights until Confirm or Restore, and report their distance from the
+    new ones. If they cannot be kept, do not overwrite them, and report ``not_kept``.
+    """
 
     optimizer_keys: tuple[str, ...]
     optimizer_scalars: tuple[tuple[str, float], ...]
@@ -205,17 +222,17 @@ class Adopt:
 
 @dataclass(frozen=True, slots=True)
 class Confirm:
-    """The weights on trial stay: those kept may go."""
+    """End a trial with the new weights: the old ones may be freed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """The weights on trial go: overwrite them with those kept at the next step boundary, and report ``restored``."""
+    """End a trial with the old weights: restore them at the next step boundary, and report ``restored``."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberChanged:
-    """The state in which we hold a member that we met changed; ``before`` is None for one that we have just met."""
+    """The state of a contacted member changed. ``before`` is None for a new contact."""
 
     peer: PeerId
     before: MemberState | None
@@ -224,7 +241,7 @@ class MemberChanged:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something a person should read, once: a kind for logs, and a sentence."""
+    """A message for a person, once: a kind for logs, and a sentence."""
 
     kind: str
     sentence: str

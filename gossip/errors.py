@@ -1,4 +1,4 @@
-"""Whose fault it is: a local fault reaches the user with what to do about it, a remote fault ends a link."""
+"""Exceptions by origin: a local fault tells the user what to do, a remote fault ends a link."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ __all__ = [
 
 
 class GossipError(Exception):
-    """Everything this library raises on purpose. ``str(error)`` is one sentence for a person."""
+    """The base of all exceptions of this library. ``str(error)`` is one sentence for a person."""
 
 
 class LocalError(GossipError):
-    """Ours, or the user's: raised in the caller's thread, and says what to do."""
+    """A fault of this node or its user: raised in the caller's thread, and says what to do."""
 
 
 class ConfigError(LocalError, ValueError):
-    """A setting, or a combination of settings, that cannot work; names what would."""
+    """An impossible setting or combination of settings; names what would work."""
 
 
 class LayoutError(LocalError, ValueError):
-    """The model cannot be exchanged as it is, or it changed shape while the node was running."""
+    """The model cannot be exchanged as it is, or changed shape while the node was running."""
 
 
 class IdentityError(LocalError):
@@ -46,11 +46,11 @@ class DataError(LocalError):
 
 
 class FaultError(LocalError):
-    """A fault of this library ended the network side of a node, and nothing is to be tried again."""
+    """A fault of this library that ended the network side of a node, without another attempt."""
 
 
 class RemoteError(GossipError):
-    """The other side's: ends the link it came over. ``code`` is what crosses the wire, never the exception's text."""
+    """A fault of the other side: ends its link. Only ``code`` crosses the wire, never the exception's text."""
 
     def __init__(self, code: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -65,4 +65,4 @@ class ProtocolError(RemoteError):
 
 
 class RefusedError(RemoteError):
-    """The other side closed the link and said why: another swarm, another model, another version, no room."""
+    """The other side closed the link and gave a reason: another swarm, another model, another version, no room."""

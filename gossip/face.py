@@ -1,4 +1,4 @@
-"""What drivers and people may ask of a Peer: nobody outside reaches for its parts."""
+"""The interface of a Peer for drivers and for display: its parts are private to it."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ __all__ = ["Counts", "Face"]
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Of a peer's life so far."""
+    """Counts of a peer's life so far."""
 
-    done: int  # exchanges finished
-    failed: int  # exchanges that came to nothing, offers that nobody answered among them
+    done: int  # finished exchanges
+    failed: int  # failed exchanges, including offers without an answer
     alive: int  # members, this one included
-    holding: int  # of them, those that hold this one's run
+    holding: int  # members that hold this peer's run
 
 
 class Face:
-    """Reads, and what is asked of a peer between its calls. What is told to it, and makes it decide, is in Peer."""
+    """The queries of a Peer and the settings between its calls. Reports that make it decide are in Peer."""
 
     id: PeerId
     config: Config
@@ -65,32 +65,32 @@ class Face:
     # -- itself --------------------------------------------------------------------------------------------------
     @property
     def record(self) -> MemberRecord:
-        """What it says of itself."""
+        """Our own signed record."""
         return self.membership.me
 
     @property
     def ready(self) -> bool:
-        """Whether this peer holds the weights of a run, and may train and mix."""
+        """True if this peer holds the weights of a run, and may train and mix."""
         return self.local.ready
 
     @property
     def may_join(self) -> bool:
-        """Whether it began with a seed, or with members that it knew: there may be a run to join."""
+        """True if it began with a seed or with known members: there may be a run to join."""
         return self.hopeful
 
     @property
     def sound(self) -> bool:
-        """Whether no weight is NaN or infinite, as far as is known."""
+        """True if no weight is known to be NaN or infinite."""
         return self.local.sound
 
     @property
     def finished(self) -> bool:
-        """Whether the run has reached its end."""
+        """True if the run has ended."""
         return self.local.finished
 
     @property
     def genesis(self) -> bytes:
-        """The run's id."""
+        """The id of the run."""
         return self.local.genesis
 
     @property
@@ -100,107 +100,109 @@ class Face:
 
     @property
     def elements(self) -> int:
-        """Of the weights."""
+        """The number of weights."""
         return self.local.elements
 
     @property
     def alone(self) -> bool:
-        """Whether nobody else is alive to us, as last announced."""
+        """True if no other member is ALIVE, as last reported."""
         return self.runs.alone
 
     def optimizer(self, keys: tuple[str, ...], scalars: tuple[tuple[str, float], ...]) -> None:
-        """What of the optimizer's state a newcomer can be given."""
+        """Set the parts of the optimizer's state that a newcomer can get."""
         self.local.optimizer_keys, self.optimizer_scalars = keys, scalars
 
     @property
     def gives_optimizer(self) -> bool:
-        """Whether that was said, and is anything."""
+        """True if there is any such state."""
         return bool(self.local.optimizer_keys)
 
     # -- the training loop ---------------------------------------------------------------------------------------
     @property
     def due_steps(self) -> int:
-        """The step count at which our next mix is due, and ``stepped`` is to be called, unless :attr:`offering`."""
+        """The step count of our next mix, at which to call ``stepped``, unless :attr:`offering`."""
         return self.schedule.steps_beside(self.exchanges.coming)
 
     @property
     def interval_steps(self) -> int | None:
-        """Local steps between two mixes at present; None by the clock alone."""
+        """Local steps between two mixes at present; None for mixing by the clock alone."""
         return self.schedule.every
 
     @property
     def offering(self) -> bool:
-        """Whether no mix of our own may begin: one is under way, or, where mixes overlap, as many as may be."""
+        """True if we may not begin a mix: one is in progress, or as many as may overlap."""
         exchanges = self.exchanges
         return exchanges.engaged if exchanges.overlapping else bool(exchanges.outgoing)
 
     @property
     def next_mix(self) -> tuple[float, float]:
-        """:attr:`due_steps`, inf while none may begin, and :attr:`mix_at`: what a driver reads after decisions."""
+        """:attr:`due_steps` (infinite while :attr:`offering`) and :attr:`mix_at`, which a driver reads together."""
         return math.inf if self.offering else self.due_steps, self.mix_at
 
     @property
     def held(self) -> bool:
-        """Whether the training loop must wait at its boundary: a mix began ``max_version_gap`` intervals ago."""
+        """True if the training loop must wait at its boundary: a mix began ``max_version_gap`` intervals ago."""
         return self.exchanges.held(self.steps)
 
     @property
     def next_part(self) -> Subset:
-        """Which elements the next mix of our own will be of."""
+        """The elements of our next mix."""
         return self.exchanges.next_part
 
     @property
     def mix_at(self) -> float:
-        """From when on a mix that is due may begin, so that a driver takes a snapshot along. Never while none may begin
-        beside those under way, nor where there was nobody to mix with the last time: the first mix with somebody begins
-        a step later, and a node that stays alone copies nothing."""
+        """The time from which a due mix may begin, so that a driver takes a snapshot with it.
+
+        It is infinite while other exchanges prevent a mix, and if no partner was found the last time. The first mix
+        with a new partner then begins a step later, and a node that stays alone copies nothing.
+        """
         exchanges = self.exchanges
         waits = exchanges.table and (exchanges.engaged or exchanges.upcoming)
         return math.inf if self.lonely or self.waiting or waits else self.schedule.retry_at
 
     @property
     def boundary_at(self) -> float:
-        """When the training loop was last seen at a step boundary."""
+        """The time of the training loop's last known step boundary."""
         return self.local.boundary_at
 
     def at_boundary(self, when: float) -> None:
-        """The loop was at a boundary ``when``, with nothing to say."""
+        """Note a step boundary without a report."""
         self.local.boundary_at = max(self.local.boundary_at, when)
 
     # -- sessions ------------------------------------------------------------------------------------------------
     @property
     def idle(self) -> bool:
-        """Whether no exchange is under way."""
+        """True if no exchange is in progress."""
         return not self.exchanges.table
 
     @property
     def serving(self) -> bool:
-        """Whether newcomers are given weights."""
+        """True if a newcomer is fetching weights from us."""
         return bool(self.donating.table)
 
     @property
     def taking(self) -> bool:
-        """Whether the weights of a run are on their way to us."""
+        """True if we are fetching the weights of a run."""
         return self.joining.phase is not Phase.IDLE
 
     def exchange(self, session: int) -> Session | None:
-        """The exchange under way with this number."""
+        """Return the exchange with this session number, if it is in progress."""
         return self.exchanges.table.get(session)
 
     def under_way(self, session: int) -> bool:
-        """Whether an exchange has this number."""
+        """Return True if an exchange has this session number."""
         return session in self.exchanges.table
 
     def serves(self, session: int) -> bool:
-        """Whether a newcomer is given a piece under this number."""
+        """Return True if a newcomer fetches a piece under this session number."""
         return session in self.donating.table
 
     def concerns(self, session: int) -> bool:
-        """Whether a snapshot for this number is still wanted."""
+        """Return True if the snapshot of this session is still needed."""
         return session in self.exchanges.table or session in self.donating.table
 
     def is_with(self, session: int, partner: PeerId) -> bool:
-        """Whether this is under way, an exchange or a piece served, and the partner takes part in it."""
+        """Return True if this partner takes part in this exchange or piece."""
         one = self.exchanges.table.get(session)
         if one is not None:
             return partner in one.others
@@ -208,13 +210,13 @@ class Face:
         return served is not None and served[0] == partner
 
     def pairs_with(self, partner: PeerId) -> list[int]:
-        """Exchanges under way that live on the link to this partner: a group's live on no one link."""
+        """Return the exchanges that depend on the link to this partner. A group depends on no single link."""
         if self.exchanges.kind.MANY:
             return []
         return [session for session, one in self.exchanges.table.items() if partner in one.others]
 
     def engaged(self) -> Iterator[PeerId]:
-        """Everybody with whom a session is under way, perhaps more than once."""
+        """Yield all peers with a session in progress, some more than once."""
         for one in self.exchanges.table.values():
             yield from one.others
         for partner, _, _ in self.donating.table.values():
@@ -223,8 +225,11 @@ class Face:
             yield piece.donor
 
     def meant(self, to: PeerId, message: Message) -> bool:
-        """Whether a message that waited for a link is still to be sent: not one that would begin a session which is
-        over, or somebody else's by now. An answer to it would bind the link to nothing."""
+        """Return True if a message that waited for a link should still be sent.
+
+        A message must not begin a session that has ended or moved to another peer: the answer would tie up the link for
+        nothing.
+        """
         if not isinstance(message, Offer | Invite | Fetch):
             return True
         piece = self.joining.pieces.get(message.session)
@@ -233,49 +238,51 @@ class Face:
 
     @property
     def lacks(self) -> int:
-        """Elements of a run's weights that are wanted and not here."""
+        """The number of missing elements of the run that we fetch."""
         joining = self.joining
         ranges = [*joining.missing, *((piece.start, piece.stop) for piece in joining.pieces.values())]
         return sum(stop - start for start, stop in ranges)
 
     @property
     def starved(self) -> bool:
-        """Whether nobody gives what is lacking."""
+        """True if no known donor offers the missing pieces."""
         return self.joining.starved
 
     def must_join(self) -> None:
-        """It begins no run of its own for want of others."""
+        """Do not begin a run only because no member offers one."""
         self.runs.must_join = True
 
     def waits_until(self, when: float) -> None:
-        """Others are to come: it begins no run of its own before, for want of them."""
+        """Do not begin a run before ``when`` for lack of others: more are expected."""
         self.runs.join_by = max(self.runs.join_by, when)
 
     # -- others --------------------------------------------------------------------------------------------------
     def member(self, peer: PeerId) -> MemberRecord | None:
-        """What another says of itself."""
+        """Return the record of another member."""
         return self.membership.record(peer)
 
     def members(self) -> list[tuple[MemberRecord, MemberState]]:
-        """Everybody else this peer knows of."""
+        """Return all other known members."""
         return self.membership.members()
 
     def link(self, peer: PeerId) -> tuple[float | None, float | None]:
-        """Of the link to this member, as far as it is known: seconds there and back, and MB/s each way of the last
-        exchanges, with all that they waited for."""
+        """Return the RTT in seconds and the rate in MB/s each way of the link to a member, as far as known.
+
+        The rate is that of the last exchanges, including all waits.
+        """
         return self.membership.rtt_s(peer), self.exchanges.durations.rate(peer)
 
     @property
     def turnover(self) -> int:
-        """Grows whenever the members, or an address of one, may have changed."""
+        """A counter that grows whenever the members, or an address of one, may have changed."""
         return self.membership.turnover
 
     def met(self) -> Iterable[PeerId]:
-        """Members that are alive, and known by more than hearsay."""
+        """Return the ALIVE contacted members."""
         return self.membership.met()
 
     def remembers(self, peer: PeerId) -> bool:
-        """Whether this is a member, or was one."""
+        """Return True if this is or was a contacted member."""
         return self.membership.remembers(peer)
 
     @property
@@ -284,24 +291,24 @@ class Face:
 
     @property
     def relays(self) -> list[PeerId]:
-        """Members whose links carry what is for us, where nobody can dial us."""
+        """The homes: members whose links carry messages to us if we cannot be dialled."""
         return self.reach.homes
 
     @property
     def owners_changed(self) -> int:
-        """Counts changes of :meth:`owners`."""
+        """A counter of the changes of :meth:`owners`."""
         return self.membership.changes
 
     def owners(self) -> list[PeerId]:
-        """Who shares the data: alive, ready and of our run, this peer included."""
+        """Return the members that share the data: ALIVE and ready, this peer included."""
         return self.membership.owners()
 
     def sharing(self) -> list[MemberRecord]:
-        """What the others that are alive and hold our run's weights say of themselves; of those that we met."""
+        """Return the records of the other ALIVE contacted members that hold our run."""
         return self.membership.sharing(self.local.genesis)
 
     def book(self) -> list[MemberRecord]:
-        """Members to be dialled after a restart."""
+        """Return the members to dial after a restart."""
         return self.membership.book()
 
     # -- what became of it ---------------------------------------------------------------------------------------
@@ -312,7 +319,7 @@ class Face:
 
     @property
     def swarm_samples(self) -> int:
-        """Samples behind the weights of our run, all members'. An exchange may lower the number."""
+        """Samples behind the weights of our run, by all members. An exchange may lower the number."""
         return self.local.progress.samples
 
     @property
@@ -322,17 +329,17 @@ class Face:
 
     @property
     def own_samples(self) -> int:
-        """Trained by this node in all its lives, as others count them."""
+        """Samples that this node trained in all its lives, as others count them."""
         return self.membership.my_samples
 
     @property
     def failures(self) -> int:
-        """Exchanges that came to nothing."""
+        """Failed exchanges."""
         return self.exchanges.failures
 
     @property
     def failed_by(self) -> Mapping[str, int]:
-        """The same by the reason."""
+        """Failed exchanges by reason."""
         return self.exchanges.failed_by
 
     @property
@@ -341,22 +348,22 @@ class Face:
 
     @property
     def consensus_distance(self) -> float:
-        """As :attr:`gossip.exchange.session_table.Ledger.consensus_distance`."""
+        """See :attr:`gossip.exchange.session_table.Ledger.consensus_distance`."""
         return self.exchanges.consensus_distance
 
     def agreement(self) -> float:
-        """As :meth:`gossip.exchange.session_table.Ledger.agreement`."""
+        """See :meth:`gossip.exchange.session_table.Ledger.agreement`."""
         return self.exchanges.agreement()
 
     @property
     def refusals(self) -> Mapping[tuple[PeerId, str], int]:
-        """What was refused of whom, by reason."""
+        """Refused vectors by member and reason."""
         return self.exchanges.refusals.counts
 
     def misconduct(self) -> Iterator[tuple[str, str, int]]:
-        """As :meth:`gossip.conduct.Conduct.rows`."""
+        """See :meth:`gossip.conduct.Conduct.rows`."""
         return self.conduct.rows()
 
     def look_at_the_end(self, now: float) -> list[Effect]:
-        """Once a second or so: do most members say that the run is complete?"""
+        """Count the votes on the end of the run. Call it once a second or so."""
         return self.ending.tick(now)

@@ -1,6 +1,6 @@
-"""What a Peer does with each message: a table from the message's type to a function.
+"""The message handlers of a Peer, by message type.
 
-Messages of the membership protocol are not here: a Peer hands them to whoever knows the members.
+Messages of the membership protocol are absent: a Peer passes them to its member list.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["HANDLERS"]
 
 def on_offer(peer: Face, sender: PeerId, offer: Offer, now: float) -> list[Effect]:
     if peer.left or holds(peer, offer.session) or peer.joining.phase is Phase.ADOPTING:
-        return [Send(sender, Busy(offer.session))]  # adopting, its snapshot would be of another run's weights
+        return [Send(sender, Busy(offer.session))]  # a snapshot during the adoption holds another run's weights
     return peer.exchanges.on_offer(sender, offer, now)
 
 
@@ -92,7 +92,7 @@ def on_fetch(peer: Face, sender: PeerId, fetch: Fetch, now: float) -> list[Effec
     if peer.local.ready:
         if not peer.runs.should_serve(peer.membership.record(sender), now):
             return [Send(sender, Refuse(fetch.session, "joining"))]
-        stopped = peer.joining.stop()  # of two runs that would take each other's weights, ours is the larger
+        stopped = peer.joining.stop()  # if two runs want each other's weights, ours is the larger one here
         counted = peer.local.progress.samples
         return [*stopped, *peer.donating.on_fetch(sender, fetch, peer.optimizer_scalars, now, counted)]
     return peer.donating.on_fetch(sender, fetch, peer.optimizer_scalars, now)
@@ -115,7 +115,7 @@ def on_reached(peer: Face, sender: PeerId, reached: Reached, now: float) -> list
 
 
 def holds(peer: Face, session: int) -> bool:
-    """Whether this number is taken: buffers are kept by it."""
+    """Return True if this session number is taken: buffers are stored by it."""
     joining = peer.joining
     return (
         session in peer.exchanges.table or session in peer.donating.table

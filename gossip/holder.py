@@ -1,4 +1,4 @@
-"""What a Peer does with the run whose weights it holds: begins one, goes on with one, takes another's, ends it."""
+"""The part of a Peer that handles its run: begin it, resume it, take another's weights, end it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Holder", "RunState"]
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """The state of a Peer that met a fault, for the next Peer of the same node."""
+    """The state of a Peer that failed, for the next Peer of the same node."""
 
     genesis: bytes
     progress: int  # samples behind the weights
@@ -28,16 +28,16 @@ class RunState:
     sound: bool
     finished: bool
     settling: bool
-    steps: int  # of the training loop, as last counted
+    steps: int  # steps of the training loop, as last counted
     samples: int
-    earlier_steps: int  # of earlier lives, which the peer's record adds
+    earlier_steps: int  # counts of earlier lives, which the peer's record adds
     earlier_samples: int
     incarnation: int
-    extra: tuple[Any, ...]  # figures told to the owners of other nodes
+    extra: tuple[Any, ...]  # figures for the owners of other nodes
 
 
 class Holder(Face):
-    """Of one run at a time; what comes of another is on trial until ``judge`` has heard enough."""
+    """The run of a Peer. Another run's weights are on trial until ``judge`` has enough losses."""
 
     judge: Judge
     samples: int
@@ -47,8 +47,7 @@ class Holder(Face):
     # -- over a fault --------------------------------------------------------------------------------------------
     @property
     def run_state(self) -> RunState:
-        """Return what a new Peer goes on with, by :meth:`go_on_from`. Only plain numbers are read, since this peer may
-        have met a fault."""
+        """The state for a new Peer (:meth:`go_on_from`): plain numbers only, since this peer may have failed."""
         local, me = self.local, self.record
         return RunState(
             local.genesis, local.progress.samples, local.version, local.ready, local.sound, local.finished,
@@ -57,9 +56,11 @@ class Holder(Face):
         )  # fmt: skip
 
     def go_on_from(self, before: RunState, now: float) -> None:
-        """Hold the run that an earlier Peer held: call it before ``start``, of a peer whose record has the earlier
-        steps and samples and a higher incarnation. What was trained since the earlier Peer was last told of it counts
-        with the next report."""
+        """Continue the run of an earlier Peer.
+
+        Call it before ``start``, with a record that has the earlier steps and samples and a higher incarnation. Samples
+        that the earlier Peer was not told of count with the next report.
+        """
         local = self.local
         self.steps = self.moved_steps = local.steps = local.mixed_steps = before.steps
         self.samples = before.samples
@@ -75,8 +76,7 @@ class Holder(Face):
 
     # -- ours ----------------------------------------------------------------------------------------------------
     def begin_run(self, now: float, why: str) -> list[Effect]:
-        """Become ready with the weights we have. Nothing that anybody trained before is behind them, but for what a
-        checkpoint says."""
+        """Become ready with our own weights. No samples are behind them, except those of a checkpoint."""
         self.local.ready = True
         progress, lost = self.local.progress, self.joining.genesis
         untaken: list[Effect] = []
@@ -93,8 +93,15 @@ class Holder(Face):
         return [Notice("started", why), *untaken, *self.ending.began(now)]
 
     def resume(self, genesis: bytes, samples: int, version: float, now: float, finished: bool = False) -> list[Effect]:
-        """The weights now come from a checkpoint of the run ``genesis`` with so many ``samples`` behind it, which may
-        be ``finished``."""
+        """Note that the weights now come from a checkpoint.
+
+        Args:
+            genesis: The run id.
+            samples: The samples behind the weights.
+            version: The mixing rounds behind them.
+            now: The current time.
+            finished: True if the run is finished.
+        """
         self.tell(now)
         self.local.progress.begin(samples, resumed=samples > 0 and not self.local.ready)
         self.local.genesis, self.local.version, self.local.sound = genesis, within(version), True
@@ -105,30 +112,32 @@ class Holder(Face):
         return self.replaced()
 
     def replaced(self) -> list[Effect]:
-        """The weights are others now: end what began from the old ones, and what would take others still."""
+        """Note that the weights were replaced: end everything that began with the old ones, and other transfers."""
         ended: list[Effect] = [Confirm()] if self.judge.on_trial else []
         self.judge.end()
         ended += self.exchanges.abandon()
         return [*ended, *self.joining.stop(), *self.donating.abandon(list(self.donating.table))]
 
     def finish(self, now: float) -> list[Effect]:
-        """The run is complete: whoever comes later is told so with its weights, and those who train when most members
-        say it."""
+        """Mark the run as finished. Newcomers learn it with the weights, others by a majority vote."""
         self.ending.finish(now)
         return []
 
     def tell(self, now: float) -> None:
-        """The counts up to this moment belong to the weights that we had, or are our last."""
+        """Publish the counts so far: the weights change now, or the counts are our last."""
         self.membership.update_me(now, steps=self.steps, samples=self.samples, version=self.local.version)
 
     def mixed(self, now: float) -> None:
-        """The weights are a run's from now on: the next mix is due an interval later."""
+        """Schedule the next mix an interval from now: the weights are a run's from now on."""
         self.schedule.begin(self.steps, now)
 
     # -- another's -----------------------------------------------------------------------------------------------
     def adopted(self, now: float, difference_sq: float = 0.0, own_sq: float = 0.0) -> list[Effect]:
-        """The joining vector is in the model now. On trial: its squared distance from the weights that were there, and
-        their own squared norm."""
+        """Handle the adopted joining vector.
+
+        During a trial, ``difference_sq`` is its squared distance from the old weights, and ``own_sq`` the squared norm
+        of these.
+        """
         local, joining = self.local, self.joining
         local.boundary_at = now
         if joining.phase is not Phase.ADOPTING:
@@ -142,7 +151,7 @@ class Holder(Face):
         return [] if self.judge.sees else self.judged(True, now)
 
     def judged(self, passed: bool, now: float) -> list[Effect]:
-        """The weights on trial stay, or those that were there come back."""
+        """End a trial: keep the new weights, or restore the old ones."""
         self.judge.end()
         if passed:
             return [Confirm(), *self.taken(now)]
@@ -155,29 +164,30 @@ class Holder(Face):
         return [Restore(), Notice("put back", text)]
 
     def restored(self, now: float) -> list[Effect]:
-        """The weights that were there before the trial are back."""
+        """Handle the restored weights after a failed trial."""
         self.local.boundary_at = now
         self.mixed(now)
         return self.joining.stop()
 
     def not_kept(self, now: float) -> list[Effect]:
-        """The weights to be replaced could not be kept, and stay."""
+        """Handle a trial that could not start: the old weights could not be kept, and stay."""
         self.joining.leave_alone(self.joining.genesis, now + LEFT_ALONE_S)
         return self.joining.stop()
 
     def merge(self, genesis: bytes, now: float) -> list[Effect]:
-        """A person wants this run's weights in place of ours, whatever is behind them."""
+        """Take this run's weights because a person wants it, regardless of samples."""
         self.runs.consented, self.runs.met = genesis, b""
         self.runs.changes_seen, self.runs.next_at = -1, now
         self.joining.left_alone.pop(genesis, None)
         return []
 
     def taken(self, now: float) -> list[Effect]:
-        """The weights of another run are ours, with all that is behind them."""
+        """Switch to the run whose weights we have adopted."""
         joining, local = self.joining, self.local
         self.tell(now)
         merged = local.ready
-        if merged:  # its members state less now than the run that was taken did, so that the other would be the larger
+        # Its members now state fewer samples than before. Without this pause our former run would look larger.
+        if merged:
             joining.leave_alone(local.genesis, now + STALEMATE_S)
         local.genesis, local.version, local.ready = joining.genesis, within(joining.version), True
         local.sound = True
@@ -185,8 +195,8 @@ class Holder(Face):
         progress = local.progress
         loaded = progress.samples if progress.resumed else 0
         older = outranks(Run(loaded, b""), Run(joining.swarm_samples, b""))
-        # Members of two runs that meet keep their numbers, which exchanges bring to their mean: what the members of
-        # another run state must not end the training of this one.
+        # After a merge of two runs, members keep their own numbers and exchanges average them. The numbers of another
+        # run must not end the training of this one.
         if not merged or self.runs.consented == local.genesis:
             progress.begin(joining.swarm_samples)
         self.membership.update_me(
@@ -200,7 +210,7 @@ class Holder(Face):
             f"{now - joining.began:.1f} s"
         )
         text += ", in place of those of the run this node came from." if merged else "."
-        if older and joining.swarm_samples:  # 0: of a version that does not say
+        if older and joining.swarm_samples:  # 0: the donors' version does not state it
             text += (
                 f" They are older than this node's checkpoint, with {quantity(joining.swarm_samples, 'sample')} behind "
                 f"them and not {loaded:,}: to go on from the newest, end all nodes and start the one that loads it "

@@ -1,4 +1,4 @@
-"""Identifiers of peers, their addresses, records and claims, and how people read ids and counts."""
+"""Ids of peers, addresses, records and claims, and how ids and counts are displayed."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ __all__ = [
     "short",
 ]
 
-MOST_SAMPLES = 2**53 - 1  # every number of samples saturates here: it is exact as a float64 too
+MOST_SAMPLES = 2**53 - 1  # sample counts saturate here: exact as a float64 too
 
 PeerId = NewType("PeerId", bytes)
-"""16 bytes, the hash of a public key: who, for all time. Never an address."""
+"""The permanent id of a peer: 16 bytes of the hash of its public key. It is not an address."""
 
 
 def peer_id_of(public_key: bytes) -> PeerId:
-    """The id of the owner of an Ed25519 public key (32 bytes): the first 128 bits of its SHA-256."""
+    """Return the id of the owner of an Ed25519 public key (32 bytes): the first 128 bits of its SHA-256."""
     return PeerId(hashlib.sha256(b"gossip id" + public_key).digest()[:16])
 
 
 def from_hex(text: object) -> bytes | None:
-    """The 16 bytes of an id, or of a run's name, that are written as hexadecimal digits; None for anything else."""
+    """Return the 16 bytes of a peer or run id in hexadecimal, or None for anything else."""
     try:
         value = bytes.fromhex(text)  # type: ignore[arg-type]
     except (ValueError, TypeError):
@@ -43,7 +43,7 @@ def from_hex(text: object) -> bytes | None:
 
 
 def short(peer: PeerId) -> str:
-    """The first eight hexadecimal digits, as people see it."""
+    """Return the first eight hexadecimal digits, as displayed."""
     return peer.hex()[:8]
 
 
@@ -53,7 +53,7 @@ def quantity(number: int, noun: str) -> str:
 
 
 class Address(NamedTuple):
-    """Where a peer listens."""
+    """The address at which a peer listens."""
 
     host: str
     port: int
@@ -63,7 +63,7 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str) -> Address:
-    """``host:port`` or ``[v6]:port``; raises :class:`ConfigError` naming what is wrong."""
+    """Parse ``host:port`` or ``[v6]:port``. Raise :class:`ConfigError` that names the mistake."""
     if "//" in text:
         raise ConfigError(f"{text!r} is not an address: write host:port alone, without a scheme, as in 10.0.0.5:7700.")
     host, colon, port = text.strip().rpartition(":")
@@ -78,40 +78,40 @@ def parse_address(text: str) -> Address:
 
 @dataclass(frozen=True, slots=True)
 class MemberRecord:
-    """What a member says of itself, signed by its own key.
+    """A member's statement about itself, signed with its own key.
 
-    Ordering between two records of one id: higher ``incarnation`` wins, then ``left``, then higher ``sequence``.
+    Order of two records of one id: higher ``incarnation`` wins, then ``left``, then higher ``sequence``.
     """
 
     id: PeerId
     public_key: bytes  # 32 bytes; the id is its hash
-    incarnation: int  # raised by the owner alone: at every start, and to refute an accusation
-    sequence: int = 0  # raised by the owner at every new record within an incarnation
+    incarnation: int  # only the owner raises it: at each start, and to refute an accusation
+    sequence: int = 0  # the owner raises it in each new record of an incarnation
     left: bool = False  # LEFT instead of ALIVE
-    address: Address | None = None  # None: nobody can dial it
-    homes: tuple[PeerId, ...] = ()  # at most 3 reachable members it keeps links to, when nobody can dial it
-    ready: bool = False  # it holds the swarm's weights: may be averaged with, and takes a share of the data
-    genesis: bytes = b""  # 16 bytes: which run its weights come from
-    steps: int = 0  # earlier lives included
-    samples: int = 0  # the same: what this member has trained, for whatever run
-    progress: int = 0  # samples behind its weights, all members': gossip.exchange.progress
+    address: Address | None = None  # without one it cannot be dialled
+    homes: tuple[PeerId, ...] = ()  # at most 3 reachable members to which an undialable member keeps links
+    ready: bool = False  # it holds the run's weights: it may mix, and takes a share of the data
+    genesis: bytes = b""  # 16 bytes: the id of the run of its weights
+    steps: int = 0  # steps in all lives
+    samples: int = 0  # samples that this member trained in all lives, for any run
+    progress: int = 0  # samples behind its weights, by all members: gossip.exchange.progress
     loss: float | None = None
-    version: float = 0.0  # mixing rounds behind its weights, averaged as the weights are
-    finished: bool = False  # its owner says that the run has reached its end: nothing is trained any more
-    signature: bytes = b""  # 64 bytes over everything else
-    # Bytes in the first place are figures that its owner tells other owners; what else a newer version signs is not
-    # understood, kept and told on unchanged.
+    version: float = 0.0  # mixing rounds behind its weights, averaged with them
+    finished: bool = False  # the owner says that the run is finished and training has ended
+    signature: bytes = b""  # 64 bytes over all other fields
+    # Bytes in the first place are figures for other owners. Values that a newer version signs are kept and relayed
+    # unchanged.
     extra: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one side of an exchange states of its progress, before any of the exchange is applied."""
+    """The progress that one side of an exchange states before anything is applied."""
 
     samples: int = 0  # its progress
-    most: int = 0  # the samples by which it lets one exchange move a number
-    members: int = 1  # of its run that it is in contact with, itself included; no number that it was told
-    interval: int = 0  # the samples that it adds between two of its mixes
+    most: int = 0  # maximum change of samples by one exchange that it accepts
+    members: int = 1  # members of its run that it is linked with, itself included; a count of its own, not hearsay
+    interval: int = 0  # samples that it adds between two of its mixes
 
 
 UNSTATED = Claim()

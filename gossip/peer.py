@@ -1,4 +1,4 @@
-"""Peer: one member's decisions behind receive, tick and deadline. Both drivers run this and nothing else."""
+"""Peer: the decisions of one member behind receive, tick and deadline. Both drivers run it."""
 
 from __future__ import annotations
 
@@ -33,24 +33,28 @@ from gossip.wire.messages import Ack, Digest, Gossip, Message, Nack, Ping, PingR
 
 __all__ = ["Peer"]
 
-BOOK_DIALS = 4  # members of the address book tried at once after a restart
-WAIT_S = 0.25  # with nobody to mix with
-MEET_S = 0.5  # from the first link until a newcomer asks for weights: a table is there within a round trip or two
-SEARCHES = 2  # in vain, one after the other: all are under way, and one of them may promise us its next exchange
+BOOK_DIALS = 4  # members of the address book to dial at once after a restart
+WAIT_S = 0.25  # delay of the next mix if there is no partner
+MEET_S = 0.5  # delay from the first link until a newcomer asks for weights: a table arrives within a round trip or two
+SEARCHES = 2  # failed searches in a row before a busy partner is asked to reserve its next exchange for us
 NEVER = -math.inf
-IDLE = Phase.IDLE  # an Enum's attributes are slow
+IDLE = Phase.IDLE  # reading an Enum's attributes is slow
 MEMBERSHIP = frozenset({Ping, Ack, PingReq, Nack, Gossip, Digest, Records})
 
 
 class Peer(Holder):
-    """One member of a swarm, without I/O: every method takes ``now`` (seconds, monotonic) and returns effects in order.
+    """One member of a swarm, without I/O: methods take ``now`` (seconds, monotonic) and return effects in order.
 
-    ``elements``: float32 elements of the weights that exchanges carry; ``frozen_elements``: of those that only a
-    newcomer gets; ``trained_elements``: of one optimizer key. ``sign`` and ``verify`` are the identity's; ``expected``
-    holds the ids that seeds from an invite must prove; ``members`` is who knows the others, by default the membership
-    protocol; ``selector`` is whom to mix with, by default what ``config`` says, which must not name a file;
-    ``finished`` is a run that this node had finished in an earlier life. ``looks``: seeds are looked up when LookUp
-    asks for it, and told with :meth:`seeded`; until then there may be none. ``machine``: what exchanges cost here.
+    Args:
+        elements: Float32 elements of the weights that exchanges carry.
+        frozen_elements: Elements of the weights that only a newcomer gets.
+        trained_elements: Elements of one optimizer key.
+        expected: The ids that seeds from an invite must prove.
+        members: The member list; by default the membership protocol.
+        selector: The partner selection; by default that of ``config``, which must not name a file.
+        finished: A run that this node had finished in an earlier life.
+        looks: Seeds are looked up on the effect LookUp and reported to :meth:`seeded`; until then there may be none.
+        machine: The costs of an exchange here.
     """
 
     def __init__(
@@ -86,7 +90,7 @@ class Peer(Holder):
                 me, sign=sign, verify=verify, config=config, rng=rng, now=now, conduct=self.conduct
             )  # fmt: skip
         self.membership = members
-        self.linked_peers: dict[PeerId, float] = {}  # and when each last had us dial its address
+        self.linked_peers: dict[PeerId, float] = {}  # linked members, and when each last had us dial its address
         self.partners = Partners(
             me.id, members, self.local, config, rng, self.linked_peers.__contains__,
             selector or selector_of(config, elements),
@@ -94,10 +98,10 @@ class Peer(Holder):
         self.exchanges: Exchanges[Any] = Exchanges(me.id, self.local, config, self.new_session, self.partners)
         self.exchanges.conduct = self.conduct
         self.schedule = Schedule(config, rng)
-        self.waiting = False  # our mix is due, and waits for the end of one that another asked for
-        self.lonely = False  # when our mix was due the last time there was nobody to mix with
-        self.searches = 0  # for a partner, in vain, since streams began
-        self.mixing = False  # exchanges of a mix are finished, and it may not be over
+        self.waiting = False  # our mix is due, and waits for the end of one that another peer initiated
+        self.lonely = False  # no partner was found when our mix was due the last time
+        self.searches = 0  # failed searches for a partner since streams began
+        self.mixing = False  # exchanges of a mix are finished, but the mix may not be
         self.joining = Joining(self.local, config, self.new_session)
         self.joining.abandon = self.exchanges.abandon
         self.donating = Donating(self.local, config)
@@ -106,7 +110,7 @@ class Peer(Holder):
         self.optimizer_scalars: tuple[tuple[str, float], ...] = ()
         self.steps = self.samples = 0
         self.reborn = me.incarnation > 1
-        self.moved_steps = 0  # the step count up to which progress was measured
+        self.moved_steps = 0  # step count up to which the movement of the model was measured
         self.ending = Ending(self.local, members, finished)
         self.judge = Judge()
         self.runs = Runs(
@@ -122,7 +126,7 @@ class Peer(Holder):
     # -- time ----------------------------------------------------------------------------------------------------
     @property
     def deadline(self) -> float:
-        """When to call :meth:`tick`. Drivers ask after every call of this peer, so what is empty is not asked."""
+        """When to call :meth:`tick`. Drivers read it after every call, so empty parts are skipped."""
         if self.left:
             return math.inf
         soonest, other = self.runs.deadline, self.membership.deadline
@@ -157,24 +161,24 @@ class Peer(Holder):
         return effects
 
     def introduce(self, records: Iterable[MemberRecord], now: float) -> None:
-        """Members that are there from the beginning and know of us too, as those that one launcher started."""
+        """Add members that start together and know of us too, like those of one launcher."""
         if isinstance(self.membership, Membership):
             self.membership.meet(records, now)
 
     def leave(self, now: float) -> list[Effect]:
-        """Say LEFT, with the last counts: nobody will say them later."""
+        """Announce LEFT with the last counts, which no later record can hold."""
         self.tell(now)
         self.left = True
         return [*self.replaced(), *self.membership.leave(now)]
 
     def tell_figures(self, packed: bytes, now: float) -> list[Effect]:
-        """What its owner measured, for the owners of others: it goes out behind our record; empty: nothing any more."""
+        """Publish the owner's figures in our record, for other owners; empty bytes withdraw them."""
         self.membership.update_me(now, extra=(packed,) if packed else ())
         return []
 
     # -- links ---------------------------------------------------------------------------------------------------
     def linked(self, peer: PeerId, record: MemberRecord, now: float) -> list[Effect]:
-        """A link to ``peer`` finished its Hello; ``record`` is what it signed of itself."""
+        """Note a link to ``peer`` after its Hello; ``record`` is the peer's signed record."""
         effects = self.membership.linked(peer, record, now)
         if peer not in self.linked_peers:
             self.linked_peers[peer] = NEVER
@@ -186,14 +190,13 @@ class Peer(Holder):
         if me.address is None:
             self.refresh_homes(now)
         if self.runs.alone:
-            self.runs.next_at = now  # who waits for company looks at once
+            self.runs.next_at = now  # a lonely node looks for runs at once
         elif not self.local.ready and len(self.linked_peers) == 1:
-            self.runs.next_at = now + MEET_S  # it tells us of the others, or its word alone would be the majority's
+            self.runs.next_at = now + MEET_S  # hear of other members first, or a single donor would be the majority
         return effects
 
     def unlinked(self, peer: PeerId, now: float, orderly: bool = False) -> list[Effect]:
-        """The last link to ``peer`` is gone, and sessions on it ended with it. ``orderly``: closed for want of use,
-        which says nothing about the peer."""
+        """Note that the last link to ``peer`` is gone. ``orderly``: it was closed as idle, which is no fault."""
         self.linked_peers.pop(peer, None)
         effects = self.membership.unlinked(peer, now, orderly)
         effects += self.exchanges.unlinked(peer, now, orderly)
@@ -206,14 +209,14 @@ class Peer(Holder):
         return effects + self.after(now)
 
     def by_memory(self, peer: PeerId, on: bool) -> None:
-        """This member reads our vectors where they lie, or does so no more: as the driver finds, and nobody says."""
+        """Note whether this member reads our vectors in shared memory. Only the driver knows."""
         if on:
             self.exchanges.by_memory.add(peer)
         else:
             self.exchanges.by_memory.discard(peer)
 
     def dial_failed(self, peer: PeerId | None, now: float) -> list[Effect]:
-        """Nobody, or somebody else, answered where ``peer`` should be (None: a seed)."""
+        """Handle a failed dial of ``peer`` (None: a seed): no answer, or one by another peer."""
         if peer is None or peer in self.linked_peers:
             return []
         effects = self.membership.dial_failed(peer, now)
@@ -222,16 +225,16 @@ class Peer(Holder):
         return effects + self.after(now)
 
     def seed_answered(self, seed: Address) -> None:
-        """A connection to this seed was opened, whatever comes of it."""
+        """Note that this seed accepted a connection, whatever comes of it."""
         self.seeds.answered(seed)
 
     def seeded(self, seeds: tuple[Address, ...], expected: Mapping[Address, PeerId]) -> list[Effect]:
-        """The seeds were looked up: these, and no others. Who is alone dials those that are new."""
+        """Replace the seeds after a look-up. A peer without links dials the new ones."""
         new = self.seeds.renew(seeds, expected)
         return [] if self.linked_peers else [self.seeds.dial(seed) for seed in new]
 
     def seed_is_me(self, seed: Address) -> None:
-        """Who answered at this seed is this peer itself: there is nobody to wait for."""
+        """Drop a seed that is this peer itself: there is no other to wait for."""
         self.seeds.renew(tuple(other for other in self.seeds.seeds if other != seed), self.seeds.expected)
 
     def dial_tried(self, asker: PeerId, ok: bool, now: float) -> list[Effect]:
@@ -256,7 +259,7 @@ class Peer(Holder):
 
     @property
     def unsettled(self) -> bool:
-        """Whether :meth:`after` has something to note."""
+        """True if :meth:`after` has anything to note."""
         exchanges = self.exchanges
         moved = exchanges.freed or exchanges.began
         busy = exchanges.mixed_at or exchanges.gave_up or self.joining.phase is not IDLE
@@ -265,7 +268,7 @@ class Peer(Holder):
     def check_reach(self, now: float) -> list[Effect]:
         reach, address = self.reach, self.membership.me.address
         if now >= reach.again_at:
-            if address is None and reach.wanted is not None:  # only what our record says is ever tried
+            if address is None and reach.wanted is not None:  # members dial only the address in our record
                 self.membership.update_me(now, address=reach.wanted)
             return reach.again(self.linked_peers, self.membership.me, now)
         before = reach.found
@@ -277,8 +280,8 @@ class Peer(Holder):
 
     # -- reports of the driver -----------------------------------------------------------------------------------
     def stepped(self, steps: int, samples: int, loss: float | None, now: float) -> list[Effect]:
-        """The training loop is at a step boundary, ``steps`` and ``samples`` into its life; call it at least when
-        ``due_steps`` is reached, and every quarter of a second or so."""
+        """Handle a step boundary, ``steps`` and ``samples`` into this life. Call it at ``due_steps`` at the latest, and
+        about every quarter of a second."""
         self.local.boundary_at = now
         self.counted(steps, samples)
         local = self.local
@@ -291,9 +294,8 @@ class Peer(Holder):
         return self.maybe_mix(now)
 
     def counted(self, steps: int, samples: int) -> None:
-        """How far the training loop is, boundary or not: call it before an Offer is received. The weight of a mix comes
-        from the two versions, and with stale ones equal peers would weigh each other too little. A report that is older
-        than what was counted already counts nothing."""
+        """Update the counts of the training loop, at a boundary or not; older reports are ignored. Call it before an
+        Offer is received: stale versions would give equal peers too little weight in the mix."""
         steps, samples = max(steps, self.steps), max(samples, self.samples)
         every = self.config.interval_steps
         if every is not None:
@@ -322,10 +324,10 @@ class Peer(Holder):
         return effects
 
     def snapshotted(self, session: int, now: float, mass: float = 0.0, moved: float = math.nan) -> list[Effect]:
-        """The snapshot asked for is taken. ``mass``: what of the model's a push carries away; ``moved``: how far local
-        steps alone have moved the model since the last snapshot, where somebody measures it."""
+        """Handle the snapshot of a session. ``mass``: the share of the model's mass that a push carries. ``moved``: how
+        far local steps moved the model since the last snapshot, if it is measured."""
         self.local.boundary_at = now
-        if moved == moved and self.steps > self.moved_steps:  # and not a second one at the same boundary
+        if moved == moved and self.steps > self.moved_steps:  # only once for each boundary
             self.exchanges.filter.moved(moved)
             self.schedule.watch(self.consensus_distance, moved / (self.steps - self.moved_steps))
             self.partners.pace = self.schedule.pace
@@ -336,14 +338,15 @@ class Peer(Holder):
         return effects + self.after(now) if self.unsettled else effects
 
     def spoiled(self, session: int | None, now: float) -> list[Effect]:
-        """Our weights hold NaN or infinity, as the snapshot of this session shows (None: the training loop saw it).
-        Nothing of them is given to anybody; until the swarm's have taken their place this peer is not ready.
+        """Handle weights with NaN or infinity, seen in this snapshot (None: by the training loop).
+
+        They are given to no peer, and this peer is not ready until the swarm's weights have replaced them.
         """
         effects: list[Effect] = []
         if session is not None:
             given = session in self.donating.table
             effects += self.donating.abandon([session]) if given else self.exchanges.spoiled(session)
-        if self.local.ready and self.joining.phase is not Phase.ADOPTING:  # what is on trial is judged as it is
+        if self.local.ready and self.joining.phase is not Phase.ADOPTING:  # the trial judges weights on trial
             self.local.ready = self.local.sound = False
             self.membership.update_me(now, ready=False)
             self.runs.spoiled(now)
@@ -352,11 +355,11 @@ class Peer(Holder):
         return effects + self.after(now)
 
     def recalled(self, session: int, now: float) -> list[Effect]:
-        """An earlier snapshot is the session's: the training loop is at no boundary."""
+        """Handle an earlier snapshot for this session: the training loop is at no boundary."""
         return self.donating.snapshotted(session)
 
     def mended(self, now: float) -> list[Effect]:
-        """The training loop has made its weights finite again, by itself."""
+        """Note that the training loop has made its weights finite again by itself."""
         if self.local.sound or self.joining.phase is Phase.ADOPTING:
             return []
         effects = self.joining.stop()
@@ -365,7 +368,7 @@ class Peer(Holder):
         return [*effects, Notice("mended", "The weights are finite again: this node mixes again.")]
 
     def streamed(self, session: int, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
-        """An exchange's streams are whole: |theirs - ours|^2 and |ours|^2."""
+        """Handle the complete streams of an exchange: |theirs - ours|^2 and |ours|^2."""
         exchange = self.exchanges.table.get(session)
         effects = self.exchanges.streamed(session, difference_sq, own_sq, now)
         if exchange is not None and effects:
@@ -375,13 +378,12 @@ class Peer(Holder):
     def gathered(
         self, session: int, difference_sq: float, own_sq: float, refused: Iterable[PeerId], now: float
     ) -> list[Effect]:
-        """All slices of a group are means: |mean - ours|^2, |ours|^2, and who was refused: whose slices were left out
-        of ours, or whose means are none."""
+        """Handle a complete group average: |mean - ours|^2, |ours|^2 and the members whose slices were refused."""
         effects = self.exchanges.gathered(session, difference_sq, own_sq, refused, now)
         return effects + self.after(now) if self.unsettled else effects
 
     def failed(self, session: int, code: str, now: float) -> list[Effect]:
-        """Streams of this session (exchange, piece fetched, piece served) ended early."""
+        """Handle the early end of a session's streams (an exchange, a piece fetched or served)."""
         effects = self.exchanges.failed(session, code, now)
         effects += self.joining.give_back(session, now)
         effects += self.donating.end(session)
@@ -391,16 +393,15 @@ class Peer(Holder):
         return self.joining.collected(session, position, now) + self.after(now)
 
     def compared(self, session: int, apart_sq: float, own_sq: float, now: float) -> list[Effect]:
-        """What was received to be compared is whole: |theirs - ours|^2 and |ours|^2 over its elements."""
+        """Handle a complete comparison: |theirs - ours|^2 and |ours|^2 over its elements."""
         return self.joining.compared(session, apart_sq, own_sq, now) + self.after(now)
 
     def heard(self, peer: PeerId, now: float) -> None:
-        """Bytes of a vector came from this member, or it took some: on a slow link its answer to a probe is behind
-        them."""
+        """Note progress of a stream with this member as proof of life: a slow link may delay its answer to a probe."""
         self.membership.acknowledged(peer, now)
 
     def misbehaves(self, who: PeerId | str, kind: str, now: float) -> list[Effect]:
-        """A member, or somebody at an address, did what :mod:`gossip.conduct` counts."""
+        """Count misbehaviour of a member or an address (:mod:`gossip.conduct`)."""
         self.conduct.note(who, kind, now)
         return [*self.conduct.take()]
 
@@ -441,14 +442,14 @@ class Peer(Holder):
         return effects + self.after(now) if self.unsettled else effects
 
     def adapt(self) -> None:
-        """Choose the interval anew, by what exchanges take."""
+        """Choose the interval anew from the cost of exchanges."""
         local = self.local
         self.schedule.adapt(self.steps, local.boundary_at, self.exchanges.usual(), local.machine)
         local.every = self.schedule.every
         local.progress.count_in(local.every)
 
     def after(self, now: float) -> list[Effect]:
-        """Note what ended: when the next mix is due, and who earned trust."""
+        """Note what ended: schedule the next mix, and credit partners."""
         exchanges = self.exchanges
         effects: list[Effect] = []
         if self.conduct.news:
@@ -467,7 +468,7 @@ class Peer(Holder):
             self.schedule.mixed(self.steps, now, exchanges.own_mixed)
             exchanges.own_mixed = False
         if self.waiting and not exchanges.engaged and (exchanges.freed or not exchanges.moving):
-            self.waiting = False  # or a member that asks often enough would have us wait most of the time
+            self.waiting = False  # otherwise frequent offers of one member would keep us waiting
             self.schedule.wait(now, 0.0)
         if exchanges.gave_up:
             exchanges.gave_up = False

@@ -1,4 +1,4 @@
-"""A table of the last so many: what is set again is the newest, and the oldest makes way."""
+"""A bounded table of the most recently set entries."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ V = TypeVar("V")
 
 
 class Recent(dict[K, V]):
-    """A dict in the order in which its entries were set last, of ``most`` at most. Whoever fills it pushes out what was
-    set the longest ago."""
+    """A dict of at most ``most`` entries, in the order in which they were last set. The oldest one is evicted."""
 
     __slots__ = ("most",)
 
@@ -22,7 +21,7 @@ class Recent(dict[K, V]):
 
     def __setitem__(self, key: K, value: V) -> None:
         if key in self:
-            del self[key]  # set again, it goes to the end
+            del self[key]  # move it to the end
         elif len(self) >= self.most:
             del self[next(iter(self))]
         dict.__setitem__(self, key, value)

@@ -27,7 +27,7 @@ VOUCHED = 8  # strangers that one home makes owners of data: a liar counts for n
 
 
 class Table:
-    """The table of members. Every change is O(1). When it is full, the member that is gone longest is dropped first."""
+    """The table of members, with changes in O(1). If it is full, the member that is gone longest is dropped first."""
 
     def __init__(self, me: MemberRecord, limit: int, now: float) -> None:
         self.entries: dict[PeerId, Entry] = {}
@@ -305,8 +305,10 @@ class Table:
         return peer in self._forgotten
 
     def owners(self) -> list[PeerId]:
-        """Return the sorted ids of the ALIVE and ready that had a link with us or a home's voucher, ourselves included.
-        The result is cached until a change."""
+        """Return the sorted ids of the ALIVE and ready that are contacted or vouched for, ourselves included.
+
+        The result is cached until a change.
+        """
         if self._owners[0] != self.changes:
             self._owners = (self.changes, sorted(self._sharing.union(*self._vouched.values())))
         return self._owners[1]

@@ -70,8 +70,8 @@ class Runs:
         self.local, self.membership, self.joining, self.linked = local, membership, joining, linked
         self.begin_run, self.judge, self.config, self.rng = begin_run, judge, config, rng
         self.join_by = now + config.join_timeout_s
-        self.must_join = False  # do not begin a run only because no other is found
-        self.wait_for: Callable[[], bool] = lambda: False  # whether a seed is starting; then no peer begins alone
+        self.must_join = False  # do not begin a run only because no member offers one
+        self.wait_for: Callable[[], bool] = lambda: False  # whether a seed answers; then no peer begins alone
         self.ripe_at = math.inf
         self.next_at = now
         self.changes_seen = -1  # changes of the membership when we last found nothing to do
