@@ -392,8 +392,11 @@ def plan(
 
 
 def main() -> None:
-    """The console script. Exit codes: 0 done, 1 the script raised, 2 usage, 3 could not start or save, 4 a fault of
-    this library with ``--on-fault raise``, 130, 143."""
+    """Run the command line.
+
+    Exit codes: 0 done, 1 the script raised, 2 usage, 3 could not start or save, 4 a fault of this library with
+    ``--on-fault raise``, 130, 143.
+    """
     try:
         app(prog_name="gossip")
     except GossipError as error:

@@ -208,11 +208,10 @@ class Collect:
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Overwrite the weights (and optimizer state) with the joining vector at the next step boundary; report
-    ``adopted``.
+    """Overwrite the weights (and optimizer state) with the joining vector at a step boundary; report ``adopted``.
 
-    The vector is complete. ``trial``: keep the old weights until Confirm or Restore, and report their distance from the
-    new ones. If they cannot be kept, do not overwrite them, and report ``not_kept``.
+    The vector is complete, and the boundary the next one. ``trial``: keep the old weights until Confirm or Restore, and
+    report their distance from the new ones. If they cannot be kept, do not overwrite them, and report ``not_kept``.
     """
 
     optimizer_keys: tuple[str, ...]

@@ -280,8 +280,7 @@ class Peer(Holder):
 
     # -- reports of the driver -----------------------------------------------------------------------------------
     def stepped(self, steps: int, samples: int, loss: float | None, now: float) -> list[Effect]:
-        """Handle a step boundary, ``steps`` and ``samples`` into this life. Call it at ``due_steps`` at the latest, and
-        about every quarter of a second."""
+        """Handle a step boundary with this life's counts: at ``due_steps`` and about every quarter of a second."""
         self.local.boundary_at = now
         self.counted(steps, samples)
         local = self.local
@@ -294,8 +293,10 @@ class Peer(Holder):
         return self.maybe_mix(now)
 
     def counted(self, steps: int, samples: int) -> None:
-        """Update the counts of the training loop, at a boundary or not; older reports are ignored. Call it before an
-        Offer is received: stale versions would give equal peers too little weight in the mix."""
+        """Update the counts of the training loop, at a boundary or not. Older reports are ignored.
+
+        Call it before an Offer is received: stale versions would give equal peers too little weight in the mix.
+        """
         steps, samples = max(steps, self.steps), max(samples, self.samples)
         every = self.config.interval_steps
         if every is not None:
@@ -324,8 +325,7 @@ class Peer(Holder):
         return effects
 
     def snapshotted(self, session: int, now: float, mass: float = 0.0, moved: float = math.nan) -> list[Effect]:
-        """Handle the snapshot of a session. ``mass``: the share of the model's mass that a push carries. ``moved``: how
-        far local steps moved the model since the last snapshot, if it is measured."""
+        """Handle a snapshot. ``mass`` is what a push carries; ``moved`` how far local steps moved the model."""
         self.local.boundary_at = now
         if moved == moved and self.steps > self.moved_steps:  # only once for each boundary
             self.exchanges.filter.moved(moved)

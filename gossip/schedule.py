@@ -119,8 +119,7 @@ class Schedule:
         self.retry_at = now + seconds
 
     def watch(self, consensus_distance: float, step_size: float) -> None:
-        """Mix more often while the nodes are further apart than ``consensus_target`` steps, and less often while
-        closer.
+        """Mix more often while the nodes are further apart than ``consensus_target`` steps, less often while closer.
 
         Both arguments are norms over the whole vector; ``step_size`` is that of one local step. This is consensus
         control: Kong et al., "Consensus control for decentralized deep learning", ICML 2021. They bound the distance by

@@ -2,7 +2,7 @@
 
 Hints are relayed, so only the author's signature shows who made one. Without it a liar could accuse in the names of
 others and spend their credibility. An accusation proves false when the accused refutes it. It proves true when its
-suspicion runs out and nobody has heard from the accused.
+suspicion runs out and the accused stayed silent.
 """
 
 from __future__ import annotations

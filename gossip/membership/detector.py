@@ -203,7 +203,7 @@ class Detector:
         self.health = max(0, min(MAX_HEALTH, self.health + degrees))
 
     def slept(self, gap_s: float) -> None:
-        """Shift all timeouts by the time in which this process was stopped, so that nobody is judged by it."""
+        """Shift all timeouts by the time in which this process was stopped, so that no member is judged by it."""
         self.blame_ourselves(1)
         self._timers = [(when + gap_s, seq) for when, seq in self._timers]  # a constant shift keeps the heap valid
         for probe in self._probes.values():
@@ -229,8 +229,8 @@ class Detector:
         """Return True if we should probe this member.
 
         Strangers are probed only by members that had a link with them: a made-up stranger never answers and would lower
-        our health. A member that nobody can dial is probed by the members linked with it, and by its homes. Everybody
-        probes it when no home is ALIVE, or every home restarted after it was named and so forgot it.
+        our health. An undialable member is probed by the members linked with it, and by its homes. Everybody probes it
+        when no home is ALIVE, or every home restarted after it was named and so forgot it.
         """
         if (entry.state is not ALIVE and entry.state is not SUSPECT) or not entry.met:
             return False

@@ -51,8 +51,9 @@ class Rumours:
         return len(self._told) > len(self._mere)
 
     def put(self, update: Update, now: float, mere: int | None = None) -> None:
-        """Start sending ``update`` and stop sending the one that it replaces. The first frame goes out at once after
-        silence.
+        """Start sending ``update`` and stop sending the one that it replaces.
+
+        The first frame after a silence goes out at once.
 
         Args:
             update: The record or hint.

@@ -73,7 +73,7 @@ class Entry:
         self.linked = False
         self.met = False  # it had a complete link with us in this life of ours
         self.introducer: PeerId | None = None  # for a stranger: the member that told us of it
-        self.home: PeerId | None = None  # for a stranger that nobody can dial: the home that vouches for it
+        self.home: PeerId | None = None  # for an undialable stranger: the home that vouches for it
         self.place = -1  # its index in `met` of the table, or among the strangers of its introducer
         self.tries = 0  # failed dials to a stranger
         self.try_s = NEVER_S  # when it may be dialled next

@@ -172,8 +172,7 @@ class Membership:
         return self._done(out)
 
     def unlinked(self, peer: PeerId, now: float, orderly: bool = False) -> list[Effect]:
-        """Note that the last link to ``peer`` is gone. Unless the close was orderly, probe it over a new link before
-        anybody accuses it."""
+        """Note that the last link to ``peer`` is gone; unless ``orderly``, probe it before anybody accuses it."""
         out: list[Effect] = []
         entry = self._table.entries.get(peer)
         if entry is not None:
@@ -194,7 +193,7 @@ class Membership:
         return self._done(out)
 
     def acknowledged(self, peer: PeerId, now: float) -> None:
-        """Note proof of life that is none of our messages, such as a finished exchange."""
+        """Note proof of life other than a message of the membership, for example a finished exchange."""
         entry = self._table.entries.get(peer)
         if entry is not None:
             entry.acked_s = now
@@ -203,14 +202,12 @@ class Membership:
                 self._arm()
 
     def update_me(self, now: float, **changes: Unpack[Own]) -> None:
-        """Change our own record; ``steps`` and ``samples`` count this life. Mere progress is signed seldom (see
-        :class:`Myself`); any other change is signed at once. When we begin to hold a run, the next tick tells all
-        linked members."""
+        """Change our record, with counts of this life: :class:`Myself` signs mere progress later, the rest at once."""
         if not self._left:
             before = self.me
             self._myself.update(changes, now)
             if self.me.ready and not (before.ready and self.me.genesis == before.genesis):
-                self._holding_s = now
+                self._holding_s = now  # the next tick tells all linked members: their steps count for this run now
             self._arm()
 
     def leave(self, now: float) -> list[Effect]:
@@ -302,7 +299,8 @@ class Membership:
         """Return the targets of one gossip frame: one random member, the others random linked ones if there are enough.
 
         Exchanges link random partners, and such a random graph spreads a rumour as well as random targets do. Random
-        targets alone must be dialled first: six dials a second for each of 1,000 members."""
+        targets alone must be dialled first: six dials a second for each of 1,000 members.
+        """
         fanout, links = self._config.gossip_fanout, self._table.links
         if len(links) < ENOUGH_LINKS:
             return self._table.sample(fanout, self._rng, suspects=True)  # a suspect must hear of its suspicion
@@ -357,11 +355,10 @@ class Membership:
         self.deadline = self._heal_s if self._heal_s < due_s else due_s
 
     def _notice_sleep(self, now: float) -> None:
-        """Shift all timers after a stop of this process, which a timer that is late by 0.5 s shows. Waiting messages
-        may come before the tick; the gap counts once."""
+        """Shift all timers after a stop of this process, which a timer that is late by 0.5 s shows."""
         gap_s = now - max(self.deadline, self._woke_s)
         if gap_s > self._config.probe_timeout_min_s:
-            self._woke_s = now
+            self._woke_s = now  # waiting messages may come before the tick: count the gap once
             self._detector.slept(gap_s)
             self._view.slept(gap_s)
 
@@ -395,8 +392,7 @@ class Membership:
         return entry is not None and entry.met
 
     def owners(self) -> list[PeerId]:
-        """Return the sorted ids of the members that share the data, ourselves included: the ALIVE, ready and contacted,
-        and undialable ones that a home vouches for."""
+        """Return the sorted ids of the data's owners, ourselves included: ALIVE, ready, contacted or vouched for."""
         return self._table.owners()
 
     def state(self, peer: PeerId) -> MemberState | None:
@@ -454,7 +450,8 @@ class Membership:
     def standing_of(self, genesis: bytes) -> tuple[int, int]:
         """Return the lower median of the signed progress of the members that hold this run, and their number.
 
-        Members count if they are ALIVE, ready and contacted, or ourselves. Walks the table."""
+        Members count if they are ALIVE, ready and contacted, or ourselves. Walks the table.
+        """
         records = self.sharing(genesis)
         if self.me.genesis == genesis:
             records.append(self.me)

@@ -133,10 +133,10 @@ class Table:
         self._enter(entry)
 
     def vouch(self, entry: Entry, home: Entry) -> None:
-        """Let a home vouch for its member that nobody can dial.
+        """Let a home vouch for its undialable member.
 
-        Two such members never link with each other. Each must still count as an owner of data to the other, or their
-        training data would overlap for ever.
+        Two undialable members never link with each other. Each must still count as an owner of data to the other, or
+        their training data would overlap for ever.
         """
         told = self._vouched.get(home.record.id, {})
         if entry.home is None and vouchable(entry, home) and len(told) < VOUCHED:
@@ -344,8 +344,7 @@ class Table:
         return chosen
 
     def latest(self, count: int) -> list[MemberRecord]:
-        """Return the records of others that had a link with us in any life and have an address, the most recently alive
-        first. Walks the table."""
+        """Return the records of dialable members that ever had a link with us, the most recently alive first."""
 
         def recent(entry: Entry) -> tuple[bool, float]:
             return entry.state is ALIVE or entry.state is SUSPECT, max(entry.since_s, entry.acked_s)
@@ -383,7 +382,7 @@ class Table:
 
 
 def vouchable(entry: Entry, home: Entry) -> bool:
-    """Return True if this contacted home may vouch for a stranger that nobody can dial."""
+    """Return True if this contacted home may vouch for an undialable stranger."""
     record = entry.record
     stranger = entry.state is ALIVE and record.ready and record.address is None and not entry.met
     return stranger and home.met and home.state is ALIVE and home.record.id in record.homes

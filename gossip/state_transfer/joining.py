@@ -174,7 +174,8 @@ class Joining:
     def cut(self, start: int, stop: int, donors: int) -> list[tuple[int, int]]:
         """Cut a range into equal pieces for the donors, none larger than a donor serves.
 
-        Every donor gets a share, since one donor alone could not be compared. Frozen elements are cut apart."""
+        Every donor gets a share, since one donor alone could not be compared. Frozen elements are cut apart.
+        """
         elements = stop - start if self.local.frozen_elements else self.size
         share, step = max(-(-elements // donors), FEW), self.config.chunk_elements
         share, most = share if share < step else -(-share // step) * step, most_elements(self.local.weights)
@@ -219,14 +220,17 @@ class Joining:
         return [Release(session)] if self.pieces else [Release(session), *self.whole(now)]
 
     def chunk_s(self, elements: int) -> float:
-        """Return the seconds for the next chunk of a piece with ``elements`` missing. A slow donor is dropped after its
-        first chunk, not at the end of the piece."""
+        """Return the seconds for the next chunk of a piece with ``elements`` missing.
+
+        A slow donor is dropped after its first chunk, not at the end of the piece.
+        """
         return allowed_s(self.config, min(elements, self.config.chunk_elements))
 
     def whole(self, now: float) -> list[Effect]:
         """Finish the transfer once all pieces have arrived: compare the donors, survey again, then adopt.
 
-        The second survey asks reachable members, by now more than at the start, whether the run is finished."""
+        The second survey asks reachable members, by now more than at the start, whether the run is finished.
+        """
         self.starving_since = self.deadline = float("inf")
         if not self.checked:
             self.checked = True
@@ -250,7 +254,8 @@ class Joining:
     def compare(self, now: float) -> list[Effect]:
         """Fetch a random chunk of each donor from the next one as well; no donor knows which one is checked.
 
-        Frozen elements are compared apart from the rest, since they are equal on all donors to the last bit."""
+        Frozen elements are compared apart from the rest, since they are equal on all donors to the last bit.
+        """
         return [*self.compare_in(False, now), *self.compare_in(True, now)]
 
     def compare_in(self, frozen: bool, now: float) -> list[Effect]:
@@ -381,8 +386,10 @@ class Joining:
         return effects
 
     def more_candidates(self, candidates: list[PeerId], now: float) -> list[Effect]:
-        """Go on with these donors; give up after ``join_timeout_s`` without any, since the run may have died out. If
-        only the optimizer state is missing and its donors are paused, adopt without it."""
+        """Go on with these donors; give up after ``join_timeout_s`` without any, since the run may have died out.
+
+        If only the optimizer state is missing and its donors are paused, adopt without it.
+        """
         alone = all(start >= self.local.weights for start, _ in self.missing)
         if alone and self.standing:
             self.stateless, self.missing = True, []
