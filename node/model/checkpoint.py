@@ -1,10 +1,11 @@
-"""A checkpoint: one safetensors file that holds everything, replaced as a whole, and a small JSON beside it for people.
+"""Checkpoints: one safetensors file that holds everything, and a small JSON description for people.
 
-Weights keep their own names, so that any tool that reads safetensors reads them. Where a node keeps an average of its
-weights, their own names hold that average, which is the model to evaluate, and the weights that training goes on with
-stand under ``training/``. Optimizer tensors stand under ``optimizer/``; the optimizer's structure and the meta data are
-JSON in the file's header, because one rename can only replace one file: what `load` needs is never spread over two.
-Nothing is ever pickled or unpickled.
+Weights keep their own names, so that any tool that reads safetensors can read them. Where a node keeps an average of
+its weights, that average is the model to evaluate and has the plain names. The weights that training continues from are
+then stored under ``training/``.
+
+Optimizer tensors are stored under ``optimizer/``. The optimizer's structure and the metadata are JSON in the file's
+header: a rename replaces one file, so all that `load` needs is in one file. Nothing is ever pickled or unpickled.
 """
 
 from __future__ import annotations
@@ -40,34 +41,39 @@ __all__ = ["Archive", "Checkpoint", "figures", "load", "save"]
 
 _SUFFIX: Final = ".safetensors"
 _VERSION: Final = 1
-_WITH_TRAINING: Final = 2  # the version of a file that holds training weights beside an average
-_KEY: Final = "gossip"  # our entry in the header's __metadata__
+_WITH_TRAINING: Final = 2  # The version of a file that holds both an average and the training weights.
+_KEY: Final = "gossip"  # Our entry in the header's __metadata__.
 _OPTIMIZER: Final = "optimizer/"
 _TRAINING: Final = "training/"
-_OTHERS: Final = '{"version": 1, "optimizer": null, "tied": {}, "meta": {}}'  # of weights that somebody else wrote
+_OTHERS: Final = '{"version": 1, "optimizer": null, "tied": {}, "meta": {}}'  # For weights files of other tools.
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a file held. Tensors are on the CPU; tied ones are the same object again.
+    """The contents of a checkpoint. Tensors are on the CPU; tied tensors are one object under several names.
 
     Attributes:
-        tensors: What training goes on with.
-        averaged: The model to evaluate, where the file has another beside that.
+        tensors: The weights that training continues from.
+        averaged: The model to evaluate, where the file has one apart from ``tensors``; otherwise empty.
+        optimizer_state: What `optimizer.load_state_dict` takes, or None.
+        meta: The metadata that was given to :func:`save`.
     """
 
     tensors: dict[str, Tensor]
     averaged: dict[str, Tensor]
-    optimizer_state: dict[str, Any] | None  # as `optimizer.load_state_dict` takes it
+    optimizer_state: dict[str, Any] | None
     meta: dict[str, Any]
 
 
 def figures(meta: Mapping[str, Any], path: str | os.PathLike[str]) -> tuple[bytes | None, int, float]:
-    """Genesis (None: weights of no run), the swarm's samples and version in a checkpoint's meta data, within the bounds
-    of a record: a run in which somebody lied has numbers beyond them, and its weights are worth as much as before.
+    """Return the run id, the swarm's sample count and the version in a checkpoint's metadata.
 
-    Raises :class:`CheckpointError` for a genesis that is none: under another one the run would silently be another.
+    The run id is None for weights that belong to no run. Both numbers are clamped to the bounds of a wire record. A
+    peer that lied may have pushed them beyond these bounds, but the weights are still usable.
+
+    Raises:
+        CheckpointError: The run id is malformed. Replacing it would silently make this another run.
     """
     given = meta.get("genesis")
     genesis = from_hex(given)
@@ -86,18 +92,24 @@ def save(
     meta: Mapping[str, Any],
     training: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Writes ``path`` (a name without any ending gets ``.safetensors``) and, beside it, a ``.json`` that describes it.
+    """Write ``path`` and a ``.json`` file next to it that describes it.
 
-    ``tensors`` may live on any device; ``optimizer_state`` is an optimizer's ``state_dict()``; ``meta`` maps names to
-    numbers, strings, None, and lists, tuples and mappings of them. ``training``: where ``tensors`` are an average, the
-    weights that it was made of, by their names among ``tensors``. Killed at any moment, or out of room, it leaves the
-    previous checkpoint readable: both files are written beside it, synced, then renamed. Several processes may save to
-    one path at once; the last one stays. Missing directories are made.
+    Both files are written to a temporary directory, synced and renamed. A process that is killed, or that runs out of
+    disk space, leaves the previous checkpoint readable. Several processes may save to one path at once; the last one
+    wins.
 
-    Raises :class:`CheckpointError` in one sentence that says whether the previous checkpoint is intact.
+    Args:
+        path: A name without a suffix gets ``.safetensors``. Missing directories are created.
+        tensors: The model's tensors by name, on any device.
+        optimizer_state: An optimizer's ``state_dict()``.
+        meta: Names mapped to numbers, strings, None, and lists, tuples and mappings of them.
+        training: The weights behind an average, by their names in ``tensors``, where ``tensors`` are an average.
+
+    Raises:
+        CheckpointError: The file could not be written. The message says whether the previous checkpoint is intact.
     """
     target = _with_suffix(path)
-    # An ending of the caller's own stays in the name, or "run.1" and "run.2" would share one description.
+    # Keep any other suffix in the name: otherwise "run.1" and "run.2" would share one description.
     beside = target.with_suffix(".json") if target.suffix == _SUFFIX else target.with_name(target.name + ".json")
     everything, document = _plan(tensors, optimizer_state, meta, training or {})
     elements = sum(tensor.numel() for name, tensor in everything.items() if name in tensors)
@@ -112,13 +124,15 @@ def save(
             text, weights = folder / "text", folder / "weights"
             text.write_text(json.dumps(described, indent=2, allow_nan=False) + "\n")
             save_file(everything, weights, {"format": "pt", _KEY: json.dumps(document, allow_nan=False)})
-            shutil.copymode(text, weights)  # what the umask allows; the library's are for their owner alone
+            # Apply the umask's permissions: the library makes the file readable by its owner alone.
+            shutil.copymode(text, weights)
             for file in (text, weights):
                 with file.open("rb") as opened:
                     os.fsync(opened.fileno())
             os.replace(text, beside)
-            os.replace(weights, target)  # the last: until here the previous checkpoint stands
-    except KeyError as error:  # so the library says that it has no such type
+            os.replace(weights, target)  # Comes last: until here the previous checkpoint stays valid.
+    # safetensors raises KeyError for a dtype that it does not have.
+    except KeyError as error:
         names = [name for name, tensor in everything.items() if tensor.dtype in error.args]
         raise _cannot_hold(names[0], everything[names[0]]) from error
     except (OSError, SafetensorError) as error:
@@ -129,14 +143,17 @@ def save(
 
 
 def load(path: str | os.PathLike[str]) -> Checkpoint:
-    """Reads a checkpoint, or any safetensors file of weights (which then has no optimizer state and no meta data).
+    """Read a checkpoint, or any safetensors file of weights (without optimizer state and metadata).
 
-    Raises :class:`CheckpointError` in one sentence when the file is missing, cut off, corrupt, a pickle, or newer than
-    this version. The file is checked as the format demands; bits that flipped within a tensor are not seen.
+    The file's structure is checked; flipped bits within a tensor are not detected.
+
+    Raises:
+        CheckpointError: The file is missing, truncated, corrupt, a pickle, or of a newer format.
     """
     place = _with_suffix(path)
     if not os.path.exists(place) and os.path.exists(path):
-        place = Path(path)  # a name without an ending that somebody else gave, if only to refuse it
+        # The file may have another origin and no suffix: read that one, if only to refuse it.
+        place = Path(path)
     try:
         if place.exists() and not place.is_file():
             raise CheckpointError(f"Could not read {place}: it is no regular file; give a checkpoint's path.")
@@ -157,7 +174,8 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
             name: tensor for name, tensor in stored.items() if not name.startswith(_OPTIMIZER) and name not in beside
         }
         averaged = weights if training else {}
-        if training:  # which has one name of those that are tied
+        # `training` has only one name of each group of tied tensors: replace its aliases too.
+        if training:
             of = {id(stored[name]): tensor for name, tensor in training.items()}
             weights = {name: of.get(id(tensor), tensor) for name, tensor in weights.items()}
         return Checkpoint(weights, averaged, _decode(document["optimizer"], stored), _decode(document["meta"], {}))
@@ -176,7 +194,7 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
         raise CheckpointError(f"{place} {sentence}") from error
 
 
-# What is in the file --------------------------------------------------------------------------------------------------
+# Contents -------------------------------------------------------------------------------------------------------------
 
 
 def _plan(
@@ -185,7 +203,7 @@ def _plan(
     meta: Mapping[str, Any],
     training: Mapping[str, Tensor],
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Every tensor to store, each once, on the host, and the JSON that says what they are."""
+    """Return all tensors to store, each once and on the host, and the JSON document that describes them."""
     for name in tensors:
         if name == "__metadata__" or name.startswith(_OPTIMIZER):
             raise CheckpointError(f"Could not save: a tensor may not be called {name!r} in a checkpoint; rename it.")
@@ -194,7 +212,7 @@ def _plan(
     places = {name: _placed(_TRAINING + name, tensor, given) for name, tensor in training.items()}
     everything: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
-    names: dict[tuple[Any, ...], str] = {}  # by what is seen of which memory
+    names: dict[tuple[Any, ...], str] = {}  # The first name of each view of a memory.
     storages: set[int] = set()
     for name, tensor in given.items():
         if tensor.layout != torch.strided or tensor.is_meta:
@@ -204,7 +222,7 @@ def _plan(
             tied[name] = names[view]
             continue
         host = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        if host.untyped_storage().data_ptr() in storages:  # views that overlap are written apart
+        if host.untyped_storage().data_ptr() in storages:  # Copy overlapping views, so that each is written separately.
             host = host.clone()
         storages.add(host.untyped_storage().data_ptr())
         everything[name] = host
@@ -216,19 +234,19 @@ def _plan(
 
 
 def _placed(name: str, tensor: Tensor, tensors: dict[str, Tensor]) -> str:
-    """Put a tensor among others under this name, or one like it that is free, and return the name."""
-    while name in tensors:  # of the keys 0 and "0", say
+    """Add a tensor under this name, or under a similar free one, and return that name."""
+    while name in tensors:  # A state may have both keys 0 and "0".
         name += "'"
     tensors[name] = tensor
     return name
 
 
 def _encode(value: Any, what: str, where: str, tensors: dict[str, Tensor] | None) -> Any:
-    """``value`` as strict JSON. Tensors go into ``tensors`` under ``optimizer/<where>`` (None: there may be none).
+    """Convert ``value`` to strict JSON. Tensors go into ``tensors`` as ``optimizer/<where>``; None allows no tensors.
 
-    What JSON lacks is written as an object with one key: ``$tensor``, ``$tuple``, ``$float`` (nan, inf), ``$map``.
+    What JSON lacks becomes an object with one key: ``$tensor``, ``$tuple``, ``$float`` (nan, inf) or ``$map``.
     """
-    if isinstance(value, np.generic):  # a schedule computed in numpy: 1e-3 is still a number
+    if isinstance(value, np.generic):  # A schedule computed in numpy gives such numbers.
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         return {"$float": repr(value)}
@@ -249,7 +267,7 @@ def _encode(value: Any, what: str, where: str, tensors: dict[str, Tensor] | None
 
 
 def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The reverse of :func:`_encode`; KeyError, ValueError or TypeError for what it never wrote."""
+    """Reverse :func:`_encode`; raise KeyError, ValueError or TypeError for values that it never writes."""
     if isinstance(value, list):
         return [_decode(item, tensors) for item in value]
     if not isinstance(value, dict):
@@ -276,21 +294,23 @@ def _cannot_hold(name: str, tensor: Tensor) -> CheckpointError:
 
 def _with_suffix(path: str | os.PathLike[str]) -> Path:
     given = Path(path)
-    if os.path.isdir(given) or not given.name:  # os.path answers False where Path raises PermissionError
+    # os.path.isdir returns False where Path.is_dir raises PermissionError.
+    if os.path.isdir(given) or not given.name:
         raise CheckpointError(f"{given} is a directory; give a file name, as in {given / 'run.safetensors'}.")
     return given if given.suffix else given.with_name(given.name + _SUFFIX)
 
 
 @contextlib.contextmanager
 def _folder_beside(target: Path) -> Iterator[Path]:
-    """A folder of its own beside ``target``, gone at the end; what was renamed out of it is then on the disk.
+    """Yield a temporary directory next to ``target``, and delete it at the end. Renames out of it are then synced.
 
-    Everybody who writes here holds the directory's lock together with the others. Who gets it alone knows that all that
-    is left of ``target`` is of writers that were killed, and removes it, so that kills do not fill the disk.
+    Each writer holds a shared lock on the parent directory. A writer that first gets the exclusive lock knows that all
+    leftover directories belong to killed writers. It removes them, so that kills do not fill the disk.
     """
     directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with contextlib.suppress(OSError):  # others write here, or a filesystem without locks: then nobody sweeps
+        # With other writers at work, or without file locks, nothing is removed.
+        with contextlib.suppress(OSError):
             fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for left in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
                 shutil.rmtree(left, ignore_errors=True)
@@ -298,14 +318,17 @@ def _folder_beside(target: Path) -> Iterator[Path]:
             fcntl.flock(directory, fcntl.LOCK_SH)
         with tempfile.TemporaryDirectory(".tmp", f".{target.name}.", target.parent, True) as folder:
             yield Path(folder)
-            with contextlib.suppress(OSError):  # some network filesystems refuse it; the renames have happened
+            # Some network filesystems refuse it; the renames have happened.
+            with contextlib.suppress(OSError):
                 os.fsync(directory)
     finally:
         os.close(directory)
 
 
 def _looks_like_a_pickle(place: Path) -> bool:
-    """Asked only about a file already refused: torch's archives are zip files, plain pickles start with 0x80."""
+    """Return True if a refused file is probably a pickle: torch's archives are zip files, plain pickles start with
+    0x80.
+    """
     try:
         with place.open("rb") as file:
             return file.read(4).startswith((b"PK\x03\x04", b"\x80"))
@@ -314,8 +337,10 @@ def _looks_like_a_pickle(place: Path) -> bool:
 
 
 def _reason(error: OSError | SafetensorError) -> tuple[int | None, str]:
-    """The system's error number and its words. The library hides them in a sentence: ``(os error 28)``, and in
-    older versions ``Os { code: 28, ...``."""
+    """Return the system's error number and its text, lower-case.
+
+    safetensors hides the number in its message: ``(os error 28)``, in older versions ``Os { code: 28, ...``.
+    """
     hidden = re.search(r"(?:\(os error |Os \{ code: )(\d+)", str(error))
     number = error.errno if isinstance(error, OSError) else int(hidden[1]) if hidden else None
     text = os.strerror(number) if number is not None else str(error)
@@ -323,7 +348,7 @@ def _reason(error: OSError | SafetensorError) -> tuple[int | None, str]:
 
 
 class Archive:
-    """A model's ``state`` and the ``optimizers`` that train it in checkpoints: written whole, checked, and put back."""
+    """Checkpoints of a model's ``state`` and the ``optimizers`` that train it."""
 
     def __init__(self, state: State, optimizers: Optimizers) -> None:
         self.state, self.optimizers = state, optimizers
@@ -331,13 +356,21 @@ class Archive:
     def save(
         self, path: str | os.PathLike[str], figures: Mapping[str, Any], training: Mapping[str, Tensor] | None = None
     ) -> None:  # fmt: skip
-        """Write model, optimizers and these figures, and beside a model that holds an average the weights of
-        ``training``. Raises CheckpointError."""
+        """Write the model, the optimizers and these figures to ``path``.
+
+        Args:
+            path: As in :func:`save`.
+            figures: Metadata.
+            training: The training weights, where the model holds an average.
+
+        Raises:
+            CheckpointError: As in :func:`save`.
+        """
         meta = {"format": 1, "fingerprint": self.state.layout.contents, **figures}
         save(path, self.state.tensors(), self.optimizers.state_dict(), meta, training)
 
     def load(self, path: str | os.PathLike[str]) -> Checkpoint:
-        """What a file holds. Raises CheckpointError, also for one that names another model."""
+        """Return the contents of a file. Raise CheckpointError, also if its fingerprint names another model."""
         saved, ours = load(path), self.state.layout.contents
         if saved.meta.get("fingerprint", ours) != ours:
             raise CheckpointError(
@@ -346,12 +379,16 @@ class Archive:
         return saved
 
     def put(self, saved: Checkpoint, path: str | os.PathLike[str]) -> None:
-        """Overwrite the live model with it, and the optimizers' state where the file has some. Raises CheckpointError
-        before anything changes."""
+        """Overwrite the live model, and the optimizers' state if the file has one.
+
+        Raises:
+            CheckpointError: The checkpoint does not fit. Nothing has changed then.
+        """
         try:
             states = self.optimizers.states(saved.optimizer_state)
             self.state.load(saved.tensors)
         except CheckpointError as error:
             raise CheckpointError(f"{path} is not loaded: {error}") from error
         self.optimizers.joined()
-        self.optimizers.load(states)  # after it: a momentum that the file has belongs to these weights
+        # Comes after joined(), which resets momentum: the file's momentum belongs to these weights.
+        self.optimizers.load(states)

@@ -1,4 +1,4 @@
-"""Tensors and a flat vector over them: cut, added to and read."""
+"""Operations on tensors and a flat vector over them: split, add and read."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from node.model.state import Floats
 
 __all__ = ["add", "add_at", "cut", "elements", "host_of", "in_one_pass", "merge", "plain", "runs", "stretch", "worth"]
 
-LARGE_ELEMENTS = 1 << 20  # of a vector: of less torch's own calls take as long, and are fewer
-LEAST_ELEMENTS = 1 << 12  # of a tensor that is worth a call of its own in a large one
-BLOCK_ELEMENTS = 1 << 16  # two blocks of 256 KiB stay in the second cache
+LARGE_ELEMENTS = 1 << 20  # For smaller vectors torch's own calls take as long, and are fewer.
+LEAST_ELEMENTS = 1 << 12  # The least size of a tensor that is worth a call of its own within a large vector.
+BLOCK_ELEMENTS = 1 << 16  # Two blocks of 256 KiB stay in the L2 cache.
 
 
 def host_of(vector: Floats, expected: int) -> Tensor:
-    """The host vector as a flat tensor over the same memory."""
+    """Return a flat tensor over the memory of a host vector that must have ``expected`` elements."""
     assert vector.dtype == np.float32, vector.dtype
     assert vector.ndim == 1, vector.shape
     assert vector.flags.c_contiguous
@@ -39,16 +39,17 @@ def host_of(vector: Floats, expected: int) -> Tensor:
 
 
 def elements(tensors: Sequence[Tensor]) -> int:
-    return sum(map(Tensor.numel, tensors))  # and no expression of ours for each tensor
+    # map() avoids a Python expression for each tensor.
+    return sum(map(Tensor.numel, tensors))
 
 
 def cut(flat: Tensor, live: list[Tensor]) -> list[Tensor]:
-    """Views of the flat tensor in the shapes of ``live``: the call that DDP and FSDP make, one step into C++."""
+    """Return views of the flat tensor in the shapes of ``live``, with the one C++ call that DDP and FSDP use."""
     return list(_unflatten_dense_tensors(flat, live))  # type: ignore[no-untyped-call]
 
 
 def stretch(tensors: Sequence[Tensor], start: int, stop: int) -> Iterator[Tensor]:
-    """Elements [start, stop) of these tensors, one after another."""
+    """Yield the elements [start, stop) of the concatenated tensors, as pieces."""
     begins = 0
     for tensor in tensors:
         ends = begins + tensor.numel()
@@ -59,7 +60,10 @@ def stretch(tensors: Sequence[Tensor], start: int, stop: int) -> Iterator[Tensor
 
 
 def runs(tensors: list[Tensor], vector: Floats) -> Iterator[tuple[torch.device, list[Tensor], Tensor]]:
-    """Consecutive tensors on one device, with their piece of the host vector: one run, but for a split model."""
+    """Yield consecutive tensors on one device with their piece of the host vector.
+
+    That is one run, except for a model that is split over devices.
+    """
     host = host_of(vector, elements(tensors))
     start = 0
     for device, run in groupby(tensors, key=attrgetter("device")):
@@ -70,24 +74,33 @@ def runs(tensors: list[Tensor], vector: Floats) -> Iterator[tuple[torch.device, 
 
 
 def plain(live: Sequence[Tensor]) -> bool:
-    """Whether they lie as they do in a vector."""
+    """Return True if the tensors are float32 on the CPU, as a vector is."""
     return all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in live)
 
 
 def worth(live: Sequence[Tensor], elements: int) -> bool:
-    """Whether a pass of ours takes less than torch's calls do."""
+    """Return True if our kernel's pass is faster than torch's calls for these tensors."""
     return large(elements) and plain(live)
 
 
 def large(elements: int) -> bool:
-    """Of tensors that are :func:`plain`, the same."""
+    """Return True if our kernel's pass is faster for so many elements of :func:`plain` tensors."""
     return kernel.passes is not None and elements >= LARGE_ELEMENTS
 
 
 @torch.no_grad()
 def in_one_pass(live: list[Tensor], flat: Tensor, weight: float | None = None, read: bool = True) -> bool | None:
-    """``live += weight flat`` unless that is None, then ``flat = live`` if it is to be ``read``: whether all that was
-    is finite, where the passes see that. Of tensors that are :func:`plain`."""
+    """Add ``weight * flat`` to ``live``, then copy ``live`` into ``flat``, in one pass over the memory.
+
+    Args:
+        live: Tensors that are :func:`plain`.
+        flat: A vector of as many elements.
+        weight: The factor; None adds nothing.
+        read: Whether to copy the result into ``flat``.
+
+    Returns:
+        Whether all values are finite, where the kernel checks it; otherwise None.
+    """
     few: list[Tensor] = []
     theirs: list[Tensor] = []
     rows: list[tuple[Tensor, Tensor]] = []
@@ -113,7 +126,7 @@ def in_one_pass(live: list[Tensor], flat: Tensor, weight: float | None = None, r
 
 
 def in_blocks(rows: list[tuple[Tensor, Tensor]], weight: float | None, read: bool) -> None:
-    """The same by torch, each block in cache for the second call."""
+    """Do the same as the kernel with torch, in blocks that stay in cache between the two calls."""
     for mine, theirs in rows:
         for here, shift in zip(torch.split(mine, BLOCK_ELEMENTS), torch.split(theirs, BLOCK_ELEMENTS), strict=True):
             if weight is not None:
@@ -129,7 +142,7 @@ def add(live: list[Tensor], flat: Tensor, weight: float = 1.0) -> None:
 
 
 def add_at(live: Tensor, at: Tensor, values: Tensor) -> None:
-    """Each element in the tensor's own dtype, rounded once. No position comes twice."""
+    """Add at these distinct positions, in the tensor's own dtype, rounded once."""
     flat = live.view(-1) if live.is_contiguous() else live.reshape(-1)
     flat.index_copy_(0, at, (flat.index_select(0, at) + values).to(live.dtype))
     if flat.data_ptr() != live.data_ptr():
@@ -137,9 +150,9 @@ def add_at(live: Tensor, at: Tensor, values: Tensor) -> None:
 
 
 def merge(live: list[Tensor], flat: Tensor, weight: float) -> None:
-    """In float32, whatever the tensors' dtypes: half-precision would round the difference before it is weighted."""
+    """Add ``weight * (flat - live)``, computed in float32: half precision would round the difference first."""
     pieces = cut(flat, live)
-    current = [tensor.float() for tensor in live]  # those of float32 are themselves
+    current = [tensor.float() for tensor in live]  # float32 tensors are not copied.
     torch._foreach_sub_(pieces, current)
     torch._foreach_mul_(pieces, weight)
     torch._foreach_add_(live, pieces)

@@ -1,4 +1,4 @@
-"""Vectors in memory that other processes of this host can be given to read, and nobody else to change."""
+"""Vectors in sealed shared memory: other processes of this host can read them, but only this process can write."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from gossip.averaging.vectors import Floats
 
 __all__ = ["HostMemory", "Views", "lying"]
 
-FUTURE_WRITE = 0x10  # F_SEAL_FUTURE_WRITE, Linux 5.1: what is mapped by now may write, and no descriptor ever
-NOEXEC = 0x8  # MFD_NOEXEC_SEAL, Linux 6.3: some systems give no other
-POPULATE = 0x8000  # MAP_POPULATE: its pages are found at once, and not one fault after another
+FUTURE_WRITE = 0x10  # F_SEAL_FUTURE_WRITE, Linux 5.1: existing mappings may write, new ones never.
+NOEXEC = 0x8  # MFD_NOEXEC_SEAL, Linux 6.3: some systems require it.
+POPULATE = 0x8000  # MAP_POPULATE: maps all pages at once instead of one page fault each.
 MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class Mapped:
-    """Some of a file's bytes as float32, for as long as any array lies there. Forked children do not have it."""
+    """A float32 mapping of some of a file's bytes, as long as an array uses it. Forked children do not inherit it."""
 
     def __init__(self, descriptor: int, start: int, size: int, writes: bool) -> None:
-        """``start`` is a multiple of the page's size. Raises OSError."""
+        """Map ``size`` bytes from ``start``, a multiple of the page size. Raises OSError."""
         rights, flags = (mmap.PROT_READ | mmap.PROT_WRITE, 0) if writes else (mmap.PROT_READ, POPULATE)
         address = _libc.mmap(None, size, rights, mmap.MAP_SHARED | flags, descriptor, start)
         if address is None or address == MAP_FAILED:
@@ -38,7 +38,7 @@ class Mapped:
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        """By which numpy makes an array that keeps this memory."""
+        """Describe the memory, so that numpy makes an array that keeps this object alive."""
         return {
             "version": 3, "shape": (self.bytes // 4,), "typestr": "<f4", "data": (self.address, not self.writes)
         }  # fmt: skip
@@ -49,11 +49,13 @@ class Mapped:
 
 
 class HostMemory(Mapped):
-    """One vector's memory, and the descriptor by which others may read it. It keeps its size, and whoever has the
-    descriptor can write nothing there."""
+    """One vector's memory, and the file descriptor by which other processes read it.
+
+    Seals fix the file's size, and nobody can write through the descriptor.
+    """
 
     def __init__(self, elements: int) -> None:
-        """Raises OSError: no descriptor is left, or this system seals nothing."""
+        """Allocate the memory. Raises OSError if no descriptor is free, or the system cannot seal."""
         self.descriptor = fresh_file()
         weakref.finalize(self, close, os.getpid(), self.descriptor).atexit = False
         _all.add(self)
@@ -64,7 +66,7 @@ class HostMemory(Mapped):
 
     @classmethod
     def of(cls, values: Floats) -> tuple[HostMemory, int] | None:
-        """The memory in which an array or a piece of it lies, and how many bytes lie before it there."""
+        """Return the memory that holds an array or a slice of one, and the slice's offset there in bytes."""
         found: Any = values
         while isinstance(found, np.ndarray):
             found = found.base
@@ -74,12 +76,19 @@ class HostMemory(Mapped):
 
 
 def lying(descriptor: int, offset: int, elements: int) -> Floats | None:
-    """What a descriptor from anybody leads to, to be read alone: so many float32 behind ``offset`` bytes. None where
-    reading them could ever fail or wait: it must be memory as a :class:`HostMemory`'s, and of a size that stays. Of a
-    device, a file of some server, a disk that is full, or huge pages of which none is left the kernel would end this
-    process where it reads. Raises OSError where we have no room for it."""
+    """Map the memory behind an untrusted descriptor for reading: ``elements`` float32 values at ``offset`` bytes.
+
+    The file must be memory like a :class:`HostMemory`'s, and must not shrink: then no read can fail or block. With a
+    device, a remote file, a full disk or missing huge pages the kernel would kill this process at a read.
+
+    Returns:
+        The values, or None if the descriptor is of another kind.
+
+    Raises:
+        OSError: We have no room for the mapping.
+    """
     try:
-        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)  # an error for what is not memory
+        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)  # Fails if the file is not memory.
     except OSError:
         return None
     found, stop = os.fstat(descriptor), offset + 4 * elements
@@ -90,19 +99,22 @@ def lying(descriptor: int, offset: int, elements: int) -> Floats | None:
 
 
 class Views:
-    """What was read last of one neighbour's memory: kept mapped, which is a sixth of what reading it costs, for as long
-    as the two can share any. It is the neighbour's own that it holds, after the neighbour has given it up too."""
+    """A cache of the mappings of one neighbour's memory.
 
-    MOST = 2  # which a node lends in turn: a snapshot lies where the difference before it lay
+    A kept mapping saves a sixth of the cost of reading. It keeps the neighbour's memory allocated, even after the
+    neighbour has released it, for as long as the two can share memory.
+    """
+
+    MOST = 2  # A node alternates between two: a snapshot uses the memory of the difference before it.
 
     def __init__(self) -> None:
         self.kept: dict[tuple[int, ...], Floats] = {}
         self.lock = threading.Lock()
 
     def lying(self, descriptor: int, offset: int, elements: int) -> Floats | None:
-        """As the function; in any thread."""
+        """Return the view, as the module's function does. Thread-safe."""
         file = os.fstat(descriptor)
-        key = file.st_dev, file.st_ino, offset, elements  # nobody else's while it is mapped
+        key = file.st_dev, file.st_ino, offset, elements  # Unique while the file is mapped.
         with self.lock:
             view = self.kept.pop(key, None)
         if view is None:
@@ -116,7 +128,7 @@ class Views:
 
 
 def device() -> int:
-    """Of the file system on which all plain memory lies, with no limit of its own."""
+    """Return the device number of the file system of plain memory files, which has no size limit of its own."""
     if not _device:
         descriptor = fresh_file()
         _device.append(os.fstat(descriptor).st_dev)
@@ -132,7 +144,7 @@ def fresh_file() -> int:
         return os.memfd_create("gossip", flags)
 
 
-# The module mmap would keep a descriptor of its own, which no forked child could close.
+# Call mmap through ctypes: the module mmap would keep a descriptor of its own, which a forked child could not close.
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (
@@ -145,7 +157,7 @@ _all: weakref.WeakSet[HostMemory] = weakref.WeakSet()
 
 
 def unmap(process: int, address: int, size: int) -> None:
-    """A forked child has nothing there, or something else."""
+    """Unmap the memory, unless this is a forked child, which does not have it."""
     if process == os.getpid():
         _libc.munmap(address, size)
 
@@ -156,7 +168,7 @@ def close(process: int, descriptor: int) -> None:
 
 
 def _close_all() -> None:
-    """In the child, which would keep all of that memory for as long as it lives."""
+    """Close all descriptors in a forked child, which would otherwise keep the memory allocated."""
     for memory in list(_all):
         with contextlib.suppress(OSError):
             os.close(memory.descriptor)

@@ -1,5 +1,7 @@
-"""The weights that a node gives up for another run's, kept until the others have proved themselves: in memory, to put
-them back at once, and on disk, for whoever wants them back later."""
+"""A backup of the weights that a node replaces with another run's, until a trial shows whether the others are better.
+
+One copy stays in memory, to be restored at once; one is on disk, for later use.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,10 @@ Floats = NDArray[np.float32]
 
 
 class KeptWeights:
-    """``save`` writes the live model and optimizers to disk; what it cannot write is not given up. Used by the training
-    thread alone."""
+    """A backup of the model and the optimizers. Only the training thread uses it.
+
+    ``save`` writes both to disk. If it fails, the weights are not replaced.
+    """
 
     def __init__(
         self, state: State, optimizers: Optimizers | None = None, save: Callable[[], None] = lambda: None
@@ -30,15 +34,15 @@ class KeptWeights:
         self.state, self.live, self.save = state, optimizers or Optimizers(), save
         self.weights: Floats | None = None
         self.optimizers: list[dict[str, Any]] = []
-        self.why_not = ""  # the last could not be kept
+        self.why_not = ""  # Why the last backup failed.
 
     @property
     def holds(self) -> bool:
-        """Whether weights are kept."""
+        """Return True if there is a backup."""
         return self.weights is not None
 
     def keep(self) -> bool:
-        """Whether the weights may be overwritten now."""
+        """Back up the weights. Return True if they may be overwritten now."""
         try:
             self.save()
         except CheckpointError as error:
@@ -50,13 +54,13 @@ class KeptWeights:
         return True
 
     def distance(self, theirs: Floats) -> tuple[float, float]:
-        """``|theirs - kept|^2`` and ``|kept|^2``, over the weights that exchanges carry."""
+        """Return ``|theirs - kept|^2`` and ``|kept|^2``, over the weights that exchanges carry."""
         assert self.weights is not None
         ours = self.weights[: self.state.layout.exchanged]
         return difference(theirs[: ours.size], ours, np.empty_like(ours))
 
     def put_back(self) -> Floats:
-        """Overwrite the live weights and the optimizers' state; returns the weights."""
+        """Restore the live weights and the optimizers' state; return the weights."""
         weights, self.weights = self.weights, None
         assert weights is not None
         self.state.write(weights)

@@ -1,4 +1,4 @@
-"""The loss that a training loop gives, read without waiting for its device."""
+"""The training loop's loss, read without waiting for its device."""
 
 from __future__ import annotations
 
@@ -12,26 +12,29 @@ __all__ = ["LastLoss"]
 
 
 class LastLoss:
-    """Given at every step, read now and then. A loss on CUDA is the one of the last reading whose copy has arrived:
-    asking for this one would wait for the device."""
+    """The last loss, set at every step and read now and then.
+
+    On CUDA, the value is that of the last copy to the host that has arrived: the current one would wait for the device.
+    """
 
     def __init__(self) -> None:
         self.given: Any = None
-        self.lost = False  # the last that was read is no number
+        self.lost = False  # The last loss that was read is not finite.
         self._value: float | None = None
         self._copy: tuple[Tensor, torch.cuda.Event] | None = None
 
     def give(self, loss: Any) -> None:
-        """A scalar tensor or number; of a tensor the graph behind it is let go."""
+        """Store a scalar tensor or a number; a tensor is detached from its graph."""
         self.given = loss.detach() if isinstance(loss, Tensor) else loss
 
     def read(self) -> float | None:
-        """None where none was given, or it is not finite."""
+        """Return the loss, or None if there is none or it is not finite."""
         loss = self.given
         if isinstance(loss, Tensor) and loss.is_cuda:
             return self._read_cuda(loss)
         ready = getattr(loss, "is_ready", None)
-        if ready is None or ready():  # else it is one of JAX: the one of the last reading stays, as on CUDA
+        # An unfinished JAX loss leaves the last value in place, as on CUDA.
+        if ready is None or ready():
             self._value = None if loss is None else self._number(float(loss))
         return self._value
 

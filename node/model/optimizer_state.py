@@ -1,4 +1,4 @@
-"""What optimizers keep for each parameter that they train: read, written, and created where there is none yet."""
+"""The per-parameter state of optimizers: read, written, and created where it is missing."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ from node.model.tensors import LiveTensors
 __all__ = ["MAX_OPTIMIZER_KEYS", "OptimizerState"]
 
 MAX_OPTIMIZER_KEYS = 4
-"""Tensors of a parameter's shape that an optimizer keeps for it: Adam with amsgrad and centred RMSprop keep 3."""
+"""The most tensors of a parameter's shape in an optimizer's state: amsgrad Adam and centred RMSprop keep 3."""
 
 
 class OptimizerState:
-    """Of the ``optimizers`` of a model's ``tensors``; without any there is none. A trained parameter requires a
-    gradient and is held by an optimizer: of several that hold it the first counts. Raises :class:`LayoutError` for an
-    optimizer of another model."""
+    """The state of the ``optimizers`` for a model's ``tensors``; empty without optimizers.
+
+    A trained parameter requires a gradient and is in an optimizer; if several hold it, the first one counts.
+
+    Raises:
+        LayoutError: An optimizer holds none of the model's tensors.
+    """
 
     def __init__(self, tensors: LiveTensors, optimizers: Optimizers) -> None:
         self._tensors, self._optimizers = tensors, optimizers.all
@@ -40,13 +44,15 @@ class OptimizerState:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Names of what is kept for EVERY trained parameter in its shape, sorted; none where it is not the same for all
-        of them: a part of what an optimizer keeps is of no use to another."""
+        """Return the sorted names of the state tensors that EVERY trained parameter has in its own shape.
+
+        Empty if parameters differ in their names: a joiner cannot use half of an optimizer's state.
+        """
         keys: set[str] | None = None
         owners = self.owners()
         for parameter in self.trained():
             state = owners[id(parameter)].state.get(parameter, {})
-            # "step" is a scalar by meaning: for a model of scalars alone its shape would not tell.
+            # "step" is a scalar by meaning, but the shape of a scalar parameter would not tell.
             mine = {k for k, v in state.items() if k != "step" and _is_state_of(v, parameter)}
             if not mine or mine != (keys or mine):
                 return ()
@@ -60,7 +66,7 @@ class OptimizerState:
         return found
 
     def scalars(self) -> dict[str, float]:
-        """Of those that are no tensors of a parameter's shape, the largest over the trained parameters."""
+        """Return the state's scalars, each as the largest value over the trained parameters."""
         keys = self.keys
         if not keys:
             return {}
@@ -72,34 +78,37 @@ class OptimizerState:
         return scalars
 
     def owners(self) -> dict[int, torch.optim.Optimizer]:
-        """Of each tensor that is held the optimizer, by the tensor's id: looked up anew, since groups may be added."""
+        """Map each tensor's id to its optimizer; computed anew, since groups may be added."""
         return {id(parameter): one for one, group in reversed(self.groups()) for parameter in group["params"]}
 
     def groups(self) -> list[tuple[torch.optim.Optimizer, dict[str, Any]]]:
         return [(one, group) for one in self._optimizers for group in one.param_groups]
 
     def trained(self) -> list[Tensor]:
-        """In the layout's order."""
+        """Return the trained parameters in the layout's order."""
         if not self._optimizers:
             return []
         owners = self.owners()
         return [tensor for tensor in self._tensors.current() if id(tensor) in owners and tensor.requires_grad]
 
     def each(self) -> list[dict[str, Any]]:
-        """What is kept for each trained parameter, created where there is nothing yet."""
+        """Return the state of each trained parameter; a missing one is created empty."""
         owners = self.owners()
         return [owners[id(parameter)].state[parameter] for parameter in self.trained()]
 
     def tensors(self, keys: Sequence[str]) -> list[Tensor]:
-        """The state for each key of all trained parameters, in the order in which a vector holds it."""
+        """Return the state tensors of all trained parameters, key by key, in the vector's order."""
         states = self.each() if keys else []
         return [state[key] for key in keys for state in states]
 
     def examples(self, keys: Sequence[str], numbers: Mapping[str, float]) -> dict[int, dict[str, Any]]:
-        """What the optimizer keeps, by the id of each trained parameter; raises unless these names are exactly that.
+        """Return an example of the optimizer's state by the id of each trained parameter.
 
-        A fresh optimizer keeps nothing yet and no table knows every optimizer, so a copy of it takes one step on a
-        parameter of its own, with the options of each group.
+        A fresh optimizer has no state yet, and no table covers every optimizer. So a copy of it takes one step on a
+        small parameter, with each group's options.
+
+        Raises:
+            LayoutError: The names in the example differ from ``keys`` and ``numbers``, or a name or number is invalid.
         """
         if len(keys) > MAX_OPTIMIZER_KEYS or len(numbers) > MAX_OPTIMIZER_KEYS or len(set(keys)) < len(keys):
             raise LayoutError(f"Optimizer state is at most {MAX_OPTIMIZER_KEYS} different keys, and as many scalars.")
@@ -121,7 +130,7 @@ class OptimizerState:
             name = type(one).__name__
             try:
                 parameter, state = _tried(one, group)
-            except Exception as error:  # a user's own optimizer may raise anything
+            except Exception as error:  # A user's optimizer may raise anything.
                 raise LayoutError(f"What {name} keeps cannot be told ({error}): take the weights alone.") from error
             tensors = {key for key, value in state.items() if key != "step" and _is_state_of(value, parameter)}
             scalars = {key for key, value in state.items() if key not in tensors and _is_scalar(value)}
@@ -134,7 +143,7 @@ class OptimizerState:
         return kept
 
     def create(self, keys: Sequence[str], examples: Mapping[int, Mapping[str, Any]]) -> list[Tensor]:
-        """As :meth:`tensors`, with those that there were none of yet."""
+        """Return the same as :meth:`tensors`, after creating what is missing as zeros."""
         trained, states = (self.trained(), self.each()) if keys else ([], [])
         made = list[Tensor]()
         for key in keys:
@@ -145,21 +154,24 @@ class OptimizerState:
         return made
 
     def set_scalars(self, numbers: Mapping[str, float], examples: Mapping[int, Mapping[str, Any]]) -> None:
-        """Of every trained parameter."""
+        """Set these scalars for every trained parameter."""
         trained, states = (self.trained(), self.each()) if numbers else ([], [])
         for key, number in numbers.items():
             for parameter, state in zip(trained, states, strict=True):
                 example = examples[id(parameter)][key]
                 if isinstance(state.get(key), Tensor):
                     state[key].fill_(number)
-                elif isinstance(example, Tensor):  # on the host, but beside the parameter when fused or captured
+                # Scalars are on the host, but on the parameter's device if the optimizer is fused or captured.
+                elif isinstance(example, Tensor):
                     beside = parameter.device if example.is_cuda else example.device
                     state[key] = torch.full_like(example, number, device=beside)
                 else:
                     state[key] = type(example)(number)
 
     def forget_spoiled(self) -> None:
-        """Of each parameter all of it or nothing: an optimizer makes what it lacks altogether."""
+        """Clear the state of each parameter that has a non-finite tensor: an optimizer recreates a missing state only
+        as a whole.
+        """
         for state in self.each():
             kept = [value for value in state.values() if isinstance(value, Tensor) and value.is_floating_point()]
             if not all(bool(torch.isfinite(value).all()) for value in kept):
@@ -167,14 +179,14 @@ class OptimizerState:
 
 
 def _tried(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-    """A parameter like those of the group, and what the optimizer keeps for it after one step."""
+    """Return a small parameter like the group's, and what the optimizer keeps for it after one step."""
     like = group["params"][0]
     parameter = nn.Parameter(torch.zeros(2, 2, dtype=like.dtype, device=like.device))
     parameter.grad = torch.zeros_like(parameter)
-    probe = copy.copy(optimizer)  # without the user's hooks: torch leaves them out of a copy
+    probe = copy.copy(optimizer)  # torch leaves the user's hooks out of a copy.
     probe.state = defaultdict(dict)
     probe.param_groups = [{**group, "params": [parameter]}]
-    type(optimizer).step(probe)  # the class's, since a scheduler puts its own in front of the instance's
+    type(optimizer).step(probe)  # Take the class's method: a scheduler wraps the instance's.
     return parameter, {key: value for key, value in probe.state[parameter].items() if value is not None}
 
 

@@ -1,4 +1,4 @@
-"""The optimizers of a training loop, as Node was given them: none, one, or several."""
+"""The optimizers of a training loop as given to Node: none, one, or several."""
 
 from __future__ import annotations
 
@@ -14,13 +14,19 @@ from node.model.quasi_global import QuasiGlobal
 
 __all__ = ["Optimizers"]
 
-MOST_WRAPPERS = 4  # around one optimizer: frameworks put one, and one framework in another two
-SEVERAL = "optimizers"  # the key of a checkpoint's state of more than one
+MOST_WRAPPERS = 4  # The most wrappers around one optimizer: nested frameworks add up to two.
+SEVERAL = "optimizers"  # The checkpoint's key for the state of more than one.
 
 
 class Optimizers:
-    """``given``: a ``torch.optim.Optimizer``, a list or tuple of them, or None. Those that frameworks wrap (accelerate,
-    Lightning) are looked into. Raises :class:`~gossip.errors.ConfigError` for anything else."""
+    """The optimizers of one training loop, without the wrappers of frameworks (accelerate, Lightning).
+
+    Args:
+        given: A ``torch.optim.Optimizer``, a list or tuple of them, or None.
+
+    Raises:
+        ConfigError: ``given`` is something else.
+    """
 
     def __init__(self, given: object = None) -> None:
         each = given if isinstance(given, list | tuple) else () if given is None else (given,)
@@ -29,30 +35,33 @@ class Optimizers:
 
     @property
     def rate(self) -> float:
-        """The sum of all learning rates; NaN where there is none, or where one lies on a device."""
+        """Return the sum of all learning rates; NaN if there is none, or if one is on a device."""
         rates = [group.get("lr") for one in self.all for group in one.param_groups]
         if not rates or not all(isinstance(rate, int | float) or plain_tensor(rate) for rate in rates):
             return math.nan
         return math.fsum(float(rate) for rate in rates)  # type: ignore[arg-type]
 
     def mixed(self) -> None:
-        """What exchanges brought was added to the parameters."""
+        """Tell the optimizers that an exchange changed the parameters."""
         for one in self.quasi_global:
             one.mixed()
 
     def joined(self, keep: bool = False) -> None:
-        """The parameters were replaced; ``keep``: the momentum came along."""
+        """Tell the optimizers that the parameters were replaced; with ``keep``, the momentum was replaced too."""
         for one in self.quasi_global:
             one.joined(keep)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """One's own, as any tool reads it; of several theirs in order; None where there is none."""
+        """Return a single optimizer's plain ``state_dict()``, or those of several in order; None without optimizers."""
         states = [one.state_dict() for one in self.all]
         return {SEVERAL: states} if len(states) > 1 else states[0] if states else None
 
     def states(self, saved: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-        """Of what :meth:`state_dict` gave each one's part, for :meth:`load`; nothing where either side has nothing.
-        Raises :class:`~gossip.errors.CheckpointError` where it is not of as many."""
+        """Split a saved :meth:`state_dict` by optimizer, for :meth:`load`; empty if either side has none.
+
+        Raises:
+            CheckpointError: The file has another number of optimizers.
+        """
         if saved is None or not self.all:
             return []
         states = list(saved[SEVERAL]) if SEVERAL in saved else [dict(saved)]
@@ -64,19 +73,21 @@ class Optimizers:
         return states
 
     def load(self, states: list[dict[str, Any]]) -> None:
-        """What :meth:`states` gave."""
+        """Load the states that :meth:`states` returned."""
         for one, state in zip(self.all, states, strict=False):
             one.load_state_dict(state)
 
 
 def plain_tensor(rate: object) -> bool:
-    """Whether reading this learning rate waits for no device."""
+    """Return True if reading this learning rate does not wait for a device."""
     return isinstance(rate, torch.Tensor) and rate.device.type == "cpu"
 
 
 def unwrapped(optimizer: object) -> torch.optim.Optimizer:
-    """The optimizer in a framework's wrapper, which is one that has no state of its own. Others (Lookahead, SAM) are
-    optimizers themselves."""
+    """Return the optimizer behind a framework's wrappers, which share its state.
+
+    Others that wrap an optimizer (Lookahead, SAM) have their own state and are optimizers themselves.
+    """
     for _ in range(MOST_WRAPPERS):
         inner = getattr(optimizer, "optimizer", getattr(optimizer, "_optimizer", None))
         if not isinstance(inner, torch.optim.Optimizer) or getattr(optimizer, "state", None) is not inner.state:

@@ -1,4 +1,4 @@
-"""Host vectors, kept to be used again."""
+"""A pool of reusable host vectors."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ __all__ = ["VectorPool"]
 
 
 class VectorPool:
-    """Host vectors, reused: an exchange needs two (snapshot and difference) and page faults would cost as much as the
-    transfer. Used by both threads."""
+    """A pool of host vectors for both threads.
 
-    KEPT = 8  # 2 x (1 outgoing + 2 incoming) and a joiner's donation or two
-    AT_ONCE_ELEMENTS = 1 << 20  # whose pages a step boundary may take: some milliseconds
-    SHARED_ELEMENTS = 65_536  # of a vector that other processes are given: 400 KB cost as much by a socket
+    An exchange needs two (snapshot and difference). Fresh memory would cost as much in page faults as the transfer.
+    """
+
+    KEPT = 8  # 2 x (1 outgoing + 2 incoming), and one or two donations to joiners.
+    AT_ONCE_ELEMENTS = 1 << 20  # Below this, page faults at a step boundary take only milliseconds.
+    SHARED_ELEMENTS = 65_536  # The least size that is shared: a socket carries smaller ones (400 KB) at the same cost.
 
     def __init__(self, state: State) -> None:
         self.state = state
         self.lock = threading.Lock()
-        self.free: dict[int, list[Floats]] = {}  # by size, those given back last at the end
-        self.sharing = False  # whether large ones lie where other processes of this host can be given them
-        self.largest = self.held = 0  # elements: of one, and of all in free
-        # The newest snapshot, for newcomers that come while the training loop stands. It costs nothing: what is kept is
-        # a vector that the next exchange takes anyway, after all others; by then it has a newer snapshot.
+        self.free: dict[int, list[Floats]] = {}  # By size, those returned last at the end.
+        self.sharing = False  # Whether large vectors are in memory that other processes of this host can map.
+        self.largest = self.held = 0  # In elements: the largest array, and all in `free`.
+        # The newest snapshot, for newcomers that come while the training loop is idle. It needs no memory of its own: a
+        # free vector holds it, and the next exchange takes that vector last.
         self.last: Vector | None = None
-        self.last_at = -math.inf  # time.monotonic() when one was last taken or asked for
+        self.last_at = -math.inf  # time.monotonic() when a snapshot was last taken or asked for.
 
     def take(self, elements: int | None = None) -> Vector:
-        """A vector of so many elements, by default of the weights that exchanges carry."""
+        """Return a vector of ``elements`` elements, by default those that exchanges carry."""
         size = self.state.layout.exchanged if elements is None else elements
         with self.lock:
             kept, last = self.free.get(size), None if self.last is None else self.last.array
@@ -52,11 +54,11 @@ class VectorPool:
         return Vector(self.buffer(size) if array is None else array)
 
     def at_hand(self, elements: int) -> bool:
-        """Fresh pages cost four times what a copy costs."""
+        """Return True if a vector needs no fresh pages, which cost four times what a copy costs."""
         return elements < self.AT_ONCE_ELEMENTS or bool(self.free.get(elements))
 
     def pass_by(self, elements: int) -> Vector:
-        """One whose memory goes when it is given back: back to the system, where an allocator would keep it."""
+        """Return a vector whose memory returns to the system when it is given back; an allocator would keep it."""
         if not self.sharing and elements >= self.SHARED_ELEMENTS:
             with contextlib.suppress(OSError):
                 vector = Vector.mapped(elements)
@@ -74,13 +76,12 @@ class VectorPool:
 
     @property
     def lends(self) -> bool:
-        """Whether vectors of the weights can lie where other processes are given them, once they are shared."""
+        """Return True if vectors of the weights can be in memory that other processes map, once sharing is on."""
         large = self.state.layout.exchanged >= self.SHARED_ELEMENTS
         return large and self.state.takes(np.empty(0, np.float32))
 
     def share(self) -> None:
-        """From now on large vectors lie in memory that others of this host can be given to read. What is in use is
-        replaced when it comes back."""
+        """Allocate large vectors in shared memory from now on. Vectors in use are replaced when they come back."""
         with self.lock:
             if self.sharing:
                 return
@@ -92,18 +93,18 @@ class VectorPool:
                 self.drop(dropped)
 
     def lease(self, vector: Vector) -> Lease:
-        """The vector is nobody else's until that, and all others, have ended."""
+        """Add a user to the vector; nobody may reuse it until all leases have ended."""
         with self.lock:
             vector.users += 1
         return Lease(self, vector)
 
     def keep(self, vector: Vector) -> None:
-        """A snapshot, newer than any other, that nobody will change while it has users."""
+        """Remember the newest snapshot, which stays unchanged while it has users."""
         with self.lock:
             self.last, self.last_at = vector, time.monotonic()
 
     def recall(self) -> Vector | None:
-        """The newest snapshot, with one more user."""
+        """Return the newest snapshot with one more user, or None."""
         with self.lock:
             last = self.last
             if last is None:
@@ -116,7 +117,7 @@ class VectorPool:
             return last
 
     def forget(self) -> None:
-        """The weights are others now."""
+        """Forget the newest snapshot: the weights were replaced."""
         with self.lock:
             self.last, self.last_at = None, -math.inf
 
@@ -134,7 +135,7 @@ class VectorPool:
                     self.keep_free(since.array)
 
     def keep_free(self, array: Floats) -> None:
-        """Keep an array that nobody uses for the next one who takes a vector; the lock is held."""
+        """Keep an unused array for the next :meth:`take`. The caller holds the lock."""
         size = array.size
         kept = self.free[size] = self.free.pop(size, [])
         if len(kept) == self.KEPT or (self.sharing and self.replaced(array)):
@@ -143,16 +144,16 @@ class VectorPool:
         kept.append(array)
         self.held += size
         self.largest = max(self.largest, size)
-        while self.held > self.KEPT * self.largest:  # a partner's offer says how large a part is
+        while self.held > self.KEPT * self.largest:  # Bound the memory: a partner's offer decides the size of a part.
             oldest = next(iter(self.free))
             self.held -= oldest * len(self.free[oldest])
             self.drop(self.free.pop(oldest))
 
     def replaced(self, array: Floats) -> bool:
-        """Whether it was made before vectors were shared."""
+        """Return True if the array is large and was allocated before sharing began."""
         return array.size >= self.SHARED_ELEMENTS and HostMemory.of(array) is None and self.state.takes(array)
 
     def drop(self, arrays: list[Floats]) -> None:
-        """These are no longer kept, and so the newest snapshot is not where it is among them."""
+        """Forget the newest snapshot if it is in one of these arrays, which are no longer kept."""
         if self.last is not None and any(one is self.last.array for one in arrays):
             self.last = None

@@ -1,9 +1,11 @@
-"""Quasi-global momentum: an optimizer whose momentum is what gossip did to the parameters, not the local gradients.
+"""Quasi-global momentum: an optimizer whose momentum follows the mixed parameters, not the local gradients.
 
-A node's own gradients point where its own data pull. On uneven data, momentum built from them carries each node away
-from the others between two mixes. What a node moved by from one mix to the next, mixes included, is nearer to where the
-swarm as a whole is going (T. Lin, S. P. Karimireddy, S. U. Stich, M. Jaggi, "Quasi-Global Momentum: Accelerating
-Decentralized Deep Learning on Heterogeneous Data", ICML 2021, arXiv:2102.04761, algorithm 1, QG-DSGDm).
+A node's own gradients follow its own data. On uneven data, a momentum built from them carries each node away from the
+others between two mixes. A node's movement from one mix to the next, mixes included, is nearer to the swarm's
+direction.
+
+See T. Lin, S. P. Karimireddy, S. U. Stich, M. Jaggi, "Quasi-Global Momentum: Accelerating Decentralized Deep Learning
+on Heterogeneous Data", ICML 2021, arXiv:2102.04761, algorithm 1, QG-DSGDm.
 """
 
 from __future__ import annotations
@@ -20,34 +22,43 @@ from gossip.errors import ConfigError
 
 __all__ = ["QuasiGlobal"]
 
-# Not SGD's "momentum_buffer": a swarm that averages optimizer state must not take one for the other.
+# Not SGD's "momentum_buffer": a swarm that averages optimizer state must not confuse the two.
 KEY = "quasi_global"
 
 
 @dataclass(slots=True)
 class Since:
-    """What one parameter did since the last mix. Not in the optimizer's ``state``, where a node would average it."""
+    """One parameter's movement since the last mix. Kept outside the optimizer's ``state``, which a node may average."""
 
     before: Tensor
-    """x_old, a copy of the parameter as it was just after the last mix."""
+    """x_old, a copy of the parameter just after the last mix."""
     rates: float = 0.0
-    """The sum of the learning rates of the steps since: lr H where the rate is constant."""
+    """The sum of the learning rates of the steps since then: lr H for a constant rate."""
 
 
 class QuasiGlobal(torch.optim.Optimizer):
-    """SGD with quasi-global momentum ``m``, in the place of ``torch.optim.SGD(..., momentum=0.9)``:
+    """SGD with quasi-global momentum ``m``, in the place of ``torch.optim.SGD(..., momentum=0.9)``.
 
-        step:   x <- x - lr (g + momentum m)        # g with weight decay, as SGD's
+        step:   x <- x - lr (g + momentum m)        # g with weight decay, as in SGD
         mix:    m <- momentum m + (1 - momentum) (x_old - x_new) / (sum of lr over the steps since the last mix)
 
-    A Node calls :meth:`mixed` and :meth:`joined` by itself; in another loop, call them after parameters were averaged
-    and replaced. Before its first mix, and in a loop that never mixes, it is SGD without momentum, bit for bit. Under a
-    steady gradient ``m`` tends to g / (1 - momentum), as SGD's does, but over 1 / (1 - momentum)^2 mixes.
+    A Node calls :meth:`mixed` and :meth:`joined` by itself. In another loop, call them after parameters were averaged
+    and replaced. Before its first mix, this is SGD without momentum, bit for bit. Under a constant gradient ``m`` tends
+    to g / (1 - momentum), as SGD's does, but over 1 / (1 - momentum)^2 mixes.
 
-    It is an ordinary optimizer (groups, schedulers, ``state_dict``) whose state is ``m``, one tensor for each
-    parameter, which begins at zero. Beside it lies ``x_old``, as large again; that is not saved: loading a state begins
-    a new interval at the next step. A parameter that had no gradient since the last mix keeps its momentum, and what
-    moved it counts at its next; so does a mix without a step (accumulated gradients, settling). Raises ConfigError.
+    Its ``state`` is ``m``, one tensor for each parameter, initially zero. ``x_old`` takes as much memory and is not
+    saved: loading a state starts a new interval at the next step. A parameter without a gradient since the last mix
+    keeps its momentum. Its movement counts at its next mix. The same holds for a mix without a step (accumulated
+    gradients, settling).
+
+    Args:
+        params: Parameters or groups, as for any optimizer.
+        lr: The learning rate, from 0 up.
+        momentum: In [0, 1).
+        weight_decay: From 0 up.
+
+    Raises:
+        ConfigError: An argument is out of range.
     """
 
     def __init__(self, params: ParamsT, lr: float, momentum: float = 0.9, weight_decay: float = 0.0) -> None:
@@ -58,12 +69,12 @@ class QuasiGlobal(torch.optim.Optimizer):
         if not 0.0 <= weight_decay < float("inf"):
             raise ConfigError(f"weight_decay is {weight_decay:g} and must be a number from 0 up.")
         self._since: dict[Tensor, Since] = {}
-        # The names are SGD's, so that schedulers that cycle the momentum find it.
+        # Use SGD's names, so that schedulers that cycle the momentum find it.
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One local step; returns the closure's loss."""
+        """Take one local step; return the closure's loss."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -77,7 +88,7 @@ class QuasiGlobal(torch.optim.Optimizer):
             gradients: Any = [parameter.grad for parameter in parameters]
             if decay:
                 gradients = torch._foreach_add(gradients, parameters, alpha=decay)
-            # Added one after the other: their sum would be another copy of the model, and four times the time.
+            # Add one after the other: a sum first would need another copy of the model, and four times the time.
             torch._foreach_add_(parameters, gradients, alpha=-lr)
             torch._foreach_add_(parameters, momenta, alpha=-lr * mu)
             for parameter in parameters:
@@ -86,14 +97,14 @@ class QuasiGlobal(torch.optim.Optimizer):
 
     @torch.no_grad()
     def mixed(self) -> None:
-        """Parameters were averaged with others, and hold the result: the momentum takes up how far they came."""
+        """Update the momentum from the parameters' movement, after they were averaged with others."""
         for group in self.param_groups:
             mu = group["momentum"]
             moved: list[Tensor] = [parameter for parameter in group["params"] if self._rates(parameter) > 0.0]
             if not moved:
                 continue
             momenta: list[Tensor] = [self.state[parameter][KEY] for parameter in moved]
-            distances = [self._since[parameter].before for parameter in moved]  # its memory is used again below
+            distances = [self._since[parameter].before for parameter in moved]  # Its memory is used again below.
             torch._foreach_sub_(distances, moved)
             torch._foreach_mul_(distances, [(1.0 - mu) / self._rates(parameter) for parameter in moved])
             torch._foreach_mul_(momenta, mu)
@@ -104,8 +115,7 @@ class QuasiGlobal(torch.optim.Optimizer):
 
     @torch.no_grad()
     def joined(self, keep: bool = False) -> None:
-        """Parameters were replaced: how far they came says nothing, and the momentum begins at zero. ``keep``: it came
-        along with them."""
+        """Reset the momentum to zero after the parameters were replaced; with ``keep`` it was replaced too."""
         self._since.clear()
         if keep:
             return
@@ -114,17 +124,17 @@ class QuasiGlobal(torch.optim.Optimizer):
                 state[KEY].zero_()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """As any optimizer's. Load the weights before the next step: from there on their way is measured."""
+        """Load the state like any optimizer. Load the weights before the next step, where a new interval starts."""
         super().load_state_dict(dict(state_dict))
         self._since.clear()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Of a copy, which torch makes without private attributes; it also serves who tries what this class keeps."""
+        """Restore a copy, which torch makes without private attributes. Probes of an optimizer's state need copies."""
         super().__setstate__(state)
         self._since = {}
 
     def _begun(self, parameter: Tensor) -> Tensor:
-        """The parameter's momentum, with everything there that its first step needs."""
+        """Return the parameter's momentum, after creating what its first step needs."""
         assert parameter.grad is not None
         if parameter.grad.is_sparse:
             raise ConfigError("QuasiGlobal needs dense gradients: make the embedding with sparse=False.")

@@ -1,10 +1,10 @@
-"""A live model <-> one flat float32 host vector, at a step boundary.
+"""Copies between a live model and one flat float32 host vector, at a step boundary.
 
-The training thread calls in here between two steps; nobody else ever touches live tensors. A copy is two or three large
-calls: one C++ call cuts the flat buffer into tensors of the right shapes, one foreach call moves them all. (Cutting
-takes 1 us a tensor, so the pieces are not kept: a cache of them would pin every buffer it ever saw.)
+Only the training thread touches live tensors, between two steps. A copy is two or three large calls: one C++ call cuts
+the flat buffer into views, one foreach call moves them all. Cutting takes 1 us a tensor. The views are not cached,
+because a cache would pin every buffer.
 
-The CUDA branch is written for, and tested as far as CPU allows; it is not yet measured.
+The CUDA branch is tested as far as a CPU allows; it is not measured.
 """
 
 from __future__ import annotations
@@ -31,21 +31,23 @@ from node.model.tensors import LiveTensors, plain_name
 
 __all__ = ["Copies", "ModelState"]
 
-MAPPED_ELEMENTS = 1 << 16  # of a host vector that is worth pages of its own
+MAPPED_ELEMENTS = 1 << 16  # The least size of a host vector that gets pages of its own.
 
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Copies under way. Until they are done a host array is not to be read (of a read) or written (of an addition)."""
+    """Pending copies. Until they are done, do not use the host array: a read still writes it, an addition still reads
+    it.
+    """
 
     events: tuple[torch.cuda.Event, ...] = ()
 
     def done(self) -> bool:
-        """Whether they have finished; always true on CPU. May be asked from any thread."""
+        """Return True once the copies have finished; always True on the CPU. Thread-safe."""
         return not self.events or all(event.query() for event in self.events)  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        """Block until they have."""
+        """Block until the copies have finished."""
         for event in self.events:
             event.synchronize()
 
@@ -53,17 +55,23 @@ class Copies:
 class ModelState(State):
     """A model's floating-point tensors, and its optimizers', as flat float32 vectors.
 
-    ``model`` is a module: its parameters (tied ones once), then its persistent floating-point buffers, then parameters
-    that are frozen where others are trained, which exchanges leave out (``frozen``: they are parameters as all others).
-    Or it is a mapping of names to tensors, writable numpy arrays, or anything with ``__dlpack__`` that may be written:
-    all of them are parameters, shared and never copied. Integer and boolean tensors are left alone in both.
+    A module contributes its parameters (tied ones once), then its persistent floating-point buffers. Frozen parameters
+    come last and are not exchanged, unless all are frozen or ``frozen`` is set. A mapping may name tensors, writable
+    numpy arrays, or writable objects with ``__dlpack__``. All of these are parameters, shared and never copied. Integer
+    and boolean tensors are ignored in both.
 
-    The vector of the weights is the layout's, without what is frozen where it is that much shorter. What newcomers take
-    has all of it, and behind it the optimizers' state: for each of :attr:`optimizer_keys`, the tensors of all trained
-    parameters in the layout's order. A trained parameter requires a gradient and is held by an optimizer.
+    A vector of the weights follows the layout. It may end before the frozen tensors. The vector that newcomers take has
+    all weights, followed by the optimizers' state. That is, for each of :attr:`optimizer_keys`, the tensors of all
+    trained parameters in the layout's order. A trained parameter requires a gradient and is in an optimizer.
 
-    Raises :class:`LayoutError`: here for what cannot be exchanged, and at any later call when a tensor was replaced by
-    another object, or changed its shape or dtype, since. ``load_state_dict()`` and ``to(device)`` are no such change.
+    Args:
+        model: A module, or a mapping of names to tensors and arrays.
+        optimizers: As for :class:`Optimizers`.
+        frozen: Whether to exchange frozen parameters like all others.
+
+    Raises:
+        LayoutError: Here, if a tensor cannot be exchanged. In any later call, if a tensor was replaced by another
+            object, or changed its shape or dtype. ``load_state_dict()`` and ``to(device)`` are allowed.
     """
 
     def __init__(
@@ -73,31 +81,31 @@ class ModelState(State):
         given = optimizers if isinstance(optimizers, Optimizers) else Optimizers(optimizers)
         self._state = OptimizerState(self._tensors, given)
         self._side: dict[torch.device, torch.cuda.Stream] = {}
-        self._held: dict[tuple[torch.device, int], tuple[int, Tensor]] = {}  # what is added again and again
+        # Device copies of values that are added repeatedly.
+        self._held: dict[tuple[torch.device, int], tuple[int, Tensor]] = {}
         self.layout = self._tensors.layout
-        self._exchanged = sum(segment.kind != "frozen" for segment in self.layout.segments)  # tensors
+        self._exchanged = sum(segment.kind != "frozen" for segment in self.layout.segments)  # Number of tensors.
         self.weighs = worth(self._tensors.current()[: self._exchanged], self.layout.exchanged)
 
     @property
     def optimizer_keys(self) -> tuple[str, ...]:
-        """Names of the float state that is kept for EVERY trained parameter in its shape, sorted.
+        """Return the sorted names of the float state that EVERY trained parameter has in its own shape.
 
-        Empty before the first optimizer step, for an optimizer without state, without an optimizer, and where several
-        do not keep the same.
+        Empty before the first optimizer step, for optimizers without state, and if parameters differ in their state.
         """
         return self._state.keys
 
     def optimizer_scalars(self) -> dict[str, float]:
-        """The scalars among the optimizer's state (``step``), for a node that takes this one's state over.
+        """Return the scalars of the optimizer's state (``step``), for a node that takes this state over.
 
-        The largest over the parameters: one that gets a gradient in every step has it, and a bias correction that is
-        too small only makes the next steps smaller.
+        Each is the largest over the parameters: a parameter with a gradient in every step has it. If a bias correction
+        is too small, the next steps are only smaller.
         """
         return self._state.scalars()
 
     @property
     def trained_elements(self) -> int:
-        """Elements of the trained parameters, which is what each of :attr:`optimizer_keys` takes in the vector."""
+        """Return the number of trained elements, which each of :attr:`optimizer_keys` takes in the vector."""
         return sum(parameter.numel() for parameter in self._state.trained())
 
     def exchanged(self) -> list[Tensor]:
@@ -105,23 +113,24 @@ class ModelState(State):
         return self._tensors.current()[: self._exchanged]
 
     def sound(self) -> bool:
-        """Whether every weight is finite. Waits for the device."""
+        """Return True if every weight is finite. Waits for the device."""
         return all(bool(torch.isfinite(tensor).all()) for tensor in self._tensors.current())
 
     def forget_spoiled(self) -> None:
-        """Drop what the optimizer keeps that is not finite: with it the next step would spoil sound weights again."""
+        """Drop optimizer state that is not finite: it would spoil sound weights in the next step."""
         self._state.forget_spoiled()
 
     def buffer(self, elements: int) -> Floats:
-        """A host vector to read into and add from: page-locked where the model is on CUDA, so that copies overlap."""
+        """Return a host vector to read into and add from. It is page-locked for CUDA, so that copies overlap."""
         pinned = any(tensor.is_cuda for tensor in self._tensors.current())
         if elements >= MAPPED_ELEMENTS and not pinned:
-            return Vector.mapped(elements).array  # whose pages are taken by whoever writes there first
+            # The first thread that writes there takes the page faults.
+            return Vector.mapped(elements).array
         host: Floats = torch.zeros(elements, dtype=torch.float32, pin_memory=pinned).numpy()
         return host
 
     def takes(self, vector: Floats) -> bool:
-        """Where nothing is to be page-locked."""
+        """Return True if any memory will do, because nothing has to be page-locked."""
         return not any(tensor.is_cuda for tensor in self._tensors.current())
 
     def read(self, out: Floats) -> None:
@@ -129,7 +138,9 @@ class ModelState(State):
         self.begin_read(out).wait()
 
     def begin_read(self, out: Floats) -> Copies:
-        """As :meth:`read`, as of now: later steps change nothing of it, and on CUDA the copy ends beside them."""
+        """Begin to read the weights as they are now; on CUDA the copy overlaps with later steps, which do not affect
+        it.
+        """
         began = time.perf_counter()
         live = self._weights(out)
         if worth(live, out.size):
@@ -140,11 +151,11 @@ class ModelState(State):
         return copies
 
     def begin_read_piece(self, out: Floats, start: int) -> Copies:
-        """As :meth:`begin_read`, of the weights from ``start`` on."""
+        """Begin to read the weights from element ``start`` on, as :meth:`begin_read`."""
         return self._begin_read(list(stretch(self.exchanged(), start, start + out.size)), out)
 
     def begin_read_optimizer(self, out: Floats, start: int) -> Copies:
-        """The optimizers' state, likewise, from ``start`` of what newcomers take on."""
+        """Begin to read the optimizers' state from ``start``, an index in the vector that newcomers take."""
         place = self.optimizer_range()
         assert place.start <= start <= start + out.size <= place.stop, "the optimizer's state is no longer so long"
         first = start - place.start
@@ -163,13 +174,13 @@ class ModelState(State):
             side.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(side):
                 host.copy_(flat, non_blocking=True)
-            flat.record_stream(side)  # or the allocator hands it out again while it is being read
+            flat.record_stream(side)  # Keep the allocator from reusing the memory during the copy.
             events.append(side.record_event())
         return Copies(tuple(events))
 
     @torch.no_grad()
     def begin_read_at(self, out: Floats, positions: Positions) -> Copies:
-        """As :meth:`begin_read`, of the weights at these ascending positions alone: ``out`` has as many elements."""
+        """Begin to read the weights at these ascending positions; ``out`` has as many elements."""
         events: list[torch.cuda.Event] = []
         for device, pieces, host in self._pieces(out, positions):
             if device.type != "cuda":
@@ -187,13 +198,13 @@ class ModelState(State):
 
     @torch.no_grad()
     def read_frozen(self, out: Floats, start: int) -> None:
-        """The weights from ``start`` on; in any thread, where nobody changes them."""
+        """Read the frozen weights from ``start`` on. Any thread may do so, since nothing changes them."""
         live = list(stretch(self._tensors.current(), start, start + out.size))
         torch._foreach_copy_(cut(torch.from_numpy(out), live), live)
 
     @torch.no_grad()
     def add_at(self, shift: Floats, positions: Positions) -> Copies:
-        """As :meth:`add`, at these ascending positions alone: ``shift`` has as many elements."""
+        """Add ``shift`` at these ascending positions; it has as many elements."""
         events: list[torch.cuda.Event] = []
         for device, pieces, host in self._pieces(shift, positions):
             if device.type == "cuda":
@@ -210,9 +221,9 @@ class ModelState(State):
         return Copies(tuple(events))
 
     def add(self, shift: Floats) -> Copies:
-        """``weights += shift``, each in its own dtype, rounded once; later work of the device sees the sum.
+        """Add ``shift`` to the weights, each in its own dtype, rounded once; later work of the device sees the sum.
 
-        On CUDA ``shift`` may be written again once the returned copy is done.
+        On CUDA ``shift`` may be overwritten once the returned copies are done.
         """
         return self._apply(shift, add)
 
@@ -225,8 +236,9 @@ class ModelState(State):
 
     @torch.no_grad()
     def add_read(self, shift: Floats, weight: float) -> bool:
-        """:meth:`add_weighted`, and what comes of it read to where ``shift`` lies. Of tensors of another kind than the
-        vector's nothing would be won."""
+        """Add as :meth:`add_weighted`, then read the sum into ``shift``. Return False for tensors that gain nothing
+        from it.
+        """
         live = self._weights(shift)
         if not plain(live):
             return False
@@ -235,7 +247,7 @@ class ModelState(State):
 
     @torch.no_grad()
     def add_scaled(self, values: Floats, factor: float, version: int) -> None:
-        """Add in one foreach call for each device. A device keeps a copy of its values until they are others."""
+        """Add ``factor * values`` with one foreach call for each device, which caches the values by their version."""
         for device, live, host in runs(self._weights(values), values):
             held = host
             if device.type != "cpu":
@@ -246,7 +258,7 @@ class ModelState(State):
             torch._foreach_add_(live, cut(held, live), alpha=factor)
 
     def merge(self, vector: Floats, weight: float) -> Copies:
-        """``weights += weight (vector - weights)``, as :meth:`add`."""
+        """Add ``weight * (vector - weights)``, as :meth:`add`."""
         return self._apply(vector, partial(merge, weight=weight))
 
     @torch.no_grad()
@@ -272,10 +284,16 @@ class ModelState(State):
     ) -> None:
         """Overwrite the weights, and with ``optimizer_keys`` the optimizer's state, from another node's vector.
 
-        ``vector`` is the weights followed by the trained parameters' state for each key, as newcomers take it.
-        State that the optimizer does not have yet is created (a joiner's fresh Adam); ``scalars`` go to every trained
-        parameter; ``param_groups`` stay as they are. Raises :class:`LayoutError` before the first tensor changes, also
-        for state that this optimizer would not keep itself: with half of its state Adam fails in its next step.
+        Missing optimizer state is created (a joiner's fresh Adam). ``param_groups`` stay as they are.
+
+        Args:
+            vector: The weights, followed by the trained parameters' state for each key, as newcomers take it.
+            optimizer_keys: Names of the state tensors in the vector.
+            scalars: Scalars of the state, set for every trained parameter.
+
+        Raises:
+            LayoutError: The vector, or the state's names, do not fit; nothing has changed then. With half of its state
+                Adam would fail in its next step.
         """
         keys, numbers = tuple(optimizer_keys), dict(scalars or {})
         examples = self._state.examples(keys, numbers)
@@ -286,8 +304,10 @@ class ModelState(State):
         self._state.set_scalars(numbers, examples)
 
     def adopt(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
-        """The weights, and the optimizer's state where this optimizer keeps that state: a donor may train with another
-        one, and then ours goes on, or begins afresh where it is not finite."""
+        """Overwrite the weights, and the optimizer's state if it fits this optimizer.
+
+        A donor may use another optimizer. Then ours keeps its state, or resets it where it is not finite.
+        """
         if optimizer_keys:
             with contextlib.suppress(LayoutError):
                 self.write(vector, optimizer_keys, scalars)
@@ -296,7 +316,7 @@ class ModelState(State):
         self.forget_spoiled()
 
     def holds(self, vector: Floats) -> bool:
-        """Whether ``vector`` has the optimizers' state too, and is what is here now."""
+        """Return True if ``vector`` includes the optimizers' state and equals the current values."""
         place = self.optimizer_range()
         if not place or vector.size != place.stop:
             return False
@@ -306,7 +326,7 @@ class ModelState(State):
         return np.array_equal(here, vector)
 
     def tensors(self) -> dict[str, Tensor]:
-        """A module's ``state_dict()``, with integers and all; of a mapping everything."""
+        """Return a module's ``state_dict()``, integers included, or all of a mapping."""
         named = (
             self._model.state_dict() if isinstance(self._model, nn.Module) else {**self._model, **self._tensors.shared}
         )
@@ -314,8 +334,9 @@ class ModelState(State):
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """The reverse; raises :class:`CheckpointError` before anything changes."""
-        tensors = {plain_name(name): value for name, value in tensors.items()}  # compiled or not: the same model
+        """Load what :meth:`tensors` returned. Raise :class:`CheckpointError` before anything changes."""
+        # A compiled module has prefixed names for the same model.
+        tensors = {plain_name(name): value for name, value in tensors.items()}
         held, module = self.tensors(), isinstance(self._model, nn.Module)
         unknown = [f"{name!r} is in the file and not here" for name in tensors if module and name not in held]
         lacking = [f"{name!r} is here and not in the file" for name in held if name not in tensors]
@@ -333,15 +354,17 @@ class ModelState(State):
             target.copy_(tensors[name])
 
     def _weights(self, vector: Floats) -> list[Tensor]:
-        """The tensors that a vector is of, by its length: all, or those that are exchanged."""
+        """Return the tensors that a vector of this length covers: all, or those that are exchanged."""
         tensors = self._tensors.current()
         return tensors if vector.size == self.layout.size else tensors[: self._exchanged]
 
     def _pieces(
         self, vector: Floats, positions: Positions
     ) -> Iterator[tuple[torch.device, list[tuple[Tensor, Tensor, Tensor]], Tensor]]:
-        """For each device the tensors that have some of these positions, each with where in it they lie and with its
-        piece of the host vector; and all of their pieces, as far as they are consecutive."""
+        """For each device, yield the tensors that have some of these positions, and their piece of the host vector.
+
+        Each tensor comes with the positions relative to its start, and with its values in the host vector.
+        """
         assert vector.size == positions.size
         tensors = self._tensors.current()
         host, places = torch.from_numpy(vector), torch.from_numpy(positions)
@@ -356,7 +379,7 @@ class ModelState(State):
             yield device, pieces, host[held[0][1] : held[-1][2]]
 
     def _side_stream(self, device: torch.device) -> torch.cuda.Stream:
-        """The stream of the host copies, so that training goes on beside them."""
+        """Return the CUDA stream for host copies, which overlap with training."""
         if device not in self._side:
             self._side[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         return self._side[device]

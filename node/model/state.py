@@ -1,4 +1,6 @@
-"""A model as Node sees it: one flat float32 vector that is read, added to and written. Other models bring their own."""
+"""A model as Node sees it: one flat float32 vector that is read, added to and written. Models of other kinds subclass
+it.
+"""
 
 from __future__ import annotations
 
@@ -22,70 +24,88 @@ Positions = NDArray[np.int64]
 
 
 class VectorState(ABC):
-    """What a model that is neither a torch module nor a mapping of arrays brings along: :attr:`layout`, :meth:`read`,
-    :meth:`add` and :meth:`write`. The rest has a default, there to be replaced by what is faster or knows more.
+    """The base class for a model that is neither a torch module nor a mapping of arrays.
 
-    **Vectors** are flat float32 arrays of ``layout.size`` elements: every tensor of the layout's ``segments``, in their
-    order, each flattened with its last axis fastest. Where some segments are ``"frozen"``, which exchanges leave out,
-    they come last; vectors to read and to add are then of ``layout.exchanged`` elements too, and :meth:`read_frozen` is
-    to be given.
+    A subclass gives :attr:`layout`, :meth:`read`, :meth:`add` and :meth:`write`. All else has defaults, which a
+    subclass may replace by faster ones.
 
-    **Threads.** All is called by the thread that trains, inside ``node.step()`` and the other calls that belong to it,
-    so that nothing needs a lock; but for :meth:`buffer`, and a :class:`~gossip.averaging.boundary.Pending`'s ``done``,
-    which any thread may ask. Once, before the first step, :meth:`begin_read_at` comes from the network's thread, while
-    the training thread waits. A vector that is given belongs to the state until the call returns, or until what it
-    returned is done; it may be used again afterwards.
+    **Vectors** are flat float32 arrays of ``layout.size`` elements. They hold every tensor of the layout's ``segments``
+    in order, each flattened with its last axis fastest. ``"frozen"`` segments come last and are not exchanged. If there
+    are any, vectors to read and to add may also have ``layout.exchanged`` elements, and :meth:`read_frozen` is
+    required.
+
+    **Threads.** The training thread makes all calls, inside ``node.step()`` and related calls, so nothing needs a lock.
+    There are two exceptions. Any thread may call :meth:`buffer` and a :class:`~gossip.averaging.boundary.Pending`'s
+    ``done``. Before the first step, the network's thread calls :meth:`begin_read_at` once while the training thread
+    waits. A vector argument belongs to the state until the call returns, or until the returned Pending is done.
     """
 
     layout: Layout
     """Names, shapes and types, the same on every node of a swarm. It never changes."""
     finite: bool | None = None
-    """Whether all was that :meth:`begin_read` or :meth:`add_read` read last, where that was seen on the way; None where
-    somebody else is to look."""
+    """Whether all values that :meth:`begin_read` or :meth:`add_read` read last are finite; None if the caller has to
+    check.
+    """
     weighs: bool = False
-    """Whether :meth:`add_weighted` and :meth:`add_read` multiply in the pass that adds: they are then given what would
-    else be multiplied in a pass of its own."""
+    """Whether :meth:`add_weighted` and :meth:`add_read` multiply in the same pass as they add.
+
+    If so, callers use them instead of multiplying in a pass of their own.
+    """
     copy_s: float = 0.0
-    """What the last read of all took of the training loop, of which copies that nobody asked for take a hundredth."""
+    """Seconds that the last full read took from the training loop. Copies made in advance may take a hundredth of its
+    time.
+    """
 
     @abstractmethod
     def read(self, out: Floats) -> None:
-        """``out[:] = weights[:out.size]``, as they are now: it is there when this returns."""
+        """Set ``out[:] = weights[:out.size]``, complete when this returns."""
 
     @abstractmethod
     def add(self, shift: Floats) -> Pending | None:
-        """``weights += shift``, each in its own type. None where it has happened; or a copy of ``shift`` under way,
-        after which the sum is what every later step and :meth:`read` sees."""
+        """Add ``shift`` to the weights, each in its own type.
+
+        Returns:
+            None if it has happened; otherwise the pending copy of ``shift``. Later steps and reads see the sum.
+        """
 
     @abstractmethod
     def write(self, vector: Floats) -> None:
-        """``weights[:] = vector``, as :meth:`add`, and done: others' weights take the place of these."""
+        """Set ``weights[:] = vector``, complete when this returns."""
 
     # -- faster ------------------------------------------------------------------------------------------------------
     def begin_read(self, out: Floats) -> Pending | None:
-        """As :meth:`read`, of the weights as they are now; what is returned says when ``out`` holds them, and later
-        steps change nothing of it."""
+        """Begin to read the weights as they are now.
+
+        Returns:
+            When ``out`` holds them (None: now). Later steps do not change it.
+        """
         self.read(out)
         return None
 
     def begin_read_piece(self, out: Floats, start: int) -> Pending | None:
-        """``out[:]`` = the weights from ``start`` on, as :meth:`begin_read`: a piece for a newcomer, of a model of more
-        than six million elements. A sixteenth or so is better read alone than, as here, with all others."""
+        """Begin to read the weights from element ``start`` on into ``out``, a piece for a newcomer.
+
+        Used for models of more than six million elements. A piece is a sixteenth or so: override this, since the
+        default reads all weights.
+        """
         out[:] = self._read(self.layout.exchanged)[start : start + out.size]
         return None
 
     def begin_read_at(self, out: Floats, positions: Positions) -> Pending | None:
-        """``out[:] = weights[positions]``, as :meth:`begin_read`; the positions are ascending."""
+        """Begin to read ``out[:] = weights[positions]``; the positions are ascending."""
         out[:] = self._read(self.layout.exchanged)[positions]
         return None
 
     def read_frozen(self, out: Floats, start: int) -> None:
-        """``out[:]`` = the elements from ``start`` on of what the layout calls ``"frozen"``, which follows all that
-        exchanges carry and never changes: in any thread."""
+        """Read the ``"frozen"`` elements from ``start`` on into ``out``. They follow all exchanged ones and never
+        change.
+
+        Any thread may call it.
+        """
         raise NotImplementedError
 
     def check(self) -> None:
-        """Raise LayoutError where it cannot do what its layout asks for."""
+        """Raise LayoutError if a method that the layout requires is missing."""
         if self.layout.exchanged < self.layout.size and type(self).read_frozen is VectorState.read_frozen:
             raise LayoutError(
                 f"The layout of {type(self).__name__} has frozen tensors and it has no read_frozen: define it, or name "
@@ -93,86 +113,91 @@ class VectorState(ABC):
             )
 
     def add_weighted(self, shift: Floats, weight: float) -> Pending | None:
-        """``weights += weight shift``, as :meth:`add`; ``shift`` may be overwritten."""
+        """Add ``weight * shift`` to the weights, as :meth:`add`; ``shift`` may be overwritten."""
         shift *= np.float32(weight)
         return self.add(shift)
 
     def add_scaled(self, values: Floats, factor: float, version: int) -> None:
-        """``weights += factor values``, which are not changed. They are added again and again: ``version`` is another
-        number once they are others, so that a copy on a device may be kept until then."""
+        """Add ``factor * values`` to the weights; ``values`` stay unchanged.
+
+        They are added repeatedly. ``version`` changes with their contents, so that a device may cache a copy.
+        """
         self.add(np.float32(factor) * values)
 
     def add_read(self, shift: Floats, weight: float) -> bool:
-        """``weights += weight shift``, then ``shift[:] = weights``, where both together take less than :meth:`add` and
-        :meth:`read`. False where they do not: nothing has changed."""
+        """Add ``weight * shift`` to the weights, then set ``shift[:] = weights``.
+
+        Returns:
+            False, with nothing changed, if this is not faster than :meth:`add` and :meth:`read`.
+        """
         return False
 
     def add_at(self, shift: Floats, positions: Positions) -> Pending | None:
-        """``weights[positions] += shift``, as :meth:`add`."""
+        """Set ``weights[positions] += shift``, as :meth:`add`."""
         spread = np.zeros(self.layout.exchanged, np.float32)
         spread[positions] = shift
         return self.add(spread)
 
     def merge(self, vector: Floats, ratio: float) -> Pending | None:
-        """``weights += ratio (vector - weights)``, as :meth:`add`; ``vector`` may be overwritten."""
+        """Add ``ratio * (vector - weights)``, as :meth:`add`; ``vector`` may be overwritten."""
         vector -= self._read(vector.size)
         vector *= np.float32(ratio)
         return self.add(vector)
 
     def sound(self) -> bool:
-        """Whether every weight is finite."""
+        """Return True if every weight is finite."""
         return finite(self._read(self.layout.size))
 
     def buffer(self, elements: int) -> Floats:
-        """A vector to read into and add from: page-locked, say, where copies go to a device."""
+        """Return a vector to read into and add from, for example page-locked memory if copies go to a device."""
         return np.zeros(elements, np.float32)
 
     def takes(self, vector: Floats) -> bool:
-        """Whether a vector in other memory, which processes of this host share, does in the place of :meth:`buffer`'s.
-        It does where nobody wrote a :meth:`buffer`."""
+        """Return True if shared memory of this host may replace :meth:`buffer`'s: by default if `buffer` is not
+        overridden.
+        """
         return type(self).buffer is VectorState.buffer
 
-    # -- an optimizer's state, behind the weights: for each key as many elements as are trained -----------------------
+    # -- the optimizer's state, behind the weights: ``trained_elements`` for each key
+    # -----------------------------------
     @property
     def optimizer_keys(self) -> tuple[str, ...]:
-        """Names of what newcomers get of the optimizer's state, sorted."""
+        """Return the sorted names of the optimizer's state tensors that newcomers get."""
         return ()
 
     @property
     def trained_elements(self) -> int:
-        """Elements of one key."""
+        """Return the number of elements of one key."""
         return 0
 
     def optimizer_scalars(self) -> dict[str, float]:
-        """The numbers that go with it (``step``)."""
+        """Return the scalars of the optimizer's state (``step``)."""
         return {}
 
     def optimizer_range(self) -> range:
-        """Where it lies in the vector that newcomers take."""
+        """Return the state's place in the vector that newcomers take."""
         return range(self.layout.size, self.layout.size + len(self.optimizer_keys) * self.trained_elements)
 
     def begin_read_optimizer(self, out: Floats, start: int) -> Pending | None:
-        """``out[:]`` = the state for each key, one after another, from ``start`` of what newcomers take on, as
-        :meth:`begin_read`."""
+        """Begin to read the state, key by key, from ``start``, an index in the vector that newcomers take."""
         assert not out.size, "a state with keys has to give them"
         return None
 
     def size(self) -> int:
-        """Elements of the weights that exchanges carry."""
+        """Return the number of elements that exchanges carry."""
         return self.layout.exchanged
 
     def adopt(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
-        """As :meth:`write`, of the first ``layout.size`` elements, and of the optimizer's state where it is one that
-        this state keeps too."""
+        """Overwrite the weights, and the optimizer's state if this state keeps the same kind."""
         self.write(vector[: self.layout.size])
 
     def holds(self, vector: Floats) -> bool:
-        """Whether ``vector`` was of the weights and this optimizer's state, and is what both are now."""
+        """Return True if ``vector`` includes the weights and this optimizer's state and equals both now."""
         return False
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint holds, by name."""
+        """Return the tensors for a checkpoint, by name."""
         whole = torch.from_numpy(self._read(self.layout.size))
         return {
             segment.name: whole[start:stop].reshape(segment.shape).to(getattr(torch, segment.dtype))
@@ -180,7 +205,7 @@ class VectorState(ABC):
         }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """The reverse. Raises :class:`~gossip.errors.CheckpointError` before anything changes."""
+        """Load what :meth:`tensors` returned. Raise :class:`~gossip.errors.CheckpointError` before any change."""
         vector = np.empty(self.layout.size, np.float32)
         for segment, start, stop in self._places():
             given = tensors.get(segment.name)
@@ -205,4 +230,4 @@ class VectorState(ABC):
         return out
 
 
-State = VectorState  # the word that users know; an exchange's session has states as well, of another kind
+State = VectorState  # Users know this name; an exchange's session has a State of another kind.

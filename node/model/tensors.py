@@ -1,4 +1,4 @@
-"""The tensors of a model by name: found once, and looked up anew at each use."""
+"""The tensors of a model by name: found once, and looked up again at each use."""
 
 from __future__ import annotations
 
@@ -22,33 +22,39 @@ SHARDED = (
     "is sharded over several processes (FSDP): a Node takes models that are whole in each process, as "
     "DistributedDataParallel has them (group=)."
 )
-Owner = Mapping[str, Any]  # the dictionary that holds a tensor: a module's parameters or buffers, or the user's mapping
+Owner = Mapping[str, Any]  # The dict that holds a tensor: a module's parameters or buffers, or the user's mapping.
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where one tensor of the layout lives: looked up anew at each use, since ``module.to()`` replaces buffers."""
+    """The place of one tensor of the layout. It is looked up at each use, since ``module.to()`` replaces buffers."""
 
     name: str
     owner: Owner
     key: str
-    source: object  # the object that must still be there; None for a buffer, which may be replaced
+    source: object  # The object that must still be there; None for a buffer, which may be replaced.
     shape: torch.Size
     dtype: torch.dtype
     frozen: bool
 
 
 class LiveTensors:
-    """Of a module its parameters and persistent buffers, of a mapping all that it names; only those of floating point.
-    Of a module that trains some parameters and not others these are frozen, unless with ``frozen`` all are exchanged.
-    :class:`node.model.snapshot.ModelState` says more. Raises :class:`LayoutError` for what cannot be exchanged."""
+    """A module's floating-point parameters and persistent buffers, or a mapping's floating-point tensors.
+
+    If a module trains only some parameters, the others are frozen, unless ``frozen`` exchanges all. See
+    :class:`node.model.snapshot.ModelState`.
+
+    Raises:
+        LayoutError: A tensor cannot be exchanged.
+    """
 
     def __init__(self, model: nn.Module | Mapping[str, Any], frozen: bool = False) -> None:
         trains = isinstance(model, nn.Module) and any(parameter.requires_grad for parameter in model.parameters())
         self._freezes = trains and not frozen
         self._modules: tuple[tuple[nn.Module, str, nn.Module], ...] = ()  # (parent, name, child)
-        self._counts: tuple[tuple[nn.Module, int, int], ...] = ()  # of each module its parameters and children
-        self.shared: dict[str, Tensor] = {}  # tensors over memory that is not torch's, by name
+        # Each module with the numbers of its parameters and children.
+        self._counts: tuple[tuple[nn.Module, int, int], ...] = ()
+        self.shared: dict[str, Tensor] = {}  # Tensors over memory of other libraries, by name.
         segments: list[Segment] = []
         slots: list[Slot] = []
         places: set[object] = set()
@@ -75,7 +81,7 @@ class LiveTensors:
                     f"Tensor {name!r} is {kind_of}, and only real numbers are averaged: "
                     "keep it as torch.view_as_real gives it, and make it complex where it is used."
                 )
-            # One tensor under two names (tied weights in a state_dict) is added to once, as in a module.
+            # A tensor under two names (tied weights in a state_dict) is listed once, as in a module.
             place = (tensor.data_ptr(), tensor.shape, tensor.stride())
             if not isinstance(model, nn.Module) and tensor.numel() and place in places:
                 continue
@@ -88,9 +94,9 @@ class LiveTensors:
         self._slots = tuple(by_name[segment.name] for segment in self.layout.segments)
 
     def current(self) -> list[Tensor]:
-        """The live tensors in the layout's order, each still the one that the layout describes.
+        """Return the live tensors in the layout's order, after checking that each still matches the layout.
 
-        One Python loop, of lookups alone: 0.2 us a tensor, once an exchange.
+        This is one Python loop of lookups: 0.2 us a tensor, once an exchange.
         """
         for parent, name, child in self._modules:
             if parent._modules.get(name) is not child:
@@ -121,8 +127,7 @@ class LiveTensors:
         return tensors
 
     def _refuse_newcomers(self, module: nn.Module) -> None:
-        """Something was added to a module: without parameters it is nobody's business, with some it is another model,
-        of which a part would be trained and never exchanged."""
+        """Raise LayoutError if a module has gained parameters, which would be trained and never exchanged."""
         known = {id(slot.source) for slot in self._slots}
         for name, parameter in module.named_parameters():
             if parameter.is_floating_point() and id(parameter) not in known:
@@ -132,7 +137,7 @@ class LiveTensors:
                 )
 
     def _walk(self, model: nn.Module | Mapping[str, Any]) -> Iterator[tuple[str, Owner, str, Kind]]:
-        """Every tensor with its name, the dictionary that holds it, and its key there."""
+        """Yield every tensor's name, the dictionary that holds it, its key there, and its kind."""
         if isinstance(model, nn.Module):
             for path, module in model.named_modules():
                 if _is_sharded(module):
@@ -141,7 +146,7 @@ class LiveTensors:
                 (parent, name, child) for parent in model.modules() for name, child in parent.named_children()
             )
             self._counts = tuple((m, len(m._parameters), len(m._modules)) for m in model.modules())
-            saved = model.state_dict(keep_vars=True).keys()  # tells persistent buffers from others
+            saved = model.state_dict(keep_vars=True).keys()  # Distinguishes persistent buffers from others.
             for name, parameter in model.named_parameters():
                 path, _, key = name.rpartition(".")
                 frozen = self._freezes and not parameter.requires_grad
@@ -168,12 +173,12 @@ class LiveTensors:
 
 
 def plain_name(name: str) -> str:
-    """A compiled module wraps another and puts a prefix before its names; a node that compiles is the same model."""
+    """Remove the prefix that a compiled module adds to its names."""
     return name.replace("_orig_mod.", "")
 
 
 def _is_sharded(thing: object) -> bool:
-    """A DTensor, or a module of FSDP's first form. Looked for without importing what only those have who shard."""
+    """Return True for a DTensor or a module of FSDP version 1, without importing these modules."""
     for module, kind in (
         ("torch.distributed.tensor", "DTensor"),
         ("torch.distributed.fsdp", "FullyShardedDataParallel"),
@@ -185,14 +190,15 @@ def _is_sharded(thing: object) -> bool:
 
 
 def _share(name: str, value: Any) -> Tensor:
-    """A tensor over the memory of a numpy array, or of another framework's array."""
+    """Return a tensor over the memory of a numpy array or of another framework's array."""
     if isinstance(value, Mapping):
         raise LayoutError(
             f"{name!r} is a mapping itself: give Node one of names to arrays, and a tree of JAX arrays as a "
             "node.adapters.jax.Pytree."
         )
     home = type(value).__module__.partition(".")[0]
-    if home in ("jax", "jaxlib"):  # which lends its memory out as if it could be written
+    # JAX's DLPack export looks writable, but is not.
+    if home in ("jax", "jaxlib"):
         raise LayoutError(
             f"Array {name!r} is one of JAX, which cannot be written to: give Node a node.adapters.jax.Pytree of the "
             "parameters."
@@ -210,11 +216,11 @@ def _share(name: str, value: Any) -> Tensor:
 
 
 def _is_read_only(value: Any) -> bool:
-    """As far as it is said: DLPack does since its version 1, and torch does not ask."""
+    """Return True if the array is known to be read-only. DLPack tells since version 1, and torch does not ask."""
     if isinstance(value, np.ndarray):
         return not value.flags.writeable
     try:
         says = "dltensor_versioned" in repr(value.__dlpack__(max_version=(1, 0)))
         return says and not np.from_dlpack(value).flags.writeable
-    except (AttributeError, TypeError, ValueError, BufferError, RuntimeError):  # an older one, or not on the host
+    except (AttributeError, TypeError, ValueError, BufferError, RuntimeError):  # An older DLPack, or not on the host.
         return False
