@@ -1,1 +1,1 @@
-"""Vectors on their way between the model and the network."""
+"""The transfer of vectors between the model and the network."""

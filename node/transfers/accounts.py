@@ -1,4 +1,4 @@
-"""Exchanges from the beginning of their streams to their end, for people: what moved, and how far apart it was."""
+"""Statistics of exchanges for people: the bytes that moved, the duration, and the distance between the weights."""
 
 from __future__ import annotations
 
@@ -19,32 +19,34 @@ from node.observe.events import ExchangeEvent, MemberEvent, NodeEvent
 __all__ = ["OF_OFFERS", "Account", "Teller"]
 
 OF_OFFERS = frozenset({"unanswered", "unreached"})
-MIXES = 8  # partners of late that are told: a graph of who mixes with whom has them all within seconds
+MIXES = 8  # The number of recent partners that are shown: within seconds they give a graph of all that mix.
 
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """One of them. What it comes to is known when it is over; bytes are those of encoded weights."""
+    """The statistics of one exchange, complete when it has ended. Bytes are those of encoded weights."""
 
     session: int
-    partners: tuple[str, ...]  # 32 hexadecimal digits each
+    partners: tuple[str, ...]  # 32 hexadecimal digits each.
     codec: str
-    exchange: Session | None  # as the peer has it
-    done: bool = False  # and not failed
-    seconds: float = 0.0  # since the wish for a snapshot
+    exchange: Session | None  # The peer's session.
+    done: bool = False  # It did not fail.
+    seconds: float = 0.0  # Since the request for a snapshot.
     bytes_sent: int = 0
     bytes_received: int = 0
-    distance: float | None = None  # between the weights, as if all had been exchanged; of a group from the mean
+    distance: float | None = None  # Between the weights, scaled to all elements; in a group, from the mean.
 
 
 class Teller:
-    """Announces exchanges and the offers of them, and members that changed."""
+    """The source of events about exchanges, their offers and changed members."""
 
     def __init__(self, peer: Peer, config: Config, announce: Callable[[NodeEvent], None]) -> None:
         self.peer, self.config, self.announce = peer, config, announce
-        self.offered: dict[int, tuple[PeerId, float]] = {}  # to whom, and when: until it is answered or given up
-        self.failures: dict[str, int] = {}  # by the reason, those of exchanges that were told
-        self.mixed = deque[tuple[str, str, float]](maxlen=MIXES)  # with whom, in which codec, and when, newest last
+        self.offered: dict[int, tuple[PeerId, float]] = {}  # The partner and the time of each pending offer.
+        self.failures: dict[str, int] = {}  # By reason, the failures that were announced.
+        self.mixed = deque[tuple[str, str, float]](
+            maxlen=MIXES
+        )  # Partner, codec and time of the last mixes, newest last.
 
     def member_changed(self, peer: PeerId, before: MemberState | None, after: MemberState) -> None:
         was = None if before is None else before.value
@@ -55,7 +57,7 @@ class Teller:
         self.announce(ExchangeEvent("exchange.begun", time.time(), account.session, account.partners, account.codec))
 
     def over(self, account: Account) -> None:
-        """Its streams have ended. Where nothing is counted as a failure its weights were replaced meanwhile."""
+        """Announce the end of an exchange. Without a counted failure, its weights were replaced meanwhile."""
         kind, reason = "exchange.done", ""
         if not account.done:
             kind, reason = "exchange.failed", self.reason(True) or "replaced"
@@ -65,26 +67,30 @@ class Teller:
         ))  # fmt: skip
         if account.done:
             for partner in account.partners:
-                self.mixed.append((partner, account.codec, time.perf_counter()))  # a generator would be a call
+                self.mixed.append((partner, account.codec, time.perf_counter()))  # A generator would cost a call.
 
     def mixes(self) -> tuple[tuple[str, str, float], ...]:
-        """Late ones: with whom, in which codec, how many seconds ago. In any thread."""
+        """Return recent mixes: partner, codec, seconds ago. Thread-safe."""
         now = time.perf_counter()
         return tuple((partner, codec, round(now - at, 2)) for partner, codec, at in tuple(self.mixed))
 
     def offer_over(self, session: int, partner: PeerId | None = None) -> None:
-        """An offer, made or taken, is over, or another is asked: what was declined is no failure, and is not told."""
+        """Announce failures of an offer that has ended or moved to another partner. A declined offer is no failure."""
         now = trio.current_time()
         to, at = self.offered.pop(session, (partner, now))
         partners = () if to is None else (to.hex(),)
         while (reason := self.reason(False)) is not None:
             self.announce(ExchangeEvent("exchange.failed", time.time(), session, partners, "", now - at, reason=reason))
-            if not self.config.grouped:  # what else is counted is of another session, whose end is performed next
+            # In pairs, any other counted failure belongs to a session whose end is performed next.
+            if not self.config.grouped:
                 return
 
     def reason(self, begun: bool) -> str | None:
-        """What the peer has counted one more failure by since we last looked: the reason is its own. Of several that
-        one decision ended some had begun and some were offers, which fail by reasons of theirs."""
+        """Return the reason of a failure that the peer has counted since the last call, or None.
+
+        One decision may end several sessions. Offers fail with reasons of their own, which tells them from begun
+        exchanges.
+        """
         counted = [reason for reason, count in self.peer.failed_by.items() if count > self.failures.get(reason, 0)]
         fitting = [reason for reason in counted if (reason in OF_OFFERS) is not begun]
         found = fitting or ([] if begun else counted)

@@ -1,4 +1,4 @@
-"""What codecs cost on this machine: measured once in a process, on a vector that stays in cache."""
+"""The cost of codecs on this machine, measured once in a process on a vector that stays in cache."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gossip.codecs import Machine, get_codec
 
 __all__ = ["measured"]
 
-ELEMENTS = 1 << 16  # 256 KiB: some 0.1 ms in C and 1 ms in numpy
-ROUNDS = 3  # the best of which counts: another process can only make one slower
-MEASURED = ("fp32", "bf16", "int8")  # those that "auto" chooses among
+ELEMENTS = 1 << 16  # 256 KiB: some 0.1 ms in C and 1 ms in numpy.
+ROUNDS = 3  # The fastest round counts: other processes can only slow one down.
+MEASURED = ("fp32", "bf16", "int8")  # The codecs that "auto" chooses among.
 
 
 @functools.cache
 def measured(built: str) -> Machine:
-    """Return the costs of exchanges here. ``built``: :func:`gossip.kernel.built`, which decides most of them."""
+    """Return the costs of exchanges here. ``built`` is :func:`gossip.kernel.built`, which decides most of them."""
     values = np.random.default_rng(0).standard_normal(ELEMENTS, np.float32)
     gb = 1e-9 * values.nbytes
     seconds = {name: min(coding_s(name, values) for _ in range(ROUNDS)) / gb for name in MEASURED}
@@ -28,12 +28,12 @@ def measured(built: str) -> Machine:
 
 
 def coding_s(name: str, values: np.ndarray) -> float:
-    """Return the seconds of this thread's CPU to encode a vector, and to subtract the partner's."""
+    """Return the CPU seconds that this thread takes to encode a vector and to subtract the partner's."""
     codec = get_codec(name)
     data, out, own = bytearray(codec.encoded_bytes(values.size)), np.empty_like(values), np.empty_like(values)
     codec.encode(values, data, 1)
     began = time.thread_time()
-    if not codec.raw:  # a raw vector is sent as it lies
+    if not codec.raw:  # A raw vector is sent unencoded.
         codec.encode(values, data, 1)
     codec.subtract(data, values, out, own, 1)
     return time.thread_time() - began

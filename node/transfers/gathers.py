@@ -1,6 +1,7 @@
-"""Group means on real links: everybody's slices to their owners, and the means of them back to all.
+"""Group means on real links: an all-reduce in two phases, reduce-scatter and all-gather.
 
-What comes from a member lies in its slice's or in ours, and a chunk's absolute start says which.
+Each member sends every other its slice, and each owner sends its slice's mean back to all. A member's chunks belong to
+its own slice (a mean) or to ours (values). Their absolute start tells which.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ __all__ = ["GroupTransfers"]
 
 
 class Parts:
-    """Our slice, and then its mean, to one member: one after the other over one link. A node.links.Bulk."""
+    """Our values for one member's slice, followed by our slice's mean, over one link. A node.links.Bulk."""
 
     def __init__(self, lease: Lease) -> None:
         self.senders: list[Sender] = []
-        self.lease = lease  # of the snapshot
-        self.sent = 0  # elements, of those that are done
+        self.lease = lease  # The snapshot's lease.
+        self.sent = 0  # Elements of the senders that are done.
 
     def next_frame(self, apart: bool = False) -> tuple[bytes, memoryview] | None:
         while self.senders and self.senders[0].done:
@@ -42,7 +43,7 @@ class Parts:
 
     @property
     def moved(self) -> int:
-        """Elements on their way."""
+        """Return the number of elements that were sent."""
         return self.sent + sum(sender.position for sender in self.senders)
 
     def let_go(self) -> None:
@@ -51,7 +52,7 @@ class Parts:
 
 @dataclass(slots=True, eq=False)
 class Early:
-    """A chunk of a group that has not begun here."""
+    """A chunk that came before its group began here."""
 
     link: Link
     chunk: Chunk
@@ -60,10 +61,10 @@ class Early:
 
 
 class Ahead:
-    """All chunks of one group that has not begun here, by the link they came over; of each link in their order."""
+    """All early chunks of one group, by link and in their order."""
 
     def __init__(self) -> None:
-        self.by_link: dict[Link, dict[int, Early]] = {}  # by where they begin
+        self.by_link: dict[Link, dict[int, Early]] = {}  # Each link's chunks by their start.
         self.bytes = self.chunks = 0
 
     def add(self, link: Link, chunk: Chunk, body_bytes: int) -> Early:
@@ -77,7 +78,7 @@ class Ahead:
         return early
 
     def last(self, link: Link) -> Early | None:
-        """The one that is being filled: a link reads one after the other."""
+        """Return the link's chunk that is being filled: a link reads one after the other."""
         kept = self.by_link.get(link)
         return next(reversed(kept.values())) if kept else None
 
@@ -85,7 +86,7 @@ class Ahead:
         return [early for kept in self.by_link.values() for early in kept.values() if early.filled]
 
     def most(self) -> Link:
-        """The link over which most came: by bytes, or by chunks where those are what is too many."""
+        """Return the link with the most early data. Each chunk also counts as MIN_CHUNK_ELEMENTS bytes."""
         return max(self.by_link, key=lambda link: self.weight(self.by_link[link]))
 
     @staticmethod
@@ -105,15 +106,16 @@ class Ahead:
 
 @dataclass(slots=True, eq=False)
 class GroupTransfer:
-    """One group's links; members are called by their places."""
+    """The links of one group; its members are numbered by their places."""
 
     group: GroupAverage
     out: dict[int, tuple[Link, Parts]] = field(default_factory=dict)
-    heard: dict[int, tuple[Link, float]] = field(default_factory=dict)  # over which link, and when something last came
+    # By place: the link that a member uses, and when data last came over it.
+    heard: dict[int, tuple[Link, float]] = field(default_factory=dict)
 
 
 class GroupTransfers:
-    """Of one node: what moves between its averager and a group's other members. Runs in trio's thread."""
+    """The transfers between one node's averager and the other members of its groups. Runs in trio's thread."""
 
     def __init__(
         self, peer: Peer, config: Config, averager: Averager, pool: VectorPool, links: Links, sessions: StreamSessions
@@ -121,11 +123,11 @@ class GroupTransfers:
         self.peer, self.config, self.averager, self.pool = peer, config, averager, pool
         self.links, self.sessions = links, sessions
         self.table: dict[int, GroupTransfer] = {}
-        self.early: dict[int, Ahead] = {}  # what came, or began to, before its group began
+        self.early: dict[int, Ahead] = {}  # Chunks that came, at least in part, before their group began.
 
     # -- a group -------------------------------------------------------------------------------------------------
     def gather(self, group: GroupAverage) -> None:
-        """Stream to those members to whom there is a link, and at another call to those linked since."""
+        """Stream to the members that are linked; a further call adds those linked since."""
         number = group.session
         one = self.table.get(number)
         if one is None:
@@ -145,7 +147,10 @@ class GroupTransfers:
         self.average(one)
 
     def send(self, one: GroupTransfer, place: int, values: Floats, start: int) -> None:
-        """Chunks are shorter the more members share our way out: none may seem to have stopped."""
+        """Queue these values for a member.
+
+        Chunks are shorter in larger groups, whose members share our uplink: otherwise a member could seem stalled.
+        """
         if not values.size:
             return
         link, parts = one.out[place]
@@ -157,7 +162,7 @@ class GroupTransfers:
 
     # -- chunks --------------------------------------------------------------------------------------------------
     def expects(self, session: int) -> bool:
-        """Whether chunks of this session are a group's."""
+        """Return True if chunks of this session belong to a group."""
         if session in self.table:
             return True
         if not self.config.grouped:
@@ -166,7 +171,7 @@ class GroupTransfers:
         return exchange is not None and exchange.state is State.OFFERED and not exchange.initiator
 
     def place(self, link: Link, chunk: Chunk, body_bytes: int) -> memoryview:
-        """The buffer for a chunk's body. What is here before its group began here is kept, no more than a vector."""
+        """Return the buffer for a chunk's body. Early chunks are stored, at most a vector's size in all."""
         one = self.table.get(chunk.session)
         if one is not None:
             return self.receiver(one, link, chunk)[1].place(chunk, body_bytes)
@@ -176,19 +181,20 @@ class GroupTransfers:
             raise ProtocolError("A chunk came of a group to which its sender was not invited.")
         ahead = self.early.setdefault(chunk.session, Ahead())
         early = ahead.add(link, chunk, body_bytes)
-        # All members' values of our slice are less than a vector, in chunks that are at least so long but for the last.
+        # The other members' values of our slice are less than a vector. Only the last chunk may be shorter than the
+        # minimum.
         bound = 4 * self.peer.elements
         if ahead.bytes > bound or ahead.chunks > bound // MIN_CHUNK_ELEMENTS + 2 * MAX_GROUP:
             most = ahead.most()
             ahead.drop(most)
             if most is link:
                 raise ProtocolError("More of a group's values came early than a vector has.")
-            most.close_now()  # it takes the others' room: each has the same share
+            most.close_now()  # This link has used more than its share of the room.
         return memoryview(early.body)
 
     @staticmethod
     def receiver(one: GroupTransfer, link: Link, chunk: Chunk) -> tuple[int, Receiver]:
-        """Whose values these are; raises ProtocolError where none are expected."""
+        """Return the sender's place and the receiver of a chunk; raise ProtocolError if none is expected."""
         members = one.group.members
         place = members.index(link.peer) if link.peer in members else None
         receiver = None if place is None else one.group.receiver(place, chunk.start)
@@ -197,7 +203,7 @@ class GroupTransfers:
         return place, receiver
 
     def arrived(self, link: Link, chunk: Chunk) -> None:
-        """The body of a chunk is filled."""
+        """Process a chunk whose body is filled."""
         one = self.table.get(chunk.session)
         ahead = self.early.get(chunk.session)
         early = None if ahead is None else ahead.last(link)
@@ -207,21 +213,22 @@ class GroupTransfers:
                 self.replay(chunk.session, early)
             return
         if one is None:
-            return  # it is over
+            return  # The group has ended.
         place, receiver = self.receiver(one, link, chunk)
         one.heard[place] = link, trio.current_time()
         if not receiver.arrived(chunk):
-            link.close_now()  # and all that this link carried has failed, this group with it
+            # All sessions on this link have failed, this group included.
+            link.close_now()
         elif receiver.done:
             one.group.arrived(place, receiver)
             self.average(one)
             self.finish(one)
 
     def replay(self, session: int, early: Early) -> None:
-        """What came early, as if it came now."""
+        """Process an early chunk as if it came now."""
         ahead = self.early.get(session)
         if ahead is None:
-            return  # one that came before it ended the group
+            return  # An earlier chunk has ended the group.
         ahead.take(early)
         if not ahead.chunks:
             del self.early[session]
@@ -236,7 +243,7 @@ class GroupTransfers:
         self.averager.average(one.group, lambda: self.averaged(one))
 
     def averaged(self, one: GroupTransfer) -> None:
-        """Our slice's mean goes to all."""
+        """Send our slice's mean to all members."""
         group = one.group
         assert group.mean is not None
         for place in sorted(one.out):
@@ -244,12 +251,13 @@ class GroupTransfers:
         self.finish(one)
 
     def finish(self, one: GroupTransfer) -> None:
-        if one.out:  # else all came, and nothing could be sent: it will fail
+        # Without any link nothing can be sent, so the group will fail.
+        if one.out:
             self.averager.gathered(one.group)
 
     # -- ends ----------------------------------------------------------------------------------------------------
     def moved(self, session: int) -> tuple[int, int]:
-        """Elements sent of this group's slices and means, and received."""
+        """Return the numbers of elements of a group that were sent and received."""
         one = self.table.get(session)
         if one is None:
             return 0, 0
@@ -271,7 +279,7 @@ class GroupTransfers:
                 link.stop_bulk(session, parts)
 
     def unlinked(self, link: Link) -> None:
-        """Groups that stream over this link have failed, if losing it did not tell them so already."""
+        """Fail the groups that stream over this lost link, unless they have failed already."""
         for number, one in list(self.table.items()):
             used = [out for out, _ in one.out.values()] + [heard for heard, _ in one.heard.values()]
             if link in used:
@@ -280,7 +288,9 @@ class GroupTransfers:
             ahead.drop(link)
 
     def stalled(self, now: float, stall_s: float) -> list[Link]:
-        """Links over which a slice, or a mean that has begun, is awaited, and nothing came for so long."""
+        """Return the links over which a slice, or a mean that has begun, is due and nothing came for ``stall_s``
+        seconds.
+        """
         return [
             link for one in self.table.values() for place, (link, moved_at) in one.heard.items()
             if now - max(moved_at, link.received_at) > stall_s and self.owes(one.group, place)
@@ -288,7 +298,7 @@ class GroupTransfers:
 
     @staticmethod
     def owes(group: GroupAverage, place: int) -> bool:
-        mean = group.awaited.get(place)  # which itself waits for others, until it begins
+        mean = group.awaited.get(place)  # A mean waits for others until it begins.
         return place in group.missing or (mean is not None and mean.position > 0)
 
     def links_used(self) -> set[Link]:

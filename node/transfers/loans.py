@@ -1,4 +1,4 @@
-"""A vector of ours that a partner on this host reads where it lies, in the place of a stream of chunks."""
+"""Loans: a partner on this host reads our vector in shared memory, without a stream of chunks."""
 
 from __future__ import annotations
 
@@ -10,27 +10,30 @@ from node.model.host_memory import HostMemory
 
 __all__ = ["LOANS", "Loan"]
 
-LOANS = 2  # of one link at once, with those that nobody wants any more and that are not said to be read: others stream
+LOANS = 2  # Per link, including loans of ended sessions that the partner has not returned. Further vectors stream.
 
 
 class Loan:
-    """It has a sender's face. Its vector stays as it is until the partner says that it has read it, or is told by the
-    end of the link's side channel that it must not use it any more."""
+    """A lent vector, with the interface of a Sender.
+
+    Its vector stays unchanged until the partner has read it, or until the side channel closes, which forbids further
+    use.
+    """
 
     def __init__(
         self, session: int, values: Floats, codec: Codec, lease: Lease, memory: HostMemory, offset: int
     ) -> None:
         self.session, self.codec, self.lease, self.memory = session, codec, lease, memory
         self.message = Lent(session, offset, values.size)
-        self.position = 0  # elements, all of them once they are read
-        self.since = 0.0  # when it began
+        self.position = 0  # In elements: 0, then all at once.
+        self.since = 0.0  # The time at which it began.
 
     @property
     def done(self) -> bool:
         return self.position == self.message.elements
 
     def begin(self, link: Link, now: float) -> None:
-        """What has its descriptor already is told where it lies."""
+        """Tell the partner where the vector is in the memory; it has the descriptor already."""
         self.since = now
         link.send(self.message)
 

@@ -1,8 +1,8 @@
-"""Members on this host: whole vectors by way of its memory, in the place of streams.
+"""Transfers between members on one host: whole vectors in shared memory instead of streams.
 
-Both sides' Hellos name the same host; the one with the smaller id waits at a socket, the other connects
-(:mod:`node.transport.shared`), and from then on either passes the other a descriptor of the memory in which a vector
-lies, says so over the link, and is told there when it was read. Whatever does not come about by this way streams.
+Both sides' Hellos name the same host. The side with the smaller id listens on a socket, the other one connects
+(:mod:`node.transport.shared`). Either side then passes file descriptors of its vectors' memory there. It announces each
+loan over the link, and is told there when the partner has read it. All that fails on this way streams.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from node.transport.shared import MeetingPlace, SideChannel, connected
 __all__ = ["OF_NEIGHBOURS", "Neighbours"]
 
 OF_NEIGHBOURS = Meet | Came | Lent | Read
-CHANNELS = 16  # links that have one: a host runs a node for each of its devices, and each costs a descriptor or two
-INLINE_ELEMENTS = 1 << 18  # read at once, in a third of a millisecond; more in a thread
+# Links with a side channel. A host runs a node for each of its devices, and each channel costs one or two descriptors.
+CHANNELS = 16
+INLINE_ELEMENTS = 1 << 18  # Smaller vectors are read at once, in a third of a millisecond; larger ones in a thread.
 
 
 class Borrowing:
-    """A partner's vector, read where it lies: in pieces of the length of our own chunks, so that the sums are those of
-    a stream."""
+    """A partner's vector, read from its memory in pieces of our chunk length, so that sums equal those of a stream."""
 
     def __init__(
         self, session: StreamSession, receiver: Receiver, views: Views, descriptor: int, lent: Lent, chunk: int
@@ -44,10 +44,14 @@ class Borrowing:
         self.session, self.receiver, self.lent = session, receiver, lent
         self.views, self.descriptor = views, descriptor
         self.chunk = chunk // ALIGN * ALIGN
-        self.lost = False  # for want of room here
+        self.lost = False  # We had no room for the mapping.
 
     def run(self) -> None:
-        """In any thread; the descriptor is closed then. Raises ProtocolError: what lies there is no vector."""
+        """Read the vector and close the descriptor. Thread-safe.
+
+        Raises:
+            ProtocolError: The descriptor is not of sealed memory.
+        """
         try:
             theirs = self.views.lying(self.descriptor, self.lent.offset, self.lent.elements)
         except OSError:
@@ -67,10 +71,21 @@ class Borrowing:
 
 
 class Neighbours:
-    """Of one node. All methods but tasks are synchronous and run in trio's thread. ``host``: what our Hello says;
-    ``arrived`` hears of a session whose vector is here, ``served`` of one whose newcomer has read its piece,
-    ``by_memory`` who can read our vectors where they lie and who no more; ``touch`` takes the memory of an exchange,
-    where that is worth a thread."""
+    """One node's side channels to members on this host. All methods but tasks are synchronous and run in trio's thread.
+
+    Args:
+        me: Returns our id.
+        host: The host's name in our Hello; None disables sharing.
+        config: The settings.
+        averager: Learns of failures.
+        pool: The vectors.
+        sessions: The streams.
+        spawn: Starts a task.
+        arrived: Called when a session's vector is complete.
+        served: Called when a newcomer has read its piece.
+        by_memory: Called when a member can, or can no longer, read our vectors in memory.
+        touch: Allocates an exchange's memory, where that is worth a thread.
+    """
 
     def __init__(
         self, me: Callable[[], PeerId], host: str | None, config: Config, averager: Averager, pool: VectorPool,
@@ -81,9 +96,9 @@ class Neighbours:
         self.me, self.host, self.config, self.averager, self.pool = me, host, config, averager, pool
         self.sessions, self.spawn, self.arrived, self.served = sessions, spawn, arrived, served
         self.by_memory, self.touch = by_memory, touch
-        self.near: dict[Link, MeetingPlace | None] = {}  # links whose other end is on this host
+        self.near: dict[Link, MeetingPlace | None] = {}  # Links to members on this host.
         self.tell: Callable[[str], None] = lambda sentence: None
-        self.told = False  # that a neighbour cannot be reached
+        self.told = False  # Whether an unreachable neighbour was reported.
         self.clock = trio.lowlevel.current_clock()
 
     # -- a link --------------------------------------------------------------------------------------------------
@@ -100,7 +115,7 @@ class Neighbours:
                 link.send(Meet(meeting.name, meeting.token))
 
     def end(self, link: Link) -> None:
-        """Before its sessions fail: what they lent is not used any more from here on."""
+        """Close the link's side channel before its sessions fail: from now on the partner may not use what we lent."""
         meeting = self.near.pop(link, None)
         if meeting is not None:
             meeting.close()
@@ -109,7 +124,7 @@ class Neighbours:
             self.closed(link.peer)
 
     def heard(self, link: Link, message: OF_NEIGHBOURS) -> None:
-        """Raises ProtocolError for what does not belong here."""
+        """Handle a message. Raise ProtocolError if it does not fit the state."""
         match message:
             case Meet(name, token):
                 if link.channel is not None or self.me() < link.peer:
@@ -143,7 +158,7 @@ class Neighbours:
             self.by_memory(link.peer, True)
 
     def closed(self, peer: PeerId) -> None:
-        """A channel to this member may be; another link to it may have one."""
+        """Report that a channel to this member has closed, unless another link to it has one."""
         if not any(link.peer == peer and link.channel is not None and link.channel.open for link in self.near):
             self.by_memory(peer, False)
 
@@ -154,8 +169,12 @@ class Neighbours:
 
     # -- what we lend --------------------------------------------------------------------------------------------
     def lend(self, link: Link, session: int, values: Floats, codec: Codec, vector: Vector) -> Loan | None:
-        """In the place of a stream, ``vector`` being what ``values`` lie in; None where it is to stream. A codec whose
-        bytes say nothing without what their receiver holds makes them of more than the values."""
+        """Lend ``values``, a part of ``vector``, to the partner.
+
+        Returns:
+            The loan, or None if the values must stream. That includes codecs that need a bound on the spread: their
+            bytes hold more than the values.
+        """
         channel = link.channel
         if channel is None or codec.needs_spread or len(channel.lent) >= LOANS or session in channel.lent:
             return None
@@ -166,10 +185,10 @@ class Neighbours:
         return loan
 
     def returned(self, link: Link, number: int) -> None:
-        """The partner has read it, and nothing of it counts any more for them."""
+        """End a loan that the partner has read, and count its vector as sent."""
         loan = None if link.channel is None else link.channel.lent.pop(number, None)
         if not isinstance(loan, Loan):
-            return  # it was taken back
+            return  # The loan was taken back.
         loan.position = loan.message.elements
         loan.end()
         session = self.sessions.table.get(number)
@@ -178,7 +197,7 @@ class Neighbours:
             self.served(number)
 
     def watch(self, now: float) -> None:
-        """Take back what a partner holds whom nobody watches any more, since its session is over."""
+        """Close channels whose partner holds a loan of an ended session for too long."""
         for link in self.near:
             channel = link.channel
             for loan in [] if channel is None else list(channel.lent.values()):
@@ -205,7 +224,8 @@ class Neighbours:
                 os.close(descriptor)
         if found is None or descriptor is None:
             link.send(Read(lent.session))
-            if found is not None:  # we have none left, or the other side has closed the channel: the next one streams
+            # Either we have no descriptor left or the other side has closed the channel. The next vector streams.
+            if found is not None:
                 channel.close()
                 self.closed(link.peer)
                 self.averager.failed(lent.session, "broken")
@@ -220,13 +240,13 @@ class Neighbours:
             self.borrowed(link, channel, borrowing)
 
     async def borrow_in_thread(self, link: Link, channel: SideChannel, borrowing: Borrowing) -> None:
-        """Cancelling does not end it, nor need it: no partner can hold it up."""
+        """Read in a thread. It cannot be cancelled and need not be: no partner can hold it up."""
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(borrowing.run)
         self.borrowed(link, channel, borrowing)
 
     def borrowed(self, link: Link, channel: SideChannel, borrowing: Borrowing) -> None:
-        """It is read, and what was read counts if it was the partner's to lend until then."""
+        """Return the loan, and use what was read if the partner had lent it all the time."""
         session, whole = borrowing.session, channel.open and not borrowing.lost
         session.borrowing = False
         link.send(Read(session.id))

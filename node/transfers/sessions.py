@@ -1,4 +1,4 @@
-"""The streams under way at one node: which vector, which link, what arrived, and whether it still moves."""
+"""The active streams of one node: their vectors, links and progress, and whether they have stalled."""
 
 from __future__ import annotations
 
@@ -20,28 +20,30 @@ from node.transport.sealed import SealedStream
 
 __all__ = ["StreamSession", "StreamSessions"]
 
-RECENT = 64  # sessions whose late chunks are thrown away instead of ending the link; far more than can be under way
+RECENT = 64  # Ended sessions whose late chunks are dropped without closing the link; far more than run at once.
 
 
 @dataclass(slots=True, eq=False)
 class StreamSession:
-    """One exchange, one piece fetched or one piece served, on one link."""
+    """One exchange, one piece to fetch or one piece to serve, on one link."""
 
     id: int
     partner: PeerId
     link: Link
     sender: Sender | Loan | None = None
     receiver: Receiver | None = None
-    moved_at: float = 0.0  # either way
-    heard_at: float = 0.0  # something of theirs
-    clock: Callable[[], float] = lambda: 0.0  # trio's, for threads as well
-    over: bool = False  # its vectors are not to be touched any more
-    borrowing: bool = False  # theirs is read where it lies
-    wide: bool | None = None  # whether theirs comes over lanes; its first chunk decides
-    lock: threading.Lock = field(default_factory=threading.Lock)  # a thread may be at them at the moment
+    moved_at: float = 0.0  # The last progress in either direction.
+    heard_at: float = 0.0  # The last time that something of the partner's came.
+    clock: Callable[[], float] = lambda: 0.0  # trio's clock, for threads too.
+    over: bool = False  # Its vectors must not be used any more.
+    borrowing: bool = False  # The partner's vector is read from shared memory.
+    wide: bool | None = None  # Whether the partner's vector comes over lanes; its first chunk decides.
+    lock: threading.Lock = field(default_factory=threading.Lock)  # A thread may be using the vectors.
 
     def place(self, chunk: Chunk, body_bytes: int, wide: bool = False) -> memoryview | None:
-        """The buffer for a chunk's body, which comes over a lane where ``wide``; None for a session that is over."""
+        """Return the buffer for a chunk's body, or None if the session has ended. ``wide`` means that it comes over a
+        lane.
+        """
         assert self.receiver is not None
         with self.lock:
             self.heard_at = self.clock()
@@ -53,30 +55,34 @@ class StreamSession:
             return None if self.over else self.receiver.place(chunk, body_bytes, wide)
 
     def arrived(self, chunk: Chunk) -> bool:
-        """The body is filled. Whether there is more to come: else all is here, or the receiver says what is wrong."""
+        """Process a filled chunk. Return False if the vector is complete, the receiver has a fault, or the session has
+        ended.
+        """
         assert self.receiver is not None
         with self.lock:
             self.moved_at = self.heard_at = self.clock()
             return not self.over and self.receiver.arrived(chunk) and not self.receiver.done
 
     def end(self) -> None:
-        """Waits for a thread that is in the middle of a chunk's arithmetic: a millisecond as a rule, and some ten
-        for the largest chunk that a peer may send, in int8."""
+        """Mark the session as ended, after waiting for a thread in the middle of a chunk.
+
+        That takes a millisecond as a rule, and some ten for the largest chunk that a peer may send, in int8.
+        """
         with self.lock:
             self.over = True
 
 
 class StreamSessions:
-    """By session id."""
+    """The stream sessions of one node, by session id."""
 
     def __init__(self) -> None:
         self.table: dict[int, StreamSession] = {}
-        self.links: dict[int, Link] = {}  # the link that a session began on
+        self.links: dict[int, Link] = {}  # The link that a session began on.
         self.recent: deque[int] = deque(maxlen=RECENT)
-        self.changed = trio.lowlevel.ParkingLot()  # lanes with chunks of what is not agreed yet
+        self.changed = trio.lowlevel.ParkingLot()  # Lanes whose chunks belong to a session that is not agreed yet.
 
     def add(self, session: StreamSession, large: bool = False) -> None:
-        """``large``: a thread pays for what is sent."""
+        """Start a session's streams. ``large``: sending is worth a thread."""
         session.clock = trio.lowlevel.current_clock().current_time
         session.moved_at = session.heard_at = session.clock()
         self.table[session.id] = session
@@ -91,21 +97,23 @@ class StreamSessions:
         self.changed.unpark_all()
 
     def late(self, session: int) -> None:
-        """What still comes for it is thrown away."""
+        """Drop whatever still comes for this session."""
         self.recent.append(session)
         self.changed.unpark_all()
 
     def knows(self, session: int) -> bool:
-        """Whether it was agreed here, or is over."""
+        """Return True if the session was agreed here, or has ended."""
         return session in self.table or session in self.recent
 
     def place(self, link: Link, chunk: Chunk, body_bytes: int, wide: bool = False) -> memoryview | None:
-        """The buffer for a chunk's body, which comes over a lane where ``wide``; None for a session that is over."""
+        """Return the buffer for a chunk's body, or None if the session has ended. ``wide`` means that it comes over a
+        lane.
+        """
         session = self.expecting(link, chunk)
         return None if session is None else session.place(chunk, body_bytes, wide)
 
     def borrows(self, link: Link, lent: Lent) -> tuple[StreamSession, Receiver] | None:
-        """What takes a vector that is lent; None for a session that is over."""
+        """Return the session and the receiver for a lent vector, or None if the session has ended."""
         session = self.expecting(link, lent)
         if session is None or session.receiver is None:
             return None
@@ -118,7 +126,7 @@ class StreamSessions:
             return None if session.over else (session, receiver)
 
     def expecting(self, link: Link, message: Chunk | Lent) -> StreamSession | None:
-        """The session to which something of its vector came; None where it is over."""
+        """Return the session to which this message belongs, or None if it has ended."""
         session = self.table.get(message.session)
         if session is None or session.receiver is None:
             if message.session in self.recent:
@@ -129,7 +137,7 @@ class StreamSessions:
         return session
 
     def rename(self, session: int) -> None:
-        """Another partner is asked, under another number."""
+        """Forget a session whose offer goes to another partner under a new number."""
         self.late(session)
         self.links.pop(session, None)
 
@@ -139,18 +147,20 @@ class StreamSessions:
         entry = self.table.pop(session, None)
         if entry is not None:
             entry.end()
-            if isinstance(entry.sender, Sender):  # a loan is the partner's until it says that it has read it
+            # A loan belongs to the partner until it says that it has read it.
+            if isinstance(entry.sender, Sender):
                 entry.link.stop_bulk(session, entry.sender)
 
     def on(self, link: Link) -> list[int]:
-        """Sessions that end with this link."""
+        """Return the sessions that end with this link."""
         return [session for session, used in self.links.items() if used is link]
 
     def stalled(self, now: float, stall_s: float) -> list[StreamSession]:
-        """Sessions with something still to move in which nothing moved for so long; or nothing of theirs, where theirs
-        is waited for: a partner that reads all of ours and sends nothing would hold its session until the deadline.
+        """Return the sessions in which nothing, or nothing of the partner's, moved for ``stall_s`` seconds.
 
-        Bytes of any chunk on a session's link count as its own: streams on one link take turns, chunk by chunk.
+        The second condition counts while data of the partner is due. Otherwise a partner that reads ours and sends
+        nothing would hold its session until the deadline. All chunks on a link count for each of its sessions, since
+        streams on one link take turns.
         """
         return [
             session for session in self.table.values()
@@ -159,7 +169,7 @@ class StreamSessions:
         ]  # fmt: skip
 
     def moved_at(self, session: StreamSession) -> float:
-        """When bytes of what is still to move last did, either way."""
+        """Return the time of the last progress of what is still to move, in either direction."""
         link, sender = session.link, session.sender
         sent = link.sent_at if sender is not None and not sender.done else -math.inf
         return max(session.moved_at, sent, link.received_at if self.awaits(session) else -math.inf)

@@ -1,4 +1,4 @@
-"""What an averager's vectors travel on: streams over links, and the thread in which large arithmetic runs."""
+"""The averager's driver: it moves vectors over links, and runs large arithmetic in a thread."""
 
 from __future__ import annotations
 
@@ -37,14 +37,16 @@ from node.transfers.sessions import StreamSession, StreamSessions
 
 __all__ = ["Streams"]
 
-TIMED = 64  # durations kept: the median of so many is steady
-LARGE_BYTES = 4 << 20  # threads carry so much: 4 MB cost the same CPU either way, 40 MB a quarter less
-INLINE_ELEMENTS = 1 << 20  # arithmetic on up to 4 MB is done in place, 1 to 2 ms; on more in a worker thread
+TIMED = 64  # Durations kept: enough for a steady median.
+LARGE_BYTES = 4 << 20  # The least size for threads: they save no CPU at 4 MB, and a quarter at 40 MB.
+INLINE_ELEMENTS = 1 << 20  # Arithmetic on up to 4 MB runs inline, 1 to 2 ms; on more in a worker thread.
 
 
 class Streams:
-    """Of one node, and its averager's driver. All methods but ``mixer`` and tasks are synchronous and run in trio's
-    thread. ``perform`` and ``spawn`` are the Runtime's; ``lock`` is the outer step's."""
+    """One node's streams, the driver of its averager. All methods but tasks are synchronous and run in trio's thread.
+
+    ``perform`` and ``spawn`` are the Runtime's; ``lock`` guards the outer step.
+    """
 
     def __init__(
         self, peer: Peer, config: Config, boundary: Boundary, pool: VectorPool, outer: OuterStep, links: Links,
@@ -56,19 +58,21 @@ class Streams:
         self.averager = Averager(peer, config, boundary, pool, outer, self, lock)
         self.sessions = StreamSessions()
         self.gathers = GroupTransfers(peer, config, self.averager, pool, links, self.sessions)
-        self.durations: tuple[float, ...] = ()  # of the last exchanges; replaced, since the other thread reads it
-        self.began: dict[int, float] = {}  # when a session wanted its snapshot
-        self.accounts: dict[int, Account] = {}  # exchanges whose streams have begun
+        # Durations of the last exchanges. It is replaced, not changed, since the other thread reads it.
+        self.durations: tuple[float, ...] = ()
+        self.began: dict[int, float] = {}  # When each session requested its snapshot.
+        self.accounts: dict[int, Account] = {}  # Exchanges whose streams have begun.
         self.on_begun: Callable[[Account], None] = lambda account: None
         self.on_over: Callable[[Account], None] = lambda account: None
-        # As long as it may get: no snapshot is taken while an update is owed, so that it holds one for each session
-        # that had one before, whose number Peer bounds.
+        # The queue needs no limit: no snapshot is taken while an update is pending. So it holds at most one update for
+        # each session with an earlier snapshot, and Peer bounds their number.
         self.clock = trio.lowlevel.current_clock()
         self.jobs_in, self.jobs_out = trio.open_memory_channel[Job](math.inf)
         self.queued = 0
         whole = config.part == "all" and not config.grouped and large(get_codec("fp32"), peer.elements)
-        self.whole = whole  # every exchange is of vectors of one length, and large
-        self.taken, self.taking = False, threading.Lock()  # whether their memory is there, and who sees to it
+        self.whole = whole  # All exchanges carry vectors of one length, and that is large.
+        # Whether exchanges' memory is allocated, and the lock for allocating it.
+        self.taken, self.taking = False, threading.Lock()
         self.neighbours = Neighbours(
             lambda: peer.record.id, host, config, self.averager, pool, self.sessions, spawn, self.moved, self.served,
             peer.by_memory, self.touch_beside if whole else None,
@@ -76,40 +80,46 @@ class Streams:
         if not (peer.may_join or peer.ready):
             self.take_memory()
         movement = self.averager.movement
-        if peer.ready:  # after a fault: the memory is there, and the loop is at work on the weights
+        # After a fault the memory is allocated, and the loop is changing the weights.
+        if peer.ready:
             self.taken = True
             if movement is not None:
                 boundary.sampled = movement.places
-        elif movement is not None:  # from the weights as they are now, before the first step
+        # Sample the weights as they are now, before the first step.
+        elif movement is not None:
             sample = np.empty(movement.places.size, np.float32)
             pending = pool.state.begin_read_at(sample, movement.places)
             while not (pending is None or pending.done()):
-                time.sleep(0.001)  # a CUDA event can only be polled
+                time.sleep(0.001)  # A CUDA event can only be polled.
             self.averager.begin_at(sample)
 
     def take_memory(self, vectors: int = 2) -> None:
-        """Take what every exchange needs, a snapshot and a difference, unless that was done: before the first step,
-        where a node begins with its own weights, and while pieces of others' come. In any thread."""
+        """Allocate a snapshot and a difference for exchanges, once. Thread-safe.
+
+        This happens before the first step if a node starts with its own weights. Otherwise it happens while pieces of
+        others' weights arrive.
+        """
         with self.taking:
             if self.whole and not self.taken:
                 self.touch(vectors)
                 self.taken = True
 
     def touch(self, vectors: int = 2) -> None:
-        """Pages that nobody has written to cost four times what a copy costs, and a step boundary would pay for
-        them."""
+        """Write to fresh vectors: page faults cost four times what a copy costs, and a step boundary would pay for
+        them.
+        """
         for vector in [self.pool.take() for _ in range(vectors)]:
             vector.array.fill(0.0)
             self.pool.give(vector)
 
     def touch_again(self) -> None:
-        """Where memory was taken already."""
+        """Allocate again, if memory was allocated already."""
         with self.taking:
             if self.taken:
                 self.touch()
 
     async def touch_beside(self) -> None:
-        """As :meth:`touch`, of vectors that are to lie elsewhere from now on, while the loop trains."""
+        """Allocate vectors at their new place in shared memory, while the loop trains."""
         try:
             await trio.to_thread.run_sync(self.touch_again)
         except Exception as error:
@@ -131,7 +141,7 @@ class Streams:
         report(*arguments)
 
     def compute(self, job: Job) -> None:
-        """At once where it is small and nothing waits before it."""
+        """Run a job inline if it is small and none is queued; otherwise queue it."""
         if self.queued or job.elements > INLINE_ELEMENTS:
             self.queued += 1
             self.jobs_in.send_nowait(job)
@@ -143,8 +153,9 @@ class Streams:
             self.give_up(job, error)
 
     async def mixer(self) -> None:
-        """One job after another. Weights to adopt wait behind the updates that came before them, which belong to the
-        weights that go."""
+        """Run the queued jobs in order. Weights to adopt wait behind earlier updates, which belong to the old
+        weights.
+        """
         async for job in self.jobs_out:
             try:
                 if job.elements > INLINE_ELEMENTS:
@@ -174,18 +185,20 @@ class Streams:
 
     # -- an exchange ---------------------------------------------------------------------------------------------
     def fail(self, session: int, code: str) -> None:
-        """A failure found while performing is reported after it, as a real one would be. What comes until then for a
-        session that never began to stream is late, and no fault."""
+        """Report a failure that was found while performing an effect, later, as a real one would be.
+
+        Until then, chunks of a session that never began to stream are late and no fault.
+        """
         self.sessions.late(session)
         self.averager.fail(session, code)
 
     def snapshot(self, effect: Snapshot) -> None:
-        """What an exchange takes begins here, with the wish for a snapshot, as it does in a simulator."""
+        """Begin an exchange's time with the request for a snapshot, as the simulator does."""
         self.began[effect.session] = self.now
         self.averager.snapshot(effect)
 
     def transfer(self, effect: Transfer) -> None:
-        """Send ours, receive theirs, or both: all of the vector, or those elements of it that the part has."""
+        """Send our vector, receive theirs, or both: the whole, or the elements of the exchange's part."""
         number, link = effect.session, self.sessions.links.get(effect.session)
         self.begin(number, (effect.partner,), effect.codec)
         pair = "broken" if link is None else self.averager.transfer(effect)
@@ -199,7 +212,7 @@ class Streams:
         self.sessions.add(session, effect.sends and large(pair.codec, pair.elements))
 
     def sender(self, link: Link, number: int, values: Floats, codec: Codec, vector: Vector) -> Sender | Loan:
-        """What brings a partner these values of a vector: as chunks, or where they lie."""
+        """Return a loan or a stream that brings these values of a vector to a partner."""
         loan = self.neighbours.lend(link, number, values, codec, vector)
         elements = chunk_elements(self.config.chunk_elements, values.size, len(link.lanes))
         most = None if len(link.lanes) else link.movement
@@ -216,26 +229,26 @@ class Streams:
             self.gathers.gather(group)
 
     def begin(self, session: int, partners: tuple[PeerId, ...], codec: str) -> None:
-        """All sides agreed."""
+        """Begin an exchange's statistics once all sides have agreed."""
         others = tuple(map(bytes.hex, partners))
         account = self.accounts[session] = Account(session, others, codec, self.peer.exchange(session))
         self.on_begun(account)
 
     def place(self, link: Link, chunk: Chunk, body_bytes: int) -> memoryview | None:
-        """The buffer for a chunk's body; None for a session that is over."""
+        """Return the buffer for a chunk's body, or None if the session has ended."""
         if self.gathers.expects(chunk.session):
             return self.gathers.place(link, chunk, body_bytes)
         return self.sessions.place(link, chunk, body_bytes)
 
     async def agreed(self, link: Link, chunk: Chunk, body_bytes: int) -> memoryview | None:
-        """As :meth:`place`, of a lane, whose chunks may come before what was said of their session over the link."""
+        """Return :meth:`place` for a lane's chunk, which may come before the link's messages about its session."""
         with trio.move_on_after(self.config.stall_s):
             while not self.sessions.knows(chunk.session):
                 await self.sessions.changed.park()
         return self.sessions.place(link, chunk, body_bytes, wide=True)
 
     def arrived(self, link: Link, chunk: Chunk) -> None:
-        """The body of a chunk is filled."""
+        """Process a chunk whose body is filled."""
         if self.gathers.expects(chunk.session):
             self.gathers.arrived(link, chunk)
             return
@@ -245,7 +258,7 @@ class Streams:
             self.moved(chunk)
 
     def flow(self, chunk: Chunk) -> StreamSession | None:
-        """What a thread may take in, this chunk first: where it pays."""
+        """Return the session whose chunks, from this one on, are worth a thread; None if not."""
         if self.gathers.expects(chunk.session):
             return None
         session = self.sessions.table.get(chunk.session)
@@ -253,12 +266,12 @@ class Streams:
         return session if isinstance(receiver, DifferenceReceiver) and large(receiver.codec, receiver.size) else None
 
     def served(self, session: int) -> None:
-        """All that was sent for it has left us; of newcomers Peer wants to know."""
+        """Tell Peer that all of a newcomer's piece was sent."""
         if self.peer.serves(session):
             self.perform(self.peer.served(session, self.now))
 
     def moved(self, chunk: Chunk | Lent) -> None:
-        """What a chunk belongs to has come as far as its receiver says."""
+        """Tell the peer and the averager how far a chunk's session has come."""
         session = self.sessions.table.get(chunk.session)
         if session is None or session.receiver is None:
             return
@@ -302,14 +315,15 @@ class Streams:
         if account is not None:
             self.measure(account)
         self.gathers.release(session)
-        self.sessions.release(session)  # before its vectors go back, but for the lease of who sends one
+        # Release the session before its vectors are returned; a sender keeps its lease.
+        self.sessions.release(session)
         self.averager.release(session)
         self.began.pop(session, None)
         if account is not None:
             self.on_over(account)
 
     def measure(self, account: Account) -> None:
-        """What an exchange came to, while its streams are still there. Calls are counted here, of every exchange."""
+        """Complete an exchange's statistics while its streams exist."""
         number, apart_sq = account.session, math.nan
         account.done = account.exchange is not None and account.exchange.state is State.DONE
         if not account.seconds and number in self.began:
@@ -331,7 +345,7 @@ class Streams:
         account.distance = math.sqrt(apart_sq) if math.isfinite(apart_sq) else None
 
     def busy(self) -> set[Link]:
-        """Links that something under way moves on."""
+        """Return the links that active transfers use."""
         return {*self.sessions.links.values(), *self.gathers.links_used()}
 
     # -- joining -------------------------------------------------------------------------------------------------
@@ -360,8 +374,11 @@ class Streams:
 
 
 class TakingMemory:
-    """That of exchanges, while pieces of the weights come: these are adopted behind it, so that no step boundary finds
-    it missing. Where they are collected in a vector of an exchange, that is one of the two."""
+    """A job that allocates memory for exchanges while pieces of the weights arrive.
+
+    The weights are adopted after it in the queue, so that no step boundary finds the memory missing. If the pieces are
+    collected in a vector of the pool, that is one of the two.
+    """
 
     def __init__(self, streams: Streams) -> None:
         joining = streams.averager.joining
@@ -380,9 +397,9 @@ class TakingMemory:
             self.streams.not_taken(self.error)
 
     def fail(self) -> None:
-        """Nothing waits for more of it."""
+        """Do nothing: nothing waits for this job."""
 
 
 def large(codec: Codec, elements: int) -> bool:
-    """Whether threads pay for so many elements."""
+    """Return True if so many elements are worth a thread."""
     return codec.encoded_bytes(elements) >= LARGE_BYTES
