@@ -1,4 +1,4 @@
-"""One peer on real sockets, beside a training loop."""
+"""One peer on real sockets, running in the background of a training loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Config", "Member", "Metrics", "Node", "QuasiGlobal"]
 
 
 def __getattr__(name: str) -> object:
-    """Import torch and trio only when a node is wanted (PEP 562): the command line answers without them."""
+    """Import torch and trio only when a node is needed (PEP 562): the command line works without them."""
     if name == "Config":
         from gossip.config import Config
 

@@ -1,13 +1,13 @@
-"""The average of a node's weights over its last mixes: the model to evaluate, beside the one that is trained.
+"""The average of a node's weights over its last mixes: the model to evaluate, apart from the trained one.
 
-A node is nearest to its swarm's average just after a mix, and each mix brings it near from another side. The average of
-its weights ``x`` at these moments is nearer than any of them, and costs no byte (docs/decisions/0097):
+A node is nearest to its swarm's average just after a mix, and each mix approaches it from another side. The average of
+its weights ``x`` at these moments is nearer than any of them, and sends no byte (docs/decisions/0097):
 
     e <- e + max(1 - FACTOR, 1/n) (x - e)        just after mix n since the average began
 
-It is the plain mean of the first mixes and then an exponential average over about five. Where a mix is of a part of the
-model, the average takes up that part alone: elements that are not mixed are where local steps have pulled them. It
-begins anew whenever other weights take the place of the node's own.
+This is the plain mean of the first mixes, then an exponential average over about five. If a mix covers a part of the
+model, only that part is averaged: local steps have moved the other elements. The average starts again whenever other
+weights replace the node's own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["FACTOR", "Average", "Part"]
 Part: TypeAlias = Positions | None
 """The elements of a mix, ascending; None for all."""
 
-FACTOR = 0.8  # of the average that stays at a mix: 0.9 lags behind where mixes are rare, 0.5 keeps more noise
+FACTOR = 0.8  # The average's share that stays at a mix: 0.9 lags where mixes are rare, 0.5 keeps more noise.
 
 NOT_KEPT = (
     "This node keeps no average: make it with Node(..., keep_average=True), which takes one more vector of the model's "
@@ -39,10 +39,10 @@ NOT_KEPT = (
 
 
 class Average:
-    """The average of one node, or of one rank of a node; nothing where it is not ``kept``.
+    """The average of one node, or of one rank of a node; empty unless it is ``kept``.
 
-    The training thread alone calls it. In :meth:`shown` the model holds the average, and whatever changes the training
-    weights is to ask :meth:`check` first.
+    Only the training thread uses it. Inside :meth:`shown` the model holds the average. All that changes the training
+    weights calls :meth:`check` first.
     """
 
     def __init__(self, state: State, kept: bool) -> None:
@@ -50,16 +50,16 @@ class Average:
         if kept:
             self._store = TensorStore(state) if isinstance(state, ModelState) else VectorStore(state)
         self._size = max(state.layout.exchanged, 1)
-        self._taken = 0  # elements that mixes have brought since the average began
-        self._depth = 0  # blocks that show it, one in another
+        self._taken = 0  # Elements that were mixed since the average began.
+        self._depth = 0  # The depth of nested blocks that show it.
 
     @property
     def mixes(self) -> int:
-        """Mixes of all elements since the average began, begun ones included; 0 means that it is nothing yet."""
+        """Return the number of mixes of all elements since the average began, rounded up; 0 means that it is empty."""
         return -(-self._taken // self._size)
 
     def mixed(self, parts: Sequence[Part]) -> None:
-        """Take up the weights that exchanges have just changed, each of them a part, all at the same boundary."""
+        """Add the weights just after exchanges changed these parts, all at the same boundary."""
         if self._store is None:
             return
         for part in (None,) if any(part is None for part in parts) else parts:
@@ -68,17 +68,18 @@ class Average:
             self._store.take(max(1.0 - FACTOR, 1.0 / self.mixes), None if begins else part)
 
     def forget(self) -> None:
-        """Begin anew: other weights have taken the place of those that were averaged."""
+        """Start again: other weights have replaced those that were averaged."""
         self._taken = 0
 
     def settled(self, before: int) -> None:
-        """Begin anew if mixes without training came after the first ``before``: what they agreed on is better than an
-        average over the way there."""
+        """Start again if mixes without training followed the first ``before`` ones: their result is better than the
+        average.
+        """
         if self.mixes > before:
             self.forget()
 
     def check(self, call: str) -> None:
-        """Raise LocalError where the model does not hold the weights that are trained."""
+        """Raise LocalError if the model does not hold the training weights."""
         if self._depth:
             raise LocalError(
                 f"node.{call} was called inside `with node.averaged():`, where the model does not hold the weights "
@@ -86,13 +87,13 @@ class Average:
             )
 
     def require(self) -> None:
-        """Raise LocalError where no average is kept."""
+        """Raise LocalError if no average is kept."""
         if self._store is None:
             raise LocalError(NOT_KEPT)
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        """Have the model hold the average within the block, and bring the training weights back at its end."""
+        """Let the model hold the average inside the block, and restore the training weights at its end."""
         store = self._store if self._taken and not self._depth else None
         self._depth += 1
         try:
@@ -108,8 +109,10 @@ class Average:
 
     @contextlib.contextmanager
     def in_checkpoint(self) -> Iterator[dict[str, Tensor]]:
-        """Have the model hold the average within the block, and yield the training weights by name. Where there is no
-        average the model holds the training weights, and none are yielded."""
+        """Let the model hold the average inside the block, and yield the training weights by name.
+
+        Without an average, the model holds the training weights, and the mapping is empty.
+        """
         if self._store is None or not self._taken:
             yield {}
             return
@@ -117,15 +120,14 @@ class Average:
             yield self._store.training()
 
     def restore(self, tensors: Mapping[str, Tensor], mixes: int) -> None:
-        """Go on with the average that a checkpoint holds; from none where it lacks a tensor."""
+        """Continue with a checkpoint's average; start with none if it lacks a tensor."""
         self.forget()
         if self._store is not None and mixes > 0 and self._store.load(tensors):
             self._taken = mixes * self._size
 
 
 def put_back(store: Store) -> None:
-    """Bring the training weights back. Where a signal raises between two tensors (^C, SIGTERM), go on from there before
-    it is passed on."""
+    """Restore the training weights, even if a signal raises in the middle (^C, SIGTERM); then raise it again."""
     try:
         store.put_back()
     except (KeyboardInterrupt, SystemExit):
@@ -134,13 +136,13 @@ def put_back(store: Store) -> None:
 
 
 class Store(Protocol):
-    """Where an average lies, and how the model comes to hold it."""
+    """The storage of an average, which can also put it into the model."""
 
     def take(self, share: float, part: Part) -> None:
-        """``average += share (weights - average)``, of a part. With a share of 1 nothing stays of what was there."""
+        """Set ``average += share (weights - average)`` for a part. A share of 1 replaces the average."""
 
     def show(self) -> None:
-        """Keep the training weights and let the model hold the average."""
+        """Back up the training weights and let the model hold the average."""
 
     def put_back(self) -> None:
         """Let the model hold the training weights again. After an interruption a second call completes the first."""
@@ -149,20 +151,21 @@ class Store(Protocol):
         """Return the training weights by name, while the average is shown."""
 
     def load(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Make these the average. Return False where one is not there or of another shape."""
+        """Use these tensors as the average. Return False if one is missing or has another shape."""
 
 
 class TensorStore:
-    """The average of a model's tensors, each in float32 or its own wider type, on the device of its tensor.
+    """The average of a model's tensors, each in float32 or its own wider type, on its tensor's device.
 
-    While the average is shown, one of the tensor's own type is the model's tensor itself, so that the training weights
-    take the memory that it had. Beside the average of a tensor of half precision they take half as much again.
+    While the average is shown, an average of its tensor's type moves into the model, and the training weights take its
+    memory. For half-precision tensors the training weights need memory of their own, half as much again.
     """
 
     def __init__(self, state: ModelState) -> None:
         self._state = state
-        self._averages: list[Tensor | None] = [beside(tensor) for tensor in state.exchanged()]  # None: the model has it
-        self._kept: dict[int, Tensor] = {}  # training weights, by place, while the average is shown
+        # None while the model holds it.
+        self._averages: list[Tensor | None] = [beside(tensor) for tensor in state.exchanged()]
+        self._kept: dict[int, Tensor] = {}  # Training weights, by place, while the average is shown.
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -173,14 +176,14 @@ class TensorStore:
             return
         averages = [self._average(place, tensor) for place, tensor in enumerate(live)]
         if share == 1.0:
-            torch._foreach_copy_(averages, live)  # what was there may be no number
+            torch._foreach_copy_(averages, live)  # Copy: the old average may not be finite.
             return
         pairs = list(zip(averages, live, strict=True))
         alike = [pair for pair in pairs if pair[0].dtype == pair[1].dtype]
         if alike:
             torch._foreach_lerp_([average for average, _ in alike], [tensor for _, tensor in alike], share)
         for average, tensor in pairs if len(alike) < len(pairs) else ():
-            if average.dtype != tensor.dtype:  # one after another, for each takes memory of its own
+            if average.dtype != tensor.dtype:  # One after the other, since each needs temporary memory.
                 average.lerp_(tensor.to(average.dtype), share)
 
     @torch.inference_mode(False)
@@ -224,7 +227,7 @@ class TensorStore:
             average.index_copy_(0, at, now if share == 1.0 else average.index_select(0, at).lerp_(now, share))
 
     def _average(self, place: int, tensor: Tensor) -> Tensor:
-        """The average of this tensor, which may have moved to another device."""
+        """Return the average of this tensor, after following it to its device."""
         average = self._averages[place]
         assert average is not None, "the model holds the average"
         if average.device != tensor.device:
@@ -233,10 +236,12 @@ class TensorStore:
 
 
 class VectorStore:
-    """The average of a model that brings its own state: one float32 vector on the host. While it is shown, the training
-    weights are kept as a checkpoint would hold them.
+    """The average of a model with a State of its own: one float32 vector on the host.
 
-    Raises LayoutError for a state whose checkpoints would round its weights.
+    While it is shown, the training weights are kept as a checkpoint would hold them.
+
+    Raises:
+        LayoutError: The state's checkpoints would round its weights.
     """
 
     def __init__(self, state: State) -> None:
@@ -247,7 +252,7 @@ class VectorStore:
                 "it tensors() and load() of its own, or leave out keep_average."
             )
         self._state, self._average = state, np.zeros(state.layout.exchanged, np.float32)
-        self._kept: dict[str, Tensor] = {}  # training weights, by name, while the average is shown
+        self._kept: dict[str, Tensor] = {}  # Training weights, by name, while the average is shown.
 
     def take(self, share: float, part: Part) -> None:
         weights = np.empty_like(self._average)
@@ -263,7 +268,7 @@ class VectorStore:
     def show(self) -> None:
         vector = np.empty(self._state.layout.size, np.float32)
         if vector.size > self._average.size:
-            self._state.read(vector)  # frozen weights stay as they are
+            self._state.read(vector)  # Frozen weights stay as they are.
         vector[: self._average.size] = self._average
         self._kept = {name: tensor.clone() for name, tensor in self._state.tensors().items()}
         self._state.write(vector)
@@ -285,7 +290,7 @@ class VectorStore:
 
 
 def beside(tensor: Tensor) -> Tensor:
-    """Return memory for the average of this tensor."""
+    """Return uninitialised memory for this tensor's average."""
     return torch.empty(tensor.shape, dtype=torch.promote_types(tensor.dtype, torch.float32), device=tensor.device)
 
 
@@ -295,7 +300,7 @@ def exchanged(layout: Layout) -> list[Segment]:
 
 
 def fitting(tensors: Mapping[str, Tensor], layout: Layout) -> list[Tensor]:
-    """Return the tensors of the segments that exchanges carry; none where one is not there or of another shape."""
+    """Return the tensors of the exchanged segments, or none if one is missing or has another shape."""
     given = [(tensors.get(segment.name), segment.shape) for segment in exchanged(layout)]
     found = [tensor for tensor, shape in given if tensor is not None and tuple(tensor.shape) == shape]
     return found if len(found) == len(given) else []

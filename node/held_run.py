@@ -1,4 +1,4 @@
-"""The run whose weights a node holds: how far it is, what checkpoints say of it, and going on with one."""
+"""The run whose weights a node holds: its progress, its checkpoints, and how to continue from one."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from node.thread import NetworkThread
 
 __all__ = ["HeldRun", "check_state"]
 
-LOOK_S = 1.0  # between two looks whether the network thread has ended
-OF_OTHERS = "The state of a checkpoint"  # whose weights somebody else has loaded
+LOOK_S = 1.0  # Interval of the checks whether the network thread has ended.
+OF_OTHERS = "The state of a checkpoint"  # The program has loaded these weights itself.
 
 
 class HeldRun:
-    """A node's, and the training thread's: the model and optimizers, how far they are, and where they go on."""
+    """A node's model, optimizers and progress, used by the training thread."""
 
-    rank, size = 0, 1  # of how many processes that are one node
+    rank, size = 0, 1  # The place among the processes that form one node, and their number.
     make_boundary: Callable[..., Boundary] = Boundary
     service: Service
 
@@ -58,7 +58,7 @@ class HeldRun:
         self.state.check()
         self.average = Average(self.state, keep_average)
         self.pool = VectorPool(self.state)
-        self.wake = Bell()  # for a training loop that has nothing else to do (joining, settling)
+        self.wake = Bell()  # Wakes a training loop that only waits (joining, settling).
         self.boundary = self.make_boundary(
             self.state, self.pool, KeptWeights(self.state, optimizers, self.keep), self.config.conserves,
             threading.Lock(), self.wake.set, self.wake.clear,
@@ -69,16 +69,18 @@ class HeldRun:
             self.outer.correction = Correction(
                 self.state.layout.exchanged, self.state.layout.parameters, self.config.kappa, every
             )
-        self.outer_lock = threading.Lock()  # it moves in the network's threads, and is reset in the training thread
+        self.outer_lock = (
+            threading.Lock()
+        )  # The network's threads move the outer step, and the training thread resets it.
         self.thread = NetworkThread()
         self.archive = Archive(self.state, optimizers)
-        self.kept_in: Path | None = None  # where the weights are that this node gave up for another run's
-        self.given: Mapping[str, Any] | None = None  # a state to go on from, once weights are here
+        self.kept_in: Path | None = None  # The file with the weights that this node gave up for another run's.
+        self.given: Mapping[str, Any] | None = None  # A state to continue from, once there are weights.
         self.steps = self.samples = 0
-        self.begun = False  # with its own weights or with others', from which mixing starts
-        self.rate = math.nan  # the learning rate, where the loop says it and no optimizer has it
-        self.shown = SwarmView(), 0  # a view, and the samples that were shown then
-        self.passes = 0  # over the data that are divided among the members
+        self.begun = False  # Whether the node has weights, its own or others', from which mixing starts.
+        self.rate = math.nan  # The learning rate, if the loop passes it and no optimizer has it.
+        self.shown = SwarmView(), 0  # A view, and the sample count shown with it.
+        self.passes = 0  # Passes over data that are sharded among the members.
         self.samplers = Samplers(Sharers.of(self))
 
     # -- what is looked at -----------------------------------------------------------------------------------------
@@ -98,7 +100,7 @@ class HeldRun:
 
     @property
     def trained_on(self) -> int:
-        """Samples, as this loop says."""
+        """Return the samples that this loop has trained on."""
         return self.samples
 
     @property
@@ -107,9 +109,11 @@ class HeldRun:
 
     @property
     def swarm_samples(self) -> int:
-        """Samples behind the weights of this node's run, by all members. The number falls when the node settles or
-        takes another run, and never otherwise, although an exchange may lower the node's own number, which
-        :mod:`gossip.exchange.progress` explains."""
+        """Return the samples that all members together have put behind this run's weights.
+
+        The number falls only when the node settles or takes another run. An exchange may lower the node's own number,
+        as :mod:`gossip.exchange.progress` explains, but not this one.
+        """
         view, (before, most) = self.view, self.shown
         reached = view.samples_at(self.samples)
         self.shown = view, max(reached, most) if view.continues(before) else reached
@@ -117,13 +121,14 @@ class HeldRun:
 
     # -- what becomes of the weights -----------------------------------------------------------------------------
     def mixed(self, updates: Sequence[Update]) -> None:
-        """Take note that what exchanges brought was added to the model."""
+        """Note that updates of exchanges were added to the model."""
         self.optimizers.mixed()
         self.average.mixed([update.positions for update in updates])
 
     def replaced(self, vector: Any) -> None:
-        """Begin anew with other weights, which the model holds now."""
-        if self.optimizers.quasi_global:  # the donor may train with another, whose state is as long and stays behind
+        """Reset all that depends on the old weights; the model now holds ``vector``."""
+        # The donor may use another optimizer, whose state has the same size and is not taken.
+        if self.optimizers.quasi_global:
             self.optimizers.joined(keep=self.state.holds(vector))
         self.average.forget()
         self.begun = True
@@ -135,7 +140,7 @@ class HeldRun:
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint says of the run."""
+        """Return the run's metadata for a checkpoint."""
         peer = self.peer
         return {
             "fingerprint": self.state.layout.contents, "genesis": peer.genesis.hex(), "version": peer.version,
@@ -162,7 +167,7 @@ class HeldRun:
         return meta
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the run of this state, whose weights somebody else has loaded: now, or as soon as it starts."""
+        """Continue the run of this state, whose weights the program has loaded, now or at the start."""
         check_state(state, self.state)
         self.samplers.load(state.get("samplers"))
         if self.service.runtime is None:
@@ -171,12 +176,12 @@ class HeldRun:
             self.go_on(state, OF_OTHERS, lambda: None)
 
     def go_on(self, meta: Mapping[str, Any], origin: str, put: Callable[[], None]) -> None:
-        """Continue the run of a checkpoint; ``put`` brings its weights, which are not here yet."""
+        """Continue a checkpoint's run. ``put`` loads its weights, which are not in the model yet."""
         peer = self.peer
         run, samples, version = checkpoint.figures(meta, origin)
         self.passes = max(self.passes, within("steps", meta.get("passes", 0)))
         genesis = run or peer.genesis
-        # Weights of no run begin one, where nothing is trained yet.
+        # Weights without a run start one, if nothing is trained yet.
         ahead = self.swarm_samples >= samples if run is not None else self.swarm_samples > 0
         if genesis == peer.genesis and ahead:
             text = (
@@ -195,7 +200,7 @@ class HeldRun:
 
         def resume() -> None:
             try:
-                runtime, peer = self.runtime, self.peer  # the newest
+                runtime, peer = self.runtime, self.peer  # Use the newest network side.
                 # Drop pending work first: a mixing job that runs after the reset would move the outer step again.
                 runtime.averager.forget()
                 if weights is not None:
@@ -206,10 +211,11 @@ class HeldRun:
                 runtime.perform(peer.resume(genesis, samples, version, runtime.now, over))
                 self.service.view = self.view.refreshed(runtime.peer)
             finally:
-                resumed.set()  # a fault in here restarts the network side, and the loop goes on
+                resumed.set()  # A fault in here restarts the network side, and the loop continues.
 
         if self.thread.call(resume):
-            # Without a limit: until the network thread has dropped them, old updates would land in the new weights.
+            # Wait without a limit: until the network thread has dropped old updates, they would land in the new
+            # weights.
             while not resumed.wait(LOOK_S) and not self.thread.ended.is_set():
                 pass
         self.thread.check()
@@ -223,7 +229,7 @@ class HeldRun:
 
     # -- what a node writes down by itself -------------------------------------------------------------------------
     def keep(self) -> None:
-        """Write down what this node holds before it tries the weights of another run. Raises CheckpointError."""
+        """Save the node's state before it tries another run's weights. Raise CheckpointError if that fails."""
         if self.kept_in is None:
             try:
                 folder = self.settings.state_dir or Path(tempfile.mkdtemp(prefix="gossip-"))
@@ -235,13 +241,15 @@ class HeldRun:
         self.thread.call(self.runtime.on_event, "kept", text)
 
     def take_final(self) -> None:
-        """Nobody is here, and the run of the state directory is over: its weights are those that it kept. With others
-        a program would evaluate, and save over its checkpoint, what was never trained."""
+        """Load the final weights of a finished run from the state directory, if no member is left.
+
+        Otherwise a program would evaluate untrained weights, and save them over its checkpoint.
+        """
         state_dir = self.service.state_dir
         if state_dir.final is None or not state_dir.finished():
             return
         try:
-            HeldRun.load(self, state_dir.final)  # of a group: where all ranks stand already
+            HeldRun.load(self, state_dir.final)  # All ranks of a group call this, so call the base class's method.
         except CheckpointError as error:
             raise LocalError(
                 f"The run of the state directory {state_dir.path} is finished, and its weights cannot be taken: "
@@ -249,7 +257,7 @@ class HeldRun:
             ) from error
 
     def keep_final(self) -> None:
-        """For a later start in the state directory, when nobody else may be left who has these weights."""
+        """Save the final weights for a later start in the state directory, when no other member may have them."""
         path = self.service.state_dir.final
         if path is not None:
             try:
@@ -260,7 +268,7 @@ class HeldRun:
 
 
 def check_state(given: object, state: State) -> None:
-    """Raise CheckpointError for what is no node's state, and for that of another model than this."""
+    """Raise CheckpointError if ``given`` is no node's state, or that of another model."""
     if not isinstance(given, Mapping):
         raise CheckpointError(f"A node's state is a mapping, as state_dict() gives, not {type(given).__name__}.")
     if given.get("fingerprint", state.layout.contents) != state.layout.contents:

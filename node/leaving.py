@@ -1,5 +1,7 @@
-"""Whether this process was asked to leave: an exception alone is lost where the signal falls into an import, of which
-some catch everything."""
+"""A flag that tells whether this process was asked to stop.
+
+An exception alone can be lost: some imports catch all exceptions, also that of a signal.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ _asked = False
 
 
 def ask() -> None:
-    """SIGTERM came."""
+    """Note that SIGTERM came."""
     global _asked
     _asked = True
 

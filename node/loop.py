@@ -1,4 +1,4 @@
-"""A node's side of the training loop: its step boundary, visited where there is a reason to."""
+"""A node's side of the training loop: the step boundary, visited when there is a reason."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from gossip.peer import Peer
 
 __all__ = ["Bell", "Owner", "Signals", "StepLoop"]
 
-VISIT_S = 0.002  # between two looks at wishes of the network
+VISIT_S = 0.002  # The least interval between two visits for the network's requests.
 
 
 class Signals:
-    """What the loop reads of the network's decisions without asking it: plain numbers, written after each of them."""
+    """Hints that the network thread writes after each decision, as plain numbers, so that the loop need not ask."""
 
     __slots__ = ("by_steps", "due_steps", "held", "lockstep", "mix_at")
 
     def __init__(self, config: Config) -> None:
         self.by_steps, self.lockstep = config.interval_steps is not None, config.max_version_gap is not None
-        self.due_steps: float = 0  # the step count at which the next mix is due
-        self.mix_at = math.inf  # and from when on it would begin, as far as is known
-        self.held = False  # the loop must wait at its boundary
+        self.due_steps: float = 0  # The step count at which the next mix is due.
+        self.mix_at = math.inf  # The earliest time at which that mix can begin, as far as known.
+        self.held = False  # The loop must wait at its boundary.
 
     def release(self) -> None:
-        """Forget the mix that is due or under way, and let the loop go on."""
+        """Forget the mix that is due or running, and let the loop continue."""
         self.due_steps = self.mix_at = math.inf
         self.held = False
 
     def read(self, peer: Peer) -> bool:
-        """After a decision; returns whether the loop is let go on."""
+        """Copy the hints after a decision. Return True if a held loop may continue."""
         due_steps, self.mix_at = peer.next_mix
         self.due_steps = due_steps if self.by_steps else math.inf
         if not self.lockstep:
@@ -43,7 +43,7 @@ class Signals:
 
 
 class Bell:
-    """Wakes a loop that has nothing else to do, as threading.Event does: where it does not wait, for nothing."""
+    """A wake-up event for a loop that only waits, cheaper than threading.Event while no thread waits."""
 
     __slots__ = ("event", "rung", "waited")
 
@@ -52,7 +52,8 @@ class Bell:
 
     def set(self) -> None:
         self.rung = True
-        if self.waited:  # said before the other looks at what we said before we looked
+        # Dekker's handshake: set `rung`, then read `waited`; `wait()` does the reverse.
+        if self.waited:
             self.event.set()
 
     def clear(self) -> None:
@@ -67,52 +68,53 @@ class Bell:
 
 
 class Owner(Protocol):
-    """Who runs the loop, and can speak to the network."""
+    """The loop's owner, which can call the network thread."""
 
     def replaced(self, weights: Any) -> None:
-        """The model holds these now."""
+        """Note that the model now holds these weights."""
 
     def mixed(self, updates: Sequence[Update]) -> None:
-        """What exchanges brought was added to the model."""
+        """Note that updates of exchanges were added to the model."""
 
     def keeps(self) -> bool:
-        """Whether it is time for a copy of the weights that serves newcomers while the loop stands."""
+        """Return True if it is time for a copy of the weights, which serves newcomers while the loop is idle."""
 
     def updated(self, visit: Visit) -> None:
-        """The network's thread is to hear of a visit, and of nothing else."""
+        """Tell the network thread of a visit that only added updates."""
 
     def report(self, visit: Visit) -> None:
-        """It is to hear of a visit, and how far the loop is."""
+        """Tell the network thread of a visit and of the loop's progress."""
 
 
 class StepLoop:
-    """When the loop looks at its boundary, what it takes along, and when it reports. Times are those of the network's
-    clock; it says at least every ``report_s`` that it is alive, and looks at wishes no more often than every
-    ``rest_s``, so that a step of a tiny model is not slowed by each."""
+    """The schedule of visits to the step boundary, and of reports. Times are those of the network's clock.
+
+    It reports at least every ``report_s`` seconds. It looks at requests at most every ``rest_s`` seconds, so that they
+    do not slow each step of a tiny model.
+    """
 
     def __init__(
         self, config: Config, boundary: Boundary, owner: Owner, report_s: float, rest_s: float = VISIT_S
     ) -> None:  # fmt: skip
         self.boundary, self.owner, self.signals = boundary, owner, Signals(config)
         self.lockstep = config.max_version_gap is not None
-        self.lands = config.max_version_gap == 0  # a mix is in the model before the next step
+        self.lands = config.max_version_gap == 0  # Whether a mix must be in the model before the next step.
         self.report_s, self.rest_s = report_s, 0.0 if self.lockstep else rest_s
-        self.ahead = config.paired  # what is pushed is copied when it is asked for, with its mass
+        self.ahead = config.paired  # A pushed vector is copied when it is requested, with its mass.
         self.reported_at = self.looked_at = -math.inf
 
     def step(self, steps: int, now: float) -> None:
-        """The loop has taken so many steps, and stands between two."""
+        """Visit the boundary if there is a reason, after ``steps`` steps in all."""
         due, late = steps >= self.signals.due_steps, now - self.reported_at > self.report_s
         if late or ((due or self.boundary.wanted) and now - self.looked_at >= self.rest_s):
             self.looked_at = now
             self.visit(now, due, due or late)
 
     def visit(self, now: float, due: bool = False, report: bool = True) -> None:
-        """Fulfil the network's wishes, and report, unless all there was to do was to add what an exchange brought.
-        ``due``: a mix begins here."""
+        """Fulfil the network's requests, and report, unless the visit only adds updates. ``due``: a mix begins here."""
         boundary, owner = self.boundary, self.owner
         ahead = due and self.ahead and self.signals.mix_at <= now
-        whole = ahead and boundary.expected is None  # a snapshot of a part serves no newcomer
+        whole = ahead and boundary.expected is None  # A snapshot of a part serves no newcomer.
         visit = boundary.visit(owner.replaced, ahead, report and not whole and owner.keeps())
         if visit.updates and not visit.adopted:
             owner.mixed(visit.updates)
@@ -123,6 +125,9 @@ class StepLoop:
             owner.report(visit)
 
     def waits(self, landing: bool) -> bool:
-        """Whether the loop must stay at this boundary: a mix is under way for longer than ``max_version_gap`` allows,
-        or ``landing``, one that it waited for has not all landed."""
+        """Return True if the loop must stay at this boundary.
+
+        That is the case if a mix takes longer than ``max_version_gap`` allows. With ``landing``, a mix that the loop
+        waited for must also have landed completely.
+        """
         return self.signals.held or (landing and (self.boundary.owed > 0 or self.boundary.wanted))

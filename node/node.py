@@ -1,4 +1,4 @@
-"""Node: what a training loop holds."""
+"""Node, the public API for a training loop."""
 
 from __future__ import annotations
 
@@ -34,37 +34,45 @@ from node.ranks.ranks import Ranks
 from node.settings import Settings
 from node.training import TrainingSide
 
-if TYPE_CHECKING:  # a torch without it has nodes of one process
+if TYPE_CHECKING:  # A torch built without it has nodes of one process.
     from torch.distributed import ProcessGroup
 
 __all__ = ["Member", "Metrics", "Node", "Reduced"]
 
 
 class Node:
-    """One node of a swarm beside an ordinary training loop; used as ``with Node(model, optimizer, ...) as node``.
+    """One node of a swarm in the background of a training loop, used as ``with Node(model, optimizer, ...) as node``.
 
-    ``model``: a torch module, a mapping of names to tensors or writable arrays, or an object that brings its own
-    :class:`~node.model.state.State`. ``optimizer``: one or a list, whose state newcomers take over. ``seeds``:
-    "host:port" of any nodes, or invites, or "@path" of a file of such lines, or a function that gives such texts;
-    names with all their addresses, files and functions are asked anew while nobody is there. Empty starts a swarm.
-    ``listen``: "host:port", port 0 for a free one, "none" to only dial out; if not given 127.0.0.1, or where a launcher
-    started members on other hosts the address on the way to them. ``advertise``: the address others
-    should dial, when it differs. ``secret``: the file that holds the swarm's secret. ``state_dir``: where the
-    node's key and address book are kept; None: a new identity at every start. ``join_or_fail_s``: raise LocalError,
-    naming what became of each seed, unless the weights of a swarm are here within so many seconds; without it a
-    node that reaches nobody starts alone in the end. ``wait_for``: return when so many members are here, this one
-    included (1 if not given), or go on after ``wait_s`` seconds (60); raise LocalError then if a launcher started
-    members on other hosts and none of them came. ``frozen``: exchange parameters that require
-    no gradient as well, of a module where others do. ``page``: "host:port" of a page for browsers and monitors,
-    docs/page.md. ``on_fault``: what a fault of this library in the network side comes to, "restart" (the default: the
-    network side begins anew beside the loop) or "raise" (:meth:`step` raises FaultError). ``keep_average``: keep the
-    average over the last mixes that :meth:`averaged` shows, one more vector of the model's size. What is not given
-    comes from GOSSIP_SEEDS, GOSSIP_LISTEN, GOSSIP_ADVERTISE, GOSSIP_SECRET_FILE, GOSSIP_STATE_DIR, GOSSIP_CONFIG,
-    GOSSIP_MUST_JOIN, GOSSIP_WAIT_FOR, GOSSIP_WAIT_S, GOSSIP_PAGE and GOSSIP_ON_FAULT.
-    ``group``: a process group of torch.distributed that trains one model: all its ranks are this one node, and each
-    makes a Node; of the settings above those of its rank 0 count.
+    Settings that are not given come from GOSSIP_SEEDS, GOSSIP_LISTEN, GOSSIP_ADVERTISE, GOSSIP_SECRET_FILE,
+    GOSSIP_STATE_DIR, GOSSIP_CONFIG, GOSSIP_MUST_JOIN, GOSSIP_WAIT_FOR, GOSSIP_WAIT_S, GOSSIP_PAGE and GOSSIP_ON_FAULT.
 
-    Raises LocalError and its kinds (ConfigError, IdentityError, LayoutError) with one sentence saying what to do.
+    Args:
+        model: A torch module, a mapping of names to tensors or writable arrays, or a :class:`~node.model.state.State`.
+        optimizer: One or a list. Newcomers take over its state.
+        seeds: "host:port" of any nodes, invites, "@path" of a file of such lines, or a function that returns such
+            texts. Names with all their addresses, files and functions are looked up again while no member is found.
+            Empty starts a swarm.
+        listen: "host:port"; port 0 picks a free one, "none" only dials out. The default is 127.0.0.1. If a launcher
+            started members on other hosts, it is the address on the way to them.
+        advertise: The address that others dial, if it differs.
+        secret: The file with the swarm's secret.
+        state_dir: The directory for the node's key and address book. None gives a new identity at every start.
+        config: The :class:`~gossip.config.Config`.
+        join_or_fail_s: Raise LocalError unless a swarm's weights are here within so many seconds. The message names
+            what became of each seed. Without it, a node that reaches no peer finally starts alone.
+        wait_for: Return once so many members are here, this one included (default 1).
+        wait_s: Go on after so many seconds (default 60) without them. Raise LocalError then if a launcher started
+            members on other hosts and none of them came.
+        group: A process group of torch.distributed that trains one model. All its ranks form this one node, and each
+            makes a Node. The settings of rank 0 count.
+        frozen: Also exchange a module's parameters that require no gradient while others do.
+        page: "host:port" of a page for browsers and monitors, see docs/page.md.
+        on_fault: The reaction to a fault of this library in the network side. "restart" (the default) starts the
+            network side again while the loop trains; "raise" lets :meth:`step` raise FaultError.
+        keep_average: Keep the average over the last mixes for :meth:`averaged`, one more vector of the model's size.
+
+    Raises:
+        LocalError: Or one of its kinds (ConfigError, IdentityError, LayoutError). One sentence says what to do.
     """
 
     def __init__(
@@ -114,14 +122,16 @@ class Node:
 
     # -- life ----------------------------------------------------------------------------------------------------
     def start(self) -> Self:
-        """What entering the block does, for programs without one: run the network, join, and return when this node
-        holds the weights that it is to train. :meth:`close` ends it."""
+        """Run the network, join, and return when this node holds weights to train.
+
+        Entering the ``with`` block does the same; a program without one ends it with :meth:`close`.
+        """
         self._training.average.check("start")
         self._training.start()
         return self
 
     def close(self) -> None:
-        """Say LEFT and stop, in about a second at most; leaving the block does it. A second call does nothing."""
+        """Say LEFT and stop, within about a second. Leaving the block does the same; a second call does nothing."""
         self._training.close(sys.exception())
 
     def __enter__(self) -> Self:
@@ -134,12 +144,18 @@ class Node:
 
     # -- the loop ------------------------------------------------------------------------------------------------
     def step(self, loss: Any = None, samples: int = 1, lr: float | None = None) -> None:
-        """Call after ``optimizer.step()``: counts the step, and lets finished exchanges land between two steps.
+        """Count a step and let finished exchanges land; call it after ``optimizer.step()``.
 
-        ``loss``: a scalar tensor or number, for people; ``samples``: the batch's size; ``lr``: the learning rate, where
-        the node was given no torch optimizer that has it. Never waits for the network, nor for a GPU. Raises LocalError
-        for what is the user's to mend, and with ``on_fault="raise"`` FaultError after a fault of this library in the
-        network side.
+        It never waits for the network or a GPU.
+
+        Args:
+            loss: A scalar tensor or number, for people.
+            samples: The batch's size.
+            lr: The learning rate, if the node was given no torch optimizer that has it.
+
+        Raises:
+            LocalError: The user has to fix something.
+            FaultError: With ``on_fault="raise"``, after a fault of this library in the network side.
         """
         self._training.average.check("step")
         if lr is not None:
@@ -147,10 +163,23 @@ class Node:
         self._training.step(loss, samples)
 
     def shard(self, dataset: Any, batch_size: int, shuffle: bool = True, epochs: int = 1) -> Iterator[Any]:
-        """One pass (or ``epochs``) over this node's share of ``dataset``, in batches: divided by rendezvous hashing
-        over the members alive, and looked up anew as they come and go: a dead member's part is covered again."""
+        """Iterate over this node's share of ``dataset`` in batches.
+
+        Rendezvous hashing shards the data over the living members. The share follows their changes, so that a dead
+        member's part is covered again.
+
+        Args:
+            dataset: A dataset with a length.
+            batch_size: Samples in a batch.
+            shuffle: Whether to shuffle each pass.
+            epochs: The number of passes.
+
+        Returns:
+            An iterator over batches.
+        """
         training, length = self._training, samples_in(dataset)
-        # The swarm's count of passes, so that members agree on how this one is divided; our own where we are ahead.
+        # Use the swarm's count of passes, so that members agree on the sharding of this one, or our own count if it is
+        # ahead.
         first = training.passes = max(training.passes, training.swarm_samples // length)
         shard = Shard(
             dataset, batch_size, shuffle, epochs, training.me, lambda: training.view.owners,
@@ -167,138 +196,214 @@ class Node:
         drop_last: bool = False,
         seed: int = 0,
     ) -> ShareSampler | ShareBatchSampler:
-        """The same share as indices for a ``torch.utils.data.DataLoader`` of your own, with its workers, collating and
-        pinning: with ``batch_size`` one to give as ``batch_sampler``, else as ``sampler``. Each ``iter`` is one pass;
-        its ``state_dict`` is part of the node's. Raises DataError or ConfigError."""
+        """Return this node's share as indices for a ``torch.utils.data.DataLoader`` of your own.
+
+        Each ``iter`` is one pass. The sampler's ``state_dict`` is part of the node's.
+
+        Args:
+            dataset_or_length: A dataset, or its number of samples.
+            batch_size: If given, the result is for DataLoader's ``batch_sampler``, otherwise for ``sampler``.
+            shuffle: Whether to shuffle each pass.
+            drop_last: Whether to drop an incomplete last batch.
+            seed: The seed of the shuffling.
+
+        Raises:
+            DataError: The dataset does not fit.
+            ConfigError: An argument does not fit.
+        """
         return self._training.samplers.make(dataset_or_length, batch_size, shuffle, drop_last, seed)
 
     def settle(self, seconds: float = 5.0, wait_s: float = 0.0) -> float | None:
-        """Mix without training until the nodes agree, or for ``seconds``; returns the consensus distance (None when
-        there was nobody). Call it before evaluating or saving, on every node about the same time; or with ``wait_s``,
-        which at the end of a run makes it a meeting point: it mixes until all other members have called it too, have
-        finished or are gone, for so many seconds at most, and then settles."""
+        """Mix without training until the nodes agree. Call it before evaluating or saving, on every node at about the
+        same time.
+
+        Args:
+            seconds: The most that this takes.
+            wait_s: At the end of a run, a barrier before it: mix for at most so many seconds until all other members
+                have also called this, have finished or are gone.
+
+        Returns:
+            The consensus distance, or None without other members.
+        """
         self._training.average.check("settle")
         return self._training.settle(seconds, wait_s)
 
     def finish(self, seconds: float = 5.0) -> None:
-        """The run is complete: call it at the end, with the weights as they are to be. Newcomers get them and learn
-        that nothing is left to train; others end when most members say so. A state directory remembers it. Waits while
-        newcomers fetch the weights, for up to ``seconds``."""
+        """Mark the run as complete; call it at the end, with the final weights.
+
+        Newcomers get these weights and learn that the run is complete. Other nodes end when most members say so. A state
+        directory remembers it. The call waits up to ``seconds`` while newcomers fetch the weights.
+        """
         self._training.average.check("finish")
         self._training.finish(seconds)
 
     def merge(self, run: str) -> None:
-        """Take the weights of another run, of which a notice told: ``run`` is its name, 32 hexadecimal digits. They are
-        tried first, and the weights that are here are kept. Returns at once. Raises LocalError for what is no name."""
+        """Take the weights of another run that a notice named; returns at once.
+
+        They are tried first, and the current weights are backed up.
+
+        Args:
+            run: The run's name, 32 hexadecimal digits.
+
+        Raises:
+            LocalError: ``run`` is no such name.
+        """
         self._training.merge(run)
 
     # -- what it says --------------------------------------------------------------------------------------------
     @property
     def id(self) -> str:
-        """32 hexadecimal digits: the hash of this node's public key."""
+        """Return this node's id, 32 hexadecimal digits: the hash of its public key."""
         return self._training.me.hex()
 
     @property
     def address(self) -> str:
-        """What others dial, "host:port"; "none" for a node that nobody can dial."""
+        """Return the "host:port" that others dial; "none" for a node that cannot be dialled."""
         return self._training.address
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """Everybody this node knows of, itself included, at most a quarter of a second old, or a second where no steps
-        are taken."""
+        """Return all members that this node knows, itself included.
+
+        They are at most a quarter of a second old, or a second while no steps are taken.
+        """
         return self._training.members()
 
     @property
     def swarm_samples(self) -> int:
-        """Samples behind the weights of this node's run: the whole swarm's, the departed and what a checkpoint says
-        included. Nodes average the number at their exchanges. Nodes of one pace agree within 1 % after a minute. While
-        this node holds the run, the number falls only at the end of :meth:`settle`, which brings the nodes' numbers
-        together: until then a node shows the largest number that it had."""
+        """Return the samples behind this run's weights, of the whole swarm, departed members and checkpoints included.
+
+        Nodes average the number at their exchanges; nodes of one pace agree within 1 % after a minute. A node shows the
+        largest number that it had in this run. The number falls only at the end of :meth:`settle`, which brings the
+        nodes' numbers together.
+        """
         return self._training.swarm_samples
 
     @property
     def finished(self) -> bool:
-        """Whether this node's run has reached its end: somebody called :meth:`finish`, here or on most members, or the
-        members that gave this node its weights said so. A loop that asks ends with its swarm, and a late-comer's does
-        not begin: ``while not node.finished and node.swarm_samples < samples``."""
+        """Return True if this node's run has finished.
+
+        :meth:`finish` was called here or on most members, or the donors of this node's weights said so. A loop that
+        asks ends with its swarm, and a late node's does not begin: ``while not node.finished and node.swarm_samples <
+        samples``.
+        """
         return self._training.finished
 
     def reduce(self, figures: Mapping[str, Any] | None = None) -> dict[str, Reduced]:
-        """Tell the swarm figures of this loop's own, as a validation accuracy, and get back every name that anybody
-        told, reduced over the members alive that hold this run's weights. Waits for nobody: of others it is what they
-        told last, by now some seconds old. Raises ConfigError for what is no number, and beyond some eight names."""
+        """Share figures of this loop, like a validation accuracy, and return all members' figures, reduced by name.
+
+        Only living members with this run's weights count. The call waits for no peer: other members' figures may be
+        some seconds old.
+
+        Args:
+            figures: Numbers by name, some eight at most.
+
+        Raises:
+            ConfigError: A value is no number, or there are too many names.
+        """
         return self._training.reduce(figures or {})
 
     def metrics(self) -> Metrics:
-        """A reading of now: figures by name, as a mapping and as attributes; None for what is not known yet."""
+        """Return the current figures, as a mapping and as attributes; unknown ones are None."""
         return self._training.metrics()
 
     def on(self, kind: str, callback: Callable[[Any], object]) -> Callable[[], None]:
-        """Call ``callback(event)`` with every event of this kind, of those below it ("exchange"), or of all ("*"):
-        frozen dataclasses of :mod:`node.observe.events`. It runs in a thread of its own, beside loop and network; what
-        it raises is logged, and what happens faster than it returns is dropped and counted. Returns what takes it
-        back. May be called at any time. Raises ConfigError for a kind that there is not."""
+        """Call ``callback(event)`` with every event of a kind. May be called at any time.
+
+        Events are frozen dataclasses of :mod:`node.observe.events`. The callback runs in a thread of its own. Its
+        errors are logged. Events that come faster than it returns are dropped and counted.
+
+        Args:
+            kind: A kind, a prefix for all kinds below it ("exchange"), or "*" for all.
+            callback: Takes the event.
+
+        Returns:
+            A function that removes the callback.
+
+        Raises:
+            ConfigError: There is no such kind.
+        """
         return self._training.listeners.on(kind, callback)
 
     def history(self) -> tuple[NodeEvent, ...]:
-        """The last 1,024 events, newest last."""
+        """Return the last 1,024 events, newest last."""
         return self._training.listeners.history()
 
     # -- the model to evaluate -----------------------------------------------------------------------------------
     def averaged(self) -> AbstractContextManager[None]:
-        """Have the model hold the average of its weights just after its last mixes: ``with node.averaged():`` around an
-        evaluation. The block's end brings the training weights back, bit for bit. What exchanges bring meanwhile lands
-        at the next step. Before the first mix, and after :meth:`settle`, the average is the training weights.
+        """Let the model hold the average of its weights just after its last mixes: ``with node.averaged():``.
 
-        Raises LocalError for a node that was made without ``keep_average``; so do calls within the block that go on
-        training (:meth:`step`, :meth:`settle`, :meth:`finish`, :meth:`load`).
+        The end of the block restores the training weights, bit for bit. Exchanges of that time land at the next step.
+        Before the first mix, and after :meth:`settle`, the average is the training weights.
+
+        Raises:
+            LocalError: The node was made without ``keep_average``. Calls inside the block that go on training raise it
+                too (:meth:`step`, :meth:`settle`, :meth:`finish`, :meth:`load`).
         """
         self._training.average.require()
         return self._training.average.shown()
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write model, optimizer and the run's figures to ``path`` (safetensors, a small JSON beside it), atomically.
-        With ``keep_average`` the tensors' own names hold the average, and :meth:`load` goes on from the training
-        weights, which stand beside it.
+        """Write model, optimizer and the run's figures to ``path`` (safetensors, and a small JSON file) atomically.
 
-        Raises CheckpointError in one sentence; the previous checkpoint is then intact.
+        With ``keep_average``, the tensors' own names hold the average. The file also has the training weights, from
+        which :meth:`load` continues.
+
+        Raises:
+            CheckpointError: In one sentence; the previous checkpoint is then intact.
         """
         self._training.save(path)
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
-        """Continue the run of a checkpoint, with a swarm of any size; returns its figures.
+        """Continue the run of a checkpoint, with a swarm of any size.
 
-        A living swarm of the same run is ahead of any file, so then its weights stay, and that is said. Others with
-        another run behind them merge by the rule for two runs: the one with fewer samples takes the other's weights.
-        Weights of no run, as any safetensors file of these names, are taken where nothing is trained yet.
+        A living swarm of the same run is ahead of any file, so its weights stay, and a notice says so. With a swarm of
+        another run, the usual rule decides: the run with fewer samples takes the other's weights. Weights of no run, as
+        in any safetensors file of these names, are taken if nothing is trained yet.
+
+        Returns:
+            The checkpoint's figures.
+
+        Raises:
+            CheckpointError: The file cannot be loaded.
         """
         self._training.average.check("load")
         return self._training.load(path)
 
     def state_dict(self) -> dict[str, Any]:
-        """For checkpoints that others write, which hold weights and optimizer already: which run this is, how far, and
-        in which pass over the data. Numbers, texts and booleans alone, as JSON has them."""
+        """Return which run this is, its progress, and the pass over the data, for checkpoints of other tools.
+
+        Those hold weights and optimizer themselves. The values are numbers, texts and booleans, as JSON has them.
+        """
         return self._training.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the run of such a state. Call it once the weights are back in the model and before the node
-        starts: a living swarm of that run is ahead, and its weights are taken then; where nobody is, the run goes on
-        under its old name with the weights that are here. Raises CheckpointError for what is no such state."""
+        """Continue the run of such a state. Call it once the model holds the weights again, before the node starts.
+
+        A living swarm of that run is ahead, and its weights are taken. Without one, the run continues under its old
+        name with the model's weights.
+
+        Raises:
+            CheckpointError: ``state`` is no such state.
+        """
         self._training.average.check("load_state_dict")
         self._training.load_state_dict(state)
 
 
 def unwrapped(model: nn.Module | Mapping[str, Any] | State) -> nn.Module | Mapping[str, Any] | State:
-    """The module inside DistributedDataParallel, whose tensors are the same under their own names: with "module."
-    before each it would be another model to nodes that run without it."""
+    """Return the module inside DistributedDataParallel, which has the same tensors under their own names.
+
+    With "module." before each name it would be another model to nodes that run without it.
+    """
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def warn_of_ranks(model: object) -> None:
-    """A node of its own in each process of a DistributedDataParallel would mix with others at other times, and common
-    gradients bring no two of them together again."""
+    """Warn if each process of a DistributedDataParallel makes a node of its own.
+
+    Such nodes would mix with others at other times, and their common gradients never bring them together again.
+    """
     size = model.process_group.size() if isinstance(model, DistributedDataParallel) else 1
     if size > 1:
         LOGGER.warning(

@@ -1,7 +1,7 @@
-"""Which nodes run in this process: one over each model at most, and none that its program has let go of.
+"""The nodes that run in this process: at most one for each model, and none that the program has dropped.
 
-Two over one model would each add the other's mixes to it; and a cell of a notebook that is run again makes a second,
-after which nobody holds the first to close it.
+Two nodes over one model would each add the other's mixes. A notebook cell that runs again makes a second node, and then
+nothing holds the first one to close it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ __all__ = ["CLOSED", "MADE", "USED", "closes_with", "enter", "leave", "made", "n
 USED = "This Node was used already: make a new one for each run."
 CLOSED = "This Node is closed, and what is trained reaches nobody: make a new one to go on."
 
-MADE = "GOSSIP_MADE"  # names the file by which `gossip run` learns of Nodes in processes that its script starts
+MADE = "GOSSIP_MADE"  # Names the file by which `gossip run` learns of Nodes in processes that its script starts.
 
 _running: list[Side] = []
 _made = False
 
 
 class Side(Protocol):
-    """What holds a model and runs a node over it."""
+    """An object that holds a model and runs a node over it."""
 
     @property
     def model(self) -> Any: ...
@@ -33,7 +33,7 @@ class Side(Protocol):
 
 
 def enter(side: Side) -> int:
-    """This one is about to run: close those over the same model. Returns how many."""
+    """Register a side that is about to run, after closing others over the same model. Return their number."""
     before = [other for other in _running if other.model is side.model]
     for other in before:
         other.close()
@@ -42,13 +42,13 @@ def enter(side: Side) -> int:
 
 
 def leave(side: Side) -> None:
-    """It has ended."""
+    """Remove a side that has ended."""
     if side in _running:
         _running.remove(side)
 
 
 def made() -> bool:
-    """Return whether this process has made a Node, or one of those that it started under :data:`MADE`."""
+    """Return True if this process has made a Node, or a process that it started under :data:`MADE` has."""
     return _made or Path(os.environ.get(MADE) or os.devnull).is_file()
 
 
@@ -62,8 +62,9 @@ def note_made() -> None:
 
 
 def closes_with(face: object, side: Side) -> None:
-    """Close ``side`` when nobody holds ``face`` any more, or the process ends; not in a forked child, where both may
-    go and neither is running."""
+    """Close ``side`` when ``face`` is garbage-collected or the process ends; not in a forked child, where neither
+    runs.
+    """
     note_made()
     weakref.finalize(face, _close, side, os.getpid())
 

@@ -1,9 +1,8 @@
-"""A node's network side from start to end: makes the Peer and its Runtime, looks at them for people, remembers.
+"""A node's network side from start to end: it makes the Peer and its Runtime, reports for people, and keeps the state.
 
-It supervises them as well. A fault of this library that leaves the Peer half told ends its network side (links,
-sessions, listening socket, tasks), and another begins anew over the same identity, run, weights, outer step and address
-book. The training loop notices nothing: what it tells in the meantime is told to the Peer that ended, whose numbers the
-next one takes over.
+It is also their supervisor. If a fault of this library leaves the Peer inconsistent, its network side ends (links,
+sessions, listening socket, tasks). A new one starts with the same identity, run, weights, outer step and address book.
+The training loop notices nothing: its reports go to the old Peer, and the new one takes over the old one's numbers.
 """
 
 from __future__ import annotations
@@ -52,23 +51,26 @@ from node.transport.shared import host_name
 from node.transport.tcp import TcpNetwork
 from node.transport.tls import swarm_contexts
 
-if TYPE_CHECKING:  # it needs what is installed for it alone
+if TYPE_CHECKING:  # The page needs optional packages.
     from node.page.page import Page
 
 __all__ = ["LEAVE_S", "REPORT_S", "Service"]
 
-REPORT_S = 0.25  # between two reports of a loop at work: what members and figures are at most too old
-LOOK_S = 1.0  # between two looks at the members: whether the run is over, and who is to be remembered
-REMEMBER_S = 30.0  # how often the address book is written, and whenever twice as many are known as it holds
-OF_RUNS = frozenset({"started", "joined", "merged", "put back", "finished"})  # notices about the run that is held
-LEAVE_S = 1.0  # for LEFT to be sent
-HANDOVER_S = 3.0  # for a node that just ended in this state directory to let go of it
+REPORT_S = 0.25  # Seconds between two reports of a running loop: the most that members and figures lag.
+LOOK_S = 1.0  # Seconds between two checks whether the run is finished, and which members to store.
+REMEMBER_S = (
+    30.0  # Seconds between writes of the address book; it is also written once twice as many members are known.
+)
+OF_RUNS = frozenset({"started", "joined", "merged", "put back", "finished"})  # Notices about the current run.
+LEAVE_S = 1.0  # Seconds for LEFT to be sent.
+HANDOVER_S = 3.0  # Seconds to wait for a node that just ended to release this state directory.
 
 
 class Service:
-    """Runs in the network thread. The training thread reads ``view``, ``signals``, and plain numbers of ``runtime``.
+    """The node's network side, which runs in the network thread.
 
-    ``figures`` is asked for the progress line and log, ``source`` for the page, both in the network thread.
+    The training thread reads ``view``, ``signals`` and plain numbers of ``runtime``. ``figures`` serves the progress
+    line and the log, ``source`` the page; both are called in the network thread.
     """
 
     def __init__(
@@ -81,29 +83,34 @@ class Service:
         self.source = source
         self.identity = Identity.load(settings.state_dir)
         self.state_dir = StateDir(settings.state_dir)
-        self.memory = Memory()  # as last written, or as it would be
+        self.memory = Memory()  # As last written, or as it would be written.
         self.incarnation = 0
-        self.runtime: Runtime | None = None  # after a fault the one that ended, until there is another
-        self.counts: Callable[[], tuple[int, int]] | None = None  # steps and samples of the training loop, now
+        self.runtime: Runtime | None = None  # After a fault, the ended one until there is another.
+        self.counts: Callable[[], tuple[int, int]] | None = (
+            None  # Returns the training loop's current steps and samples.
+        )
         self.faults = Faults(self.notice)
-        self.bound: Address | None = None  # where this node listens, after a fault as before
-        self.began = False  # a network side runs, or did
-        self.shown = False  # where this node is
-        self.beginning = False  # another is being begun, in the place of one that ended
-        self.pause_s = 0.0  # until that
+        self.bound: Address | None = None  # The address on which this node listens, kept after a fault.
+        self.began = False  # A network side has started.
+        self.shown = False  # This node's address was shown.
+        self.beginning = False  # A new network side is starting after a fault.
+        self.pause_s = 0.0  # Seconds until it starts.
         self.view = SwarmView()
-        self.members: tuple[Member, ...] = ()  # as last asked for
-        self.listed_at = -math.inf  # on the clock of time.monotonic
+        self.members: tuple[Member, ...] = ()  # As of the last request.
+        self.listed_at = -math.inf  # By time.monotonic.
         self.listeners = Listeners(lambda: self.identity.id.hex())
         self.progress: Console | None = None
         self.page = None if settings.page is None else make_page(settings, settings.page)
-        self.debugging = LOGGER.isEnabledFor(logging.DEBUG)  # whether logging wants to hear of exchanges, as last asked
+        self.debugging = LOGGER.isEnabledFor(logging.DEBUG)  # Whether logging wants exchanges, as of the last check.
         self.leaving: trio.Event | None = None
-        self.clock_s = 0.0  # what the network's clock is ahead of time.perf_counter
+        self.clock_s = 0.0  # The network's clock minus time.perf_counter.
 
     async def main(self, started: Callable[[], None]) -> None:
-        """Until ``leaving`` is set. Raises LocalError before ``started``: the port or the state directory in use, the
-        log not writable. Called again where trio's loop itself met a fault."""
+        """Run until ``leaving`` is set. After a fault of trio's loop itself, it is called again.
+
+        Raises:
+            LocalError: Before ``started``: the port or the state directory is in use, or the log cannot be written.
+        """
         self.leaving = trio.Event()
         self.clock_s = trio.current_time() - time.perf_counter()
         self.shown = False
@@ -122,7 +129,7 @@ class Service:
 
     # -- supervision ---------------------------------------------------------------------------------------------
     async def supervise(self, started: Callable[[], None], nursery: trio.Nursery, page_at: Address | None) -> None:
-        """Run one network side after another until this node leaves. Raises what is to end the node."""
+        """Run one network side after another until this node leaves. Raise what must end the node."""
         assert self.leaving is not None
         while not self.leaving.is_set():
             await self.rest()
@@ -135,11 +142,11 @@ class Service:
         self.close_progress()
 
     def recovers(self, error: BaseException) -> bool:
-        """Note a fault that ended the network side, and return whether another begins.
+        """Note a fault that ended the network side, and return True if another one starts.
 
-        Call it once all tasks of the network side are over. A node whose network side never began ends, as does one
-        with ``on_fault = "raise"`` and one that met a LocalError, which is the user's to hear. A LocalError while
-        another network side begins (the port is not free at once) is tried again, since the node trains already.
+        Call it once all tasks of the network side have ended. The node ends if its network side never began, with
+        ``on_fault = "raise"``, and after a LocalError, which is for the user. A LocalError while a new network side
+        starts (the port is not free at once) is tried again, since the node trains already.
         """
         cause = first_cause(error)
         if not self.began or not isinstance(cause, Exception):
@@ -152,7 +159,8 @@ class Service:
         self.pause_s = self.faults.restart(time.monotonic())
         self.beginning = True
         if self.runtime is not None:
-            self.runtime.fail(error)  # where it has not said so itself
+            # Fail the runtime too, if it has not reported the fault itself.
+            self.runtime.fail(error)
         self.boundary.restart()
         self.signals.release()
         self.wake.set()
@@ -177,12 +185,12 @@ class Service:
         self.leaving.set()
 
     def failed(self, error: Exception) -> None:
-        """End the network side for a fault in what the training thread had it do."""
+        """End the network side after a fault in a call of the training thread."""
         if self.runtime is not None:
             self.runtime.fail(error)
 
     async def rest(self) -> None:
-        """Wait until the network side is tried again, or this node leaves."""
+        """Wait until the network side may start again, or this node leaves."""
         assert self.leaving is not None
         with trio.move_on_after(self.pause_s):
             while not self.leaving.is_set():
@@ -192,11 +200,11 @@ class Service:
 
     @property
     def resting(self) -> bool:
-        """Return whether the network side met faults so often that it is tried once a minute."""
+        """Return True if the network side had so many faults that it is tried once a minute."""
         return self.beginning and self.pause_s >= LATER_S
 
     def tell_fault(self, cause: Exception, end: str) -> None:
-        """Tell people of a fault that ended the network side, with the traceback that they are to report."""
+        """Report a fault that ended the network side, with the traceback for a bug report."""
         if isinstance(cause, LocalError):
             self.notice("restarted", f"The network side cannot begin anew, and is tried again: {cause}")
             return
@@ -208,7 +216,7 @@ class Service:
         notices.log(self.identity.id.hex(), "restarted", f"The traceback to report:\n{trace(cause)}", True)
 
     async def serve_page(self) -> None:
-        """Serve the page for as long as the node lives, whichever network side it has."""
+        """Serve the page for the node's whole life, across network sides."""
         assert self.page is not None
         while True:
             try:
@@ -219,19 +227,20 @@ class Service:
 
     @property
     def here(self) -> Runtime:
-        """The newest network side."""
+        """Return the newest network side."""
         assert self.runtime is not None
         return self.runtime
 
     async def take_state_dir(self) -> None:
         with trio.move_on_after(HANDOVER_S):
-            while not self.state_dir.take():  # noqa: ASYNC110 - another process lets go of it
+            while not self.state_dir.take():  # noqa: ASYNC110 - another process has to release it
                 await trio.sleep(0.1)
             if not self.began:
-                # Of two processes that made a key at once, the other's stayed.
+                # If two processes made a key at once, only one key stayed.
                 self.identity = Identity.load(self.settings.state_dir)
             if self.settings.secret is not None and self.settings.state_dir is not None:
-                keep_secret(self.settings.secret, self.settings.state_dir)  # a restart without it would run open
+                # Otherwise a restart without the setting would run open.
+                keep_secret(self.settings.secret, self.settings.state_dir)
             return
         if self.state_dir.holder == OF_THIS_PROCESS:
             raise IdentityError(
@@ -244,7 +253,7 @@ class Service:
         )
 
     async def run(self, started: Callable[[], None], nursery: trio.Nursery, page_at: Address | None) -> None:
-        """Run one network side to its end. The first of them begins the page, in ``nursery``."""
+        """Run one network side to its end. The first one starts the page, in ``nursery``."""
         settings, first = self.settings, self.runtime is None
         network = TcpNetwork(self.bound or settings.listen, settings.config.hello_timeout_s)
         bound = self.bound = await network.bind()
@@ -264,7 +273,7 @@ class Service:
                 self.outer_lock, lookup, self.announce, self.faults,
             )  # fmt: skip
             runtime.counts = self.counts
-            lockstep = settings.config.max_version_gap is not None  # who is held is let go on at once
+            lockstep = settings.config.max_version_gap is not None  # Release a held loop at once.
             runtime.after_perform = self.after_perform if lockstep else partial(self.signals.read, peer)
             self.runtime, self.view = runtime, self.view if first else self.view.restarted()
             if not self.shown:
@@ -279,11 +288,11 @@ class Service:
 
     @property
     def known(self) -> list[Address]:
-        """The addresses of members of earlier lives."""
+        """Return the addresses of members from earlier runs of this node."""
         return [record.address for record in self.memory.book if record.address is not None]
 
     def show(self, nursery: trio.Nursery, where: str, page_at: Address | None) -> None:
-        """Say where this node is, and begin its page."""
+        """Announce this node's address, and start its page."""
         self.listeners.post(NoticeEvent("listening", time.time(), f"This node listens on {where}."))
         if self.page is not None and page_at is not None:
             seen = advertised(dataclasses.replace(self.settings, advertise=None), page_at, self.known) or page_at
@@ -308,7 +317,7 @@ class Service:
             self.remember(runtime)
 
     def make_peer(self, address: Address | None, lookup: SeedLookup, now: float) -> Peer:
-        """Return a peer that knows the members that the last one knew, and holds the run that the last one held."""
+        """Return a peer with the last one's members and run."""
         identity, settings = self.identity, self.settings
         before = None if self.runtime is None else self.runtime.peer.run_state
         record = MemberRecord(
@@ -335,36 +344,36 @@ class Service:
         if settings.wait_for > 1:
             peer.waits_until(now + settings.wait_s)
         if settings.join_or_fail_s is not None:
-            peer.must_join()  # it does not begin alone meanwhile
+            peer.must_join()  # It must not begin alone.
         return peer
 
     def after_perform(self) -> None:
-        """After every decision: what the training thread reads of it."""
+        """Update the training thread's hints after every decision."""
         if self.runtime is not None and self.signals.read(self.runtime.peer):
             self.wake.set()
 
     def refresh(self) -> None:
-        """What the training thread sees of the swarm is of this moment."""
+        """Refresh the training thread's view of the swarm."""
         if self.runtime is not None:
             self.view = self.view.refreshed(self.runtime.peer)
 
     def settled(self) -> None:
-        """Show the number of samples on which the nodes have agreed, even where more was shown before."""
+        """Show the sample count on which the nodes have agreed, even if a larger one was shown before."""
         self.refresh()
         self.view = dataclasses.replace(self.view, settled=self.view.settled + 1)
 
     # -- for people ----------------------------------------------------------------------------------------------
     def notice(self, kind: str, sentence: str) -> None:
-        """Something worth a sentence."""
+        """Announce an event in one sentence."""
         now_s, peer = time.time(), None if self.runtime is None else self.runtime.peer
         if kind in OF_RUNS and peer is not None:
-            self.refresh()  # the count may be another run's from here on
+            self.refresh()  # From here on the count may be another run's.
             self.announce(RunEvent(kind, now_s, sentence, peer.genesis.hex()))
         else:
             self.announce(NoticeEvent(kind, now_s, sentence))
 
     def announce(self, event: NodeEvent, **fields: str) -> None:
-        """Tell whoever listens, and people; of exchanges only those who debug. ``fields`` are the log's alone."""
+        """Post an event to listeners and people; exchanges only when debugging. ``fields`` are for the log alone."""
         self.listeners.post(event)
         if self.page is not None:
             self.page.heard(event)
@@ -375,12 +384,12 @@ class Service:
             notices.log(self.identity.id.hex(), event.kind, str(event), False)
 
     def list_members(self) -> None:
-        """For the training thread, which asks for them and waits."""
+        """List the members for the training thread, which waits for them."""
         if self.runtime is not None:
             self.members, self.listed_at = members_of(self.runtime.peer), time.monotonic()
 
     def tick(self) -> float:
-        """Write the live line and the log row that are due; return the seconds until the next call."""
+        """Write the progress line and the log row that are due; return the seconds until the next call."""
         if self.progress is None:
             return LOOK_S
         try:
@@ -390,9 +399,12 @@ class Service:
         return min(self.progress.pace_s, LOOK_S)
 
     async def look(self, runtime: Runtime) -> None:
-        """Every second, and for a terminal more often: a turn costs as much as a message. A loop at work has the view
-        refreshed with its reports. The address book is written soon at first, and soon where much is new: a node that
-        is killed in its first seconds, or seconds after its first partner came, finds its swarm again too."""
+        """Check the run and the members once a second; more often for a terminal.
+
+        A turn costs as much as a message. A running loop refreshes the view with its reports. The address book is
+        written soon after the start, and whenever many members are new. So a node that is killed in its first seconds
+        also finds its swarm again.
+        """
         looked_s, pause_s, written_s, written = -math.inf, LOOK_S, runtime.now, runtime.peer.counts.alive
         while True:
             pause = self.tick()
@@ -409,7 +421,7 @@ class Service:
             await trio.sleep(pause)
 
     def remember(self, runtime: Runtime) -> None:
-        """Write the address book. Of a peer that met a fault the last one stays."""
+        """Write the address book. If the peer has a fault, the last one stays."""
         peer = runtime.peer
         try:
             self.memory = Memory(self.incarnation, peer.own_samples, peer.book())
@@ -422,7 +434,7 @@ class Service:
 
 
 def make_page(settings: Settings, where: Address) -> Page:
-    """Imports what serves it, before the network's thread begins, which it would hold up for a third of a second."""
+    """Import the page's modules before the network thread starts, which they would delay by a third of a second."""
     from node.page.page import Page
 
     return Page(where, settings.secret, settings.config)

@@ -1,4 +1,4 @@
-"""The network thread: one trio loop beside the training loop, started, stopped and watched from the training thread."""
+"""The network thread: one trio loop in the background, started, stopped and watched from the training thread."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ __all__ = ["Clock", "Main", "NetworkThread"]
 
 
 class Main(Protocol):
-    """What runs in the network thread: a :class:`node.service.Service`."""
+    """The network thread's main program: a :class:`node.service.Service`."""
 
     async def main(self, started: Callable[[], None]) -> None:
         """Run to the end; ``started()`` says that it is ready."""
 
     def failed(self, error: Exception) -> None:
-        """A call of the training thread raised this in the network thread."""
+        """Handle an error of a call that the training thread made into the network thread."""
 
     def recovers(self, error: BaseException) -> bool:
-        """Whether ``main`` is to be called again after this ended trio's loop. Otherwise the training thread hears of
-        it."""
+        """Return True to call ``main`` again after an error that ended trio's loop; False passes it to the training
+        thread.
+        """
 
 
 class Clock(trio.abc.Clock):
-    """The seconds of time.perf_counter, in every loop of the thread."""
+    """A trio clock with the seconds of time.perf_counter, the same in all loops of the thread."""
 
     def start_clock(self) -> None:
-        """It runs always."""
+        """Do nothing: the clock always runs."""
 
     def current_time(self) -> float:
         return time.perf_counter()
@@ -44,7 +45,7 @@ class Clock(trio.abc.Clock):
 
 
 class NetworkThread:
-    """Runs a :class:`Main` under trio in a daemon thread until it returns."""
+    """A daemon thread that runs a :class:`Main` under trio until it returns."""
 
     def __init__(self) -> None:
         self.token: trio.lowlevel.TrioToken | None = None
@@ -56,7 +57,7 @@ class NetworkThread:
         self.process = os.getpid()
 
     def start(self, main: Main) -> None:
-        """Returns when ``main`` has called ``started``; raises in the caller's thread what ``main`` raised before."""
+        """Start the thread and return when ``main`` has called ``started``; raise here what ``main`` raised before."""
         self.main = main
         self.thread = threading.Thread(target=self.run, args=(main,), name="gossip-network", daemon=True)
         self.thread.start()
@@ -77,7 +78,7 @@ class NetworkThread:
             self.begun.set()
 
     def ends(self, main: Main, begin: Callable[[], Awaitable[None]]) -> bool:
-        """Run trio's loop to its end. Returns whether there is to be another."""
+        """Run trio's loop to its end. Return True if another one has to follow."""
         try:
             trio.run(begin, clock=Clock())
         except BaseException as error:
@@ -88,10 +89,15 @@ class NetworkThread:
         return False
 
     def call(self, function: Callable[..., Any], *args: Any) -> bool:
-        """Run ``function(*args)`` in the network thread, soon; False once it has ended, and before it began. What comes
-        between two of trio's loops is dropped, as what came before a fault may be."""
+        """Run ``function(*args)`` in the network thread, soon.
+
+        A call between two of trio's loops is dropped, and a call before a fault may be.
+
+        Returns:
+            False before the thread has started and once it has ended.
+        """
         if self.token is not None:
-            try:  # contextlib.suppress would be three calls of functions at every report
+            try:  # contextlib.suppress would cost three calls at every report.
                 self.token.run_sync_soon(self.perform, function, args)
             except trio.RunFinishedError:
                 return not self.ended.is_set()
@@ -108,11 +114,11 @@ class NetworkThread:
 
     @property
     def forked(self) -> bool:
-        """Whether this process was forked from the one that the thread is of: it has the object and no such thread."""
+        """Return True in a forked child, which has this object but no network thread."""
         return self.process != os.getpid()
 
     def check(self) -> None:
-        """Raise in the training thread what ended the network thread for good."""
+        """Raise in the training thread the error that ended the network thread for good."""
         if self.forked:
             raise LocalError(
                 f"This Node runs in process {self.process}, and this one was forked from it: step it there, or make a "

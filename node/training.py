@@ -1,4 +1,4 @@
-"""The training thread's side of a node: its loop's boundary, what is reported, joining, settling, ending."""
+"""The training thread's side of a node: step boundary, reports, joining, settling, ending."""
 
 from __future__ import annotations
 
@@ -37,20 +37,22 @@ from node.settings import Settings
 
 __all__ = ["TrainingSide"]
 
-FAREWELL_S = 0.5  # for a newcomer to ask for the next piece of a finished run's weights
-CLOSED_PATIENCE = 3.0  # times join_timeout_s, with seeds that accept connections and close them at once
-ALONE_S = 1.0  # how old the newest snapshot of a node alone gets, which newcomers are given while its loop stands
-LAST_S = 10.0  # and in company, where each exchange takes one
-LAST_WORK = 100.0  # times what a copy takes, between two of them
-COPY_RATE = 10e9  # bytes a second that a copy may count as, since a GPU's goes on beside the loop
+FAREWELL_S = 0.5  # For a newcomer to request the next piece of a finished run's weights.
+CLOSED_PATIENCE = 3.0  # Times join_timeout_s, for seeds that accept connections and close them at once.
+ALONE_S = 1.0  # The age limit of a lone node's newest snapshot, which newcomers get while its loop is idle.
+LAST_S = 10.0  # The same with other members, where each exchange takes a snapshot.
+LAST_WORK = 100.0  # The least interval between two copies, as a multiple of a copy's duration.
+COPY_RATE = 10e9  # The most bytes a second that a copy may count as, since a GPU's copy overlaps with the loop.
 REPLACED = "Another Node over this model was still running in this process, and is closed now."
 HERE = MemberState.ALIVE, MemberState.SUSPECT
-SETTLED = 1e-4  # |theirs - ours| / |ours| of an exchange that found nothing left to agree on
+SETTLED = 1e-4  # |theirs - ours| / |ours| below which nodes agree.
 
 
 class TrainingSide(HeldRun):
-    """What :class:`node.node.Node` holds: the run, its loop, and the thread that runs the network. All of it is the
-    training thread's, but for what is told to that thread by ``thread.call``."""
+    """The run, the loop and the network thread behind :class:`node.node.Node`.
+
+    The training thread owns all of it. The network thread runs what ``thread.call`` passes to it.
+    """
 
     def __init__(
         self, model: nn.Module | Mapping[str, Any] | State, optimizers: Optimizers, settings: Settings,
@@ -63,20 +65,20 @@ class TrainingSide(HeldRun):
             self.loop.signals, self.figures, self.source,
         )  # fmt: skip
         self.loss = LastLoss()
-        self.lost_told = False  # that the loss is no number
+        self.lost_told = False  # Whether a loss that is not finite was reported.
         self.overheads: deque[float] = deque(maxlen=512)
         self.optimizer_at = self.viewed_at = -math.inf
-        self.own_figures = Figures()  # that others are told
-        self.corrected_at = 0  # the steps when the correction was last applied
-        self.settled_at: int | None = None  # the steps at which this loop settled last, until it goes on
+        self.own_figures = Figures()  # The figures that other members are told.
+        self.corrected_at = 0  # The step count when the correction was last applied.
+        self.settled_at: int | None = None  # The step count at which this loop settled, until it continues.
         self.handler: Any = None
 
     # -- life ----------------------------------------------------------------------------------------------------
     def start(self) -> None:
-        """Run the network, and join: until this node holds weights to train."""
+        """Run the network, and join: return when this node holds weights to train."""
         if self.service.runtime is not None:
             raise LocalError(running.USED)
-        self.thread.check()  # before anything of this node is on the wire
+        self.thread.check()  # Before the node appears on the network.
         if leaving.asked():
             raise SystemExit(128 + signal.SIGTERM)
         before = running.enter(self)
@@ -91,7 +93,8 @@ class TrainingSide(HeldRun):
             self.join()
             if self.peer.finished and not self.boundary.lives:
                 self.take_final()
-            if self.given is not None and not self.boundary.lives:  # or the weights are another run's, or ahead
+            # Otherwise the weights are another run's, or ahead.
+            if self.given is not None and not self.boundary.lives:
                 self.go_on(self.given, OF_OTHERS, lambda: None)
             self.wait_for_others(began)
         except BaseException:
@@ -99,11 +102,11 @@ class TrainingSide(HeldRun):
             raise
 
     def close(self, error: BaseException | None = None) -> None:
-        """The loop is over, perhaps by this error."""
+        """End the node after the loop, which may have ended with this error."""
         self.stop()
 
     def stop(self) -> None:
-        """Say LEFT and stop, in about a second at most. A forked child leaves its parent's node alone."""
+        """Say LEFT and stop, within about a second. A forked child leaves its parent's node alone."""
         if self.thread.forked:
             return
         if self.service.leaving is not None:
@@ -111,13 +114,13 @@ class TrainingSide(HeldRun):
         self.thread.join(2 * LEAVE_S)
         self.service.listeners.close(LEAVE_S)
         running.leave(self)
-        self.loop.reported_at = -math.inf  # a step after this is told so at once
+        self.loop.reported_at = -math.inf  # A later step reports at once that the node is closed.
         if self.handler is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self.handler)
             self.handler = None
 
     def install_handler(self) -> None:
-        """SIGTERM leaves the with block; a program with a handler of its own keeps it."""
+        """Make SIGTERM leave the with block, unless the program has a handler of its own."""
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
 
             def leave(number: int, frame: FrameType | None) -> None:
@@ -126,7 +129,7 @@ class TrainingSide(HeldRun):
             self.handler = signal.signal(signal.SIGTERM, leave)
 
     def join(self) -> None:
-        """Until this node holds weights to train: taken from the swarm, or its own."""
+        """Wait until this node holds weights to train: taken from the swarm, or its own."""
         limit_s, began = self.settings.join_or_fail_s, time.monotonic()
         self.service.counts = self.runtime.counts = lambda: (self.steps, self.samples)
         while True:
@@ -141,7 +144,7 @@ class TrainingSide(HeldRun):
             runtime = self.runtime
             ready, refusal = runtime.peer.ready and not self.boundary.wanted, runtime.doors.refusal
             waited_s = time.monotonic() - began
-            # A seed that only closes may be too busy, or a forwarder whose node is down: it is tried for a while.
+            # A seed that only closes connections may be busy, or a forwarder whose node is down: retry it for a while.
             patient = waited_s < CLOSED_PATIENCE * self.config.join_timeout_s and not ready
             final = refusal is not None and not (patient if refusal.code == "closed" else ready)
             if final and not runtime.doors.dialling and not len(runtime.links):
@@ -150,27 +153,27 @@ class TrainingSide(HeldRun):
                 raise LocalError(f"Could not join within {limit_s:g} s: {runtime.doors.why_alone()}.")
             if ready:
                 self.begin_alone()
-                self.visit()  # and with it a copy for newcomers: until the first step may be long
-                self.heard()  # and with the weights the count of what is behind them
+                self.visit()  # Also takes a copy for newcomers: the first step may be far off.
+                self.heard()  # Wait for the sample count behind the weights.
                 return
 
     def begin_alone(self) -> None:
-        """The weights that are here stay, unless others were adopted: the memory that mixing needs is taken before the
-        first step."""
+        """Keep the node's own weights unless others were adopted; allocate memory before the first step."""
         if not self.begun:
             self.mix_from_here()
             self.runtime.streams.take_memory()
 
     def mix_from_here(self) -> None:
-        """Mixing starts from the weights that are here."""
+        """Start mixing from the current weights."""
         self.begun = True
         if not self.outer.plain:
             self.reset_outer()
 
     def wait_for_others(self, began: float) -> None:
-        """Wait until ``settings.wait_for`` members, itself included, hold this node's run, for ``settings.wait_s``
-        seconds at most. Only members that have had a link with this node count, because anybody may tell of others.
-        Members that come meanwhile are given weights."""
+        """Wait up to ``settings.wait_s`` until ``settings.wait_for`` members hold this run, this one included.
+
+        Only contacted members count, because any peer may claim others. Newcomers are given weights meanwhile.
+        """
         count, wait_s = self.settings.wait_for, self.settings.wait_s
         while self.peer.counts.holding < count and not self.finished:
             if time.monotonic() - began >= wait_s:
@@ -206,7 +209,7 @@ class TrainingSide(HeldRun):
         return self.service.listeners
 
     def members(self) -> tuple[Member, ...]:
-        """At most a quarter of a second old, or, where no steps are taken, a second."""
+        """Return the members, at most a quarter of a second old, or a second while no steps are taken."""
         service = self.service
         if time.monotonic() - service.listed_at > REPORT_S:
             self.thread.call(service.list_members)
@@ -214,7 +217,7 @@ class TrainingSide(HeldRun):
         return service.members
 
     def reduce(self, figures: Mapping[str, Any]) -> dict[str, Reduced]:
-        """Tell others these, and look at what they have told."""
+        """Tell other members these figures, and reduce all that were told."""
         own = self.own_figures
         packed = own.tell(figures, self.peer.genesis, self.swarm_samples)
         records: list[MemberRecord] = []
@@ -246,7 +249,7 @@ class TrainingSide(HeldRun):
 
     # -- steps -----------------------------------------------------------------------------------------------------
     def step(self, loss: Any, samples: int) -> None:
-        """The loop has taken a step with so many samples, and stands at its boundary."""
+        """Count a step of ``samples`` samples, and visit the step boundary."""
         start = time.perf_counter()
         self.steps += 1
         self.samples += samples
@@ -260,8 +263,7 @@ class TrainingSide(HeldRun):
         self.overheads.append(time.perf_counter() - start)
 
     def correct(self, correction: Correction) -> None:
-        """Take the pull of this node's own data out of its last steps, every few of them. While an exchange teaches
-        another correction this waits for the next step."""
+        """Correct the last steps for the bias of this node's data, unless an exchange is changing the correction."""
         since = self.steps - self.corrected_at
         if since < spread(correction.every) or not self.outer_lock.acquire(blocking=False):
             return
@@ -275,8 +277,7 @@ class TrainingSide(HeldRun):
         self.corrected_at = self.steps
 
     def hold(self) -> None:
-        """Stay at this boundary while a mix is under way for longer than ``max_version_gap`` allows, and until what it
-        brought has landed."""
+        """Stay at this boundary while a mix takes longer than ``max_version_gap`` allows, and until it has landed."""
         self.heard()
         landing = self.loop.lands
         while self.loop.waits(landing):
@@ -286,19 +287,21 @@ class TrainingSide(HeldRun):
             self.heard()
 
     def heard(self) -> None:
-        """Wait until the network thread has done what it was told so far: it is never far behind."""
+        """Wait until the network thread has processed all earlier calls: it is never far behind."""
         told = threading.Event()
         if self.thread.call(told.set):
             told.wait(1.0)
 
     def visit(self) -> None:
-        """The step boundary: fulfil the network thread's wishes, and report."""
+        """Visit the step boundary: fulfil the network thread's requests, and report."""
         self.loop.visit(time.perf_counter() + self.service.clock_s)
 
     # -- the loop's owner ------------------------------------------------------------------------------------------
     def updated(self, visit: Visit) -> None:
-        """A vector that was added has gone back to the pool, which is both threads': the network's is not woken for it
-        alone."""
+        """Tell the network thread of updates that it has to see.
+
+        The pool is shared by both threads, so a vector's return alone need not wake the network's.
+        """
         self.thread.check()
         if visit.copies or any([update.sample is not None for update in visit.updates]):
             self.tell(self.perform_updated, visit)
@@ -306,20 +309,20 @@ class TrainingSide(HeldRun):
     def perform_updated(self, visit: Visit) -> None:
         """Tell the newest network side, in the network thread."""
         self.runtime.averager.updated(visit)
-        self.service.refresh()  # an exchange moves the number of samples
+        self.service.refresh()  # An exchange changes the sample count.
 
     def perform_report(self, *report: Any) -> None:
         """Tell the newest network side, in the network thread."""
         self.runtime.at_boundary(*report)
 
     def tell(self, function: Callable[..., Any], *args: Any) -> None:
-        """Have the network thread do this; raises where that is over, since going on alone would be silently wrong."""
+        """Call this in the network thread; raise if that has ended, since training on alone would be silently wrong."""
         self.thread.check()
         if not self.thread.call(function, *args):
             raise LocalError(running.CLOSED)
 
     def tell_peer(self, report: Callable[[Peer, float], list[Effect]]) -> None:
-        """Have the newest peer told this, and what it decides performed."""
+        """Have the newest peer handle this report, and perform its decisions."""
 
         def tell() -> None:
             runtime = self.runtime
@@ -330,7 +333,7 @@ class TrainingSide(HeldRun):
     def report(self, visit: Visit) -> None:
         runtime, now = self.runtime, time.perf_counter()
         if visit.snapshots:
-            self.begin_alone()  # or what is mixed with this snapshot would have nothing to start from
+            self.begin_alone()  # Otherwise the mix of this snapshot would have no start.
         optimizer = None
         if now - self.optimizer_at > 5.0 or (self.optimizers.all and not runtime.peer.gives_optimizer):
             self.optimizer_at = now
@@ -346,8 +349,10 @@ class TrainingSide(HeldRun):
         self.watch_soundness(runtime)
 
     def keeps(self) -> bool:
-        """Whether it is time for a copy of the weights that serves newcomers while this loop stands. Exchanges leave
-        one; for who mixes with nobody it is made now and then, in a hundredth of its time."""
+        """Return True if it is time for a copy of the weights, which serves newcomers while this loop is idle.
+
+        Exchanges leave one. A lone node makes one now and then, in a hundredth of its time.
+        """
         peer, now = self.runtime.peer, time.monotonic()
         if not (peer.ready and self.begun) or peer.taking:
             return False
@@ -359,12 +364,15 @@ class TrainingSide(HeldRun):
         return True
 
     def watch_soundness(self, runtime: Runtime) -> None:
-        """Once a report: a loss that is no number is told once, and then the weights are looked at; and those that were
-        spoiled may have been mended by the loop. Weights without a loss are looked at when they are to be sent."""
+        """Check the loss once a report, and the weights if the loss is not finite.
+
+        A non-finite loss is reported once. The loop may fix spoiled weights itself. Without a loss, weights are checked
+        before they are sent.
+        """
         lost, self.lost_told = self.loss.lost and not self.lost_told, self.loss.lost
         if not runtime.peer.sound:
             if not self.boundary.wanted and self.state.sound():
-                self.average.forget()  # it may have taken up what was no number
+                self.average.forget()  # The average may include values that are not finite.
                 self.tell_peer(lambda peer, now: peer.mended(now))
         elif self.loss.lost and not self.state.sound():
             self.tell_peer(lambda peer, now: peer.spoiled(None, now))
@@ -373,7 +381,7 @@ class TrainingSide(HeldRun):
             self.thread.call(runtime.on_event, "loss", sentence)
 
     def optimizer_state(self) -> tuple[tuple[str, ...], tuple[tuple[str, float], ...]]:
-        """What newcomers are told of the optimizer; nothing of one that keeps more than is exchanged."""
+        """Return the optimizer state that newcomers get; nothing if it has more tensors than may be exchanged."""
         try:
             return self.state.optimizer_keys, tuple(self.state.optimizer_scalars().items())
         except LayoutError:
@@ -381,24 +389,26 @@ class TrainingSide(HeldRun):
 
     # -- ending --------------------------------------------------------------------------------------------------
     def settle(self, seconds: float, wait_s: float = 0.0) -> float | None:
-        """Mix without training until the nodes agree, or for ``seconds``, once all have come or ``wait_s`` are over;
-        returns the consensus distance."""
+        """Mix without training until the nodes agree, or for ``seconds``, once all have come or after ``wait_s``.
+
+        Returns the consensus distance.
+        """
         peer = self.peer
         before, averaged = peer.counts.done, self.average.mixes
         self.settled_at = self.steps
         self.tell_peer(lambda peer, now: peer.settle(True, now))
         if self.meet(wait_s):
-            before = self.peer.counts.done  # what was agreed on without those who came last is no agreement
+            before = self.peer.counts.done  # An agreement without the last members to come does not count.
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self.wake.wait(0.02)
             self.visit()
-            if self.peer is not peer:  # after a fault, and it counts from the beginning
+            if self.peer is not peer:  # After a fault the new peer counts from 0.
                 peer, before = self.peer, 0
             if peer.counts.done - before >= 3 and peer.agreement() < SETTLED:
                 break
         with self.outer_lock:
-            self.outer.rest()  # or an exchange that ends from here on would add the momentum to this node alone
+            self.outer.rest()  # Otherwise an exchange that ends later would add the momentum to this node alone.
         self.tell_peer(lambda peer, now: peer.settle(False, now))
         self.finish_exchanges(min(1.0, seconds))
         self.thread.call(self.service.settled)
@@ -410,9 +420,10 @@ class TrainingSide(HeldRun):
         return distance
 
     def meet(self, wait_s: float) -> bool:
-        """Say that this loop stands here, and mix until every other member has come, has finished or is gone, for
-        ``wait_s`` at most: it is their word, and one that lies or never comes costs no more. Returns whether anybody
-        was waited for."""
+        """Announce that this loop settles, and mix until all other members have come, have finished or are gone.
+
+        It waits ``wait_s`` seconds at most: a member that lies costs no more. Returns whether it had to wait.
+        """
         until, looked_at, waited = time.monotonic() + wait_s, -math.inf, False
         missing: int | None = 0
         self.tell_settling(True)
@@ -431,10 +442,12 @@ class TrainingSide(HeldRun):
         return waited
 
     def missing(self) -> int | None:
-        """Members of this run that are neither at their meeting point nor at the run's end, suspected ones among them,
-        as slow machines are; None where the network's thread is too busy to say."""
+        """Count the run's members that neither settle nor have finished; None if the network thread is too busy.
+
+        Suspected members count, since slow machines are often suspected.
+        """
         found: list[list[tuple[MemberRecord, MemberState]]] = []
-        self.tell_settling(True)  # again: what was told goes with a run that is given up for another
+        self.tell_settling(True)  # Repeat it: figures are dropped when a run is given up for another.
         self.thread.call(lambda: found.append(self.peer.members()))
         self.heard()
         self.thread.check()
@@ -445,12 +458,12 @@ class TrainingSide(HeldRun):
         return sum(not (record.finished or settles(record)) for record in here)
 
     def tell_settling(self, on: bool) -> None:
-        """Until the loop takes a step again, so that who comes later finds it said."""
+        """Announce whether this loop settles, until its next step."""
         packed = self.own_figures.settle(on, self.peer.genesis, self.swarm_samples)
         self.tell_peer(lambda peer, now: peer.tell_figures(packed, now))
 
     def finish_exchanges(self, seconds: float) -> None:
-        """Let those under way land, so that what is evaluated or saved is what the partners have too."""
+        """Let running exchanges land, so that evaluated or saved weights equal the partners'."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self.wake.wait(0.005)
@@ -459,7 +472,7 @@ class TrainingSide(HeldRun):
                 return
 
     def finish(self, seconds: float) -> None:
-        """The run is complete; waits while newcomers fetch its weights, for up to ``seconds``."""
+        """Mark the run as complete. Wait while newcomers fetch its weights, for up to ``seconds``."""
         if not self.finished:
             self.thread.call(self.runtime.on_event, "finished", "This run is finished: this node's program said so.")
         self.tell_peer(lambda peer, now: peer.finish(now))
@@ -473,13 +486,13 @@ class TrainingSide(HeldRun):
             self.wake.wait(0.02)
             self.visit()
             now = time.monotonic()
-            if not self.peer.finished:  # a fault came between
+            if not self.peer.finished:  # A fault came in between.
                 self.tell_peer(lambda peer, now: peer.finish(now))
             if self.peer.serving:
                 quiet_at = now + FAREWELL_S
 
     def merge(self, run: str) -> None:
-        """Take the weights of the run of this name."""
+        """Take the weights of the run with this name."""
         genesis = from_hex(run)
         if genesis is None:
             raise LocalError(f"{run!r} names no run: give the 32 hexadecimal digits that the notice named.")
