@@ -1,4 +1,4 @@
-"""Flat float32 vector <-> bytes: the codecs there are, by name, and the test of them at start."""
+"""Codecs between flat float32 vectors and bytes: the registry by name, and their self-test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CODECS: dict[str, Codec] = {codec.name: codec for codec in (
 
 
 def get_codec(name: str) -> Codec:
-    """The codec of that name; raises :class:`ConfigError` listing the names there are."""
+    """Return the codec of that name; raise :class:`ConfigError` with the known names."""
     try:
         return CODECS[name]
     except KeyError:
@@ -33,25 +33,24 @@ def get_codec(name: str) -> Codec:
 
 
 def leaner(one: str, other: str) -> str:
-    """Of two codecs the one with fewer bytes."""
+    """Return the codec with fewer bytes."""
     return one if one == other else min(one, other, key=lambda name: CODECS[name].encoded_bytes(1 << 16))
 
 
 def needs_spread(name: str) -> bool:
-    """Whether this setting makes a node learn how far others are from it."""
+    """Return True if this setting needs bounds on the distance to other nodes."""
     return name in CODECS and CODECS[name].needs_spread
 
 
-KNOWN_SQUARES = 4628240858.0  # of self_test's numbers, in the order that kernel/squares.py defines
+KNOWN_SQUARES = 4628240858.0  # For self_test's numbers, in the order of kernel/squares.py.
 
 
 def self_test() -> None:
-    """Add up, encode and decode on this machine before anything is averaged; raises :class:`LocalError` if a bit is
-    wrong.
+    """Sum, encode and decode test values; raise :class:`LocalError` if a bit is wrong.
 
-    A codec that quietly breaks under another numpy would average nothing, or garbage, and no peer could tell.
+    A codec that fails under another numpy would average nothing, or garbage, and no peer could tell.
     """
-    values = np.geomspace(1e-4, 6e4, BLOCK_ELEMENTS + 1, dtype=np.float32)  # crosses a block
+    values = np.geomspace(1e-4, 6e4, BLOCK_ELEMENTS + 1, dtype=np.float32)  # Crosses a block's end.
     values[::2] *= -1
     if squares(np.arange(5_000, dtype=np.float32) / np.float32(3.0)) != KNOWN_SQUARES:
         raise LocalError(

@@ -1,7 +1,7 @@
-"""8 and 4 bits a value: each block of values on a grid of its own, with noise that both sides share.
+"""Codecs of 8 and 4 bits a value: each block on a grid of its own, with dither that both sides share.
 
-How fine the scales should be was measured on pairs ``s = p + distance * noise`` of unit weights (a million, normal):
-root mean square of ``Q(p) - Q(s) - (p - s)``
+The resolution of the scales was measured on pairs ``s = p + distance * noise`` of unit weights (a million, normal). The
+table has the root mean square of ``Q(p) - Q(s) - (p - s)``:
 
     distance                              1e-4      1e-3      1e-2      1e-1      1
     int8, scales a power of two           1.6e-3    5.0e-3    1.24e-2   1.31e-2   1.85e-2
@@ -11,9 +11,9 @@ root mean square of ``Q(p) - Q(s) - (p - s)``
     int4, 2 bits of mantissa              5.6e-3    1.8e-2    5.7e-2    1.45e-1   1.92e-1
     int4, 3 bits of mantissa              5.5e-3    1.9e-2    5.7e-2    1.40e-1   1.84e-1
 
-Finer is better throughout (a closer fit of the block gains more than an unshared scale loses), and the third bit too
-little to give up half of the 63 octaves for. Without subtracting the noise the last column reads 1.38e-2 and 2.01e-1,
-the others are the same.
+Finer is better throughout: a closer fit of the block gains more than a scale that is not shared loses. The third bit
+gains too little to give up half of the 63 octaves. Without subtracting the noise the last column reads 1.38e-2 and
+2.01e-1; the others are the same.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from gossip.codecs.packing import pack, packed_bytes, unpack
 __all__ = ["Blockwise", "Int4", "Int8", "by_rows"]
 
 SLACK = 2.0**-8
-"""Of a step: what the largest value keeps from the end of the grid, for the rounding of ``x / s + u`` (2e-5)."""
+"""The distance of the largest value from the end of the grid, in steps, for the rounding of ``x / s + u`` (2e-5)."""
 
 
 class Blockwise(Codec):
-    """``k = round(x / s + u)`` with one scale ``s`` a block, back as ``s (k - u)``: see dither.py.
+    """A codec ``k = round(x / s + u)`` with one scale ``s`` per block, decoded as ``s (k - u)``: see dither.py.
 
-    The body is a byte a block (grid.py), then the codes, packed (packing.py) in pieces that end where an absolute
-    segment of 32,768 does. A block that holds a NaN, an infinity or anything above ``largest`` is NaN as a whole, and
-    its codes are 0; a block of zeros stays zero.
+    The body has one byte per block (grid.py), followed by the packed codes (packing.py). The codes are packed in pieces
+    that end at absolute multiples of 32,768. A block with a NaN, an infinity or a value above ``largest`` becomes NaN
+    as a whole, and its codes are 0. A block of zeros stays zero.
     """
 
     bits: ClassVar[int]
@@ -49,7 +49,7 @@ class Blockwise(Codec):
 
     @cached_property
     def centre(self) -> float:
-        """Codes are 0 .. 2 centre; a value x has the code ``x / s + centre``."""
+        """Return the code of 0: codes are 0 .. 2 centre, and a value x has the code ``x / s + centre``."""
         return 2.0 ** (self.bits - 1) - 0.5
 
     @cached_property
@@ -58,7 +58,7 @@ class Blockwise(Codec):
 
     @cached_property
     def share(self) -> float:
-        """A scale, as a share of the block's largest magnitude, before it is rounded up; a float32."""
+        """Return a scale's share of the block's largest magnitude, before it is rounded up; a float32."""
         return float(np.float32(1.0 / (self.centre - SLACK)))
 
     def encoded_bytes(self, elements: int) -> int:
@@ -75,7 +75,7 @@ class Blockwise(Codec):
         scratch = np.empty(min(values.size, BLOCK_ELEMENTS), np.float32)
         codes = np.empty(scratch.size, np.uint8)
         position = scales.size
-        with np.errstate(invalid="ignore"):  # a cast of a block that is not finite
+        with np.errstate(invalid="ignore"):  # A block that is not finite makes the cast warn.
             for where, noise in segments(self.noise, seed, start, values.size):
                 steps, whole = scratch[: noise.size], codes[: noise.size]
                 self.grid(values[where], inverses[where.start // self.block :], noise, steps)
@@ -114,7 +114,8 @@ class Blockwise(Codec):
                 self.grid(values[where], inverses[first:], noise, steps)
                 steps -= noise
                 by_rows(steps, scales[first:], self.block, steps)
-        for row in np.flatnonzero(chosen == NOT_FINITE):  # as a rule none; a NaN's sign is its operands', so it is set
+        # Rare. The sign of a NaN depends on its operands, so set it.
+        for row in np.flatnonzero(chosen == NOT_FINITE):
             out[row * self.block : (row + 1) * self.block] = SCALES[NOT_FINITE]
 
     def subtract(
@@ -129,20 +130,20 @@ class Blockwise(Codec):
         self, passes: kernel.Passes, elements: int, values: Any, data: Any, encoded: Any, own: Any, out: Any,
         seed: int, start: int, before: tuple[float, float] = (0.0, 0.0),
     ) -> tuple[float, float]:  # fmt: skip
-        """What these places ask for, in one pass."""
+        """Compute what the places other than None ask for, in one pass of the kernel."""
         return passes.blockwise(
             elements, values, data, encoded, own, out, start, self.block, self.bits, self.share, SCALES, INVERSES,
             self.noise, beginnings(seed, start, elements), *before,
         )  # fmt: skip
 
     def silence(self, codes: NDArray[np.uint8], scales: NDArray[np.uint8]) -> None:
-        """What a cast makes of a NaN is the machine's choice."""
+        """Zero the codes of blocks that are not finite: casting a NaN depends on the machine."""
         if scales.max() == NOT_FINITE:
             for row in np.flatnonzero(scales[: -(-codes.size // self.block)] == NOT_FINITE):
                 codes[row * self.block : (row + 1) * self.block] = 0
 
     def grid(self, values: Floats, inverses: Floats, noise: Floats, steps: Floats) -> None:
-        """The codes of one piece, still as floats. ``steps`` may be ``values``."""
+        """Compute the codes of one piece as floats. ``steps`` may be ``values``."""
         by_rows(values, inverses, self.block, steps)
         steps += noise
         np.rint(steps, out=steps)
@@ -155,10 +156,10 @@ class Blockwise(Codec):
 
 
 class Int8(Blockwise):
-    """8 bits a value and a byte for every 256: 8.03 bits.
+    """8 bits a value and a byte for every 256: 8.03 bits. Unbiased.
 
-    Error at most 0.49 % of the block's largest magnitude (half a step, the scale rounded up by at most a quarter), and
-    0.28 % of it in the root mean square at worst; unbiased.
+    The error is at most 0.49 % of the block's largest magnitude: half a step, with the scale rounded up by at most a
+    quarter. Its root mean square is at most 0.28 % of it.
     """
 
     name = "int8"
@@ -171,9 +172,9 @@ class Int8(Blockwise):
 
 
 class Int4(Blockwise):
-    """4 bits a value and a byte for every 64: 4.13 bits.
+    """4 bits a value and a byte for every 64: 4.13 bits. Unbiased.
 
-    Error at most 8.4 % of the block's largest magnitude; unbiased.
+    The error is at most 8.4 % of the block's largest magnitude.
     """
 
     name = "int4"
@@ -186,7 +187,7 @@ class Int4(Blockwise):
 
 
 def by_rows(values: Floats, factors: Floats, block: int, out: Floats) -> None:
-    """``out = values * factors``, a factor for each run of ``block`` values; there may be more factors than runs."""
+    """Set ``out = values * factors``, with one factor for each ``block`` values; surplus factors are ignored."""
     rows, whole = values.size // block, values.size // block * block
     np.multiply(values[:whole].reshape(rows, block), factors[:rows, np.newaxis], out=out[:whole].reshape(rows, block))
     if whole < values.size:

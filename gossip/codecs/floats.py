@@ -1,4 +1,4 @@
-"""Shorter floats: every value by itself, rounded to nearest even. Nothing is drawn, so seed and start mean nothing."""
+"""Codecs with shorter floats: each value is rounded to nearest even by itself. They ignore seed and start."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Fp32(Codec):
 class Bf16(Codec):
     """bfloat16, rounded to nearest even: 2 bytes each, float32's range, relative error at most 2**-8 (0.4 %).
 
-    Infinities and NaN stay what they are (a NaN keeps its sign and becomes quiet), so the finite check sees them.
-    Values from ``(2 - 2**-8) 2**127`` on, the last 0.2 % of float32's range, round up to infinity.
+    Infinities and NaN are kept (a NaN keeps its sign and becomes quiet), so the finite check sees them. Values from
+    ``(2 - 2**-8) 2**127`` on, the last 0.2 % of float32's range, round up to infinity.
     """
 
     name = "bf16"
@@ -92,9 +92,9 @@ class Bf16(Codec):
 
     @staticmethod
     def round(block: Floats, rounded: NDArray[np.uint32]) -> None:
-        """The value's 16 bits into the upper half of each of ``rounded``; the lower half is left as it comes."""
+        """Write each value's 16 bits into the upper half of ``rounded``; the lower half is undefined."""
         bits = block.view(np.uint32)
-        # Add half of what is cut off, less one where the last bit kept is even: ties go to even.
+        # Add half of what is cut off, minus one if the last kept bit is even: ties go to even.
         np.right_shift(bits, 16, out=rounded)
         rounded &= 1
         rounded += np.uint32(0x7FFF)
@@ -102,14 +102,14 @@ class Bf16(Codec):
         # The carry turns some NaN into infinity or -0. A maximum is NaN as soon as one value is.
         if np.isnan(block.max()):
             nan = np.isnan(block)
-            rounded[nan] = bits[nan] | 0x400000  # quiet: the payload's top bit is set
+            rounded[nan] = bits[nan] | 0x400000  # A quiet NaN: set the payload's top bit.
 
 
 class Fp16(Codec):
     """IEEE half precision, rounded to nearest even: 2 bytes each, relative error at most 2**-11 (0.05 %).
 
-    Only for values between 6.1e-5 and 65504. Smaller ones keep an absolute error of 3e-8; **from 65520 on a value
-    becomes infinite**, which the finite check sees on both sides: the exchange is refused, nothing is clipped quietly.
+    Only for values between 6.1e-5 and 65504. Smaller ones have an absolute error of 3e-8. **Values from 65520 on become
+    infinite**: the finite check of both sides refuses the exchange, so nothing is clipped silently.
     """
 
     name = "fp16"
@@ -122,7 +122,7 @@ class Fp16(Codec):
         return 2 * elements
 
     def encode(self, values: Floats, out: Buffer, seed: int = 0, start: int = 0) -> None:
-        with np.errstate(over="ignore"):  # said above: overflow is refused by the finite check
+        with np.errstate(over="ignore"):  # The finite check refuses overflows, as said above.
             numbers(out, "<f2", values.size)[:] = values
 
     def decode(self, data: Buffer, out: Floats, near: Floats | None = None, seed: int = 0, start: int = 0) -> None:

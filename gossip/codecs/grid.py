@@ -1,8 +1,8 @@
-"""Scales as one byte on a logarithmic grid, four to the octave: how close two values of a block may lie.
+"""Scales as one byte on a logarithmic grid, four to the octave.
 
-The byte is a float32's exponent and first two bits of mantissa, less a constant: 1, 1.25, 1.5 and 1.75 times a power of
-two, so that encoding is a shift and decoding is exact on every machine. 0 says that the block is zero, 255 that it is
-not finite. Between them lie 63 octaves, from 1.4e-14 to 2e5.
+The byte is a float32's exponent and first two bits of mantissa, minus a constant. So scales are 1, 1.25, 1.5 and 1.75
+times a power of two. Encoding is a shift, and decoding is exact on every machine. 0 means a block of zeros, 255 one
+that is not finite. Between them are 63 octaves, from 1.4e-14 to 2e5.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ __all__ = ["INVERSES", "LARGEST_SCALE", "NOT_FINITE", "SCALES", "SMALLEST_SCALE"
 MANTISSA_BITS = 2
 SHIFT = 23 - MANTISSA_BITS
 SMALLEST_SCALE = 2.0**-46
-BIAS = ((127 - 46) << MANTISSA_BITS) - 1  # byte 1 is SMALLEST_SCALE
+BIAS = ((127 - 46) << MANTISSA_BITS) - 1  # Byte 1 is SMALLEST_SCALE.
 NOT_FINITE = 255
 
 SCALES: Floats = ((np.arange(256, dtype=np.uint32) + BIAS) << SHIFT).astype(np.uint32).view(np.float32).copy()
 SCALES[0] = 0.0
 SCALES[NOT_FINITE] = np.nan
 LARGEST_SCALE = float(SCALES[NOT_FINITE - 1])
-INVERSES: Floats = np.zeros(256, np.float32)  # of zero and of what is not finite: 0
+INVERSES: Floats = np.zeros(256, np.float32)  # 0 for zero and for NOT_FINITE.
 INVERSES[1:NOT_FINITE] = np.float32(1.0) / SCALES[1:NOT_FINITE]
 
 
 def scale_bytes(scales: Floats) -> NDArray[np.uint8]:
-    """The byte of the smallest scale on the grid that is at least each of ``scales`` (none negative, NaN allowed)."""
+    """Return the byte of the smallest scale on the grid that is at least each of ``scales`` (none negative, NaN
+    allowed).
+    """
     ceiling = scales.view(np.int32) >> SHIFT
     ceiling += (scales.view(np.int32) & ((1 << SHIFT) - 1)) != 0
     ceiling -= BIAS

@@ -1,19 +1,19 @@
-"""Moniqua: only the remainder of each value's grid index is sent, and the receiver's own value says the rest.
+"""Moniqua: only the remainder of each value's grid index is sent; the receiver's own value gives the rest.
 
 Lu and De Sa, "Moniqua: Modulo Quantized Communication in Decentralized SGD", ICML 2020. The paper assumes one bound on
-the disagreement, known beforehand. Here each node bounds it by what its last exchanges showed (:class:`Spread`), block
-by block, says the step it chose in the body, and sends a hash of its grid indices, so that a bound that was exceeded is
-seen and never averaged.
+the disagreement, known beforehand. Here each node learns a bound for each block from its last exchanges
+(:class:`Spread`), and the body states the chosen steps. A hash of the grid indices reveals an exceeded bound, so that
+wrong values are never averaged.
 
 With step ``s`` and shared noise ``u`` the sender has indices ``k = round(x / s + u)`` and sends ``k mod 2^b``, b = 4.
-The receiver, whose own indices are ``j = round(y / s + u)``, takes for ``k`` the number congruent to what came that is
-nearest to ``j``: right when ``-2^(b-1) <= k - j < 2^(b-1)``, and so whenever ``|x - y| < bound / 2 - s`` with
-``bound = (2^b - 1/8) s`` (the eighth is for the rounding of ``x / s + u``). It decodes ``s (k - u)``, the sender's own
-quantised value bit for bit, which errs by at most ``s / 2`` and is unbiased (dither.py).
+The receiver's own indices are ``j = round(y / s + u)``. It takes for ``k`` the number congruent to the remainder that
+is nearest to ``j``. That is right when ``-2^(b-1) <= k - j < 2^(b-1)``, and so whenever ``|x - y| < bound / 2 - s``
+with ``bound = (2^b - 1/8) s`` (the eighth is for the rounding of ``x / s + u``). It decodes ``s (k - u)``, the sender's
+own quantised value bit for bit. The error is at most ``s / 2``, without bias (dither.py).
 
-Measured on eight nodes with a perceptron on digits (17,226 parameters, SGD, a mix every 8 steps, 150 mixes): ``noise``
-is the square of ``Q(p) - Q(s) - (p - s)`` over that of ``p - s``, ``overflow`` the exchanges repeated with int8, whose
-bytes are in ``bits``. Left the same data everywhere, right two classes a node.
+Measured on eight nodes with a perceptron on digits (17,226 parameters, SGD, a mix every 8 steps, 150 mixes). ``noise``
+is the square of ``Q(p) - Q(s) - (p - s)`` over that of ``p - s``. ``overflow`` is the share of exchanges repeated with
+int8, whose bytes are included in ``bits``. Left: the same data everywhere; right: two classes a node.
 
                           noise           overflow        bits a value     accuracy, %
     fp32               0       0          -      -        32     32        96.3   88.9
@@ -21,9 +21,9 @@ bytes are in ``bits``. Left the same data everywhere, right two classes a node.
     int4               0.99    0.85       -      -        4.13   4.13      96.3   87.3
     moniqua4           0.40    0.49       4.7 %  7.4 %    4.44   4.65      96.3   90.9
 
-Without the noise (plain rounding) it comes out the same; the noise costs nothing and keeps the codec unbiased. Steps a
-power of two apart, which two nodes share more often, give 1.3 to 1.9 times the noise. With 8 bits it was within a
-point of int8 for the same bytes, and 2 bits were not enough for uneven data (docs/decisions/0044).
+Plain rounding without noise gives the same results; the noise costs nothing and removes the bias. Steps that are a
+power of two apart, which two nodes share more often, give 1.3 to 1.9 times the noise. With 8 bits it was within a point
+of int8 for the same bytes. 2 bits were not enough for uneven data (docs/decisions/0044).
 """
 
 from __future__ import annotations
@@ -43,28 +43,31 @@ __all__ = ["Moniqua4", "Overflow"]
 
 HASH_BYTES = 8
 FINEST = 2.0**-18
-"""Of a block's largest magnitude: no step is smaller. Indices then stay below 2**18 where float32 resolves 1/32, and
-disagreement that small is 500 times below what bf16 could see."""
-FUZZ = 1.0 / 16  # of a step: what rounding adds to the distance between two indices, at most (twice 1/32)
+"""The smallest step, as a share of a block's largest magnitude.
+
+Indices then stay below 2**18, where float32 resolves 1/32. Disagreement that small is 500 times below what bf16 could
+show.
+"""
+FUZZ = 1.0 / 16  # In steps: the most that rounding adds to the distance between two indices (twice 1/32).
 
 Indices = NDArray[np.int32]
 
 
 class Overflow(Exception):
-    """The sender's bound was too small: somewhere the two vectors lie farther apart, and what was decoded is wrong.
+    """The sender's bound was too small: somewhere the two vectors are farther apart, and the decoded values are wrong.
 
-    Nobody's fault: the exchange is repeated with a codec that needs no bound.
+    No peer is to blame: the exchange is repeated with a codec that needs no bound.
     """
 
 
 class Moniqua4(Codec):
-    """4 bits a value, a byte for every 256 and 8 bytes of hash a chunk; error at most half a step (see above), which is
-    18 % of the largest difference seen lately in the block.
+    """4 bits a value, a byte for every 256 and 8 bytes of hash per chunk.
 
-    The body is the bytes of the blocks' steps (grid.py), the remainders packed in pieces (packing.py) as int8 packs
-    its codes, and xxh3 of the indices as little-endian int32.
+    The error is at most half a step, which is 18 % of the largest recent difference in the block. The body has the
+    bytes of the blocks' steps (grid.py), the remainders packed in pieces like int8's codes (packing.py), and xxh3 of
+    the indices as little-endian int32.
 
-    Encoding needs the bounds of a node, ``bound(spread)``; decoding does not. A block that is not finite is NaN.
+    Encoding needs the bounds of a node, ``bound(spread)``; decoding does not. A block that is not finite becomes NaN.
     """
 
     name = "moniqua4"
@@ -73,18 +76,20 @@ class Moniqua4(Codec):
     bits = 4
     half = 2 ** (bits - 1)
     margin = 2.0
-    """The distance provided for, over the largest difference seen lately. Margins of 1.5, 2 and 3: 17, 6.6 and 2.5 %
-    overflow, noise 0.30, 0.42 and 0.59, 5.44, 4.60 and 4.28 bits. By bits alone 1.5 would do a little better, but an
-    exchange that is repeated costs its time as well."""
+    """The ratio of the supported distance to the largest recent difference.
+
+    Margins of 1.5, 2 and 3 gave 17, 6.6 and 2.5 % overflow, noise 0.30, 0.42 and 0.59, and 5.44, 4.60 and 4.28 bits. 3
+    gives the fewest bits, but 2 less noise; a repeated exchange also costs time.
+    """
     largest = LARGEST_SCALE * 2**18
     known_values = (0.0, -0.0, 1.0, -0.5, 1 / 3, 0.75, -1e-3)
     known_bytes = "aa50a00d0ac5d57cf4b4e69263"
 
     def __init__(self, reach: Floats | None = None) -> None:
-        self.reach = reach  # (blocks of the stream,): |x - y| up to which decoding is right
+        self.reach = reach  # (Blocks of the stream,): the |x - y| up to which decoding is right.
 
     def bound(self, spread: Spread) -> Moniqua4:
-        """The codec for one session, with the bounds as they are now: later exchanges do not change it."""
+        """Return the codec for one session with the current bounds, which later exchanges do not change."""
         return type(self)(spread.reach() * np.float32(self.margin))
 
     def encoded_bytes(self, elements: int) -> int:
@@ -114,7 +119,7 @@ class Moniqua4(Codec):
         body[position:] = np.frombuffer(seen.intdigest().to_bytes(HASH_BYTES, "little"), np.uint8)
 
     def decode(self, data: Buffer, out: Floats, near: Floats | None = None, seed: int = 0, start: int = 0) -> None:
-        """Raises :class:`Overflow` where ``near`` was too far from what was sent; ``out`` is then worth nothing."""
+        """Decode; raise :class:`Overflow` if ``near`` was too far from the sent values, with ``out`` undefined."""
         assert near is not None, f"{self.name} decodes only beside the receiver's own values"
         body = numbers(data, "u1", self.encoded_bytes(out.size))
         position = -(-out.size // ALIGN)
@@ -123,7 +128,7 @@ class Moniqua4(Codec):
         scratch, codes = _scratch(out.size)
         ours, theirs = np.empty(scratch.size, np.int32), np.empty(scratch.size, "<i4")
         seen = xxhash.xxh3_64()
-        # What is not finite, or beyond int32, gives any index: the hash tells.
+        # Values that are not finite, or beyond int32, give any index: the hash reveals them.
         with np.errstate(invalid="ignore", over="ignore"):
             for where, noise in segments(NOISE, seed, start, out.size):
                 j, k, remainders = ours[: noise.size], theirs[: noise.size], codes[: noise.size]
@@ -136,7 +141,7 @@ class Moniqua4(Codec):
                 k -= j
                 k += self.half
                 k &= 2 * self.half - 1
-                k -= self.half  # k - j, nearest to zero
+                k -= self.half  # The value of k - j nearest to zero.
                 k += j
                 _silence(k, chosen[blocks])
                 seen.update(k.data)
@@ -165,7 +170,7 @@ class Moniqua4(Codec):
         return SCALES[self.steps(values, start)] * np.float32(0.5 + FUZZ)
 
     def steps(self, values: Floats, start: int) -> NDArray[np.uint8]:
-        """The byte of each block's step: as the bound asks, and no finer than float32 can index."""
+        """Return the byte of each block's step: as the bound asks, but no finer than float32 can index."""
         assert self.reach is not None, f"{self.name} encodes only with bounds: bound(spread) first"
         assert start % ALIGN == 0, f"a chunk begins at {start}, which is no multiple of {ALIGN}"
         finest = peaks(values, ALIGN)
@@ -191,7 +196,7 @@ def _indices(values: Floats, inverses: Floats, noise: Floats, floats: Floats, ou
 
 
 def _silence(indices: Indices, chosen: NDArray[np.uint8]) -> None:
-    """Indices of blocks that are not finite are 0: what a cast makes of a NaN is the machine's choice."""
+    """Zero the indices of blocks that are not finite: casting a NaN depends on the machine."""
     if chosen.size and chosen.max() == NOT_FINITE:
         for row in np.flatnonzero(chosen == NOT_FINITE):
             indices[row * ALIGN : (row + 1) * ALIGN] = 0

@@ -1,4 +1,4 @@
-"""Codes of 8 or 4 bits side by side in bytes, in whole slices: a stride would cost more than all the arithmetic."""
+"""Packing of 8-bit or 4-bit codes into bytes, in whole slices: strided access would cost more than all arithmetic."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ def packed_bytes(elements: int, bits: int) -> int:
 
 
 def pack(codes: Bytes, bits: int, out: Bytes) -> None:
-    """``codes`` (each below 2**bits) into the ``packed_bytes`` of ``out``.
+    """Pack ``codes`` (each below 2**bits) into ``out``, which has `packed_bytes`.
 
-    Of n codes and w bytes, byte j holds code j in its lowest bits, then codes j + w, j + 2 w, ...; the last may be 0.
+    Of n codes and w bytes, byte j holds code j in its lowest bits, then codes j + w, j + 2 w, ...; a missing last one
+    is 0.
     """
     width = out.size
     if bits == 8:
@@ -30,7 +31,7 @@ def pack(codes: Bytes, bits: int, out: Bytes) -> None:
 
 
 def unpack(data: Bytes, bits: int, codes: Bytes) -> None:
-    """What :func:`pack` made of ``codes``, back into ``codes``."""
+    """Reverse :func:`pack`."""
     width = data.size
     if bits == 8:
         codes[:] = data
