@@ -1,1 +1,1 @@
-"""What a peer accepts from others, and how much of it: one small class for each filter."""
+"""Filters: what a peer accepts of others' vectors, and how much of it. Each filter is one small class."""

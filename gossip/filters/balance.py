@@ -1,4 +1,4 @@
-"""BALANCE: what is far is refused, and ever less counts as near."""
+"""BALANCE: vectors that are too far away are refused, with a threshold that shrinks over training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Balance", "balance_accepts"]
 
 
 class Balance(Filter):
-    """By the length of one's own vector, and the rounds that training has."""
+    """A filter by the length of our own vector and the progress of training."""
 
     def judge(self, partner: PeerId, difference_sq: float, own_sq: float, size: int, version: float) -> str | None:
         config = self.config
@@ -25,6 +25,8 @@ class Balance(Filter):
 
 
 def balance_accepts(difference_sq: float, own_sq: float, gamma: float, kappa: float, progress: float) -> bool:
-    """``|theirs - mine| <= gamma exp(-kappa t/T) |mine|`` with ``progress`` = t/T (Fang et al., "Byzantine-robust
-    decentralized federated learning", CCS 2024: BALANCE)."""
+    """Return True if ``|theirs - mine| <= gamma exp(-kappa t/T) |mine|`` with ``progress`` = t/T.
+
+    See Fang et al., "Byzantine-robust decentralized federated learning", CCS 2024 (BALANCE).
+    """
     return difference_sq <= gamma * gamma * math.exp(-2 * kappa * progress) * own_sq

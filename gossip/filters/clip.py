@@ -1,4 +1,4 @@
-"""Long differences are cut off: at a radius that follows the usual distance, and at what a partner's budget leaves."""
+"""Clipping of long differences: to a radius that follows the usual distance, and to a partner's budget."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from gossip.recent import Recent
 
 __all__ = ["Clip", "clip_factor"]
 
-REMEMBERED = 16  # partners whose distances' lower quartile a radius follows: with three quarters too long it is honest
-ENOUGH = 4  # of them before they alone say what is usual
-WHOLE = 5 / 3  # radii, the longest that is ever taken whole: honest nodes of uneven data are up to so far away
-GAIN = 1 / 32  # of a radius, what each exchange saves for that; with two at once a fifth of flipped signs took over
-LEAST = 0.5  # radii that are taken of the furthest: with 1 flipped signs drag nodes along, and with 0 halves stay apart
-OWN = 0.5  # of the square of its own steps, what is added to the usual: twice as much lets more lies in
+# Partners in the sample whose lower quartile sets a radius: it is honest even if three quarters are too long.
+REMEMBERED = 16
+ENOUGH = 4  # The least number of them for a radius without a stand-in.
+WHOLE = 5 / 3  # In radii, the longest that is ever taken whole: honest nodes with uneven data are up to so far away.
+GAIN = 1 / 32  # In radii, saved by each exchange for longer ones; with two at once a fifth of flipped signs took over.
+LEAST = 0.5  # In radii, taken of the furthest: with 1 flipped signs drag nodes along, with 0 halves stay apart.
+OWN = 0.5  # The share of its own steps' square that is added to the usual square: twice as much lets more lies in.
 
 
 def clip_factor(difference_sq: float, radius: float) -> float:
-    """What share of the difference is taken: ``min(1, radius / |difference|)``, for a radius of 0 all of it.
+    """Return the share of the difference that is taken: ``min(1, radius / |difference|)``, 1 for a radius of 0.
 
-    ``x_i + w clip(x_j - x_i, tau)`` (He, Karimireddy and Jaggi, "Byzantine-robust decentralized learning via
+    This is ``x_i + w clip(x_j - x_i, tau)`` (He, Karimireddy and Jaggi, "Byzantine-robust decentralized learning via
     ClippedGossip", 2022).
     """
     if radius <= 0 or difference_sq <= radius * radius:
@@ -32,38 +33,40 @@ def clip_factor(difference_sq: float, radius: float) -> float:
 
 
 def taper(reach: float, spare: float) -> float:
-    """Return how many radii are taken of a difference of ``reach`` radii, where ``spare`` radii are saved up.
+    """Return how many radii are taken of a difference of ``reach`` radii, with ``spare`` radii saved up.
 
-    All of it is taken up to ``1 + spare``. Beyond ``WHOLE`` radii what is taken falls as the difference grows, down to
-    ``LEAST``: a redescending influence (Hampel, "The influence curve and its role in robust estimation", 1974). Honest
-    nodes whose data are unlike the others' are up to two radii away, and lies that aim at harm tens of radii.
+    Up to ``1 + spare`` all is taken. Beyond ``WHOLE`` radii the part falls as the difference grows, down to ``LEAST``:
+    a redescending influence (Hampel, "The influence curve and its role in robust estimation", 1974). Honest nodes with
+    unlike data are up to two radii away, and harmful lies tens of radii.
     """
     return min(reach, 1.0 + spare, max(LEAST, 2 * WHOLE - reach))
 
 
 def share(part: float, whole: float) -> float:
-    """``part / whole``, 1 at most, rounded down to a 4,096th, so that sides of one ``clip_radius`` cut off the same:
-    they may add up the squares in another order. What is a 4,096th up to that is one: of two that are as far apart as
-    the radius allows, one would take all and the other not."""
+    """Return ``part / whole``, at most 1, rounded down to a 4,096th.
+
+    Both sides of one ``clip_radius`` must cut off the same, but may add up the squares in another order. A result
+    within a thousandth of a 4,096th below a step counts as that step. Otherwise, of two nodes exactly a radius apart,
+    one might take all and the other not.
+    """
     return min(1.0, math.floor(4096 * part / whole + 0.001) / 4096)
 
 
 class Clip(Filter):
-    """A radius, and the distances by which it knows what is usual."""
+    """A radius, and the sample of distances that sets it."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.squares = Recent[PeerId, float](
-            REMEMBERED
-        )  # mean square of a difference's elements, the last of each partner
+        # The mean square of an element's difference, in the last exchange with each partner.
+        self.squares = Recent[PeerId, float](REMEMBERED)
         self.budget = Budget()
-        self.spare = 0.0  # radii
-        self.recent = 0.0  # how far local steps alone went between the last two snapshots
-        self.movement = 0.0  # and the furthest that they ever went
-        self.donors_sq = 0.0  # mean square of a difference's elements between those who gave us our weights
+        self.spare = 0.0  # In radii.
+        self.recent = 0.0  # How far local steps alone went between the last two snapshots.
+        self.movement = 0.0  # The largest of these distances.
+        self.donors_sq = 0.0  # Mean square of an element's difference between the donors of our weights.
 
     def joined(self, donors_sq: float) -> None:
-        """Our own weights were further from everybody, or nearer, and say nothing of these."""
+        """Forget the distances: they were measured from our old weights."""
         self.donors_sq = donors_sq
         self.squares.clear()
 
@@ -75,7 +78,8 @@ class Clip(Filter):
     def take(
         self, partner: PeerId, weight: float, difference_sq: float, size: int, here: Here, at: float
     ) -> tuple[float, tuple[str, ...]]:
-        radius = self.radius(size)  # by what was known before
+        # Use what was known before this exchange.
+        radius = self.radius(size)
         taken, reach = self.held(difference_sq, radius)
         why: tuple[str, ...] = ("clipped",) if taken < 1.0 else ()
         self.squares[partner] = difference_sq / size
@@ -89,7 +93,7 @@ class Clip(Filter):
         return taken, why
 
     def held(self, difference_sq: float, radius: float) -> tuple[float, float]:
-        """Return what share of a difference is taken, before its partner's budget, and how many radii long it is."""
+        """Return the share of a difference that is taken before the budget, and its length in radii."""
         if radius <= 0:
             return 1.0, 1.0
         reach = math.sqrt(difference_sq) / radius
@@ -100,22 +104,24 @@ class Clip(Filter):
         return (1.0 if wanted >= reach else share(wanted, reach)), reach
 
     def longest(self, elements: int) -> float:
-        """Return the longest difference of so many elements that is taken whole, 0 for any."""
+        """Return the longest difference of so many elements that is taken whole; 0 means any."""
         return self.radius(elements) * (1.0 + self.spare if self.config.clip_radius is None else 1.0)
 
     def radius(self, elements: int) -> float:
-        """The length that differences of so many elements are held to, 0 for none: fixed, or a multiple of the usual
-        distance. Where it follows that, :func:`taper` says what is taken of longer ones.
+        """Return the clip radius for so many elements, 0 for none: fixed, or a multiple of the usual distance.
 
-        Usual is the lower quartile of those seen, one for each partner: who is met more often, or sees to it, says no
-        more of it than any other. Lies are further away than the truth, and a node that fell for a few
-        is far from everybody: by the median half of its distances are lies or their echo, and it falls for the next.
-        Before enough are seen the node's own steps stand for them, of which nobody can lie: nodes that hold the same
-        and then move by ``m`` each are at most ``2 m`` apart, and so are those that mix at random and move by ``m``
-        between two mixes, each in a direction of its own (V = V/2 + m^2, and a pair is sqrt(2 V) apart). Or, where it
-        is longer, the distance between those who gave it its weights: a newcomer that has taken no step yet knows no
-        other. And one whose steps have just taken it far knows that it is the far one: they widen its radius, that of a
-        part as well, since what is mixed rarely is as far apart as all.
+        In the second case :func:`taper` decides how much of longer differences is taken. Usual is the lower quartile of
+        the seen distances, one for each partner: meeting more often gives a partner no more influence. Lies are further
+        away than the truth, and a node that fell for a few is far from all others. With a median, half of its distances
+        could be lies or their echo, and it would fall for the next.
+
+        Before enough distances are seen, the node's own steps replace them, since nobody can forge these. Nodes with
+        the same weights that then move by ``m`` each are at most ``2 m`` apart. So are nodes that mix at random and
+        move by ``m`` between two mixes, each in its own direction (V = V/2 + m^2, and a pair is sqrt(2 V) apart). If it
+        is longer, the distance between the donors counts: a newcomer without steps knows no other.
+
+        A node whose own recent steps took it far widens its radius by them. That also applies to a part of the vector,
+        since a mixed part is rarely as far apart as the whole.
         """
         config = self.config
         if config.clip_radius is not None:

@@ -1,4 +1,4 @@
-"""The filters, made by name: ``FILTERS`` says where each lies."""
+"""The registry of filters: ``FILTERS`` names each one's module and class."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["filter_of"]
 
 
 def filter_of(config: Config) -> Filter:
-    """One peer's filter, as ``config`` asks for it."""
+    """Return one peer's filter, as ``config`` asks for it."""
     module, _, kind = FILTERS[config.filtering].home.partition(":")
     made: type[Filter] = getattr(import_module(f"gossip.filters.{module}"), kind)
     return made(config)

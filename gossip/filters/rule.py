@@ -1,7 +1,7 @@
-"""What a filter is, and the one that accepts whatever is not broken.
+"""The base class of filters, which accepts everything that is not broken.
 
-A node cuts off by what it knows itself. Where both sides of a pair take the whole difference the mean moves by nothing,
-and where one cuts off more than the other it moves by that. A refusal by either is an exchange that did not happen.
+A node cuts off by its own knowledge. If both sides of a pair take the whole difference, the mean stays the same. If one
+side cuts off more than the other, the mean moves by that. If either side refuses, the exchange does not happen.
 """
 
 from __future__ import annotations
@@ -17,46 +17,59 @@ from gossip.ids import PeerId
 __all__ = ["FEW", "Filter", "Floats", "Here"]
 
 Floats = NDArray[np.float32]
-FEW = 256  # elements: below that a distance is one draw and not the mean of many, and no distance is usual
+FEW = 256  # With fewer elements a distance is one draw and not the mean of many, so no distance is usual.
 
 
 class Filter:
     """One peer's rule for what it accepts; this one is ``filter = "none"``.
 
-    Of pairs and pushes it is asked ``judge``, and of what passes ``take``; of groups ``mean`` alone.
+    Pairs and pushes call ``judge``, and ``take`` for accepted vectors; groups call ``mean`` alone.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
 
     def judge(self, partner: PeerId, difference_sq: float, own_sq: float, size: int, version: float) -> str | None:
-        """None to accept the partner's vector, else the code of the reason: "not-finite", "norm", or this filter's
-        name. ``difference_sq`` is ``|theirs - mine|^2`` and ``own_sq`` is ``|mine|^2``, both over ``size`` elements;
-        ``version`` in mixing rounds."""
+        """Return None to accept the partner's vector, otherwise the reason's code.
+
+        Args:
+            partner: Whose vector it is.
+            difference_sq: ``|theirs - mine|^2`` over ``size`` elements.
+            own_sq: ``|mine|^2`` over ``size`` elements.
+            size: The number of elements that are mixed.
+            version: Our mixing rounds.
+
+        Returns:
+            "not-finite", "norm", this filter's name, or None.
+        """
         return norm_accepts(difference_sq, own_sq, size, self.config.norm_bound)
 
     def take(
         self, partner: PeerId, weight: float, difference_sq: float, size: int, here: Here, at: float
     ) -> tuple[float, tuple[str, ...]]:
-        """Return what share of an accepted difference is taken, and where it is not all, for which reasons.
+        """Return the share of an accepted difference that is taken, and the reasons if it is below 1.
 
         Args:
             partner: Whose vector it is. A filter learns from it.
             weight: The share of the difference that would move us.
             difference_sq: ``|theirs - mine|^2`` over ``size`` elements.
             size: The number of elements that are mixed.
-            here: Says which of some members are there.
-            at: The intervals of its own that this node has trained.
+            here: Returns those of some members that are present.
+            at: The intervals that this node has trained.
         """
         return 1.0, ()
 
     def moved(self, distance: float) -> None:
-        """How far local steps alone moved the model since the last snapshot; nan: not measured."""
+        """Learn how far local steps alone moved the model since the last snapshot; NaN if it was not measured."""
 
     def joined(self, donors_sq: float) -> None:
-        """The weights are others' now, whose mean square distance is so much an element (0: not known)."""
+        """Note that the weights were replaced by donors' weights, with this mean square distance per element (0:
+        unknown).
+        """
 
     def mean(self, vectors: Floats) -> Floats:
-        """Of ``vectors`` (members, elements), all within the norm bound, what stands for the group: float32
-        (elements,). It learns nothing: threads may ask at once."""
+        """Return the group's mean of ``vectors`` (members, elements), all within the norm bound: float32 (elements,).
+
+        It does not learn, so threads may call it at once.
+        """
         return np.asarray(vectors.mean(axis=0, dtype=np.float32))

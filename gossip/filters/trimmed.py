@@ -1,4 +1,4 @@
-"""A group's mean without the ends of each element's values."""
+"""The coordinate-wise trimmed mean of a group."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Trimmed"]
 
 
 class Trimmed(Filter):
-    """As many values are left out at either end as ``trim`` says and as leave one."""
+    """A filter that drops ``trim`` values at either end, or fewer, so that one is left."""
 
     def mean(self, vectors: Floats) -> Floats:
         return trimmed_mean(vectors, min(self.config.trim, (len(vectors) - 1) // 2))
