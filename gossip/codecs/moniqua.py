@@ -78,8 +78,8 @@ class Moniqua4(Codec):
     margin = 2.0
     """The ratio of the supported distance to the largest recent difference.
 
-    Margins of 1.5, 2 and 3 gave 17, 6.6 and 2.5 % overflow, noise 0.30, 0.42 and 0.59, and 5.44, 4.60 and 4.28 bits. 3
-    gives the fewest bits, but 2 less noise; a repeated exchange also costs time.
+    Margins of 1.5, 2 and 3 gave 17, 6.6 and 2.5 % overflow, noise 0.30, 0.42 and 0.59, and 5.44, 4.60 and 4.28 bits. 1.5
+    has the least noise for its bits, but a repeated exchange also costs time.
     """
     largest = LARGEST_SCALE * 2**18
     known_values = (0.0, -0.0, 1.0, -0.5, 1 / 3, 0.75, -1e-3)

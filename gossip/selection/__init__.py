@@ -1,1 +1,1 @@
-"""With whom: rules that name partners, and who sits out."""
+"""Partner selection: rules that choose partners, and back-off after failures."""

@@ -1,5 +1,7 @@
-"""Partners that failed an exchange sit out for a while. A local matter: it says nothing to others about whether they
-are alive."""
+"""Back-off: partners that failed an exchange are not asked for a while.
+
+This is local: it tells other peers nothing about whether a partner is alive.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +12,32 @@ from gossip.recent import Recent
 
 __all__ = ["BENCHED", "Bench"]
 
-DOUBLINGS = 4  # 10 s, 20 s ... 160 s: one failure costs others half a second of a slot, a repaired link is noticed
-SILENCE = 0.25  # of the time: who does not answer has wasted no stream, and may have been busy with something else
-PARDON_S = 1.0  # where nobody else is left, who failed is tried again after this
-BENCHED = 256  # partners remembered, as many as there may be links
+# 10 s, 20 s ... 160 s: one failure costs others half a second of a slot, and a repaired link is soon noticed.
+DOUBLINGS = 4
+SILENCE = 0.25  # Of the time, for a silent partner: it has wasted no stream, and may have been busy.
+PARDON_S = 1.0  # If no other partner is left, a failed one is tried again after this time.
+BENCHED = 256  # Partners remembered, as many as there may be links.
 
 
 @dataclass(slots=True)
 class Benched:
     since: float
     until: float
-    failures: int  # in a row
-    shunned: bool  # for what it did: it is not heard either
+    failures: int  # In a row.
+    shunned: bool  # Its own offers are declined too.
 
 
 class Bench:
-    """Sitting out lasts twice as long for each failure in a row. *Silence*, an offer that nobody answers, ends with the
-    first sign of life and is until then a reason not to ask. A stream that stopped, wrong bytes, a COMMIT that never
-    came keep a slot until they are found out: whoever did that is not heard either, and a new link undoes nothing of
-    it, or an attacker would be free again for one connection."""
+    """The partners in back-off, whose time doubles with each failure in a row.
+
+    *Silence*, an offer without an answer, only keeps us from asking, and ends with the first sign of life. A stalled
+    stream, wrong bytes or a missing COMMIT hold a slot until they are detected. Offers of such a partner are declined
+    too. A new link changes nothing, or an attacker could clear its record with one connection.
+    """
 
     def __init__(self, first_s: float) -> None:
         self.first_s = first_s
-        self.benched = Recent[PeerId, Benched](BENCHED)  # the one that failed longest ago first
+        self.benched = Recent[PeerId, Benched](BENCHED)  # The one that failed longest ago first.
 
     def failed(self, peer: PeerId, now: float, silent: bool = False) -> None:
         before = self.benched.get(peer)
@@ -46,21 +51,21 @@ class Bench:
         self.benched.pop(peer, None)
 
     def answers(self, peer: PeerId) -> None:
-        """It shows a sign of life."""
+        """End a silent partner's back-off after a sign of life."""
         one = self.benched.get(peer)
         if one is not None and not one.shunned:
             del self.benched[peer]
 
     def sits_out(self, peer: PeerId, now: float) -> bool:
-        """Whether it is not asked at the moment."""
+        """Return True if the partner must not be asked now."""
         one = self.benched.get(peer)
         return one is not None and now < one.until
 
     def shuns(self, peer: PeerId, now: float) -> bool:
-        """Whether it is not heard either."""
+        """Return True if the partner's own offers must be declined too."""
         one = self.benched.get(peer)
         return one is not None and one.shunned and now < one.until
 
     def pardonable(self, now: float) -> list[PeerId]:
-        """Who might be tried again although it sits out, the one that failed longest ago first."""
+        """Return the partners in back-off that may be tried again, the one that failed longest ago first."""
         return [peer for peer, one in self.benched.items() if now - one.since >= PARDON_S]

@@ -1,4 +1,4 @@
-"""Graphs of who mixes with whom, read from a file."""
+"""Static mixing graphs, read from a file."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from gossip.ids import Address, PeerId, parse_address
 __all__ = ["Graph"]
 
 Kind = Literal["rank", "address", "id"]
-Name = int | Address | str  # of a node: its rank, where it listens, or the first digits of its id
+Name = int | Address | str  # A node's rank, its listening address, or the first digits of its id.
 
-ID_DIGITS = 8  # what people are shown of an id; a decimal number of as many digits is no rank, but an id's beginning
-MAX_NODES = 10_000  # as many as there are members at most
+ID_DIGITS = 8  # As shown to people. A decimal number with as many digits is the beginning of an id and not a rank.
+MAX_NODES = 10_000  # The most members of a swarm.
 SAID = {"rank": "a rank", "address": "an address", "id": "the beginning of an id"}
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A connected undirected graph over members. ``links[i]`` are the numbers of node i's neighbours, sorted, and
-    ``names[i]`` is who plays it: a rank among the sorted ids (and then it is i), an address, or an id's first digits.
+    """A connected undirected graph over members.
+
+    ``links[i]`` are the numbers of node i's neighbours, sorted. ``names[i]`` tells which member is node i: a rank among
+    the sorted ids (which is then i), an address, or an id's first digits.
     """
 
     kind: Kind
@@ -33,10 +35,13 @@ class Graph:
 
     @classmethod
     def from_file(cls, path: str | Path) -> Graph:
-        """One link a line, as ``0 1``; ``#`` begins a comment. A member is named by its rank (0, 1 ...), by the address
-        that it announces (``10.0.0.5:7700``) or by the first 8 or more hexadecimal digits of its id: all in one way.
+        """Read a graph with one link per line, as in ``0 1``; ``#`` begins a comment.
 
-        Raises :class:`~gossip.errors.ConfigError` in one sentence for whatever is no connected graph.
+        All members are named in one way: by rank (0, 1 ...), by the address that they announce (``10.0.0.5:7700``), or
+        by the first 8 or more hexadecimal digits of their id.
+
+        Raises:
+            ConfigError: The file does not hold a connected graph.
         """
         try:
             text = Path(path).read_text(encoding="utf-8")
@@ -50,7 +55,7 @@ class Graph:
 
     @classmethod
     def from_text(cls, text: str, where: str = "the graph") -> Graph:
-        """As :meth:`from_file`; ``where`` is how errors call it."""
+        """Parse a graph as :meth:`from_file` does; errors call it ``where``."""
         pairs: list[tuple[Name, Name]] = []
         kind: Kind | None = None
         for number, line in enumerate(text.splitlines(), 1):
@@ -97,7 +102,7 @@ class Graph:
         return max(map(len, self.links))
 
     def players(self, members: Sequence[tuple[PeerId, Address | None]]) -> dict[PeerId, int]:
-        """Which node each of these members, sorted by id, plays; those that play none are left out."""
+        """Return the node number of each of these members, sorted by id; members outside the graph are left out."""
         if self.kind == "rank":
             return {peer: rank for rank, (peer, _) in enumerate(members[: len(self.names)])}
         number_of = {name: number for number, name in enumerate(self.names)}
@@ -143,7 +148,7 @@ def ordered_names(names: set[Name], kind: Kind, where: str) -> tuple[Name, ...]:
             )
     ordered = tuple(sorted(names))
     if kind == "id":
-        for shorter, longer in pairwise(ordered):  # sorted: what begins alike lies side by side
+        for shorter, longer in pairwise(ordered):  # Sorted names with a common prefix are adjacent.
             if str(longer).startswith(str(shorter)):
                 raise ConfigError(
                     f"{where}: {shorter!r} and {longer!r} may be one member: write as many digits of both."
@@ -152,7 +157,7 @@ def ordered_names(names: set[Name], kind: Kind, where: str) -> tuple[Name, ...]:
 
 
 def reach(links: Sequence[Iterable[int]], start: int) -> set[int]:
-    """The nodes to which a path leads."""
+    """Return the nodes that paths from ``start`` reach."""
     reached, edge = {start}, [start]
     while edge:
         for other in links[edge.pop()]:
@@ -163,6 +168,6 @@ def reach(links: Sequence[Iterable[int]], start: int) -> set[int]:
 
 
 def some(names: Sequence[Name], part: set[int]) -> str:
-    """Up to three of them, for a sentence."""
+    """Return up to three of the names, for an error message."""
     said = ", ".join(str(names[node]) for node in sorted(part)[:3])
     return said if len(part) <= 3 else f"{said} and {len(part) - 3} more"

@@ -1,4 +1,4 @@
-"""Nearest with shortcuts: mostly with those whose exchanges are cheap, sometimes with anybody."""
+"""Nearest with shortcuts: mostly partners whose exchanges are cheap, sometimes any member."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from gossip.selection.rule import Candidates, Options, Uniform, uniform
 
 __all__ = ["Nearest"]
 
-NEAR = 4  # the cheapest members: noise stays within 5 % of what mixing with all seven others of a region leaves
-ENOUGH = 64  # measured members at which trying unknown ones ends: of eight regions, they are eight of one's own
-MOST = 128  # measurements kept; beyond it the dearer half is forgotten, which nobody would have chosen
-TRIES = 8  # draws for an unknown member
-SMOOTHING = 0.25  # weight of a new measurement: one exchange beside a busy link does not make a partner far
+NEAR = 4  # The cheapest members: noise stays within 5 % of that of mixing with all seven others of a region.
+ENOUGH = 64  # With so many measured members, no more unknown ones are tried: of eight regions, eight are in our own.
+MOST = 128  # The most measurements. Beyond it the costlier half is forgotten, which would not be chosen anyway.
+TRIES = 8  # Draws to find an unknown member.
+SMOOTHING = 0.25  # The weight of a new measurement: one exchange on a busy link does not make a partner far.
 
 
 class Measured:
-    """Of one partner: smoothed round trip and rate, None as long as it was never measured."""
+    """One partner's smoothed round trip and rate, None until measured."""
 
     __slots__ = ("rate_mb_s", "round_trip_s")
 
@@ -31,19 +31,20 @@ class Measured:
 
 
 class Nearest(Uniform):
-    """With chance ``shortcut`` any member, uniformly; else one of the 4 with whom an exchange costs least.
+    """A rule that picks any member with probability ``shortcut``, otherwise one of the 4 with the cheapest exchanges.
 
-    What an exchange costs is ``round trip + vector_mb / rate`` (s, MB, MB/s), from past exchanges and probes; what was
-    not measured of a partner counts as the median of what was. As long as fewer than 64 members are measured an unknown
-    one is tried with the chance that is missing.
+    An exchange costs ``round trip + vector_mb / rate`` (s, MB, MB/s), from past exchanges and probes. A partner's
+    unknown value counts as the median of the known ones. While fewer than 64 members are measured, an unknown one is
+    tried with the probability that is missing.
 
     **Spectral gap.** Members near to each other form cliques, which near choices alone never leave: gap 0. With
-    shortcuts the expected mixing matrix is (1 - p) times that one, whose eigenvalue is 1 on whatever is constant in
-    each clique, and p times uniform choice's: n exchanges, a round, have the gap ``p n / (n - 1)``, p times uniform
-    choice's, into however many cliques of whatever sizes members fall, and more where near choices do link them.
+    shortcuts the expected mixing matrix is (1 - p) times that one plus p times uniform choice's. The first has
+    eigenvalue 1 on vectors that are constant in each clique. So n exchanges, a round, have the gap ``p n / (n - 1)``, p
+    times uniform choice's. That holds for any number and sizes of cliques; the gap is larger if near choices link them.
 
-    64 members in 8 regions, round trips of 1 to 3 ms within and 20 to 200 ms between; cost (the mean round trip of an
-    exchange), and the variance about the mean that unit noise in each round leaves (simulated), are over uniform's:
+    The table is for 64 members in 8 regions, with round trips of 1 to 3 ms inside and 20 to 200 ms between regions. The
+    cost (the mean round trip of an exchange) is relative to uniform choice's. So is the simulated variance about the
+    mean that unit noise in each round leaves:
 
         shortcut   gap a round   cost   variance (distance)
         uniform        1.016     1.00   1.00 (1.00)
@@ -51,16 +52,16 @@ class Nearest(Uniform):
         0.1            0.102     0.12   1.90 (1.38)
         0.05           0.051     0.07   2.97 (1.72)
 
-    So at 0.1 exchanges cost an eighth and members are 1.4 times as far apart and not 3, since most of what noise drives
-    apart is apart within a clique, and mixed there at full speed.
+    At 0.1 exchanges cost an eighth, and members are 1.4 times as far apart and not 3. Most of the disagreement that
+    noise causes lies within a clique, and is mixed there at full speed.
     """
 
     name = "nearest"
     personal = True
 
-    # Small worlds (Watts and Strogatz 1998): a few links at random across a graph of local ones make its paths as short
-    # as a random graph's, for the price of those few. Far links are uniform and not by distance (Kleinberg 2000), since
-    # nobody routes along them: a mixing matrix gains by how many leave a clique, wherever they lead.
+    # Small worlds (Watts and Strogatz 1998): a few random links across a graph of local ones make its paths as short as
+    # a random graph's. Far links are uniform and not by distance (Kleinberg 2000), since no message is routed along
+    # them. A mixing matrix gains by the number of links that leave a clique, wherever they lead.
 
     def __init__(self, vector_mb: float = 0.0, shortcut: float = 0.1, near: int = NEAR) -> None:
         if not 0 < shortcut <= 1:
@@ -71,7 +72,7 @@ class Nearest(Uniform):
         super().__init__()
         self.vector_mb, self.shortcut, self.near = vector_mb, shortcut, near
         self.measured: dict[PeerId, Measured] = {}
-        self._by_cost: list[PeerId] = []  # the measured, cheapest first; sorted anew when wanted after a change
+        self._by_cost: list[PeerId] = []  # The measured members, cheapest first; sorted again on demand after a change.
         self._stale = False
         self._changes = -1
 
@@ -109,8 +110,8 @@ class Nearest(Uniform):
         return uniform(alive, rng, fits, asked)
 
     def nearest(self, swarm: Candidates) -> list[PeerId]:
-        """The ``near`` cheapest measured members that fit, cheapest first."""
-        if swarm.changes != self._changes:  # forget those that are gone
+        """Return the ``near`` cheapest measured members that fit, cheapest first."""
+        if swarm.changes != self._changes:  # Forget members that are gone.
             self._changes = swarm.changes
             gone = self.measured.keys() - set(swarm.alive())
             for peer in gone:

@@ -1,4 +1,4 @@
-"""Whom a peer mixes with next, and how much each pair weighs: the selection, less those it cannot use at the moment."""
+"""The partners of one peer: the selection rule without the partners that cannot be used now, and the pair weights."""
 
 from __future__ import annotations
 
@@ -19,18 +19,23 @@ from gossip.wire.messages import MAX_GROUP
 
 __all__ = ["Partners"]
 
-APART = 0.5  # of an interval between two mixes with one partner that it asks for: its share is then two in three
-TRIED = 4  # of those that sit out, where nobody else is left
+APART = 0.5  # Of an interval between two mixes with one partner that it asks for; its share is then two in three.
+TRIED = 4  # The number of partners in back-off that are tried if no other is left.
 NEVER = float("-inf")
-WARY = 2  # failures in a row with members that are new to us, from which on they are one: a machine that dies is one
-WARY_S = 5.0  # ten times what one that says nothing holds a slot for
-KEPT, PRESSING = 0.9, 6.0  # an honest one asks as often as it is asked, give or take 2.3; who always asks comes to 10
-MET = 64  # partners of the last mixes remembered: more than anybody mixes with in half an interval
+WARY = (
+    2  # After so many failures in a row with new members, they count as one; a machine that dies is a single failure.
+)
+WARY_S = 5.0  # Ten times the time that a silent partner holds a slot.
+# An honest partner asks as often as it is asked, give or take 2.3; one that always asks comes to 10.
+KEPT, PRESSING = 0.9, 6.0
+MET = 64  # Partners of the last mixes remembered: more than a peer mixes with in half an interval.
 
 
 class Partners:
-    """``linked`` says whether there is a link to a member that nobody can dial. What ``selector`` asks of the swarm
-    (:class:`gossip.selection.rule.Candidates`) is answered here as well."""
+    """One peer's choice of partners, which also answers its ``selector`` (:class:`gossip.selection.rule.Candidates`).
+
+    ``linked`` tells whether there is a link to a member that cannot be dialled.
+    """
 
     def __init__(
         self, me: PeerId, members: Members, local: Local, config: Config, rng: random.Random,
@@ -38,24 +43,25 @@ class Partners:
     ) -> None:  # fmt: skip
         self.me, self.members, self.local, self.config, self.rng = me, members, local, config, rng
         self.linked, self.selector = linked, selector
-        self.everybody = config.partners == 0  # a mix is with all neighbours at once
+        self.everybody = config.partners == 0  # A mix is with all neighbours at once.
         self.incoming_limit, self.pushes = config.incoming_limit, config.pushes
         self.bench = Bench(config.bench_s)
         self.vector_mb = 4e-6 * local.elements
         self.now = 0.0
-        self.mixes = 0  # of our own, begun
-        self.pace = 1.0  # of the schedule: what of the configured interval lies between two mixes
-        # Steps and time of the last mix with each, and how many more of the last ten it asked for.
+        self.mixes = 0  # Our own mixes that have begun.
+        self.pace = 1.0  # Of the schedule: the fraction of the configured interval between two mixes.
+        # The step count and time of the last mix with each partner, and a decaying count of its requests minus ours.
         self.met = Recent[PeerId, tuple[int, float, float]](MET)
-        self.wary = 0  # failures with members that are new to us, less exchanges with such
-        self.wary_until = NEVER  # none of those is asked or heard
-        self.pardoned: PeerId | None = None  # may be chosen although it sits out: there is nobody else
+        self.wary = 0  # Failures with new members, minus exchanges with such members.
+        self.wary_until = NEVER  # Until then new members are neither asked nor accepted.
+        self.pardoned: PeerId | None = None  # May be chosen in back-off, since no other partner is left.
 
     # -- for the selector ----------------------------------------------------------------------------------------
     @property
     def round(self) -> int:
-        """Mixing rounds behind the weights, by which all of a swarm are about equally far; own mixes where no steps say
-        what a round is."""
+        """Return the mixing rounds behind the weights, about equal in the whole swarm; our own mixes without a step
+        schedule.
+        """
         return int(self.local.version) if self.local.every is not None else self.mixes
 
     @property
@@ -63,14 +69,14 @@ class Partners:
         return self.members.turnover
 
     def alive(self) -> Sequence[PeerId]:
-        return self.members.met()  # by hearsay nobody is a partner
+        return self.members.met()  # Members known by hearsay only are no partners.
 
     def address(self, peer: PeerId) -> Address | None:
         record = self.members.me if peer == self.me else self.members.record(peer)
         return None if record is None else record.address
 
     def shares(self, peer: PeerId) -> bool:
-        """Of our run, with its weights."""
+        """Return True if the member is in our run and has its weights."""
         record = self.members.record(peer)
         return record is not None and record.ready and record.genesis == self.local.genesis
 
@@ -84,8 +90,11 @@ class Partners:
 
     # -- for the exchanges ---------------------------------------------------------------------------------------
     def choose(self, asked: set[PeerId], now: float, again: bool = False, crowded: bool = False) -> PeerId | None:
-        """One that is not in ``asked``; where all who could be asked sit out, the one that failed longest ago.
-        ``again``: another was asked for this very mix; ``crowded``: a strange one has an exchange."""
+        """Return a partner that is not in ``asked``, or None.
+
+        If all others are in back-off, it is the one that failed longest ago. ``again`` means that another was asked for
+        this mix, ``crowded`` that a new member has an exchange.
+        """
         self.now = now
         wary = crowded or now < self.wary_until
         familiar = self.familiar() if again or wary else []
@@ -101,16 +110,21 @@ class Partners:
         return chosen
 
     def familiar(self) -> list[PeerId]:
-        """Those that we mixed with lately, where the rule leaves the choice free. A crowd that says BUSY to everything
-        is asked once for each mix. Where everybody is honest that is a rare second choice, and nearly as random."""
+        """Return recent partners, if the rule leaves the choice free.
+
+        So a crowd that answers BUSY to all offers is asked once per mix. Among honest members this is a rare second
+        choice, and nearly as random.
+        """
         if not SELECTIONS[self.config.selection].free:
             return []
         return [peer for peer in self.here(self.met) if self.fits(peer)]
 
     def strange(self, peer: PeerId) -> bool:
-        """Whether it is one of those with whom exchanges fail lately: those that are new to us. Identities cost
-        nothing, so that all of them count as one: they have one exchange at a time, and none for a while after it took
-        too long."""
+        """Return True for a member that is new to us while exchanges with new members fail.
+
+        Identities cost nothing, so all such members count as one. They have one exchange at a time, and none for a
+        while after it took too long.
+        """
         return self.wary >= WARY and peer not in self.met and peer != self.me
 
     def find(self, asked: set[PeerId]) -> PeerId | None:
@@ -120,9 +134,11 @@ class Partners:
         return self.rng.choice(left) if left else None
 
     def declines(self, sender: PeerId, now: float) -> bool:
-        """Whether an offer of this member is answered BUSY, whatever room there is. Back-off binds both ways; and
-        nobody is everybody's only partner: who mixed with us less than half an interval ago waits. Unless there is
-        nobody else to mix with."""
+        """Return True if this member's offer is answered BUSY, whatever room there is.
+
+        Back-off applies in both directions. A member that mixed with us less than half an interval ago must wait, so
+        that no peer becomes another's only partner. Neither holds if there is no other partner.
+        """
         self.now = now
         if not (self.bench.shuns(sender, now) or self.just_mixed(sender, now)):
             self.bench.answers(sender)
@@ -131,7 +147,8 @@ class Partners:
 
     def just_mixed(self, sender: PeerId, now: float) -> bool:
         met = self.met.get(sender)
-        if met is None or self.local.settling or self.everybody:  # of all neighbours each has its own turn
+        # With all neighbours at once, each has its own turn.
+        if met is None or self.local.settling or self.everybody:
             return False
         config, share = self.config, APART * self.pace
         every = self.local.every
@@ -139,15 +156,15 @@ class Partners:
         return not (by_steps or (config.mix_every_s is not None and now - met[1] >= share * config.mix_every_s))
 
     def beyond(self, peers: Collection[PeerId]) -> bool:
-        """Whether our run has other members than these, busy ones and those that sit out included."""
+        """Return True if our run has other members than these, including busy ones and those in back-off."""
         return any(peer not in peers and self.shares(peer) for peer in self.alive())
 
     def here(self, partners: Iterable[PeerId]) -> list[PeerId]:
-        """Those of them that might be met again: held ALIVE, and of our run."""
+        """Return the partners that might be met again: ALIVE and in our run."""
         return self.members.standing(partners, self.local.genesis)
 
     def mixed(self, partner: PeerId, now: float, own: bool) -> None:
-        """An exchange with it is finished; ``own``: we asked."""
+        """Note a finished exchange; ``own`` means that we asked."""
         before = self.met.get(partner)
         if before is None:
             self.wary = max(self.wary - 1, 0)
@@ -155,30 +172,34 @@ class Partners:
         self.met[partner] = self.local.steps, now, excess + (-1.0 if own else 1.0)
 
     def ours(self) -> list[PeerId]:
-        """Of the neighbours those with whom we begin: of an edge the smaller id's end does, so that a round of
-        everybody mixes each edge once."""
+        """Return the neighbours with which we begin a mix.
+
+        The smaller id of an edge begins, so that a round of all members mixes each edge once.
+        """
         return [peer for peer in self.selector.neighbours(self) if peer > self.me]
 
     def wanted(self) -> int:
-        """How many partners a mix of our own has."""
+        """Return the number of partners of a mix of our own, and count the mix."""
         self.mixes += 1
         return min(len(self.ours()), AT_ONCE) if self.everybody else self.config.partners
 
     @property
     def several(self) -> bool:
-        """Whether a mix of our own is several exchanges."""
+        """Return True if a mix of our own is several exchanges."""
         return self.everybody or self.config.partners > 1
 
     def counts(self, mixed: Collection[PeerId]) -> bool:
-        """Whether one of these, with whom an exchange is finished, was of a mix for which the schedule waits. With all
-        neighbours only our own is: if theirs delayed it, an edge would be mixed every other time. One that asks and
-        asks delays nothing: its mixes come on top of ours, and not in their place."""
+        """Return True if an exchange with one of these partners counts as a mix of the schedule.
+
+        With all neighbours, only our own exchanges count: if theirs delayed the schedule, an edge would be mixed every
+        other time. A partner that asks all the time does not count either: its mixes come in addition to ours.
+        """
         if self.everybody:
             return any(partner > self.me for partner in mixed)
         return any(partner not in self.met or self.met[partner][2] < PRESSING for partner in mixed)
 
     def group(self, now: float) -> list[PeerId]:
-        """Whom to average with as a group, perhaps ourselves among them; nobody where we are alone."""
+        """Return the members to average with as a group, perhaps ourselves among them; empty if we are alone."""
         self.now = now
         size = self.config.group_size or MAX_GROUP
         if isinstance(self.selector, Grid) and self.config.group_size:
@@ -187,29 +208,29 @@ class Partners:
         return self.rng.sample(fitting, min(size - 1, len(fitting)))
 
     def incoming(self) -> int:
-        """How many exchanges of others may be under way beside our own."""
+        """Return the limit of incoming exchanges at the same time as our own."""
         if self.everybody:
             return min(max(1, len(self.selector.neighbours(self))), AT_ONCE)
         return self.incoming_limit
 
     def cap(self, partner: PeerId, others: int) -> float:
-        """The largest weight of a pair: with all neighbours at once theirs by Metropolis."""
+        """Return the largest weight of a pair: with all neighbours at once, the Metropolis weight."""
         if self.everybody:
             return min(0.5, self.selector.weight(self, partner))
         return 0.5 if self.pushes else pair_cap(others)
 
     def heard(self, partner: PeerId, seconds: float) -> None:
-        """An exchange of the whole vector took so long: all of it is a rate, the way there and back included."""
+        """Learn a partner's rate from an exchange of the whole vector; the time includes the round trip."""
         if seconds > 0 and self.vector_mb > 0:
             self.selector.heard(partner, None, self.vector_mb / seconds)
 
     def failed(self, partner: PeerId, now: float, silent: bool = False) -> None:
-        """An exchange with it came to nothing; ``silent``: before it had answered."""
+        """Note a failed exchange; ``silent`` means that the partner had not answered."""
         self.bench.failed(partner, now, silent)
         self.slow(partner, now)
 
     def slow(self, partner: PeerId, now: float) -> None:
-        """An exchange with it takes too long, or has come to nothing."""
+        """Note that an exchange takes too long, or has failed."""
         if partner not in self.met:
             self.wary = min(self.wary + 1, WARY + 1)
             if self.wary >= WARY:

@@ -1,4 +1,4 @@
-"""The rules for whom to average with, made by name: ``SELECTIONS`` says where each lies."""
+"""The registry of selection rules: ``SELECTIONS`` names each one's module and class."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ PLAIN = Options()
 
 
 def selector(name: str, options: Options = PLAIN) -> Selector:
-    """The selector of this name.
+    """Return the selector of this name.
 
-    Raises :class:`~gossip.errors.ConfigError` for a name that is none, and for options to no use.
+    Raises:
+        ConfigError: The name is unknown, or the options do not fit it.
     """
     rule = SELECTIONS.get(name)
     if rule is None:
@@ -36,7 +37,15 @@ def selector(name: str, options: Options = PLAIN) -> Selector:
 
 
 def selector_of(config: Config, elements: int, graph: Graph | None = None) -> Selector:
-    """The selector that ``config`` asks for, for models of ``elements``. ``graph`` is what the file holds that
-    ``config.graph`` names: whoever has files reads it, once for all its peers. Raises as :func:`selector` does."""
+    """Return the selector that ``config`` asks for, for models of ``elements``.
+
+    Args:
+        config: The settings.
+        elements: The model's exchanged elements.
+        graph: The contents of the file ``config.graph``. The caller reads it, once for all its peers.
+
+    Raises:
+        ConfigError: As :func:`selector`.
+    """
     options = Options(config.partners == 0, config.group_size, 4e-6 * elements, config.shortcuts, graph)
     return selector(config.selection, options)

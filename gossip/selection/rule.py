@@ -1,4 +1,4 @@
-"""What a rule for whom to average with next is, and the uniform one."""
+"""The interface of selection rules, and the uniform one."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ One = TypeVar("One")
 def uniform(
     members: Sequence[One], rng: random.Random, fits: Callable[[One], bool], excluded: Container[One] = ()
 ) -> One | None:
-    """A uniformly random member that fits, or None.
+    """Return a uniformly random member that fits, or None.
 
-    Rejection first, since nearly all fit in nearly every swarm and a scan of 10,000 members for each mix would be most
-    of a mix's cost; a full scan only when 16 draws found nobody.
+    Nearly all members fit in nearly every swarm, so rejection comes first. A scan of 10,000 members for each mix would
+    be most of a mix's cost. It runs only if 16 draws found no member.
     """
     if not members:
         return None
@@ -35,79 +35,81 @@ def uniform(
 
 
 class Candidates(Protocol):
-    """What a selector asks of the peer it chooses for."""
+    """The view of the swarm that a peer gives its selector."""
 
     @property
     def me(self) -> PeerId: ...
     @property
     def round(self) -> int:
-        """Mixing rounds behind my weights."""
+        """Return the mixing rounds behind our weights."""
 
     @property
     def changes(self) -> int:
-        """Grows whenever the members, or an address of one, may have changed: until then what is sorted is kept."""
+        """Return a number that grows whenever the members or an address may have changed, so that selectors can
+        cache.
+        """
 
     def alive(self) -> Sequence[PeerId]:
-        """Living members in no order, perhaps with me among them. Costs nothing."""
+        """Return the living members in no order, perhaps including ourselves. Cheap."""
 
     def fits(self, peer: PeerId) -> bool:
-        """Whether a mix with it could begin now: of my run, ready, within reach, not benched; never I myself."""
+        """Return True if a mix could begin now: same run, ready, reachable, not in back-off, not ourselves."""
 
     def address(self, peer: PeerId) -> Address | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What rules are made of: each takes what it needs."""
+    """Options for selectors; each rule takes what it needs."""
 
-    at_once: bool = False  # a mix is with all neighbours together
+    at_once: bool = False  # A mix is with all neighbours together.
     group_size: int = 4
-    vector_mb: float = 0.0  # that cross the wire each way in an exchange
+    vector_mb: float = 0.0  # Sent in each direction in an exchange.
     shortcut: float = 0.1
     graph: Graph | None = None
 
 
 class Selector(ABC):
-    """A rule for whom to mix with. One instance serves one peer; unless it is ``personal`` it may serve every peer that
-    shares one table of members, as a simulator's do, and then sorts it once for all.
+    """A rule that chooses partners. One instance serves one peer.
 
-    ``at_once``: a mix is with all neighbours together, not with one, and a pair's weight leaves room for the others'.
+    Unless it is ``personal``, it may serve all peers with one table of members, as in a simulator, which is then sorted
+    once. With ``at_once`` a mix is with all neighbours together, and a pair's weight leaves room for the others'.
     """
 
     name: ClassVar[str]
-    personal: ClassVar[bool] = False  # it keeps what one peer has measured
+    personal: ClassVar[bool] = False  # It keeps one peer's measurements.
 
     def __init__(self, at_once: bool = False) -> None:
         self.at_once = at_once
 
     @classmethod
     def of(cls, options: Options) -> Selector:
-        """One by these options. Raises :class:`~gossip.errors.ConfigError` for what cannot work."""
+        """Create a selector. Raises :class:`~gossip.errors.ConfigError` for options that cannot work."""
         return cls(options.at_once)
 
     @abstractmethod
     def choose(self, swarm: Candidates, asked: Container[PeerId], rng: random.Random) -> PeerId | None:
-        """One partner for the next mix that fits and is not in ``asked``; None: nobody, try again later."""
+        """Return a partner for the next mix that fits and is not in ``asked``; None means to try again later."""
 
     @abstractmethod
     def neighbours(self, swarm: Candidates) -> list[PeerId]:
-        """All that fit with whom this round may be mixed, each once, never I myself."""
+        """Return all fitting partners of this round, each once, without ourselves."""
 
     def weight(self, swarm: Candidates, partner: PeerId) -> float:
-        """The most that a pair's difference may weigh: 1/2, or with ``at_once`` what leaves every node a share of
-        itself.
+        """Return the largest weight of a pair's difference: 1/2, or less with ``at_once``, so that every node keeps a
+        share.
 
-        From what both sides hold alike (the method, the graph's file, an id) and never from who is alive: two views
-        would give two weights, and the swarm's mean would move.
+        It must follow from what both sides know alike (the method, the graph's file, an id) and not from which members
+        are alive. Otherwise two views would give two weights, and the swarm's mean would move.
         """
         return 0.5
 
     def heard(self, partner: PeerId, round_trip_s: float | None, rate_mb_s: float | None) -> None:  # noqa: B027 (most need none)
-        """A measurement of this partner: seconds there and back, MB/s of its stream; None where there is none."""
+        """Learn a measurement of this partner: round trip in seconds and rate in MB/s, None if unknown."""
 
 
 class Uniform(Selector):
-    """Everybody, alike."""
+    """A rule that picks any member with equal probability."""
 
     name = "uniform"
 

@@ -1,8 +1,8 @@
-"""Selection by rank: along a ring, a torus, the exponential graph or a grid, or on a graph from a file.
+"""Selection by rank on a ring, a torus, the exponential graph or a grid, or on a graph from a file.
 
-A rank is a place among the sorted ids of the living members as one peer sees them. Two who see different members derive
-different ranks, and then a mix is along another link than the graph's: a pair mean is as good along any. Whoever cannot
-be mixed with now keeps its rank and is passed over, so that the graph closes over it and nobody waits for it.
+A rank is a place among the sorted ids of the living members, as one peer sees them. Peers that see different members
+derive different ranks. Then a mix uses another edge than the graph's, where a pair mean is as good. A member that
+cannot mix now keeps its rank and is skipped, so that the graph closes over it and no peer waits.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from gossip.selection.rule import Candidates, Options, Selector
 
 __all__ = ["Exponential", "Grid", "OnGraph", "Ranked", "Ring", "Torus"]
 
-GOLDEN = (5**0.5 - 1) / 2  # of the ranks further on at each cycle: multiples of it fall evenly, whatever n is
-MAX_GROUP = 16  # members of a grid's group: each streams slices with every other at once
+GOLDEN = (5**0.5 - 1) / 2  # In ranks per cycle, as a share of n: its multiples are spread evenly for all n.
+MAX_GROUP = 16  # Members of a grid's group: each streams slices with every other at once.
 
 
 class Ranked(Selector):
-    """What all rules by rank share: the sorted members, and a random one of the neighbours as the choice."""
+    """The base class of rules by rank: it sorts the members, and chooses a random neighbour."""
 
     def __init__(self, at_once: bool = False) -> None:
         super().__init__(at_once)
@@ -33,7 +33,7 @@ class Ranked(Selector):
         self._order: list[PeerId] = []
 
     def order(self, swarm: Candidates) -> tuple[list[PeerId], int]:
-        """The sorted ids of the living members and me, and my rank among them. O(log n) until a change."""
+        """Return the sorted ids of the living members and ourselves, and our rank. O(log n) until a change."""
         alive, me = swarm.alive(), swarm.me
         seen = (swarm.changes, len(alive))
         if seen == self._seen:
@@ -49,7 +49,7 @@ class Ranked(Selector):
 
 
 class Ring(Ranked):
-    """The one before me and the one behind me."""
+    """A ring: the neighbours are the previous and the next rank."""
 
     name = "ring"
 
@@ -58,18 +58,18 @@ class Ring(Ranked):
         return beside(order, rank, swarm.fits)
 
     def weight(self, swarm: Candidates, partner: PeerId) -> float:
-        return 1 / 3 if self.at_once else 0.5  # Metropolis: both have two neighbours
+        return 1 / 3 if self.at_once else 0.5  # Metropolis weight: both have two neighbours.
 
 
 class Torus(Ranked):
-    """Left, right, up and down of me in rows of ``ceil(sqrt n)``, closed at their ends.
+    """A torus: the neighbours are left, right, up and down in rows of ``ceil(sqrt n)``, which are closed.
 
-    With n no square the last row is short: it closes over what it has, and the columns that it does not reach close
-    one row earlier. Whoever has nobody left in row and column takes the ring's neighbours.
+    If n is no square, the last row is short. It closes over its members, and the columns that it does not reach close
+    one row earlier. A member without a fitting neighbour in row and column takes the ring's neighbours.
     """
 
-    # Not the two factors of n nearest to its root: a prime number of members would be a ring, and 32 members mix better
-    # in rows of 6 with a short last one (gap 0.163) than as 4 by 8 (0.117).
+    # Not the two factors of n nearest to its root: a prime number of members would be a ring. 32 members mix better in
+    # rows of 6 with a short last one (gap 0.163) than as 4 by 8 (0.117).
 
     name = "torus"
 
@@ -83,14 +83,14 @@ class Torus(Ranked):
         return list(dict.fromkeys(found)) or beside(order, rank, swarm.fits)
 
     def weight(self, swarm: Candidates, partner: PeerId) -> float:
-        return 0.2 if self.at_once else 0.5  # Metropolis: four neighbours, or fewer
+        return 0.2 if self.at_once else 0.5  # Metropolis weight: four neighbours, or fewer.
 
 
 class Exponential(Ranked):
-    """One peer a round: the one ``2^(round mod ceil(log2 n))`` further on (Assran et al. 2019; Ying et al. 2021).
+    """One peer per round: the one ``2^(round mod ceil(log2 n))`` ranks ahead (Assran et al. 2019; Ying et al. 2021).
 
-    Directed: I send there, and take from the one as far behind me. When it does not fit, or was asked already, the next
-    power takes its place; when no power fits, the next member that does.
+    The graph is directed: we send there, and receive from as far behind us. If it does not fit, or was asked already,
+    the next power replaces it. If no power fits, the next member that does.
     """
 
     name = "exponential"
@@ -103,7 +103,7 @@ class Exponential(Ranked):
         return next((peer for peer in self.ahead(swarm) if peer not in asked), None)
 
     def ahead(self, swarm: Candidates) -> Iterator[PeerId]:
-        """Those that fit, the one of this round first."""
+        """Yield the fitting partners, this round's first."""
         order, rank = self.order(swarm)
         n = len(order)
         powers = (n - 1).bit_length()
@@ -117,16 +117,16 @@ class Exponential(Ranked):
             yield from beside(order, rank, swarm.fits)[:1]
 
     def weight(self, swarm: Candidates, partner: PeerId) -> float:
-        return 1 / 3 if self.at_once else 0.5  # of me, the one ahead and the one behind
+        return 1 / 3 if self.at_once else 0.5  # For ourselves, the one ahead and the one behind.
 
 
 class Grid(Ranked):
-    """Members on a virtual grid of d dimensions, its sides at most ``group_size``. A round's group are those who share
-    all coordinates but that round's (Moshpit: Ryabinin et al. 2021, "Moshpit SGD").
+    """A virtual grid of d dimensions with sides of at most ``group_size``.
 
-    With n = group_size^d members, d rounds of group means give everybody the exact mean. With any other n the sides
-    are the shortest that hold n, the last layer is not full, and who is in it changes every d rounds. A round of group
-    means then leaves 0.07 to 0.5 of V (measured, 3 to 1,025 members; without that change 0.76 of 33 in groups of 2).
+    A round's group shares all coordinates but that round's (Moshpit: Ryabinin et al. 2021, "Moshpit SGD"). With n =
+    group_size^d members, d rounds of group means give all the exact mean. With any other n the sides are the shortest
+    that hold n. The last layer is not full, and its members change every d rounds. A round of group means then leaves
+    0.07 to 0.5 of V (measured, 3 to 1,025 members). Without that change it is 0.76 for 33 in groups of 2.
     """
 
     name = "grid"
@@ -142,13 +142,13 @@ class Grid(Ranked):
         return cls(options.at_once, options.group_size)
 
     def group(self, swarm: Candidates, size: int) -> list[PeerId]:
-        """This round's group in groups of at most ``size``: I and those of it that fit, sorted; perhaps I alone."""
+        """Return this round's group in groups of at most ``size``: ourselves and the fitting members, sorted."""
         order, rank = self.order(swarm)
         me, fits = swarm.me, swarm.fits
         return [peer for peer in cell_mates(order, rank, size, swarm.round) if peer == me or fits(peer)]
 
     def neighbours(self, swarm: Candidates) -> list[PeerId]:
-        """The others of this round's group; of the next dimension's, where it is empty; of the ring, where all are."""
+        """Return the others of this round's group; if it is empty, the next dimension's; if all are, the ring's."""
         order, rank = self.order(swarm)
         n, fits = len(order), swarm.fits
         for turn in range(len(sides(n, self.group_size))):
@@ -163,8 +163,10 @@ class Grid(Ranked):
 
 
 class OnGraph(Ranked):
-    """The neighbours on a static graph from a file, and nobody else: a link that is not there may be one that must not
-    be. Members that play no node mix with nobody."""
+    """A static graph from a file: only its edges are used, since a missing one may be forbidden.
+
+    Members outside the graph do not mix.
+    """
 
     name = "graph"
 
@@ -188,7 +190,7 @@ class OnGraph(Ranked):
         return [peer for peer in found if peer is not None and swarm.fits(peer)]
 
     def played(self, swarm: Candidates) -> tuple[dict[PeerId, int], dict[int, PeerId]]:
-        """Which node each member plays, and who plays each node."""
+        """Return the node of each member, and the member of each node."""
         order, _ = self.order(swarm)
         if self._played[0] is not order:
             played = self.graph.players([(peer, swarm.address(peer)) for peer in order])
@@ -196,8 +198,11 @@ class OnGraph(Ranked):
         return self._played[1], self._played[2]
 
     def weight(self, swarm: Candidates, partner: PeerId) -> float:
-        """With ``at_once`` Metropolis' 1 / (1 + max of both degrees) where ids name the nodes. Which node a rank or an
-        address is depends on one's view: there every link weighs what the graph's busiest node's do."""
+        """Return the Metropolis weight 1 / (1 + max of both degrees) with ``at_once``, if ids name the nodes.
+
+        The node of a rank or an address depends on a peer's view. So there every edge has the weight of the graph's
+        busiest node.
+        """
         if not self.at_once:
             return 0.5
         graph = self.graph
@@ -208,7 +213,7 @@ class OnGraph(Ranked):
 
 
 def beside(order: Sequence[PeerId], rank: int, fits: Callable[[PeerId], bool]) -> list[PeerId]:
-    """The next and the previous of this circle that fit; one of them where they are one."""
+    """Return the next and the previous fitting member of this circle; one if they are the same."""
     n = len(order)
     after = next((rank + step for step in range(1, n) if fits(order[(rank + step) % n])), None)
     if after is None:
@@ -218,16 +223,16 @@ def beside(order: Sequence[PeerId], rank: int, fits: Callable[[PeerId], bool]) -
 
 
 def cell_mates(order: list[PeerId], rank: int, size: int, round: int) -> list[PeerId]:
-    """Sorted, those who share all coordinates with this rank but the round's one, and itself."""
+    """Return the sorted members that share all coordinates with this rank but the round's one, itself included."""
     n = len(order)
     shape = sides(n, size)
     if not shape:
         return order
     dimension = round % len(shape)
     stride = prod(shape[:dimension])
-    # Cells are filled from the first on: lowering a coordinate leads to a filled one, so that everybody has a path to
-    # cell 0. (Empty ones spread evenly part 67 members in groups of 2.) What a last layer has too few of, each cycle
-    # through the dimensions has others of.
+    # Cells are filled from the first on: lowering a coordinate leads to a filled one, so that every member has a path
+    # to cell 0. (Evenly spread empty cells would split 67 members in groups of 2.) Each cycle through the dimensions
+    # moves the incomplete last layer to other members.
     shift = round // len(shape) * int(GOLDEN * n) if n < prod(shape) else 0
     cell = (rank + shift) % n
     first = cell - cell // stride % shape[dimension] * stride
@@ -237,8 +242,10 @@ def cell_mates(order: list[PeerId], rank: int, size: int, round: int) -> list[Pe
 
 @lru_cache(64)
 def sides(n: int, size: int) -> tuple[int, ...]:
-    """The sides of the smallest grid that holds n with as few dimensions as sides of at most ``size`` allow, and these
-    as equal as can be; none for n = 1."""
+    """Return the sides of the smallest grid that holds n, each at most ``size``; none for n = 1.
+
+    The grid has as few dimensions as possible, and sides as equal as possible.
+    """
     dimensions = 0
     while size**dimensions < n:
         dimensions += 1
