@@ -1,1 +1,1 @@
-"""What vectors are made of, and how they combine."""
+"""The layout of vectors, and the arithmetic that combines them."""

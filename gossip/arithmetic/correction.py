@@ -1,31 +1,34 @@
-"""The correction of one node: where its own data pull it away from the swarm, learned from its mixes.
+"""The correction of one node for the bias of its own data, learned from its mixes.
 
-Local steps move a node towards the optimum of its own data, and a mix moves it back by ``d = w (Q(p) - Q(s))``. What
-mixes bring back again and again is the pull of the node's own data. The node averages it in ``c`` and takes it out of
-its local steps:
+Local steps move a node towards the optimum of its own data, and a mix moves it back by ``d = w (Q(p) - Q(s))``. The
+displacement that mixes undo again and again is the pull of the node's own data. The node averages it in ``c`` and
+corrects its local steps by it:
 
     c <- (1 - leak a) c + kappa a d       at each finished exchange, with a = r^2 l / n
     x <- x + s c / H                      at each local step, with H steps in an interval
 
-``n`` is at least 1, and else the intervals that both partners have trained since their last mixes, on average; ``l`` is
-at most 1, and else the intervals of the one that has trained less. ``r`` is the share of the difference that a filter
-left, 1 as a rule: what attackers push would add up in ``c`` (:func:`credit`). ``s`` is the share of ``c`` that is no
-noise (:func:`signal`). Both partners add exact negatives, so that the sum of all ``c`` stays
-0 and the mean of the swarm takes the same path as without. ``c`` is a displacement, which follows the learning rate: it
-is scaled by the ratio of the rate now to the rate at which it was learned. Without a leak the variance of a node about
-the mean tends to the plain pair mean's divided by ``1 - kappa/limit`` for noise, and to 0 for a constant pull (3 times
-its square with plain means); :func:`correction_limit` is the limit. Control variates of this kind are those of SCAFFOLD
-(Karimireddy et al., ICML 2020) and of ProxSkip and LED (arXiv 2310.07983), there for a server or a fixed graph.
+``n`` is the mean number of intervals that both partners have trained since their last mixes, at least 1. ``l`` is the
+smaller of the two numbers, at most 1. ``r`` is the share of the difference that a filter left, usually 1: an attacker's
+pushes would add up in ``c`` (:func:`credit`). ``s`` is the share of ``c`` that is no noise (:func:`signal`).
 
-Each exchange takes away a tenth of ``c`` (:data:`LEAK`), so that about a third of a constant pull is left. Without that
-``c`` would add up the pushes of a patient liar in one direction, below what a filter sees: one member in five of a live
-swarm cost it nine points.
+Both partners add exact negatives. So the sum of all ``c`` stays 0, and the swarm's mean takes the same path as without.
+``c`` is a displacement, which follows the learning rate. It is scaled by the ratio of the current rate to the rate at
+which it was learned.
 
-A node's pull changes as the node is corrected. Where local steps are large it grows as fast as the correction, and
-nothing would end that: one node of 32 ran away at a learning rate that plain means bear. The correction of a step is
-therefore at most :data:`MOST` of the weights' norm. The limit breaks the sum of 0 where it takes effect.
+Without a leak, the variance of a node about the mean tends to the plain pair mean's divided by ``1 - kappa/limit`` for
+noise. For a constant pull it tends to 0 (3 times its square with plain means). :func:`correction_limit` is the limit.
+Such control variates are known from SCAFFOLD (Karimireddy et al., ICML 2020), and from ProxSkip and LED (arXiv
+2310.07983), there for a server or a fixed graph.
 
-The correction is applied a few times in an interval and not at each step, which costs a pass over the model each time.
+Each exchange takes away a tenth of ``c`` (:data:`LEAK`), so that about a third of a constant pull is left. Otherwise
+``c`` would add up the pushes of a patient liar in one direction, below what a filter sees: one such member in five of a
+live swarm cost it nine points.
+
+A node's pull changes as the node is corrected. With large local steps it grows as fast as the correction, without end:
+one node of 32 diverged at a learning rate that plain means bear. So the correction of a step is at most :data:`MOST` of
+the weights' norm. Where this limit takes effect, the sum is no longer 0.
+
+The correction is applied a few times in an interval and not at each step, since each time costs a pass over the model.
 """
 
 from __future__ import annotations
@@ -54,22 +57,24 @@ __all__ = [
 
 Floats = NDArray[np.float32]
 
-BLOCK_ELEMENTS = 32_768  # of one pass in numpy: its arrays of 128 KiB stay in cache
+BLOCK_ELEMENTS = 32_768  # For one pass in numpy: its arrays of 128 KiB stay in cache.
 
-MOST_INTERVALS = 64.0  # that a partner may state it has trained since its last mix
+MOST_INTERVALS = 64.0  # The most intervals since its last mix that a partner may state.
 
-MOST = 1 / 256  # of the weights' norm, the longest correction of one step
+MOST = 1 / 256  # The longest correction of one step, as a share of the weights' norm.
 
-NOISE = 0.4  # of the mean square of what exchanges teach, the square of a correction that has learned noise alone
-KEPT = 0.9  # of the mean, at each exchange
-LEAK = 0.1  # of a correction, what each exchange takes away, or pushes in one direction would add up without end
+NOISE = 0.4  # The square of a correction that has learned only noise, as a share of the mean square of the lessons.
+KEPT = 0.9  # The share of the running mean that each exchange keeps.
+LEAK = 0.1  # The share of a correction that each exchange takes away: otherwise pushes in one direction would add up.
 
-PARTS = 4  # times that a correction is applied in one interval; one part at the mix would spoil the model just after it
+PARTS = 4  # Parts per interval: a single one at the mix would spoil the model just after it.
 
 
 def correction_limit(failing: float = 0.0, weight: float = 0.5) -> float:
-    """Return the kappa below which disagreement contracts under random pairs, of which a share ``failing`` comes to
-    nothing: ``2 (1 - w)(1 - q) / (1 + w + (1 - w) q)``, 2/3 where none fails."""
+    """Return the kappa below which disagreement contracts under random pairs, if a share ``failing`` of them fails.
+
+    It is ``2 (1 - w)(1 - q) / (1 + w + (1 - w) q)``, 2/3 if none fails.
+    """
     kept = 1.0 - weight
     return 2.0 * kept * (1.0 - failing) / (1.0 + weight + kept * failing)
 
@@ -90,8 +95,10 @@ def spread(every: int) -> int:
 
 
 def ratio(now: float, then: float) -> float:
-    """Return by what a correction that was learned at the rate ``then`` is multiplied at the rate ``now``. A rate that
-    is not known, 0 or no number scales nothing."""
+    """Return the factor for a correction that was learned at the rate ``then``, at the rate ``now``.
+
+    It is 1 if a rate is unknown or not finite, or ``then`` is 0.
+    """
     known = 0.0 < then < math.inf and 0.0 <= now < math.inf
     return now / then if known else 1.0
 
@@ -100,10 +107,10 @@ class Correction:
     """The correction of one node.
 
     Attributes:
-        pull: What one interval of local steps is to be corrected by, float32 (elements,), 0 behind ``parameters``; None
-            before the first exchange.
-        rate: The learning rate at present; NaN where nobody says it.
-        version: Counts the changes of ``pull``.
+        pull: The correction of one interval of local steps, float32 (elements,), 0 after ``parameters``; None before
+            the first exchange.
+        rate: The current learning rate; NaN if unknown.
+        version: The number of changes of ``pull``.
         signal: The share of ``pull`` that is applied, since the rest may be noise.
     """
 
@@ -112,11 +119,11 @@ class Correction:
     )  # fmt: skip
 
     def __init__(self, size: int, parameters: int, kappa: float, every: int) -> None:
-        """Make one that has learned nothing.
+        """Make a correction that has learned nothing.
 
         Args:
             size: Elements of a vector that exchanges carry.
-            parameters: Of them, the first that are trained: buffers behind them are averaged and never corrected.
+            parameters: The first of them, which are trained. Buffers after them are averaged and never corrected.
             kappa: The share of a mix's displacement that the correction takes up.
             every: Local steps in an interval.
         """
@@ -127,20 +134,21 @@ class Correction:
         self.signal = self._lessons_sq = 0.0
 
     def learn(self, difference: Floats, weight: float, credit: float, own_sq: float, every: int = 0) -> None:
-        """Take up a finished exchange.
+        """Learn from a finished exchange.
 
         Args:
             difference: ``Q(p) - Q(s)``, float32 (at least ``parameters``,). It is not changed.
             weight: The weight of the pair.
-            credit: What :func:`credit` says of the exchange.
+            credit: The result of :func:`credit` for the exchange.
             own_sq: ``|Q(s)|^2``, which bounds the correction.
-            every: Local steps in an interval from now on; 0: as many as before.
+            every: Local steps in an interval from now on; 0 keeps the number.
         """
         share = self.kappa * weight * credit
         if share == 0.0:
             return
         scale = ratio(self.rate, self._learned_at) * (1.0 - LEAK * credit)
-        if every and every != self.every:  # the pull of an interval is as much longer as the interval
+        # The pull of an interval is proportional to its length.
+        if every and every != self.every:
             scale *= every / self.every
             self.every = every
         if self.pull is None:
@@ -155,11 +163,11 @@ class Correction:
         self.version += 1
 
     def part(self, steps: int) -> float:
-        """Return the factor by which ``pull`` is to be added after ``steps`` local steps since it was added last."""
+        """Return the factor of ``pull`` to add after ``steps`` local steps since the last addition."""
         return self.signal * min(steps, self.every) / self.every * ratio(self.rate, self._learned_at)
 
     def reset(self) -> None:
-        """Forget all: these are other weights."""
+        """Forget everything: the weights were replaced."""
         if self.pull is not None:
             self.pull.fill(0.0)
             self.version += 1
@@ -168,16 +176,16 @@ class Correction:
 
 
 def credit(ours: ArrayLike, theirs: ArrayLike, taken: ArrayLike = 1.0) -> NDArray[np.float64]:
-    """Return how far exchanges count: ``r^2 min(1, t_i, t_j) / n`` with ``n = max(1, (t_i + t_j) / 2)``, from 0 to 1.
+    """Return how much exchanges count: ``r^2 min(1, t_i, t_j) / n`` with ``n = max(1, (t_i + t_j) / 2)``, from 0 to 1.
 
-    A node that has trained less than an interval since its last mix shows less of its pull, and one that is asked for
-    many mixes within an interval learns from all of them together no more than from one. Where either has trained
-    nothing there is nothing to learn.
+    A node that has trained less than an interval since its last mix shows less of its pull. A node with many mixes
+    within an interval learns from all of them no more than from one. If either side has not trained, there is nothing
+    to learn.
 
     Args:
         ours: The intervals t that this side has trained since its last mix.
-        theirs: The same of the other side, as it states it: what is no number counts as 1, and none as more than
-            ``MOST_INTERVALS``. Both sides of an exchange come to the same.
+        theirs: The partner's statement of its own. NaN counts as 1, and values are clipped at ``MOST_INTERVALS``. Both
+            sides of an exchange get the same result.
         taken: The share r of the difference that a filter left, from 0 to 1.
     """
     one, other = known(ours), known(theirs)
@@ -187,32 +195,33 @@ def credit(ours: ArrayLike, theirs: ArrayLike, taken: ArrayLike = 1.0) -> NDArra
 
 
 def known(intervals: ArrayLike) -> NDArray[np.float64]:
-    """Return a statement of trained intervals within its bounds."""
+    """Return stated intervals clipped to their bounds."""
     stated = np.asarray(intervals, np.float64)
     return np.where(np.isnan(stated), 1.0, np.clip(stated, 0.0, MOST_INTERVALS))
 
 
 def settled(pull: Floats, own_sq: float, every: int, lessons_sq: float) -> float:
-    """Bring a correction that has just learned within its limit, in place, and return the share that is applied.
+    """Shorten a correction to its limit in place, and return the share that is applied.
 
     Args:
         pull: The correction, float32 (parameters,).
         own_sq: ``|Q(s)|^2``, which bounds it.
         every: Local steps in an interval.
-        lessons_sq: The running mean of what exchanges teach, squared.
+        lessons_sq: The running mean square of the lessons.
     """
     pull_sq = float(pull.dot(pull))
     within = shortening(pull_sq, own_sq, every)
     if within == 0.0:
-        pull.fill(0.0)  # of infinities nothing else would be left but NaN
+        pull.fill(0.0)  # Multiplying infinities would leave NaN.
     elif within < 1.0:
         pull *= np.float32(within)
     return signal(pull_sq * within * within, lessons_sq)
 
 
 def shortening(pull_sq: float, own_sq: float, every: int) -> float:
-    """Return the factor that brings a correction of this squared length within its limit, at most 1. One that has
-    overflowed comes to nothing."""
+    """Return the factor, at most 1, that brings a correction of this squared length within its limit; 0 after an
+    overflow.
+    """
     most = MOST * every * math.sqrt(max(own_sq, 0.0))
     if math.isfinite(pull_sq):
         return 1.0 if pull_sq <= most * most else most / math.sqrt(pull_sq)
@@ -220,21 +229,21 @@ def shortening(pull_sq: float, own_sq: float, every: int) -> float:
 
 
 def mean_lesson(before: float, lesson_sq: float) -> float:
-    """Return the running mean of what exchanges teach, squared, after one more; 0 before the first."""
+    """Return the running mean square of the lessons after one more; ``before`` is 0 for the first."""
     return lesson_sq if before == 0.0 else KEPT * before + (1.0 - KEPT) * lesson_sq
 
 
 def signal(pull_sq: float, lessons_sq: float) -> float:
-    """Return the share of a correction that is applied: ``1 - NOISE lessons_sq / pull_sq``, and 0 where that is less.
+    """Return the share of a correction that is applied: ``max(0, 1 - NOISE lessons_sq / pull_sq)``.
 
-    Lessons without a common direction leave a correction of about a tenth to two fifths of their mean square, and it
-    would move the node by noise. (The positive part of James and Stein's estimator, 1961.)
+    Lessons without a common direction leave a correction of a tenth to two fifths of their mean square, which would
+    move the node by noise. (The positive part of James and Stein's estimator, 1961.)
     """
     return max(0.0, 1.0 - NOISE * lessons_sq / pull_sq) if 0.0 < pull_sq < math.inf else 0.0
 
 
 def add_scaled(pull: Floats, scale: float, difference: Floats, share: float) -> None:
-    """``pull <- scale pull + share difference``, in blocks that stay in cache."""
+    """Set ``pull <- scale pull + share difference``, in blocks that stay in cache."""
     for start in range(0, pull.size, BLOCK_ELEMENTS):
         block = slice(start, start + BLOCK_ELEMENTS)
         if scale != 1.0:

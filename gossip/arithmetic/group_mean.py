@@ -1,4 +1,4 @@
-"""The mean of a group's vectors, slice by slice, and which of them are left out of it."""
+"""The mean of a group's vectors, slice by slice, without the refused ones."""
 
 from __future__ import annotations
 
@@ -19,17 +19,24 @@ Floats = NDArray[np.float32]
 
 
 def slices(elements: int, members: int) -> list[slice]:
-    """Each member's slice of a vector: contiguous, alike but for rounding to whole blocks; the last may be empty."""
+    """Return each member's slice of a vector: contiguous, equal up to rounding to whole blocks; the last may be
+    empty.
+    """
     blocks = -(-elements // ALIGN)
     ends = [min(blocks * (place + 1) // members * ALIGN, elements) for place in range(members)]
     return [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 def group_mean(parts: Floats, own: int, mean: Callable[[Floats], Floats], bound: float) -> tuple[Floats, list[int]]:
-    """The mean of ``parts`` (members, elements), one member's slice of everybody's vectors, and whose were refused.
+    """Return the mean of ``parts``, and the places of the refused members.
 
-    What is not finite, or further from the ``own``-th row than the norm bound allows, is left out, and ``mean`` is of
-    the others, as a filter has it.
+    A row is refused if it is not finite, or further from the own row than the norm bound allows.
+
+    Args:
+        parts: One member's slice of all members' vectors, (members, elements).
+        own: The place of our own row.
+        mean: The filter's mean of the accepted rows.
+        bound: The norm bound.
     """
     ours = parts[own]
     own_sq = squares(ours)
@@ -42,20 +49,21 @@ def group_mean(parts: Floats, own: int, mean: Callable[[Floats], Floats], bound:
             kept.append(place)
         else:
             refused.append(place)
-    taken = parts[sorted(kept)] if refused else parts  # a copy only where some are left out
+    taken = parts[sorted(kept)] if refused else parts  # Copy only if some are left out.
     return mean(taken), refused
 
 
 def norm_accepts(difference_sq: float, own_sq: float, size: int, bound: float) -> Literal["not-finite", "norm"] | None:
-    """None to accept a partner's vector, else the code of the reason to refuse it.
+    """Return None to accept a partner's vector, otherwise the reason's code.
 
-    ``difference_sq`` is ``|theirs - mine|^2`` and ``own_sq`` is ``|mine|^2``, both over ``size`` elements. Accepts iff
+    ``difference_sq`` is ``|theirs - mine|^2`` and ``own_sq`` is ``|mine|^2``, both over ``size`` elements. It accepts
+    if
 
         |theirs - mine| <= bound * (|mine| + sqrt(size))
 
-    ``sqrt(size)`` is the norm of a vector of ones: a model that starts at zero must be able to
-    take weights, and an rms of 1 per element is generous for weights. Sums that are not finite, or overflow to
-    infinity, are refused whatever the bound: one NaN averaged in would spread to the whole swarm.
+    ``sqrt(size)`` is the norm of a vector of ones: a model that starts at zero must be able to take weights, and an rms
+    of 1 per element is generous for weights. Sums that are not finite are refused whatever the bound: one NaN in an
+    average would spread to the whole swarm.
     """
     if not math.isfinite(difference_sq) or not math.isfinite(own_sq):
         return "not-finite"
@@ -63,8 +71,10 @@ def norm_accepts(difference_sq: float, own_sq: float, size: int, bound: float) -
 
 
 def trimmed_mean(vectors: NDArray[np.float32], trim: int) -> NDArray[np.float32]:
-    """Of ``vectors`` (members, elements), the mean of each element without its ``trim`` smallest and largest values
-    (Yin et al., ICML 2018). Needs more than ``2 trim`` members. The result is float32 (elements,)."""
+    """Return each element's mean without its ``trim`` smallest and largest values (Yin et al., ICML 2018).
+
+    ``vectors`` is (members, elements) with more than ``2 trim`` members. The result is float32 (elements,).
+    """
     members = len(vectors)
     assert members > 2 * trim, "a trimmed mean needs members beside those it trims"
     if trim == 0:

@@ -1,4 +1,6 @@
-"""A model's tensors as one flat float32 vector: what lies where, its fingerprint, and how two models differ."""
+"""The layout of a model's tensors in one flat float32 vector: offsets, fingerprint, and the comparison of two
+models.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,19 @@ __all__ = ["Layout", "LayoutSummary", "Segment"]
 
 Kind = Literal["parameter", "buffer", "frozen"]
 SENT: Final[dict[Kind, bool | int]] = {"parameter": False, "buffer": True, "frozen": 2}
-"""How a kind travels; they lie in the vector in this order."""
+"""The wire value of each kind. Kinds are in the vector in this order."""
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
-"""What can be averaged: float8 has no arithmetic, complex has no place in a float32 vector, integers have no mean."""
+"""The dtypes that can be averaged: float8 has no arithmetic, complex does not fit float32, and integers have no
+mean.
+"""
 
-MAX_NAME_CHARACTERS = 512  # the longest names seen in real models are under 150
-MAX_DIMENSIONS = 64  # torch's own limit
-MAX_EXTENT = 1 << 48  # of one dimension and of a whole model: far above memory, far below what overflows an int64
-MAX_SUMMARY_SEGMENTS = 4096  # the longest array that a frame header may hold
-MAX_SUMMARY_BYTES = 48 * 1024  # a frame header holds 64 KiB, and Hello carries a signed record beside the summary
+MAX_NAME_CHARACTERS = 512  # The longest names seen in real models are under 150.
+MAX_DIMENSIONS = 64  # torch's own limit.
+MAX_EXTENT = 1 << 48  # Of one dimension and of a whole model: far above memory, far below an int64's overflow.
+MAX_SUMMARY_SEGMENTS = 4096  # The longest array that a frame header may hold.
+# A frame header holds 64 KiB, and Hello also carries a signed record.
+MAX_SUMMARY_BYTES = 48 * 1024
 SHOWN_NAME_CHARACTERS = 80
 
 
@@ -40,39 +45,43 @@ class Segment:
 
     @property
     def size(self) -> int:
-        """Elements; 1 for a scalar."""
+        """Return the number of elements; 1 for a scalar."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutSummary:
-    """What another node said about its layout: only for telling people how two models differ, never to size memory."""
+    """Another node's statement about its layout, only for telling people how two models differ, never for
+    allocation.
+    """
 
     fingerprint: str
-    size: int  # elements
-    count: int  # tensors
-    segments: tuple[Segment, ...]  # the first ones; all of them when they are ``count``
+    size: int  # In elements.
+    count: int  # Number of tensors.
+    segments: tuple[Segment, ...]  # The first ones; all of them if there are ``count``.
 
 
 class Layout:
     """The order, shapes and offsets of a model's floating-point tensors in one flat float32 vector.
 
-    Parameters come first, in the model's order, and buffers (BatchNorm's running statistics) behind them: the outer
-    momentum step applies to the prefix ``[:layout.parameters]`` alone, because momentum could push a running variance
-    below zero; what lies behind it is averaged plainly. Last are frozen ones, which nobody changes: newcomers get them,
-    and exchanges carry the prefix ``[:layout.exchanged]``. Integer and boolean tensors have no mean and no place here.
+    Parameters come first, in the model's order, followed by buffers (BatchNorm's running statistics). The outer
+    momentum step applies only to the prefix ``[:layout.parameters]``, because momentum could push a running variance
+    below zero. Everything else is averaged plainly. Frozen tensors come last and never change. Newcomers get them, and
+    exchanges carry the prefix ``[:layout.exchanged]``. Integer and boolean tensors have no mean and are left out.
 
-    Raises :class:`LayoutError` for an empty model, a name that comes twice, and a dtype that cannot be averaged.
+    Raises:
+        LayoutError: The model is empty, a name occurs twice, or a dtype cannot be averaged.
     """
 
     __slots__ = ("contents", "exchanged", "fingerprint", "parameters", "segments", "size")
 
     segments: tuple[Segment, ...]
-    size: int  # elements of the whole vector
-    exchanged: int  # elements of the prefix that exchanges carry: all but the frozen ones
-    parameters: int  # elements of the prefix that parameters fill
-    fingerprint: str  # 32 hexadecimal digits: equal exactly when names, order, shapes, dtypes and kinds are
-    contents: str  # the same as if nothing were frozen: of a checkpoint, which fits whatever is trained next
+    size: int  # Elements of the whole vector.
+    exchanged: int  # Elements of the prefix that exchanges carry: all but the frozen ones.
+    parameters: int  # Elements of the prefix of parameters.
+    fingerprint: str  # 32 hexadecimal digits, equal exactly if names, order, shapes, dtypes and kinds are.
+    # The fingerprint as if nothing were frozen. Checkpoints use it, and so fit whatever is trained next.
+    contents: str
 
     def __init__(self, segments: Iterable[Segment]) -> None:
         given = tuple(segments)
@@ -109,10 +118,13 @@ class Layout:
         return f"Layout({len(self.segments)} tensors, {self.size} elements, {self.fingerprint})"
 
     def summary(self) -> tuple[object, ...]:
-        """The wire form, ``(fingerprint, size, count, ((name, shape, dtype, kind), ...))``, within 48 KiB of
-        msgpack and 4096 tensors: a model that has more sends only its first ones, with the count of all."""
+        """Return the wire form, ``(fingerprint, size, count, ((name, shape, dtype, kind), ...))``.
+
+        It is limited to 48 KiB of msgpack and 4096 tensors. A larger model sends only its first ones, with the count of
+        all.
+        """
         sent: list[tuple[object, ...]] = []
-        room = MAX_SUMMARY_BYTES - 64  # the fingerprint and the two counts
+        room = MAX_SUMMARY_BYTES - 64  # For the fingerprint and the two counts.
         for segment in self.segments:
             room -= _packed_bytes(segment)
             unsendable = len(segment.name) > MAX_NAME_CHARACTERS or len(segment.shape) > MAX_DIMENSIONS
@@ -123,7 +135,7 @@ class Layout:
 
     @staticmethod
     def parse(summary: object) -> LayoutSummary:
-        """What :meth:`summary` sent, every field checked; raises :class:`ProtocolError`."""
+        """Parse a :meth:`summary`, checking every field; raise :class:`ProtocolError`."""
         fingerprint, size, count, entries = _items(summary, 4, 4)
         if not isinstance(fingerprint, str) or not re.fullmatch("[0-9a-f]{32}", fingerprint):
             raise ProtocolError("A layout's fingerprint is not 32 hexadecimal digits.")
@@ -147,15 +159,15 @@ class Layout:
         return LayoutSummary(fingerprint, _count(size), _count(count), tuple(parsed))
 
     def difference(self, other: Layout | LayoutSummary) -> str:
-        """One sentence on the first difference between this layout ("here") and the other ("there"), for people.
+        """Return one sentence on the first difference between this layout ("here") and the other ("there"), for people.
 
-        Empty when the fingerprints agree. True of a cut summary as well: it claims nothing about what was not sent.
+        It is empty if the fingerprints agree. With a truncated summary it claims nothing about the rest.
         """
         if self.fingerprint == other.fingerprint:
             return ""
         there = other.segments
         kinds = {segment.name: segment.kind for segment in there}
-        for ours in self.segments:  # this first: it changes where everything lies
+        for ours in self.segments:  # Check this first: it changes the offsets of all tensors.
             kind = kinds.get(ours.name, ours.kind)
             if kind != ours.kind and "frozen" in (kind, ours.kind):
                 here, elsewhere = ("frozen" if one == "frozen" else "trained" for one in (ours.kind, kind))
@@ -192,18 +204,18 @@ class Layout:
 
 
 def fingerprint_of(ordered: Iterable[Segment]) -> str:
-    """JSON is canonical here: it quotes every name, so that no choice of names makes two layouts read alike."""
+    """Return the fingerprint of these segments. JSON quotes every name, so no two layouts have the same text."""
     text = json.dumps([[s.name, s.shape, s.dtype, s.kind] for s in ordered], separators=(",", ":"))
     return hashlib.sha256(b"gossip layout 1\n" + text.encode()).hexdigest()[:32]
 
 
 def _shown(name: str) -> str:
-    """A name as people see it: quoted, control characters escaped (it may come from a stranger), cut when long."""
+    """Return a name for people: quoted, with control characters escaped (any peer may send it), and truncated."""
     return repr(name if len(name) <= SHOWN_NAME_CHARACTERS else name[:SHOWN_NAME_CHARACTERS] + "...")
 
 
 def _packed_bytes(segment: Segment) -> int:
-    """An upper bound on one entry of the summary in msgpack."""
+    """Return an upper bound on one entry of the summary in msgpack."""
     extents = sum(1 if n < 1 << 7 else 3 if n < 1 << 16 else 5 if n < 1 << 32 else 9 for n in segment.shape)
     return 1 + 3 + len(segment.name.encode()) + 3 + extents + 1 + len(segment.dtype) + 1
 
@@ -215,6 +227,6 @@ def _items(value: object, least: int, most: int) -> tuple[object, ...]:
 
 
 def _count(value: object) -> int:
-    if type(value) is not int or not 0 <= value <= MAX_EXTENT:  # bool is an int too, and not a count
+    if type(value) is not int or not 0 <= value <= MAX_EXTENT:  # A bool is an int too, but no count.
         raise ProtocolError("A layout's summary has a size that is not a number within limits.")
     return value

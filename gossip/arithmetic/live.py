@@ -1,8 +1,8 @@
-"""Weights that are being trained, where they are large: added to, and read, in one pass over memory.
+"""Addition to large weights in training, and their copy, in one pass over memory.
 
-At a step boundary a training loop waits for memory and for nothing else. 100 million elements pass through it once for
-an addition, a copy of what comes of it, and whether that is finite, by as many threads as the loop itself computes
-with, whose cores have nothing else to do then. Where no compiler was, torch's own calls are faster than numpy's.
+At a step boundary a training loop waits only for memory. One pass over 100 million elements does an addition, a copy of
+the result and a check that it is finite. It uses as many threads as the loop itself, whose cores are idle then. Without
+a compiler, torch's own calls are faster than numpy's.
 """
 
 from __future__ import annotations
@@ -17,16 +17,21 @@ from gossip import kernel
 
 __all__ = ["add_read", "divided"]
 
-THREAD_ELEMENTS = 1 << 23  # for each thread, which takes a hundred microseconds to begin and to end
-MOST_THREADS = 8  # memory is no faster with more
+THREAD_ELEMENTS = 1 << 23  # For each thread, which takes a hundred microseconds to start and to end.
+MOST_THREADS = 8  # Memory is no faster with more.
 
 Floats = NDArray[np.float32]
-Rows = list[tuple[Floats, Floats]]  # weights, and as many elements of a vector
+Rows = list[tuple[Floats, Floats]]  # Weights, and as many elements of a vector.
 
 
 def add_read(rows: Rows, weight: float | None = None, read: bool = True, threads: int = 1) -> bool:
-    """``weights += weight vector``, unless that is None, then ``vector = weights`` if they are to be ``read``: whether
-    all that was is finite. All are one-dimensional and contiguous. The passes have to be there."""
+    """Set ``weights += weight vector`` (None adds nothing), then ``vector = weights`` if ``read``.
+
+    The arrays are one-dimensional and contiguous. The compiled passes are required.
+
+    Returns:
+        Whether all read values are finite.
+    """
     passes = kernel.passes
     assert passes is not None
     elements = sum(weights.size for weights, _ in rows)
@@ -50,7 +55,7 @@ def add_read(rows: Rows, weight: float | None = None, read: bool = True, threads
 
 
 def divided(rows: Rows, elements: int) -> Iterator[Rows]:
-    """The same rows in shares of so many elements."""
+    """Yield the same rows in shares of ``elements`` elements."""
     share: Rows = []
     left = elements
     for weights, vector in rows:

@@ -1,8 +1,8 @@
-"""How two vectors become closer: the weight of a pair, their difference, and the outer momentum step.
+"""The arithmetic of a mix: the weight of a pair, the difference of its vectors, and the outer momentum step.
 
-Float arithmetic keeps the mean here: both sides compute ``w (Q(p) - Q(s))`` from the same two quantised vectors and the
-same ``w``; IEEE subtraction and rounding are symmetric, so the two results are exact negatives (see codecs.py), unless
-a filter has one side cut off more than the other.
+Float arithmetic preserves the mean. Both sides compute ``w (Q(p) - Q(s))`` from the same two quantised vectors and the
+same ``w``. IEEE subtraction and rounding are symmetric. So the two results are exact negatives (see gossip.codecs),
+unless a filter has one side cut off more than the other.
 """
 
 from __future__ import annotations
@@ -33,31 +33,33 @@ __all__ = [
 Floats = NDArray[np.float32]
 
 BLOCK_ELEMENTS = 32_768
-"""Of the outer step in numpy: five arrays of 128 KiB stay in cache, one pass over memory and not eight."""
+"""For the outer step in numpy: five arrays of 128 KiB stay in cache, one pass over memory instead of eight."""
 
 
 def pair_weight(gap: float, exponent: float, cap: float = 0.5) -> float:
-    """How much of the difference each side takes: ``cap * (1 + floor(|gap|)) ** -exponent``.
+    """Return the share of the difference that each side takes: ``cap * (1 + floor(|gap|)) ** -exponent``.
 
-    ``gap`` is the difference of the two versions (mixing rounds behind the weights); by its absolute value both sides
-    compute one weight and the exchange stays symmetric. ``cap`` 1/2 and gap 0 is the pair's mean. A gap that is not a
-    number weighs nothing. (Staleness weight of asynchronous federated optimisation: Xie, Koyejo and Gupta, 2019.)
+    ``gap`` is the difference of the two versions (mixing rounds behind the weights). Its absolute value gives both
+    sides one weight, so the exchange stays symmetric. With ``cap`` 1/2 and gap 0 it is the pair's mean. A NaN gap
+    weighs nothing. (Staleness weight of asynchronous federated optimisation: Xie, Koyejo and Gupta, 2019.)
     """
     gap = abs(gap)
     if gap < 1.0:
-        return cap  # as nearly always
+        return cap  # The usual case.
     return 0.0 if math.isnan(gap) else cap * (1.0 + float(np.floor(gap))) ** -exponent
 
 
 def push_mass(mass: float, pushes: int, conserves: bool) -> tuple[float, float]:
-    """(what one of ``pushes`` partners is given, what stays) of a vector with this mass.
+    """Split a vector's mass: return the part for each of ``pushes`` partners, and the rest.
 
-    Push-sum (Kempe, Dobra and Gehrke, FOCS 2003; SGP: Assran et al., ICML 2019) gives each of the partners and itself
-    equal shares of its mass, and the receiver takes ``x <- (M x + m p) / (M + m)``, ``M <- M + m``. With ``x`` the
-    de-biased vector itself, giving away leaves it as it is, and the sums of M and of M x over the swarm, what is in
-    flight included, never change. Row-stochastic mixing (Epidemic Learning: de Vos et al., NeurIPS 2023) is the same
-    with nothing conserved: every vector counts as one, and so does one's own at the beginning of each round, so that k
-    vectors received leave the mean of k + 1.
+    Push-sum (Kempe, Dobra and Gehrke, FOCS 2003; SGP: Assran et al., ICML 2019) gives each partner and itself equal
+    shares of its mass. The receiver takes ``x <- (M x + m p) / (M + m)``, ``M <- M + m``. ``x`` is the de-biased vector
+    itself, so giving mass away does not change it. The sums of M and of M x over the swarm, including messages in
+    flight, never change.
+
+    Row-stochastic mixing (Epidemic Learning: de Vos et al., NeurIPS 2023) is the same without conservation. Every
+    vector has mass one, and so has a node's own at the beginning of each round. So k received vectors leave the mean of
+    k + 1.
     """
     if not conserves:
         return 1.0, 1.0
@@ -68,52 +70,59 @@ def push_mass(mass: float, pushes: int, conserves: bool) -> tuple[float, float]:
 def difference(
     theirs: Floats, mine_quantised: Floats, out: Floats, before: tuple[float, float] = (0.0, 0.0)
 ) -> tuple[float, float]:
-    """``out = theirs - mine_quantised``; ``out`` may be ``theirs``. Returns the sums of squares of ``out`` and of
-    ``mine_quantised``, added to those ``before``: what is cut at multiples of 4,096 elements has the same in the end.
+    """Set ``out = theirs - mine_quantised``; ``out`` may be ``theirs``.
 
-    The first is Inf or NaN when anything in either was not finite, so one pass is the finite check as well. From 2e18
-    on it overflows to infinity: such a vector is refused, as it would be by its norm.
+    Returns:
+        The sums of squares of ``out`` and of ``mine_quantised``, added to ``before``. Chunks cut at multiples of 4,096
+        elements give the same sums. The first is Inf or NaN if anything was not finite, so the pass is the finite check
+        too. Values from 2e18 overflow to infinity: such a vector is refused, as its norm would be.
     """
     if kernel.passes is not None:
         return kernel.passes.difference(out.size, theirs, mine_quantised, out, *before)
     apart_sq, own_sq = before
-    for first in range(0, out.size, PIECE):  # summed while it is in cache
+    for first in range(0, out.size, PIECE):  # Sum each piece while it is in cache.
         piece = slice(first, first + PIECE)
-        with np.errstate(all="ignore"):  # what it would warn of is what the result tells
+        # No warnings: the result shows overflows.
+        with np.errstate(all="ignore"):
             np.subtract(theirs[piece], mine_quantised[piece], out=out[piece])
         apart_sq, own_sq = summed(out[piece], apart_sq), summed(mine_quantised[piece], own_sq)
     return apart_sq, own_sq
 
 
 def finite(values: Floats) -> bool:
-    """Whether no element is NaN or infinite. A sum of squares sees it at the memory's rate; where that overflows, each
-    is looked at."""
+    """Return True if no element is NaN or infinite.
+
+    A sum of squares checks this at memory speed; if it overflows, each element is checked.
+    """
     with np.errstate(all="ignore"):
         return math.isfinite(values.dot(values)) or bool(np.isfinite(values).all())
 
 
 def stability_limit(alpha: float, group: int = 2) -> float:
-    """The outer rate below which disagreement contracts under random pairs, ``2 (1 - alpha^2)``, or random groups.
+    """Return the outer rate below which disagreement contracts under random pairs, ``2 (1 - alpha^2)``, or random
+    groups.
 
-    In a large swarm a node's deviation ``f`` from the mean, the mean ``h`` of the other ``group - 1`` (independent of
-    it, with variance ``E[f^2] / (group - 1)``) and its momentum ``m`` obey ``m' = alpha m + beta a (h - f)`` and
-    ``f' = f + m'``, with ``a = (group - 1) / group``. Setting the second moments ``E[f^2]``, ``E[f m]`` and ``E[m^2]``
-    equal before and after gives ``2 (1 - alpha^2) / (1 + alpha - 2 alpha a)``: for pairs as above, and for groups of
-    everybody the heavy ball's own ``2 (1 + alpha)``. With unit noise in every node's parameters at each round pairs
-    come to a variance of ``beta (1 + alpha) / (limit - beta)``: 1.3125 at alpha 0.5, beta 0.7.
+    In a large swarm a node has a deviation ``f`` from the mean and a momentum ``m``. The mean ``h`` of the other
+    ``group - 1`` deviations is independent of it, with variance ``E[f^2] / (group - 1)``. They obey ``m' = alpha m +
+    beta a (h - f)`` and ``f' = f + m'``, with ``a = (group - 1) / group``.
+
+    Setting the second moments ``E[f^2]``, ``E[f m]`` and ``E[m^2]`` equal before and after gives ``2 (1 - alpha^2) / (1
+    + alpha - 2 alpha a)``. For pairs this is the value above, and for groups of all members the heavy ball's own ``2 (1
+    + alpha)``. With unit noise in every node's parameters at each round, pairs reach a variance of ``beta (1 + alpha) /
+    (limit - beta)``: 1.3125 at alpha 0.5, beta 0.7.
     """
     share = (group - 1) / group
     return 2.0 * (1.0 - alpha * alpha) / (1.0 + alpha - 2.0 * alpha * share)
 
 
 def check_outer(alpha: float, beta: float, group: int = 2) -> None:
-    """Raise :class:`ConfigError`, naming the numbers that would do, unless ``0 <= alpha < 1``, ``0 < beta < limit``."""
+    """Raise :class:`ConfigError`, naming numbers that work, unless ``0 <= alpha < 1`` and ``0 < beta < limit``."""
     if not 0.0 <= alpha < 1.0:
         raise ConfigError(f"outer_momentum is {alpha:g} and must be at least 0 and below 1: 0 is the plain mean.")
     limit = stability_limit(alpha, group)
     if 0.0 < beta < limit:
         return
-    # Rounded down, so that the numbers named do work; a hundredth of the limit is kept as distance from it.
+    # Round down, so that the named numbers work, and stay a hundredth of the limit away from it.
     advice = f"use an outer_rate below {_down(0.99 * limit)}"
     if group != 2:
         raise ConfigError(
@@ -130,17 +139,21 @@ def check_outer(alpha: float, beta: float, group: int = 2) -> None:
 
 
 class OuterStep:
-    """The outer momentum step of one node: what a finished exchange adds to its live parameters.
+    """The outer momentum step of one node: it computes what a finished exchange adds to the live parameters.
 
-    With ``phi`` the parameters after the last mix and ``mean = s + w d`` over the pair (NoLoCo, Kolehmainen et al.
-    2025, with its two rates equal, so that one vector is on the wire and not two):
+    Let ``phi`` be the parameters after the last mix and ``mean = s + w d`` the pair's mean (NoLoCo, Kolehmainen et al.
+    2025, with its two rates equal, so that only one vector is sent):
 
         m <- alpha m + beta (mean - phi);   phi <- phi + m;   theta <- phi
 
-    on the first ``parameters`` elements; whatever lies behind them (buffers) is averaged plainly.
-    ``alpha = 0, beta = 1`` is the plain pair mean everywhere, and then nothing is kept. Not safe to call from two
-    threads at once: one exchange is applied after another. ``group``: how many vectors a mix averages. ``correction``:
-    what else the node learns from its mixes, where it does.
+    This applies to the first ``parameters`` elements; the rest (buffers) is averaged plainly. ``alpha = 0, beta = 1``
+    is the plain pair mean everywhere, without state. Not thread-safe: exchanges are applied one after another.
+
+    Args:
+        parameters: The number of leading elements with momentum.
+        alpha: The momentum.
+        beta: The outer rate.
+        group: The number of vectors that a mix averages.
     """
 
     __slots__ = ("_momentum", "_phi", "alpha", "beta", "correction", "parameters")
@@ -150,34 +163,35 @@ class OuterStep:
         self.parameters = parameters
         self.alpha = alpha
         self.beta = beta
-        self._phi: Floats | None = None  # (parameters,), allocated at the first reset, or taken over
-        self._momentum: Floats | None = None  # (parameters,)
+        self._phi: Floats | None = None  # (Parameters,), allocated at the first reset, or taken over.
+        self._momentum: Floats | None = None  # (Parameters,).
         self.correction: Correction | None = None
 
     @property
     def plain(self) -> bool:
-        """No momentum: a mix is the pair mean and there is no state."""
+        """Return True without momentum: a mix is the pair mean, and there is no state."""
         return self.alpha == 0.0 and self.beta == 1.0
 
     @property
     def begun(self) -> bool:
-        """Whether it is known from which weights mixing starts, as far as anybody asks."""
+        """Return True if the weights from which mixing starts are known, or not needed."""
         return self.plain or self._phi is not None
 
     def begin(self, vector: Floats) -> None:
-        """As the first :meth:`reset`, without a copy: the first ``parameters`` elements are the outer step's own from
-        now on, wherever they lie."""
+        """Start mixing from ``vector`` without a copy: the outer step owns its first ``parameters`` elements from now
+        on.
+        """
         if self.plain:
             return
         self._phi = vector[: self.parameters]
-        self._momentum = np.zeros(self.parameters, np.float32)  # which costs nothing until something is written there
+        self._momentum = np.zeros(self.parameters, np.float32)  # Fresh zeros cost nothing until the first write.
 
     def owns(self, vector: Floats) -> bool:
-        """Whether :meth:`begin` took elements of this one."""
+        """Return True if :meth:`begin` took elements of this vector."""
         return self._phi is not None and np.may_share_memory(self._phi, vector)
 
     def reset(self, vector: Floats) -> None:
-        """Mixing starts from ``vector`` (at least ``parameters`` elements): at the start, after joining or settling."""
+        """Start mixing from ``vector`` (at least ``parameters`` elements): at the start, after joining or settling."""
         if self.plain:
             return
         if self._phi is None or self._momentum is None:
@@ -187,14 +201,13 @@ class OuterStep:
         self._momentum.fill(0.0)
 
     def replace(self, vector: Floats) -> None:
-        """Mixing starts from other weights, of which no correction has been learned: as :meth:`reset` beside that."""
+        """Start mixing from other weights: :meth:`reset`, and forget the correction."""
         if self.correction is not None:
             self.correction.reset()
         self.reset(vector)
 
     def rest(self) -> None:
-        """The momentum is forgotten, as nothing is trained any more: the next mix takes the plain mean of what has been
-        mixed before."""
+        """Forget the momentum once training has ended: the next mix takes the plain mean."""
         if self._momentum is not None:
             self._momentum.fill(0.0)
 
@@ -202,20 +215,20 @@ class OuterStep:
         self, snapshot: Floats, difference: Floats, weight: float, positions: NDArray[np.int64] | None = None,
         late: bool = False, plain: bool = False, since: Floats | None = None,
     ) -> Floats:  # fmt: skip
-        """What to ADD to the live vector, float32, for the exchange that gave ``difference = Q(p) - Q(s)``.
+        """Return the float32 shift to ADD to the live vector for an exchange with ``difference = Q(p) - Q(s)``.
 
-        ``snapshot`` is ``s`` as it was taken; with ``positions`` both are of these elements alone, and so is the
-        result, which is ``difference`` itself, overwritten. Moves the state: call once for an exchange that both sides
-        committed, and never for one that failed.
+        It changes the state: call it once for an exchange that both sides committed, and never for a failed one.
 
-        ``late``: a newer snapshot was mixed, and the local progress that this one holds is counted. The plain
-        difference then, by which ``phi`` moves as the parameters do, so that it is nobody's progress.
-
-        ``plain``: ``phi`` moves to the mean, and the momentum rests.
-
-        ``since``: the sum of what other mixes have added to the live vector after the snapshot was taken, of the same
-        elements. ``phi`` holds that already, so that ``snapshot + since - phi`` is the local progress that nobody has
-        counted.
+        Args:
+            snapshot: ``s`` as it was taken.
+            difference: It is overwritten and returned.
+            weight: The pair's weight.
+            positions: If given, the elements of ``snapshot`` and ``difference``.
+            late: A newer snapshot was mixed, so this one's local progress is already counted. The shift is then the
+                plain difference. ``phi`` moves by it as the parameters do, so that it counts as no progress.
+            plain: ``phi`` moves to the mean, and the momentum is not used.
+            since: The sum of other mixes' shifts after the snapshot, of the same elements. ``phi`` includes it, so that
+                ``snapshot + since - phi`` is the local progress that is not counted yet.
         """
         if self.plain:
             difference *= np.float32(weight)
@@ -283,12 +296,12 @@ class OuterStep:
         return difference
 
     def shift_at(self, snapshot: Floats, difference: Floats, weight: float, positions: NDArray[np.int64]) -> Floats:
-        """The same for some of the elements; the momentum of the others rests."""
+        """Shift some of the elements; the momentum of the others is not used."""
         phi, momentum = self._phi, self._momentum
         assert phi is not None, "reset() before the first mix"
         assert momentum is not None
         difference *= np.float32(weight)
-        own = int(np.searchsorted(positions, self.parameters))  # behind them are buffers, averaged plainly
+        own = int(np.searchsorted(positions, self.parameters))  # After them come buffers, averaged plainly.
         places = positions[:own]
         f = phi[places]
         m = np.float32(self.alpha) * momentum[places]
@@ -302,8 +315,11 @@ class OuterStep:
 def outer_step(
     difference: Floats, snapshot: Floats, phi: Floats, momentum: Floats, weight: float, alpha: float, beta: float
 ) -> None:
-    """The outer momentum step of one node, or of many as rows: ``phi`` and ``momentum`` move towards ``snapshot +
-    weight difference``, and ``difference`` becomes what is to be added to the live parameters. All are contiguous."""
+    """Apply the outer momentum step of one node, or of many as rows.
+
+    ``phi`` and ``momentum`` move towards ``snapshot + weight difference``. ``difference`` becomes what is to be added
+    to the live parameters. All arrays are contiguous.
+    """
     if kernel.passes is not None:
         kernel.passes.outer_step(difference.size, difference, snapshot, phi, momentum, weight, alpha, beta)
         return
@@ -314,7 +330,7 @@ def outer_step(
         d, s, f, m = difference[block], snapshot[block], phi[block], momentum[block]
         if weight != 1.0:
             d *= w
-        d += s  # the mean
+        d += s  # The mean.
         d -= f
         d *= b
         m *= a
@@ -327,11 +343,11 @@ def outer_step_beside(
     difference: Floats, snapshot: Floats, since: Floats, phi: Floats, momentum: Floats, weight: float, alpha: float,
     beta: float,
 ) -> None:  # fmt: skip
-    """The outer momentum step of one node for a mix beside others, whose sum is ``since``.
+    """Apply the outer momentum step for a mix that overlaps with others, whose sum is ``since``.
 
-    The local progress ``snapshot + since - phi`` takes the step, and ``weight difference`` is added plainly: with a
-    momentum of their own, several differences from one disagreement would take the node beyond the mean. All are
-    contiguous, and ``difference`` becomes what is to be added to the live parameters.
+    The local progress ``snapshot + since - phi`` takes the step, and ``weight difference`` is added plainly. If several
+    differences from one disagreement had momentum, they would take the node beyond the mean. All arrays are contiguous.
+    ``difference`` becomes what is to be added to the live parameters.
     """
     w, a, b = np.float32(weight), np.float32(alpha), np.float32(beta)
     for start in range(0, len(difference), BLOCK_ELEMENTS):
@@ -349,12 +365,14 @@ def outer_step_beside(
 
 
 def pair_cap(moving: int) -> float:
-    """The largest weight of a pair beside others, ``moving`` of them in all: 1/2 for one exchange, 1/3 for the second
-    at the same time, 1/4 for the third. What concurrent differences take from one vector stays below about one, so that
-    nobody overshoots."""
+    """Return the largest weight of a pair among ``moving`` concurrent exchanges: 1/2 for one, 1/3 for two, 1/4 for
+    three.
+
+    So concurrent differences take less than about one vector in all, and no node overshoots.
+    """
     return 1 / (1 + max(moving, 1))
 
 
 def _down(value: float) -> str:
-    """Rounded down to three decimals, so that the number said is on the safe side."""
+    """Return the value rounded down to three decimals, so that the named number is safe."""
     return f"{math.floor(value * 1000) / 1000:g}"

@@ -1,8 +1,8 @@
-"""Which elements of the vector one exchange mixes: all of them, a random share, or one fragment.
+"""The elements of the vector that one exchange mixes: all, a random share, or one fragment.
 
-Both sides cut the same elements out of their snapshots and mix those as if they were the whole vector, so whatever
-holds for a vector holds for a part of it: a mean is kept as of the whole, and what was not cut out stays as it is.
-Where the elements lie never travels: it follows from the session's number, or from the fragment's.
+Both sides take the same elements of their snapshots and mix them like a whole vector, so all that holds for a vector
+holds for a part. The part's mean is kept, and the other elements stay as they are. Positions are never sent: they
+follow from the session's number, or from the fragment's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["ALL", "Fragments", "Subset", "fragments_of", "lasting_parts"]
 Positions = NDArray[np.int64]
 
 MOST_FRAGMENTS = 256
-LARGEST_RUN = 4_096  # consecutive elements of one fragment: 16 KiB, so that cutting out is a copy and not a search
+LARGEST_RUN = 4_096  # Consecutive elements of one fragment: 16 KiB, so that extraction is a copy and not a search.
 LEAST_SHARE = 1e-6
 SEEDS = 2**32
 FORM = re.compile(
@@ -32,13 +32,13 @@ FORM = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Subset:
-    """The elements of one exchange. ``str(part)`` is how it travels, and :meth:`parse` reads it back.
+    """The elements of one exchange. ``str(part)`` is the wire form, which :meth:`parse` reads.
 
     - ``all``
-    - ``mask SHARE SEED``: one element drawn from each of as many equal strata as the share asks for (SPARTA; Baioumy
-      and Cheema 2025, with strata in place of independent draws, so that the size is exact). The seed is below 2^32 and
-      not the session's number, which is another for each partner that is asked: the snapshot, which holds these
-      elements alone, is taken before the first is. Without a seed the session's number serves.
+    - ``mask SHARE SEED``: one random element of each of as many equal strata as the share asks for (SPARTA; Baioumy and
+      Cheema 2025). Strata instead of independent draws make the size exact. The seed is below 2^32. It is not the
+      session's number, which changes with each partner that is asked: the snapshot of these elements is taken before.
+      Without a seed the session's number serves.
     - ``fragment I/N``: every N-th run of up to 4,096 consecutive elements, from the I-th on (the strided fragments of
       Streaming DiLoCo; Douillard et al. 2025).
     """
@@ -58,17 +58,17 @@ class Subset:
         return f"mask {self.share:.6g}" + ("" if self.seed is None else f" {self.seed}")
 
     def drawn(self, number: int) -> Subset:
-        """The same with a seed of its own, where it needs one."""
+        """Return the part with a seed of its own, if it needs one."""
         return replace(self, seed=number % SEEDS) if self.kind == "mask" else self
 
     @classmethod
     def parse(cls, text: str) -> Subset | None:
-        """None for anything that :meth:`__str__` does not write."""
+        """Parse a part; return None for anything that :meth:`__str__` does not write."""
         part = read(text)
         return part if part is not None and str(part) == text else None
 
     def elements(self, size: int) -> int:
-        """How many of ``size`` elements it has."""
+        """Return the number of its elements in a vector of ``size``."""
         match self.kind:
             case "all":
                 return size
@@ -79,12 +79,14 @@ class Subset:
         return max(1, math.ceil(self.share * size))
 
     def run(self, size: int) -> int:
-        """Consecutive elements of a fragment: the longest, or so few that every fragment has eight runs of a small
-        model and none is a layer of its own."""
+        """Return the length of a fragment's runs.
+
+        Small models get shorter runs, so that every fragment has eight of them and none is a layer of its own.
+        """
         return max(1, min(LARGEST_RUN, size // (8 * self.count)))
 
     def positions(self, size: int, session: int) -> Positions | None:
-        """Where its elements lie, ascending, int64 of :meth:`elements`; None for all of them."""
+        """Return its ascending positions, int64 of :meth:`elements`; None for all."""
         match self.kind:
             case "all":
                 return None
@@ -94,8 +96,8 @@ class Subset:
                 places = (starts[:, None] + np.arange(run)).reshape(-1)
                 return places[places < size]
         elements = self.elements(size)
-        # Stratum k is [k size / m, (k + 1) size / m), rounded down: one position each. Some strata are one element
-        # longer than others, and so all are turned by one more draw: then every position is equally likely.
+        # Stratum k is [k size / m, (k + 1) size / m), rounded down, with one position each. Some strata are one element
+        # longer than others. So one more draw rotates all, and every position is equally likely.
         draws = np.random.Generator(np.random.PCG64(session if self.seed is None else self.seed)).random(elements + 1)
         width, longer = divmod(size, elements)
         numbers = np.arange(elements + 1)
@@ -110,7 +112,7 @@ ALL = Subset()
 
 
 class Fragments:
-    """Which fragment a node offers next: the one that it mixed longest ago, whoever asked for it."""
+    """The choice of the fragment that a node offers next: the one whose last mix, by either side, is oldest."""
 
     def __init__(self, count: int) -> None:
         self.order = [Subset("fragment", 1 / count, index, count) for index in range(count)]
@@ -137,7 +139,7 @@ def lasting_parts(part: str, elements: int) -> list[Subset]:
 
 
 def read(text: str) -> Subset | None:
-    """What a person may mean by ``text``: a share is written in many ways, of which six digits are kept."""
+    """Parse a part as a person may write it; a share keeps six digits."""
     found = FORM.fullmatch(text)
     if found is None:
         return None
@@ -157,8 +159,7 @@ def read(text: str) -> Subset | None:
 
 
 def check_part(text: str) -> None:
-    """Raise :class:`ConfigError` unless ``text`` is what the setting ``part`` may be: "all", "mask SHARE" or
-    "fragments N"."""
+    """Raise :class:`ConfigError` unless ``text`` fits the setting ``part``: "all", "mask SHARE" or "fragments N"."""
     words = text.split(" ")
     if words[0] == "fragments" and len(words) == 2 and words[1].isdecimal() and 2 <= int(words[1]) <= MOST_FRAGMENTS:
         return
