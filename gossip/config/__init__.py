@@ -1,4 +1,4 @@
-"""When to mix, how, and every limit: one frozen Config, its keys, and what a person asks about them."""
+"""The configuration: one frozen Config with the schedule, the method and all limits, its keys, and their reference."""
 
 from __future__ import annotations
 

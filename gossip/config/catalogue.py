@@ -1,4 +1,4 @@
-"""What `gossip methods` prints."""
+"""The output of `gossip methods`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WIDTH = 16
 
 
 def all_methods() -> str:
-    """Every method in a line, and how to use one."""
+    """Return a line for every method, and how to use one."""
     lines = [f"{one.name:<{WIDTH}}  {one.title}: {one.paper}" for one in METHODS.values()]
     return "\n".join((
         *lines, "",
@@ -23,7 +23,7 @@ def all_methods() -> str:
 
 
 def one(name: str) -> str:
-    """One method as a [gossip] section, with what it needs and in what it differs from the paper."""
+    """Return one method as a [gossip] section, with its needs and its differences from the paper."""
     found = method(name)
     lines = [f"# {found.title}: {found.paper}"]
     if found.needs:
@@ -36,7 +36,7 @@ def one(name: str) -> str:
 
 
 def as_json(name: str | None) -> str:
-    """One of them, or all, by name."""
+    """Return one method, or all by name, as JSON."""
     return json.dumps(described(method(name)) if name else {key: described(found) for key, found in METHODS.items()})
 
 

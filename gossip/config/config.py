@@ -25,15 +25,16 @@ from gossip.errors import ConfigError
 __all__ = ["PRESETS", "Config", "as_published", "read_toml", "unknown"]
 
 PRESETS = ("lan", "wan", "datacentre")
-NOLOCO = (0.5, 0.7)  # momentum and rate of the outer step
-KAPPA = 0.2  # of the correction
+NOLOCO = (0.5, 0.7)  # Momentum and rate of the outer step.
+KAPPA = 0.2  # The correction's kappa.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(Derived):
-    """When to mix, how, and every limit. Construct with keywords, from a preset, or with :meth:`from_toml`.
+    """The schedule, the method and all limits. Construct it with keywords, from a preset, or with :meth:`from_toml`.
 
-    Raises :class:`~gossip.errors.ConfigError` for a value that cannot work, naming what would.
+    Raises:
+        ConfigError: A value cannot work; the message names what would.
     """
 
     def __post_init__(self) -> None:
@@ -57,9 +58,18 @@ class Config(Derived):
         check_together(self)
 
     def for_training(self, quasi_global: bool) -> Config:
-        """What is left open, decided for a loop that trains: NoLoCo's outer step and the correction where a node mixes
-        its whole vector with one other; not beside ``quasi_global`` momentum, as a second momentum over the mixes takes
-        from the first. A Node always asks, whatever optimizes; a simulator does not for vectors that nobody trains."""
+        """Return this Config with open choices decided for a training loop.
+
+        A node that mixes its whole vector with one partner gets NoLoCo's outer step and the correction. With
+        ``quasi_global`` momentum it gets neither, since a second momentum over the mixes takes from the first. A Node
+        always calls this; a simulator does not for vectors without training.
+
+        Args:
+            quasi_global: Whether an optimizer uses quasi-global momentum.
+
+        Returns:
+            A new Config, or this one if nothing is open.
+        """
         given = self.outer_momentum is not None or self.outer_rate is not None
         if given or quasi_global or not self.paired or self.partners != 1 or self.part != "all":
             return self
@@ -67,7 +77,7 @@ class Config(Derived):
         return dataclasses.replace(self, outer_momentum=NOLOCO[0], outer_rate=NOLOCO[1], correction=kappa)
 
     def unfiltered(self) -> Config:
-        """The same without a filter, and without what is for one alone."""
+        """Return this Config without a filter and without the keys of single filters."""
         own = [key for rule in FILTERS.values() for key in rule.keys]
         plain: dict[str, Any] = {key: field.default for key, (field, _) in settings_of(self).items() if key in own}
         return dataclasses.replace(self, filter="none", **plain)
@@ -75,12 +85,14 @@ class Config(Derived):
     # -- presets -----------------------------------------------------------------------------------------------------
     @classmethod
     def lan(cls, **changes: Any) -> Config:
-        """Machines of one network: 1 Gbit/s, under a millisecond. The defaults."""
+        """Return the defaults with changes: machines of one network, 1 Gbit/s and under a millisecond."""
         return cls(**changes)
 
     @classmethod
     def wan(cls, **changes: Any) -> Config:
-        """Scattered machines: 100 Mbit/s and 50 ms, lossy. Half the bytes, mixed four times as rarely."""
+        """Return the settings for scattered machines: 100 Mbit/s and 50 ms, lossy. Half the bytes, a quarter of the
+        mixes.
+        """
         preset: dict[str, Any] = {
             "mix_every_steps": 32,
             "codec": "bf16",
@@ -94,7 +106,7 @@ class Config(Derived):
 
     @classmethod
     def datacentre(cls, **changes: Any) -> Config:
-        """10 Gbit/s and more: mix twice as often, expect answers sooner, longer chunks."""
+        """Return the settings for 10 Gbit/s and more: twice the mixes, shorter timeouts, longer chunks."""
         preset: dict[str, Any] = {
             "mix_every_steps": 4,
             "slowest_rate_mb_s": 10.0,
@@ -105,14 +117,23 @@ class Config(Derived):
 
     @classmethod
     def published(cls, name: str, **changes: Any) -> Config:
-        """A method as its paper has it, by its name in :data:`gossip.config.methods.METHODS` (``gossip methods`` lists
-        them), with further changes."""
+        """Return a method as its paper publishes it.
+
+        Args:
+            name: Its name in :data:`gossip.config.methods.METHODS`, which ``gossip methods`` lists.
+            **changes: Further settings.
+        """
         return cls(**(as_published(name) | changes))
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Config:
-        """A TOML file of these keys, at the top or under ``[gossip]``. ``preset = "wan"`` names where to start from and
-        ``method = "noloco"`` a published method."""
+        """Read a TOML file with keys at the top or under ``[gossip]``.
+
+        ``preset = "wan"`` names the preset to start from, and ``method = "noloco"`` a published method.
+
+        Raises:
+            ConfigError: The file cannot be read, or a value cannot work.
+        """
         table = read_toml(Path(path), "config")
         section = table.get("gossip", table)
         if not isinstance(section, dict):
@@ -124,7 +145,7 @@ class Config(Derived):
 
     @classmethod
     def from_mapping(cls, table: Mapping[str, Any]) -> Config:
-        """The same keys from a mapping, as a scenario's ``[gossip]`` section gives them."""
+        """Create a Config from a mapping of the same keys, as in a scenario's ``[gossip]`` section."""
         changes = dict(table)
         if (name := changes.pop("method", None)) is not None:
             changes = as_published(name) | changes
@@ -140,19 +161,20 @@ class Config(Derived):
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """The table of a file of ``what``; raises ConfigError for whatever is none."""
+    """Return the table of a TOML file; raise ConfigError, which calls it a ``what``, if it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"Cannot read the {what} {path}: {error.strerror}.") from error
     except RecursionError as error:
         raise ConfigError(f"{path} nests tables too deeply: none of a {what} lies deeper than a few.") from error
-    except ValueError as error:  # a TOMLDecodeError, no UTF-8, or a number of thousands of digits
+    # A TOMLDecodeError, invalid UTF-8, or a number of thousands of digits.
+    except ValueError as error:
         raise ConfigError(f"{path} is not TOML: {error}.") from error
 
 
 def unknown(name: str) -> ConfigError:
-    """For a key that is none, or none any more."""
+    """Return the error for an unknown or a removed key."""
     if name in KEYS:
         return ConfigError(f"{name} was removed: {KEYS[name]}.")
     near = difflib.get_close_matches(name, settings_of(Config), n=1)
@@ -160,8 +182,8 @@ def unknown(name: str) -> ConfigError:
 
 
 def as_published(name: object) -> dict[str, Any]:
-    """The settings of a method: no paper's figures are of a filter or a momentum that the paper does not have."""
-    if not isinstance(name, str):  # a file may hold anything, also what Python refuses to write down
+    """Return a method's settings, without a filter or a momentum that its paper does not have."""
+    if not isinstance(name, str):  # A file may hold any value, even one that repr() refuses.
         raise ConfigError(f"No method is called {shown(name)}: there are {', '.join(METHODS)}.")
     plain = {"filter": "none", "outer_momentum": PLAIN[0], "outer_rate": PLAIN[1], "correction": 0.0}
     return plain | method(name).changes

@@ -1,4 +1,4 @@
-"""What follows from a Config's keys."""
+"""Properties that follow from a Config's keys."""
 
 from __future__ import annotations
 
@@ -11,45 +11,46 @@ from gossip.config.mixings import MIXINGS
 
 __all__ = ["NOMINAL_STEPS", "PLAIN", "Derived"]
 
-NOMINAL_STEPS = 8  # local steps in an interval, as versions count, where each node chooses its own
-SAMPLE = 1 << 16  # elements, of which bytes are counted
-PLAIN = (0.0, 1.0)  # momentum and rate of an outer step that is none
+NOMINAL_STEPS = 8  # Local steps in an interval, as versions count, if each node chooses its own.
+SAMPLE = 1 << 16  # Elements whose encoded bytes are counted.
+PLAIN = (0.0, 1.0)  # Momentum and rate without an outer step.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Derived(Keys):
-    """The keys, and what is decided by several of them."""
+    """The keys, and properties that depend on several of them."""
 
     @property
     def outer(self) -> tuple[float, float]:
-        """Momentum and rate of the outer step in use; left open it is the plain mean."""
+        """Return momentum and rate of the outer step; if left open, the plain mean."""
         momentum, rate = self.outer_momentum, self.outer_rate
         return PLAIN[0] if momentum is None else momentum, PLAIN[1] if rate is None else rate
 
     @property
     def plain(self) -> bool:
-        """Whether a mix is the plain mean, without outer momentum."""
+        """Return True if a mix is the plain mean, without outer momentum."""
         return self.outer == PLAIN
 
     @property
     def kappa(self) -> float:
-        """The share of a mix's displacement that the correction takes up; left open there is no correction."""
+        """Return the share of a mix's displacement that the correction takes up; if left open, 0."""
         return self.correction or 0.0
 
     @property
     def chooses(self) -> bool:
-        """Whether each node chooses its own interval."""
+        """Return True if each node chooses its own interval."""
         return self.mix_every_steps == AUTO
 
     @property
     def interval_steps(self) -> int | None:
-        """Local steps in an interval, as versions count them, which nodes of a swarm must do alike; None by the clock
-        alone."""
+        """Return the local steps in an interval as versions count them, the same in a swarm; None with a clock
+        alone.
+        """
         return NOMINAL_STEPS if isinstance(self.mix_every_steps, str) else self.mix_every_steps
 
     @property
     def first_interval(self) -> int | None:
-        """Local steps between two mixes, before a node has measured anything: what its codec's bytes allow."""
+        """Return the local steps between two mixes before any measurement, which the codec's bytes allow."""
         if not self.chooses:
             return self.interval_steps
         codec = CODECS["int8" if self.codec == AUTO else self.codec]
@@ -57,50 +58,57 @@ class Derived(Keys):
 
     @property
     def averaged(self) -> int:
-        """How many vectors a mix averages, as the stability of the outer step asks."""
+        """Return the number of vectors that a mix averages, for the outer step's stability."""
         return (self.group_size or MOST_PARTNERS) if self.grouped else 2
 
     @property
     def incoming_limit(self) -> int:
-        """Incoming exchanges at once: none beside another with an outer step of parts or groups, or one that a loop
-        waits for."""
+        """Return the limit of concurrent incoming exchanges.
+
+        It is 1 if an outer step mixes parts or groups, or if the loop waits for mixes.
+        """
         return self.incoming_exchanges if self.plain or self.overlaps else 1
 
     @property
     def overlaps(self) -> bool:
-        """Whether mixes with an outer step may overlap: pairs of the whole vector, for which no training loop waits."""
+        """Return True if mixes with an outer step may overlap: pairs of the whole vector without a waiting training
+        loop.
+        """
         alone = self.paired and self.partners == 1 and self.part == "all"
         return alone and not self.plain and self.max_version_gap is None
 
     @property
     def watches_movement(self) -> bool:
-        """Whether a driver measures how far local steps alone move the model (gossip.schedule)."""
+        """Return True if a driver measures how far local steps alone move the model (gossip.schedule)."""
         return self.consensus_target is not None or (FILTERS[self.filtering].follows and self.clip_radius is None)
 
     @property
     def pushes(self) -> bool:
-        """Whether vectors travel one way."""
+        """Return True if vectors are pushed one way."""
         return MIXINGS[self.mixing].one_way
 
     @property
     def conserves(self) -> bool:
-        """Whether what one gives away is taken from oneself."""
+        """Return True if a node loses the mass that it gives away."""
         return MIXINGS[self.mixing].conserves
 
     @property
     def grouped(self) -> bool:
-        """Whether more than two average at once."""
+        """Return True if more than two members average at once."""
         return MIXINGS[self.mixing].group
 
     @property
     def paired(self) -> bool:
-        """Whether two average, each with the other."""
+        """Return True if two members average with each other."""
         return not (self.pushes or self.grouped)
 
     @property
     def filtering(self) -> str:
-        """The filter in use: what "auto" comes to is to clip, but for push-sum, whose mass nobody may cut off, and for
-        groups, whose mean a partner alone says nothing of."""
+        """Return the filter in use.
+
+        "auto" means "clip", except for push-sum, whose mass must not be cut off, and for groups, whose mean depends on
+        more than one partner.
+        """
         if self.filter != "auto":
             return self.filter
         return next(name for name in AUTO_FILTER if FILTERS[name].fits(self.grouped, self.conserves))

@@ -1,4 +1,4 @@
-"""The filters, of what is accepted from others: what each is called, where it lies, and what it goes with.
+"""The table of filters: their names, classes, and the methods that they fit.
 
 A new filter is a row here and its class, which :mod:`gossip.filters.registry` finds by that row.
 """
@@ -10,24 +10,28 @@ from dataclasses import dataclass
 
 __all__ = ["AUTO_FILTER", "FILTERS", "FilterRule", "filters_that"]
 
-AUTO_FILTER = ("clip", "none")  # of filter = "auto": the first that goes with how vectors combine
+AUTO_FILTER = ("clip", "none")  # For filter = "auto": the first one that fits the mixing.
 
 
 @dataclass(frozen=True, slots=True)
 class FilterRule:
-    """``home``: module and class below ``gossip.filters``; ``does``: what, as the reference says it after the name."""
+    """One filter. ``home`` is its module and class in ``gossip.filters``; ``does`` follows its name in the
+    reference.
+    """
 
     home: str
     does: str = ""
-    pairs: bool = False  # it judges what one partner sends: of a pair, or pushed
-    groups: bool = False  # it goes with a group's mean
-    cuts: bool = False  # it may take a part of a difference, and each side of a pair another part
-    follows: bool = False  # by how far local steps alone move the model, unless a radius is given
-    keys: tuple[str, ...] = ()  # that are for this one alone
+    pairs: bool = False  # It judges one partner's vector, of a pair or a push.
+    groups: bool = False  # It fits a group's mean.
+    cuts: bool = False  # It may take a part of a difference, and another on the other side of a pair.
+    follows: bool = False  # It depends on how far local steps alone move the model, unless a radius is given.
+    keys: tuple[str, ...] = ()  # Keys of this filter alone.
 
     def fits(self, group: bool, conserves: bool) -> bool:
-        """Whether it goes with a group's mean, or with one partner's vector; what is cut off of one that ``conserves``
-        would be mass without weights."""
+        """Return True if it fits a group's mean, or else one partner's vector.
+
+        Cutting off a vector that ``conserves`` mass would leave mass without weights.
+        """
         return self.groups if group else self.pairs and not (self.cuts and conserves)
 
 
@@ -45,5 +49,5 @@ FILTERS: dict[str, FilterRule] = {
 
 
 def filters_that(fit: Callable[[FilterRule], bool]) -> str:
-    """The names of some, as a sentence proposes them."""
+    """Return the names of the fitting filters, for a sentence."""
     return " or ".join(repr(name) for name, rule in FILTERS.items() if fit(rule))

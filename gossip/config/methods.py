@@ -1,4 +1,4 @@
-"""Methods as their papers publish them, each a configuration: what ``Config.published(name)`` gives."""
+"""Methods as their papers publish them, each one a configuration for ``Config.published(name)``."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ __all__ = ["METHODS", "Method", "method"]
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """``changes`` are settings of :class:`~gossip.config.Config`; ``needs`` what the training loop must bring beside
-    them, and ``differs`` in what this is not the paper's to the letter."""
+    """One published method.
+
+    Attributes:
+        changes: Settings of :class:`~gossip.config.Config`.
+        needs: What the training loop must provide in addition.
+        differs: Differences from the paper.
+    """
 
     name: str
     title: str
@@ -156,8 +161,8 @@ METHODS = {
 
 
 def method(name: str) -> Method:
-    """The method of this name; raises :class:`ConfigError` with those that there are."""
-    if isinstance(name, str) and name in METHODS:  # a file may hold anything
+    """Return the method of this name; raise :class:`ConfigError` with the known names."""
+    if isinstance(name, str) and name in METHODS:  # A file may hold any value.
         return METHODS[name]
     near = difflib.get_close_matches(str(name), METHODS, n=1)
     meant = f" (did you mean {near[0]!r}?)" if near else ""

@@ -1,6 +1,6 @@
-"""How vectors combine: what each way is called, where its sessions lie, and what it goes with.
+"""The table of mixings: their names, session classes, and properties.
 
-A new way is a row here and its class, which :mod:`gossip.exchange.session` finds by that row.
+A new mixing is a row here and its class, which :mod:`gossip.exchange.session` finds by that row.
 """
 
 from __future__ import annotations
@@ -12,16 +12,20 @@ __all__ = ["MIXINGS", "MixingRule"]
 
 @dataclass(frozen=True, slots=True)
 class MixingRule:
-    """``home``: module and class below ``gossip.exchange``; ``means``: what, as the reference says it after the name;
-    ``does``: what a node does, as a report says it. Parts, outer momentum and codecs that need bounds go with the mean
-    of two alone."""
+    """One way in which vectors combine. Parts, outer momentum and codecs with bounds only fit the mean of two.
+
+    Attributes:
+        home: Module and class in ``gossip.exchange``.
+        means: The text after its name in the reference.
+        does: A report's word for what a node does.
+    """
 
     home: str
     means: str
     does: str = "averages"
-    group: bool = False  # the mean of more than two at once
-    one_way: bool = False  # nothing comes back
-    conserves: bool = False  # what one gives away is taken from oneself
+    group: bool = False  # The mean of more than two members at once.
+    one_way: bool = False  # Nothing comes back.
+    conserves: bool = False  # A node loses the mass that it gives away.
 
 
 MIXINGS: dict[str, MixingRule] = {

@@ -25,7 +25,7 @@ config KEY` explains one. What excludes what is refused with the reason; how to 
 
 
 def span(field: Field[Any], setting: Setting) -> str:
-    """What it may be, left out included."""
+    """Return the range of a key, including the meaning of leaving it out."""
     if field.type == "bool":
         return "true or false"
     text = setting.range
@@ -39,7 +39,7 @@ def default(field: Field[Any]) -> str:
 
 
 def all_keys() -> str:
-    """Every key with its default and its meaning, under the headings of their sections."""
+    """Return every key with its default and meaning, under section headings."""
     lines: list[str] = []
     for name, (field, setting) in settings_of(Config).items():
         if setting.section:
@@ -49,7 +49,7 @@ def all_keys() -> str:
 
 
 def explained(name: str) -> str:
-    """One key. Raises ConfigError for what is none, naming what is near."""
+    """Explain one key. Raise ConfigError for an unknown one, naming a similar one."""
     said = described(name)
     lines = [
         f"{name} = {said.pop('default')}",
@@ -59,7 +59,7 @@ def explained(name: str) -> str:
 
 
 def as_json(name: str | None) -> str:
-    """One of them, or all, by name."""
+    """Return one key, or all by name, as JSON."""
     return json.dumps(described(name) if name else {key: described(key) for key in settings_of(Config)})
 
 
@@ -76,7 +76,7 @@ def described(name: str) -> dict[str, str]:
 
 
 def page() -> str:
-    """docs/config.md."""
+    """Return the text of docs/config.md."""
     lines = [HEAD.rstrip()]
     for name, (field, setting) in settings_of(Config).items():
         if setting.section:

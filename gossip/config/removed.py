@@ -1,4 +1,4 @@
-"""What a configuration may still name although it is gone, and what to use in its place (docs/decisions/0044)."""
+"""Removed keys and values, and their replacements (docs/decisions/0044)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ KEYS = {
     "fastest_member": "leave it out: progress is averaged, and an exchange bounds what a member's number changes",
     "average_optimizer": "leave it out: newcomers take over the optimizer's state, and exchanges mix the weights alone",
 }
-VALUES = {  # the setting, and the first word of its value
+VALUES = {  # The setting and the first word of its value.
     ("codec", "moniqua8"): "use int8, which comes within a point of it for the same bytes",
     ("codec", "moniqua2"): "use moniqua4, or int4 where a node mixes a part of the vector",
     ("part", "top"): "use 'fragments 8', which loses less for fewer bytes, or 'mask 0.05'",
@@ -18,6 +18,6 @@ VALUES = {  # the setting, and the first word of its value
 
 
 def check_removed(name: str, value: str) -> None:
-    """Raise :class:`ConfigError` if this setting once had this value, and has it no more."""
+    """Raise :class:`ConfigError` if this value of the setting was removed."""
     if (instead := VALUES.get((name, value.partition(" ")[0]))) is not None:
         raise ConfigError(f"{name} = {value!r} was removed: {instead}.")

@@ -1,4 +1,4 @@
-"""Choices that cannot work together: refused when a Config is made, with the reason and what would do."""
+"""Combinations of settings that cannot work: refused when a Config is made, with the reason and an alternative."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["check_together"]
 
 
 def check_together(config: Derived) -> None:
-    """Raise :class:`ConfigError` for the first two that exclude each other."""
+    """Raise :class:`ConfigError` for the first combination that cannot work."""
     for reason in (paced, corrected, pushed, grouped, timed, chosen, cut, filtered):
         said = reason(config)
         if said:
@@ -21,7 +21,7 @@ def check_together(config: Derived) -> None:
 
 
 def corrected(config: Derived) -> str | None:
-    """What a correction excludes."""
+    """Return why a correction does not fit the other settings, or None."""
     if not config.kappa:
         return None
     if not config.paired or config.partners != 1:
@@ -37,7 +37,7 @@ def corrected(config: Derived) -> str | None:
 
 
 def pushed(config: Derived) -> str | None:
-    """What one way excludes."""
+    """Return why pushes do not fit the other settings, or None."""
     if not config.pushes:
         return None
     if not config.plain:
@@ -66,7 +66,7 @@ def pushed(config: Derived) -> str | None:
 
 
 def grouped(config: Derived) -> str | None:
-    """What a group mean excludes."""
+    """Return why group means do not fit the other settings, or None."""
     if not config.grouped:
         return None
     if not SELECTIONS[config.selection].groups:
@@ -98,7 +98,7 @@ def timed(config: Derived) -> str | None:
 
 
 def paced(config: Derived) -> str | None:
-    """What an interval that each node chooses excludes."""
+    """Return why an automatic interval does not fit the other settings, or None."""
     if not config.chooses:
         return None
     auto = 'mix_every_steps = "auto"'

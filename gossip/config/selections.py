@@ -1,4 +1,4 @@
-"""The rules for whom to average with: what each is called, where it lies, and what it goes with.
+"""The table of selection rules: their names, classes, and properties.
 
 A new rule is a row here and its class, which :mod:`gossip.selection.registry` finds by that row.
 """
@@ -12,14 +12,16 @@ __all__ = ["SELECTIONS", "SelectionRule"]
 
 @dataclass(frozen=True, slots=True)
 class SelectionRule:
-    """``home``: module and class below ``gossip.selection``; ``where``: as a report says it, "" for anywhere."""
+    """One rule. ``home`` is its module and class in ``gossip.selection``; ``where`` is a report's text, "" for
+    anywhere.
+    """
 
     home: str
     where: str = ""
-    neighbours: bool = False  # it names a few, and a mix may be with all of them at once
-    groups: bool = False  # groups may be drawn by it
-    free: bool = False  # anybody else may stand in for a partner that is busy
-    file: bool = False  # it needs a file of edges, and has no place for newcomers
+    neighbours: bool = False  # It names a few neighbours, and a mix may be with all of them at once.
+    groups: bool = False  # It can draw groups.
+    free: bool = False  # Any other member may replace a busy partner.
+    file: bool = False  # It needs a file of edges, and has no place for newcomers.
 
 
 SELECTIONS: dict[str, SelectionRule] = {

@@ -1,4 +1,4 @@
-"""What one setting may be, and all that a person asks about it: read by the checks and by the reference alike."""
+"""One setting's type, range and texts, for the checks and the reference."""
 
 from __future__ import annotations
 
@@ -12,33 +12,36 @@ from gossip.errors import ConfigError
 
 __all__ = ["LARGEST", "Setting", "check", "key", "settings_of", "shown"]
 
-LARGEST = 2**53  # of whole numbers: exact as a float too, which TOML's need not be
+LARGEST = 2**53  # The largest integer: exact as a float too.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One key. Numbers are ``positive``, or lie between ``least`` and ``most``, both allowed but for ``most`` where
-    ``below``; all are finite. Texts are one of ``choices``, or of the ``form`` that Config checks by itself."""
+    """One key.
+
+    Numbers are ``positive``, or between ``least`` and ``most``, both included unless ``below`` excludes ``most``. All
+    are finite. Texts are one of ``choices``, or of a ``form`` that Config checks itself.
+    """
 
     meaning: str
-    advice: str  # when to change it
-    unit: str = ""  # none: a text, or true and false
-    section: str = ""  # the heading that begins here
+    advice: str  # When to change it.
+    unit: str = ""  # Empty for texts and booleans.
+    section: str = ""  # The heading that begins here.
     positive: bool = False
     least: float = -math.inf
     most: float = math.inf
     below: bool = False
-    least_is: str = ""  # what the ends mean
+    least_is: str = ""  # The meaning of the bounds.
     most_is: str = ""
-    zero: str = ""  # 0 is allowed outside the range, and means this
-    left_out: str = ""  # what None means
+    zero: str = ""  # 0 is allowed outside the range, with this meaning.
+    left_out: str = ""  # The meaning of None.
     choices: tuple[str, ...] = ()
     form: str = ""
-    word: str = ""  # a text that is allowed in place of a number
+    word: str = ""  # A text that is allowed in place of a number.
 
     @property
     def range(self) -> str:
-        """What it may be, in words that follow "it must be"."""
+        """Return the range in words that follow "it must be"."""
         if self.choices or self.form:
             return self.form or ", ".join(self.choices)
         least = f"{self.least:.15g}" + (f" ({self.least_is})" if self.least_is else "")
@@ -53,7 +56,7 @@ class Setting:
         return text + (f', or "{self.word}"' if self.word else "")
 
     def allows(self, value: float) -> bool:
-        """Whether this number lies in the range; no number that is not finite does."""
+        """Return True if this number is in the range; only finite numbers are."""
         if value == 0 and self.zero:
             return True
         low = value > 0 if self.positive else value >= self.least
@@ -61,18 +64,20 @@ class Setting:
 
 
 def key(default: Any, meaning: str, advice: str, **said: Any) -> Any:
-    """A field of a dataclass with its :class:`Setting` beside it."""
+    """Return a dataclass field with its :class:`Setting` in the metadata."""
     return dataclasses.field(default=default, metadata={"setting": Setting(meaning=meaning, advice=advice, **said)})
 
 
 def settings_of(cls: Any) -> dict[str, tuple[dataclasses.Field[Any], Setting]]:
-    """Every key of a class of settings, in order."""
+    """Return every key of a settings class, in order."""
     return {field.name: (field, field.metadata["setting"]) for field in dataclasses.fields(cls)}
 
 
 def check(name: str, value: Any, annotation: str, setting: Setting) -> None:
-    """Raise :class:`ConfigError` for a value of another type than the annotation's (TOML gives 8 where 8.0 is meant;
-    that is allowed), or outside the range, naming what would do."""
+    """Raise :class:`ConfigError` if a value has another type than annotated, or is outside the range.
+
+    TOML's 8 is accepted for 8.0. The message names what would work.
+    """
     optional = "None" in annotation
     if (value is None and optional) or (setting.word and value == setting.word):
         return
@@ -102,7 +107,7 @@ def check_type(name: str, value: object, wanted: str, word: str = "") -> None:
 
 
 def shown(value: object) -> str:
-    """A value in a sentence: cut when long, and Python refuses to write whole numbers of thousands of digits."""
+    """Return a value for a sentence, truncated; repr() fails for integers of thousands of digits."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):
