@@ -1,5 +1,8 @@
-"""Passes over a chunk in C (``passes.c``), where a compiler was there when this was installed; elsewhere numpy does the
-same in several, and every byte, difference and sum is equal. ``GOSSIP_KERNEL=numpy`` leaves them out."""
+"""Passes over a chunk, compiled from ``passes.c`` if a compiler was present at installation.
+
+Otherwise numpy does the same in several passes, and every byte, difference and sum is equal. ``GOSSIP_KERNEL=numpy``
+disables the compiled passes.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,19 @@ from typing import Any, Protocol, cast
 
 __all__ = ["EDITION", "Passes", "built", "passes"]
 
-EDITION = 4  # passes.c has the same: what an older one built, in a folder that has changed since, is not used
+EDITION = 4  # Equal to passes.c's: a build of an older source, left in the folder, is not used.
 
 
 class Passes(Protocol):
-    """One pass each, in place of several of numpy's. Of ``values`` (what a codec is given), ``data`` (a body),
-    ``encoded`` (another, to be written), ``own`` (what others decode of ``values``) and ``out``, what is None is not
-    wanted; the interpreter is left to others meanwhile. ``squares`` has the order of summation, with what there was
-    before of each sum; what it returns are those of ``out`` and ``own``, where both are wanted. Raises AssertionError
-    for a buffer of any other length."""
+    """The compiled passes, each in place of several of numpy's. They release the GIL.
+
+    Buffers are ``values`` (a codec's input), ``data`` (an encoded body to read), ``encoded`` (a body to write), ``own``
+    (what others decode of ``values``) and ``out``. None means that a buffer is not wanted. A pass with both ``out`` and
+    ``own`` returns their sums of squares, added to the given ones, in the order of :mod:`gossip.kernel.squares`.
+
+    Raises:
+        AssertionError: A buffer has another length than expected.
+    """
 
     EDITION: int
 
@@ -31,7 +38,7 @@ class Passes(Protocol):
     ) -> None: ...  # fmt: skip
 
     def add_read(self, elements: int, live: Any, shift: Any, out: Any, weight: float, /) -> bool:
-        """``live += weight * shift``, then ``out[:] = live``: whether what was read is finite."""
+        """Set ``live += weight * shift``, then ``out[:] = live``. Return True if the values read are finite."""
 
     def squares(self, elements: int, values: Any, before: float, /) -> float: ...
 
@@ -56,9 +63,9 @@ def found() -> Passes | None:
 
 
 passes = found()
-"""None where numpy does it."""
+"""The compiled passes; None if numpy is used."""
 
 
 def built() -> str:
-    """Which of the two is in use: "compiled" or "numpy"."""
+    """Return which implementation is used: "compiled" or "numpy"."""
     return "numpy" if passes is None else "compiled"

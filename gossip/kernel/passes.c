@@ -1,14 +1,13 @@
-/* One pass over a chunk where numpy takes several: each block of it is read once, and is in the first cache for all that
- * follows.
+/* Single passes over a chunk where numpy takes several: each block is read once, and stays in the L1 cache for all steps.
  *
- * What comes out is what gossip/codecs computes with numpy, bit for bit, since two peers must agree whichever they have:
- * the same operations on float32 in the same order, none contracted and none reordered (setup.py says so to the compiler).
+ * The results equal those of gossip/codecs with numpy, bit for bit, since two peers must agree whichever they use. So the
+ * operations on float32 are the same, in the same order, not contracted or reordered (setup.py sets the compiler's flags).
  * Sums of squares have the order that gossip/kernel/squares.py defines.
  *
- * Plain C99 over blocks, in loops that compilers make vectors of; on x86-64 each pass is there a second time for AVX2,
- * chosen when the module is loaded. Nothing here knows Python but the last part, and no pass touches the interpreter.
+ * This is plain C99 over blocks, in loops that compilers vectorise. On x86-64 each pass is compiled a second time for
+ * AVX2, and the choice is made at run time. Only the last part uses Python's API, and no pass touches the interpreter.
  */
-#define Py_LIMITED_API 0x030B0000 /* one build for 3.11 and all later ones */
+#define Py_LIMITED_API 0x030B0000 /* One build for 3.11 and all later versions. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <float.h>
@@ -34,24 +33,24 @@
 #else
 #define APART _Pragma("GCC ivdep")
 #endif
-#define EACH(i, n) APART for (int i = 0; i < (n); i++) /* no turn reads what another has written: vectors may be made */
+#define EACH(i, n) APART for (int i = 0; i < (n); i++) /* Iterations are independent: vectorise. */
 
-#define EDITION 4 /* another whenever a pass is given or computes something else: gossip/kernel/__init__.py has the same */
-#define ROW 256             /* values at a time, and the most that share a scale: values.py's ALIGN */
-#define LANES 64            /* squares.py's: sums that a row of squares is added to */
-#define BLOCK 4096          /* squares.py's: values whose squares are added up in float32 */
-#define SEGMENT 32768       /* dither.py's TABLE_ELEMENTS, and where its pieces end: values.py's BLOCK_ELEMENTS */
-#define SHIFT 21            /* grid.py's: of a float32's bits to its exponent and two bits of mantissa */
-#define BIAS 323            /* grid.py's */
-#define NOT_FINITE 255      /* grid.py's */
-#define INFINITE 0x7F800000 /* as float32's bits */
+#define EDITION 4 /* Change it with a pass's arguments or results, and in gossip/kernel/__init__.py too. */
+#define ROW 256             /* Values at a time, and the most that share a scale: ALIGN in values.py. */
+#define LANES 64            /* From squares.py: the number of partial sums that a row of squares is added to. */
+#define BLOCK 4096          /* From squares.py: values whose squares are summed in float32. */
+#define SEGMENT 32768       /* TABLE_ELEMENTS in dither.py, and the length of its pieces, BLOCK_ELEMENTS in values.py. */
+#define SHIFT 21            /* From grid.py: shifts a float32's bits to its exponent and two bits of mantissa. */
+#define BIAS 323            /* From grid.py. */
+#define NOT_FINITE 255      /* From grid.py. */
+#define INFINITE 0x7F800000 /* As float32 bits. */
 #define QUIET_NAN 0x7FC00000
-#define WHOLE 12582912.0f   /* 3 * 2**22, whose neighbours are 1 apart: adding it rounds to whole numbers, ties to even */
-#define WORTH_STREAMING 65536 /* elements: what is written is out of cache before anybody reads it */
-#define WORTH_LETTING_GO 4096 /* elements: a pass takes a microsecond then, as much as giving the interpreter away */
+#define WHOLE 12582912.0f   /* 3 * 2**22, where floats are 1 apart: adding it rounds to integers, ties to even. */
+#define WORTH_STREAMING 65536 /* Elements: larger outputs leave the cache before they are read. */
+#define WORTH_LETTING_GO 4096 /* Elements: a pass takes a microsecond, as much as releasing the GIL. */
 
-typedef uint16_t __attribute__((may_alias, aligned(1))) half; /* of a body, which may begin anywhere */
-typedef uint32_t __attribute__((may_alias)) bits;             /* of a float32 */
+typedef uint16_t __attribute__((may_alias, aligned(1))) half; /* In a body, which may be unaligned. */
+typedef uint32_t __attribute__((may_alias)) bits;             /* The bits of a float32. */
 
 static inline float float_of(uint32_t pattern) {
     float value;
@@ -70,7 +69,7 @@ static inline uint32_t bits_of(float value) {
 struct sum {
     _Alignas(64) float lanes[LANES];
     double total;
-    int filled; /* values of the block that is being added up */
+    int filled; /* Values of the current block that have been added. */
 };
 
 PASS end_block(struct sum *sum) {
@@ -79,7 +78,7 @@ PASS end_block(struct sum *sum) {
     sum->filled = 0;
 }
 
-/* The squares of n more values, of which all before were whole rows of LANES and none is behind the block's end. */
+/* Add the squares of n more values. All earlier calls added whole rows of LANES, and the values end within the block. */
 PASS add_squares(struct sum *sum, const float *values, int n) {
     float *lanes = sum->lanes;
     int row = 0;
@@ -102,15 +101,15 @@ PASS add_squares(struct sum *sum, const float *values, int n) {
     if (sum->filled == BLOCK) end_block(sum);
 }
 
-struct sums { /* of what a pass has subtracted, and of what it was subtracted from or made of values */
+struct sums { /* Sums of squares of the differences (out), and of the quantised or subtracted values (own). */
     struct sum out, own;
 };
 
-/* What a pass is given; a place that is NULL is not wanted. One of these is done:
+/* The buffers of a pass; NULL ones are not wanted. A pass does one of these:
  *
  *     values -> encoded             encode
  *     data -> out                   decode
- *     values -> own                 what others decode of values; own may be values
+ *     values -> own                 what other peers decode of values; own may be values
  *     values, data -> own, out      the same, and out = decoded data - own
  */
 struct chunk {
@@ -119,21 +118,21 @@ struct chunk {
     const uint8_t *data;
     uint8_t *encoded;
     float *own, *out;
-    struct sums *sums; /* of out and own, where both are wanted */
+    struct sums *sums; /* Of out and own, if both are wanted. */
 };
 
 struct blockwise {
     struct chunk chunk;
-    Py_ssize_t start, block;     /* where the chunk begins in its vector; values that share a scale */
-    int width;                   /* bits of a code, 8 or 4 */
-    float share;                 /* scales are the largest magnitude times this, rounded up */
-    const float *scales, *inverses, *noise; /* (256,), (256,), (2 * SEGMENT,) */
-    const int32_t *offsets;      /* where the noise of each segment begins in its table */
+    Py_ssize_t start, block;     /* The chunk's position in its vector; values that share a scale. */
+    int width;                   /* Bits of a code, 8 or 4. */
+    float share;                 /* A scale is the largest magnitude times this, rounded up. */
+    const float *scales, *inverses, *noise; /* (256,), (256,), (2 * SEGMENT,). */
+    const int32_t *offsets;      /* Where each segment's noise begins in the table. */
 };
 
 /* -- bf16: floats.py -- */
 
-static inline uint32_t rounded(uint32_t x) { /* the upper half counts */
+static inline uint32_t rounded(uint32_t x) { /* Only the upper half is valid. */
     return (x & 0x7FFFFFFF) > INFINITE ? x | 0x400000 : x + 0x7FFF + (x >> 16 & 1);
 }
 
@@ -171,7 +170,7 @@ static inline __attribute__((always_inline)) int chosen(const float *values, int
     const bits *patterns = (const bits *)values;
     int32_t largest = 0;
     EACH(i, n) {
-        const int32_t size = (int32_t)(patterns[i] & 0x7FFFFFFF); /* magnitudes order as their bits do */
+        const int32_t size = (int32_t)(patterns[i] & 0x7FFFFFFF); /* Magnitudes have the order of their bits. */
         largest = size > largest ? size : largest;
     }
     if (largest == 0) return 0;
@@ -180,7 +179,7 @@ static inline __attribute__((always_inline)) int chosen(const float *values, int
     return ceiling < 1 ? 1 : ceiling > NOT_FINITE ? NOT_FINITE : ceiling;
 }
 
-/* Codes i to i + n of a piece of so many bytes, in which byte j holds code j and, above it, code j + bytes: packing.py. */
+/* Pack codes i to i + n of a piece of `bytes` bytes. Byte j holds code j and, above it, code j + bytes: packing.py. */
 PASS pack(const uint8_t *codes, Py_ssize_t i, int n, uint8_t *body, Py_ssize_t bytes) {
     const int low = i >= bytes ? 0 : bytes - i < n ? (int)(bytes - i) : n;
     EACH(k, low) body[i + k] = codes[k];
@@ -195,13 +194,13 @@ PASS unpack(uint8_t *codes, Py_ssize_t i, int n, const uint8_t *body, Py_ssize_t
     EACH(k, n - low) codes[low + k] = body[k] >> 4;
 }
 
-/* Values first to first + n of the chunk, which share a scale, i being the first of them in its piece. */
+/* Process values first to first + n of the chunk, which share a scale. i is the first one's place in its piece. */
 PASS blockwise_row(
     const struct blockwise *b, int width, Py_ssize_t row, Py_ssize_t first, Py_ssize_t i, int n, const float *noise,
     Py_ssize_t position, Py_ssize_t bytes
 ) {
     const struct chunk *c = &b->chunk;
-    uint8_t apart[ROW]; /* codes of 4 bits before they are packed */
+    uint8_t apart[ROW]; /* Codes of 4 bits, unpacked. */
     float *own = c->own + first;
     if (c->values) {
         const float *values = c->values + first;
@@ -231,10 +230,10 @@ PASS blockwise_row(
     }
 }
 
-/* With block and width known where it is compiled, and rows of a known length but for the last one of a piece. */
+/* Block and width are known at compile time. Rows have a known length, except for the last one of a piece. */
 PASS blockwise(const struct blockwise *b, int block, int width) {
     const struct chunk *c = &b->chunk;
-    Py_ssize_t row = 0, position = (c->elements + block - 1) / block; /* of codes in the body, behind the scales */
+    Py_ssize_t row = 0, position = (c->elements + block - 1) / block; /* Of the codes in the body, after the scales. */
     int piece = 0;
     for (Py_ssize_t from = 0; from < c->elements; piece++) {
         const Py_ssize_t inside = (b->start + from) % SEGMENT;
@@ -252,7 +251,7 @@ PASS blockwise(const struct blockwise *b, int block, int width) {
 
 /* -- fp32: arithmetic/mixing.py -- */
 
-/* Past the cache, which would read first what is overwritten wholly: a quarter of all that this moves. */
+/* Write past the cache, which would first read what is overwritten: a quarter of all memory traffic. */
 PASS put(float *out, const float *values, int n) {
 #if defined(__x86_64__)
     for (int i = 0; i < n; i += 4) _mm_stream_ps(out + i, _mm_loadu_ps(values + i));
@@ -264,16 +263,16 @@ PASS put(float *out, const float *values, int n) {
 struct difference {
     Py_ssize_t elements;
     const float *theirs, *ours;
-    float *out; /* may be theirs */
+    float *out; /* May be theirs. */
     struct sums *sums;
 };
 
-/* Theirs may lie where others write: each value is read once, and what is added up is what was read. */
+/* Another process may write to theirs. So each value is read once, and the sums are of the values that were read. */
 PASS difference_row(const struct difference *d, Py_ssize_t first, int n, int past) {
     const float *theirs = d->theirs + first, *ours = d->ours + first;
     float apart[ROW], *out = past ? apart : d->out + first;
     EACH(i, n) out[i] = theirs[i] - ours[i];
-    __asm__ volatile("" ::: "memory"); /* no compiler computes that a second time */
+    __asm__ volatile("" ::: "memory"); /* Keep the compiler from computing that a second time. */
     if (past) put(d->out + first, apart, ROW);
     add_squares(&d->sums->out, out, n);
     add_squares(&d->sums->own, ours, n);
@@ -284,7 +283,7 @@ PASS difference(const struct difference *d) {
     if (d->out != d->theirs && d->elements >= WORTH_STREAMING && (uintptr_t)d->out % 16 == 0) {
         for (Py_ssize_t first = 0; first < whole; first += ROW) difference_row(d, first, ROW, 1);
 #if defined(__x86_64__)
-        _mm_sfence(); /* or who is told that it is done may read what was there before */
+        _mm_sfence(); /* Otherwise a thread that is told of the end may read old values. */
 #endif
     } else {
         for (Py_ssize_t first = 0; first < whole; first += ROW) difference_row(d, first, ROW, 0);
@@ -321,10 +320,10 @@ PASS outer_step(const struct outer_step *o) {
 struct add_read {
     Py_ssize_t elements;
     float *live;
-    const float *shift; /* NULL: nothing is added */
-    float *out;         /* NULL: nothing is read; may be shift */
-    float weight;       /* of shift */
-    int32_t *largest;   /* magnitude that was read, as float32's bits, which order as it does */
+    const float *shift; /* NULL: nothing is added. */
+    float *out;         /* NULL: nothing is read. May be shift. */
+    float weight;       /* The factor of shift. */
+    int32_t *largest;   /* The largest magnitude that was read, as float32 bits, which have the same order. */
 };
 
 PASS add_read_row(const struct add_read *a, Py_ssize_t first, int n, int past) {
@@ -348,7 +347,7 @@ PASS add_read_row(const struct add_read *a, Py_ssize_t first, int n, int past) {
 PASS add_read(const struct add_read *a) {
     Py_ssize_t first = 0;
     if (a->out && a->out != a->shift && a->elements >= WORTH_STREAMING) {
-        const int before = (int)(-((uintptr_t)a->out / sizeof(float)) % 4); /* of out's first whole 16 bytes */
+        const int before = (int)(-((uintptr_t)a->out / sizeof(float)) % 4); /* Elements before out's first aligned 16 bytes. */
         if (before) add_read_row(a, 0, before, 0);
         for (first = before; first + ROW <= a->elements; first += ROW) add_read_row(a, first, ROW, 1);
 #if defined(__x86_64__)
@@ -371,7 +370,7 @@ PASS squares(const struct squares *s) {
     if (whole < s->elements) add_squares(s->sum, s->values + whole, (int)(s->elements - whole));
 }
 
-/* -- each for AVX2, and for any -- */
+/* -- each pass for AVX2 and for any processor -- */
 
 PASS blockwise_known(const struct blockwise *b) {
     if (b->width == 8) blockwise(b, 256, 8);
@@ -399,9 +398,9 @@ static int wide(void) {
 #endif
 }
 
-/* -- as Python sees them -- */
+/* -- Python's interface -- */
 
-enum { MOST = 9 }; /* buffers of one call */
+enum { MOST = 9 }; /* The most buffers of one call. */
 
 struct views {
     Py_buffer held[MOST];
@@ -412,7 +411,7 @@ static void release(struct views *views) {
     while (views->count) PyBuffer_Release(&views->held[--views->count]);
 }
 
-/* The bytes of a buffer that has exactly so many, NULL in *place for None; 0 with an exception where it has not. */
+/* Store a buffer's address in *place, NULL for None. Return 0 with an exception unless it has exactly `bytes` bytes. */
 static int take(struct views *views, PyObject *object, Py_ssize_t bytes, int writable, void *place) {
     void *found = NULL;
     if (object != Py_None) {
@@ -435,7 +434,7 @@ static int take_table(struct views *views, PyObject *object, Py_ssize_t bytes, v
     return 0;
 }
 
-/* The five places of a chunk, whose bodies have so many bytes. */
+/* Take the five buffers of a chunk, whose bodies have `body` bytes. */
 static int take_chunk(struct views *views, PyObject *const *given, Py_ssize_t body, struct chunk *c) {
     const Py_ssize_t floats = c->elements * (Py_ssize_t)sizeof(float);
     if (!take(views, given[0], floats, 0, &c->values) || !take(views, given[1], body, 0, &c->data) ||
@@ -459,7 +458,7 @@ static int take_chunk(struct views *views, PyObject *const *given, Py_ssize_t bo
         if (state) PyEval_RestoreThread(state);                 \
     } while (0)
 
-/* Both sums, with what there was before of each. */
+/* Begin both sums with their previous values. */
 static void begin_sums(PyObject *const *before, struct sums *sums) {
     sums->out.total = PyFloat_AsDouble(before[0]);
     sums->own.total = PyFloat_AsDouble(before[1]);
@@ -580,7 +579,7 @@ static PyObject *call_blockwise(PyObject *module, PyObject *const *given, Py_ssi
         return PyErr_Format(PyExc_AssertionError, "no codec has such blocks");
     if (b.start < 0 || b.start % ROW)
         return PyErr_Format(PyExc_AssertionError, "a chunk begins at %zd, which is no multiple of %d", b.start, ROW);
-    Py_ssize_t codes = c->elements; /* bytes of them: pieces before the last have an even number of values */
+    Py_ssize_t codes = c->elements; /* In bytes: pieces before the last have an even number of values. */
     if (b.width == 4) codes = (codes + 1) / 2;
     const Py_ssize_t body = (c->elements + b.block - 1) / b.block + codes;
     const Py_ssize_t pieces = c->elements ? (b.start % SEGMENT + c->elements + SEGMENT - 1) / SEGMENT : 0;
