@@ -72,8 +72,9 @@ class Average:
         self._taken = 0
 
     def settled(self, before: int) -> None:
-        """Start again if mixes without training followed the first ``before`` ones: their result is better than the
-        average.
+        """Start again if mixes without training followed the first ``before`` ones.
+
+        Their result is better than an average over the way there.
         """
         if self.mixes > before:
             self.forget()

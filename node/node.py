@@ -214,8 +214,9 @@ class Node:
         return self._training.samplers.make(dataset_or_length, batch_size, shuffle, drop_last, seed)
 
     def settle(self, seconds: float = 5.0, wait_s: float = 0.0) -> float | None:
-        """Mix without training until the nodes agree. Call it before evaluating or saving, on every node at about the
-        same time.
+        """Mix without training until the nodes agree.
+
+        Call it before evaluating or saving, on every node at about the same time.
 
         Args:
             seconds: The most that this takes.
@@ -231,8 +232,8 @@ class Node:
     def finish(self, seconds: float = 5.0) -> None:
         """Mark the run as complete; call it at the end, with the final weights.
 
-        Newcomers get these weights and learn that the run is complete. Other nodes end when most members say so. A state
-        directory remembers it. The call waits up to ``seconds`` while newcomers fetch the weights.
+        Newcomers get these weights and learn that the run is complete. Other nodes end when most members say so. A
+        state directory remembers it. The call waits up to ``seconds`` while newcomers fetch the weights.
         """
         self._training.average.check("finish")
         self._training.finish(seconds)

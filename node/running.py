@@ -62,8 +62,9 @@ def note_made() -> None:
 
 
 def closes_with(face: object, side: Side) -> None:
-    """Close ``side`` when ``face`` is garbage-collected or the process ends; not in a forked child, where neither
-    runs.
+    """Close ``side`` when ``face`` is garbage-collected or the process ends.
+
+    A forked child does not close it, since neither runs there.
     """
     note_made()
     weakref.finalize(face, _close, side, os.getpid())

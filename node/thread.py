@@ -26,8 +26,9 @@ class Main(Protocol):
         """Handle an error of a call that the training thread made into the network thread."""
 
     def recovers(self, error: BaseException) -> bool:
-        """Return True to call ``main`` again after an error that ended trio's loop; False passes it to the training
-        thread.
+        """Return True to call ``main`` again after an error that ended trio's loop.
+
+        False passes the error to the training thread.
         """
 
 

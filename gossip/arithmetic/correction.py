@@ -16,7 +16,7 @@ Both partners add exact negatives. So the sum of all ``c`` stays 0, and the swar
 which it was learned.
 
 Without a leak, the variance of a node about the mean tends to the plain pair mean's divided by ``1 - kappa/limit`` for
-noise. For a constant pull it tends to 0 (3 times its square with plain means). :func:`correction_limit` is the limit.
+noise. For a constant pull it tends to 0 (3 times its square with plain means). :func:`correction_limit` has the limit.
 Such control variates are known from SCAFFOLD (Karimireddy et al., ICML 2020), and from ProxSkip and LED (arXiv
 2310.07983), there for a server or a fixed graph.
 
@@ -219,8 +219,9 @@ def settled(pull: Floats, own_sq: float, every: int, lessons_sq: float) -> float
 
 
 def shortening(pull_sq: float, own_sq: float, every: int) -> float:
-    """Return the factor, at most 1, that brings a correction of this squared length within its limit; 0 after an
-    overflow.
+    """Return the factor, at most 1, that brings a correction of this squared length within its limit.
+
+    It is 0 after an overflow.
     """
     most = MOST * every * math.sqrt(max(own_sq, 0.0))
     if math.isfinite(pull_sq):

@@ -19,8 +19,9 @@ Floats = NDArray[np.float32]
 
 
 def slices(elements: int, members: int) -> list[slice]:
-    """Return each member's slice of a vector: contiguous, equal up to rounding to whole blocks; the last may be
-    empty.
+    """Return each member's slice of a vector: contiguous, equal up to rounding to whole blocks.
+
+    The last slice may be empty.
     """
     blocks = -(-elements // ALIGN)
     ends = [min(blocks * (place + 1) // members * ALIGN, elements) for place in range(members)]

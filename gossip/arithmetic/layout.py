@@ -1,6 +1,4 @@
-"""The layout of a model's tensors in one flat float32 vector: offsets, fingerprint, and the comparison of two
-models.
-"""
+"""The layout of a model's tensors in one flat float32 vector, its fingerprint, and the comparison of two models."""
 
 from __future__ import annotations
 
@@ -51,9 +49,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class LayoutSummary:
-    """Another node's statement about its layout, only for telling people how two models differ, never for
-    allocation.
-    """
+    """Another node's statement about its layout, only for messages to people, never for allocation."""
 
     fingerprint: str
     size: int  # In elements.

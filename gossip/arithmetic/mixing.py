@@ -99,12 +99,11 @@ def finite(values: Floats) -> bool:
 
 
 def stability_limit(alpha: float, group: int = 2) -> float:
-    """Return the outer rate below which disagreement contracts under random pairs, ``2 (1 - alpha^2)``, or random
-    groups.
+    """Return the outer rate below which disagreement contracts under random pairs or groups.
 
-    In a large swarm a node has a deviation ``f`` from the mean and a momentum ``m``. The mean ``h`` of the other
-    ``group - 1`` deviations is independent of it, with variance ``E[f^2] / (group - 1)``. They obey ``m' = alpha m +
-    beta a (h - f)`` and ``f' = f + m'``, with ``a = (group - 1) / group``.
+    For pairs it is ``2 (1 - alpha^2)``. In a large swarm a node has a deviation ``f`` from the mean and a momentum
+    ``m``. The mean ``h`` of the other ``group - 1`` deviations is independent of it, with variance ``E[f^2] / (group -
+    1)``. They obey ``m' = alpha m + beta a (h - f)`` and ``f' = f + m'``, with ``a = (group - 1) / group``.
 
     Setting the second moments ``E[f^2]``, ``E[f m]`` and ``E[m^2]`` equal before and after gives ``2 (1 - alpha^2) / (1
     + alpha - 2 alpha a)``. For pairs this is the value above, and for groups of all members the heavy ball's own ``2 (1
@@ -141,8 +140,8 @@ def check_outer(alpha: float, beta: float, group: int = 2) -> None:
 class OuterStep:
     """The outer momentum step of one node: it computes what a finished exchange adds to the live parameters.
 
-    Let ``phi`` be the parameters after the last mix and ``mean = s + w d`` the pair's mean (NoLoCo, Kolehmainen et al.
-    2025, with its two rates equal, so that only one vector is sent):
+    This is NoLoCo's step (Kolehmainen et al. 2025), with its two rates equal, so that only one vector is sent. Let
+    ``phi`` be the parameters after the last mix and ``mean = s + w d`` the pair's mean:
 
         m <- alpha m + beta (mean - phi);   phi <- phi + m;   theta <- phi
 
@@ -178,8 +177,9 @@ class OuterStep:
         return self.plain or self._phi is not None
 
     def begin(self, vector: Floats) -> None:
-        """Start mixing from ``vector`` without a copy: the outer step owns its first ``parameters`` elements from now
-        on.
+        """Start mixing from ``vector`` without a copy.
+
+        The outer step owns its first ``parameters`` elements from now on.
         """
         if self.plain:
             return
@@ -365,8 +365,7 @@ def outer_step_beside(
 
 
 def pair_cap(moving: int) -> float:
-    """Return the largest weight of a pair among ``moving`` concurrent exchanges: 1/2 for one, 1/3 for two, 1/4 for
-    three.
+    """Return the largest weight of a pair among ``moving`` concurrent exchanges: ``1 / (1 + moving)``.
 
     So concurrent differences take less than about one vector in all, and no node overshoots.
     """

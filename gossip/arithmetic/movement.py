@@ -15,9 +15,7 @@ SAMPLED = 4_096  # In elements: their sum of squares errs by 2 % if elements are
 
 
 class Movement:
-    """The movement of a vector of ``size`` elements without what others added: the norm of the training loop's own
-    part.
-    """
+    """The movement of a vector of ``size`` elements by the training loop's own steps, without what others added."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -44,8 +42,9 @@ class Movement:
         return vector[self.every].copy()
 
     def merged(self, sample: Floats, ratio: float) -> None:
-        """Account for ``x += ratio (vector - x)`` with another node's vector, which also shrinks earlier local
-        steps.
+        """Account for ``x += ratio (vector - x)`` with another node's vector.
+
+        It also shrinks the displacement by earlier local steps.
         """
         if self.expected is not None:
             self.expected += np.float32(ratio) * (sample - self.expected)

@@ -1,6 +1,6 @@
 """The elements of the vector that one exchange mixes: all, a random share, or one fragment.
 
-Both sides take the same elements of their snapshots and mix them like a whole vector, so all that holds for a vector
+Both sides take the same elements of their snapshots and mix them like a whole vector. So all that holds for a vector
 holds for a part. The part's mean is kept, and the other elements stay as they are. Positions are never sent: they
 follow from the session's number, or from the fragment's.
 """

@@ -54,9 +54,7 @@ def beginning(seed: int, segment: int) -> int:
 
 
 def beginnings(seed: int, start: int, elements: int) -> NDArray[np.int32]:
-    """Return :func:`beginning` for each segment that the stream's ``elements`` positions from ``start`` touch:
-    (segments,).
-    """
+    """Return :func:`beginning` for each segment that ``elements`` positions from ``start`` touch: (segments,)."""
     assert start % ALIGN == 0, f"a chunk begins at {start}, which is no multiple of {ALIGN}"
     touched = range(start // BLOCK_ELEMENTS, -(-(start + elements) // BLOCK_ELEMENTS) if elements else 0)
     return np.array([beginning(seed, segment) for segment in touched], np.int32)

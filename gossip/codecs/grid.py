@@ -29,9 +29,7 @@ INVERSES[1:NOT_FINITE] = np.float32(1.0) / SCALES[1:NOT_FINITE]
 
 
 def scale_bytes(scales: Floats) -> NDArray[np.uint8]:
-    """Return the byte of the smallest scale on the grid that is at least each of ``scales`` (none negative, NaN
-    allowed).
-    """
+    """Return the bytes of the smallest scales on the grid that are at least ``scales`` (none negative, NaN allowed)."""
     ceiling = scales.view(np.int32) >> SHIFT
     ceiling += (scales.view(np.int32) & ((1 << SHIFT) - 1)) != 0
     ceiling -= BIAS

@@ -7,9 +7,9 @@ wrong values are never averaged.
 
 With step ``s`` and shared noise ``u`` the sender has indices ``k = round(x / s + u)`` and sends ``k mod 2^b``, b = 4.
 The receiver's own indices are ``j = round(y / s + u)``. It takes for ``k`` the number congruent to the remainder that
-is nearest to ``j``. That is right when ``-2^(b-1) <= k - j < 2^(b-1)``, and so whenever ``|x - y| < bound / 2 - s``
-with ``bound = (2^b - 1/8) s`` (the eighth is for the rounding of ``x / s + u``). It decodes ``s (k - u)``, the sender's
-own quantised value bit for bit. The error is at most ``s / 2``, without bias (dither.py).
+is nearest to ``j``. That is right when ``-2^(b-1) <= k - j < 2^(b-1)``. With ``bound = (2^b - 1/8) s`` this holds
+whenever ``|x - y| < bound / 2 - s``; the eighth is for the rounding of ``x / s + u``. It decodes ``s (k - u)``, the
+sender's own quantised value bit for bit. The error is at most ``s / 2``, without bias (dither.py).
 
 Measured on eight nodes with a perceptron on digits (17,226 parameters, SGD, a mix every 8 steps, 150 mixes). ``noise``
 is the square of ``Q(p) - Q(s) - (p - s)`` over that of ``p - s``. ``overflow`` is the share of exchanges repeated with
@@ -63,9 +63,9 @@ class Overflow(Exception):
 class Moniqua4(Codec):
     """4 bits a value, a byte for every 256 and 8 bytes of hash per chunk.
 
-    The error is at most half a step, which is 18 % of the largest recent difference in the block. The body has the
-    bytes of the blocks' steps (grid.py), the remainders packed in pieces like int8's codes (packing.py), and xxh3 of
-    the indices as little-endian int32.
+    The error is at most half a step, which is 18 % of the largest recent difference in the block. The body begins with
+    the bytes of the blocks' steps (grid.py). The remainders follow, packed in pieces like int8's codes (packing.py),
+    and then xxh3 of the indices as little-endian int32.
 
     Encoding needs the bounds of a node, ``bound(spread)``; decoding does not. A block that is not finite becomes NaN.
     """
@@ -78,8 +78,8 @@ class Moniqua4(Codec):
     margin = 2.0
     """The ratio of the supported distance to the largest recent difference.
 
-    Margins of 1.5, 2 and 3 gave 17, 6.6 and 2.5 % overflow, noise 0.30, 0.42 and 0.59, and 5.44, 4.60 and 4.28 bits. 1.5
-    has the least noise for its bits, but a repeated exchange also costs time.
+    Margins of 1.5, 2 and 3 gave 17, 6.6 and 2.5 % overflow, noise 0.30, 0.42 and 0.59, and 5.44, 4.60 and 4.28 bits. A
+    margin of 1.5 has the least noise for its bits, but a repeated exchange also costs time.
     """
     largest = LARGEST_SCALE * 2**18
     known_values = (0.0, -0.0, 1.0, -0.5, 1 / 3, 0.75, -1e-3)

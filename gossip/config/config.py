@@ -90,8 +90,9 @@ class Config(Derived):
 
     @classmethod
     def wan(cls, **changes: Any) -> Config:
-        """Return the settings for scattered machines: 100 Mbit/s and 50 ms, lossy. Half the bytes, a quarter of the
-        mixes.
+        """Return the settings for scattered machines: 100 Mbit/s and 50 ms, lossy.
+
+        They send half the bytes, and mix a quarter as often.
         """
         preset: dict[str, Any] = {
             "mix_every_steps": 32,

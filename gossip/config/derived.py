@@ -43,8 +43,9 @@ class Derived(Keys):
 
     @property
     def interval_steps(self) -> int | None:
-        """Return the local steps in an interval as versions count them, the same in a swarm; None with a clock
-        alone.
+        """Return the local steps in an interval as versions count them; None with a clock alone.
+
+        All nodes of a swarm must have the same number.
         """
         return NOMINAL_STEPS if isinstance(self.mix_every_steps, str) else self.mix_every_steps
 
@@ -65,14 +66,15 @@ class Derived(Keys):
     def incoming_limit(self) -> int:
         """Return the limit of concurrent incoming exchanges.
 
-        It is 1 if an outer step mixes parts or groups, or if the loop waits for mixes.
+        With an outer step it is 1 for parts and groups, and if the loop waits for mixes.
         """
         return self.incoming_exchanges if self.plain or self.overlaps else 1
 
     @property
     def overlaps(self) -> bool:
-        """Return True if mixes with an outer step may overlap: pairs of the whole vector without a waiting training
-        loop.
+        """Return True if mixes with an outer step may overlap.
+
+        That holds for pairs of the whole vector, if no training loop waits for them.
         """
         alone = self.paired and self.partners == 1 and self.part == "all"
         return alone and not self.plain and self.max_version_gap is None

@@ -12,8 +12,9 @@ __all__ = ["SELECTIONS", "SelectionRule"]
 
 @dataclass(frozen=True, slots=True)
 class SelectionRule:
-    """One rule. ``home`` is its module and class in ``gossip.selection``; ``where`` is a report's text, "" for
-    anywhere.
+    """One rule.
+
+    ``home`` is its module and class in ``gossip.selection``; ``where`` is a report's text, "" for anywhere.
     """
 
     home: str

@@ -7,8 +7,8 @@ node's own intervals:
     S_p <- S_p exp(-dt / T) + moves           S_p <= B = FACTOR median(S of the other partners) + SAVED
 
 If a difference would take S_p beyond B, only the rest is taken. Only the node's own steps count as time, so that no
-peer can speed up the decay. So the sum of what p takes within t intervals is at most ``B (1 + t / T)``, with B the
-largest bound in that time: S_p is at most B at the end, and at most B dt / T of it decays in dt.
+peer can speed up the decay. Let B be the largest bound within t intervals. Then p takes at most ``B (1 + t / T)`` in
+that time: S_p is at most B at the end, and at most B dt / T of it decays in dt.
 
 ``SAVED`` makes room for chance. Two nodes of a large swarm may meet three times in a few intervals and then not for
 long. Meanwhile the median of sums of one or two meetings is small.

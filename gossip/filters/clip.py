@@ -35,9 +35,9 @@ def clip_factor(difference_sq: float, radius: float) -> float:
 def taper(reach: float, spare: float) -> float:
     """Return how many radii are taken of a difference of ``reach`` radii, with ``spare`` radii saved up.
 
-    Up to ``1 + spare`` all is taken. Beyond ``WHOLE`` radii the part falls as the difference grows, down to ``LEAST``:
-    a redescending influence (Hampel, "The influence curve and its role in robust estimation", 1974). Honest nodes with
-    unlike data are up to two radii away, and harmful lies tens of radii.
+    Up to ``1 + spare`` all is taken. Beyond ``WHOLE`` radii the part falls as the difference grows, down to ``LEAST``.
+    That is a redescending influence (Hampel, "The influence curve and its role in robust estimation", 1974). Honest
+    nodes with unlike data are up to two radii away, and harmful lies tens of radii.
     """
     return min(reach, 1.0 + spare, max(LEAST, 2 * WHOLE - reach))
 
@@ -117,8 +117,8 @@ class Clip(Filter):
 
         Before enough distances are seen, the node's own steps replace them, since nobody can forge these. Nodes with
         the same weights that then move by ``m`` each are at most ``2 m`` apart. So are nodes that mix at random and
-        move by ``m`` between two mixes, each in its own direction (V = V/2 + m^2, and a pair is sqrt(2 V) apart). If it
-        is longer, the distance between the donors counts: a newcomer without steps knows no other.
+        move by ``m`` between two mixes, each in its own direction: V = V/2 + m^2, and a pair is sqrt(2 V) apart. The
+        distance between the donors counts if it is longer: a newcomer without steps knows no other.
 
         A node whose own recent steps took it far widens its radius by them. That also applies to a part of the vector,
         since a mixed part is rarely as far apart as the whole.

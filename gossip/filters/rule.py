@@ -63,8 +63,9 @@ class Filter:
         """Learn how far local steps alone moved the model since the last snapshot; NaN if it was not measured."""
 
     def joined(self, donors_sq: float) -> None:
-        """Note that the weights were replaced by donors' weights, with this mean square distance per element (0:
-        unknown).
+        """Note that the weights were replaced by donors' weights.
+
+        ``donors_sq`` is the mean square of an element's difference between donors; 0 means unknown.
         """
 
     def mean(self, vectors: Floats) -> Floats:

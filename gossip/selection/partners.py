@@ -59,8 +59,9 @@ class Partners:
     # -- for the selector ----------------------------------------------------------------------------------------
     @property
     def round(self) -> int:
-        """Return the mixing rounds behind the weights, about equal in the whole swarm; our own mixes without a step
-        schedule.
+        """Return the mixing rounds behind the weights, about equal in the whole swarm.
+
+        Without a step schedule, it is the number of our own mixes.
         """
         return int(self.local.version) if self.local.every is not None else self.mixes
 

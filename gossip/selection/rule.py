@@ -45,8 +45,9 @@ class Candidates(Protocol):
 
     @property
     def changes(self) -> int:
-        """Return a number that grows whenever the members or an address may have changed, so that selectors can
-        cache.
+        """Return a number that grows whenever the members or an address may have changed.
+
+        Selectors cache sorted members until then.
         """
 
     def alive(self) -> Sequence[PeerId]:
@@ -96,11 +97,11 @@ class Selector(ABC):
         """Return all fitting partners of this round, each once, without ourselves."""
 
     def weight(self, swarm: Candidates, partner: PeerId) -> float:
-        """Return the largest weight of a pair's difference: 1/2, or less with ``at_once``, so that every node keeps a
-        share.
+        """Return the largest weight of a pair's difference: 1/2, or less with ``at_once``.
 
-        It must follow from what both sides know alike (the method, the graph's file, an id) and not from which members
-        are alive. Otherwise two views would give two weights, and the swarm's mean would move.
+        With ``at_once`` every node must keep a share of itself. The weight must follow from what both sides know alike
+        (the method, the graph's file, an id) and not from which members are alive. Otherwise two views would give two
+        weights, and the swarm's mean would move.
         """
         return 0.5
 

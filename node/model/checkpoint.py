@@ -326,8 +326,9 @@ def _folder_beside(target: Path) -> Iterator[Path]:
 
 
 def _looks_like_a_pickle(place: Path) -> bool:
-    """Return True if a refused file is probably a pickle: torch's archives are zip files, plain pickles start with
-    0x80.
+    """Return True if a refused file is probably a pickle.
+
+    torch's archives are zip files, and plain pickles start with 0x80.
     """
     try:
         with place.open("rb") as file:

@@ -169,8 +169,9 @@ class OptimizerState:
                     state[key] = type(example)(number)
 
     def forget_spoiled(self) -> None:
-        """Clear the state of each parameter that has a non-finite tensor: an optimizer recreates a missing state only
-        as a whole.
+        """Clear the state of each parameter that has a non-finite tensor.
+
+        It is cleared as a whole, since an optimizer only recreates a state that is missing altogether.
         """
         for state in self.each():
             kept = [value for value in state.values() if isinstance(value, Tensor) and value.is_floating_point()]

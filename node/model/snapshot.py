@@ -36,8 +36,9 @@ MAPPED_ELEMENTS = 1 << 16  # The least size of a host vector that gets pages of 
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Pending copies. Until they are done, do not use the host array: a read still writes it, an addition still reads
-    it.
+    """Pending copies between a host array and a device.
+
+    Until they are done, do not use the host array: a read still writes it, an addition still reads it.
     """
 
     events: tuple[torch.cuda.Event, ...] = ()
@@ -138,8 +139,9 @@ class ModelState(State):
         self.begin_read(out).wait()
 
     def begin_read(self, out: Floats) -> Copies:
-        """Begin to read the weights as they are now; on CUDA the copy overlaps with later steps, which do not affect
-        it.
+        """Begin to read the weights as they are now.
+
+        On CUDA the copy overlaps with later steps, which do not affect it.
         """
         began = time.perf_counter()
         live = self._weights(out)
@@ -236,8 +238,9 @@ class ModelState(State):
 
     @torch.no_grad()
     def add_read(self, shift: Floats, weight: float) -> bool:
-        """Add as :meth:`add_weighted`, then read the sum into ``shift``. Return False for tensors that gain nothing
-        from it.
+        """Add as :meth:`add_weighted`, then read the sum into ``shift``.
+
+        Return False, with nothing changed, for tensors that gain nothing from it.
         """
         live = self._weights(shift)
         if not plain(live):

@@ -1,6 +1,4 @@
-"""A model as Node sees it: one flat float32 vector that is read, added to and written. Models of other kinds subclass
-it.
-"""
+"""The interface to a model: one flat float32 vector that is read, added to and written."""
 
 from __future__ import annotations
 
@@ -97,10 +95,9 @@ class VectorState(ABC):
         return None
 
     def read_frozen(self, out: Floats, start: int) -> None:
-        """Read the ``"frozen"`` elements from ``start`` on into ``out``. They follow all exchanged ones and never
-        change.
+        """Read the ``"frozen"`` elements from ``start`` on into ``out``.
 
-        Any thread may call it.
+        They follow all exchanged elements and never change, so any thread may call this.
         """
         raise NotImplementedError
 
@@ -153,8 +150,9 @@ class VectorState(ABC):
         return np.zeros(elements, np.float32)
 
     def takes(self, vector: Floats) -> bool:
-        """Return True if shared memory of this host may replace :meth:`buffer`'s: by default if `buffer` is not
-        overridden.
+        """Return True if shared memory of this host may replace :meth:`buffer`'s.
+
+        That is the default if `buffer` is not overridden.
         """
         return type(self).buffer is VectorState.buffer
 

@@ -288,8 +288,9 @@ class GroupTransfers:
             ahead.drop(link)
 
     def stalled(self, now: float, stall_s: float) -> list[Link]:
-        """Return the links over which a slice, or a mean that has begun, is due and nothing came for ``stall_s``
-        seconds.
+        """Return the links over which a slice, or a mean that has begun, has been due for too long.
+
+        Nothing came over them for ``stall_s`` seconds.
         """
         return [
             link for one in self.table.values() for place, (link, moved_at) in one.heard.items()

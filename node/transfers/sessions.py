@@ -41,8 +41,9 @@ class StreamSession:
     lock: threading.Lock = field(default_factory=threading.Lock)  # A thread may be using the vectors.
 
     def place(self, chunk: Chunk, body_bytes: int, wide: bool = False) -> memoryview | None:
-        """Return the buffer for a chunk's body, or None if the session has ended. ``wide`` means that it comes over a
-        lane.
+        """Return the buffer for a chunk's body, or None if the session has ended.
+
+        ``wide`` means that the chunk comes over a lane.
         """
         assert self.receiver is not None
         with self.lock:
@@ -55,8 +56,9 @@ class StreamSession:
             return None if self.over else self.receiver.place(chunk, body_bytes, wide)
 
     def arrived(self, chunk: Chunk) -> bool:
-        """Process a filled chunk. Return False if the vector is complete, the receiver has a fault, or the session has
-        ended.
+        """Process a filled chunk, and return True if more chunks are due.
+
+        False means that the vector is complete, the receiver has a fault, or the session has ended.
         """
         assert self.receiver is not None
         with self.lock:
@@ -106,8 +108,9 @@ class StreamSessions:
         return session in self.table or session in self.recent
 
     def place(self, link: Link, chunk: Chunk, body_bytes: int, wide: bool = False) -> memoryview | None:
-        """Return the buffer for a chunk's body, or None if the session has ended. ``wide`` means that it comes over a
-        lane.
+        """Return the buffer for a chunk's body, or None if the session has ended.
+
+        ``wide`` means that the chunk comes over a lane.
         """
         session = self.expecting(link, chunk)
         return None if session is None else session.place(chunk, body_bytes, wide)

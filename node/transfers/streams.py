@@ -105,8 +105,9 @@ class Streams:
                 self.taken = True
 
     def touch(self, vectors: int = 2) -> None:
-        """Write to fresh vectors: page faults cost four times what a copy costs, and a step boundary would pay for
-        them.
+        """Write to fresh vectors before they are needed.
+
+        Page faults cost four times what a copy costs, and a step boundary would pay for them.
         """
         for vector in [self.pool.take() for _ in range(vectors)]:
             vector.array.fill(0.0)
@@ -153,8 +154,9 @@ class Streams:
             self.give_up(job, error)
 
     async def mixer(self) -> None:
-        """Run the queued jobs in order. Weights to adopt wait behind earlier updates, which belong to the old
-        weights.
+        """Run the queued jobs in order.
+
+        Weights to adopt wait behind earlier updates, which belong to the old weights.
         """
         async for job in self.jobs_out:
             try:
