@@ -69,9 +69,8 @@ class HeldRun:
             self.outer.correction = Correction(
                 self.state.layout.exchanged, self.state.layout.parameters, self.config.kappa, every
             )
-        self.outer_lock = (
-            threading.Lock()
-        )  # The network's threads move the outer step, and the training thread resets it.
+        # The network's threads move the outer step, and the training thread resets it.
+        self.outer_lock = threading.Lock()
         self.thread = NetworkThread()
         self.archive = Archive(self.state, optimizers)
         self.kept_in: Path | None = None  # The file with the weights that this node gave up for another run's.
@@ -249,7 +248,8 @@ class HeldRun:
         if state_dir.final is None or not state_dir.finished():
             return
         try:
-            HeldRun.load(self, state_dir.final)  # All ranks of a group call this, so call the base class's method.
+            # In a group all ranks are here already: call the base class's load, which does not gather them.
+            HeldRun.load(self, state_dir.final)
         except CheckpointError as error:
             raise LocalError(
                 f"The run of the state directory {state_dir.path} is finished, and its weights cannot be taken: "

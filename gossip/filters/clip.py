@@ -78,7 +78,7 @@ class Clip(Filter):
     def take(
         self, partner: PeerId, weight: float, difference_sq: float, size: int, here: Here, at: float
     ) -> tuple[float, tuple[str, ...]]:
-        # Use what was known before this exchange.
+        # The radius follows from earlier exchanges alone.
         radius = self.radius(size)
         taken, reach = self.held(difference_sq, radius)
         why: tuple[str, ...] = ("clipped",) if taken < 1.0 else ()
@@ -115,7 +115,7 @@ class Clip(Filter):
         away than the truth, and a node that fell for a few is far from all others. With a median, half of its distances
         could be lies or their echo, and it would fall for the next.
 
-        Before enough distances are seen, the node's own steps replace them, since nobody can forge these. Nodes with
+        Before enough distances are seen, the node's own steps replace them, since no peer can forge these. Nodes with
         the same weights that then move by ``m`` each are at most ``2 m`` apart. So are nodes that mix at random and
         move by ``m`` between two mixes, each in its own direction: V = V/2 + m^2, and a pair is sqrt(2 V) apart. The
         distance between the donors counts if it is longer: a newcomer without steps knows no other.

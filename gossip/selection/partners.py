@@ -19,7 +19,7 @@ from gossip.wire.messages import MAX_GROUP
 
 __all__ = ["Partners"]
 
-APART = 0.5  # Of an interval between two mixes with one partner that it asks for; its share is then two in three.
+APART = 0.5  # The least intervals between two mixes that one partner asks for; its share is then two in three.
 TRIED = 4  # The number of partners in back-off that are tried if no other is left.
 NEVER = float("-inf")
 WARY = (

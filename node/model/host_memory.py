@@ -51,7 +51,7 @@ class Mapped:
 class HostMemory(Mapped):
     """One vector's memory, and the file descriptor by which other processes read it.
 
-    Seals fix the file's size, and nobody can write through the descriptor.
+    Seals fix the file's size, and allow no writes through the descriptor.
     """
 
     def __init__(self, elements: int) -> None:

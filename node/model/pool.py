@@ -93,7 +93,7 @@ class VectorPool:
                 self.drop(dropped)
 
     def lease(self, vector: Vector) -> Lease:
-        """Add a user to the vector; nobody may reuse it until all leases have ended."""
+        """Add a user to the vector, which is not reused until all leases have ended."""
         with self.lock:
             vector.users += 1
         return Lease(self, vector)

@@ -44,9 +44,8 @@ class Teller:
         self.peer, self.config, self.announce = peer, config, announce
         self.offered: dict[int, tuple[PeerId, float]] = {}  # The partner and the time of each pending offer.
         self.failures: dict[str, int] = {}  # By reason, the failures that were announced.
-        self.mixed = deque[tuple[str, str, float]](
-            maxlen=MIXES
-        )  # Partner, codec and time of the last mixes, newest last.
+        # Partner, codec and time of the last mixes, newest last.
+        self.mixed = deque[tuple[str, str, float]](maxlen=MIXES)
 
     def member_changed(self, peer: PeerId, before: MemberState | None, after: MemberState) -> None:
         was = None if before is None else before.value
