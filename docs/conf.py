@@ -14,7 +14,7 @@ project = PROJECT["name"]
 copyright = f"{PROJECT['authors'][0]['name']}, {PROJECT['license']}"
 release = version = PROJECT["version"]
 
-extensions = ["myst_nb", "sphinx.ext.autodoc"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]  # napoleon reads Google-style docstrings
 root_doc = "docs/index"
 include_patterns = [
     "docs/**", "examples/notebooks/*.ipynb", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md",
