@@ -1,1 +1,1 @@
-"""Peers on one heap of events."""
+"""Discrete-event simulation of whole peers, message by message, on one event heap."""

@@ -1,9 +1,9 @@
-"""What carries messages and streams from one host to another, in order, and who is cut off from whom. Streams share
-bandwidth (:mod:`sim.engine.flows`).
+"""The simulated network: ordered delivery of messages and streams between hosts, and network partitions.
 
-Where the network has TCP (:mod:`sim.world.tcp`) nothing is lost: what is, comes late, and what is sent after it over
-the same line comes after it. What is sent into a cut waits for the first retransmission after its end. Without TCP a
-message takes the latency and no more, and what is sent into a cut is lost without a word.
+Streams share bandwidth (:mod:`sim.engine.flows`). With TCP (:mod:`sim.world.tcp`) nothing is lost: a lost segment
+arrives late and delays what is sent after it on the same line (head-of-line blocking). A segment sent during a
+partition arrives with the first retransmission after it. Without TCP a message takes exactly the latency, and a message
+sent during a partition is lost silently. A partition is a "cut" in the code.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Carrier:
         self.flows = Flows(events, network)
         self.latency = network.latency
         self.transport = network.transport
-        self.group_of: dict[int, int] | None = None  # by row, while the network is cut into groups
-        self.cut_at = -math.inf  # when it was
-        # Lines on which something waits for the end of a cut, and since when TCP sends it again.
+        self.group_of: dict[int, int] | None = None  # group by host row during a partition
+        self.cut_at = -math.inf  # when the latest partition began
+        # Lines with segments that wait for the end of a partition, and since when TCP has been retransmitting.
         self.holding: dict[Line, tuple[Host, Host, float]] = {}
 
     def after(self, sender: Host, receiver: Host) -> float:
-        """When what is sent now arrives, if nothing delays it."""
+        """Return when a message sent now arrives if nothing delays it."""
         return self.events.now + self.latency(sender.index, receiver.index)
 
     # -- cuts ----------------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ class Carrier:
         return self.group_of is not None and self.group_of.get(a.row, 0) != self.group_of.get(b.row, 0)
 
     def retransmit(self) -> None:
-        """Between those who are not cut off any more all that was held arrives with the next retransmission."""
+        """Schedule held segments of reconnected hosts to arrive with TCP's next retransmission."""
         if self.transport is None:
             return
         for line, (host, to, since) in list(self.holding.items()):
@@ -72,19 +72,19 @@ class Carrier:
 
     # -- lines ---------------------------------------------------------------------------------------------------
     def fresh(self, host: Host, to: Host) -> Line:
-        """That of a connection which begins now; its draws are those of this pair and this time."""
+        """Return the line of a new connection, whose random draws depend only on the pair and the time."""
         now, loss = self.events.now, self.network.loss_of(host.index, to.index)
         return Line(line_key(host.key, to.key, now), now, loss)
 
     def to(self, host: Host, to: Host) -> Line:
-        """The line that is there, or one without a connection's beginning."""
+        """Return the existing line to a host, or create one without a handshake."""
         line = host.lines.get(to.id)
         if line is None:
             line = host.lines[to.id] = self.fresh(host, to)
         return line
 
     def message(self, line: Line, host: Host, to: Host, handler: Callable[..., None], *args: object) -> float:
-        """Carry one segment, where there is TCP: behind what a stream of this host's keeps in its queue."""
+        """Carry one TCP segment and return its arrival time; it may queue behind a stream of the same host."""
         takes_s = self.latency(host.index, to.index)
         late_s = self.behind_s(host, line) if self.events.now < host.behind_until else 0.0
         if line.loss:
@@ -96,14 +96,19 @@ class Carrier:
         self, line: Line, host: Host, to: Host, takes_s: float, late_s: float, handler: Callable[..., None],
         args: tuple[Any, ...], stuck: Callable[[float], None] | None = None,
     ) -> float:  # fmt: skip
-        """Call the handler when what is sent now arrives, in the order of the line, and return that time; infinity if
-        it waits for the end of a cut. ``stuck`` is told since when, also where that happens on its way."""
+        """Deliver to ``handler(*args)`` in the order of the line, and return the arrival time.
+
+        The time is infinity if a partition holds the segment. ``stuck(since)`` is called when it is held, even if the
+        partition begins while the segment is on its way.
+        """
         now = self.events.now
         if self.group_of is not None and self.cut(host, to):
             self.hold(line, host, to, now, handler, args, stuck)
             return math.inf
         arrives = now + (takes_s + late_s)
-        if late_s > 0 or arrives < line.free_at:  # a cut may begin first; within a latency alone that is left out
+        # A delayed segment is checked again on arrival, in case a partition has begun. Others skip the check: a
+        # partition that begins within one latency is not modelled for them.
+        if late_s > 0 or arrives < line.free_at:
             arrives = line.free_at = max(arrives, line.free_at)
             self.events.push(arrives, self.arrive, line, host, to, now, handler, args, stuck)
         else:
@@ -115,7 +120,7 @@ class Carrier:
         self, line: Line, host: Host, to: Host, sent_at: float, handler: Callable[..., None], args: tuple[Any, ...],
         stuck: Callable[[float], None] | None,
     ) -> None:  # fmt: skip
-        """It was on its way for longer than a latency: unless a cut has begun meanwhile, it is there."""
+        """Deliver a segment that was delayed, unless a partition has begun meanwhile."""
         if self.group_of is not None and self.cut(host, to):
             self.hold(line, host, to, sent_at, handler, args, stuck)
         else:
@@ -125,8 +130,8 @@ class Carrier:
         self, line: Line, host: Host, to: Host, sent_at: float, handler: Callable[..., None], args: tuple[Any, ...],
         stuck: Callable[[float], None] | None,
     ) -> None:  # fmt: skip
-        """Between those two it waits for the end of the cut, before what was sent after it."""
-        line.free_at = max(line.free_at, sent_at)  # used it was
+        """Hold a segment until the partition ends, in the order in which the line's segments were sent."""
+        line.free_at = max(line.free_at, sent_at)  # the line counts as used, so it is not idle
         since = max(sent_at, self.cut_at)
         insort(line.held, (sent_at, handler, args), key=itemgetter(0))
         self.holding[line] = host, to, min(since, self.holding[line][2] if line in self.holding else since)
@@ -134,12 +139,12 @@ class Carrier:
             stuck(since)
 
     def drop(self, line: Line) -> None:
-        """Its receiver has closed it: what waits on it is refused when it comes."""
+        """Discard the held segments of a line that its receiver has closed."""
         line.held.clear()
         self.holding.pop(line, None)
 
     def passes(self, line: Line | None, sender: Host, receiver: Host) -> bool:
-        """Whether a packet that nobody sends again arrives."""
+        """Return True if a single packet arrives without retransmission."""
         if self.group_of is not None and self.cut(sender, receiver):
             return False
         return line is None or self.transport is None or not self.transport.lost(line)
@@ -149,9 +154,23 @@ class Carrier:
         self, host: Host, to: Host, size_bytes: int, duplex: bool, sent: Callable[[], None],
         stalled: Callable[..., None], number: int, arrived: Callable[..., None], *args: object,
     ) -> Flow | None:  # fmt: skip
-        """``sent()`` is called when the last byte has gone, ``arrived(to, *args)`` when it is there, and
-        ``stalled(to, host, number)`` after ``stall_s`` of a stream that is cut off, or lost where there is no TCP.
-        ``duplex``: as much comes the other way. None: all is sent already."""
+        """Stream ``size_bytes`` from one host to another.
+
+        Args:
+            host: The sender.
+            to: The receiver.
+            size_bytes: Payload bytes.
+            duplex: Whether the receiver streams as much in the other direction.
+            sent: Called when the last byte has been sent.
+            stalled: Called as ``stalled(to, host, number)`` when a partition, or a loss without TCP, has stopped the
+                stream for ``stall_s``.
+            number: The session.
+            arrived: Called as ``arrived(to, *args)`` when the last byte has arrived.
+            *args: Arguments of ``arrived``.
+
+        Returns:
+            The flow, or None if everything is sent already.
+        """
         transport = self.transport
         if transport is None:
             landing = partial(self.land, host, to, None, 0.0, sent, stalled, number, arrived, args)
@@ -165,15 +184,18 @@ class Carrier:
         return self.flows.start(host.index, to.index, wire_bytes, landing, ceiling, size_bytes)
 
     def queue(self, host: Host, queue_s: float, takes_s: float) -> None:
-        """For so long what this host sends waits behind a stream of its own."""
+        """Record that for ``takes_s`` the host's messages queue behind a stream of its own."""
         now = self.events.now
         if now >= host.behind_until:
             host.behind_s, host.behind_since = 0.0, now
         host.behind_s, host.behind_until = max(queue_s, host.behind_s), max(host.behind_until, now + takes_s)
 
     def behind_s(self, host: Host, line: Line) -> float:
-        """How long a message of this host's waits now in what a stream keeps before its uplink: on average the queue's
-        mean, nothing as the stream begins and ends, most in its middle, and at any time up to twice what is usual."""
+        """Draw how long a message waits now in the host's uplink queue, in seconds.
+
+        The mean over the stream is ``host.behind_s``. The wait is zero at the stream's beginning and end and largest in
+        its middle. Each draw lies between zero and twice the mean for that moment.
+        """
         done = (self.events.now - host.behind_since) / (host.behind_until - host.behind_since)
         return 12.0 * done * (1.0 - done) * line.draw() * host.behind_s
 
@@ -181,7 +203,7 @@ class Carrier:
         self, host: Host, to: Host, line: Line | None, late_s: float, sent: Callable[[], None],
         stalled: Callable[..., None], number: int, arrived: Callable[..., None], args: tuple[Any, ...],
     ) -> None:  # fmt: skip
-        """The last byte is on its way."""
+        """Report the last byte as sent, and schedule its arrival."""
         sent()
         if host.gone:
             return
@@ -194,5 +216,5 @@ class Carrier:
             self.events.push_bulk(self.after(host, to), arrived, to, *args)
 
     def stuck(self, stalled: Callable[..., None], to: Host, host: Host, number: int, since: float) -> None:
-        """Nothing of a stream has moved since then."""
+        """Schedule the stall timeout of a stream that has not moved since ``since``."""
         self.events.push(max(since + self.stall_s, self.events.now), stalled, to, host, number)

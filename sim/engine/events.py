@@ -1,4 +1,4 @@
-"""One heap of what is still to happen, virtual time, and a hash of what has."""
+"""The event loop: an event heap, the virtual clock, and a hash of the event log."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from typing import Any
 
 __all__ = ["Events"]
 
-BULK = 1 << 60  # above every count
-LOG_NUMBERS = 1 << 16  # hashed at once, as doubles
+BULK = 1 << 60  # larger than any event count, so that bulk events sort last within an instant
+LOG_NUMBERS = 1 << 16  # doubles buffered before they are hashed
 
 
 class Events:
-    """Handlers to be called at virtual times; those of one instant in the order in which they were caused."""
+    """Event loop in virtual time; handlers due at the same instant run in the order in which they were pushed."""
 
     def __init__(self) -> None:
         self.now = 0.0  # virtual seconds
         self.handled = 0
         self._heap: list[tuple[Any, ...]] = []  # (when, count, handler, its arguments)
-        # Caused at this instant for this instant: behind all that the heap holds of it but bulk, so that they need no
-        # place in it. Without latency that is most of them.
+        # Events pushed at this instant for this instant. They follow everything in the heap for it except bulk, so a
+        # queue is enough. Without latency most events are of this kind.
         self._at_once: deque[tuple[Any, ...]] = deque()
         self._count = 0
-        self._log: list[float] = []  # four numbers a row
+        self._log: list[float] = []  # flat rows of four numbers
         self._hash = hashlib.sha256()
 
     def push(self, when: float, handler: Callable[..., None], *args: object) -> None:
-        self._count += 1  # also keeps the heap from comparing handlers
+        self._count += 1  # unique, so the heap never compares handlers
         if when == self.now:
             self._at_once.append((when, self._count, handler, *args))
         else:
             heapq.heappush(self._heap, (when, self._count, handler, *args))
 
     def push_bulk(self, when: float, handler: Callable[..., None], *args: object) -> None:
-        """The same, behind everything else of that instant: control goes ahead of bulk."""
+        """Schedule a handler behind all other events of its instant: control messages go ahead of bulk data."""
         self._count += 1
         heapq.heappush(self._heap, (when, BULK + self._count, handler, *args))
 
     def run_until(self, when: float) -> None:
-        """Handle everything due up to and at this time, what is caused on the way included."""
+        """Run all events due up to and including ``when``, also those pushed meanwhile."""
         heap, at_once = self._heap, self._at_once
         while True:
             if at_once and (not heap or at_once[0] < heap[0]):
@@ -57,7 +57,7 @@ class Events:
         self.now = max(self.now, when)
 
     def note(self, where: int, source: int, what: int) -> None:
-        """Add a row to the log, when, where, from where and what; only its hash is kept."""
+        """Add the row (now, where, source, what) to the event log; only the log's hash is kept."""
         log = self._log
         log += (self.now, where, source, what)
         if len(log) >= LOG_NUMBERS:
@@ -65,7 +65,7 @@ class Events:
             log.clear()
 
     def digest(self) -> hashlib._Hash:
-        """SHA-256 over the log so far, to be continued."""
+        """Return the SHA-256 state of the log so far, as a copy that the caller may update."""
         whole = self._hash.copy()
         whole.update(array("d", self._log))
         return whole

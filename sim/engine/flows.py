@@ -1,9 +1,9 @@
-"""Streams under way, which share their ends' bandwidth fairly.
+"""Flow-level model of streams that share the bandwidth of their two peers.
 
-Each peer divides its upload rate equally among the streams it sends, and its download rate among those it receives, but
-for those that their TCP holds to less: what they leave is the others'. A stream runs at the lesser of its two shares.
-What its other end leaves unused is not given to the other streams of this one, so this is a little slower than max-min
-fairness, which needs a computation over the whole swarm at each change.
+Each peer divides its upload rate equally among the streams it sends, and its download rate among those it receives.
+Streams that TCP limits to less than their share leave the rest to the others. A stream runs at the smaller of its two
+shares. Capacity that a stream cannot use because of its other end is not redistributed. This is therefore slightly
+slower than max-min fairness, which would need a computation over the whole swarm at each change.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Flow", "Flows"]
 
 
 class Flow:
-    """One stream. ``due`` is when its last byte is sent, if nothing else begins or ends before."""
+    """One stream. ``due``: virtual time at which its last byte is sent if no other stream begins or ends before."""
 
     __slots__ = ("ceiling", "done", "due", "payload", "rate", "receiver", "remaining", "sender", "since", "size")
 
@@ -27,35 +27,35 @@ class Flow:
         payload: int,
     ) -> None:  # fmt: skip
         self.sender, self.receiver, self.since, self.done = sender, receiver, now, done
-        self.size = self.remaining = size_bytes  # on the wire, where it carries
-        self.payload = payload  # bytes
-        self.ceiling = ceiling  # bytes a second, whatever its ends could
-        self.rate = 0.0  # bytes a second
+        self.size = self.remaining = size_bytes  # on the wire, with overhead
+        self.payload = payload  # bytes, without overhead
+        self.ceiling = ceiling  # bytes/s that TCP allows at most
+        self.rate = 0.0  # bytes/s
         self.due = math.inf
 
     def sent(self, now: float) -> int:
-        """Of the payload, bytes."""
+        """Return how many bytes of the payload have been sent."""
         left = self.remaining - self.rate * (now - self.since)
         return round(self.payload * min(1.0, 1.0 - left / self.size)) if self.size else self.payload
 
 
 class Flows:
-    """Streams between peers, by number. Streams between unlimited peers take no time."""
+    """All streams between peers, which are identified by index. Streams between unlimited peers take no time."""
 
     def __init__(self, events: Events, network: NetworkModel) -> None:
         self.events, self.network = events, network
         self.sending: dict[int, dict[Flow, None]] = {}
         self.receiving: dict[int, dict[Flow, None]] = {}
-        self.ended_bytes = 0  # payload of those that are not under way any more
+        self.ended_bytes = 0  # payload sent by streams that have ended
 
     @property
     def sent_bytes(self) -> int:
-        """Payload until now, of streams under way what has gone."""
+        """Payload bytes sent until now, including the sent part of open streams."""
         now = self.events.now
         return self.ended_bytes + sum(flow.sent(now) for flows in self.sending.values() for flow in flows)
 
     def offered(self, sender: int, receiver: int) -> float:
-        """What one more stream would have, bytes a second."""
+        """Return the rate that one more stream would get, in bytes/s."""
         return min(
             shared(self.network.up_bytes_s(sender), self.sending.get(sender, ()), 1),
             shared(self.network.down_bytes_s(receiver), self.receiving.get(receiver, ()), 1),
@@ -65,8 +65,19 @@ class Flows:
         self, sender: int, receiver: int, size_bytes: float, done: Callable[[], None], ceiling: float = math.inf,
         payload: int | None = None,
     ) -> Flow | None:  # fmt: skip
-        """Begin to send; ``done`` is called when the last byte is sent. None: that is now, and it was. ``payload``: how
-        many bytes so many are that of the wire; as many if not given."""
+        """Start a stream and call ``done`` when its last byte is sent.
+
+        Args:
+            sender: Index of the sending peer.
+            receiver: Index of the receiving peer.
+            size_bytes: Bytes on the wire.
+            done: Called when the last byte is sent.
+            ceiling: Highest rate that TCP allows, in bytes/s.
+            payload: Bytes of payload; by default as many as on the wire.
+
+        Returns:
+            The stream, or None if it took no time; ``done`` was then called already.
+        """
         payload = int(size_bytes) if payload is None else payload
         up, down = self.network.up_bytes_s(sender), self.network.down_bytes_s(receiver)
         if math.isinf(up) and math.isinf(down) and math.isinf(ceiling):
@@ -80,7 +91,7 @@ class Flows:
         return flow
 
     def stop(self, flow: Flow) -> None:
-        """End it, whether all was sent or not; ``done`` is not called any more."""
+        """End a stream, complete or not, without calling ``done``."""
         if self.sending[flow.sender].pop(flow, 0) is None:
             del self.receiving[flow.receiver][flow]
             self.ended_bytes += flow.sent(self.events.now)
@@ -88,7 +99,7 @@ class Flows:
             self.share(flow.sender, flow.receiver)
 
     def share(self, sender: int, receiver: int) -> None:
-        """Set the rates of all streams that have an end in common with one from here to there."""
+        """Recompute the rates of all streams that ``sender`` sends or ``receiver`` receives."""
         outgoing, incoming = self.sending.get(sender, {}), self.receiving.get(receiver, {})
         for flow in (*outgoing, *(flow for flow in incoming if flow not in outgoing)):
             self.pace(flow)
@@ -114,7 +125,7 @@ class Flows:
 
 
 def shared(rate: float, flows: Collection[Flow], more: int = 0) -> float:
-    """What of one end's rate a stream has that nothing else limits, beside these and so many more like it."""
+    """Return an unlimited stream's share of ``rate`` among ``flows`` and ``more`` further unlimited streams."""
     count = len(flows) + more
     if count > 1:
         for ceiling in sorted([flow.ceiling for flow in flows if flow.ceiling < math.inf]):

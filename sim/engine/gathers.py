@@ -1,4 +1,4 @@
-"""Group means: everybody's slices to their owners, and the means of them back to all, in virtual time."""
+"""Group all-reduce in virtual time: members send each slice to its owner, and owners send the means back."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from sim.engine.links import VirtualLinks
 
 __all__ = ["GroupStreams"]
 
-Key = tuple[Host, int]  # and the session
+Key = tuple[Host, int]  # host, session
 Handler = Callable[[Host, GroupAverage, int, Floats], None]
 
-GATHERED = 214  # in the log of events
+GATHERED = 214  # code in the event log
 
 
 class GroupStreams:
-    """What moves between the averagers of a group's members."""
+    """The streams between the averagers of a group's members."""
 
     def __init__(self, events: Events, links: VirtualLinks) -> None:
         self.events, self.links = events, links
-        self.streamed: dict[Key, dict[int, PeerId]] = {}  # to whom our slices go, by their places
+        self.streamed: dict[Key, dict[int, PeerId]] = {}  # members that we stream to, by place in the group
         self.under_way: dict[Key, dict[Flow, None]] = {}
-        self.early: dict[Key, list[Callable[[], None]]] = {}  # what came before its group began
+        self.early: dict[Key, list[Callable[[], None]]] = {}  # streams that arrived before the group began here
 
     @property
     def idle(self) -> bool:
         return not (self.streamed or self.early)
 
     def gather(self, host: Host, group: GroupAverage) -> None:
-        """Stream to those members to whom there is a link, and at another call to those linked since."""
+        """Stream to every linked member; a later call serves the members linked since."""
         key = host, group.session
         first, streamed = key not in self.streamed, self.streamed.setdefault(key, {})
         values = group.ours if host.liar is None else host.liar.sends(group.ours, group.session)
@@ -71,7 +71,7 @@ class GroupStreams:
             self.under_way.setdefault(key, {})[flow] = None
 
     def arrive(self, host: Host, number: int, place: int, values: Floats, handler: Handler) -> None:
-        """A stream that is here before the group began here waits for it."""
+        """Handle a stream that has arrived, or keep it until the group begins on this host."""
         if host.gone:
             return
         group = host.averager.groups.get(number)
@@ -81,12 +81,12 @@ class GroupStreams:
             self.early.setdefault((host, number), []).append(partial(self.arrive, host, number, place, values, handler))
 
     def on_values(self, host: Host, group: GroupAverage, place: int, values: Floats) -> None:
-        """Somebody's values of the slice that is ours."""
+        """Take a member's values of the slice that this host owns."""
         group.take_values(place, values)
         host.averager.average(group, partial(self.averaged, host, group))
 
     def averaged(self, host: Host, group: GroupAverage) -> None:
-        """The mean of our slice goes to all."""
+        """Send the mean of the slice that this host owns to all members."""
         said = self.said(host, group)
         for _, member in sorted(self.streamed[host, group.session].items()):
             self.stream(host, group, member, said, self.on_mean)
@@ -98,7 +98,7 @@ class GroupStreams:
         return group.send(mean, group.slices[group.place].start)
 
     def on_mean(self, host: Host, group: GroupAverage, place: int, values: Floats) -> None:
-        """The mean of somebody's slice."""
+        """Take the mean of a slice from the member that owns it."""
         group.take_mean(place, values)
         self.finish(host, group)
 
@@ -108,7 +108,7 @@ class GroupStreams:
         host.averager.gathered(group)
 
     def on_stalled(self, host: Host, sender: Host, number: int) -> None:
-        """Nothing has moved for too long, and a node closes the link."""
+        """Close the link over which a stream has stalled, as a node does."""
         group = None if host.gone else host.averager.groups.get(number)
         if group is None or sender.id not in group.members:
             return

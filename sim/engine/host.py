@@ -1,4 +1,4 @@
-"""What a node would hold beside its Peer: the vector it trains, its averager, its links, and when its steps end."""
+"""The state of a simulated node around its Peer: model vector, averager, links, and the end times of its steps."""
 
 from __future__ import annotations
 
@@ -29,16 +29,19 @@ from sim.world.line import Line
 
 __all__ = ["Floats", "Host", "Times"]
 
-LOCK = threading.Lock()  # nobody waits for it: one thread simulates. A lock costs a tenth of contextlib.nullcontext
+# The simulation has one thread, so this lock is never contended. It costs a tenth of contextlib.nullcontext.
+LOCK = threading.Lock()
 
 Times = Callable[[int], NDArray[np.float64]]
-"""How long the next so many steps of one peer take, in seconds: asked again, it goes on where it ended."""
+"""Returns the durations of one peer's next n steps, shape (n,), in seconds; the next call continues from there."""
 
 
 class Host:
-    """One life of one simulated member, and its averager's driver. ``vector`` is the live model, float32, changed at
-    step boundaries alone; the trainer may have computed steps that have not ended yet (see
-    :mod:`sim.engine.training`)."""
+    """One life of a simulated peer, and the driver of its averager.
+
+    ``vector`` is the live model, float32, shape (elements,). Mixes change it only at step boundaries. The trainer may
+    already have computed steps that have not ended yet (see :mod:`sim.engine.training`).
+    """
 
     __slots__ = (
         "address", "armed", "averager", "behind_s", "behind_since", "behind_until", "boundary", "collecting", "cursor",
@@ -57,51 +60,57 @@ class Host:
         assert address is not None, "a simulated peer can be dialled"
         self.index, self.name, self.peer, self.address, self.id = index, name, peer, address, peer.id
         self.vector, self.samples_per_step = vector, samples_per_step
-        self.row = row  # of the trainer
+        self.row = row  # row of the trainer's matrix
         self.events = events
         self.perform = partial(performer, self)
-        self.liar = liar  # it attacks
-        self.rng = rng  # the network's draws about what this host sends
-        self.key = key  # 64 bits, for those about its lines
-        self.gone = False  # killed, or it left
-        self.silent = False  # and its machine with it: nobody says that its links are gone
+        self.liar = liar  # set if this peer is an attacker
+        self.rng = rng  # the network's random draws for what this host sends
+        self.key = key  # 64-bit seed of the draws for its lines
+        self.gone = False  # it was killed or has left
+        self.silent = False  # its machine is off too, so no partner learns that its links are gone
         # links
-        self.links: dict[PeerId, int] = {}  # and the number of each, later ones higher
-        self.lines: dict[PeerId, Line] = {}  # to them, where the network has TCP
-        self.watched = False  # its links are looked at now and then
-        # What its messages wait behind a stream of its own, on average, and from when to when.
+        self.links: dict[PeerId, int] = {}  # link numbers by partner; later links have higher numbers
+        self.lines: dict[PeerId, Line] = {}  # lines by partner, where the network has TCP
+        self.watched = False  # its links are checked for idleness at intervals
+        # Mean queueing delay of its messages behind its own stream (s), and the period during which it applies.
         self.behind_s, self.behind_since, self.behind_until = 0.0, -math.inf, -math.inf
-        self.pending: dict[PeerId, deque[Message]] = {}  # for peers that are being dialled
+        self.pending: dict[PeerId, deque[Message]] = {}  # messages for peers that are being dialled
         self.dialling: set[Address] = set()
         # sessions
         self.averager: Averager
         self.boundary: Boundary
-        self.since: dict[int, float] = {}  # when a session wanted its snapshot
+        self.since: dict[int, float] = {}  # when each session asked for its snapshot
         self.collecting: dict[int, Collect] = {}
-        self.offering = False  # an exchange has begun, and perhaps no mix of its own may begin beside it
-        self.released = False  # one is over, and the next mix may be due sooner than it would look
+        self.offering = False  # an exchange has begun, during which the peer may start no other
+        self.released = False  # an exchange has ended, so the next mix may be due before the planned visit
         # steps
         self.times = times
-        self.ends: list[float] = []  # when steps end, some already have
-        self.cursor = 0  # the first of them that has not been counted
-        self.steps = 0  # of this life, counted up to the cursor
-        self.waiting: tuple[float, list[float]] | None = None  # since when the loop is held, and the ends behind it
-        self.taken = 0  # of them, how many the vector holds
-        self.ready = False  # as at the last boundary
-        self.visit_at = math.inf  # the boundary at which something is to be done
-        self.visiting = False  # it is at a boundary, and several things are performed there
+        self.ends: list[float] = []  # end times of steps, past and future
+        self.cursor = 0  # index in `ends` of the first step that has not been counted
+        self.steps = 0  # steps of this life that have been counted
+        self.waiting: tuple[float, list[float]] | None = None  # since when the loop is held, and its postponed ends
+        self.taken = 0  # steps of this life that the vector contains; may exceed `steps`
+        self.ready = False  # whether the loop trained at the last boundary
+        self.visit_at = math.inf  # the scheduled visit to a step boundary
+        self.visiting = False  # it is at a boundary; its timer is armed once, at the end of the visit
         self.reported_at = -math.inf
         # timer
-        self.armed = math.inf  # when the one timer that counts goes off
-        self.rest_until = -math.inf  # no tick before this
+        self.armed = math.inf  # when the timer fires; timers pushed for other times are void
+        self.rest_until = -math.inf  # no tick before this time
 
     def make_averager(
         self, config: Config, wish: Callable[[Host], None], recall: Callable[[Host], bool], parameters: int | None,
         corrects: bool = False,
     ) -> None:  # fmt: skip
-        """``wish``: the network wants something at the next boundary; ``recall``: whether the vector is what it was at
-        the last one; ``parameters``: how many elements the outer step takes, all without it; ``corrects``: a trainer
-        takes up what exchanges teach of the pull of own data."""
+        """Create the averager and its boundary.
+
+        Args:
+            config: The run's configuration.
+            wish: Called when the network side needs a visit to the next boundary.
+            recall: Returns True if the vector still equals the model at the last boundary.
+            parameters: Number of elements that the outer step covers; by default all.
+            corrects: Whether the trainer applies the drift correction that exchanges teach.
+        """
         vector = self.vector
         outer = OuterStep(parameters or vector.size, *config.outer, config.averaged)
         outer.reset(vector)
@@ -114,7 +123,7 @@ class Host:
         self.averager.begin(vector)
 
     def lessons(self) -> list[Lesson]:
-        """What finished exchanges taught since the last call."""
+        """Take the lessons of exchanges that finished since the last call."""
         correction = self.averager.outer.correction
         return correction.take() if isinstance(correction, Lessons) else []
 
@@ -138,19 +147,20 @@ class Host:
         raise AssertionError("a copy of a simulated model is done at once")
 
     def end(self) -> None:
-        """This life is over, and another begins: averager and driver know each other, and nobody searches for
-        cycles meanwhile."""
+        """Break the reference cycle of averager and driver, because the garbage collector is off during a run."""
         del self.averager, self.boundary, self.perform
         vars(self.peer).clear()
 
 
-# What was added to the model, how far it counts, |Q(s)|^2, and the steps in an interval from then on
+# The shift added to the model, its weight in the correction, |Q(s)|^2, and the new interval in steps
 Lesson = tuple[Floats, float, float, int]
 
 
 class Lessons(Correction):
-    """What exchanges teach a simulated peer, until its next boundary. A trainer computes steps that have begun in one
-    call, whoever looks, and so a correction must not change in the middle of a step."""
+    """A correction that only queues what exchanges teach, until the peer's next boundary.
+
+    The trainer may compute a step before it ends. The correction must therefore not change in the middle of a step.
+    """
 
     __slots__ = ("_learned",)
 
@@ -165,6 +175,6 @@ class Lessons(Correction):
         self._learned.clear()
 
     def take(self) -> list[Lesson]:
-        """Return what exchanges have taught since the last call."""
+        """Return the queued lessons and empty the queue."""
         learned, self._learned = self._learned, []
         return learned

@@ -1,7 +1,7 @@
-"""A perfect sampler in the place of the membership protocol: everybody knows at once who is there.
+"""Ideal membership: a shared registry replaces the membership protocol, and every peer knows all members at once.
 
-For runs too large for full tables, and to tell what the protocol costs a method from what the method does. Exchanges,
-joins and streams are as ever; probes, gossip, dials and links are not there.
+It serves runs that are too large for full membership tables. It also separates a method's own quality from the cost of
+the protocol. Exchanges, joins and streams work as usual; probes, membership gossip, dials and links do not exist.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ __all__ = ["IdealLinks", "IdealMembers", "Registry"]
 
 
 class Registry:
-    """Who is there, for all peers together. ``alive`` is in no order."""
+    """The members that are alive, shared by all peers. ``alive`` has no particular order."""
 
     def __init__(self) -> None:
         self.alive: list[PeerId] = []
         self.records: dict[PeerId, MemberRecord] = {}
-        self.progress: dict[PeerId, int] = {}  # what each of them says is behind its weights
-        self.ready: dict[bytes, int] = {}  # members of each run that hold its weights
-        self.changes = 0  # of the set of runs: who wants to know whether there is another one need not look before
-        self.turnover = 0  # comings and goings, of those ready and others
+        self.progress: dict[PeerId, int] = {}  # the progress that each member states for its weights
+        self.ready: dict[bytes, int] = {}  # number of members that hold the weights, by run
+        self.changes = 0  # version of the set of runs; while it is unchanged, no new run need be looked for
+        self.turnover = 0  # number of joins, departures and record changes
         self._places: dict[PeerId, int] = {}
 
     def __contains__(self, peer: PeerId) -> bool:
@@ -46,7 +46,7 @@ class Registry:
         self.put(record)
 
     def put(self, record: MemberRecord) -> None:
-        """The record of one that is there, new or another."""
+        """Store a member's first or changed record."""
         self.turnover += 1
         before = self.records.get(record.id)
         self.records[record.id] = record
@@ -77,7 +77,7 @@ class Registry:
 
 
 class IdealMembers:
-    """One peer's view: :class:`gossip.membership.members.Members` without a protocol."""
+    """One peer's view of the registry: :class:`gossip.membership.members.Members` without a protocol."""
 
     __slots__ = ("_registry", "me", "my_samples")
 
@@ -105,7 +105,10 @@ class IdealMembers:
         return max(1, self._registry.ready.get(self.me.genesis, 0))
 
     def alive(self) -> Sequence[PeerId]:
-        """Everybody's list, and so with ourselves in it: of us :meth:`record` says nothing, and we are never chosen."""
+        """Return the shared list of members, which includes this peer.
+
+        :meth:`record` returns None for this peer, so it never selects itself.
+        """
         everybody = self._registry.alive
         return everybody if len(everybody) > 1 else ()
 
@@ -139,7 +142,7 @@ class IdealMembers:
         return [(record, MemberState.ALIVE) for peer, record in records.items() if peer != self.me.id]
 
     def rtt_s(self, peer: PeerId) -> float | None:
-        return None  # nobody is probed
+        return None  # without probes there is no measurement
 
     def runs(self) -> Iterable[bytes]:
         return self._registry.ready
@@ -192,14 +195,14 @@ class IdealMembers:
         return []
 
     def acknowledged(self, peer: PeerId, now: float) -> None:
-        """Nobody doubts anybody."""
+        """Do nothing: no member is ever suspected."""
 
     def restore(self, records: Iterable[MemberRecord], now: float) -> None:
-        """Everybody is known already."""
+        """Do nothing: all members are known already."""
 
 
 class IdealLinks(VirtualLinks):
-    """A link between every two that are there, without dialling."""
+    """Links between all pairs of live members, without dialling."""
 
     def __init__(
         self, events: Events, network: NetworkModel, config: Config, perform: Callable[[Host, list[Effect]], None],
@@ -215,7 +218,7 @@ class IdealLinks(VirtualLinks):
         self.post(host, self.by_id[effect.to], effect.message)
 
     def dial(self, host: Host, effect: Dial) -> None:
-        """Where it would dial, it is linked."""
+        """Do nothing: all members are linked already."""
 
     def on_message(self, host: Host, sender: Host, message: Message) -> None:
         if host.gone:
@@ -228,7 +231,7 @@ class IdealLinks(VirtualLinks):
         super().killed(host)
 
     def partners(self, host: Host) -> list[PeerId]:
-        """Those with whom it was in a session."""
+        """Return the peers that shared a session with this host."""
         return [partner for partner in dict.fromkeys(host.peer.engaged()) if partner != host.id]
 
     def on_broken(self, host: Host, partner: PeerId, number: int) -> None:

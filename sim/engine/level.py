@@ -1,4 +1,4 @@
-"""A swarm played message by message, as whoever measures it looks at it."""
+"""The interface through which reports measure a swarm that is simulated message by message."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["WholeLevel"]
 
 
 class WholeLevel:
-    """What :class:`sim.report.measures.Level` asks."""
+    """An adapter from :class:`Swarm` to :class:`sim.report.measures.Level`."""
 
     def __init__(self, swarm: Swarm) -> None:
         self.swarm = swarm

@@ -1,23 +1,24 @@
-"""Who is linked with whom, and the messages on their way.
+"""Links between simulated peers: dialling, messages, idle timeouts and broken connections.
 
-A link is one connection for each pair, over which :mod:`sim.engine.carrier` carries. It outlives a cut of the
-network. A message over a link that its receiver does not hold any more breaks it for the sender.
+A link is the one connection of a pair of peers, and :mod:`sim.engine.carrier` carries its traffic. It survives a
+network partition. If a message arrives over a link that the receiver no longer holds, the sender's end breaks.
 
-Opening one takes TCP's packets, TLS's, and both Hellos: the acceptor has its link after three latencies and the
-dialler after four, with TLS two more. A first packet that is lost goes out again 1, 2, 3, 4, 5 and 7 s after the first
-one, so that a healed cut is seen within seconds. A dial to a peer that is gone is refused at once by its machine, and
-one to a machine that is off fails when the Hello is overdue.
+Opening a link takes the TCP handshake, the TLS handshake and both Hellos. The acceptor has its link after three
+latencies and the dialler after four; TLS adds two. A lost SYN is retransmitted 1, 2, 3, 4, 5 and 7 s after the first
+one, so peers notice within seconds that a partition has healed. The machine of a peer that is gone refuses a dial at
+once. A dial to a machine that is off fails at the Hello timeout.
 
-A killed peer's partners see their links break a latency later, as a kernel tells them; where the network has TCP, after
-the 50 to 200 ms that a kernel takes to free the memory of a process that held torch, before it closes the sockets. Of a
-machine that lost its power nobody hears.
+When a peer is killed, the kernel resets its links and the partners learn of it one latency later. With TCP, 50 to
+200 ms come first: the kernel frees the memory of a process that held torch before it closes the sockets. When a machine
+loses power, the partners receive nothing.
 
-Where the network has TCP an end closes a link over which nothing went for ``idle_s`` and says so, which tells nobody
-that somebody died; so it does with the one that rested longest where ``max_links`` are open. What a cut kept on such a
-link is gone with it: the next message dials anew, where it would have waited for TCP's next try, minutes after a cut of
-minutes. TCP gives a connection up after 15 minutes without an answer, which no link lives to see.
+With TCP, an end closes a link that carried nothing for ``idle_s`` and says that it was idle, which is no sign of a
+death. If ``max_links`` are open, it closes the least recently used link in the same way. Messages that a partition held
+back on such a link are lost with it. The next message then dials anew, while the old link would have waited for TCP's
+next retransmission, which comes minutes late after minutes of partition. TCP itself gives up after 15 minutes without
+an answer, longer than any link lives.
 
-A dial takes four latencies at least (six with TLS), which must stay below ``hello_timeout_s``, as a node's do.
+A dial takes at least four latencies (six with TLS). They must stay below ``hello_timeout_s``, as on a real node.
 """
 
 from __future__ import annotations
@@ -39,28 +40,30 @@ from sim.world.tcp import syn_again_s
 
 __all__ = ["VirtualLinks"]
 
-# Every so manieth message is encoded, to know what all of them weigh. A prime: an exchange is four messages in one
-# order, and every 64th was nearly always of one kind (a tenth of their bytes was missed).
+# One message in WEIGHED is encoded, to estimate the size of all of them. It is a prime because an exchange is four
+# messages in a fixed order: every 64th message was nearly always of one kind, which missed a tenth of the bytes.
 WEIGHED = 61
-PENDING_MESSAGES = 32  # kept for a peer that is being dialled, as a node keeps them
+PENDING_MESSAGES = 32  # kept for a peer that is being dialled, as on a real node
 
-CLOSED_S = 0.05, 0.2  # from kill -9 to the end of its sockets: 52 to 214 ms for processes that held torch
+CLOSED_S = 0.05, 0.2  # delay between kill -9 and closed sockets; 52 to 214 ms were measured with torch loaded
 
-# A node looks for idle links every 0.75 s. Here a look is a pass over all links of a host, and a link that is closed
-# after 63 s in place of 60 changes nothing that is asked of it.
+# A node checks for idle links every 0.75 s. Here a check scans all links of a host, so it runs less often. A link that
+# closes after 63 s instead of 60 does not change the results.
 LOOK_S = 3.0
 
-CODES = {kind: code for code, kind in enumerate(MESSAGES.values())}  # in the log of events
+CODES = {kind: code for code, kind in enumerate(MESSAGES.values())}  # codes in the event log
 LINKED, BROKEN, IDLE = 200, 201, 202
 
 
 def nobody_asks(host: Host) -> None:
-    """Until the swarm says how to see a training loop."""
+    """Do nothing; the default until the swarm sets the callback for the training loop."""
 
 
 class Dialling:
-    """A link that ``host`` opens to ``to``, with the lines that it will have; or, for an asker, only whether somebody
-    answers. Of two links of one pair the one of the higher number is used."""
+    """An attempt of ``host`` to open a link to ``to``, with the lines that the link will use.
+
+    With an ``asker`` it only tests whether the address answers. If a pair has two links, the higher number wins.
+    """
 
     __slots__ = ("asker", "back", "began", "expect", "host", "number", "out", "over", "overdue", "to", "tries")
 
@@ -71,13 +74,13 @@ class Dialling:
         self.host, self.to, self.expect, self.asker, self.number = host, to, expect, asker, number
         self.began, self.overdue = began, overdue
         self.tries = 0
-        self.over = False  # it failed, or its host has the link
+        self.over = False  # it has failed, or its host has the link
         self.out: Line | None = None
         self.back: Line | None = None
 
 
 class Dials:
-    """Opens links. ``begin(host, partner, record, dial, line)`` is told of each end of one."""
+    """The dialler of all hosts. It calls ``begin(host, partner, record, dial, line)`` for each end of a new link."""
 
     def __init__(
         self, carrier: Carrier, config: Config, perform: Callable[[Host, list[Effect]], None],
@@ -107,14 +110,14 @@ class Dials:
 
     # -- TCP -----------------------------------------------------------------------------------------------------
     def knock(self, dial: Dialling) -> None:
-        """The first packet of a connection goes out."""
+        """Send the SYN, the first packet of a connection."""
         if self.carrier.passes(dial.out, dial.host, dial.to):
             self.events.push(self.carrier.after(dial.host, dial.to), self.on_knock, dial)
         else:
             self.knock_again(dial)
 
     def knock_again(self, dial: Dialling) -> None:
-        """Nobody answers: the kernel tries again, until the dial is given up."""
+        """Retransmit an unanswered SYN as the kernel does, until the dial is overdue."""
         again = max(dial.began + syn_again_s(dial.tries), self.events.now)
         if self.transport is None or again >= dial.overdue:
             self.events.push(dial.overdue, self.on_failed, dial)
@@ -123,7 +126,7 @@ class Dials:
             self.events.push(again, self.knock, dial)
 
     def on_knock(self, dial: Dialling) -> None:
-        """The acceptor's machine answers, or refuses where nobody listens."""
+        """Answer the SYN from the acceptor's machine; refuse it if the peer is gone."""
         host, to = dial.host, dial.to
         if to.silent or not self.carrier.passes(dial.back, to, host):
             self.knock_again(dial)
@@ -132,7 +135,7 @@ class Dials:
 
     # -- Hello ---------------------------------------------------------------------------------------------------
     def on_connected(self, dial: Dialling) -> None:
-        """The dialler says Hello, where there is TLS a round trip later."""
+        """Send the dialler's Hello; with TLS it arrives a round trip later."""
         host, to = dial.host, dial.to
         if host.gone:
             return
@@ -148,7 +151,7 @@ class Dials:
     def hello(
         self, dial: Dialling, line: Line | None, host: Host, to: Host, handler: Callable[[Dialling, MemberRecord], None]
     ) -> None:
-        """It is there in time, or the dial fails when it is overdue."""
+        """Send a Hello; the dial fails when it is overdue without one."""
         record = host.peer.record
         if line is not None:
             direct = self.carrier.after(host, to)
@@ -160,7 +163,7 @@ class Dials:
             self.events.push(self.carrier.after(host, to), handler, dial, record)
 
     def on_accepted(self, dial: Dialling, record: MemberRecord) -> None:
-        """The acceptor says Hello too, and has its link."""
+        """Send the acceptor's Hello and begin its end of the link."""
         host, to = dial.host, dial.to
         if dial.over or to.silent:
             self.events.push(max(dial.overdue, self.events.now), self.on_failed, dial)
@@ -168,7 +171,7 @@ class Dials:
             self.events.push(self.carrier.after(to, host), self.on_failed, dial)
         elif dial.back is None and self.carrier.cut(host, to):
             self.events.push(dial.overdue, self.on_failed, dial)
-        elif dial.back is None or not host.gone or host.silent:  # else its sockets are closed, and this one with them
+        elif dial.back is None or not host.gone or host.silent:  # otherwise the dialler's machine has closed its socket
             if dial.out is not None and dial.back is not None:
                 dial.out.back, dial.back.back = dial.back, dial.out
             self.hello(dial, dial.back, to, host, self.on_welcomed)
@@ -198,7 +201,7 @@ class Dials:
 
 
 class VirtualLinks:
-    """Performs Send, Dial and TryDial, and reports what becomes of them through ``perform``."""
+    """The links of all hosts: performs Send, Dial and TryDial, and returns the peers' reactions to ``perform``."""
 
     def __init__(
         self, events: Events, network: NetworkModel, config: Config, perform: Callable[[Host, list[Effect]], None]
@@ -218,7 +221,7 @@ class VirtualLinks:
         self.by_id[host.id] = self.dials.by_address[host.address] = host
 
     def linked(self, host: Host, partner: PeerId) -> bool:
-        """Whether this end holds a link to the partner."""
+        """Return True if this end holds a link to the partner."""
         return partner in host.links
 
     # -- messages ------------------------------------------------------------------------------------------------
@@ -262,7 +265,7 @@ class VirtualLinks:
         self.events.note(host.index, sender.index, CODES[kind])
         self.perform(host, host.peer.receive(sender.id, message, self.events.now))
 
-    # -- a link's beginning --------------------------------------------------------------------------------------
+    # -- opening links -------------------------------------------------------------------------------------------
     def dial(self, host: Host, effect: Dial) -> None:
         self.dials.open(host, effect.address, effect.expect)
 
@@ -274,7 +277,7 @@ class VirtualLinks:
             host.pending.pop(partner.id, None)
             self.carrier.message(line, host, partner, self.on_broken, partner, host.id, dial.number)
             return
-        if dial.number > host.links.get(partner.id, 0):  # two that dialled each other use the newer of their links
+        if dial.number > host.links.get(partner.id, 0):  # two peers that dialled each other use the newer link
             host.links[partner.id] = dial.number
             if line is not None:
                 host.lines[partner.id] = line
@@ -288,9 +291,9 @@ class VirtualLinks:
             if host.peer.meant(partner.id, message):
                 self.post(host, partner, message)
 
-    # -- its end for want of use ---------------------------------------------------------------------------------
+    # -- closing idle links --------------------------------------------------------------------------------------
     def look(self, host: Host) -> None:
-        """Close what nothing was sent over for long, and look again when the next one may be due."""
+        """Close the idle links, and schedule the next check for when another link may become idle."""
         if host.gone:
             return
         now, idle_s, lines = self.events.now, self.config.idle_s, host.lines
@@ -309,7 +312,7 @@ class VirtualLinks:
         self.events.push(max(oldest + idle_s, now + LOOK_S), self.look, host)
 
     def room(self, host: Host) -> bool:
-        """Whether there is room for another link, perhaps in place of the one that rested longest."""
+        """Return True if another link fits; if necessary, close the least recently used idle one for it."""
         links, lines = host.links, host.lines
         if len(links) < self.config.max_links:
             return True
@@ -320,7 +323,7 @@ class VirtualLinks:
         return bool(idle)
 
     def retire(self, host: Host, partner: PeerId) -> None:
-        """Close this end, saying that it is not needed; what the other one sent into a cut is refused after it."""
+        """Close this end as idle. Messages that the other end sent during a partition are dropped."""
         number, line, other = host.links[partner], host.lines[partner], self.by_id[partner]
         if line.back is not None:
             self.carrier.drop(line.back)
@@ -328,23 +331,22 @@ class VirtualLinks:
         self.on_idle(host, partner, number)
 
     def on_idle(self, host: Host, partner: PeerId, number: int) -> None:
-        """This link is not needed, which says nothing about the partner."""
+        """Close the link as idle, without suspecting the partner."""
         if self.forgets(host, partner, number, IDLE):
             host.lines.pop(partner).back = None
             self.broken(host, partner, "idle")
 
-    # -- its end otherwise ---------------------------------------------------------------------------------------
+    # -- broken links --------------------------------------------------------------------------------------------
     def hang_up(self, host: Host, partner: PeerId) -> None:
-        """This end is closed, and the other one learns it a latency later; one that is cut off, when TCP gets through
-        again."""
+        """Tell the partner that this end is closed, one latency later or when TCP gets through after a partition."""
         self.tell(host, self.by_id[partner], host.links.get(partner, 0))
 
     def reset(self, host: Host, sender: Host) -> None:
-        """Something came over a link of which nobody knows here any more."""
+        """Break the sender's end: its message came over a link that this host no longer holds."""
         self.tell(host, sender, sender.links.get(host.id, 0))
 
     def tell(self, host: Host, other: Host, number: int) -> None:
-        """The other end's link is gone, if it still is this one or an older."""
+        """Notify ``other`` that the link ``number`` is gone; it ignores this if its own link is newer."""
         if self.transport is not None:
             line = host.lines.get(other.id) or self.carrier.to(host, other)
             self.carrier.message(line, host, other, self.on_broken, other, host.id, number)
@@ -362,7 +364,7 @@ class VirtualLinks:
             self.broken(host, partner)
 
     def forgets(self, host: Host, partner: PeerId, number: int, event: int) -> bool:
-        """Whether it held this link, or an older one, which it does no more."""
+        """Drop the link if it is ``number`` or older, and return True if one was dropped."""
         if host.gone or partner not in host.links or host.links[partner] > number:
             return False
         del host.links[partner]
@@ -370,14 +372,14 @@ class VirtualLinks:
         return True
 
     def broken(self, host: Host, partner: PeerId, code: str = "broken") -> None:
-        """Its sessions with the partner end, and it learns why."""
+        """Fail the peer's sessions with the partner, and report the lost link to it."""
         peer = host.peer
         for session in peer.pairs_with(partner):
             self.perform(host, peer.failed(session, code, self.events.now))
         self.perform(host, peer.unlinked(partner, self.events.now, orderly=code == "idle"))
 
     def killed(self, host: Host) -> None:
-        """Its machine tells its partners that their links are gone, unless it is off with it."""
+        """Close the links of a killed host; with a silent host, its machine is off and the partners learn nothing."""
         if host.silent:
             return
         partners = self.partners(host)
@@ -388,10 +390,10 @@ class VirtualLinks:
             self.events.push(self.events.now + low + (high - low) * host.rng.random(), self.closed, host, partners)
 
     def partners(self, host: Host) -> list[PeerId]:
-        """Who learns of its end."""
+        """Return the peers that learn that this host has died."""
         return list(host.links)
 
     def closed(self, host: Host, partners: list[PeerId]) -> None:
-        """The sockets of one that was killed are."""
+        """Close the sockets of a killed host towards these partners."""
         for partner in partners:
             self.hang_up(host, partner)

@@ -1,8 +1,8 @@
-"""Exchanges and joins: the streams between averagers, in virtual time.
+"""Exchanges and joins in virtual time: the streams between averagers.
 
-The two sides of an exchange compute differences that are each other's exact negatives
-(:mod:`gossip.arithmetic.mixing`), so the second side takes the first one's away instead of computing its own: bit for
-bit the same. Streams arrive whole, with their last byte; chunks are a matter of a real node's memory.
+The two sides of an exchange compute differences that are exact negatives of each other
+(:mod:`gossip.arithmetic.mixing`). The second side therefore negates the first one's difference, which gives the same
+bits. A stream arrives whole, with its last byte; only real nodes need chunks, to save memory.
 """
 
 from __future__ import annotations
@@ -37,13 +37,15 @@ from sim.world.network import NetworkModel
 
 __all__ = ["Sessions"]
 
-STREAMED, COLLECTED = 212, 213  # in the log of events
-TIMED = 65_536  # durations kept; beyond it every second one goes, and from then on half as many are added
+STREAMED, COLLECTED = 212, 213  # codes in the event log
+TIMED = 65_536  # durations kept; when full, every second one is dropped and the sampling rate is halved
 
 
 class Sessions:
-    """Performs Snapshot, Transfer, Gather, Mix, Merge, Rename, Release, Collect and Serve, and reports what comes of
-    them."""
+    """The sessions of all hosts: performs Snapshot, Transfer, Gather, Mix, Merge, Rename, Release, Collect and Serve.
+
+    It reports their outcomes to the averagers and peers.
+    """
 
     def __init__(
         self, events: Events, network: NetworkModel, config: Config, links: VirtualLinks,
@@ -52,14 +54,14 @@ class Sessions:
         self.events, self.network, self.config = events, network, config
         self.links, self.perform = links, perform
         self.gathers = GroupStreams(events, links)
-        self.streams: dict[tuple[Host, int], Flow] = {}  # by who sends, and the session
+        self.streams: dict[tuple[Host, int], Flow] = {}  # keyed by sender and session
         self.raw = get_codec("fp32")
-        self.first: dict[int, tuple[Host, PairAverage]] = {}  # the side that has its difference, until the other has
-        self.failed = 0  # exchanges, as counted by peers that are gone
-        self.mixes = 0  # applied, each side of an exchange counting
-        self.exchanges = 0.0  # the same, each side counting for its share: a pair, a push and a group are one each
-        self.durations_s: list[float] = []  # from the wish for a snapshot to the mix
-        self.every = 1  # how many mixes one of these stands for
+        self.first: dict[int, tuple[Host, PairAverage]] = {}  # the side that has received, until the other side has
+        self.failed = 0  # failed exchanges counted by peers that are gone
+        self.mixes = 0  # mixes applied; each side of an exchange counts as one
+        self.exchanges = 0.0  # exchanges applied; a pair, a push and a group count as one each
+        self.durations_s: list[float] = []  # seconds from the request for a snapshot to the mix
+        self.every = 1  # one mix in `every` adds its duration
 
     # -- an exchange ---------------------------------------------------------------------------------------------
     def snapshot(self, host: Host, effect: Snapshot) -> None:
@@ -83,11 +85,11 @@ class Sessions:
             self.gathers.gather(host, group)
 
     def send(self, host: Host, pair: PairAverage) -> None:
-        """What of the snapshot is mixed goes to the partner as the partner will decode it."""
+        """Stream the mixed part of the snapshot to the partner, as the partner will decode it."""
         if host.liar is None:
             values, encoded = pair.send(pair.ours)
             pair.values = values
-        else:  # it computes with what it holds
+        else:  # an attacker sends false values but computes with its true ones
             values, encoded = pair.send(host.liar.sends(pair.ours, pair.session, partial(self.sight, pair)))
         to, size_bytes = self.links.by_id[pair.partner], self.network.bytes_of(pair.codec.encoded_bytes(values.size))
         self.stream(host, to, pair.session, values, size_bytes, pair.receives, self.on_stream, encoded)
@@ -114,7 +116,7 @@ class Sessions:
             self.streams[host, session] = flow
 
     def on_sent(self, host: Host, session: int, served: bool) -> None:
-        """The last byte is on its way."""
+        """Forget a stream whose last byte has been sent, and report it if it served a joining peer."""
         self.streams.pop((host, session), None)
         if served:
             self.events.push(self.events.now, self.on_served, host, session)
@@ -130,7 +132,7 @@ class Sessions:
             return
         honest = host.liar is None and sender.liar is None
         if host.liar is not None and sender.liar is not None:
-            theirs = pair.ours  # attackers know each other
+            theirs = pair.ours  # attackers collude, so an exchange between two of them changes nothing
         by, other = self.first.pop(number, (None, None))
         if by is sender and honest:
             pair.take(theirs, other)
@@ -142,7 +144,7 @@ class Sessions:
         host.averager.streamed(pair)
 
     def on_stalled(self, host: Host, sender: Host, number: int) -> None:
-        """Nothing has moved for too long, and a node closes the link."""
+        """Close the link over which a stream has stalled, as a node does."""
         if host.gone:
             return
         pair = host.averager.pairs.get(number)
@@ -157,12 +159,12 @@ class Sessions:
             self.count(host, effect.session, 1 / sides)
 
     def merge(self, host: Host, effect: Merge) -> None:
-        """What was pushed to this host, or what it could not push and takes back."""
+        """Add what was pushed to this host, or take back what it could not push."""
         if host.averager.merge(effect):
-            self.count(host, effect.session, 1.0)  # who pushed mixes nothing
+            self.count(host, effect.session, 1.0)  # one exchange, because the pushing side mixes nothing
 
     def count(self, host: Host, session: int, share: float) -> None:
-        """A mix, and how long it took: of many every other one is kept, and so on."""
+        """Count a mix, and keep the duration of one mix in ``every``."""
         self.mixes += 1
         self.exchanges += share
         if not self.mixes % self.every:
@@ -175,7 +177,7 @@ class Sessions:
             self.every *= 2
 
     def rename(self, host: Host, effect: Rename) -> None:
-        """Another partner is asked, with the same snapshot: what the last one still sends is not its own."""
+        """Reuse the snapshot with another partner under a new session; late data of the old session is ignored."""
         host.averager.rename(effect)
         host.since[effect.to] = host.since.pop(effect.session)
 
@@ -198,7 +200,7 @@ class Sessions:
             self.links.carrier.flows.stop(flow)
 
     def forget(self, host: Host) -> None:
-        """It died: what it was sending ends in the middle, and what it was sent goes nowhere."""
+        """Stop the streams of a host that died. Streams to it go on and are ignored on arrival."""
         self.failed += host.peer.failures
         for key in [key for key in self.streams if key[0] is host]:
             self.end(*key)
@@ -231,4 +233,4 @@ class Sessions:
             return
         self.events.note(host.index, sender.index, COLLECTED)
         if not host.averager.take_piece(effect, piece) and self.links.linked(host, sender.id):
-            self.links.close(host, sender.id)  # as a node ends the link of one that sends what no node sends
+            self.links.close(host, sender.id)  # an invalid piece: a node closes the link too

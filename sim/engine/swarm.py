@@ -1,4 +1,4 @@
-"""The simulator's driver: every peer of a swarm in virtual time on one heap, the same shape as node/network/."""
+"""The simulator's driver: all peers of a swarm on one event heap in virtual time, structured like node/network/."""
 
 from __future__ import annotations
 
@@ -47,24 +47,24 @@ from sim.world.network import NetworkModel
 
 __all__ = ["Swarm"]
 
-REST_S = 0.01  # after a tick that did not move its deadline, as a node rests
+REST_S = 0.01  # pause after a tick that did not move the peer's deadline, as on a real node
 PORT = 7700
-TICK = 210  # in the log of events, above those of sim.links
+TICK = 210  # code in the event log, above those of sim.engine.links
 
 
 def constant(step_s: float) -> Times:
-    """Steps that all take the same time."""
+    """Return the step times of a peer whose steps all take ``step_s``."""
     return lambda count: np.full(count, step_s)
 
 
 class Swarm:
-    """Peers of one Config on one Network. The same seed and the same calls give the same :meth:`digest`.
+    """A swarm of peers with one Config on one network. The same seed and calls give the same :meth:`digest`.
 
-    ``on_step(index, vector, steps)`` is called for each step that a ready peer takes, and may change the vector; or a
-    ``trainer`` computes the steps of many peers at once. By default nothing trains, and the swarm averages what it
-    began with. ``parameters``: how many elements of a vector the outer step takes; buffers behind them are averaged
-    plainly. ``machine``: what exchanges cost each peer. ``ideal``: everybody knows at once who is there
-    (:mod:`sim.engine.ideal`), in place of the membership protocol.
+    ``on_step(index, vector, steps)`` is called for each step of a ready peer and may change the vector. Alternatively,
+    a ``trainer`` computes the steps of many peers at once. By default nothing trains, and the swarm averages its
+    initial vectors. ``parameters``: number of leading elements that the outer step covers; the buffers behind them are
+    averaged plainly. ``machine``: what exchanges cost each peer. ``ideal``: use :mod:`sim.engine.ideal` instead of the
+    membership protocol.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class Swarm:
         self.machine = machine
         self.seed, self.network, self.config, self.parameters = seed, network, config, parameters
         self.hosts: list[Host] = []
-        self.lives: list[int] = []  # how often each was started
+        self.lives: list[int] = []  # restarts of each peer
         self.events = Events()
         self.corrects = getattr(trainer, "corrections", None) is not None
         if on_step is not None:
             trainer = OneByOne(self.hosts, on_step)
         self.registry = Registry() if ideal else None
         self.graph = Graph.from_file(config.graph) if config.graph else None
-        self.selector: Selector | None = None  # of all peers, where one can be
+        self.selector: Selector | None = None  # shared by all peers where the method allows it
         self.links = VirtualLinks(self.events, network, config, self.perform)
         if self.registry is not None:
             self.links = IdealLinks(self.events, network, config, self.perform, self.registry)
@@ -106,10 +106,10 @@ class Swarm:
 
     @property
     def now(self) -> float:
-        """Virtual seconds since the swarm was made."""
+        """Virtual time in seconds since the swarm was created."""
         return self.events.now
 
-    # -- what happens to the swarm -------------------------------------------------------------------------------
+    # -- peers and the network -----------------------------------------------------------------------------------
     def add_peer(
         self,
         vector: Floats,
@@ -122,13 +122,18 @@ class Swarm:
         row: int | None = None,
         liar: Liar | None = None,
     ) -> int:
-        """Start a peer now; returns its index. ``vector``: float32, one dimension, used as it is and changed in place,
-        so it may be a row of the caller's matrix. ``seeds``: indices of peers to join through, none to start a swarm.
-        ``founder``: it is of one run with the other founders, and holds its weights; :meth:`introduce` lets them know
-        each other. In an ideal swarm, which needs no seeds, everybody else joins. ``row``: what the trainer calls this
-        peer, by default its index. ``liar``: it attacks, and this is what it sends.
+        """Start a peer now and return its index.
 
-        Its randomness comes from the swarm's seed and its ``name`` (by default its index).
+        Args:
+            vector: The model, float32, shape (elements,). It is changed in place, so it may be a row of a matrix.
+            seeds: Indices of peers to join through; none to start a swarm.
+            step_s: Seconds for a step, or a function that draws them.
+            samples_per_step: Batch size.
+            name: Together with the swarm's seed it determines the peer's randomness; by default the index.
+            founder: Whether the peer starts with the weights of the founders' common run; :meth:`introduce` makes
+                founders known to each other. Any other peer joins, in an ideal swarm without seeds.
+            row: The trainer's row for this peer; by default its index.
+            liar: Makes the peer an attacker, and computes what it sends.
         """
         name = str(len(self.hosts)) if name is None else name
         times = constant(step_s) if isinstance(step_s, int | float) else step_s
@@ -140,8 +145,7 @@ class Swarm:
         return self.launch(index, peer, vector, name, times, samples_per_step, row=row, liar=liar)
 
     def introduce(self) -> None:
-        """The founders know each other, as processes that one launcher started; without it they are strangers, whom
-        nothing would bring together."""
+        """Make the founders known to each other, as one launcher does for its processes; they have no seeds."""
         founders = [host for host in self.hosts if host.peer.record.ready]
         records = [host.peer.record for host in founders]
         for host in founders:
@@ -155,12 +159,12 @@ class Swarm:
         whose = f"{name}/{life}" if life else name
         selector = self.selector or selector_of(self.config, elements, self.graph)
         if self.registry is not None and not selector.personal:
-            self.selector = selector  # they share one table of members, and sort it once
+            self.selector = selector  # peers share one table of members, so it is sorted only once
         record = MemberRecord(
             PeerId(derive(self.seed, name, "id")[:16]), b"", life + 1, address=Address(f"peer-{name}", PORT),
             genesis=derive(self.seed, "" if founder else whose, "genesis")[:16], ready=founder,
         )  # fmt: skip
-        ideal = self.registry is not None  # then a newcomer hopes without having a seed
+        ideal = self.registry is not None  # a newcomer has no seeds then; the book tells it to wait for a run
         return Peer(
             record, sign=unsigned, verify=trusting, config=config or self.config, fingerprint=f"vector of {elements}",
             elements=elements, rng=random.Random(derive(self.seed, whose, "peer")),
@@ -172,7 +176,7 @@ class Swarm:
     def host(
         self, peer: Peer, vector: Floats, name: str, step_s: float, first_step_s: float, samples_per_step: int = 1
     ) -> int:
-        """Run a Peer that was made elsewhere; its first step ends in ``first_step_s``."""
+        """Run a Peer that the caller created, and return its index; its first step ends in ``first_step_s``."""
         self.network.add(name)
         self.lives.append(0)
         return self.launch(len(self.hosts), peer, vector, name, constant(step_s), samples_per_step, first_step_s)
@@ -197,7 +201,7 @@ class Swarm:
         else:
             self.hosts[index] = host
         self.links.add(host)
-        if first_step_s is None:  # somewhere within a step, or all peers would mix at the same instants
+        if first_step_s is None:  # a random phase within a step, so that peers do not all mix at the same instants
             phase = random.Random(derive(self.seed, whose, "phase")).random()
             first_step_s = float(times(1)[0]) * (1.0 - phase)
         self.training.begin(host, self.now + first_step_s)
@@ -205,8 +209,7 @@ class Swarm:
         return index
 
     def revive(self, index: int, seeds: Iterable[int]) -> None:
-        """Start a peer again that was killed or left: the same member with a new life, which takes the weights of those
-        present."""
+        """Restart a peer that was killed or has left; the same member begins a new life and fetches the weights."""
         before = self.hosts[index]
         assert before.gone, "only one that is gone can come again"
         self.lives[index] += 1
@@ -218,8 +221,10 @@ class Swarm:
         before.end()
 
     def kill(self, index: int, silent: bool = False) -> None:
-        """End a peer without a word, as kill -9 does: its machine tells its partners that their links are gone; or, a
-        ``silent`` one, does not, as one that loses its power."""
+        """End a peer as kill -9 does; its machine closes the links to its partners.
+
+        With ``silent`` the machine loses power as well, and the partners learn nothing.
+        """
         host = self.hosts[index]
         self.training.end(host)
         host.gone, host.silent = True, silent
@@ -227,34 +232,34 @@ class Swarm:
         self.links.killed(host)
 
     def leave(self, index: int) -> None:
-        """Let a peer say LEFT and go."""
+        """Let a peer announce LEFT, and end it."""
         host = self.hosts[index]
         self.training.seen(host)
         for effect in host.peer.leave(self.now):
-            if not isinstance(effect, Send) or self.links.linked(host, effect.to):  # it does not stay to dial others
+            if not isinstance(effect, Send) or self.links.linked(host, effect.to):  # a leaving peer dials no others
                 self.performers[type(effect)](host, effect)
         self.kill(index)
 
     def partition(self, groups: Iterable[Iterable[int]]) -> None:
-        """Cut the network into these groups of peers; those not named are one more, and newcomers belong to it."""
+        """Partition the network into these groups; the other peers and newcomers form one more group."""
         self.links.carrier.partition(groups)
 
     def heal(self) -> None:
-        """Join the groups again."""
+        """End the partition."""
         self.links.carrier.heal()
 
     def run_until(self, when: float) -> None:
-        """Let virtual time pass up to ``when``, in seconds; the vectors then hold all steps that have ended."""
+        """Advance virtual time to ``when``, in seconds; the vectors then contain all steps that have ended."""
         self.events.run_until(when)
         self.training.settle(self.now)
 
     # -- questions -----------------------------------------------------------------------------------------------
     def alive(self) -> list[Host]:
-        """Those neither killed nor gone."""
+        """Return the hosts that were not killed and have not left."""
         return [host for host in self.hosts if not host.gone]
 
     def digest(self) -> str:
-        """SHA-256 of the log of events and of all vectors, in hexadecimal."""
+        """Return the SHA-256 of the event log and all vectors, in hexadecimal."""
         whole = self.events.digest()
         for host in self.hosts:
             whole.update(host.vector.tobytes())
@@ -266,11 +271,11 @@ class Swarm:
         for effect in effects:
             performers[type(effect)](host, effect)
         self.look(host)
-        if not host.visiting:  # else it is armed when its loop has left the boundary
+        if not host.visiting:  # during a visit, the timer is armed once at its end
             self.arm(host)
 
     def look(self, host: Host) -> None:
-        """What was decided may let the training loop go on, or mix sooner than it would look."""
+        """Let the training loop react to the peer's decisions: they may release it or make the next mix due sooner."""
         if host.waiting is not None:
             self.training.stand(host)
         if host.offering and not host.peer.offering:
@@ -280,7 +285,7 @@ class Swarm:
             self.training.released(host)
 
     def arm(self, host: Host) -> None:
-        """One timer a host. A deadline that moved back lets the timer go off early, which costs less than another."""
+        """Arm the host's one timer. If the deadline moves back, the timer fires early, which is cheaper than another."""
         due = host.peer.deadline
         if due < host.armed:
             due = max(due, host.rest_until, self.events.now)
@@ -309,8 +314,8 @@ class Swarm:
             self.events.push(due, self.on_timer, host, due)
 
     def average(self, host: Host, effect: Effect) -> None:
-        """What is for the averager alone."""
+        """Perform an effect that concerns only the averager."""
         host.averager.perform(effect)
 
     def ignore(self, host: Host, effect: Notice | MemberChanged) -> None:
-        """For people, who ask the peers."""
+        """Do nothing: these effects inform people, who can query the peers here."""

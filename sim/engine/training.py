@@ -1,12 +1,12 @@
-"""The training loops of all hosts: when steps end, and when they are computed.
+"""The training loops of all hosts: when steps end in virtual time, and when they are computed (lazy evaluation).
 
-A step depends on nothing but its own model and batch, so its result is not needed before somebody looks: to send the
-model, or to add what came from others. Steps are counted by the clock and left pending; the first time one of them is
-needed, **all steps that have begun by then are computed in one batched call**. That is exact and not an approximation,
-because a model is changed by others at a step boundary alone, and a step in progress cannot be changed any more.
+A step depends only on its own model and batch. Its result is needed only when the model is sent or a mix is added to
+it. The virtual clock therefore counts steps and leaves them pending. When the first of them is needed, **all steps that
+have begun by then are computed in one batched call**. This is exact: mixes change a model only at a step boundary, so
+nothing can change a step in progress.
 
-A host visits its boundary when its mix is due, when the network has a wish, or to report that it is alive, as a node's
-training loop does; the boundaries between them cost nothing.
+A host visits a boundary when its mix is due, when the network side asks for it, or to report progress, as a node's
+training loop does. The boundaries between these visits cost nothing.
 """
 
 from __future__ import annotations
@@ -28,39 +28,48 @@ from sim.engine.host import Floats, Host
 
 __all__ = ["REPORT_S", "OneByOne", "Trainer", "Training"]
 
-REPORT_S = 10.0  # a node reports four times a second, for people: here progress is told no more often than this
-LOOK_S = 0.1  # how often one who waits at a boundary looks round
-AHEAD = 32  # ends of steps drawn at once: 1 KiB a host
+REPORT_S = 10.0  # interval of progress reports; a node reports at 4 Hz, but only for people who watch it
+LOOK_S = 0.1  # polling interval of a loop that waits at a boundary
+AHEAD = 32  # step end times drawn at once: 1 KiB a host
 
 
 class Trainer(Protocol):
-    """Computes steps. ``lazy``: may be asked for steps that have begun and not ended, many rows at once."""
+    """A trainer that computes steps. If ``lazy``, it accepts steps that have begun but not ended, for many rows."""
 
     lazy: bool
 
     def train(self, rows: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
-        """Row ``rows[i]`` takes its next ``counts[i]`` steps, in place."""
+        """Take the next ``counts[i]`` steps of row ``rows[i]``, in place; both arrays have shape (n,)."""
 
     def reset(self, row: int) -> None:
-        """The loop of this row starts anew: forget the optimizer's state."""
+        """Forget the optimizer's state of a row whose loop restarts."""
 
     def mixed(self, row: int) -> None:
-        """What exchanges brought was added to this row, all of whose steps so far were taken."""
+        """Note that the shifts of exchanges were added to a row, all of whose steps so far were taken."""
 
     def joined(self, row: int) -> None:
-        """The weights of this row were replaced by those of another run."""
+        """Note that the weights of a row were replaced by those of another run."""
 
     def learn(
         self, rows: NDArray[np.int64], shifts: Floats, credits: NDArray[np.float64], own_sq: NDArray[np.float64],
         every: NDArray[np.int64] | None = None,
     ) -> None:  # fmt: skip
-        """Exchanges brought these shifts, (rows, parameters), which count so far, to models of these squared norms.
-        ``every``: local steps in an interval from then on, 0 or None: as many as before."""
+        """Update the drift correction with what exchanges taught.
+
+        Args:
+            rows: Rows of the models, shape (n,).
+            shifts: What the exchanges added to the models, shape (n, parameters).
+            credits: Weight of each shift in the correction, shape (n,).
+            own_sq: Squared norm of each peer's snapshot, shape (n,).
+            every: Local steps in an interval from then on, shape (n,); 0 or None keeps the old number.
+        """
 
 
 class OneByOne:
-    """A function of (index, vector, step) for each step, called when the step has ended: the plain way, which the
-    batched one must equal."""
+    """A trainer that calls a function of (index, vector, step) for each step that has ended.
+
+    It is the reference that batched trainers must match.
+    """
 
     lazy = False
 
@@ -74,23 +83,26 @@ class OneByOne:
                 self.on_step(row, host.vector, step)
 
     def reset(self, row: int) -> None:
-        """Nothing is kept."""
+        """Do nothing: this trainer has no state."""
 
     def mixed(self, row: int) -> None:
-        """Nothing is kept."""
+        """Do nothing: this trainer has no state."""
 
     def joined(self, row: int) -> None:
-        """Nothing is kept."""
+        """Do nothing: this trainer has no state."""
 
     def learn(
         self, rows: NDArray[np.int64], shifts: Floats, credits: NDArray[np.float64], own_sq: NDArray[np.float64],
         every: NDArray[np.int64] | None = None,
     ) -> None:  # fmt: skip
-        """Nothing is kept."""
+        """Do nothing: this trainer has no state."""
 
 
 class Training:
-    """``perform(host, effects)`` is the swarm's. Without a trainer nobody's model changes between mixes."""
+    """The training loops of all hosts. Without a trainer, models change only through mixes.
+
+    ``perform(host, effects)`` is the swarm's.
+    """
 
     def __init__(
         self, events: Events, hosts: list[Host], config: Config, perform: Callable[[Host, list[Effect]], None],
@@ -99,19 +111,20 @@ class Training:
         self.events, self.hosts, self.perform, self.trainer = events, hosts, perform, trainer
         self.by_steps = config.interval_steps is not None
         self.lockstep = config.max_version_gap is not None
-        self.ahead = config.paired  # what is pushed is copied when it is asked for: with its mass
-        self.steps = 0  # of all peers, as far as they have been counted
-        self.arm: Callable[[Host], None]  # the swarm's: a host's timer
+        # A due mix takes its snapshot before it is requested, except in push-sum: there the snapshot takes mass along.
+        self.ahead = config.paired
+        self.steps = 0  # steps of all peers that have been counted
+        self.arm: Callable[[Host], None]  # arms a host's timer; set by the swarm
 
     # -- the clock -----------------------------------------------------------------------------------------------
     def begin(self, host: Host, first_end: float) -> None:
-        """The loop begins now, and its first step ends then."""
+        """Start the host's training loop, whose first step ends at ``first_end``."""
         host.ends.append(first_end)
         host.reported_at = self.events.now
         self.plan(host)
 
     def extend(self, host: Host) -> None:
-        """Draw further ends; those passed go, but for the last."""
+        """Draw the end times of further steps, and drop past ones except the last."""
         if host.cursor > AHEAD:
             del host.ends[: host.cursor - 1]
             host.cursor = 1
@@ -121,13 +134,13 @@ class Training:
             ends.append(when)
 
     def passed(self, host: Host, when: float) -> int:
-        """How many steps have ended since the cursor."""
+        """Return how many steps have ended since the cursor."""
         while host.ends[-1] <= when:
             self.extend(host)
         return bisect_right(host.ends, when, host.cursor) - host.cursor
 
     def plan(self, host: Host) -> None:
-        """Schedule the next boundary at which there is something to do; one scheduled for later is forgotten."""
+        """Schedule the next boundary at which there is work; this voids a visit scheduled for later."""
         if host.waiting is not None:
             self.stand(host)
             return
@@ -152,7 +165,7 @@ class Training:
             self.visit(host, when)
 
     def stand(self, host: Host) -> None:
-        """One who waits at a boundary looks there again at once for a wish, and else after a while."""
+        """Schedule the next poll of a waiting loop: at once if there is work, else after the polling interval."""
         assert host.waiting is not None
         now = self.events.now
         when = now if host.boundary.wanted or not host.peer.held else next_look(host.waiting[0], now)
@@ -164,7 +177,7 @@ class Training:
         self.events.push(when, self.on_boundary, host, when)
 
     def wish(self, host: Host) -> None:
-        """The network wants something at the next boundary."""
+        """Schedule a visit to the next boundary, at the network side's request."""
         if host.waiting is not None:
             self.stand(host)
             return
@@ -173,7 +186,7 @@ class Training:
             self.visit(host, when)
 
     def released(self, host: Host) -> None:
-        """An exchange is over: the next mix may be due sooner than it would look."""
+        """Bring the next visit forward if the end of an exchange makes the next mix due before it."""
         peer = host.peer
         if host.waiting is not None:
             self.stand(host)
@@ -194,7 +207,7 @@ class Training:
             self.steps += passed
 
     def seen(self, host: Host) -> None:
-        """Tell the peer how far its loop is, and when it was last at a boundary: others wait for it, or do not."""
+        """Tell the peer its step count and when its loop was last at a boundary; its answers to partners need both."""
         self.count(host, self.events.now)
         peer = host.peer
         if host.cursor:
@@ -204,7 +217,7 @@ class Training:
 
     # -- a boundary ----------------------------------------------------------------------------------------------
     def on_boundary(self, host: Host, when: float) -> None:
-        """What a node's training loop does between two steps."""
+        """Visit a step boundary as a node's training loop does: take snapshots, add mixes and report progress."""
         if when != host.visit_at or host.gone:
             return
         peer, now, boundary = host.peer, self.events.now, host.boundary
@@ -230,7 +243,7 @@ class Training:
         self.arm(host)
 
     def visit_boundary(self, host: Host, spare: bool) -> Visit:
-        self.need(host)  # who adopts as well: the batches and the optimizer go on from there
+        self.need(host)  # needed also when weights are adopted, so that batches and optimizer continue from here
         if spare:
             host.averager.expect(host.peer.next_part)
         visit = host.boundary.visit(host.averager.replaced, spare)
@@ -245,8 +258,10 @@ class Training:
         return visit
 
     def recall(self, host: Host) -> bool:
-        """A long step is under way. Whether the model still holds what it held at the last boundary: else the step was
-        computed already, and the next boundary is waited for."""
+        """Return True if the vector is still the model of the last boundary, so that it can be copied during a step.
+
+        It is not if the step in progress was computed already. The copy must then wait for the next boundary.
+        """
         self.seen(host)
         if host.taken > host.steps:
             return False
@@ -254,13 +269,13 @@ class Training:
         return True
 
     def look(self, host: Host) -> None:
-        """Whether a loop has made weights finite again that were spoiled."""
+        """Report to the peer if its weights, which were not finite, have become finite again."""
         self.need(host)
         if finite(host.vector):
             self.perform(host, host.peer.mended(self.events.now))
 
     def hold(self, host: Host) -> None:
-        """The loop stands at this boundary for as long as its peer says so: the ends of its steps wait beside it."""
+        """Stop the loop at this boundary while its peer is held, and postpone the remaining step ends by the wait."""
         now = self.events.now
         if host.waiting is None and host.peer.held:
             host.waiting = now, host.ends[host.cursor :]
@@ -273,7 +288,7 @@ class Training:
 
     # -- steps ---------------------------------------------------------------------------------------------------
     def need(self, host: Host) -> None:
-        """The vector must hold all steps that have ended: compute them, and with them all others that have begun."""
+        """Bring the vector up to date; a lazy trainer also computes all other hosts' steps that have begun."""
         if self.trainer is None or host.taken >= host.steps:
             return
         if self.trainer.lazy:
@@ -289,8 +304,10 @@ class Training:
             self.trainer.train(np.array([host.row]), np.array([missing]))
 
     def compute(self, now: float) -> None:
-        """Take all steps that have begun, those of one who stands at a boundary excepted: what it does there may change
-        its model first."""
+        """Compute all steps that have begun, except for a host that is at a boundary.
+
+        The visit to the boundary may change that host's model before its next step.
+        """
         assert self.trainer is not None
         rows: list[int] = []
         counts: list[int] = []
@@ -315,15 +332,17 @@ class Training:
             self.trainer.train(np.array(rows), np.array(counts))
 
     def end(self, host: Host) -> None:
-        """The loop ends in the middle of a step, which is still computed: else it would depend on who looked whether
-        the batches of the next life go on behind it."""
+        """End the loop in the middle of a step, which is still computed.
+
+        A lazy trainer may have computed it already. Computing it always keeps the next life's batches reproducible.
+        """
         self.count(host, self.events.now)
         if self.trainer is not None and host.ready and host.waiting is None:
             host.steps += 1
             self.catch_up(host)
 
     def settle(self, now: float) -> None:
-        """All steps up to now are in the vectors, for whoever looks at them; a lazy trainer adds those in progress."""
+        """Bring all vectors up to date for measurement; a lazy trainer adds the steps in progress."""
         for host in self.hosts:
             if not host.gone:
                 self.count(host, now)
@@ -336,11 +355,11 @@ class Training:
 
 
 def trains(host: Host) -> bool:
-    """Whether the loop takes steps: once it has weights, and be they spoiled, which it does not see by itself."""
+    """Return True if the loop takes steps: it has weights, even if they are not finite, which it cannot see."""
     return host.peer.ready or not host.peer.sound
 
 
 def next_look(since: float, now: float) -> float:
-    """When one who waits at a boundary ``since`` then looks round the next time."""
+    """Return the next poll time, after ``now``, of a loop that has waited at a boundary from ``since`` on."""
     look = since + LOOK_S * (math.floor((now - since) / LOOK_S) + 1)
-    return look if look > now else look + LOOK_S  # now may be the last look, whose quotient was rounded down
+    return look if look > now else look + LOOK_S  # if now is a poll time, rounding may give now again

@@ -1,4 +1,4 @@
-"""A live model that is one flat vector, as :class:`gossip.averaging.boundary.Boundary` asks for it."""
+"""A live model held as one flat vector, with the interface of :class:`gossip.averaging.boundary.Boundary`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Floats", "HostVectors", "KeptVector", "VectorModel"]
 
 
 class VectorModel:
-    """Without an optimizer's state: simulated peers share none."""
+    """A flat float32 model without optimizer state, because simulated peers share none."""
 
     __slots__ = ("vector",)
     finite = None
@@ -64,7 +64,7 @@ class VectorModel:
 
 
 class KeptVector:
-    """What was there, while another run's weights are on trial."""
+    """A backup of the weights while another run's weights are on trial."""
 
     __slots__ = ("kept", "vector", "why_not")
 
@@ -95,7 +95,7 @@ class KeptVector:
 
 
 class HostVectors:
-    """Fresh arrays, and nothing kept. ``recall`` copies the model where a node would have a snapshot."""
+    """A vector pool that allocates fresh arrays and keeps none; ``recall`` copies the model instead of a snapshot."""
 
     __slots__ = ("recall_",)
 
@@ -112,14 +112,14 @@ class HostVectors:
         return Vector(np.empty(elements, np.float32), passing=True)
 
     def give(self, vector: Vector) -> None:
-        """It goes with its last user."""
+        """Do nothing: Python frees the array."""
 
     def keep(self, vector: Vector) -> None:
-        """The model itself is there to be copied."""
+        """Do nothing: the model itself can be copied later."""
 
     def recall(self) -> Vector | None:
         copied = self.recall_()
         return None if copied is None else Vector(copied)
 
     def forget(self) -> None:
-        """There is nothing."""
+        """Do nothing: no vector is kept."""
