@@ -285,7 +285,7 @@ class Swarm:
             self.training.released(host)
 
     def arm(self, host: Host) -> None:
-        """Arm the host's one timer. If the deadline moves back, the timer fires early, which is cheaper than another."""
+        """Arm the host's one timer. If the deadline moves back, the timer fires early: cheaper than another event."""
         due = host.peer.deadline
         if due < host.armed:
             due = max(due, host.rest_until, self.events.now)

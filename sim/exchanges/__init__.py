@@ -1,1 +1,1 @@
-"""A swarm played exchange by exchange: the fast level of the simulator, beside the whole one in sim.engine."""
+"""The fast level of the simulator: an exchange is one event. :mod:`sim.engine` simulates every message instead."""

@@ -1,4 +1,4 @@
-"""What peers accept of each other: every row has the filter that a node has."""
+"""The filtering of exchanges: every simulated peer has the same filter as a node."""
 
 from __future__ import annotations
 
@@ -24,29 +24,39 @@ Flags = NDArray[np.bool_]
 
 
 class Acceptance:
-    """Of exchanges between pairs of rows, of which none occurs twice in a call. ``ready`` says of each row whether it
-    might be met again."""
+    """The filters of all rows, applied to batches of exchanges in which no row occurs twice.
+
+    ``ready`` (rows,) states for each row whether it may take part in exchanges.
+    """
 
     def __init__(self, config: Config, rows: int, elements: int, ready: Sequence[bool]) -> None:
         self.config, self.bound, self.elements, self.ready = config, config.norm_bound, elements, ready
         self.filters = [] if config.filtering == "none" else [filter_of(config) for _ in range(rows)]
-        self.refused: dict[int, Counter[str]] = {}  # by row and reason; of what was cut off as well
-        self.failed = 0  # exchanges, each side of one counting
+        self.refused: dict[int, Counter[str]] = {}  # refused or clipped differences, by row and reason
+        self.failed = 0  # failed sides of exchanges
 
     def total(self) -> Counter[str]:
-        """What those that are up refused or cut off, by reason."""
+        """Return how often the ready rows refused or clipped a difference, by reason."""
         return sum((counts for row, counts in self.refused.items() if self.ready[row]), Counter())
 
     def count(self, row: int, reasons: Iterable[str]) -> None:
         self.refused.setdefault(row, Counter()).update(reasons)
 
     def here(self, rows: Iterable[PeerId]) -> list[PeerId]:
-        """Those of them that might be met again."""
+        """Return those of ``rows`` that are ready."""
         return [row for row in rows if self.ready[cast(int, row)]]
 
     def passes(self, rows: I64, apart_sq: F64, own_sq: F64) -> Flags:
-        """Which pairs (pairs,) of these ``rows`` (2, pairs) pass the check of norms: ``apart_sq`` (pairs,) is
-        ``|theirs - ours|^2``, ``own_sq`` (2, pairs) is either's own."""
+        """Check the norms of pairs.
+
+        Args:
+            rows: Rows of the two sides, shape (2, pairs).
+            apart_sq: ``|theirs - ours|^2``, shape (pairs,).
+            own_sq: Squared norm of each side's own values, shape (2, pairs).
+
+        Returns:
+            True for the pairs that pass, shape (pairs,).
+        """
         limit = self.bound * (np.sqrt(own_sq.min(axis=0)) + math.sqrt(self.elements))
         with np.errstate(invalid="ignore"):
             passed: Flags = np.isfinite(apart_sq) & np.isfinite(own_sq).all(axis=0) & (np.sqrt(apart_sq) <= limit)
@@ -59,21 +69,28 @@ class Acceptance:
         return passed
 
     def moved(self, rows: I64, distances: F64) -> None:
-        """Local steps alone moved these so far since their last mix."""
+        """Tell the filters how far local steps moved these rows since their last mix; both have shape (rows,)."""
         filters = self.filters
         for row, distance in zip(rows.tolist(), distances.tolist(), strict=True):
             filters[row].moved(distance)
 
     def joined(self, row: int, donors_sq: float) -> None:
-        """It begins with the weights of others, whose mean square distance is so much an element."""
+        """Reset a row's filter when it joins; ``donors_sq`` is the donors' mean squared distance per element."""
         self.refused.pop(row, None)
         if self.filters:
             self.filters[row] = filter_of(self.config)
             self.filters[row].joined(donors_sq)
 
     def taken(self, rows: I64, partners: I64, weights: F64, apart_sq: F64, intervals: F64) -> F64:
-        """Return the weights (rows,) that are left of these after each row's own filter, which learns from the
-        distance; ``intervals`` (rows,) is what each row has had of its own."""
+        """Apply each row's filter, which also learns from the distance, and return the weights that remain.
+
+        Args:
+            rows: The rows, shape (rows,), as of all other arrays.
+            partners: Each row's partner.
+            weights: Weights that the pairs agreed on.
+            apart_sq: Squared distances between the partners.
+            intervals: Intervals that each row has trained.
+        """
         if not self.filters:
             return weights
         filters, here, size = self.filters, self.here, self.elements

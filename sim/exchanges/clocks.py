@@ -1,4 +1,4 @@
-"""When the training steps of every peer end: boundaries, counted by the steps that are done at each."""
+"""The step boundaries of every peer: when its training steps end. A boundary is numbered by the steps done there."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from sim.engine.host import Times
 __all__ = ["Clocks", "ConstantClocks", "DrawnClocks"]
 
 I64 = NDArray[np.int64]
-AHEAD = 64  # ends of steps drawn at once
+AHEAD = 64  # step end times drawn at once
 
 
 class Clocks(Protocol):
-    """Steps of a peer are counted over all its lives, as its batches are."""
+    """The step times of all peers. A peer's steps, like its batches, are counted over all its lives."""
 
     def begin(self, peer: int, done: int, now: float, phase: float) -> None:
-        """A loop begins, ``done`` steps into the peer's count, and with this share of its first step behind it."""
+        """Start a peer's loop with ``done`` steps counted and the fraction ``phase`` of its first step behind it."""
 
     def time(self, peer: int, steps: int) -> float:
-        """When so many steps are done."""
+        """Return the virtual time at which the peer has done ``steps`` steps."""
 
     def after(self, peer: int, when: float) -> int:
-        """The steps that are done at the first boundary after this time."""
+        """Return the number of steps done at the first boundary after ``when``."""
 
     def done(self, peers: I64, when: float) -> I64:
-        """The steps of each that are done by then."""
+        """Return the number of steps that each peer has done at ``when``, shape (peers,)."""
 
 
 class ConstantClocks:
-    """All steps of one peer take the same time."""
+    """Clocks of peers whose own steps all take the same time."""
 
     def __init__(self, peers: int) -> None:
-        self.origin, self.step = [0.0] * peers, [0.0] * peers  # seconds; step ``s`` ends at origin + s step
+        self.origin, self.step = [0.0] * peers, [0.0] * peers  # seconds; step number s ends at origin + s * step
 
     def add(self, peer: int, times: Times) -> None:
         self.step[peer] = float(times(1)[0])
@@ -50,7 +50,7 @@ class ConstantClocks:
     def after(self, peer: int, when: float) -> int:
         origin, step = self.origin[peer], self.step[peer]
         steps = int((when - origin) / step) + 1
-        if origin + steps * step <= when:  # the quotient was rounded down
+        if origin + steps * step <= when:  # correct a quotient that was rounded down
             return steps + 1
         return steps - 1 if origin + (steps - 1) * step > when else steps
 
@@ -64,12 +64,12 @@ class ConstantClocks:
 
 
 class DrawnClocks:
-    """Every step's time is drawn."""
+    """Clocks that draw the time of every step."""
 
     def __init__(self, peers: int) -> None:
         self.times: list[Times | None] = [None] * peers
         self.ends: list[list[float]] = [[] for _ in range(peers)]
-        self.first = [0] * peers  # the steps that are done at the first of these ends
+        self.first = [0] * peers  # number of steps done at the first entry of `ends`
 
     def add(self, peer: int, times: Times) -> None:
         self.times[peer] = times
@@ -98,7 +98,7 @@ class DrawnClocks:
         while ends[-1] <= when:
             self.extend(peer)
         place = bisect_right(ends, when)
-        if place > 2 * AHEAD:  # nobody asks for what is long past
+        if place > 2 * AHEAD:  # old end times are never asked for again
             del ends[: place - AHEAD]
             self.first[peer] += place - AHEAD
             place = AHEAD

@@ -1,8 +1,8 @@
-"""Who exchanges with whom and when: the decisions of :mod:`gossip`, an exchange at a time, in virtual time.
+"""The peers' decisions at the fast level: which pairs exchange and when, one exchange at a time, in virtual time.
 
-What a peer decides is what :class:`gossip.peer.Peer` decides: when a mix is due, whom to ask, who is busy, how much a
-pair weighs, who is waited for no longer. What it leaves out is every message: an offer and its answer take their time,
-and what follows from them is known at once, unless somebody dies before it happens.
+A simulated peer decides as :class:`gossip.peer.Peer` does: when a mix is due, which partner to ask, when it is busy,
+the weight of a pair, and when to background a slow exchange. Single messages are not simulated. An offer and its answer
+take their transfer times. Everything that follows an answer is computed at once, and is revised only if a peer dies.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ __all__ = ["Control"]
 
 
 class Control:
-    """All peers' decisions. Each peer's state is a place in every list. ``patient``: whether anything takes so long
-    that somebody might wait for it no longer."""
+    """The decisions of all peers. Each list holds one entry per peer.
+
+    ``patient``: whether anything takes so long that a peer may background it.
+    """
 
     def __init__(
         self, events: Events, config: Config, clocks: Clocks, streams: StreamTimes, tape: Tape, draws: Sequence[Draws],
@@ -43,39 +45,39 @@ class Control:
     ) -> None:  # fmt: skip
         self.events, self.config, self.clocks = events, config, clocks
         self.streams, self.tape, self.draws, self.patient = streams, tape, draws, patient
-        self.rngs = [cast(random.Random, one) for one in draws]  # which is all that gossip asks of one
+        self.rngs = [cast(random.Random, one) for one in draws]  # Draws has all methods that gossip calls
         peers = len(draws)
         self.alive: list[int] = []
-        self.ready = [False] * peers  # up, with the weights of the run
+        self.ready = [False] * peers  # whether the peer is up and has the run's weights
         self.schedules = [Schedule(config, rng) for rng in self.rngs]
-        self.table: list[list[Meeting]] = [[] for _ in range(peers)]  # its exchanges,
-        self.moving = [0] * peers  # how many of them take a slot,
-        self.outgoing: list[list[Meeting]] = [[] for _ in range(peers)]  # and which of these are its own
-        self.waiting = [False] * peers  # its mix is due, and waits for the end of one that another asked for
+        self.table: list[list[Meeting]] = [[] for _ in range(peers)]  # exchanges in progress
+        self.moving = [0] * peers  # number of exchanges that take a slot
+        self.outgoing: list[list[Meeting]] = [[] for _ in range(peers)]  # exchanges with a slot that the peer initiated
+        self.waiting = [False] * peers  # a due mix waits for the end of an exchange that another peer initiated
         self.retry_at = [0.0] * peers
-        self.due_at = [math.inf] * peers  # the event of its next mix that counts
-        self.counted = [0] * peers  # its steps, as it last counted them
-        self.met = [Recent[int, int](MET) for _ in range(peers)]  # partners lately, and the steps at the last mix
+        self.due_at = [math.inf] * peers  # time of the valid event for the next mix; other events are void
+        self.counted = [0] * peers  # step count at its last update
+        self.met = [Recent[int, int](MET) for _ in range(peers)]  # step count at the last mix, by recent partner
         self.last_partner = [-1] * peers
         self.strangers = Strangers(self.table, self.met)
-        self.answers: dict[int, Patience] = {}  # how long answers take, by peer,
-        self.waits: dict[int, Patience] = {}  # and streams with their commits
-        self.asking = -1
+        self.answers: dict[int, Patience] = {}  # how long answers take, by peer
+        self.waits: dict[int, Patience] = {}  # how long streams with their commits take, by peer
+        self.asking = -1  # the peer that selects a partner now; see fits()
         self.plain, self.overlaps, self.incoming = config.plain, config.overlaps, config.incoming_limit
-        self.most = config.incoming_limit + 1  # under way at once where mixes overlap
+        self.most = config.incoming_limit + 1  # limit of exchanges in progress where mixes overlap
         self.most_parked = config.incoming_limit + config.partners
         every = config.interval_steps
         assert every is not None, "mixes by steps alone"
         self.apart = APART * every
-        # What came of it
+        # Counters for the report
         self.mixes = self.failed = self.offers = self.busy = self.accepts = 0
 
     def begin(self, peer: int) -> None:
-        """It has the weights of the run from now on, so many steps into its life as were counted."""
+        """Let a peer that has received the run's weights take part from now on."""
         self.ready[peer] = True
         self.retry_at[peer], self.waiting[peer], self.due_at[peer] = 0.0, False, math.inf
         schedule = self.schedules[peer]
-        schedule.due_steps = schedule.earned_steps = self.counted[peer]  # where a node's begins at 0
+        schedule.due_steps = schedule.earned_steps = self.counted[peer]  # a node's new life counts from 0 instead
         schedule.begin(self.counted[peer], self.events.now)
         self.arm(peer)
 
@@ -83,19 +85,19 @@ class Control:
         return peer != self.asking and self.ready[peer]
 
     def overlapping(self, peer: int) -> bool:
-        """As :attr:`gossip.exchange.exchanges.Exchanges.overlapping`."""
+        """Return True if mixes may overlap now, as in :attr:`gossip.exchange.exchanges.Exchanges.overlapping`."""
         answers, waits = self.answers.get(peer), self.waits.get(peer)
         if not self.overlaps or answers is None or waits is None:
             return False
         return waits.median_s <= SHORT * answers.median_s < math.inf
 
     def due_steps(self, peer: int) -> int:
-        """Return the step count at which its next mix is due beside those under way."""
+        """Return the step count at which the peer's next mix is due, given its mixes in progress."""
         return self.schedules[peer].steps_beside(self.moving[peer] if self.overlapping(peer) else 0)
 
-    # -- a mix of its own ----------------------------------------------------------------------------------------
+    # -- initiating an exchange ----------------------------------------------------------------------------------
     def arm(self, peer: int) -> None:
-        """Look at the boundary where the next mix is due; one that is looked at before that will see by itself."""
+        """Schedule a check at the boundary where the next mix is due, unless an earlier check is scheduled."""
         now, due = self.events.now, self.due_steps(peer)
         steps = self.clocks.after(peer, max(now, self.retry_at[peer]))
         when = self.clocks.time(peer, max(due, steps))
@@ -104,7 +106,7 @@ class Control:
             self.events.push(when, self.on_due, peer, when)
 
     def on_due(self, peer: int, when: float) -> None:
-        """It is at a boundary where its mix may be due."""
+        """Initiate an exchange at a boundary if the peer's mix is due."""
         if when != self.due_at[peer]:
             return
         self.due_at[peer] = math.inf
@@ -116,7 +118,7 @@ class Control:
             self.arm(peer)
             return
         self.counted[peer] = steps
-        if self.moving[peer] >= (self.most if overlapping else 1):  # what is under way is a mix already
+        if self.moving[peer] >= (self.most if overlapping else 1):  # all slots are taken by exchanges in progress
             self.waiting[peer], self.retry_at[peer] = True, when + WAIT_S
             return
         others = {one.partner(peer) for one in self.table[peer]}
@@ -136,7 +138,7 @@ class Control:
             self.arm(peer)
 
     def choose(self, peer: int, asked: set[int], again: bool) -> int | None:
-        """As :meth:`gossip.selection.partners.Partners.choose`."""
+        """Select a partner as :meth:`gossip.selection.partners.Partners.choose` does, or None."""
         self.asking, rng = peer, self.rngs[peer]
         wary = self.strangers.barred(peer, self.events.now)
         if again or wary:
@@ -160,7 +162,7 @@ class Control:
             self.events.push(one.since + takes, self.on_offer, one, one.attempt)
 
     def on_busy(self, one: Meeting, attempt: int) -> None:
-        """Another is asked: one that it mixed with lately, and where all were asked nobody for a while."""
+        """Ask another partner, preferably a recent one; after too many refusals, back off for a while."""
         if attempt != one.attempt or one.ended:
             return
         peer, parked, partner = one.first, one.parked & 1, None
@@ -175,7 +177,7 @@ class Control:
         self.released(peer)
 
     def give_up(self, one: Meeting) -> None:
-        """An offer of its own comes to nothing."""
+        """Abandon an offer that the peer has made."""
         one.ended = 3
         self.tape.put(one.first, one.begun, DROP, one.number, FIRST)
         self.leave(one, FIRST)
@@ -184,7 +186,7 @@ class Control:
         self.retry_at[peer] = self.events.now + collided_s(self.rngs[peer])
 
     def leave(self, one: Meeting, side: int) -> None:
-        """This side has no part in it any more."""
+        """Remove an exchange from one side, and free the slot that it takes there."""
         peer = one.second if side else one.first
         self.table[peer].remove(one)
         if one.parked >> side & 1:
@@ -193,12 +195,12 @@ class Control:
         if not side:
             self.outgoing[peer].remove(one)
 
-    # -- an offer ------------------------------------------------------------------------------------------------
+    # -- answering an offer --------------------------------------------------------------------------------------
     def on_offer(self, one: Meeting, attempt: int) -> None:
         if attempt != one.attempt or one.ended:
             return
         first, second, now = one.first, one.second, self.events.now
-        if not self.ready[second]:  # it died meanwhile, and its machine says so
+        if not self.ready[second]:  # the responder died meanwhile, and its machine resets the connection
             self.events.push(now + self.streams.latency(second, first), self.on_unreached, one, attempt)
             return
         steps = self.clocks.after(second, now)
@@ -215,19 +217,19 @@ class Control:
             self.events.push(now + takes, self.on_busy, one, attempt)
 
     def on_unreached(self, one: Meeting, attempt: int) -> None:
-        """Nobody is there any more."""
+        """Count the failure of an offer to a dead peer, and ask another one."""
         if attempt == one.attempt and not one.ended:
             self.failed += 1
             self.strangers.slow(one.first, one.second, self.events.now)
             self.on_busy(one, attempt)
 
     def takes(self, peer: int, sender: int) -> bool:
-        """Whether an offer of this member is accepted: there is room, and it has not just mixed with this one."""
+        """Return True if the peer accepts an offer: it has a free slot and has not just mixed with the sender."""
         moving, own, now = self.moving[peer], self.outgoing[peer], self.events.now
         offers = [one for one in own if now < one.answered]
         crossed = next((one for one in offers if one.second == sender), None)
         if crossed is not None:
-            if peer < sender:  # of two offers that cross the smaller number's is the exchange
+            if peer < sender:  # the smaller index wins if two offers cross
                 return False
             offers.remove(crossed)
             moving -= 1
@@ -254,7 +256,7 @@ class Control:
         return True
 
     def accept(self, one: Meeting, steps: int, now: float) -> None:
-        """Who is asked takes its snapshot at its next boundary; both streams and both commits follow from that."""
+        """Accept an offer, and compute the exchange from the responder's snapshot at its next boundary on."""
         first, second, tape, streams = one.first, one.second, self.tape, self.streams
         self.table[second].append(one)
         self.moving[second] += 1
@@ -271,7 +273,8 @@ class Control:
             return
         answered = one.answered = at + streams.message(second, first, at)
         streams.begin(at, answered)
-        # The answer goes ahead of one stream, the other stream follows it; then each COMMIT.
+        # The responder sends its Accept and then its stream. The initiator streams once it has the Accept. Each side
+        # sends its Commit when it has received the other's stream.
         verified = at + streams.stream(second, first, at), answered + streams.stream(first, second, answered)
         one.verified = verified
         ends = (
@@ -283,13 +286,13 @@ class Control:
             self.wait(one, side, since, ends[side], self.waits)
             self.events.push(ends[side], self.on_end, one, side, wished)
 
-    # -- its end -------------------------------------------------------------------------------------------------
+    # -- the end of an exchange ----------------------------------------------------------------------------------
     def on_both(self, one: Meeting, wished: float) -> None:
         self.on_end(one, FIRST, one.wished)
         self.on_end(one, SECOND, wished)
 
     def on_end(self, one: Meeting, side: int, wished: float) -> None:
-        """One side has mixed: what came of it is added at its next boundary."""
+        """Finish the exchange for one side, which adds the result at its next boundary."""
         if one.ended >> side & 1:
             return
         peer, partner = (one.second, one.first) if side else (one.first, one.second)
@@ -297,7 +300,7 @@ class Control:
         one.ended = other | 1 << side
         steps = self.clocks.after(peer, now)
         self.tape.put(peer, steps, ADD, one.number, side)
-        if one.broken:  # the other will not add anything
+        if one.broken:  # the other side is dead, so nothing else will free the snapshots
             self.tape.put(peer, steps, DROP, one.number, side)
         self.mixes += 1
         self.streams.timed(now - wished)
@@ -318,15 +321,15 @@ class Control:
         self.released(peer)
 
     def released(self, peer: int) -> None:
-        """An exchange is over, and the next mix may be due sooner than it would look."""
+        """Check again for a due mix after an exchange has freed a slot."""
         if self.waiting[peer] and self.moving[peer] < (self.most if self.overlapping(peer) else 1):
             self.waiting[peer], self.retry_at[peer] = False, self.events.now
         if not self.waiting[peer]:
             self.arm(peer)
 
-    # -- somebody's end ------------------------------------------------------------------------------------------
+    # -- the end of a peer ---------------------------------------------------------------------------------------
     def end(self, peer: int, steps: int) -> None:
-        """It dies, or leaves, ``steps`` into its count, and what it knew goes with it."""
+        """Remove a peer that dies or leaves after ``steps`` counted steps, and reset its state."""
         self.ready[peer] = False
         for one in self.table[peer]:
             self.part(one, peer)
@@ -341,15 +344,18 @@ class Control:
         self.schedules[peer] = Schedule(self.config, self.rngs[peer])
 
     def part(self, one: Meeting, peer: int) -> None:
-        """It will not mix. The other side does where all of the vector and the COMMIT are on their way to it."""
+        """End an exchange for a dying peer.
+
+        The other side still mixes if the whole stream and the Commit are already on their way to it.
+        """
         now, side, tape = self.events.now, SECOND if peer == one.second else FIRST, self.tape
-        if one.answered == math.inf:  # an offer
+        if one.answered == math.inf:  # an offer without an Accept
             one.ended = 3
             tape.put(peer, one.begun, DROP, one.number, side)
             return
         other, partner = 1 - side, one.partner(peer)
         latency = self.streams.latency(peer, partner)
-        if one.ended >> other & 1:  # and has mixed
+        if one.ended >> other & 1:  # the other side has mixed
             one.ended = 3
             tape.put(partner, self.clocks.after(partner, now), DROP, one.number, other)
         elif one.verified[side] <= now and one.verified[other] - latency <= now:
@@ -359,10 +365,10 @@ class Control:
             self.events.push(now + latency + self.streams.closed_s(self.draws[peer]), self.on_broken, one, other)
 
     def on_broken(self, one: Meeting, side: int) -> None:
-        """This side learns that its partner is gone."""
+        """Fail the exchange on one side, which learns that its partner is gone."""
         peer, partner = (one.second, one.first) if side else (one.first, one.second)
         if one not in self.table[peer]:
-            return  # it is gone as well
+            return  # this peer is gone as well
         self.failed += 1
         steps = max(one.steps if side else one.begun, self.clocks.after(peer, self.events.now))
         self.tape.put(peer, steps, DROP, one.number, side)
@@ -372,9 +378,9 @@ class Control:
             self.collided(peer)
         self.released(peer)
 
-    # -- what takes too long -------------------------------------------------------------------------------------
+    # -- slow exchanges ------------------------------------------------------------------------------------------
     def wait(self, one: Meeting, side: int, since: float, until: float, usual: dict[int, Patience]) -> None:
-        """What began then is over then: it is parked, if that is longer than such things take."""
+        """Schedule the exchange to be backgrounded if the wait from ``since`` to ``until`` exceeds the usual one."""
         patience = usual.get(one.second if side else one.first)
         if patience is not None and until - since > patience.seconds:
             when = max(since + patience.seconds, self.events.now)
@@ -387,7 +393,7 @@ class Control:
             self.released(peer)
 
     def park(self, one: Meeting, side: int) -> None:
-        """Others go first from now on, where there is a place for it."""
+        """Background an exchange, which frees its slot, if the limit of backgrounded exchanges allows it."""
         peer, partner = (one.second, one.first) if side else (one.first, one.second)
         if sum(each.parked_at(peer) for each in self.table[peer]) >= self.most_parked:
             return
@@ -398,14 +404,14 @@ class Control:
         self.strangers.slow(peer, partner, self.events.now)
 
     def overdue(self, peer: int, own: Meeting) -> bool:
-        """Whether its own offer waits for longer than answers take, so that there is room for another's."""
+        """Return True if the peer's own offer waits unusually long and can be backgrounded for another peer's offer."""
         patience = self.answers.get(peer)
         parked = sum(each.parked_at(peer) for each in self.table[peer])
         late = patience is not None and self.events.now - own.since >= patience.usual_s
         return late and parked < self.most_parked
 
     def streams_with(self, peer: int, sender: int) -> bool:
-        """Whether an exchange of this peer streams with this member."""
+        """Return True if an exchange between the two peers has reached its streams."""
         now = self.events.now
         return any(
             one.partner(peer) == sender and now >= (one.at if peer == one.second else one.answered)

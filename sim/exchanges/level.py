@@ -1,4 +1,4 @@
-"""A swarm at the level of exchanges: its decisions, its models, and what can be said of it."""
+"""The fast level as a whole: decisions, models, and the interface through which reports measure the swarm."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from sim.world.step_times import StepTimes
 __all__ = ["ExchangeLevel"]
 
 I64 = NDArray[np.int64]
-# Exchanges of each peer that are decided before the models follow, and of a few peers together: each time those under
-# way are found and left on the tape. Their entries take 100 bytes each.
+# Exchanges decided before the models follow: EACH per peer, but at least ALL in total, because every batch must find
+# the exchanges in progress and leave them on the tape. A tape entry takes 100 bytes.
 EACH, ALL = 8, 1 << 15
 
 
 class ExchangeLevel:
-    """``sessions``: when each of the peers ``names`` is up."""
+    """A swarm simulated exchange by exchange. ``sessions`` states when each of the peers ``names`` is up."""
 
     def __init__(
         self, scenario: Scenario, names: Sequence[str], network: NetworkModel, learners: Learners,
@@ -70,25 +70,25 @@ class ExchangeLevel:
     # -- time ----------------------------------------------------------------------------------------------------
     @property
     def now(self) -> float:
-        """Virtual seconds since the swarm was made."""
+        """Virtual time in seconds since the swarm was created."""
         return self.events.now
 
     def run_until(self, when: float) -> None:
-        """Decide everything up to then. The models follow where the tape is long, or somebody looks."""
+        """Make all decisions up to ``when``. The models follow only when the tape is long or a result is read."""
         self.events.run_until(when)
         if len(self.tape.rows) > self.most:
             self.models.play(self.done(), cut=False)
-            self.streams.bytes_sent(self.now)  # what has begun is not kept any longer
+            self.streams.bytes_sent(self.now)  # frees the list of streams that have begun
 
     def done(self) -> I64:
-        """The steps of each peer that have ended."""
+        """Return how many steps of each peer have ended, shape (peers,)."""
         ready, done = np.array(self.control.ready), np.array(self.presence.steps)
         rows = np.flatnonzero(ready)
         done[rows] = self.clocks.done(rows, self.now)
         return done
 
     def settle(self) -> None:
-        """Every model holds all steps that have begun."""
+        """Bring every model up to date, including the steps in progress."""
         done = self.done()
         self.models.play(done)
         rows = np.flatnonzero(self.control.ready)
@@ -146,5 +146,5 @@ class ExchangeLevel:
         return whole.hexdigest()
 
     def honest(self) -> I64:
-        """The rows of those whose models are looked at."""
+        """Return the rows of the peers whose models are measured."""
         return np.flatnonzero(self.control.ready)

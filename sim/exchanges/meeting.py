@@ -1,4 +1,4 @@
-"""One exchange under way, as both of its sides have it."""
+"""The state of one pair exchange in progress, for both of its sides."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from gossip.exchange.beginning import TRIES
 
 __all__ = ["FIRST", "SECOND", "Meeting"]
 
-FIRST, SECOND = 0, 1  # who asks, and who is asked
+FIRST, SECOND = 0, 1  # sides: the initiator and the responder
 
 
 class Meeting:
-    """``ended`` and ``parked`` have a bit for each side: that it is over for it, and that it takes no slot of it."""
+    """A pair exchange in progress.
+
+    ``ended`` and ``parked`` are bit masks over the sides. ``ended``: the exchange is over for this side. ``parked``:
+    the exchange is backgrounded, so it takes none of this side's slots.
+    """
 
     __slots__ = (
         "answered", "asked", "at", "attempt", "begun", "broken", "ended", "first", "number", "parked", "second",
@@ -23,17 +27,20 @@ class Meeting:
         self.first, self.second, self.number, self.attempt = first, -1, number, 0
         self.asked, self.tries = asked, len(asked) + TRIES
         self.weight = 0.5
-        self.begun, self.steps = steps, 0  # at the snapshots
-        self.wished = self.since = now  # who asked wanted its snapshot; somebody was asked
-        self.at = self.answered = math.inf  # the other's snapshot; its answer is here
-        self.verified = (math.inf, math.inf)  # the other's stream is here, and the COMMIT goes out
+        self.begun, self.steps = steps, 0  # step counts at the two snapshots
+        # Virtual times: `wished`, the initiator's snapshot was due; `since`, the latest offer was sent; `at`, the
+        # responder took its snapshot; `answered`, its Accept arrived; `verified`, by side, the Commit goes out because
+        # the partner's stream has arrived.
+        self.wished = self.since = now
+        self.at = self.answered = math.inf
+        self.verified = (math.inf, math.inf)
         self.ended = self.parked = 0
-        self.broken = False  # one side died
+        self.broken = False  # one side has died
 
     def partner(self, peer: int) -> int:
-        """The other of the two."""
+        """Return the other peer of the pair."""
         return self.first if peer == self.second else self.second
 
     def parked_at(self, peer: int) -> int:
-        """Whether it is parked at this one: 0 or 1."""
+        """Return 1 if this peer has backgrounded the exchange, else 0."""
         return self.parked >> (peer == self.second) & 1

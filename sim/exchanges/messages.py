@@ -1,4 +1,4 @@
-"""What the messages of an exchange weigh."""
+"""The encoded sizes of the messages of an exchange."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gossip.wire.messages import Accept, Busy, Commit, Fetch, Offer, Serving
 
 __all__ = ["Sizes"]
 
-SESSION, RUN, VERSION = 1 << 61, bytes(16), 1.5  # as long as nearly all are
+SESSION, RUN, VERSION = 1 << 61, bytes(16), 1.5  # values that encode to the usual length
 
 
 class Sizes:
-    """Bytes of each kind of message, and of a vector's stream."""
+    """The sizes in bytes of each kind of message, and of the stream of a vector."""
 
     def __init__(self, config: Config, elements: int) -> None:
         codec = config.codec

@@ -1,4 +1,4 @@
-"""The arithmetic of a swarm: a batch of the tape played in waves over the rows of one matrix."""
+"""The arithmetic of the fast level: batches of the tape are replayed in waves over the rows of one matrix."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from sim.learning.learners import Learners
 
 __all__ = ["Models"]
 
-# Rows of one pass: as many as a core's second cache holds with their gradients, and as gradients need to be cheap.
-# Of 4,810 elements a pass over 32 rows took 0.4 us a row, and over 103 rows 1.2.
+# Rows in one pass: as many as fit into a core's L2 cache with their gradients, but enough for efficient gradients. With
+# 4,810 elements, a pass over 32 rows took 0.4 us a row, and a pass over 103 rows 1.2 us.
 BLOCK_BYTES, LEAST_ROWS = 1 << 20, 32
-CACHED_BYTES = 1 << 19  # of an array of which four are passed over
-LONG = 4096  # elements: of such an outer step took 9 us each by itself, and 13 with 27 to 32 copied together
-AT_ONCE = 2048  # exchanges whose batches are drawn in one call
+CACHED_BYTES = 1 << 19  # block size of each of the four arrays of an outer step
+# Models of at least this many elements take their outer steps in place, one by one. That took 9 us each, and copying 27
+# to 32 of them together 13 us each.
+LONG = 4096
+AT_ONCE = 2048  # exchanges whose training batches are drawn in one call
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -31,9 +33,9 @@ I64 = NDArray[np.int64]
 
 
 class Models:
-    """Every peer's model, with what the outer step keeps of each: ``phi`` and ``momentum`` float32 (peers, elements).
+    """Every peer's model and its outer step's state: ``phi`` and ``momentum``, float32, shape (peers, elements).
 
-    A step of training is computed when something after it is; which waves it falls into changes no result.
+    A training step is computed lazily, when a later operation needs it. The division into waves changes no result.
     """
 
     def __init__(self, learners: Learners, config: Config, tape: Tape, acceptance: Acceptance) -> None:
@@ -43,7 +45,7 @@ class Models:
         if not config.plain:
             self.phi, self.momentum = self.matrix.copy(), np.zeros_like(self.matrix)
         self.watches = config.watches_movement
-        if self.watches:  # the model without the steps since the last mix; the outer step keeps that already
+        if self.watches:  # the model without the local steps since the last mix; phi is exactly that
             self.expected = self.matrix.copy() if config.plain else self.phi
         fitting = BLOCK_BYTES // (4 * learners.elements)  # rows
         self.pairs_at_once = max(min(learners.copied_at_once or fitting, max(fitting, LEAST_ROWS)) // 2, 1)
@@ -52,21 +54,28 @@ class Models:
         self.codec = get_codec(config.codec)
         self.corrects = learners.corrections is not None
         self.every = config.interval_steps or 1
-        self.mixed_at = np.zeros(len(self.matrix), np.int64)  # steps of each row at its last mix's snapshot
-        self.trained: dict[int, dict[int, tuple[int, int]]] = {}  # of snapshots kept: steps, and those since a mix
-        self.kept: dict[int, dict[int, F32]] = {}  # snapshots of exchanges under way, by exchange and side
-        # For the outer step: of each row the steps of the newest snapshot whose local progress is counted; of such
-        # snapshots under way their steps, and the sum of what mixes have added after each, by exchange.
+        self.mixed_at = np.zeros(len(self.matrix), np.int64)  # step count of each row at its last mix's snapshot
+        # By exchange and side: the step count of a kept snapshot, and the steps since the last mix before it.
+        self.trained: dict[int, dict[int, tuple[int, int]]] = {}
+        self.kept: dict[int, dict[int, F32]] = {}  # snapshots of exchanges in progress, by exchange and side
+        # Bookkeeping of overlapping outer steps. `counted`: by row, the step count of the newest snapshot whose local
+        # progress has entered the outer step. `flying`: by row and exchange, the step counts of snapshots in progress.
+        # `since`: by row and exchange, the sum of what mixes have added since that snapshot.
         self.counted = np.full(len(self.matrix), -1)
         self.flying: dict[int, dict[int, int]] = {}
-        self.since: dict[tuple[int, int], F32] = {}  # by row and exchange
-        self.left: dict[int, F64] = {}  # of such, what of the difference each side takes, once that is known
-        self.void = set[int]()  # exchanges that are over, of which a snapshot is still to come
-        self.half = set[int]()  # of such, those of which one side is over
+        self.since: dict[tuple[int, int], F32] = {}
+        self.left: dict[int, F64] = {}  # each side's weight after filtering, (2,), by exchange
+        self.void = set[int]()  # exchanges that were dropped before a snapshot, which must not be kept
+        self.half = set[int]()  # exchanges that are over for one side
 
     def play(self, done: I64, cut: bool = True) -> None:
-        """What happened up to now, ``done`` being the steps of each row; without ``cut`` what is under way is left to
-        the next time, and its snapshots take no memory."""
+        """Replay the tape up to now.
+
+        Args:
+            done: Steps that each row has done, shape (rows,).
+            cut: Whether to replay exchanges in progress in part. If False, they stay on the tape until the next call,
+                and their snapshots take no memory.
+        """
         batch = self.tape.take(done, cut)
         units = Units(batch)
         for wave in units.waves():
@@ -78,20 +87,28 @@ class Models:
                 self.apart(batch, units.first[singles])
 
     def train(self, rows: I64, steps: I64) -> None:
-        """These rows, up to so many steps in all."""
+        """Train each row up to its total step count; both arrays have shape (n,)."""
         counts = steps - self.learners.taken[rows]
         going = counts > 0
         if going.any():
             self.learners.train(rows[going], counts[going])
 
     def exchange(self, batch: Batch, first: I64, second: I64) -> None:
-        """Whole exchanges, between whose entries nothing happens to either row: a few at a time, each copied, trained
-        to its snapshots, mixed, trained to the boundary and written back while it is in cache."""
+        """Replay whole exchanges, whose rows have no other entries in between.
+
+        A few at a time are copied, trained to their snapshots, mixed, trained to the boundary and written back while
+        they are in cache.
+
+        Args:
+            batch: The batch of the tape.
+            first: Entries of the initiators' snapshots, shape (exchanges,).
+            second: Entries of the responders' snapshots, shape (exchanges,).
+        """
         learners, copied = self.learners, self.learners.copied_at_once > 0
         steps = np.maximum(batch.steps[[first, second]], learners.taken[batch.row[[first, second]]])  # (2, exchanges)
         before = steps - learners.taken[batch.row[[first, second]]]
         after = batch.steps[[first + 1, second + 1]] - steps
-        # Those that train alike one after the other, and of every few all first sides before all second ones
+        # Sort exchanges with equal step counts together. Within each block, put all first sides before all second ones.
         alike = np.lexsort((*after, *before))
         order = np.argsort(np.tile(np.arange(len(first)) // self.pairs_at_once, 2), kind="stable")
         sides = np.stack([first, second])[:, alike].reshape(-1)[order]
@@ -126,16 +143,27 @@ class Models:
                 learners.learn(some, taught[0], counts, taught[1])
 
     def since_mix(self, rows: I64, steps: I64) -> F64:
-        """Return the intervals that these rows have trained since their last mixes, of the shape of ``rows``, at
-        snapshots after these steps, which become the last mixes."""
+        """Return the intervals that the rows have trained between their last mixes and their snapshots.
+
+        The snapshots then count as the last mixes. ``rows``, ``steps`` (at the snapshots) and the result share a shape.
+        """
         trained: F64 = (steps - self.mixed_at[rows]) / self.every
         self.mixed_at[rows] = steps
         return trained
 
     def mixed(self, rows: I64, ours: F32, agreed: F64, own: F64, difference: F32) -> tuple[tuple[F32, F64] | None, F64]:
-        """``difference`` becomes what exchanges bring, all first sides and then all second ones: ``ours`` are the
-        snapshots (rows, elements) after ``own`` intervals of each, ``agreed`` the weights that the sides agreed on.
-        Returns what :meth:`shift` does, and the weights that a filter left."""
+        """Mix pairs of rows, and write what each row must add into ``difference``.
+
+        Args:
+            rows: All first sides, then all second sides, shape (rows,).
+            ours: Snapshots, shape (rows, elements).
+            agreed: Weights that the sides agreed on, shape (rows,).
+            own: Intervals that each row has trained, shape (rows,).
+            difference: Output, shape (rows, elements).
+
+        Returns:
+            The result of :meth:`shift`, and the weights after filtering, shape (rows,).
+        """
         half = len(rows) // 2
         self.watch(rows, ours)
         sent = self.decoded(ours)
@@ -147,7 +175,11 @@ class Models:
         return self.shift(rows, ours, difference, weights), weights
 
     def weights(self, rows: I64, agreed: F64, own: F64, difference: F32, sent: F32) -> F64:
-        """What of its difference each of these rows (2, pairs) takes, (2 pairs,): 0 where either refuses."""
+        """Return each row's weight for its difference after filtering, shape (2 pairs,); 0 if either side refuses.
+
+        ``rows`` and ``own`` have shape (2, pairs), ``agreed`` (pairs,), ``difference`` (pairs, elements), and ``sent``
+        (2 pairs, elements).
+        """
         acceptance, weights = self.acceptance, np.zeros(rows.shape)
         apart_sq, own_sq = squares(difference), squares(sent).reshape(2, -1)
         some = np.flatnonzero(acceptance.passes(rows, apart_sq, own_sq))
@@ -158,7 +190,7 @@ class Models:
         return weights.reshape(-1)
 
     def watch(self, rows: I64, ours: F32) -> None:
-        """How far local steps moved these since their last mix."""
+        """Tell the filters how far local steps moved these rows since their last mix."""
         if self.watches:
             moved = ours - self.expected[rows]
             self.acceptance.moved(rows, np.sqrt(squares(moved)))
@@ -166,11 +198,11 @@ class Models:
                 self.expected[rows] = ours
 
     def apart(self, batch: Batch, entries: I64) -> None:
-        """Snapshots and additions by themselves, no two of one row."""
+        """Replay single entries, no two of which concern the same row."""
         rows = batch.row[entries]
         self.train(rows, batch.steps[entries])
         kinds = batch.kind[entries]
-        snaps = entries[kinds == SNAP]  # a donor's measures nothing
+        snaps = entries[kinds == SNAP]  # without GIVE: a donor's snapshot measures no movement
         if len(snaps):
             self.watch(batch.row[snaps], self.matrix[batch.row[snaps]])
         for entry in entries[(kinds == SNAP) | (kinds == GIVE)].tolist():
@@ -193,7 +225,7 @@ class Models:
                 self.take_over(int(batch.row[entry]), number)
 
     def take_over(self, row: int, number: int) -> None:
-        """A newcomer's weights, each part of them of another donor, and what it knows with them."""
+        """Assemble a newcomer's weights from its donors' pieces, and reset its optimizer and filter."""
         ranges = self.tape.ranges.pop(number)
         kept = self.kept.pop(number)
         self.trained.pop(number, None)
@@ -215,7 +247,7 @@ class Models:
         self.acceptance.joined(row, sorted(apart)[len(apart) // 4] if len(apart) >= FEWEST else 0.0)
 
     def add(self, batch: Batch, adds: I64) -> None:
-        """What sides of exchanges bring, no two of one row."""
+        """Add the results of exchanges to rows, no row twice."""
         numbers, sides, rows = batch.exchange[adds].tolist(), batch.side[adds].tolist(), batch.row[adds]
         new = [number for number in dict.fromkeys(numbers) if number not in self.left]
         if new:
@@ -242,14 +274,13 @@ class Models:
             self.over(number)
 
     def trained_of(self, pairs: list[tuple[int, int]], rows: I64) -> F64:
-        """As :meth:`since_mix`, of sides of exchanges whose snapshots were kept apart: theirs and their partners',
-        (2, rows)."""
+        """Return what :meth:`since_mix` does for kept snapshots: own and partners' intervals, shape (2, rows)."""
         trained = [(self.trained[number][side], self.trained[number][1 - side]) for number, side in pairs]
         self.mixed_at[rows] = np.maximum(self.mixed_at[rows], [ours[0] for ours, _ in trained])
         return np.array([[ours[1] for ours, _ in trained], [theirs[1] for _, theirs in trained]]) / self.every
 
     def over(self, number: int) -> None:
-        """One side of an exchange has what came of it; after the other its snapshots may go."""
+        """Mark one side of an exchange as finished, and free the snapshots after both sides."""
         if number in self.half:
             self.half.discard(number)
             self.drop(number)
@@ -257,7 +288,7 @@ class Models:
             self.half.add(number)
 
     def drop(self, number: int) -> None:
-        """Nobody needs these snapshots; one that was not taken yet is not kept."""
+        """Free the snapshots of an exchange, and ensure that one still to be taken is not kept."""
         self.half.discard(number)
         self.left.pop(number, None)
         self.trained.pop(number, None)
@@ -271,12 +302,21 @@ class Models:
     def shift(
         self, rows: I64, ours: F32, difference: F32, weights: F64, numbers: list[int] | None = None
     ) -> tuple[F32, F64] | None:
-        """``difference``, what of theirs less ours is taken, becomes what is to be added. Where corrections learn from
-        it, returns it as it was, and the squared norms of ``ours``. ``numbers``: exchanges beside which there may have
-        been others."""
+        """Replace each row's weighted difference, in place, by the shift that the row must add.
+
+        Args:
+            rows: The rows, shape (rows,).
+            ours: Their snapshots, shape (rows, elements).
+            difference: The weighted ``theirs - ours``, then the shift, shape (rows, elements).
+            weights: The weights after filtering, shape (rows,).
+            numbers: The exchanges, if other mixes may have happened during them.
+
+        Returns:
+            If drift corrections are in use: the original differences and the squared norms of ``ours``.
+        """
         mixed = weights > 0
         if not mixed.all():
-            difference[~mixed] = 0  # what was refused may be no number
+            difference[~mixed] = 0  # a refused difference may contain NaN
         taught = (difference.copy(), squares(ours)) if self.corrects else None
         if not self.config.plain:
             beside = np.zeros(len(rows), bool)
@@ -298,19 +338,21 @@ class Models:
         return taught
 
     def shift_beside(self, row: int, number: int, ours: F32, difference: F32) -> bool:
-        """As :meth:`gossip.averaging.averager.Averager.order` has it. False for an exchange beside which nothing was
-        mixed."""
+        """Take the outer step of an exchange that overlapped other mixes; return False if none overlapped.
+
+        The order of steps is that of :meth:`gossip.averaging.averager.Averager.order`.
+        """
         steps, since = self.flying.get(row, {}).pop(number, -1), self.since.pop((row, number), None)
         late = steps < self.counted[row]
         self.counted[row] = max(self.counted[row], steps)
         if late:
-            self.phi[row] += difference  # the local progress that the snapshot holds is counted
+            self.phi[row] += difference  # the local progress in the snapshot has entered an outer step already
         elif since is not None:
             outer_step_beside(difference, ours, since, self.phi[row], self.momentum[row], 1.0, *self.config.outer)
         return late or since is not None
 
     def added(self, row: int, number: int, difference: F32) -> None:
-        """Snapshots under way that are newer lack this."""
+        """Record a shift for the row's snapshots in progress that were taken before it was added."""
         for other, steps in self.flying.get(row, {}).items():
             if other == number or steps < self.counted[row]:
                 self.since.pop((row, other), None)
@@ -320,8 +362,11 @@ class Models:
                 self.since[row, other] = difference.copy()
 
     def outer(self, rows: I64, ours: F32, difference: F32) -> None:
-        """The outer step of these rows: it passes over four arrays nine times, so that as many are taken at once as
-        stay in cache; long ones where they are, each by itself, which saves copying them to and fro."""
+        """Take the outer step of these rows.
+
+        It passes over four arrays nine times. Short models are therefore copied in blocks that fit into the cache. Long
+        models are processed in place one by one, which saves the copies.
+        """
         alpha, beta = self.config.outer
         if self.rows_in_cache == 1:
             for row, snapshot, apart in zip(rows.tolist(), ours, difference, strict=True):
@@ -335,7 +380,7 @@ class Models:
             self.phi[some], self.momentum[some] = phi, momentum
 
     def decoded(self, values: F32) -> F32:
-        """As the partner decodes them."""
+        """Return the values as the partner decodes them."""
         if self.codec.raw:
             return values
         out = np.empty_like(values)
@@ -344,6 +389,6 @@ class Models:
 
 
 def squares(rows: F32) -> F64:
-    """The sum of squares of each of (rows, elements)."""
+    """Return the sum of squares of each row of an array (rows, elements), shape (rows,)."""
     found: F64 = np.matmul(rows[:, None], rows[:, :, None])[:, 0, 0].astype(np.float64)
     return found

@@ -1,4 +1,4 @@
-"""Who is there: peers that come, take the weights of those present, and go."""
+"""Churn: peers start, join by fetching the weights from donors, and stop."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from sim.world.churn import Uptime
 
 __all__ = ["Presence"]
 
-LOOK_S = 1.0  # how often a newcomer looks for somebody who has weights
+LOOK_S = 1.0  # interval at which a newcomer looks for donors
 
 
 class Presence:
-    """``steps`` holds those of each peer that is not ready: its loop takes none."""
+    """The starts, joins and stops of all peers. ``steps`` is valid for a peer that is not ready, as it takes none."""
 
     def __init__(
         self, events: Events, config: Config, clocks: Clocks, streams: StreamTimes, tape: Tape, control: Control,
@@ -36,13 +36,13 @@ class Presence:
         self.raw = get_codec("fp32")
         self.lives = [0] * len(names)
         self.steps = [0] * len(names)
-        self.ended: list[list[float]] = [[] for _ in names]  # when each life of each was over
-        self.place: dict[int, int] = {}  # of each that is there, in control.alive
-        self.fetched = 0  # pieces that newcomers asked for
-        self.stranded = False  # a newcomer met nobody who holds weights; real peers would begin a new run
+        self.ended: list[list[float]] = [[] for _ in names]  # end time of each life, by peer
+        self.place: dict[int, int] = {}  # index in control.alive of each peer that is up
+        self.fetched = 0  # pieces that newcomers requested
+        self.stranded = False  # a newcomer found no ready peer at all; real peers would begin a new run
 
     def populate(self, sessions: Sequence[Iterator[Uptime]]) -> None:
-        """Those who are up at 0 have one model; the others come when they do."""
+        """Start the peers that are up at time 0 as founders with one model, and schedule the starts of the others."""
         for peer, ups in enumerate(sessions):
             session = next(ups, None)
             if session is None:
@@ -53,7 +53,7 @@ class Presence:
                 self.come(peer, session, ups, founder=True)
 
     def come(self, peer: int, session: Uptime, sessions: Iterator[Uptime], founder: bool = False) -> None:
-        """A peer starts, its first step somewhere within one."""
+        """Start a peer at a random phase of its first step."""
         self.place[peer] = len(self.control.alive)
         self.control.alive.append(peer)
         life, now = self.lives[peer], self.events.now
@@ -68,7 +68,7 @@ class Presence:
             self.events.push(max(session.until_s, now), self.go, peer, sessions)
 
     def go(self, peer: int, sessions: Iterator[Uptime]) -> None:
-        """It ends, with a word or without one. The step in progress is still computed, as its batch is used up."""
+        """Stop a peer, in order or not. The step in progress is still computed, because its batch is used up."""
         now, control = self.events.now, self.control
         if control.ready[peer]:
             self.steps[peer] = self.clocks.after(peer, now)
@@ -84,7 +84,7 @@ class Presence:
 
     # -- joining -------------------------------------------------------------------------------------------------
     def join(self, peer: int, life: int) -> None:
-        """Ask some of those who are ready, and take a piece of each."""
+        """Fetch the weights in pieces from several ready peers, the donors."""
         if life != self.lives[peer]:
             return
         control, streams, now = self.control, self.streams, self.events.now
@@ -111,7 +111,7 @@ class Presence:
             for place, ((donor, _), (start, stop)) in enumerate(zip(given, ranges, strict=True))
         ]
         whole = max(there for _, there in pieces)
-        if len(given) >= FEWEST:  # each has a chunk of another's piece compared
+        if len(given) >= FEWEST:  # each donor also sends a chunk of another donor's piece, for comparison
             sizes = [min(stop - start, chunk) for start, stop in ranges]
             whole = max(
                 self.piece(peer, donor, size, whole, None)[1] for (donor, _), size in zip(given, sizes, strict=True)
@@ -122,7 +122,7 @@ class Presence:
     def piece(
         self, peer: int, donor: int, elements: int, asked: float, gives: tuple[int, int] | None
     ) -> tuple[float, float]:
-        """When a donor takes its snapshot, and when so many elements of it are there."""
+        """Return when a donor takes its snapshot, and when ``elements`` of it have arrived."""
         steps = self.clocks.after(donor, asked + self.streams.message(peer, donor, asked))
         at = self.clocks.time(donor, steps)
         if gives is not None:
@@ -132,7 +132,7 @@ class Presence:
         return at, at + self.streams.stream(donor, peer, at, size_bytes)
 
     def on_whole(self, peer: int, life: int, number: int, given: list[tuple[int, int, float]]) -> None:
-        """All pieces are here, or a donor died before it gave its own and others are asked."""
+        """Use the complete weights at the next boundary, or start again if a donor died before its snapshot."""
         died = any(one != self.lives[donor] and self.ended[donor][one] < at for donor, one, at in given)
         if life != self.lives[peer] or died:
             self.tape.put(peer, self.steps[peer], DROP, number, 0)
@@ -143,7 +143,7 @@ class Presence:
         )
 
     def on_taken(self, peer: int, life: int, number: int) -> None:
-        """The loop is at a boundary, and trains from here on."""
+        """Adopt the weights at a boundary; the loop trains from here on."""
         steps, control = self.steps[peer], self.control
         if life != self.lives[peer]:
             self.tape.put(peer, steps, DROP, number, 0)

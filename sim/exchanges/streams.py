@@ -1,4 +1,4 @@
-"""How long the messages and streams of an exchange take, and how much they carry."""
+"""Transfer times of the messages and streams of an exchange, and a count of the bytes sent."""
 
 from __future__ import annotations
 
@@ -14,32 +14,34 @@ from sim.world.tcp import Back
 
 __all__ = ["StreamTimes"]
 
-TIMED = 65_536  # durations kept; beyond it every second one goes, and from then on half as many are added
-LINES = 16  # for each peer, of those used lately: one that rested for long begins slowly again, as a new one does
+TIMED = 65_536  # durations kept; when full, every second one is dropped and the sampling rate is halved
+LINES = 16  # recently used lines kept per peer; a line idle for long restarts TCP's slow start, like a new one
 
 
 class StreamTimes:
-    """Vectors of so many bytes, between the peers ``names``. ``moving`` holds how many exchanges each of them has,
-    which share its rates."""
+    """The transfer times between the peers ``names``, for vectors of ``size_bytes``.
+
+    ``moving`` (peers,) holds the number of exchanges in progress at each peer, which share its bandwidth.
+    """
 
     def __init__(self, network: NetworkModel, size_bytes: int, names: Sequence[str], seed: int) -> None:
         self.network, self.size_bytes = network, size_bytes
         self.latency, self.transport = network.latency, network.transport
-        self.near = network.longest_s == 0 and self.transport is None  # a message takes no time,
+        self.near = network.longest_s == 0 and self.transport is None  # messages take no time
         self.instant = self.near and math.isinf(
             min(min(network.up_bytes_s(peer), network.down_bytes_s(peer)) for peer in range(len(names)))
-        )  # and nor does a stream
+        )  # streams take no time either
         self.moving: list[int] = []
         self.keys = [int.from_bytes(derive(seed, name, "lines")[:8], "little") for name in names]
-        self.lines = Recent[int, Line](LINES * len(names))  # by sender and receiver, as they were used last
-        self.durations_s: list[float] = []  # of exchanges, from the wish for a snapshot to the mix
-        self.every = 1  # how many mixes one of these stands for
-        self.sent = 0  # bytes of streams that have begun, as far as they have been counted
-        self._begin: list[float] = []  # when the others do
-        self._left = 1
+        self.lines = Recent[int, Line](LINES * len(names))  # LRU cache, keyed by sender and receiver
+        self.durations_s: list[float] = []  # seconds from the request for a snapshot to the mix
+        self.every = 1  # one mix in `every` adds its duration
+        self.sent = 0  # bytes of the streams counted so far
+        self._begin: list[float] = []  # begin times of streams that are not counted yet
+        self._left = 1  # mixes until the next duration is kept
 
     def line(self, sender: int, receiver: int, now: float) -> Line:
-        """From the one to the other, with draws of this pair and this time."""
+        """Return the line between two peers; a new one's random draws depend only on the pair and the time."""
         keys, place = self.keys, sender * len(self.keys) + receiver
         line = self.lines.get(place)
         if line is None:
@@ -48,7 +50,7 @@ class StreamTimes:
         return line
 
     def message(self, sender: int, receiver: int, now: float) -> float:
-        """How long a message takes that is sent then: what is lost comes late, and what is behind it after it."""
+        """Return how long a message sent at ``now`` takes: a loss delays it and the messages behind it."""
         latency, transport = self.latency(sender, receiver), self.transport
         if transport is None or not self.network.loss_of(sender, receiver):
             return latency
@@ -57,8 +59,11 @@ class StreamTimes:
         return line.free_at - now
 
     def stream(self, sender: int, receiver: int, now: float, piece_bytes: int | None = None) -> float:
-        """From the first byte, which is sent then, to the last, which arrives, beside what both have under way: of a
-        vector, or with ``piece_bytes`` of a piece of one one way."""
+        """Return the seconds from sending the first byte, at ``now``, to the arrival of the last one.
+
+        The stream shares bandwidth with the exchanges in progress. It carries a whole vector, and as much flows back;
+        with ``piece_bytes`` it carries a piece, in one direction only.
+        """
         size_bytes = self.size_bytes if piece_bytes is None else piece_bytes
         if piece_bytes is not None:
             self.sent += piece_bytes
@@ -75,29 +80,29 @@ class StreamTimes:
         return line.free_at - now
 
     def rate(self, sender: int, receiver: int) -> float:
-        """Of one stream beside what both have under way, bytes a second."""
+        """Return the rate of one stream, in bytes/s, next to the exchanges in progress at both peers."""
         network, moving = self.network, self.moving
         up, down = network.up_bytes_s(sender), network.down_bytes_s(receiver)
         return min(up / max(moving[sender], 1), down / max(moving[receiver], 1))
 
     def closed_s(self, draws: Draws) -> float:
-        """From the death of a process to the end of its sockets."""
+        """Return the seconds from the death of a process until the kernel closes its sockets."""
         low, high = CLOSED_S
         return 0.0 if self.transport is None else low + (high - low) * draws.random()
 
     def begin(self, *when: float) -> None:
-        """Streams begin then."""
+        """Record streams that begin at these times."""
         self._begin += when
 
     def bytes_sent(self, now: float) -> int:
-        """Of all streams that have begun, whole."""
+        """Return the total bytes of all streams that have begun by ``now``; each counts in full."""
         later = [when for when in self._begin if when > now]
         self.sent += self.size_bytes * (len(self._begin) - len(later))
         self._begin = later
         return self.sent
 
     def timed(self, seconds: float) -> None:
-        """An exchange took so long: of many every other one is kept, and so on."""
+        """Record the duration of one mix in ``every``."""
         self._left -= 1
         if self._left:
             return

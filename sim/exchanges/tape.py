@@ -1,7 +1,7 @@
-"""What the peers decided, for the models to follow: when a snapshot is taken, and when what came of it is added.
+"""A log of the peers' decisions, which the models replay later: when to take snapshots and when to add mixes.
 
-No decision depends on a value, so decisions run ahead of the arithmetic and leave it behind in order. An exchange is
-two snapshots and two additions, one each of either side.
+No decision depends on the models' values. Decisions can therefore run ahead and log the arithmetic in order. An
+exchange is two snapshots and two additions, one of each per side.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ __all__ = ["ADD", "DROP", "GIVE", "MOST_SIDES", "SNAP", "TAKE", "Batch", "Tape"]
 I64 = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-# What is done with a row at one of its boundaries, in the order of a boundary's visit: what came is added, and then
-# snapshots are taken, for an exchange or of a donor for a newcomer. DROP: the snapshots of an exchange may go. TAKE:
-# the row takes over what its donors gave.
+# Kinds of entries, in the order in which a visit to a boundary performs them. ADD: add the result of an exchange. SNAP:
+# take a snapshot for an exchange. GIVE: take a donor's snapshot for a newcomer. DROP: free the snapshots of an
+# exchange. TAKE: adopt the weights that the donors gave.
 ADD, SNAP, GIVE, DROP, TAKE = 0, 1, 2, 3, 4
-MOST_SIDES = 16  # of an exchange or of weights that are taken over, as a code holds them
+MOST_SIDES = 16  # sides of an exchange, or donors of a newcomer, that the 4 bits of an entry's code can number
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Entries by row, and for each row in their order. ``side`` is 0 of who asked, 1 of who was asked; of donors it is
-    their place."""
+    """Entries sorted by row, and within a row in the order of execution; all arrays have shape (entries,).
+
+    ``side`` is 0 for the initiator and 1 for the responder; for a donor it is its place among the donors.
+    """
 
     row: I64
-    steps: I64  # of the row, when it happens
+    steps: I64  # the row's step count at the boundary
     kind: I64
     exchange: I64
     side: I64
@@ -41,20 +43,20 @@ class Batch:
 
 
 class Tape:
-    """Entries in the order in which they were decided, which may be long before their boundary."""
+    """The entries in the order of decision, which may be long before their boundary."""
 
     def __init__(self) -> None:
         self.rows, self.steps = array("q"), array("q")
-        self.codes = array("q")  # exchange, side, kind
-        self.first = array("l")  # of each exchange, by its number: who asked,
-        self.second = array("l")  # who was asked,
-        self.weight = array("d")  # and what of the difference each takes
-        self.ranges: dict[int, list[tuple[int, int]]] = {}  # of weights taken over, the elements that each donor gives
+        self.codes = array("q")  # exchange, side and kind, packed
+        self.first = array("l")  # initiator, by exchange
+        self.second = array("l")  # responder, by exchange
+        self.weight = array("d")  # share of the difference that each side adds, by exchange
+        self.ranges: dict[int, list[tuple[int, int]]] = {}  # element range of each donor's piece, by join
         self._hash = hashlib.sha256()
         self._hashed = 0
 
     def exchange(self, first: int, second: int = -1, weight: float = 0.0) -> int:
-        """The number of another exchange, or of weights that are taken over."""
+        """Register an exchange, or a newcomer's join, and return its number."""
         self.first.append(first)
         self.second.append(second)
         self.weight.append(weight)
@@ -66,8 +68,13 @@ class Tape:
         self.codes.append(exchange << 8 | side << 4 | kind)
 
     def take(self, done: I64, cut: bool = True) -> Batch:
-        """The entries of boundaries that are passed, ``done`` being the steps of each row by now. Without ``cut`` what
-        is under way stays here whole, with what follows it on its rows, unless that is most of all."""
+        """Remove and return the entries of boundaries that have passed.
+
+        Args:
+            done: Steps that each row has done by now, shape (rows,).
+            cut: Whether to split exchanges in progress. If False, they stay on the tape with all later entries of their
+                rows, unless at least half of the passed entries would stay.
+        """
         self._note()
         row, steps, code = (np.array(values, np.int64) for values in (self.rows, self.steps, self.codes))
         order = np.lexsort((code & 7, steps, row))  # a stable sort: of one boundary in the order of decision
@@ -86,23 +93,26 @@ class Tape:
     def _note(self) -> None:
         since = self._hashed
         new = np.array([self.rows[since:], self.steps[since:], self.codes[since:]], "<i8")
-        self._hash.update(new.T.tobytes())  # entry by entry, so that it does not matter how often somebody looks
+        self._hash.update(new.T.tobytes())  # entry by entry, so that the hash does not depend on when it is read
         self._hashed = len(self.rows)
 
     def digest(self) -> hashlib._Hash:
-        """SHA-256 over all entries so far, to be continued."""
+        """Return the SHA-256 state over all entries so far, as a copy that the caller may update."""
         self._note()
         return self._hash.copy()
 
 
 def under_way(row: I64, code: I64, passed: Flags) -> Flags:
-    """Of entries by row, which belong to exchanges with a snapshot that is passed, and whose addition is not, or follow
-    such a one on their row; and all of the exchanges that those belong to."""
+    """Return a mask (entries,) of the entries that must wait for an exchange in progress.
+
+    An exchange is in progress if a snapshot of it has passed but an addition has not. Its entries wait, and so do all
+    later entries of the same rows. If an entry waits, all entries of its exchange wait.
+    """
     numbers, exchange = np.unique(code >> 8, return_inverse=True)
     kind, count = code & 7, len(numbers)
     snaps, adds, drops = (np.bincount(exchange[passed & (kind == one)], minlength=count) for one in (SNAP, ADD, DROP))
     unfinished = (snaps > adds) & (drops == 0)
-    first = np.searchsorted(row, row)  # the first entry of the same row
+    first = np.searchsorted(row, row)  # index of the first entry of the same row
     while True:
         behind = np.cumsum(unfinished[exchange])
         held: Flags = behind > np.where(first > 0, behind[first - 1], 0)

@@ -1,4 +1,4 @@
-"""In which order a batch of the tape is played: in waves, of which none moves a row twice."""
+"""A schedule for replaying a batch of the tape: waves, each of which touches a row at most once."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ I64 = NDArray[np.int64]
 
 
 class Units:
-    """The units of a batch: most exchanges are one, both snapshots and both additions with nothing between them on
-    either row; of the others each entry is a unit of its own, and what is added waits for both snapshots.
+    """The units of a batch that can run together.
 
-    ``unit`` int64 (entries,) is the unit of each entry, and ``whole`` bool (units,) says which are exchanges. A unit
-    has ``first`` and ``last``, its entry on either row (one and the same, where it is a single entry).
+    Most exchanges are whole units: two snapshots and two additions, with nothing in between on either row. Otherwise
+    each entry is a unit of its own, and an addition waits for both snapshots.
+
+    ``unit`` int64 (entries,) is the unit of each entry. The units below ``wholes`` are whole exchanges. ``first`` and
+    ``last``, int64 (units,), are a unit's entries on its two rows; a single entry has both equal.
     """
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
         count = len(batch)
-        # A snapshot whose next entry on its row is the addition of the same exchange:
+        # Find the snapshots that are followed on their row by the addition of the same exchange.
         follows = np.zeros(count, bool)
         if count:
             follows[:-1] = (
                 (batch.kind[:-1] == SNAP) & (batch.kind[1:] == ADD) & (batch.row[:-1] == batch.row[1:])
                 & (batch.exchange[:-1] == batch.exchange[1:])
             )  # fmt: skip
-        # and of both sides of the exchange, which has a place for each
+        # An exchange is whole if this holds for both of its sides.
         numbers, self.place = np.unique(batch.exchange, return_inverse=True)
         sides = np.bincount(self.place[follows], minlength=len(numbers))
         heads = follows & (sides[self.place] == 2)
@@ -47,7 +49,7 @@ class Units:
         self.unit[heads] = exchange_unit[self.place[heads]]
         self.unit[single] = len(of_whole) + np.arange(np.count_nonzero(single))
         self.units = len(of_whole) + int(np.count_nonzero(single))
-        self.wholes = len(of_whole)  # these come first
+        self.wholes = len(of_whole)  # whole exchanges come first
         self.first, self.last = np.empty(self.units, np.int64), np.empty(self.units, np.int64)
         entries = np.flatnonzero(kept)
         self.first[self.unit[entries]] = entries
@@ -56,19 +58,19 @@ class Units:
         self.first[self.unit[asked]] = asked
         asked = np.flatnonzero(heads & (batch.side == 1))
         self.last[self.unit[asked]] = asked
-        self._entries = entries  # by row, in order
+        self._entries = entries  # sorted by row, without the additions of whole exchanges
 
     def waves(self) -> Iterator[I64]:
-        """Units that may be played together, in an order that keeps every row's own."""
+        """Yield arrays of units that can run together, in an order that keeps the order of every row."""
         batch, entries = self.batch, self._entries
         row, unit = batch.row[entries], self.unit[entries]
         count = len(entries)
-        following = np.full(count + 1, -1)  # the next entry of the same row, by place among ``entries``
+        following = np.full(count + 1, -1)  # index into `entries` of the next entry of the same row, or -1
         following[:-2] = np.where(row[:-1] == row[1:], np.arange(1, count), -1) if count > 1 else -1
         place = np.empty(len(batch), np.int64)
         place[entries] = np.arange(count)
-        at = place[self.first], place[self.last]  # of each unit
-        # Waits of a unit: for its entries to be the next of their rows, and of an addition for the other's snapshot.
+        at = place[self.first], place[self.last]  # indices into `entries`, by unit
+        # Count what a unit waits for: its turn on each of its rows, and for an addition the partner's snapshot.
         waits = 1 + (at[0] != at[1]).astype(np.int64)
         other = self._awaited_by()
         told = other >= 0
@@ -90,8 +92,10 @@ class Units:
         assert not waits.any(), "every row's entries were played"
 
     def _awaited_by(self) -> I64:
-        """Of each unit that is a snapshot alone, the unit in this batch that waits for it: the other side's addition,
-        or a newcomer that takes it over; -1 for none."""
+        """Return for each unit the unit of this batch that waits for its snapshot, or -1, shape (units,).
+
+        The other side's addition waits for a SNAP, and a newcomer's TAKE waits for a GIVE.
+        """
         batch, found = self.batch, np.full(self.units, -1)
         single = self._entries[self.unit[self._entries] >= self.wholes]
         for given, awaiting, other in ((SNAP, ADD, 1), (GIVE, TAKE, 0)):
