@@ -1,1 +1,1 @@
-"""Models, data and optimizers, many peers in one batch."""
+"""Models, data and optimizers; many peers train in one batched call."""

@@ -1,4 +1,4 @@
-"""Which samples are in a peer's next batch, for many peers at once."""
+"""The selection of each peer's next batch of samples, for many peers at once."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ __all__ = ["Batches"]
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
 
-# A key sorted to shuffle carries its place in its low bits, which is half the cost of argsort. 2^24 places leave 40
-# random bits: in a part of 60,000 samples about one pair in 600 epochs ties, and keeps its order.
+# A shuffle sorts random keys that carry their place in the low bits, at half the cost of argsort. 24 bits for the place
+# leave 40 random bits: in a part of 60,000 samples, about one pair in 600 epochs ties and keeps its order.
 PLACE_BITS = 24
 PLACES = np.uint64((1 << PLACE_BITS) - 1)
-SORTED_AT_ONCE = 1 << 18  # keys: 2 MiB a temporary, whatever the number of peers
+SORTED_AT_ONCE = 1 << 18  # keys; bounds a temporary array to 2 MiB for any number of peers
 # SplitMix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014. The second odd
-# constant keeps epochs from being places.
+# constant separates the hash inputs of epochs from those of places.
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 EPOCHS = np.uint64(0xD1B54A32D192ED03)
 
 
 class Batches:
-    """Each peer goes through its part without replacement, in a new order each epoch, which (seed, name, epoch) decide.
+    """The batches of all peers. Each peer samples its part without replacement, in a new order each epoch.
 
-    What does not fill a batch at an epoch's end is left out of that epoch, other samples each time. A part smaller than
-    a batch is repeated until it fills one, so that all batches have one size and many peers' are one array.
+    The order depends only on (seed, name, epoch). An epoch drops its last incomplete batch, which holds other samples
+    each time. A part smaller than a batch is repeated until it fills one. All batches therefore have one size, and the
+    batches of many peers form one array.
 
     ``parts[peer]``: int64 rows of the data set.
     """
@@ -38,12 +39,12 @@ class Batches:
         filled = [part if len(part) >= batch_size else np.resize(part, batch_size) for part in parts]
         self.sizes = np.array([len(part) for part in filled])  # (peers,)
         assert self.sizes.max() <= int(PLACES), "a part has at most 2^24 samples"
-        self.per_epoch = self.sizes // batch_size  # batches of each peer
+        self.per_epoch = self.sizes // batch_size  # batches an epoch, (peers,)
         self.batch_size = batch_size
         self._starts = np.cumsum(self.sizes) - self.sizes
         self._samples = np.concatenate(filled)
-        self._order = self._samples.copy()  # the samples of each peer as its current epoch orders them
-        self._epoch = np.full(len(parts), -1)  # which that is
+        self._order = self._samples.copy()  # the samples of each peer in the order of its current epoch
+        self._epoch = np.full(len(parts), -1)  # the current epoch, (peers,)
         keys = [int.from_bytes(derive(seed, name, "batches")[:8], "little") for name in names]
         self._keys = np.array(keys, np.uint64)
         # Parts of similar size are shuffled together, padded to a power of two: sorting costs at most twice as much.
@@ -51,9 +52,9 @@ class Batches:
         self._within = np.arange(batch_size)
 
     def draw(self, peers: I64, steps: I64) -> I64:
-        """The samples of batch number ``steps[i]``, from 0, of peer ``peers[i]``: (peers, batch). ``peers`` are unique.
+        """Return the samples of batch number ``steps[i]``, from 0, of peer ``peers[i]``, shape (peers, batch).
 
-        Any step may be asked for; going back and forth between epochs only costs a shuffle each time.
+        ``peers`` are unique. Any step is allowed; each change to another epoch costs a shuffle.
         """
         epochs, at = np.divmod(steps, self.per_epoch[peers])
         stale = epochs != self._epoch[peers]
@@ -87,7 +88,7 @@ class Batches:
             self._order[starts[:, None] + places.view(np.int64)] = self._samples[starts[:, None] + keys.view(np.int64)]
             return
         inside = places.view(np.int64) < sizes[:, None]
-        keys[~inside] = ~np.uint64(0)  # behind all others
+        keys[~inside] = ~np.uint64(0)  # the padding sorts behind all samples
         keys.sort(axis=1)
         keys &= PLACES
         sources = (starts[:, None] + keys.view(np.int64))[inside]
@@ -95,7 +96,7 @@ class Batches:
 
 
 def mixed(x: U64) -> U64:
-    """SplitMix64's finaliser: each bit of the result depends on each bit of x."""
+    """Apply SplitMix64's finaliser: each bit of the result depends on each bit of x."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

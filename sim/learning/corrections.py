@@ -1,4 +1,4 @@
-"""The corrections of every peer, stacked in one matrix; :mod:`gossip.arithmetic.correction` has the equations."""
+"""The drift corrections of all peers in one matrix; :mod:`gossip.arithmetic.correction` explains the equations."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ I64 = NDArray[np.int64]
 
 
 class Corrections:
-    """What each peer has learned: ``pull`` float32 (peers, parameters), at the learning rates ``rates``."""
+    """The drift correction of each peer: ``pull``, float32 (peers, parameters), learned at the rates ``rates``."""
 
     def __init__(self, peers: int, parameters: int, config: Config) -> None:
         every = config.first_interval
         assert every is not None, "a correction counts steps"
         self.kappa = config.kappa
         self.every = np.full(peers, every, np.int64)  # local steps in an interval
-        self.spread = np.full(peers, spread(every), np.int64)  # and from one part of a correction to the next
+        self.spread = np.full(peers, spread(every), np.int64)  # local steps between two parts of a correction
         self.pull = np.zeros((peers, parameters), np.float32)
-        self.rates = np.zeros(peers)  # 0: nothing is learned yet
+        self.rates = np.zeros(peers)  # 0 until a correction is learned
         self.lessons_sq, self.signal = np.zeros(peers), np.zeros(peers)
 
     def learn(self, rows: I64, shifts: F32, credits: F64, own_sq: F64, rates: F64, every: I64 | None = None) -> None:
-        """Take up finished exchanges of these unique rows.
+        """Learn from finished exchanges of unique rows.
 
         Args:
-            rows: The peers, (exchanges,).
-            shifts: What they add to each model, ``w (Q(p) - Q(s))``, (exchanges, elements).
-            credits: How far each counts, as :func:`gossip.arithmetic.correction.credit` says, (exchanges,).
-            own_sq: The squared norms of the models, which bound the corrections, (exchanges,).
-            rates: The learning rates of the peers now, (exchanges,).
-            every: Local steps in an interval from now on, (exchanges,); 0 or None: as many as before.
+            rows: The peers, shape (exchanges,).
+            shifts: What the exchanges add to each model, ``w (Q(p) - Q(s))``, shape (exchanges, elements).
+            credits: The weights from :func:`gossip.arithmetic.correction.credit`, shape (exchanges,).
+            own_sq: The squared norms of the models, which bound the corrections, shape (exchanges,).
+            rates: The learning rates of the peers now, shape (exchanges,).
+            every: Local steps in an interval from now on, shape (exchanges,); 0 or None keeps the old number.
         """
         some = np.flatnonzero(credits > 0)
         rows, rates = rows[some], rates[some]
@@ -59,7 +59,7 @@ class Corrections:
         self.rates[rows] = np.where(rates > 0, rates, self.rates[rows])
 
     def count_in(self, rows: I64, every: I64) -> F64:
-        """Count in intervals of so many steps, and return by what that multiplies each row's correction."""
+        """Set the rows' intervals to ``every`` steps, and return the factor for each row's correction."""
         before = self.every[rows]
         every = np.where(every > 0, every, before)
         self.every[rows] = every
@@ -67,12 +67,19 @@ class Corrections:
         return every / before
 
     def scale(self, rows: I64, rates: F64) -> F64:
-        """Return by what each row's correction is multiplied at its rate now."""
+        """Return the factor for each row's correction at its current learning rate."""
         learned = self.rates[rows]
         return np.divide(rates, learned, out=np.ones(len(rows)), where=learned > 0)
 
     def apply(self, models: F32, rows: I64, taken: I64, rates: F64) -> None:
-        """Correct the models of these rows, (rows, at least parameters), which have just taken so many steps."""
+        """Correct models in place after a step.
+
+        Args:
+            models: The models, shape (rows, at least parameters).
+            rows: Their rows, shape (rows,).
+            taken: Steps that each has taken, shape (rows,).
+            rates: Their learning rates, shape (rows,).
+        """
         due = np.flatnonzero(taken % self.spread[rows] == 0)
         if not len(due):
             return
@@ -86,7 +93,7 @@ class Corrections:
             models[due, :parameters] += factors * self.pull[some]
 
     def reset(self, row: int) -> None:
-        """This peer has other weights."""
+        """Forget the correction of a peer whose weights were replaced."""
         self.pull[row] = 0
         self.lessons_sq[row] = self.signal[row] = 0.0
         self.rates[row] = 0.0

@@ -1,4 +1,4 @@
-"""A scenario's data set as tensors, whatever its name: what is trained on, what is held out, and who made it."""
+"""A scenario's data set as tensors: training samples, held-out samples, and the client of each training sample."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ from sim.learning import corpora as data
 
 __all__ = ["Dataset", "load"]
 
-# At most so many held-out samples are used, evenly chosen: an evaluation costs a forward pass over all of them for each
-# peer. With 1,000 the standard error of an accuracy is at most 1.6 points for one peer.
+# The number of held-out samples is limited, evenly spaced, because an evaluation costs a forward pass over all of them
+# for each peer. With 1,000 the standard error of an accuracy is at most 1.6 points for one peer.
 TEST_SAMPLES = 1000
-# A window predicts CONTEXT bytes, so that fewer do: 8,192 predictions.
+# Fewer windows of text are enough, because each predicts CONTEXT bytes: 8,192 predictions.
 TEST_WINDOWS = 128
 CONTEXT = 64  # bytes in a window of text
-TOKENS = (torch.int32, torch.int64)  # of x: numbers of tokens; smaller integers are brightnesses and the like
+TOKENS = (torch.int32, torch.int64)  # types of x that hold token ids; smaller integers hold pixel values and the like
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """Tensors on the CPU. x float32 (samples, ...), or tokens as int64; y class numbers as int64 (samples,) or, one for
-    each place, (samples, ...), or real numbers as float32 (samples, ...). For text both are bytes as uint8 (samples,
-    context), y being x one byte later. ``clients`` int64 (samples,) says who made each training sample."""
+    """A data set as tensors on the CPU.
+
+    x: float32 (samples, ...), or token ids, int64 (samples, ...). y: class numbers, int64 (samples,), or one for each
+    position, (samples, ...); or real numbers, float32 (samples, ...). For text, x and y are bytes, uint8 (samples,
+    context), and y is x shifted by one byte. ``clients``, int64 (samples,), is the client of each training sample.
+    """
 
     name: str
     x_train: torch.Tensor
@@ -37,22 +40,22 @@ class Dataset:
 
     @property
     def tokens(self) -> bool:
-        """x are numbers of tokens, which a module is given as int64."""
+        """Return True if x holds token ids, which a module receives as int64."""
         return not self.x_train.is_floating_point()
 
     @property
     def labelled(self) -> bool:
-        """y are class numbers, and not real numbers."""
+        """Return True if y holds class numbers, not real numbers."""
         return not self.y_train.is_floating_point()
 
     @property
     def text(self) -> bool:
-        """One prediction of a token for each place of a sample."""
+        """Return True if a model predicts a token for each position of a sample."""
         return self.tokens and self.labelled and self.y_train.dim() > 1
 
     @property
     def outputs(self) -> int:
-        """How many numbers a model gives for a sample, or for a place of it: one for each class, or as many as y."""
+        """Return the number of outputs for a sample, or for a position of it: one per class, or the size of y."""
         if not self.labelled:
             return self.y_train[0].numel()
         if self.y_train.dtype == torch.uint8:
@@ -61,12 +64,15 @@ class Dataset:
 
 
 def load(name: str) -> Dataset:
-    """A data set by the name that a scenario gives it, or by "module:function".
+    """Load a data set by its name in a scenario, or by "module:function".
 
-    The function takes nothing and returns the tensors (x_train, y_train, x_test, y_test): x float32, or int64 for
-    tokens; y int64 class numbers from 0, of a sample or of each place of it, or float32; or both uint8 (samples,
-    context) for text. A fifth tensor may number each training sample's client.
-    Raises DataError where data is missing or of another form, ConfigError where the function cannot be found.
+    The function takes no arguments and returns the tensors (x_train, y_train, x_test, y_test). x is float32, or int64
+    for tokens. y is int64 class numbers from 0, for a sample or for each position of it, or float32. For text both are
+    uint8 (samples, context). A fifth tensor may number each training sample's client.
+
+    Raises:
+        DataError: Data is missing or has another form.
+        ConfigError: The function cannot be found.
     """
     if name == "digits":
         return _held_out("digits", data.digits(), TEST_SAMPLES, picture=(1, 8, 8))
@@ -96,8 +102,10 @@ def _held_out(
 
 
 def _shakespeare() -> Dataset:
-    """Windows that do not overlap, so that a window is a sample like any other and an epoch reads each byte once. The
-    last tenth of every role is held out, and each role is a client."""
+    """Load Shakespeare as windows of text that do not overlap, so that an epoch reads each byte once.
+
+    The last tenth of every role is held out, and each role is a client.
+    """
     texts = [text for _, text in sorted(data.shakespeare().items())]
     pieces = [_windows(text[: len(text) * 9 // 10]) for text in texts]
     train = torch.cat(pieces)  # (windows, context + 1)
@@ -108,7 +116,7 @@ def _shakespeare() -> Dataset:
 
 
 def _windows(text: bytes) -> torch.Tensor:
-    """Pieces of one byte more than a window, uint8 (windows, context + 1); the rest is left out."""
+    """Cut text into windows plus one byte, uint8 (windows, context + 1); an incomplete last one is dropped."""
     count = len(text) // (CONTEXT + 1)
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)[: count * (CONTEXT + 1)].view(count, CONTEXT + 1)
 
@@ -142,6 +150,6 @@ def _custom(name: str) -> Dataset:
     if clients is not None and clients.shape != (len(x_train),):
         raise DataError(f"{name} must return one client number for each training sample as its fifth tensor.")
     shape = tuple(x_train.shape[1:])
-    # Of sequences a sample is many predictions.
+    # A sequence has many predictions in one sample, so fewer samples are held out.
     most = TEST_WINDOWS if y_train.dim() > 1 and not y_train.is_floating_point() else TEST_SAMPLES
     return _held_out(name, split, most, clients=clients, picture=shape if len(shape) == 3 else None)

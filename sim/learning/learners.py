@@ -1,4 +1,4 @@
-"""Every peer's model, stacked in one matrix, and their training in batched calls."""
+"""The models of all peers, stacked in one matrix, and their training in batched calls."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
-UNKNOWN = -1  # steps since the last mix of a model whose next step begins the count
+UNKNOWN = -1  # in place of the steps since the last mix, if the model's next step starts the count
 
-DRAWN_AT_ONCE = 4096  # rows whose batches are drawn in one call: with batches of 8, 256 KiB of indices a step
+DRAWN_AT_ONCE = 4096  # rows whose batches are drawn in one call; with batches of 8, a step takes 256 KiB of indices
 
 
 class Stack(Protocol):
-    """Models of one kind, each a row: what :class:`StackedLinear` and :class:`StackedModule` offer."""
+    """Models of one kind, one per row: the interface of :class:`StackedLinear` and :class:`StackedModule`."""
 
     elements: int
-    parameters: int  # the first of them, which gradients move; the others are buffers
-    draws: bool  # whether a step needs a key for what it drops out
+    parameters: int  # number of leading elements that gradients train; the others are buffers
+    draws: bool  # whether a step needs a key for dropout
     models_at_once: int
 
     def initial(self) -> F32: ...
@@ -54,8 +54,11 @@ class Stack(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Steps of some rows, to be taken: row ``rows[i]`` had taken ``first[i]`` and takes ``counts[i]`` more.
-    ``samples[step]`` are the batches of one step, (rows, batch), where a row takes that many."""
+    """Steps to take: row ``rows[i]`` has taken ``first[i]`` steps and takes ``counts[i]`` more.
+
+    ``samples[step]`` holds the batches of one step, shape (rows, batch). The batch of a row that takes fewer steps is
+    undefined.
+    """
 
     rows: I64
     first: I64
@@ -66,27 +69,27 @@ class Steps:
 class Learners:
     """The learners of the peers ``names``, in that order: ``names[row]``'s model is ``matrix[row]``.
 
-    ``matrix`` float32 (peers, elements), C-contiguous, is live: whoever adds to a row between two calls changes that
-    peer's model. All begin with the same weights, which ``seed`` decides; with the data set "averaging" each begins
-    with a vector from N(0, 1) of its own, and nothing trains. A peer's samples and batches come from (seed, its name).
+    ``matrix``, float32 (peers, elements), C-contiguous, is live: a change of a row between two calls changes that
+    peer's model. All models start with the same weights, which depend on ``seed``. With the data set "averaging" each
+    starts with its own vector from N(0, 1), and nothing trains. A peer's samples and batches depend on (seed, name).
 
     Batching changes no result: every model's arithmetic is that of torch.optim on one module, up to float32 rounding.
     Raises ConfigError or DataError for a task that cannot be run.
     """
 
     lazy = True
-    """May be asked for steps that have begun and not ended, so that many are taken in one call."""
+    """Accepts steps that have begun but not ended, so that one call can take many."""
 
     matrix: F32
     elements: int
     parameters: int
-    """How many of the elements are trained; those behind them are buffers, which are averaged plainly."""
+    """Number of leading elements that are trained; the others are buffers, which are averaged plainly."""
     samples_per_step: int
     taken: I64
     """Steps taken by each row."""
 
     corrections: Corrections | None = None
-    """What peers have learned of the pull of their own data, where ``config`` has them do so."""
+    """The peers' drift corrections, if ``config`` uses them."""
 
     def __init__(
         self, task: Task, names: Sequence[str], seed: int, *, device: str = "cpu", config: Config | None = None
@@ -95,8 +98,8 @@ class Learners:
             raise ConfigError(f"device = {device!r} cannot work yet: models are computed on 'cpu' alone.")
         self.samples_per_step = task.batch_size
         self.taken = np.zeros(len(names), np.int64)
-        self._ages = np.zeros(len(names), np.int64)  # steps since the optimizer's state was zero
-        self._since = np.full(len(names), UNKNOWN)  # steps since the last mix; QuasiGlobal's, as the two below
+        self._ages = np.zeros(len(names), np.int64)  # steps since the optimizer's state was zero, (peers,)
+        self._since = np.full(len(names), UNKNOWN)  # steps since the last mix, for quasi-global momentum
         self._rates = schedule(task.optimizer)
         self._quasi_global: BatchedQuasiGlobal | None = None
         self._stack: Stack | None = None
@@ -113,7 +116,7 @@ class Learners:
         objective = Objective(task, dataset)
         layers = linear_layers(self._module)
         by_hand = objective.classifies and objective.metric is None and dataset.y_train.dim() == 1
-        by_hand = by_hand and task.optimizer.name != "muon"  # whose matrices hold no biases
+        by_hand = by_hand and task.optimizer.name != "muon"  # StackedLinear's matrices contain the biases
         if layers is not None and by_hand:
             self._stack = StackedLinear(self._module, layers, dataset, task.batch_size, task.model)
         else:
@@ -129,15 +132,15 @@ class Learners:
         self._moments = [np.zeros(trained, np.float32) for _ in range(self._optimizer.moments)]
         if isinstance(self._optimizer, BatchedQuasiGlobal):
             self._quasi_global = self._optimizer
-            self._before = np.empty(trained, np.float32)  # each model just after its last mix, where it is known
+            self._before = np.empty(trained, np.float32)  # each model just after its last mix, if that is known
         at_once = min(self._stack.models_at_once, len(names))
         self._gradients = np.empty((at_once, self.parameters), np.float32)
         self._copies = [np.empty((at_once, one.shape[1]), np.float32) for one in (self.matrix, *self._moments)]
 
     def train(self, rows: I64, counts: I64) -> None:
-        """Row ``rows[i]`` takes its next ``counts[i]`` steps, in place. ``rows`` are unique, in any order.
+        """Take the next ``counts[i]`` steps of row ``rows[i]``, in place. ``rows`` are unique, in any order.
 
-        The cost is that of sum(counts) steps, and of a copy to and fro where the rows are not neighbours.
+        The cost is that of sum(counts) steps. Rows that are not adjacent are also copied twice.
         """
         self.taken[rows] += counts
         if self._stack is None:
@@ -147,31 +150,32 @@ class Learners:
             self._before[begin] = self.matrix[begin, : self.parameters]
             self._since[begin] = 0
             self._since[rows] += counts
-        # Those with most steps first, so that the rows still to go are always a prefix.
+        # Sort by falling number of steps, so that the rows that still train are always a prefix.
         order = np.lexsort((rows, -counts))
         rows, counts = rows[order], counts[order]
-        with np.errstate(all="ignore"):  # a model that diverges is the scenario's result, not a fault
+        with np.errstate(all="ignore"):  # a diverging model is a result of the scenario and no error
             for start in range(0, len(rows), DRAWN_AT_ONCE):
                 self._train(rows[start : start + DRAWN_AT_ONCE], counts[start : start + DRAWN_AT_ONCE])
 
     @property
     def copied_at_once(self) -> int:
-        """Of how many rows :meth:`train_copies` takes copies, 0 where it cannot: an optimizer's state, or a learner
-        that trains nothing, is not copied."""
+        """Largest number of rows for :meth:`train_copies`; 0 if nothing trains or the optimizer has state."""
         if self._stack is None or self._optimizer.moments > 0:
             return 0
         return min(self._stack.models_at_once, len(self.taken))
 
     def draw(self, rows: I64, counts: I64) -> Steps:
-        """The next ``counts[i]`` steps of row ``rows[i]``, unique rows in any order: they count as taken, and whoever
-        asks has :meth:`train_copies` take them."""
+        """Draw the next ``counts[i]`` steps of row ``rows[i]``, and count them as taken.
+
+        The caller must take them with :meth:`train_copies`. ``rows`` are unique, in any order.
+        """
         first = self.taken[rows]
         self.taken[rows] = first + counts
         drawn: list[I64] = []
         for step in range(int(counts.max(initial=0))):
             going = np.flatnonzero(counts > step)
             some = self._batches.draw(rows[going], first[going] + step)
-            if len(going) < len(rows):  # the others' places are never read
+            if len(going) < len(rows):  # the entries of the other rows stay undefined and are never read
                 whole = np.empty((len(rows), some.shape[1]), np.int64)
                 whole[going] = some
                 some = whole
@@ -179,9 +183,15 @@ class Learners:
         return Steps(rows, first, counts, drawn)
 
     def train_copies(self, models: F32, steps: Steps, start: int) -> None:
-        """Take these steps on copies of the rows from ``start`` on of those they were drawn for, float32 (rows,
-        elements), of ``copied_at_once`` at most: whoever made them writes them back. Rows of as many steps, side by
-        side, share every call and are not copied once more."""
+        """Take drawn steps on copies of rows, in place; the caller writes the copies back.
+
+        Adjacent rows with equal numbers of steps share every call without further copies.
+
+        Args:
+            models: Copies of the rows from ``start`` on, float32 (rows, elements), at most ``copied_at_once``.
+            steps: The drawn steps.
+            start: Index of the first copied row in ``steps.rows``.
+        """
         stack, counts = self._stack, steps.counts[start : start + len(models)]
         assert stack is not None
         for step in range(int(counts.max())):
@@ -199,24 +209,26 @@ class Learners:
                 models[going] = block
 
     def _correct(self, models: F32, rows: I64, taken: I64) -> None:
-        """These models have just taken a step, beside ``taken`` earlier ones."""
+        """Apply the drift corrections to models that have just taken a step after ``taken`` earlier ones."""
         if self.corrections is not None:
             self.corrections.apply(models, rows, taken + 1, self._each(taken))
 
     def _each(self, taken: I64) -> F64:
-        """The learning rates of models that have taken so many steps before, (models,)."""
+        """Return the learning rate of each model after ``taken`` steps, shape (models,)."""
         return np.broadcast_to(np.asarray(self._rates(taken), np.float64), taken.shape)
 
     def learn(self, rows: I64, shifts: F32, credits: F64, own_sq: F64, every: I64 | None = None) -> None:
-        """Exchanges brought ``shifts``, (rows, elements), after which these unique rows take other steps, in intervals
-        of ``every`` steps."""
+        """Let the drift corrections of unique rows learn from exchanges; see :meth:`Corrections.learn`."""
         if self.corrections is not None:
             rates = self._each(np.maximum(self.taken[rows] - 1, 0))
             self.corrections.learn(rows, shifts, credits, own_sq, rates, every)
 
     def reset(self, row: int) -> None:
-        """The peer of this row starts anew: its optimizer's state is zero again. Its batches and its learning rate go
-        on where they were, or one that was gone for a moment would take large steps among models nearly done."""
+        """Reset the optimizer's state of a peer that restarts.
+
+        Its batches and its learning rate schedule continue. Otherwise a peer that was briefly gone would take large
+        steps among models that are nearly converged.
+        """
         self._ages[row] = 0
         self._since[row] = UNKNOWN
         if self.corrections is not None:
@@ -225,15 +237,18 @@ class Learners:
             moment[row] = 0
 
     def mixed(self, row: int) -> None:
-        """What others sent was added to this row: quasi-global momentum takes up how far the model came."""
+        """Update quasi-global momentum with a row's movement since its last mix, after a mix was added to it."""
         if self._quasi_global is not None and self._since[row] > 0:
             model, steps = self.matrix[row, : self.parameters], int(self._since[row])
             self._quasi_global.mixed(model, self._before[row], self._moments[0][row], steps)
             self._since[row] = 0
 
     def joined(self, row: int) -> None:
-        """This row was replaced: quasi-global momentum begins anew. Other optimizers keep what they know, but for what
-        is no number, with which the next step would spoil the row again."""
+        """Adapt the optimizer after a row's weights were replaced.
+
+        Quasi-global momentum starts again. Other optimizers keep their state unless it has values that are not finite,
+        which would spoil the row again.
+        """
         if self.corrections is not None:
             self.corrections.reset(row)
         if self._stack is not None and not all(finite(moment[row]) for moment in self._moments):
@@ -243,10 +258,13 @@ class Learners:
             self._moments[0][row] = 0
 
     def evaluate(self, vectors: F32) -> tuple[F64, F64, F64]:
-        """Mean loss, accuracy, and the task's own metric, on the held-out samples for each row of (k, elements).
+        """Return mean loss, accuracy and the task's metric on the held-out samples, each of shape (k,).
 
-        Of cross-entropy the loss is in nats; for text both are by predicted byte. What there is not is nan: the
-        accuracy where y are no class numbers. For "averaging" the loss is half the mean square.
+        Cross-entropy is in nats; for text, loss and accuracy are per predicted byte. A missing value is NaN, such as
+        the accuracy if y holds real numbers. For "averaging" the loss is half the mean square.
+
+        Args:
+            vectors: Models, float32 (k, elements).
         """
         if self._stack is None:
             unknown = np.full(len(vectors), np.nan)
@@ -254,17 +272,17 @@ class Learners:
         return self._stack.evaluate(vectors)
 
     def module(self, vector: F32) -> nn.Module:
-        """The model as an ordinary module with the weights of (elements,): always the same object."""
+        """Return an ordinary module with the weights of a vector (elements,); it is always the same object."""
         if self._stack is None:
             raise ConfigError("task.dataset = 'averaging' has no model: its vectors are all there is.")
-        self._module.load_state_dict(self._stack.state_dict(vector), strict=False)  # others are as they were
+        self._module.load_state_dict(self._stack.state_dict(vector), strict=False)  # other buffers keep their values
         return self._module
 
     def _train(self, rows: I64, counts: I64) -> None:
-        """Rows with counts in falling order. All steps of a block are taken while it is in cache."""
+        """Train rows whose counts are in falling order; a block takes all of its steps while it is in cache."""
         assert self._stack is not None
         first = self.taken[rows] - counts
-        samples: list[I64] = []  # for each step (rows that take it, batch)
+        samples: list[I64] = []  # one array per step, (rows that take the step, batch)
         for step in range(int(counts[0]) if len(counts) else 0):
             going = int(np.searchsorted(-counts, -step))  # counts > step
             samples.append(self._batches.draw(rows[:going], first[:going] + step))
@@ -274,7 +292,7 @@ class Learners:
             self._train_block(rows[start:stop], counts[start:stop], [drawn[start:stop] for drawn in samples])
 
     def _drop(self, rows: I64, steps: I64) -> I64 | None:
-        """What decides what these rows drop out in these steps."""
+        """Return the keys for dropout of these rows and steps, or None without dropout."""
         return None if self._keys is None else self._keys.of(rows, steps)
 
     def _train_block(self, rows: I64, counts: I64, samples: list[I64]) -> None:

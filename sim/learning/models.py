@@ -1,4 +1,4 @@
-"""The models that scenarios name, each small enough to train on one core."""
+"""The built-in models of scenarios, each small enough to train on one core."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ if TYPE_CHECKING:
 
 __all__ = ["ByteGPT", "build", "cnn", "linear", "mlp"]
 
-HIDDEN = 64  # width of the mlp
+HIDDEN = 64  # default width of the mlp
 
 
 def build(task: Task, dataset: Dataset, seed: int) -> nn.Module:
-    """The model of a scenario, sized by its data; the seed alone decides its weights, and torch's generator stays as it
-    was. Raises ConfigError for a model that cannot take such data, or a function that returns no model."""
+    """Build the model of a scenario, sized to its data.
+
+    The weights depend only on the seed, and torch's global generator is left unchanged. Raises ConfigError for a model
+    that cannot take such data, or a function that returns no model.
+    """
     name = task.model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -54,20 +57,20 @@ def build(task: Task, dataset: Dataset, seed: int) -> nn.Module:
 
 
 def linear(inputs: int, classes: int) -> nn.Module:
-    """(batch, ...) of so many inputs -> logits (batch, classes): multinomial logistic regression."""
+    """Build multinomial logistic regression: (batch, ...) with ``inputs`` numbers -> logits (batch, classes)."""
     return nn.Sequential(nn.Flatten(), nn.Linear(inputs, classes))
 
 
 def mlp(inputs: int, hidden: int, classes: int) -> nn.Module:
-    """(batch, ...) of so many inputs -> logits (batch, classes), with one hidden layer."""
+    """Build a perceptron with one hidden layer: (batch, ...) with ``inputs`` numbers -> logits (batch, classes)."""
     return nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 
 def cnn(picture: tuple[int, int, int], classes: int) -> nn.Module:
-    """(batch, channels x height x width in any shape) -> logits (batch, classes).
+    """Build a convolutional network: (batch, channels x height x width in any shape) -> logits (batch, classes).
 
-    Half as wide for pictures of less than 16 x 16 pixels: 28 x 28 take 105,866 parameters in ten classes, 8 x 8 digits
-    3,658. No BatchNorm: its statistics are the first thing to go wrong on non-IID data (arXiv:1910.00189).
+    It is half as wide for pictures of less than 16 x 16 pixels. With ten classes, 28 x 28 pixels take 105,866
+    parameters and 8 x 8 digits 3,658. It has no BatchNorm, whose statistics fail on non-IID data (arXiv:1910.00189).
     """
     channels, height, width = picture
     first, second, hidden = (16, 32, 64) if height * width >= 256 else (8, 16, 32)
@@ -75,7 +78,7 @@ def cnn(picture: tuple[int, int, int], classes: int) -> nn.Module:
         nn.Flatten(),
         nn.Unflatten(1, picture),
         nn.Conv2d(channels, first, 3, padding=1),
-        nn.MaxPool2d(2),  # before the ReLU, which is the same and four times less work
+        nn.MaxPool2d(2),  # placed before the ReLU: the result is the same with four times less work
         nn.ReLU(),
         nn.Conv2d(first, second, 3, padding=1),
         nn.MaxPool2d(2),
@@ -90,8 +93,8 @@ def cnn(picture: tuple[int, int, int], classes: int) -> nn.Module:
 class ByteGPT(nn.Module):
     """A decoder-only transformer over bytes: int64 (batch, time) -> logits (batch, time, 256), time <= context.
 
-    About 12 layers width^2 parameters, one million as it comes. Pre-norm, learned positions, the output tied to the
-    embedding, as in GPT-2 (Radford et al., 2019) and Andrej Karpathy's nanoGPT.
+    It has about 12 layers width^2 parameters, one million by default. It uses pre-norm, learned positions, and an
+    output tied to the embedding, as in GPT-2 (Radford et al., 2019) and Andrej Karpathy's nanoGPT.
     """
 
     def __init__(self, layers: int = 5, heads: int = 4, width: int = 128, context: int = 128) -> None:
@@ -102,7 +105,7 @@ class ByteGPT(nn.Module):
         self.norm = nn.LayerNorm(width)
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
-                # GPT-2: what is added to the residual stream is smaller, because 2 x layers of them add up.
+                # As in GPT-2, outputs into the residual stream start smaller, because 2 x layers of them add up.
                 nn.init.normal_(weight, std=0.02 / (2 * layers) ** 0.5 if name.endswith("out.weight") else 0.02)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -112,7 +115,7 @@ class ByteGPT(nn.Module):
 
 
 class _Block(nn.Module):
-    """Attention, then a perceptron, each added to what came in."""
+    """A transformer block: attention, then a perceptron, each with a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Any other module, many models at once: torch.func's vmap over stacked parameters."""
+"""Training of many copies of an arbitrary module at once: torch.func's vmap over stacked parameters."""
 
 from __future__ import annotations
 
@@ -25,21 +25,23 @@ F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
-# Small models gain up to about 64 in one call, ten times over a loop; large ones gain nothing, and activations take
-# memory in proportion.
+# Small models are up to ten times faster than in a loop, with no more gain beyond 64 models in a call. Large models
+# gain nothing, and activations take memory in proportion to the models.
 MOST_MODELS = 64
-MOST_ELEMENTS = 1 << 23  # parameters of the models in one call: 32 MiB, and their gradients as much
-TESTED_AT_ONCE = 256  # held-out samples
+MOST_ELEMENTS = 1 << 23  # parameters in one call: 32 MiB, and as much for their gradients
+TESTED_AT_ONCE = 256  # held-out samples in one forward pass
 
 
 class StackedModule:
-    """Copies of one module, each a row of a matrix: its parameters one after the other, in the module's order, and
-    behind them its persistent buffers of floating point, as BatchNorm's running statistics are, which training moves
-    without a gradient and exchanges average as a node does.
+    """Copies of one module, each a row of a matrix.
 
-    Exact, since a sum of losses of which each depends on its own parameters has their gradients as its parts. Raises
-    ConfigError for a module that cannot be stacked: one that draws random numbers other than by a Dropout, has
-    parameters other than float32 or frozen ones, or whose output is not what the loss takes.
+    A row contains the parameters in the module's order, and then its persistent floating-point buffers, such as
+    BatchNorm's running statistics. Training moves the buffers without a gradient, and exchanges average them as on a
+    node.
+
+    The gradients are exact: each loss depends only on its own parameters, so the gradient of the sum has the single
+    gradients as its parts. Raises ConfigError for a module that cannot be stacked. That is one with random numbers
+    outside Dropout, with frozen parameters or parameters other than float32, or with an output that the loss rejects.
     """
 
     def __init__(
@@ -48,8 +50,8 @@ class StackedModule:
         self._dataset, self._objective, self._name = dataset, objective, name
         self._refuse(module)
         try:
-            self._module = copy.deepcopy(module).train()  # whose dropouts are others, and which counts its batches
-        except Exception as error:  # a module may keep anything
+            self._module = copy.deepcopy(module).train()  # its dropout layers will be replaced
+        except Exception as error:  # a user's module may contain anything
             raise ConfigError(f"task.model = {name!r} cannot be copied ({_first_line(error)}).") from error
         self._dropouts = Dropouts(self._module)
         self.draws = self._dropouts.any
@@ -70,26 +72,31 @@ class StackedModule:
         self._try(batch_size)
 
     def initial(self) -> F32:
-        """The weights that the module came with, as a row."""
+        """Return the module's own weights as a row, float32 (elements,)."""
         return self._initial
 
     def state_dict(self, row: F32) -> dict[str, torch.Tensor]:
-        """A row as the module's parameters and buffers by name."""
+        """Convert a row to the module's parameters and buffers by name."""
         return {name: t[0] for name, t in self._tensors(torch.from_numpy(row[None].copy())).items()}
 
     def gradients(self, models: F32, samples: I64, out: F32, keys: I64 | None = None) -> None:
-        """Gradients of each model's loss over its batch: ``models`` (models, elements), whose buffers are moved in
-        place, ``out`` (models, parameters), samples (models, batch) rows of the training set; at most
-        ``models_at_once``. ``keys`` (models,) decide what is dropped out; None: nothing is."""
+        """Compute the gradients of each model's loss over its batch, for at most ``models_at_once`` models.
+
+        Args:
+            models: The models, float32 (models, elements). Their buffers are updated in place.
+            samples: Rows of the training set, int64 (models, batch).
+            out: Receives the gradients, float32 (models, parameters).
+            keys: Keys for dropout, int64 (models,), or None for no dropout.
+        """
         rows = torch.from_numpy(samples)
         x, y = self._dataset.x_train[rows], self._targets(self._dataset.y_train[rows])
-        # Plain autograd around vmap, not vmap around grad: a fifth faster, and its gradients are the same.
+        # Plain autograd around vmap is a fifth faster than vmap around grad, with the same gradients.
         stacked = self._tensors(torch.from_numpy(models))
-        for name in self._buffers:  # a batched call may copy what is not contiguous, and move its copy
+        for name in self._buffers:  # a batched call may copy a buffer that is not contiguous, and update only the copy
             stacked[name] = stacked[name].clone(memory_format=torch.contiguous_format)
         wanted = [tensor.requires_grad_() for name, tensor in stacked.items() if name not in self._buffers]
         key = () if keys is None else (torch.from_numpy(keys),)
-        with sdpa_kernel(SDPBackend.MATH):  # the fused attentions have no batching rule
+        with sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels have no vmap rule
             gradients = torch.autograd.grad(self._losses(stacked, x, y, *key).sum(), wanted)
         whole, live = torch.from_numpy(out), torch.from_numpy(models)
         for piece, gradient in zip(self._pieces.values(), gradients, strict=False):
@@ -99,8 +106,11 @@ class StackedModule:
 
     @torch.no_grad()
     def evaluate(self, models: F32) -> tuple[F64, F64, F64]:
-        """Mean loss, accuracy and the task's own metric of each on the held-out samples, nan where there is none: one
-        model at a time, because a whole test set is a large call already. The module is in evaluation mode."""
+        """Return mean loss, accuracy and the task's metric on the held-out samples, each (models,); NaN if missing.
+
+        The module is in evaluation mode. Models are evaluated one by one, because a whole test set is a large call
+        already.
+        """
         scores = np.array([self._scores(self.state_dict(row)) for row in models]).reshape(-1, 3)
         return scores[:, 0], scores[:, 1], scores[:, 2]
 
@@ -124,7 +134,7 @@ class StackedModule:
         accuracy = right / y_test.numel() if self._classifies else float("nan")
         loss /= y_test.numel()
         if outputs:
-            whole = torch.cat(outputs)  # what is no mean over samples is right all the same
+            whole = torch.cat(outputs)  # on all outputs at once, as a user's function need not be a mean over samples
             loss = loss if objective.classifies else float(objective.loss(whole, y_test))
             metric = float("nan") if objective.metric is None else float(objective.metric(whole, y_test))
             return loss, accuracy, metric
@@ -143,7 +153,7 @@ class StackedModule:
         return self._objective.loss(self._output(tensors, x, key), y)
 
     def _tensors(self, models: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Views (models, ...) of the parameters and buffers of stacked models."""
+        """Return views (models, ...) of the parameters and buffers of stacked models, by name."""
         count = len(models)
         return {name: models[:, piece].view(count, *self._shapes[name]) for name, piece in self._pieces.items()}
 
@@ -173,13 +183,13 @@ class StackedModule:
                 )
 
     def _try(self, batch_size: int) -> None:
-        """One step of one model, so that what cannot be stacked is said before the run."""
+        """Take one step of one model, so that a module that cannot be stacked fails before the run."""
         where, dataset, objective = f"task.model = {self._name!r}", self._dataset, self._objective
         x, y = dataset.x_train[:2], self._targets(dataset.y_train[:2])
         try:
             with torch.no_grad():
                 output = self._output(self.state_dict(self._initial), x)
-        except Exception as error:  # a module may raise anything
+        except Exception as error:  # a user's module may raise anything
             raise ConfigError(f"{where} fails on samples of {list(x.shape[1:])} ({_first_line(error)}).") from error
         if not isinstance(output, torch.Tensor):
             raise ConfigError(f"{where} gives {type(output).__name__} for a batch of 2, where a tensor is needed.")

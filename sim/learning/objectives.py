@@ -1,4 +1,4 @@
-"""What is made small, and what is told beside it: the loss and the metric of a scenario, named or of one's own."""
+"""The loss and the metric of a scenario: built-in ones by name, or the user's own functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Function", "Objective"]
 
 Function = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(what the module gives for a batch, y) -> one number, a mean over the samples."""
+"""(the module's output for a batch, y) -> one number, a mean over the samples."""
 
 CROSS_ENTROPY, SQUARED_ERROR = "cross-entropy", "mse"
 
@@ -26,14 +26,14 @@ CROSS_ENTROPY, SQUARED_ERROR = "cross-entropy", "mse"
 class Objective:
     """The loss and the metric of a task on its data.
 
-    ``loss`` is cross-entropy where y are class numbers, and the mean squared error where they are real numbers, unless
-    the task names another. ``metric`` is the task's own, None without one. Raises ConfigError for a loss that such data
-    cannot have, and for a function that is not found.
+    By default ``loss`` is cross-entropy for class numbers and the mean squared error for real numbers. ``metric`` is
+    the task's function, or None. Raises ConfigError for a loss that does not fit the data, and for a function that is
+    not found.
     """
 
     def __init__(self, task: Task, dataset: Dataset) -> None:
         named = task.loss or (CROSS_ENTROPY if dataset.labelled else SQUARED_ERROR)
-        self.classifies = named == CROSS_ENTROPY  # what the module gives must be logits of all classes
+        self.classifies = named == CROSS_ENTROPY  # the module's outputs must then be logits of all classes
         if self.classifies and not dataset.labelled:
             raise ConfigError(
                 f"task.loss = 'cross-entropy' needs class numbers, and y of {dataset.name} are real numbers: "
@@ -51,11 +51,13 @@ class Objective:
 
 
 def cross_entropy(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Of logits (..., classes) and class numbers (...)."""
+    """Return the mean cross-entropy of logits (..., classes) and class numbers (...)."""
     return F.cross_entropy(output.flatten(0, -2), y.flatten())
 
 
 def squared_error(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Of y (...) and as many numbers, (...) or (..., 1): broadcast against each other, these two would compare every
-    sample with every other."""
+    """Return the mean squared error of outputs (...) or (..., 1) and targets y (...).
+
+    The reshape prevents broadcasting, which would compare every sample with every other.
+    """
     return F.mse_loss(output.reshape(y.shape), y)

@@ -1,4 +1,4 @@
-"""torch.optim's SGD and AdamW, quasi-global momentum and Muon, for many models at once, with the same arithmetic."""
+"""Batched optimizers with torch.optim's arithmetic: SGD, AdamW, Muon and quasi-global momentum."""
 
 from __future__ import annotations
 
@@ -34,33 +34,36 @@ F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
 Rates = float | F64
-"""Learning rates: of all models, or float64 (models,) of each."""
+"""One learning rate for all models, or one for each, float64 (models,)."""
 
 EPS = 1e-8  # torch.optim.AdamW's default
-NORM_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_ adds it to a norm
+NORM_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_ adds this to a norm
 MUON_MOMENTUM = 0.95
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-"""Coefficients of the quintic ``a x + b x^3 + c x^5``: five iterations bring singular values into about 0.7 to 1.2."""
+"""Coefficients of the quintic ``a x + b x^3 + c x^5``: five iterations bring singular values to about 0.7 to 1.2."""
 ITERATIONS = 5
-SPECTRAL_EPS = 1e-7  # torch.optim.Muon adds it to a norm
-SMALLEST = 1e-30  # of a rate that falls: it moves no parameter by a rounding, and AdamW divides by its rate
+SPECTRAL_EPS = 1e-7  # torch.optim.Muon adds this to a norm
+SMALLEST = 1e-30  # smallest learning rate of a schedule: too small to move a parameter, but AdamW can divide by it
 
 
 class Stepper(Protocol):
-    """One step of an optimizer. All tensors are float32 (models, elements)."""
+    """An optimizer for many models. All tensors are float32 (models, elements)."""
 
     moments: int
-    """How many tensors of state a model has beside its parameters; all begin at zero."""
+    """Number of state tensors of a model; all start at zero."""
 
     def step(
         self, models: torch.Tensor, gradients: torch.Tensor, moments: Sequence[torch.Tensor], ages: I64, rates: Rates
     ) -> None:
-        """Change ``models`` and ``moments`` in place; ``gradients`` may be overwritten. ``ages``: steps taken by each
-        model since its moments were zero. ``rates``: the learning rates of this step."""
+        """Take one step: change ``models`` and ``moments`` in place; ``gradients`` may be overwritten.
+
+        ``ages`` (models,): steps that each model has taken since its moments were zero. ``rates``: the learning rates
+        of this step.
+        """
 
 
 def stepper(optimizer: Optimizer, module: nn.Module) -> Stepper:
-    """Return the optimizer of the models whose rows hold the parameters of ``module`` one after the other."""
+    """Return the optimizer for models whose rows hold the parameters of ``module`` in its order."""
     inner = _inner(optimizer, module)
     return inner if optimizer.clip_norm is None else Clipped(inner, optimizer.clip_norm)
 
@@ -78,7 +81,7 @@ def _inner(optimizer: Optimizer, module: nn.Module) -> Stepper:
 
 
 def schedule(optimizer: Optimizer) -> Callable[[I64], Rates]:
-    """The learning rates of models that have taken so many steps before, as a scenario's [task] optimizer says."""
+    """Return the scenario's learning rate schedule: a function of the steps that each model has taken."""
     if optimizer.schedule == "constant":
         lr = optimizer.lr
         return lambda taken: lr
@@ -87,11 +90,11 @@ def schedule(optimizer: Optimizer) -> Callable[[I64], Rates]:
 
 
 class Cosine:
-    """Up in a line over ``warmup`` steps, then down by half a cosine to ``lowest``, reached after ``steps`` in all and
-    kept. (I. Loshchilov and F. Hutter, arXiv:1608.03983, equation 5, without restarts.)
+    """A schedule with a linear warm-up over ``warmup`` steps and a cosine decay to ``lowest``.
 
-    torch's LinearLR from 1 / (warmup + 1), so that the first step moves the model, and CosineAnnealingLR, which would
-    rise again behind its end.
+    ``lowest`` is reached after ``steps`` steps in total and kept (I. Loshchilov and F. Hutter, arXiv:1608.03983,
+    equation 5, without restarts). It equals torch's LinearLR from 1 / (warmup + 1), so that the first step moves the
+    model, followed by CosineAnnealingLR, which would rise again after its end.
     """
 
     def __init__(self, highest: float, steps: int, warmup: int, lowest: float) -> None:
@@ -105,7 +108,7 @@ class Cosine:
 
 
 class SGD:
-    """torch.optim.SGD without dampening and Nesterov's step."""
+    """The arithmetic of torch.optim.SGD, without dampening and Nesterov momentum."""
 
     def __init__(self, momentum: float, weight_decay: float) -> None:
         self.momentum, self.weight_decay = momentum, weight_decay
@@ -117,7 +120,7 @@ class SGD:
         if self.weight_decay:
             gradients.add_(models, alpha=self.weight_decay)
         if self.moments:
-            # Beginning at zero, the buffer is the gradient itself after a model's first step, as torch has it.
+            # The buffer starts at zero, so after a model's first step it is the gradient itself, as in torch.
             gradients = torch.add(gradients, moments[0], alpha=self.momentum, out=moments[0])
         if isinstance(rates, float):
             models.sub_(gradients, alpha=rates)
@@ -126,8 +129,10 @@ class SGD:
 
 
 class BatchedQuasiGlobal:
-    """:class:`node.model.quasi_global.QuasiGlobal` at a constant rate: a step uses the momentum and only a mix moves
-    it."""
+    """The arithmetic of :class:`node.model.quasi_global.QuasiGlobal` at a constant rate.
+
+    A step uses the momentum, and only a mix changes it.
+    """
 
     moments = 1
 
@@ -142,8 +147,14 @@ class BatchedQuasiGlobal:
         models.sub_(gradients.add_(moments[0], alpha=self.momentum), alpha=self.lr)
 
     def mixed(self, model: F32, before: F32, momentum: F32, steps: int) -> None:
-        """Of one model, all (elements,): ``before`` is the model just after its last mix, so many ``steps`` ago, and
-        becomes the model now. (T. Lin et al., arXiv:2102.04761, algorithm 1, with the steps counted.)"""
+        """Update one model's momentum after a mix (T. Lin et al., arXiv:2102.04761, algorithm 1, over ``steps`` steps).
+
+        Args:
+            model: The model now, shape (elements,), as of all arrays.
+            before: The model just after its last mix; becomes a copy of ``model``.
+            momentum: The momentum, updated in place.
+            steps: Steps since the last mix.
+        """
         before -= model
         before *= np.float32((1 - self.momentum) / (self.lr * steps))
         momentum *= np.float32(self.momentum)
@@ -152,9 +163,10 @@ class BatchedQuasiGlobal:
 
 
 class AdamW:
-    """Decoupled weight decay, I. Loshchilov and F. Hutter, arXiv:1711.05101, algorithm 2, in torch.optim.AdamW's order.
+    """Adam with decoupled weight decay, I. Loshchilov and F. Hutter, arXiv:1711.05101, algorithm 2.
 
-    Each model corrects its bias by its own age, so that one that restarted and one that did not share a call.
+    Operations have the order of torch.optim.AdamW. The bias correction uses each model's own age, so that restarted
+    models and others share a call.
     """
 
     moments = 2
@@ -174,7 +186,8 @@ class AdamW:
         second.mul_(beta2).addcmul_(gradients, gradients, value=1 - beta2)
         steps = ages + 1.0  # float64 (models,)
         step_size, root = rates / (1 - beta1**steps), np.sqrt(1 - beta2**steps)
-        # models -= step_size first / (sqrt(second) / root + EPS), the factors moved into the denominator: a pass less
+        # Compute models -= step_size first / (sqrt(second) / root + EPS). The factors move into the denominator, which
+        # saves a pass over the models.
         denominator = (
             torch.sqrt(second, out=gradients).mul_(_column(1 / (root * step_size))).add_(_column(EPS / step_size))
         )
@@ -182,15 +195,17 @@ class AdamW:
 
 
 class Matrix(NamedTuple):
-    """One matrix in the row of a model."""
+    """The position of one matrix in the row of a model."""
 
     piece: slice
     shape: tuple[int, int]  # (outputs, inputs)
 
 
 def matrices_of(module: nn.Module) -> list[Matrix]:
-    """Return the matrices that Muon moves, where the parameters of ``module`` lie one after the other: those of two
-    dimensions that are no embedding, nor an output tied to one."""
+    """Return the matrices that Muon trains, in a row that holds the parameters of ``module`` in its order.
+
+    These are the two-dimensional parameters except embeddings and outputs tied to an embedding.
+    """
     embeddings = {id(one.weight) for one in module.modules() if isinstance(one, nn.Embedding)}
     found, start = [], 0
     for parameter in module.parameters():
@@ -202,21 +217,21 @@ def matrices_of(module: nn.Module) -> list[Matrix]:
 
 
 class Muon:
-    """Momentum whose singular values are brought near 1, for matrices, and AdamW for all other parameters.
+    """Muon for matrices, whose momentum is orthogonalised, and AdamW for all other parameters.
 
     K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024. The first moment holds the
-    momentum of both, the second is AdamW's alone.
+    momentum of both optimizers; only AdamW uses the second.
     """
 
     moments = 2
 
     def __init__(self, matrices: Sequence[Matrix], adamw: AdamW, adam_share: float) -> None:
-        """Make one.
+        """Create the optimizer.
 
         Args:
-            matrices: Where Muon's matrices lie in a row, in their order.
-            adamw: Steps all that lies between them.
-            adam_share: The learning rate of AdamW, as a share of Muon's.
+            matrices: Positions of Muon's matrices in a row, in order.
+            adamw: The optimizer of everything between them.
+            adam_share: AdamW's learning rate divided by Muon's.
         """
         self.matrices, self.adamw, self.adam_share = matrices, adamw, adam_share
         ends = [0, *(matrix.piece.stop for matrix in matrices)]
@@ -234,7 +249,7 @@ class Muon:
         for piece, (outputs, inputs) in self.matrices:
             momentum, gradient = moments[0][:, piece], gradients[:, piece]
             momentum.lerp_(gradient, 1 - MUON_MOMENTUM)
-            ahead = gradient.lerp_(momentum, MUON_MOMENTUM)  # Nesterov's
+            ahead = gradient.lerp_(momentum, MUON_MOMENTUM)  # Nesterov momentum
             update = orthogonalised(ahead.reshape(-1, outputs, inputs)).flatten(1)
             if self.adamw.weight_decay:
                 models[:, piece].mul_(1 - each * self.adamw.weight_decay)
@@ -242,14 +257,14 @@ class Muon:
 
 
 def orthogonalised(matrices: torch.Tensor) -> torch.Tensor:
-    """Return matrices of the same singular vectors, with singular values near 1: Newton and Schulz's iteration.
+    """Return matrices with the same singular vectors and singular values near 1, by the Newton-Schulz iteration.
 
     Args:
         matrices: float32 (..., rows, columns).
     """
     a, b, c = NEWTON_SCHULZ
     tall = matrices.shape[-2] > matrices.shape[-1]
-    x = matrices.mT if tall else matrices  # the smaller Gram matrix
+    x = matrices.mT if tall else matrices  # transposed if that makes the Gram matrix smaller
     x = x / (torch.linalg.matrix_norm(x, keepdim=True) + SPECTRAL_EPS)
     for _ in range(ITERATIONS):
         gram = x @ x.mT
@@ -259,8 +274,7 @@ def orthogonalised(matrices: torch.Tensor) -> torch.Tensor:
 
 
 class Clipped:
-    """Another optimizer, whose gradients are shortened to a norm first, as torch.nn.utils.clip_grad_norm_ does: the
-    norm of one model's whole gradient."""
+    """An optimizer with gradient clipping as in torch.nn.utils.clip_grad_norm_, by the norm of a model's gradient."""
 
     def __init__(self, inner: Stepper, most: float) -> None:
         self.inner, self.most, self.moments = inner, most, inner.moments
@@ -274,5 +288,5 @@ class Clipped:
 
 
 def _column(values: NDArray[Any]) -> torch.Tensor:
-    """Return float32 (models, 1) of one number for each model."""
+    """Convert one number for each model to a float32 tensor (models, 1)."""
     return torch.from_numpy(values.astype(np.float32))[:, None]

@@ -1,4 +1,4 @@
-"""Who holds which samples: a data set divided among the peers, or a draw of its own for each."""
+"""The training samples of each peer: a partition of the data set, or an independent draw for each peer."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ __all__ = ["parts"]
 
 I64 = NDArray[np.int64]
 
-# Drawn for each peer where a data set is too small to be divided: two batches of 8, so that an epoch has an order.
+# Samples drawn for each peer if the data set is too small to divide: two batches of 8, so that an epoch has an order.
 SAMPLES_WITH_OVERLAP = 16
 
 
 def parts(task: Task, dataset: Dataset, names: Sequence[str], seed: int) -> list[I64]:
-    """Each peer's training samples, as rows of the data set.
+    """Return each peer's training samples, as rows of the data set.
 
-    Without ``samples_per_peer`` the whole data set is divided, each sample to one peer, so that one peer more changes
-    all parts; where that would leave fewer than 8 each, every peer draws 16. A draw depends on (seed, name) alone and
-    never takes a sample twice (unless dirichlet's class has too few), but others may hold it too. "natural" deals whole
-    clients: in turns when dividing, one for each peer when drawing.
+    Without ``samples_per_peer`` the whole data set is divided, each sample to one peer, so one more peer changes all
+    parts. If that would leave fewer than 8 samples each, every peer draws 16. A draw depends only on (seed, name).
+    It never takes a sample twice, unless a class of dirichlet has too few, but other peers may hold the same samples.
+    "natural" assigns whole clients: round-robin when dividing, one for each peer when drawing.
 
-    Raises DataError or ConfigError for what cannot be divided so.
+    Raises DataError or ConfigError for data that cannot be divided so.
     """
     count, kind = len(dataset.x_train), task.partition.kind
     if kind == "dirichlet" and not (dataset.labelled and dataset.y_train.dim() == 1):
@@ -66,7 +66,7 @@ def parts(task: Task, dataset: Dataset, names: Sequence[str], seed: int) -> list
 
 
 def _dealt(dataset: Dataset, peers: int) -> list[I64]:
-    """Clients dealt to the peers in turns."""
+    """Assign the clients to the peers round-robin."""
     held = _clients(dataset)
     if peers > len(held):
         raise DataError(
@@ -108,7 +108,7 @@ def _clients(dataset: Dataset) -> list[I64]:
 
 
 def _grouped(numbers: torch.Tensor) -> list[I64]:
-    """The rows of each number, in the numbers' order."""
+    """Return the rows of each number, in the order of the numbers."""
     held = numbers.numpy()
     order = np.argsort(held, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(held[order])) + 1)
