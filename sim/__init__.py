@@ -1,4 +1,4 @@
-"""Thousands of real training nodes in virtual time: ``from sim import Scenario, simulate``."""
+"""The simulator: thousands of real training nodes in virtual time. Use ``from sim import Scenario, simulate``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import torch only when something is simulated (PEP 562): the command line answers without it."""
+    """Import a public name on first use (PEP 562), so that the command line starts without importing torch."""
     if name not in HOMES:
         raise AttributeError(f"module 'sim' has no attribute {name!r}")
     from importlib import import_module

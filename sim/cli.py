@@ -1,4 +1,4 @@
-"""What `gossip sim` and `gossip sim sweep` do, once `gossip.__main__` has read their options."""
+"""The commands `gossip sim` and `gossip sim sweep`; `gossip.__main__` parses their options."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Rows = Callable[[dict[str, float]], None]
 
 
 class Shown(Protocol):
-    """What shows how far a run is."""
+    """A display of the progress of a run."""
 
     def update(self, progress: Progress) -> None: ...
     def note(self, done: float, figures: str) -> None: ...
@@ -47,16 +47,16 @@ def run(
     quiet: bool = False,
     jobs: int | None = None,
 ) -> int:
-    """Play scenarios, ``jobs`` at once (None: as many as there are cores); the exit code, 130 after ^C.
+    """Simulate scenarios and return the exit code, 130 after ^C.
 
-    Each is saved as soon as it is done, its rows as they come, and after ^C what was seen of those under way. What is
-    printed is in the order of the files. Raises :class:`~gossip.errors.GossipError`, before anything is played where
-    that can be known.
+    Each result is saved as soon as its run is done, and its rows as they are measured. After ^C the partial results of
+    interrupted runs are saved. The output is in the order of the files. ``jobs`` runs go on in parallel; None: one per
+    core. Raises :class:`~gossip.errors.GossipError`, if possible before any run starts.
     """
     from sim.jobs import Assignment
 
     done: dict[int, Result] = {}
-    seen: dict[int, Result] = {}  # of runs that were stopped
+    seen: dict[int, Result] = {}  # partial results of interrupted runs
     saved: list[int] = []
     folders: list[Path | None] = []
     lines = Lines()
@@ -70,7 +70,7 @@ def run(
             if as_json:
                 lines.add(number, result.to_json())
             if (folder := folders[number]) is not None:
-                saved.append(number)  # first, since its figures are there before its pictures
+                saved.append(number)  # noted before save(), which may be interrupted after it has written the figures
                 result.save(folder)
         if out is not None and len(done) > 1:
             from sim.report.result import compare
@@ -102,7 +102,7 @@ def run(
 
 
 class Lines:
-    """Lines on stdout in the order of their numbers, each as soon as those before it are out."""
+    """An output buffer that prints numbered lines in order, each as soon as all earlier ones are printed."""
 
     def __init__(self) -> None:
         self.held: dict[int, str] = {}
@@ -115,7 +115,7 @@ class Lines:
             self.following += 1
 
     def rest(self) -> None:
-        """Those that are left where one before them will not come."""
+        """Print the remaining lines, even if an earlier one is missing."""
         for number in sorted(self.held):
             print(self.held.pop(number), flush=True)
 
@@ -127,8 +127,10 @@ def in_order(results: Mapping[int, Result]) -> list[Result]:
 def results_of(
     todo: Sequence[Assignment], at_once: int | None, quiet: bool, seen: dict[int, Result]
 ) -> Iterator[tuple[int, Result]]:
-    """The number of each job and what came of it, as it is done; ^C is let through, and what was until then seen of
-    runs that it stopped is put into ``seen``."""
+    """Yield the number and the result of each job as it finishes.
+
+    ^C is passed on; the partial results of the runs that it interrupts are put into ``seen`` first.
+    """
     from sim.jobs import Workers, cores
 
     at_once = min(cores() if at_once is None else at_once, len(todo))
@@ -151,7 +153,7 @@ def results_of(
 
 
 def one_after_another(todo: Sequence[Assignment], quiet: bool, seen: dict[int, Result]) -> Iterator[tuple[int, Result]]:
-    """The same in this process, each with a bar of its own."""
+    """Do the same as :func:`results_of` in this process, with a progress bar for each run."""
     from sim.simulation import Stopped
 
     for number, job in enumerate(todo):
@@ -166,7 +168,7 @@ def one_after_another(todo: Sequence[Assignment], quiet: bool, seen: dict[int, R
 
 
 def read(files: Sequence[Path], seed: int | None, settings: Sequence[str]) -> list[Scenario]:
-    """All scenarios, before any is played: a mistake in the last file should not cost the time of the first."""
+    """Read all scenarios before any run, so that a mistake in the last file does not cost the time of the first run."""
     from sim.scenario.scenario import Scenario
 
     changes = changes_of(settings)
@@ -174,7 +176,7 @@ def read(files: Sequence[Path], seed: int | None, settings: Sequence[str]) -> li
 
 
 def changes_of(settings: Iterable[str]) -> dict[str, str]:
-    """``key=value`` texts as a mapping. Raises :class:`ConfigError` for one that is none, or a key given twice."""
+    """Parse ``key=value`` texts. Raises :class:`ConfigError` for other texts and for a key given twice."""
     changes: dict[str, str] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -188,7 +190,7 @@ def changes_of(settings: Iterable[str]) -> dict[str, str]:
 
 
 def check_out(out: Path | None) -> None:
-    """Whatever would keep a report from being written, before hours are spent on what goes into it."""
+    """Check that a report can be written, before hours are spent on the runs."""
     if out is None:
         return
     from sim.report.charts import require_matplotlib
@@ -203,7 +205,7 @@ def check_out(out: Path | None) -> None:
 
 
 def folders_of(out: Path | None, scenarios: Sequence[Scenario]) -> list[Path | None]:
-    """Where each result goes: one alone into the folder itself, several into folders of their names."""
+    """Return the folder of each result: ``out`` itself for a single one, else a subfolder by name."""
     from sim.report.result import folder_names
 
     if out is None or len(scenarios) == 1:
@@ -212,20 +214,20 @@ def folders_of(out: Path | None, scenarios: Sequence[Scenario]) -> list[Path | N
 
 
 def titles_of(scenarios: Sequence[Scenario]) -> list[str]:
-    """What a sentence calls each: its name, or its name and place where that is another's as well."""
+    """Return a unique title for each scenario: its name, with its number if the name is not unique."""
     names = [scenario.name for scenario in scenarios]
     return [name if names.count(name) == 1 else f"{name} (number {n})" for n, name in enumerate(names, start=1)]
 
 
 def row_file(folder: Path | None) -> AbstractContextManager[Rows | None]:
-    """Where rows go as they come: whatever ends the process, those until then are there."""
+    """Open the file for a run's rows. It is written row by row, so that no row is lost if the process dies."""
     from sim.report.result import RowFile
 
     return nullcontext() if folder is None else RowFile(folder)
 
 
 def play(scenario: Scenario, title: str, quiet: bool, rows: Rows | None = None) -> Result:
-    """One scenario in this process, with a bar on stderr where that is a terminal."""
+    """Simulate one scenario in this process, with a progress bar if stderr is a terminal."""
     from sim import jobs
 
     with bar(title, quiet) as shown:
@@ -241,7 +243,7 @@ def bar(title: str, quiet: bool) -> AbstractContextManager[Shown | None]:
 
 
 def print_results(results: Sequence[Result]) -> None:
-    """A column of figures for each result."""
+    """Print a table with one column of figures for each result."""
     from rich.console import Console
     from rich.table import Table
 
@@ -262,7 +264,7 @@ def print_results(results: Sequence[Result]) -> None:
 
 
 def levels(results: Sequence[Result]) -> dict[Fidelity, list[str]]:
-    """Return each level that played some of the results, with their names."""
+    """Return the names of the results by the level at which they were simulated."""
     found: dict[Fidelity, list[str]] = {}
     for result in results:
         found.setdefault(result.fidelity, []).append(str(result.summary["name"]))
@@ -282,11 +284,10 @@ def sweep(
     quiet: bool = False,
     jobs: int | None = None,
 ) -> int:
-    """Play a scenario for every combination of values and every seed, ``jobs`` at once (None: as many as there are
-    cores); the exit code, 130 after ^C.
+    """Simulate a scenario for every combination of values and every seed, and return the exit code, 130 after ^C.
 
-    With ``out``, sweep.csv is rewritten after every run, so that ^C leaves all that was finished. Raises as
-    :func:`run`.
+    With ``out``, sweep.csv is rewritten after every run, so that ^C loses no finished run. ``jobs`` runs go on in
+    parallel; None: one per core. Raises the same errors as :func:`run`.
     """
     from sim.jobs import Assignment
     from sim.sweep import Sweep
@@ -326,7 +327,7 @@ def sweep(
 
 
 def axes_of(grid: Iterable[str]) -> Mapping[str, list[str]]:
-    """``key=v1,v2`` texts as keys and values. Raises :class:`ConfigError` for one that is none."""
+    """Parse ``key=v1,v2`` texts into keys and values. Raises :class:`ConfigError` for other texts."""
     axes: dict[str, list[str]] = {}
     for text in grid:
         key, equals, values = text.partition("=")
@@ -342,7 +343,7 @@ def axes_of(grid: Iterable[str]) -> Mapping[str, list[str]]:
 
 
 def split(values: str) -> list[str]:
-    """At commas, but not within brackets, braces or quotes: a value may be a table."""
+    """Split at commas, except within brackets, braces or quotes, because a value may be a table."""
     parts, depth, quote = [""], 0, ""
     for c in values:
         if quote:
@@ -359,7 +360,7 @@ def split(values: str) -> list[str]:
 
 
 def print_sweep(table: Sweep) -> None:
-    """A row for each combination, means over its seeds, and what follows from them."""
+    """Print one row of means over the seeds for each combination of values, and the conclusion."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -372,7 +373,7 @@ def print_sweep(table: Sweep) -> None:
         title=f"{table.name}, {table.seeds_text}",
         title_justify="left",
     )
-    for number, head in enumerate(heads):  # heads may take two lines, figures one
+    for number, head in enumerate(heads):  # heads may wrap, but figures must fit into one line
         width = max((len(row[number]) for row in rows), default=0)
         printed.add_column(head, justify="left" if number == 0 else "right", min_width=width)
     for row in rows:

@@ -1,4 +1,4 @@
-"""Many simulations side by side, each in a process of its own: several runs use all cores, one run uses one."""
+"""A pool of worker processes for parallel simulations; a single run uses one core."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from sim.scenario.scenario import Scenario
 
 __all__ = ["Assignment", "Workers", "cores", "play"]
 
-STOP_S = 5.0  # for what was seen of a run to arrive after ^C; one event of the largest model ends within it
-REPORTED = (ConfigError, DataError, LocalError)  # a run's sentences keep their kind on the way; the command knows these
+STOP_S = 5.0  # time for partial results to arrive after ^C; one event of the largest model takes less
+REPORTED = (ConfigError, DataError, LocalError)  # errors that keep their type on the way from a worker
 
 
 def cores() -> int:
-    """How many processes run at once without waiting for each other, where the system tells what is ours."""
+    """Return the number of cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -35,13 +35,13 @@ def play(
     progress: Callable[[Progress], None] | bool = False,
     rows: Callable[[dict[str, float]], None] | None = None,
 ) -> Result:
-    """Play a scenario; memory that does not suffice is one sentence, a :class:`LocalError`."""
+    """Simulate a scenario; a lack of memory becomes a :class:`LocalError`."""
     from sim.simulation import simulate
 
     try:
         return simulate(scenario, progress=progress, rows=rows)
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):  # torch has no other for it
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):  # as torch reports it
             raise
         size = f"peers = {scenario.peers} with a model of this size"
         raise LocalError(f"{scenario.name}: {size} need more memory than there is: make one smaller.") from None
@@ -49,7 +49,7 @@ def play(
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A scenario, what a sentence calls it, and the folder in which its rows are written as they come."""
+    """A scenario to simulate, its title in messages, and the folder to which its rows are written as they come."""
 
     scenario: Scenario
     title: str
@@ -57,14 +57,14 @@ class Assignment:
 
 
 class Workers:
-    """``with Workers(jobs, at_once) as workers``: processes that play; none is left afterwards, whatever happens.
+    """A pool of processes that simulate: ``with Workers(jobs, at_once) as workers``; none survives the block.
 
-    A run gives the same history and digest as alone, and each takes one thread of arithmetic.
+    A run gives the same history and digest as alone, and computes in one thread.
     """
 
     def __init__(self, jobs: Sequence[Assignment], at_once: int) -> None:
         self.jobs, self.at_once = jobs, at_once
-        self.shares = [0.0] * len(jobs)  # of each run, 0 to 1
+        self.shares = [0.0] * len(jobs)  # progress of each run, 0 to 1
         self.done = 0
         self.failed: dict[int, Exception] = {}
         self.under_way: dict[Connection, int] = {}
@@ -72,7 +72,7 @@ class Workers:
         self.processes: dict[Connection, multiprocessing.process.BaseProcess] = {}
 
     def __enter__(self) -> Self:
-        # A fork would take the threads' locks along, and not the threads.
+        # A fork would copy the threads' locks without the threads that hold them.
         context = multiprocessing.get_context("spawn")
         for _ in range(self.at_once):
             self.start(context)
@@ -80,7 +80,7 @@ class Workers:
 
     def __exit__(self, *_: object) -> None:
         for process in self.processes.values():
-            process.kill()  # at ^C a run may have hours to go, and what it has seen was asked for before
+            process.kill()  # after ^C a run may have hours left, and stop() has fetched its partial result
         for connection, process in self.processes.items():
             process.join()
             connection.close()
@@ -89,14 +89,17 @@ class Workers:
         ours, theirs = context.Pipe()
         process = context.Process(target=work, args=(theirs,), daemon=True)
         process.start()
-        theirs.close()  # so that the worker's end is the only one: where it dies, ours says so
+        theirs.close()  # the worker then holds the only other end, so we get EOF when it dies
         self.processes[ours] = process
         self.idle.append(ours)
 
     def results(self, shown: Callable[[float, int], None] | None = None) -> Iterator[tuple[int, Result]]:
-        """The number of each job with its result as it is done, in any order; ``shown`` is told the share of all that
-        is done, and how many are. Raises what the first job in order raised, once those before it are done, as one
-        after the other would; and :class:`LocalError` for a process that was ended, as for want of memory."""
+        """Yield the number and the result of each job as it finishes, in any order.
+
+        ``shown`` is called with the overall progress, 0 to 1, and the number of finished jobs. As in a serial run, the
+        error of the earliest failed job is raised once all jobs before it are done. A killed process, for example by
+        the kernel's OOM killer, raises :class:`LocalError`.
+        """
         waiting = iter(range(len(self.jobs)))
         while True:
             while self.idle and not self.failed and (number := next(waiting, None)) is not None:
@@ -126,15 +129,15 @@ class Workers:
     def begin(self, number: int) -> None:
         connection = self.idle.pop()
         self.under_way[connection] = number
-        with suppress(OSError):  # a worker that has died says so when it is listened to
+        with suppress(OSError):  # told() reports a worker that has died
             connection.send(self.jobs[number])
 
     def speaking(self, timeout_s: float | None = None) -> list[Connection]:
-        """Workers under way that have something to say, or have died; waits for one."""
+        """Wait for busy workers that have sent a message or died, and return them."""
         return [each for each in wait(list(self.under_way), timeout_s) if isinstance(each, Connection)]
 
     def told(self, connection: Connection) -> tuple[str, Any]:
-        """What a worker says next, or has become of it."""
+        """Receive a worker's next message, or return a failure if it has died."""
         try:
             kind, value = connection.recv()
         except (EOFError, OSError):
@@ -151,7 +154,7 @@ class Workers:
         return f"{self.jobs[number].title}: its process was ended {how}{fewer}"
 
     def stop(self) -> list[tuple[int, Result]]:
-        """End all runs that are under way; their numbers, in order, with what was seen of them until then."""
+        """Interrupt all runs in progress, and return their numbers and partial results in order."""
         for connection in self.under_way:
             self.processes[connection].terminate()
         seen, until = list[tuple[int, Result]](), time.monotonic() + STOP_S
@@ -168,8 +171,10 @@ class Workers:
 
 # -- in the worker -----------------------------------------------------------------------------------------------------
 def work(connection: Connection) -> None:
-    """Play what comes, until nobody listens. ^C reaches every process of a terminal: here SIGTERM stands for it, since
-    the process that shows the runs decides what becomes of them."""
+    """Simulate the jobs that arrive until the connection closes.
+
+    ^C reaches every process of a terminal, so a worker ignores SIGINT. The parent process interrupts it with SIGTERM.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt, EOFError, OSError):
@@ -179,7 +184,7 @@ def work(connection: Connection) -> None:
 
 
 def outcome(job: Assignment, shown: Callable[[Progress], None]) -> tuple[str, Any]:
-    """What came of a job, as it is told."""
+    """Run a job, and return the message that reports its outcome."""
     from sim.simulation import Stopped
 
     try:
@@ -195,5 +200,5 @@ def outcome(job: Assignment, shown: Callable[[Progress], None]) -> tuple[str, An
 
 
 def raised_again(name: str, sentence: str) -> Exception:
-    """An error as another process told it: its kind where that is ours, else all that its traceback said."""
+    """Recreate a worker's error: with its own type if that is in REPORTED, else a RuntimeError with the traceback."""
     return next((kind for kind in REPORTED if kind.__name__ == name), RuntimeError)(sentence)

@@ -1,4 +1,4 @@
-"""What a scenario names as "module:function": imported and called when it is needed."""
+"""The user's functions that a scenario names as "module:function": imported and called when needed."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["call", "find"]
 
 
 def call(named: str, key: str) -> Any:
-    """What the function returns, as :func:`find` finds it; what it raises is its author's to read, and passes."""
+    """Call a function that :func:`find` finds, and return its result; its exceptions pass unchanged to its author."""
     return find(named, key)()
 
 
 def find(named: str, key: str) -> Callable[..., Any]:
-    """The function. It is looked up in the current folder as well, as a script beside the scenario is.
+    """Import and return a function; modules in the current folder are found too.
 
-    Raises ConfigError, naming the scenario's ``key``, for a module that cannot be imported and a function it lacks.
+    Raises ConfigError, which names the scenario's ``key``, if the module cannot be imported or lacks the function.
     """
     module_name, _, function_name = named.partition(":")
     before = sys.path
-    sys.path = [*before, str(Path.cwd())]  # behind everything installed
+    sys.path = [*before, str(Path.cwd())]  # last, so that it hides no installed module
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:

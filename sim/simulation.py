@@ -1,4 +1,4 @@
-"""A scenario played: the swarm is built, virtual time passes, and rows are written down on the way."""
+"""The simulation of a scenario: build the swarm, advance virtual time, and record rows of measurements."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from sim.world.step_times import StepTimes
 
 __all__ = ["Simulation", "Stopped", "simulate"]
 
-SLICES = 400  # of a run: how finely progress is shown, and how near to its end a run of so many rounds stops
-ROWS = 40
-SEEDS = 3  # that a peer which comes again is told
-PATIENCE_S = 600.0  # virtual, without a single mix: nobody is left to mix with
+SLICES = 400  # slices of a run with a duration, after each of which progress is shown
+ROWS = 40  # rows of the history, unless the report sets an interval
+SEEDS = 3  # seeds for a peer that starts during the run
+PATIENCE_S = 600.0  # virtual seconds without a mix after which a run with a number of rounds gives up
 REDRAW_S = 0.1
-START_S = 0.03, 0.1  # of a node: its keys, its thread and its socket take 20 to 45 ms of a processor
+START_S = 0.03, 0.1  # start-up time of a node: keys, thread and socket take 20 to 45 ms of CPU time
 
 
 @dataclass(slots=True)
 class Spent:
-    """What something cost."""
+    """A point in time, or the time spent since another one."""
 
     wall_s: float
     cpu_s: float
@@ -60,7 +60,7 @@ class Spent:
 
 
 class Stopped(KeyboardInterrupt):
-    """^C while a scenario was played; ``result`` is what was seen until then, as if the run had ended there."""
+    """^C during a simulation; ``result`` is the partial result, as if the run had ended there."""
 
     def __init__(self, result: Result) -> None:
         super().__init__()
@@ -68,8 +68,10 @@ class Stopped(KeyboardInterrupt):
 
 
 class Played:
-    """One scenario under way, at any level. :meth:`slices` plays it; :class:`sim.report.measures.Measures` looks at
-    it."""
+    """A simulation in progress, at any level.
+
+    :meth:`slices` advances it, and :class:`sim.report.measures.Measures` measures it.
+    """
 
     scenario: Scenario
     level: Level
@@ -77,7 +79,7 @@ class Played:
 
     @property
     def done(self) -> float:
-        """How much of the run is over, 0 to 1."""
+        """Progress of the run, 0 to 1."""
         scenario = self.scenario
         if scenario.duration_s is not None:
             return min(1.0, self.level.now / scenario.duration_s)
@@ -85,7 +87,7 @@ class Played:
         return min(1.0, self.level.mixes / (scenario.rounds * scenario.peers))
 
     def slices(self) -> Iterator[None]:
-        """Play the scenario a little further, until it is done."""
+        """Advance the simulation slice by slice until it is done, yielding after each slice."""
         scenario, level = self.scenario, self.level
         if scenario.duration_s is not None:
             for number in range(1, SLICES + 1):
@@ -106,18 +108,18 @@ class Played:
 
     @property
     def stranded(self) -> bool:
-        """Whether peers wait for the weights of a run of which nothing is left."""
+        """Return True if joining peers wait for weights that no peer has any more."""
         return False
 
     def interval_s(self) -> float:
-        """Between two mixes of a peer, roughly."""
+        """Return the approximate time between two mixes of a peer, in virtual seconds."""
         gossip, step_s = self.scenario.gossip, self.scenario.compute.step_s.mean
         by_steps = math.inf if gossip.first_interval is None else gossip.first_interval * step_s
         return min(by_steps, gossip.mix_every_s or math.inf)
 
 
 class ExchangeSimulation(Played):
-    """A scenario played exchange by exchange."""
+    """A simulation at the fast level, exchange by exchange."""
 
     def __init__(self, scenario: Scenario, device: str = "cpu") -> None:
         self.scenario = scenario
@@ -148,7 +150,7 @@ class ExchangeSimulation(Played):
 
 
 class Simulation(Played):
-    """A scenario played message by message."""
+    """A simulation at the whole level, message by message."""
 
     def __init__(self, scenario: Scenario, device: str = "cpu") -> None:
         ideal = scenario.membership.mode == "ideal"
@@ -172,7 +174,7 @@ class Simulation(Played):
         self.times = StepTimes(scenario.compute, seed, scenario.fleet)
         churn = churn_of(scenario.churn, seed, scenario.peers)
         self.sessions = [churn.sessions(name, index) for index, name in enumerate(names)]
-        self.indices: list[int | None] = [None] * scenario.peers  # of rows in the swarm
+        self.indices: list[int | None] = [None] * scenario.peers  # index in the swarm, by row
         self.populate()
         self.level = WholeLevel(self.swarm)
         self.measures = Measures(self.level, scenario, self.learners)
@@ -180,7 +182,7 @@ class Simulation(Played):
             self.swarm.events.push(cut.at_s, self.cut, cut.groups)
             self.swarm.events.push(cut.until_s, self.swarm.heal)
 
-    # -- who is there --------------------------------------------------------------------------------------------
+    # -- churn and partitions ------------------------------------------------------------------------------------
     def populate(self) -> None:
         spec = self.scenario.membership
         for row, sessions in enumerate(self.sessions):
@@ -197,14 +199,14 @@ class Simulation(Played):
         self.swarm.introduce()
 
     def start_s(self, row: int, at_s: float) -> float:
-        """How long this peer's node takes to start at this time, before anybody can reach it; without TCP no time."""
+        """Return how long a peer that starts at ``at_s`` takes until others can reach it, in s; 0 without TCP."""
         if self.swarm.network.congestion is None:
             return 0.0
         low, high = START_S
         return random.Random(derive(self.swarm.seed, self.names[row], f"start at {at_s}")).uniform(low, high)
 
     def come(self, row: int, session: Uptime, sessions: Iterator[Uptime], founder: bool = False) -> None:
-        """A peer starts: one that was there before as the same member, with the weights of those present."""
+        """Start a peer. A peer that was there before returns as the same member and fetches the run's weights."""
         swarm, name = self.swarm, self.names[row]
         seeds: list[int] = []
         if not founder and swarm.registry is None:
@@ -235,13 +237,13 @@ class Simulation(Played):
             self.swarm.events.push(at_s + self.start_s(row, at_s), self.come, row, following, sessions)
 
     def cut(self, groups: int) -> None:
-        """Neighbours by number fall into one group; a newcomer into that of its number."""
+        """Partition the network into groups of consecutive rows, which also assigns peers that are not up yet."""
         size = self.scenario.peers
         self.swarm.partition([[row for row in range(size) if row * groups // size == group] for group in range(groups)])
 
 
 def check_latency(scenario: Scenario, network: NetworkModel) -> None:
-    """Raise ConfigError where links take longer to open than a handshake may: real nodes would never meet."""
+    """Raise ConfigError if opening a link takes longer than the handshake timeout: real nodes could never connect."""
     latencies, takes = (6, "six latencies to open with TLS") if network.tls else (4, "four latencies to open")
     if latencies * network.longest_s >= scenario.gossip.hello_timeout_s:
         raise ConfigError(
@@ -252,7 +254,7 @@ def check_latency(scenario: Scenario, network: NetworkModel) -> None:
 
 
 def patient(config: Config, weight: float) -> Config:
-    """Peers that know of a small model alone, and wait for streams as those of the large one would."""
+    """Return a config whose peers wait for streams as long as peers with the large model that the task stands for."""
     slowest = config.slowest_rate_mb_s
     return config if weight == 1.0 else dataclasses.replace(config, slowest_rate_mb_s=slowest / weight)
 
@@ -263,12 +265,20 @@ def simulate(
     device: str = "cpu",
     rows: Callable[[dict[str, float]], None] | None = None,
 ) -> Result:
-    """Play a scenario to its end and return what was seen.
+    """Simulate a scenario to its end and return the result.
 
-    ``progress``: show a bar (in a terminal or a notebook), be silent, or call this with a Progress now and then.
-    ``rows`` is given each row of the history as it comes. The same scenario gives the same history and digest on the
-    same machine. Raises ConfigError, DataError or LocalError with one sentence for a scenario that cannot be played,
-    and at ^C :class:`Stopped`, a KeyboardInterrupt that holds what was seen until then.
+    The same scenario gives the same history and digest on the same machine.
+
+    Args:
+        scenario: The scenario.
+        progress: True shows a progress bar in a terminal or a notebook, False shows nothing. A function is called with
+            a Progress at intervals.
+        device: The torch device; only "cpu" works.
+        rows: Called with each row of the history as it is measured.
+
+    Raises:
+        ConfigError, DataError, LocalError: The scenario cannot be simulated; the message is one sentence.
+        Stopped: ^C was pressed. It is a KeyboardInterrupt with the partial result.
     """
     if isinstance(progress, bool):
         if progress:
@@ -277,15 +287,18 @@ def simulate(
             with Bar(scenario.name) as bar:
                 return simulate(scenario, bar.update, device, rows)
         progress = ignore
-    with one_thread(), uncollected(), np.errstate(all="ignore"):  # a model that diverges is a result, and reported
+    with one_thread(), uncollected(), np.errstate(all="ignore"):  # a diverging model is a result and no error
         return play(scenario, progress, device, rows or ignore)
 
 
 def play(
     scenario: Scenario, progress: Callable[[Progress], None], device: str, rows: Callable[[dict[str, float]], None]
 ) -> Result:
-    """Play a scenario at the level that it asks for. With "auto" start anew at the whole level where the fast one finds
-    out too late that it cannot represent the scenario; ``rows`` is then given rows from the beginning again."""
+    """Simulate a scenario at the level that it requests.
+
+    With "auto", the fast level may find out during the run that it cannot represent the scenario. The simulation then
+    restarts at the whole level, and ``rows`` receives rows from the beginning again.
+    """
     fidelity = fidelity_of(scenario)
     try:
         return play_at(fidelity, scenario, progress, device, rows)
@@ -330,7 +343,7 @@ def play_at(
                 events = level.handled
                 progress(Progress(level.now, done, events, events / max(passed_s, 1e-9), left_s))
     except KeyboardInterrupt:
-        stopped = True  # perhaps in the middle of an event, so that the last row stands and no other is measured
+        stopped = True  # perhaps in the middle of an event, so no further row can be measured
     spent = Spent.now().since(started)
     summary = measures.summary(
         history[-1], fidelity, done=round(simulation.done, 4) if stopped else 1.0, wall_s=spent.wall_s,
@@ -345,8 +358,10 @@ def play_at(
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Without Python's search for cycles, which walks a million entries of membership tables again and again and finds
-    nothing: what a swarm drops is in no cycle."""
+    """Disable Python's cyclic garbage collector inside the ``with`` block.
+
+    It would walk a million entries of membership tables again and again, and find nothing: a swarm drops no cycles.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -357,10 +372,10 @@ def uncollected() -> Iterator[None]:
 
 
 def ignore(_seen: object) -> None:
-    """For who wants to see nothing."""
+    """Do nothing; the default for ``progress`` and ``rows``."""
 
 
 def peak_rss_mb() -> float:
-    """The most memory this process ever held, in MB."""
+    """Return the peak resident memory of this process, in MB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6

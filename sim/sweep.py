@@ -1,4 +1,4 @@
-"""One scenario over a grid of values and several seeds: how large may this be, how small that?"""
+"""Parameter sweeps: one scenario over a grid of values and several seeds."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Point", "Sweep"]
 
-MAX_RUNS = 10_000  # a slip in a grid is found before it has cost a week
-POINT = 0.01  # of accuracy: what an answer takes for as good as the best
+MAX_RUNS = 10_000  # catches a mistake in a grid before it costs a week
+POINT = 0.01  # an accuracy within this of the best one counts as equally good
 
 Text = Callable[[float], str]
 
-# What is kept of each run, in the order of sweep.csv.
+# The results that are kept of each run, in the order of sweep.csv.
 COLUMNS = (
     "accuracy_mean", "accuracy_min", "accuracy_max", "accuracy_average_model", "loss", "metric_mean", "metric_min",
     "metric_max", "metric_average_model", "consensus_distance",
     "exchanges_done", "exchanges_failed", "bytes_sent", "virtual_s", "wall_s", "digest",
 )  # fmt: skip
-# What the table shows of them, by their heads; a terminal of 80 columns has no room for the last three.
+# The columns of the table: key, head and formatter. A terminal of 80 columns has no room for the last three.
 SHOWN: tuple[tuple[str, str, Text], ...] = (
     ("accuracy_mean", "accuracy", share_text), ("accuracy_min", "worst peer", share_text),
     ("accuracy_average_model", "average model", share_text), ("loss", "loss", figure_text),
@@ -50,7 +50,7 @@ SHOWN: tuple[tuple[str, str, Text], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One run to be made: a value, as text, of each swept key, and a seed."""
+    """One run of a sweep: a value, as text, for each swept key, and a scenario with a seed."""
 
     values: tuple[tuple[str, str], ...]
     scenario: Scenario
@@ -62,13 +62,13 @@ class Point:
 
 @dataclass(slots=True)
 class Sweep:
-    """The grid, and the rows of the runs that are done."""
+    """A sweep: its grid, and the rows of the finished runs."""
 
     name: str
     axes: Mapping[str, Sequence[str]]
     seeds: int
     points: list[Point]
-    levels: list[Fidelity] = field(default_factory=list)  # that play the points
+    levels: list[Fidelity] = field(default_factory=list)  # the levels at which the points are simulated
     rows: list[dict[str, Any]] = field(default_factory=list)  # swept keys, "seed" and COLUMNS
 
     @classmethod
@@ -81,8 +81,10 @@ class Sweep:
         seeds: int = 1,
         changes: Mapping[str, str] | None = None,
     ) -> Sweep:
-        """Read a scenario once for each point, so that every value is checked before the first run. ``seeds`` counts
-        from the scenario's own, or from ``seed``. Raises :class:`ConfigError`."""
+        """Read a scenario once for each point, so that every value is checked before the first run.
+
+        The ``seeds`` seeds start at the scenario's own, or at ``seed``. Raises :class:`ConfigError`.
+        """
         changes = dict(changes or {})
         if not axes:
             raise ConfigError("Nothing is swept: name a key and its values, as gossip.mix_every_steps=2,8,32.")
@@ -103,7 +105,7 @@ class Sweep:
         return cls(name, axes, seeds, *at_one_level(points))
 
     def add(self, point: Point, result: Result) -> None:
-        """Note what came of a point."""
+        """Add the result of a point."""
         summary = result.summary
         flat = summary | {
             f"{name}_{key}": value for name in ("accuracy", "metric") for key, value in summary[name].items()
@@ -112,7 +114,7 @@ class Sweep:
         self.rows.append(row | {key: flat[key] for key in COLUMNS})
 
     def in_order(self) -> list[dict[str, Any]]:
-        """The rows in the grid's order, whichever was done first."""
+        """Return the rows in the order of the grid, not of completion."""
         return [row for _, rows in self.groups() for row in rows]
 
     @property
@@ -122,16 +124,20 @@ class Sweep:
 
     # -- figures -------------------------------------------------------------------------------------------------
     def groups(self) -> Iterator[tuple[tuple[str, ...], list[dict[str, Any]]]]:
-        """The values of each combination that has run, with its rows in the order of their seeds, in the grid's order:
-        a mean is then the same to the last bit, whichever run was done first."""
+        """Yield the values and the rows of each combination that has run, in the order of the grid.
+
+        The rows are sorted by seed, so that a mean is bit-identical whatever the order of completion.
+        """
         for values in itertools.product(*self.axes.values()):
             rows = [row for row in self.rows if all(row[key] == v for key, v in zip(self.axes, values, strict=True))]
             if rows:
                 yield values, sorted(rows, key=lambda row: int(row["seed"]))
 
     def table(self, *, brief: bool = False) -> tuple[list[str], list[tuple[str, ...]]]:
-        """Heads and rows of text: a row for each combination, means over the seeds, with half the spread of accuracy.
-        ``brief``: what fits the 80 columns of a terminal."""
+        """Return heads and rows of text: means over the seeds for each combination, and half the range of accuracy.
+
+        ``brief`` leaves out what does not fit the 80 columns of a terminal.
+        """
         learns = any(not math.isnan(value) for value in self.column("accuracy_mean", self.rows))
         unknown = [] if learns else [row for row in SHOWN if row[0].startswith("accuracy")]
         if np.isnan(self.column("metric_mean", self.rows)).all():
@@ -149,7 +155,7 @@ class Sweep:
 
     @property
     def answer(self) -> str:
-        """How far one swept number may go before accuracy falls by a point; "" where that is no question."""
+        """The range of the one swept number in which accuracy is within a point of the best; "" if not applicable."""
         (key, texts), *others = self.axes.items()
         values = numbers(texts)
         if others or values is None or len(texts) < 2:
@@ -174,13 +180,13 @@ class Sweep:
 
     @staticmethod
     def column(key: str, rows: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
-        """A figure of these rows. Raises :class:`ConfigError` for what is none."""
+        """Return one figure of the rows, shape (rows,). Raises :class:`ConfigError` for an unknown key."""
         check_column(key, COLUMNS)
         return np.array([number(row[key]) for row in rows], np.float64)
 
     # -- files ---------------------------------------------------------------------------------------------------
     def write_csv(self, path: Path) -> None:
-        """A line for each run. Raises :class:`LocalError` where it cannot be written."""
+        """Write a line for each run. Raises :class:`LocalError` if the file cannot be written."""
         with writing(path.parent), path.open("w", encoding="utf-8", newline="") as file:
             heads = [*self.axes, "seed", *COLUMNS]
             writer = csv.DictWriter(file, heads, lineterminator="\n")
@@ -221,13 +227,13 @@ class Sweep:
 
     # -- pictures ------------------------------------------------------------------------------------------------
     def labels(self) -> list[str]:
-        """A curve for each combination of all keys but the first, which is the picture's axis."""
+        """Return the labels of the curves: one for each combination of all keys but the first, which is the x axis."""
         _, *others = self.axes
         combinations = itertools.product(*(self.axes[key] for key in others))
         return [", ".join(f"{last(k)} {v}" for k, v in zip(others, each, strict=True)) for each in combinations]
 
     def pictures(self) -> list[tuple[str, Any]]:
-        """Titles, and functions that draw on axes."""
+        """Return the pictures' titles, with functions that draw them on axes."""
         made: list[tuple[str, Any]] = []
         if np.isfinite(self.column("accuracy_mean", self.rows)).any():
             made.append(("Accuracy, mean of peers", lambda axes: self.draw(axes, "accuracy_mean")))
@@ -256,7 +262,7 @@ class Sweep:
             colour, dash = panels.colour(order), panels.dash(order)
             means = [float(found.mean()) for _, found in points]
             label = ", ".join(f"{last(k)} {v}" for k, v in zip(others, rest, strict=True))
-            line = dash if values is not None else "none"  # between two names there is nothing for a line to show
+            line = dash if values is not None else "none"  # no line between values that are not numbers
             axes.plot(
                 [x for x, _ in points], means, color=colour, linestyle=line, marker="o", markersize=4, label=label
             )
@@ -274,7 +280,7 @@ class Sweep:
 
     @staticmethod
     def label_swept(axes: Axes, key: str, texts: Sequence[str], values: Sequence[float] | None) -> None:
-        """Ticks at the values that were tried; a logarithmic axis where they span more than eight times."""
+        """Set ticks at the swept values; the axis is logarithmic if they span more than a factor of eight."""
         from matplotlib.ticker import NullLocator
 
         if values is not None and min(values) > 0 and max(values) > 8 * min(values):
@@ -285,8 +291,11 @@ class Sweep:
 
 
 def at_one_level(points: Sequence[Point]) -> tuple[list[Point], list[Fidelity]]:
-    """Return the points with the levels that play them. Where one of those with fidelity = "auto" needs the whole level
-    all of them are played at it, so that a difference between two rows is one of the swept values."""
+    """Return the points and the levels at which they are simulated.
+
+    If one point with fidelity = "auto" needs the whole level, all such points use it. A difference between two rows
+    then comes from the swept values.
+    """
     levels = [fidelity_of(point.scenario) for point in points]
     open_ones = [number for number, point in enumerate(points) if point.scenario.fidelity == "auto"]
     needed = next((levels[number] for number in open_ones if levels[number].level == "whole"), None)
@@ -299,7 +308,7 @@ def at_one_level(points: Sequence[Point]) -> tuple[list[Point], list[Fidelity]]:
     return settled, list(dict.fromkeys(levels))
 
 
-# Keys whose last word stands in more than one table of a scenario.
+# Last words of keys that occur in more than one table of a scenario.
 AMBIGUOUS = ("kind", "name", "mode", "start", "preset", "up", "down")
 UNITS = {
     "mix_every_steps": "mix every (steps)", "mix_every_s": "mix every (s)", "duration_s": "duration (virtual s)",
@@ -308,7 +317,7 @@ UNITS = {
 
 
 def last(key: str) -> str:
-    """The key as a head or a label: without the tables it is in, but for names that a figure has as well."""
+    """Return a key as a label: without its tables, unless the short name is ambiguous or also the name of a figure."""
     name = key.rpartition(".")[2]
     return key if name in COLUMNS or name in AMBIGUOUS else name
 
@@ -322,12 +331,12 @@ def unknown(value: Any) -> bool:
 
 
 def numbers(texts: Sequence[str]) -> list[float] | None:
-    """The values as numbers, or None where one is none."""
+    """Return the values as numbers, or None if one is not a finite number."""
     found = []
     for text in texts:
         try:
             value = tomllib.loads(f"value = {text}")["value"]
-        except (ValueError, RecursionError):  # no TOML, a number of thousands of digits, a thousand brackets
+        except (ValueError, RecursionError):  # invalid TOML, a number of thousands of digits, or deep nesting
             return None
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < math.inf:
             return None

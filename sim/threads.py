@@ -1,4 +1,4 @@
-"""Threads of arithmetic."""
+"""Control of the threads that torch and BLAS compute with."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ __all__ = ["one_thread"]
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """torch computes in this thread meanwhile, and numpy's BLAS too: a second thread costs batches of small models more
-    than it does, and BLAS' spins for tens of milliseconds after each product. Results are those of any machine with
-    these libraries, whatever cores it has."""
+    """Limit torch and numpy's BLAS to the calling thread inside the ``with`` block.
+
+    For batches of small models a second thread costs more than it computes. BLAS threads also spin for tens of
+    milliseconds after each product. With one thread, results do not depend on the machine's number of cores.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
