@@ -1,12 +1,12 @@
-"""Sieges: a real member that holds the secret, or somebody who does not, against live nodes that train digits.
+"""Attacks on live nodes that train digits, by a member that holds the swarm's secret or by a stranger without it.
 
     python benchmarks/siege [NAME...] [--siege-s 8] [--json]
 
-For each attack a fresh swarm of four nodes, with TLS: some seconds of calm, then the attack, then the time until all
-is well again. Held against the calm of the same run: exchanges with honest partners per step (90 % of the calm's; where
-the attacker finishes exchanges as a member may, of what is then the others' share), accuracy (a point), memory (64 MB),
-all well within 10 s after it went, and the attacker named in one line of a log. Prints the table of
-docs/reliability.md.
+Each attack meets a fresh swarm of four nodes with TLS. A run has some seconds of calm, then the attack, then the
+recovery. The results are compared with the calm of the same run. Exchanges with honest partners per step must reach
+90 % of the calm; if the attacker finishes exchanges as a member may, its fair share is deducted. Accuracy may fall by
+one point and memory may grow by 64 MB. The swarm must recover within 10 s after the attack, and one line of a log must
+name the attacker. Prints the table of docs/reliability.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before numpy and torch are here: nodes are forked from this process
+os.environ["OMP_NUM_THREADS"] = "1"  # set before numpy and torch are imported; nodes are forked from this process
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -44,13 +44,13 @@ __all__ = ["claims", "floods", "pieces", "runs", "stalls", "strangers"]
 
 NODES = 4
 CALM_S, SIEGE_S = 4.0, 8.0
-GRACE_S = 0.5  # for the attacker to make its links
-WINDOW_S = 2.0  # over which mixing is looked at when it is asked whether all is well
+GRACE_S = 0.5  # time for the attacker to open its links
+WINDOW_S = 2.0  # window over which the mixing rate is measured during the recovery
 WELL_S = 10.0
 
 
 def besiege(attack: Attack, target: Target) -> None:
-    """In a process of its own, until it is killed."""
+    """Run an attack in a process of its own, until it is killed."""
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
@@ -122,7 +122,7 @@ def play(attack: Attack, siege_s: float) -> Verdict:
 
 
 def well_after(nodes: list[Patient], gone: float, before: float, newcomer: Patient | None) -> float | None:
-    """Seconds until every honest node mixes as in the calm again, all of one run and with each other."""
+    """Return the seconds until all honest nodes share one run and mix as in the calm, or None if they do not."""
     while time.monotonic() < gone + WELL_S + 1.0:
         time.sleep(0.25)
         now = time.monotonic()

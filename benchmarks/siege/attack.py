@@ -1,4 +1,4 @@
-"""An attack by its name: what it does, and what is asked of the swarm while it lasts."""
+"""The registry of attacks: what each does, and what is expected of the swarm meanwhile."""
 
 from __future__ import annotations
 
@@ -13,10 +13,19 @@ __all__ = ["ATTACKS", "Attack", "attack"]
 
 @dataclass(frozen=True)
 class Attack:
-    """``partners``: members of its that finish exchanges, so that by rights a share of everybody's mixes is with them.
-    ``named``: "member" where one of its identities must be named in a log, "address" for one that never says who it is,
-    "" for one that honest nodes cannot tell from bad luck. ``newcomer``: an honest node joins while it lasts;
-    ``seeds``: of its seeds so many are the attacker's, beside one honest node."""
+    """An attack and what is expected of the swarm.
+
+    Attributes:
+        name: Its name on the command line.
+        what: What it does, for the table.
+        run: The coroutine function that attacks.
+        partners: Number of the attacker's members that finish exchanges and so receive a fair share of all mixes.
+        named: "member" if a log must name one of its identities, "address" if it never states an identity, "" if honest
+            nodes cannot tell it from bad luck.
+        newcomer: Whether an honest node joins during the attack.
+        seeds: Number of the newcomer's seeds that belong to the attacker, next to one honest seed.
+        config: Settings of the honest nodes.
+    """
 
     name: str
     what: str
@@ -34,7 +43,7 @@ ATTACKS: dict[str, Attack] = {}
 def attack(
     what: str, *, partners: int = 0, named: str = "member", newcomer: bool = False, seeds: int = 0, **config: Any
 ) -> Callable[[Callable[[Foe], Awaitable[None]]], Callable[[Foe], Awaitable[None]]]:
-    """Register a coroutine function that attacks until it is cancelled; ``config`` is the honest nodes'."""
+    """Register a coroutine function that attacks until it is cancelled; see :class:`Attack` for the arguments."""
 
     def register(run: Callable[[Foe], Awaitable[None]]) -> Callable[[Foe], Awaitable[None]]:
         name = run.__name__.replace("_", "-")

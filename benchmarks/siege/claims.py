@@ -1,4 +1,4 @@
-"""Attacks by what a member states: samples, versions, accusations, members that are none, weights for newcomers."""
+"""Attacks by false statements: samples, versions, accusations, invented members (Sybils), weights for newcomers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SYBILS = 300
 
 
 def sybils(foe: Foe, count: int, **fields: Any) -> list[MemberRecord]:
-    """Signed records of members that do not exist."""
+    """Create signed records of members that do not exist."""
     made = []
     for _ in range(count):
         identity = Identity.fresh()
@@ -39,7 +39,7 @@ async def spread(member: Member, records: list[MemberRecord], pause_s: float = 0
 
 
 async def ask_status(foe: Foe, address: Address) -> None:
-    """As anybody may who holds the secret."""
+    """Ask a node for its status, which any holder of the secret may do."""
     contexts = swarm_contexts(Identity.fresh(), foe.target.secret)
     line = await open_line(address, contexts, "", None)
     if line is not None:
@@ -142,7 +142,7 @@ async def incarnations(foe: Foe) -> None:
 async def sybils_refusing(foe: Foe) -> None:
     member = await foe.member()
     with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))  # bound and not listening: whoever dials is refused
+        unused.bind(("127.0.0.1", 0))  # bound but not listening, so that dials are refused
         port = unused.getsockname()[1]
         while True:
             await spread(member, sybils(foe, SYBILS, address=Address("127.0.0.1", port), samples=10_000))
@@ -158,7 +158,7 @@ async def sybils_swallowing(foe: Foe) -> None:
         trap.bind(("127.0.0.1", 0))
         trap.listen(0)
         traps.append(trap)
-        for _ in range(2):  # the queue of those that nobody accepts is full: the next SYN is dropped
+        for _ in range(2):  # fill the accept queue, so that the kernel drops further SYNs
             filler = socket.socket()
             filler.setblocking(False)
             filler.connect_ex(trap.getsockname())
@@ -183,7 +183,7 @@ async def sign_flood(foe: Foe) -> None:
         for number in range(32):
             record = MemberRecord(identity.id, identity.public_key, 1, sequence + number, genesis=foe.target.genesis)
             batch.append(signed(record, identity.sign))
-        await member.tell(Gossip(tuple(batch)))  # the newest last, so that each is news
+        await member.tell(Gossip(tuple(batch)))  # the newest record last, so that each one is news
         sequence += 32
         await trio.sleep(0.005)
 

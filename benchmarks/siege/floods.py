@@ -1,4 +1,4 @@
-"""Attacks by quantity: messages, questions, offers, connections; and a member that never reads."""
+"""Attacks by volume: floods of messages, queries, offers and connections; and a member that never reads."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from line import Line, open_line
 from gossip.wire.frames import encode
 from gossip.wire.messages import Chunk, Digest, Offer, Ping, PingReq, Reach, StatusQuery
 
-BATCH = 64  # frames written at once
+BATCH = 64  # frames in one write
 
 
 async def pour(member: Member, frames: itertools.cycle[bytes], pause_s: float) -> None:
-    """Batches of frames over every link there is, as fast as they are taken."""
+    """Send batches of frames over every open link, as fast as the nodes take them, with a pause after each batch."""
 
     async def one(line: Line) -> None:
         while line.open:

@@ -1,8 +1,8 @@
-"""A real member of the swarm that holds the secret: polite by itself, and as bad as an attack makes it.
+"""The attacker: a real member of the swarm that holds the secret and behaves well except where an attack changes it.
 
-It keeps links, answers probes and refutes what is said of it, so that honest nodes hold it for one of theirs. To offers
-it is busy, or with ``mixes`` it sends back what it was sent, which moves nobody. An attack replaces what it does with a
-message, or sends its own.
+It keeps links, answers probes and refutes suspicions, so that honest nodes take it for a member. It answers offers with
+Busy. With ``mixes`` it accepts them and returns the partner's own vector, which changes no model. An attack replaces
+the handlers of some messages, or sends messages of its own.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 @dataclass
 class Target:
-    """What an attack is told of the swarm."""
+    """What an attack knows about the swarm."""
 
     nodes: list[Address]
     secret: bytes
     fingerprint: str
     genesis: bytes
     elements: int
-    identities: Path  # a line for each identity that takes part, so that logs can be searched for it
-    seeds: Path  # a line for each address that a newcomer is to dial first
+    identities: Path  # file with one line for each of the attacker's identities, for searching the logs
+    seeds: Path  # file with one line for each address that a newcomer must dial first
     version: float = 100.0
     ports: list[int] = field(default_factory=list)
 
@@ -79,12 +79,12 @@ class Session:
     codec: str
     weight: float
     received: bytearray
-    elements: int = 0  # received
+    elements: int = 0  # elements received
     answered: bool = False
 
 
 class Member:
-    """One identity with links to the honest nodes."""
+    """One identity of the attacker, with links to the honest nodes."""
 
     def __init__(self, target: Target, identity: Identity | None = None, mixes: bool = False, **record: Any) -> None:
         self.target, self.mixes = target, mixes
@@ -98,10 +98,10 @@ class Member:
         self.lines: list[Line] = []
         self.known: dict[PeerId, MemberRecord] = {}
         self.sessions: dict[int, Session] = {}
-        self.on: dict[type, Callable[[Line, Any, bytes], Awaitable[None]]] = {}  # what an attack does differently
-        self.transform: Callable[[Floats], Floats] = lambda vector: vector  # what it sends for what it was sent
-        self.version: float = target.version  # that it states in offers and accepts
-        self.claim = UNSTATED  # of its progress, in the same
+        self.on: dict[type, Callable[[Line, Any, bytes], Awaitable[None]]] = {}  # the attack's handlers, by message
+        self.transform: Callable[[Floats], Floats] = lambda vector: vector  # received vector -> vector to send
+        self.version: float = target.version  # version stated in Offer and Accept
+        self.claim = UNSTATED  # progress stated in Offer and Accept
         self.mixed = 0
         with target.identities.open("a") as file:
             file.write(self.identity.id.hex() + "\n")
@@ -115,7 +115,7 @@ class Member:
 
     # -- links -------------------------------------------------------------------------------------------------------
     async def live(self, nursery: trio.Nursery) -> Member:
-        """Keep a link to every honest node and a record that grows as an honest one's does."""
+        """Keep a link to every honest node, and a record whose progress grows like that of an honest member."""
         for address in self.target.nodes:
             nursery.start_soon(self.keep, address, nursery)
         nursery.start_soon(self.progress)
@@ -136,7 +136,7 @@ class Member:
             await trio.sleep(0.3)
 
     async def serve(self, nursery: trio.Nursery) -> None:
-        """Listen too, so that honest nodes dial us; before :meth:`live`."""
+        """Listen as well, so that honest nodes can dial this member. Call it before :meth:`live`."""
         from node.transport.tcp import TcpNetwork
         from node.transport.tls import TlsStream
 
@@ -148,7 +148,7 @@ class Member:
             try:
                 with trio.fail_after(5.0):
                     await tls.handshake()
-            except Exception:  # whoever it was has gone
+            except Exception:  # the dialler has gone
                 stream.close_now()
                 return
             line = Line(tls)
@@ -167,7 +167,7 @@ class Member:
         return next((line for line in self.open_lines() if line.peer == peer), None)
 
     async def tell(self, message: Message) -> None:
-        """Everybody."""
+        """Send a message over every open link."""
         for line in self.open_lines():
             await line.send(message)
 
@@ -195,7 +195,7 @@ class Member:
             await line.send(Gossip((self.record,)))
 
     async def answer(self, line: Line, message: Message, body: bytes) -> None:
-        """As an honest member would."""
+        """Answer a message as an honest member would."""
         match message:
             case Ping():
                 await line.send(Ack(message.seq, ()))
@@ -234,7 +234,7 @@ class Member:
         await line.send(Accept(offer.session, self.version, offer.weight, offer.codec, self.claim))
 
     async def offer(self, line: Line, **changes: Any) -> int:
-        """Ask for an exchange; its number."""
+        """Send an Offer, and return the number of the exchange."""
         number = random.getrandbits(62)
         message = Offer(number, self.target.fingerprint, self.target.genesis, self.version, 0.5, "fp32")
         message = dataclasses.replace(message, **({"progress": self.claim} | changes))
@@ -245,7 +245,7 @@ class Member:
         return number
 
     async def offer_for_ever(self, pause_s: float) -> None:
-        """Ask over every open link for an exchange, and again after each pause."""
+        """Send an Offer over every open link, again and again, with a pause after each round."""
         while True:
             for line in self.open_lines():
                 await self.offer(line)
@@ -258,7 +258,7 @@ class Member:
             await line.send(Commit(session.number))
 
     def whole(self, chunk: Chunk, body: bytes) -> Session | None:
-        """The chunk's session, once: when all of the other's vector is here."""
+        """Add a chunk, and return its session once, when the partner's vector is complete."""
         session = self.sessions.get(chunk.session)
         if session is None or session.answered:
             return None
@@ -273,7 +273,7 @@ class Member:
         return out
 
     async def send_vector(self, session: Session, vector: Floats) -> None:
-        """In one chunk: models of these runs are that small."""
+        """Send a vector in one chunk, which is large enough for the models of these runs."""
         codec = get_codec(session.codec)
         body = bytearray(codec.encoded_bytes(vector.size))
         codec.encode(np.ascontiguousarray(vector, np.float32), body, session.number, 0)
@@ -281,28 +281,28 @@ class Member:
 
 
 async def nothing(_line: Line, _message: Any, _body: bytes) -> None:
-    """What it does with what it is sent."""
+    """Ignore a message."""
     await trio.lowlevel.checkpoint()
 
 
 class Foe:
-    """What an attack is given: members to make, a nursery to make them in, and the swarm's addresses."""
+    """The argument of an attack: a factory of members, a nursery for them, and the target."""
 
     def __init__(self, target: Target, nursery: trio.Nursery) -> None:
         self.target, self.nursery = target, nursery
 
     async def member(self, listen: bool = True, mixes: bool = False, **record: Any) -> Member:
-        """A fresh identity, linked with every honest node."""
+        """Create a member with a fresh identity that has links to every honest node."""
         member = Member(self.target, mixes=mixes, **record)
         if listen:
             await member.serve(self.nursery)
         return await member.live(self.nursery)
 
     def seed(self, member: Member) -> None:
-        """Have a newcomer dial this one first."""
+        """Make a newcomer dial this member first."""
         with self.target.seeds.open("a") as file:
             file.write(f"{member.record.address}\n")
 
     def quiet(self, **record: Any) -> Member:
-        """A fresh identity without links."""
+        """Create a member with a fresh identity and no links."""
         return Member(self.target, **record)

@@ -1,4 +1,4 @@
-"""The besieged: honest nodes as processes of their own, forked from one that has torch in memory already."""
+"""The honest swarm under attack: each node is a process, forked from one that has already imported torch."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from node.identity.keys import new_secret, parse_secret
 __all__ = ["Fortress"]
 
 STEP_MS = 15.0
-WARM_STEPS = 400  # without a pause: the accuracy of a siege's calm is no longer rising
+WARM_STEPS = 400  # steps without pauses at the start, so that accuracy no longer rises during the calm
 MIX_EVERY = 8
 JOIN_S = 60.0
 
 
 class Fortress:
-    """``with Fortress(config) as fortress``: everything that was started is gone afterwards."""
+    """The processes of one run: ``with Fortress(config) as fortress``. All of them are killed at the end."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = {"mix_every_steps": MIX_EVERY} | dict(config)
@@ -54,7 +54,7 @@ class Fortress:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def start(self, seeds: list[str]) -> Patient:
-        """An honest node; does not wait for it."""
+        """Start an honest node, without waiting for it to join."""
         name = f"n{len(self.nodes)}"
         diary, log = self.folder / f"{name}.jsonl", self.folder / f"{name}.log"
         arguments = ["--diary", str(diary), "--secret", str(self.secret), "--step-ms", str(STEP_MS)]
@@ -72,7 +72,7 @@ class Fortress:
         return node
 
     def raised(self, count: int) -> list[Patient]:
-        """So many nodes that mix with each other."""
+        """Start ``count`` nodes, and return them once they mix with each other."""
         first = self.start([])
         self.until(lambda: first.event("joined") is not None, "the first node")
         nodes = [first, *(self.start([first.address]) for _ in range(count - 1))]

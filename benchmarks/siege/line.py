@@ -1,4 +1,4 @@
-"""A connection of the attacker's, from TCP to a finished Hello, on which it may say whatever it likes."""
+"""The attacker's connections: from TCP to a finished Hello, after which it may send anything."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ __all__ = ["Heard", "Line", "chunk_of", "hello_of", "open_lane", "open_line", "p
 
 CONNECT_S = 5.0
 Heard = Callable[["Line", Message, bytes], Awaitable[None]]
-"""(where, what, the body of a chunk)"""
+"""A handler of (line, message, body of a chunk)."""
 
 
 class Line:
-    """One link. ``peer`` is who answered; None before its Hello."""
+    """One connection. ``peer`` is the id of the node that answered; None before its Hello."""
 
     def __init__(self, stream: ByteStream) -> None:
         self.stream = stream
         self.reader = FrameReader(stream)
         self.peer: PeerId | None = None
         self.record: MemberRecord | None = None
-        self.lock = trio.Lock()  # a stream has one sender at a time
+        self.lock = trio.Lock()  # a stream allows one sender at a time
         self.open = True
-        self.name = b""  # that they gave this link, for more connections of it
-        self.address: Address | None = None  # that was dialled
+        self.name = b""  # the node's name for this link, needed to open its other stripes
+        self.address: Address | None = None  # the dialled address
 
     async def send(self, message: Message, body: bytes | memoryview = b"") -> None:
-        """What cannot be sent any more is not sent: an attacker goes on."""
+        """Send a message. A failure closes the line without an exception, because the attack must go on."""
         await self.write(encode(message, len(body)) + bytes(body))
 
     async def write(self, data: bytes) -> None:
         try:
             async with self.lock:
                 await self.stream.send_all(data)
-        except Exception:  # torn in any way: BrokenLinkError, TLS, a closed socket
+        except Exception:  # a connection may break in many ways: BrokenLinkError, TLS, a closed socket
             self.close()
 
     async def hello(self, hello: Hello) -> Hello | None:
-        """Say ours, hear theirs; None when they closed instead."""
+        """Exchange Hellos, and return the node's, or None if it closed the connection."""
         await self.write(encode(hello))
         try:
             got = await self.reader.message()
-        except Exception:  # as above
+        except Exception:  # the connection broke, as in write()
             got = None
         theirs = None if got is None else got[0]
         if not isinstance(theirs, Hello) or theirs.record is None:
@@ -64,15 +64,15 @@ class Line:
         return theirs
 
     async def first(self) -> Message | None:
-        """The next message, None where there is none."""
+        """Return the next message, or None if the connection ends."""
         try:
             got = await self.reader.message()
-        except Exception:  # as above
+        except Exception:  # the connection broke, as in write()
             return None
         return None if got is None else got[0]
 
     async def hear(self, heard: Heard) -> None:
-        """Read until it ends, a call for each frame."""
+        """Read frames until the connection ends, and call ``heard`` for each."""
         try:
             while True:
                 got = await self.reader.message()
@@ -85,7 +85,7 @@ class Line:
                 if isinstance(message, Close):
                     return
                 await heard(self, message, bytes(body))
-        except Exception:  # an attacker outlives whatever honest nodes do to its connections
+        except Exception:  # the attack goes on after any failure of a connection
             return
         finally:
             self.close()
@@ -97,7 +97,7 @@ class Line:
 
 
 async def plain(address: Address) -> ByteStream:
-    """A TCP connection; raises what the network raises."""
+    """Open a TCP connection; network errors pass to the caller."""
     return await TcpNetwork(None, CONNECT_S).connect(address)
 
 
@@ -113,10 +113,10 @@ async def tls(address: Address, contexts: Contexts) -> ByteStream:
 
 
 async def open_line(address: Address, contexts: Contexts, fingerprint: str, record: MemberRecord | None) -> Line | None:
-    """A link to the node there, with this record (None: as an observer); None when it did not come to be."""
+    """Open a link to a node, with a record or as an observer (None); return None if that fails."""
     try:
         line = Line(await tls(address, contexts))
-    except Exception:  # refused, reset, timed out: as an attacker meets it
+    except Exception:  # refused, reset or timed out
         return None
     line.address = address
     if record is None:
@@ -130,12 +130,12 @@ async def open_line(address: Address, contexts: Contexts, fingerprint: str, reco
 
 
 async def open_lane(line: Line, contexts: Contexts, fingerprint: str, record: MemberRecord) -> Line | None:
-    """Another connection of a link that was dialled, once the other side lets it in."""
+    """Open another stripe of a link that this side dialled; return None if the node does not admit it."""
     if line.address is None:
         return None
     try:
         lane = Line(await tls(line.address, contexts))
-    except Exception:  # as above
+    except Exception:  # refused, reset or timed out
         return None
     with trio.move_on_after(CONNECT_S):
         hello = dataclasses.replace(hello_of(fingerprint, record), joins=line.name)

@@ -1,4 +1,4 @@
-"""Attacks by donors on newcomers, by chunks that are no numbers, and over the connections of one link."""
+"""Attacks by donors on newcomers, by chunks with NaN, and over the stripes of a link."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from gossip.codecs import get_codec
 from gossip.wire.frames import encode
 from gossip.wire.messages import Chunk, Fetch, Ping, Serving
 
-HALF = 8_192  # elements of a first chunk: a multiple of every codec's block
+HALF = 8_192  # elements of the first chunk: a multiple of every codec's block size
 
 Send = Callable[[Line, int, bytes], Awaitable[None]]
 
 
 async def serve(member: Member, vector: np.ndarray[Any, Any], send: Send) -> None:
-    """Serve these weights to newcomers, and state of the optimizer what an honest donor does."""
+    """Serve these weights to newcomers, with the optimizer state that an honest donor states."""
     heard: list[Serving] = []
 
     async def stated(_line: Line, serving: Serving, _body: bytes) -> None:
@@ -56,7 +56,7 @@ async def byte_by_byte(line: Line, session: int, body: bytes) -> None:
 
 
 async def spoiled(line: Line, session: int, body: bytes) -> None:
-    """The second half holds a NaN."""
+    """Send the body in two chunks, with a NaN in the second one."""
     half = len(body) // 8 * 4
     second = np.frombuffer(body[half:], "<f4").copy()
     second[second.size // 2] = np.nan
@@ -65,7 +65,7 @@ async def spoiled(line: Line, session: int, body: bytes) -> None:
 
 
 async def lying_seeds(foe: Foe, vector: np.ndarray[Any, Any], send: Send) -> None:
-    """Let two members be a newcomer's seeds, which serve these weights in this way."""
+    """Make two members the seeds of a newcomer; they serve it these weights with the function ``send``."""
     for _ in range(2):
         member = await foe.member()
         await serve(member, vector, send)

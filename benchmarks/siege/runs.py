@@ -1,4 +1,4 @@
-"""Attacks by numbers in signed records and in exchanges: runs, progress, rates, and runs that are said to be over."""
+"""Attacks by false numbers in signed records and exchanges: runs, progress, rates, and runs declared finished."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from gossip.wire.messages import Gossip, Invite, Joined
 
 RUNS = 66  # two more than a node remembers
 HUGE = 2**50
-EXTREMES = (5e-324, 2.0**-1074 * 3, 1e-310, float(MAX), 0.0)  # the wire lets these be signed
-BEYOND = (float("inf"), float("-inf"), float("nan"), 1e308, -1.0)  # and none of these
+EXTREMES = (5e-324, 2.0**-1074 * 3, 1e-310, float(MAX), 0.0)  # values that the wire format accepts
+BEYOND = (float("inf"), float("-inf"), float("nan"), 1e308, -1.0)  # values that the wire format refuses
 SILENT_S = 3.0
 HUGE_CLAIM = Claim(HUGE, HUGE, HUGE, HUGE)
 
@@ -46,7 +46,7 @@ async def extremes(foe: Foe) -> None:
             value = next(values)
             whole = random.choice([0, 1, MAX])
             changes = {"version": value, "loss": value, "samples": whole, "progress": MAX - whole, "steps": whole}
-            if value in BEYOND or value != value:  # a copy: what is refused must not become its own record
+            if value in BEYOND or value != value:  # sign a copy, as a refused record must not stay
                 told = member.sign(member.record, sequence=member.record.sequence + 1, **changes)
             else:
                 told = member.update(**changes)
@@ -55,7 +55,7 @@ async def extremes(foe: Foe) -> None:
 
 
 def claim_more(member: Member) -> None:
-    """State huge progress in all that begins an exchange."""
+    """State huge progress in every message that begins an exchange."""
 
     async def invited(line: Line, invite: Invite, _body: bytes) -> None:
         await line.send(Joined(invite.session, invite.version, invite.codec, HUGE_CLAIM))

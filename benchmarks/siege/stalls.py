@@ -1,4 +1,4 @@
-"""Attacks on exchanges: begun and never finished, at every step; too many; with one partner; with a third party."""
+"""Attacks on exchanges: stalls at every step, too many exchanges, false vectors, and messages out of order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gossip.wire.messages import (
 
 
 async def each(member: Member, pause_s: float, **offer: Any) -> None:
-    """Offers to everybody, for ever."""
+    """Send offers to every node, again and again."""
     while True:
         for line in member.open_lines():
             await member.offer(line, **offer)

@@ -1,4 +1,4 @@
-"""Attacks by bytes: without the secret, before and inside TLS, frames and fields that nobody sends, replays."""
+"""Attacks on the transport and the wire format: peers without the secret, malformed frames and fields, replays."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from node.transport.tls import swarm_contexts
 
 
 async def hold(address: Address, first: bytes, drip_s: float = 0.0) -> None:
-    """A connection that says this much, then nothing or a byte now and then; another when it is closed."""
+    """Keep a connection open that sends ``first``, then nothing or a byte each ``drip_s``; reopen it when closed."""
     while True:
         try:
             stream = await plain(address)
@@ -39,7 +39,7 @@ async def hold(address: Address, first: bytes, drip_s: float = 0.0) -> None:
                         pass
                     nursery.cancel_scope.cancel()
             stream.close_now()
-        except Exception:  # closed on us, or refused
+        except Exception:  # the node closed or refused the connection
             await trio.sleep(0.1)
 
 
@@ -48,7 +48,7 @@ async def drip(stream: Any, every_s: float) -> None:
         while True:
             await stream.send_all(os.urandom(1))
             await trio.sleep(every_s)
-    except Exception:  # closed
+    except Exception:  # the node closed the connection
         return
 
 
@@ -72,7 +72,7 @@ async def slowloris(foe: Foe) -> None:
                 await stream.send_all(before)
                 await drip(stream, 1.0)
                 stream.close_now()
-            except Exception:  # refused
+            except Exception:  # the node refused the connection
                 await trio.sleep(0.2)
 
     async def after(address: Address) -> None:
@@ -113,7 +113,7 @@ async def garbage(foe: Foe) -> None:
                 await stream.send_all(rng.randbytes(rng.randrange(1, 2000)))
                 await trio.sleep(0.05)
                 stream.close_now()
-            except Exception:  # refused
+            except Exception:  # the node refused the connection
                 await trio.sleep(0.1)
 
     async def inside(address: Address) -> None:
@@ -133,7 +133,7 @@ async def garbage(foe: Foe) -> None:
                 await stream.send_all(junk)
                 await trio.sleep(0.05)
                 stream.close_now()
-            except Exception:  # refused
+            except Exception:  # the node refused the connection
                 await trio.sleep(0.1)
 
     async with trio.open_nursery() as nursery:
@@ -214,7 +214,7 @@ EXTREMES: dict[str, list[Any]] = {
 
 
 def absurdities(record: MemberRecord) -> Iterator[bytes]:
-    """Every message with each of its fields at each extreme, the others at their first; and records with such."""
+    """Yield every message with each of its fields at each extreme, the others at their first; and such records."""
     for tag, cls in MESSAGES.items():
         fields = dataclasses.fields(cls)  # type: ignore[arg-type]
         plainest = {field.name: EXTREMES[field.metadata["kind"].form][0] for field in fields}
@@ -242,7 +242,7 @@ async def replays(foe: Foe) -> None:
     member.heard = keep  # type: ignore[method-assign]
     rng = random.Random(0)
     for line in member.open_lines():
-        line.close()  # and again, so that what is heard is kept
+        line.close()  # live() reopens the line, whose messages then go to keep()
     while True:
         await trio.sleep(0.01)
         lines = member.open_lines()
@@ -253,7 +253,7 @@ async def replays(foe: Foe) -> None:
 
 @attack("a certificate signed by itself, and one of another swarm's secret", named="address")
 async def other_secret(foe: Foe) -> None:
-    """A member of another swarm that knows this one's addresses: it must read and join nothing."""
+    """Dial as a member of another swarm that knows this one's addresses; it must not read or join anything."""
     contexts = swarm_contexts(Identity.fresh(), bytes(range(32)))
 
     async def one(address: Address) -> None:
@@ -265,7 +265,7 @@ async def other_secret(foe: Foe) -> None:
                 if await stream.receive_into(buffer):
                     print("READ: a node spoke to another swarm", flush=True)
                 stream.close_now()
-            except Exception:  # as it should be
+            except Exception:  # expected: the TLS handshake fails
                 await trio.sleep(0.05)
 
     async with trio.open_nursery() as nursery:

@@ -1,4 +1,4 @@
-"""What a siege did to the honest nodes, and whether that is what was promised."""
+"""The measurements of an attack's effects on the honest nodes, and the check of what is promised."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from swarm_lab import Patient
 
 __all__ = ["BUDGET_MB", "Verdict", "accuracy", "mixing", "names", "progressed", "resident"]
 
-MIXING = 0.90  # of what mixes with honest partners there were per step in the calm before
+MIXING = 0.90  # required mixes with honest partners per step, as a share of those in the calm
 ACCURACY = 0.01
-BUDGET_MB = 64.0  # what an attacker may make a node hold: tables and buffers at all of their limits at once
+BUDGET_MB = 64.0  # memory that an attacker may make a node use: all tables and buffers at their limits at once
 WELL_S = 10.0
-NAMING = ("misbehaves", "stopped moving")  # of a sentence that says who, and what it did
+NAMING = ("misbehaves", "stopped moving")  # phrases of log lines that name a peer and its misbehaviour
 JOINS_S = 10.0
 
 
 @dataclass
 class Verdict:
-    """Of one attack: figures, and what was not kept."""
+    """The figures of one attack, and the promises that were broken."""
 
     attack: Attack
-    mixing: float = float("nan")  # share of the calm's
-    accuracy: float = float("nan")  # less that of the calm
-    memory_mb: float = float("nan")
-    pause_s: float = float("nan")  # longest inside a step() of an honest node
-    moved: float = float("nan")  # how far the mean model went along (1, 1, ... 1), in its own lengths
-    progress: float = float("nan")  # by which the nodes' numbers grew, of what the honest trained meanwhile
-    well_s: float | None = None  # after the attacker went
-    named: str = ""  # the first sentence of a log that names it
-    newcomer: str = ""  # what became of the node that joined meanwhile
+    mixing: float = float("nan")  # rate of mixes as a share of that in the calm
+    accuracy: float = float("nan")  # change against the calm
+    memory_mb: float = float("nan")  # largest growth of a node against the calm
+    pause_s: float = float("nan")  # longest call of step() of an honest node
+    moved: float = float("nan")  # largest movement of a model along (1, 1, ... 1), divided by its norm
+    progress: float = float("nan")  # growth of the nodes' sample counts, divided by the samples that they trained
+    well_s: float | None = None  # seconds from the end of the attack to the recovery
+    named: str = ""  # the first log line that names the attacker
+    newcomer: str = ""  # fault of the node that joined meanwhile
     faults: list[str] = field(default_factory=list)
 
     def judge(self) -> None:
@@ -67,8 +67,10 @@ class Verdict:
 
 
 def mixing(nodes: Iterable[Patient], since: float, until: float, newcomer: Patient | None = None) -> float:
-    """Finished exchanges with honest partners for each step of these nodes, in this time. An honest ``newcomer`` is a
-    partner like any other: of five members it has a quarter of each other's exchanges."""
+    """Return the finished exchanges with honest partners per step of these nodes, between two times.
+
+    An honest ``newcomer`` counts as a partner: among five members it has a quarter of each other member's exchanges.
+    """
     nodes = list(nodes)
     honest = {node.id for node in nodes}
     if newcomer is not None and newcomer.event("joined") is not None:
@@ -94,7 +96,7 @@ def steps(nodes: Iterable[Patient], since: float, until: float) -> int:
 
 
 def progressed(nodes: Iterable[Patient], since: float, until: float, batch: int) -> float:
-    """Return the largest growth of a node's number of samples in this time, of what all of them trained in it."""
+    """Return the largest growth of a node's count of the swarm's samples, divided by the samples trained meanwhile."""
     nodes = list(nodes)
     grown = 0
     for node in nodes:
@@ -105,23 +107,23 @@ def progressed(nodes: Iterable[Patient], since: float, until: float, batch: int)
 
 
 def accuracy(nodes: Iterable[Patient], since: float, until: float) -> float:
-    """Mean over the nodes and over this time."""
+    """Return the mean accuracy over the nodes and over this time."""
     seen = [row["accuracy"] for node in nodes for row in node.looks if since <= row["t"] <= until]
     return statistics.fmean(seen) if seen else float("nan")
 
 
 def resident(nodes: Iterable[Patient], since: float, until: float) -> list[float]:
-    """MB of each node, the most of this time."""
+    """Return the peak resident memory of each node in this time, in MB."""
     found = [[row["rss"] / 1e6 for row in node.looks if since <= row["t"] <= until] for node in nodes]
     return [max(one) if one else float("nan") for one in found]
 
 
 def names(logs: Sequence[Path], identities: Iterable[str], address: bool) -> str:
-    """The first sentence in which a node names one of these members (or, of strangers, an address), "" for none."""
+    """Return the first log line that names one of these members (or an address, if ``address``), "" for none."""
     wanted = [identity[:8] for identity in identities]
     for log in logs:
         for line in log.read_text(errors="replace").splitlines():
-            text = re.sub(r"^[0-9a-f]{8}  ", "", line.strip())  # whose notice it is
+            text = re.sub(r"^[0-9a-f]{8}  ", "", line.strip())  # drop the id of the node that logged it
             if not any(word in text for word in NAMING):
                 continue
             if any(one in text for one in wanted) or (address and "127.0.0.1" in text):
