@@ -29,7 +29,7 @@ import claims
 import digits_node
 import floods
 import pieces
-import runs
+import samples
 import stalls
 import strangers
 import trio
@@ -40,7 +40,7 @@ from swarm_lab import Patient
 from verdict import BUDGET_MB, Verdict, accuracy, mixing, names, progressed, resident
 from verdict import steps as steps_of
 
-__all__ = ["claims", "floods", "pieces", "runs", "stalls", "strangers"]
+__all__ = ["claims", "floods", "pieces", "samples", "stalls", "strangers"]
 
 NODES = 4
 CALM_S, SIEGE_S = 4.0, 8.0
