@@ -1,11 +1,11 @@
-"""What attackers do to honest peers, filter by filter: forty peers, ten or twenty per cent of whom send lies.
+"""The harm that attackers do to honest peers with each filter: of forty peers 10 or 20 % send false vectors.
 
     python benchmarks/attackers.py [--dataset digits] [--filter clip]... [--attack dissensus]... [--seeds 3]
                                    [--rounds 100] [--costs | --astray] [--out FILE]
 
 Each cell is the mean accuracy of the honest peers in % over the seeds, and in brackets that of the worst honest peer of
-any seed. A run is a few seconds of one core on digits, four times as many on Fashion-MNIST. --astray: nobody attacks,
-and a rate of 1.0 throws nodes off; how often and for how long one is astray.
+any seed. A run takes a few seconds of one core on digits and four times as many on Fashion-MNIST. --astray has no
+attackers: a learning rate of 1.0 makes nodes diverge for a while, and the table states how often and for how long.
 """
 
 import argparse
@@ -34,11 +34,11 @@ ATTACKS = [
     *((kind, share) for share in (0.1, 0.2) for kind in KINDS),
 ]
 PARTITIONS = {"IID": {"kind": "iid"}, "Dirichlet 1.0": {"kind": "dirichlet", "alpha": 1.0}}
-TASKS = {"digits": {}, "fashion-mnist": {"samples_per_peer": 400}}  # of 60,000, so that a run stays a matter of seconds
+TASKS = {"digits": {}, "fashion-mnist": {"samples_per_peer": 400}}  # limited so that a run takes seconds
 
 
 def scenario(dataset, partition, rule, kind, share, seed, rounds):
-    """One run: an ideal membership and a network that takes no time, so that nothing but the attack matters."""
+    """Return the scenario of one run; ideal membership and a network without delays isolate the attack's effect."""
     table = {
         "name": "attackers", "seed": seed, "peers": 40, "rounds": rounds, "fidelity": "whole",
         "task": {"dataset": dataset, "partition": partition, "optimizer": {"lr": 0.1}} | TASKS[dataset],
@@ -52,7 +52,7 @@ def scenario(dataset, partition, rule, kind, share, seed, rounds):
 
 
 def cell(args, dataset, partition, rule, kind, share, changes=None):
-    """ "mean (worst)" over the seeds."""
+    """Simulate a cell of the table, and return "mean (worst)" over the seeds."""
     means, worst = [], []
     for seed in range(1, args.seeds + 1):
         run = scenario(dataset, partition, rule, kind, share, seed, args.rounds)
@@ -67,7 +67,7 @@ def cell(args, dataset, partition, rule, kind, share, changes=None):
 
 
 def tables(args):
-    """Lines of Markdown, as they are known."""
+    """Yield the lines of the Markdown tables as they are measured."""
     for dataset in args.dataset or ["digits"]:
         for name, partition in PARTITIONS.items():
             yield f"\n### {dataset}, {name}\n"
@@ -82,7 +82,7 @@ def tables(args):
                 yield f"| {who} | " + " | ".join(cells) + " |"
 
 
-# Nobody attacks: what a filter costs where honest peers are far apart.
+# Scenarios without attackers, which measure what a filter costs if honest models are far apart.
 DIRICHLET = {"task.partition": {"kind": "dirichlet", "alpha": 0.1}}
 PLAIN = {"gossip.outer_momentum": 0.0, "gossip.outer_rate": 1.0}
 MASK = {"gossip.part": "mask 0.05", "gossip.mix_every_steps": 1, "rounds": 800.0}
@@ -103,7 +103,7 @@ COSTS = {
 
 
 def costs(args):
-    """The same cells with nobody attacking."""
+    """Yield the lines of the table without attackers."""
     yield "\n### digits, nobody attacks\n"
     yield "| | " + " | ".join(FILTERS) + " |"
     yield "|---|" + "---|" * len(FILTERS)
@@ -114,12 +114,17 @@ def costs(args):
         yield f"| {name} | " + " | ".join(cells) + " |"
 
 
-ASTRAY, SETTLED_S = 0.8, 16.0  # accuracy, when the others are at 96 %; what begins alike is told apart from then on
+# A node is astray below this accuracy, while the others are at 96 %. It is measured only after SETTLED_S, because all
+# nodes start with a low accuracy.
+ASTRAY, SETTLED_S = 0.8, 16.0
 WAYS = {"outer step": {}, "plain mean": {"outer_momentum": 0.0, "outer_rate": 1.0}}
 
 
 def astray(args):
-    """Every 0.8 s, an interval, the accuracy of every node just after its last mix: digits, IID, 32 peers, rate 1.0."""
+    """Yield a table of how often nodes are astray: digits, IID, 32 peers, learning rate 1.0.
+
+    Each interval, 0.8 s, measures the accuracy of every node just after its last mix.
+    """
     yield "\n### digits, IID, rate 1.0, nobody attacks\n"
     yield "| | filter | node-time astray | times | mean length, mixes | longest |"
     yield "|---|---|---|---|---|---|"
@@ -137,13 +142,13 @@ def astray(args):
 
 
 def strayed(changes, seed):
-    """Which nodes are astray at which moment: bool (moments, nodes)."""
+    """Return which nodes are astray at which moment: bool (moments, nodes)."""
     job = ("digits", "iid", methods.Row("astray", changes), seed, 1.0)
     simulation = Simulation(Scenario.from_mapping(methods.scenario(job)))
     learners, swarm = simulation.learners, simulation.swarm
     mixed, _ = methods.after_mixes(learners)
     moments = []
-    with np.errstate(all="ignore"):  # a model that diverges is a result
+    with np.errstate(all="ignore"):  # a diverging model is a result and no error
         while swarm.now < methods.JOBS["digits"]["steps"] * methods.STEP_S:
             swarm.events.run_until(swarm.now + 8 * methods.STEP_S)
             for host in swarm.hosts:

@@ -1,10 +1,10 @@
-"""The average of a node's weights over its mixes, beside its own weights and the average of all nodes.
+"""The accuracy of a node's averaged weights, compared with its own weights and the average of all nodes.
 
     python benchmarks/averaged.py [--cell "digits, IID"]... [--seeds 3] [--joining]
 
-Cells are those of benchmarks/methods.py, with the default's settings. Of each way to take one node's model the accuracy
-in %, of the mean node and in brackets of the worst, over the seeds. --joining plays swarms under churn in whose place
-newcomers take over their donors' averages. A quarter of an hour of one core.
+Cells are those of benchmarks/methods.py, with the default settings. For each way to obtain one model from a node, the
+table has the accuracy in % of the mean node, and in brackets of the worst node, over the seeds. --joining simulates
+churn with newcomers that fetch their donors' averages instead of their weights. It takes 15 minutes of one core.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from sim.simulation import Simulation
 FACTORS = (0.5, FACTOR, 0.9)
 ADAMW = {"name": "adamw", "lr": 0.003}
 PLAIN = {"outer_momentum": 0.0, "outer_rate": 1.0, "correction": 0.0}
-CELLS = {  # data set, condition, rate, changes of the default, another optimizer
+CELLS = {  # data set, condition, learning rate, changes of the default settings, another optimizer
     "digits, IID": ("digits", "iid", 1.0, {}, None),
     "digits, Dirichlet 0.1": ("digits", "dirichlet", 0.3, {}, None),
     "the same at rate 0.1": ("digits", "dirichlet", 0.1, {}, None),
@@ -42,16 +42,16 @@ CELLS = {  # data set, condition, rate, changes of the default, another optimize
 
 
 class Averages:
-    """Of every peer of a simulation an average with each factor, kept as node.average keeps a node's."""
+    """The averaged weights of all peers of a simulation, for each factor, computed as in node.average."""
 
     def __init__(self, simulation):
         self.matrix, self.hosts = simulation.learners.matrix, simulation.swarm.hosts
         self.averages = {factor: self.matrix.copy() for factor in FACTORS}
-        self.taken = np.zeros(len(self.matrix), np.int64)  # elements
+        self.taken = np.zeros(len(self.matrix), np.int64)  # elements averaged so far, (peers,)
         self.rows = {}
 
     def visited(self, boundary, visit):
-        if id(boundary) not in self.rows:  # a peer that has come
+        if id(boundary) not in self.rows:  # a peer has joined
             self.rows = {id(host.boundary): host.row for host in self.hosts if not host.gone}
         row = self.rows[id(boundary)]
         if visit.adopted or visit.restored:
@@ -73,7 +73,7 @@ class Averages:
 
 
 def watched(simulation, averages):
-    """Have the boundaries of this simulation tell ``averages`` of each visit; returns what ends that."""
+    """Report each visit to a boundary to ``averages``, and return a function that ends the reports."""
     plain = Boundary.visit
 
     def visit(self, *arguments):
@@ -94,7 +94,7 @@ def run(simulation, dataset):
             for host in swarm.hosts:
                 if not host.gone:
                     swarm.training.count(host, swarm.now)
-        simulation.measures.row()  # every model as at the end of its step
+        simulation.measures.row()  # brings every model up to date
     return [host.row for host in swarm.hosts if not host.gone and host.peer.ready]
 
 
@@ -106,14 +106,14 @@ def built(dataset, condition, rate, changes, optimizer, seed):
 
 
 def beside_another(models, seed):
-    """Each model mixed once, plainly, with that of another, into a copy."""
+    """Return the mean of each model with that of a random other node."""
     count = len(models)
     others = (np.arange(count) + np.random.default_rng(seed).integers(1, count, count)) % count
     return (models + models[others]) / 2
 
 
 def play(cell, seed):
-    """Of each way the accuracies of all peers, (peers,)."""
+    """Simulate a cell, and return the accuracies of all peers, (peers,), for each way to obtain a model."""
     simulation = built(*cell, seed)
     learners, averages = simulation.learners, Averages(simulation)
     after, had = after_mixes(learners)
@@ -146,8 +146,8 @@ def table(cells, seeds):
 
 
 def joining(seeds):
-    """Newcomers with four donors' own weights, a quarter of the model of each, and with these donors' averages."""
-    after = (0, 1, 2, 4)  # mixes of its own
+    """Print the accuracy of newcomers that fetch quarters of the model from four donors: weights or averages."""
+    after = (0, 1, 2, 4)  # the newcomer's mixes after which it is measured
     print("| | newcomers take | at once | after " + " | ".join(map(str, after[1:])) + " mixes | all, at the end |")
     print("|---|---|" + "---|" * (len(after) + 1))
     for dataset in JOBS:

@@ -1,12 +1,12 @@
-"""How far a patient liar moves a swarm: in every exchange it pushes one way, as far as its partner takes whole.
+"""The drift that a patient attacker causes: in every exchange it pushes its partner in one fixed direction.
 
     python benchmarks/bias.py [--peers 8 32] [--liars 1 3] [--hours 1] [--seed 1]
 
-The liar trains and mixes as the others do. It sends what its partner holds, and beside it a step in one fixed direction
-that is as long as the partner takes whole at that moment, which no real liar knows better. Digits, IID, steps of a
-second and a mix every eight of them, so that an hour has 450 intervals. The same swarm without liars stands beside it.
-Printed: by how much the honest models moved along that direction, in lengths of the honest mean, at each quarter of an
-hour, and the accuracy.
+The attacker trains and mixes like the others. It sends its partner's own vector plus a step in the fixed direction. The
+step is the longest that the partner's filter does not clip at that moment; no real attacker can know it better. The job
+is digits, IID, with steps of one second and a mix every eight steps, so an hour has 450 intervals. The same swarm
+without attackers is the reference. For each quarter of an hour the table states how far the honest models moved in that
+direction, relative to the norm of the honest mean, and the accuracy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sim.simulation import Simulation
 
 Floats = NDArray[np.float32]
 INTERVAL_STEPS, STEP_S = 8, 1.0
-LOOKS = 4  # an hour
+LOOKS = 4  # measurements an hour
 
 
 def scenario(peers: int, liars: int, hours: float, seed: int) -> Scenario:
@@ -51,7 +51,7 @@ def scenario(peers: int, liars: int, hours: float, seed: int) -> Scenario:
 
 
 def push(sessions: Sessions, direction: Floats) -> None:
-    """Replace what liars send by their partner's vector and the longest step that the partner takes whole."""
+    """Make attackers send their partner's vector plus the longest step that the partner does not clip."""
     plain = sessions.send
 
     def send(host: Host, pair: PairAverage) -> None:
@@ -80,7 +80,12 @@ class Pushing(Liar):
 
 
 def play(peers: int, liars: int, hours: float, seed: int) -> tuple[list[float], float, float]:
-    """Along the direction at each look, the honest mean's length at the end, and their accuracy in %."""
+    """Simulate a swarm and measure its honest peers.
+
+    Returns:
+        The position of the honest mean along the direction at each measurement, the mean's norm at the end, and the
+        accuracy in %.
+    """
     simulation = Simulation(scenario(peers, liars, hours, seed))
     size = simulation.learners.elements
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], size)

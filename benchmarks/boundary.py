@@ -1,12 +1,12 @@
-"""What a large model's mixes cost its training loop: the longest ``step()``, and the memory beside the model.
+"""The cost of a large model's mixes for its training loop: the longest ``step()``, and the extra memory.
 
     python benchmarks/boundary.py [--megabytes 400] [--optimizer sgd adamw] [--rounds 5] [--seconds 12] [--json]
 
-Two processes on loopback train a vector of so many megabytes, each step one pass over it, and want a mix at every step;
-after a third of the time a newcomer joins them, which takes the state of AdamW too. Timed is every call of ``step()``,
-the first one included, by the clock and by the CPU of its thread: three processes share the cores. Memory is the most
-that a process held while it trained, and while it joined, less what it held with the model, its gradient, the
-optimizer's state and no node; a copy is one of the model, in the same process before it begins.
+Two processes on loopback train a vector of this size, with one pass over it per step, and request a mix at every step.
+After a third of the time a newcomer joins, which also fetches the state of AdamW. Every call of ``step()`` is timed,
+including the first, by wall clock and by the CPU time of its thread, because three processes share the cores. Memory is
+the peak during training and during joining, minus the memory with model, gradient and optimizer state but no node.
+"One copy" is a copy of the model in the same process before the run.
 """
 
 import argparse
@@ -23,7 +23,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def trainer(megabytes, seed, optimizer, seconds):
-    """Trains for so many seconds; prints what its steps took."""
+    """Train for some seconds, and print the times of the steps."""
     from node import Config, Node
 
     model, vector, train = training(megabytes, optimizer)
@@ -31,7 +31,7 @@ def trainer(megabytes, seed, optimizer, seconds):
     reset_most()
     before = held()
     with Node(*model, seeds=[seed] if seed else (), config=Config(mix_every_steps=1)) as me:
-        vector.fill(1.0 if seed else 0.0)  # after joining, which took the first node's weights
+        vector.fill(1.0 if seed else 0.0)  # joining has overwritten it with the first node's weights
         print(me.address, flush=True)
         while not select.select([sys.stdin], [], [], 0.01)[0]:
             me._training.visit()
@@ -56,7 +56,7 @@ def trainer(megabytes, seed, optimizer, seconds):
 
 
 def training(megabytes, optimizer):
-    """(what a node is given, its weights as one vector, a step.)"""
+    """Return the arguments of a node, its weights as one vector, and a function that takes a training step."""
     import numpy as np
     import torch
 
@@ -74,7 +74,7 @@ def training(megabytes, optimizer):
 
 
 def newcomer(megabytes, seed, optimizer):
-    """Joins, and says how long that took."""
+    """Join, and print how long that took."""
     from node import Config, Node
 
     model, _, _ = training(megabytes, optimizer)
@@ -87,7 +87,7 @@ def newcomer(megabytes, seed, optimizer):
 
 
 def one_copy(vector):
-    """Seconds, into memory that was touched before."""
+    """Return the seconds of a copy into memory that is mapped already."""
     import numpy as np
 
     out = np.zeros_like(vector)
@@ -103,7 +103,7 @@ def held():
 
 
 def reset_most():
-    """The copy above counts no more."""
+    """Reset the peak of the resident memory, so that the copy above does not count."""
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")
 
@@ -120,7 +120,7 @@ def say(process):
 
 def pair(megabytes, seconds, optimizer):
     processes, seed = [], []
-    alone = os.environ | {"GOSSIP_SHARED_MEMORY": "off"}  # a neighbour's memory would be counted as its own
+    alone = os.environ | {"GOSSIP_SHARED_MEMORY": "off"}  # shared memory would be counted in both processes
 
     def start(role):
         told = "--megabytes", str(megabytes), "--seconds", str(seconds), "--optimizer", optimizer

@@ -1,11 +1,11 @@
-"""How little can be sent: accuracy against bytes, for every codec, part and interval (docs/results/bytes.md).
+"""Accuracy against bytes sent, for every codec, part and interval (docs/results/bytes.md).
 
     python benchmarks/bytes.py [--job language | fashion-mnist | gpt] [--seeds 3] [--fresh] [--known]
 
-A small GPT beside synchronous training is benchmarks/language.py. The jobs here are beside fp32 every 8 steps:
-Fashion-MNIST, IID, an MLP; and a byte-level GPT on Shakespeare with AdamW, whose rate rises and falls. Every
+The job "language", a small GPT compared with synchronous training, is in benchmarks/language.py. The jobs here are an
+MLP on Fashion-MNIST, IID, and a byte-level GPT on Shakespeare with AdamW and a learning rate schedule. Every
 configuration takes the same number of local steps at the same rates, and is compared with fp32 every 8 steps over the
-same seeds. Finished runs are kept in runs/bytes.jsonl and not played again while their settings are the same.
+same seeds. Finished runs are cached in runs/bytes.jsonl as long as their settings stay the same.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ PICTURE = ROOT / "docs" / "pictures" / "bytes.png"
 
 GENTLER = {"outer_momentum": 0.3, "outer_rate": 0.9}
 OUTER = {"outer_momentum": 0.5, "outer_rate": 0.7}
-PLAIN = {"outer_momentum": 0.0, "outer_rate": 1.0}  # what is not said to have the outer step
+PLAIN = {"outer_momentum": 0.0, "outer_rate": 1.0}  # used unless a configuration names the outer step
 STEP_S = 0.1
 COSINE = {"schedule": "cosine", "schedule_steps": 3000}
 
 
 def gpt(steps: int = 3000, **optimizer: Any) -> dict[str, Any]:
-    """The job of the GPT with AdamW, for so many steps of a node."""
+    """Return the job of the GPT with AdamW, for ``steps`` steps of a node."""
     task = {"dataset": "shakespeare", "model": "gpt", "batch_size": 8, "optimizer": {"name": "adamw"} | optimizer}
     return {"peers": 4, "duration_s": steps * STEP_S, "task": task}
 
@@ -44,7 +44,7 @@ JOBS: dict[str, dict[str, Any]] = {
         "peers": 8, "duration_s": 240.0,
         "task": {"dataset": "fashion-mnist", "model": "mlp", "batch_size": 16, "optimizer": {"name": "sgd", "lr": 0.1}},
     },
-    # Peak and warm-up (30 %, as of torch's OneCycleLR): of those that were tried, the base itself is best at these.
+    # Peak rate and warm-up (30 %, as in torch's OneCycleLR) are the best for the base among those that were tried.
     "gpt": gpt(lr=0.005, **COSINE, warmup_steps=900),
 }  # fmt: skip
 COMMON = {
@@ -70,10 +70,10 @@ FAMILIES: dict[str, list[dict[str, Any]]] = {
         for count, every in ((4, 8), (4, 14))
     ],
 }
-# A step of the GPT costs a hundred of the MLP's: one or two intervals each. Nothing is clipped, because while a rate
-# rises honest distances grow, too.
+# A step of the GPT costs a hundred steps of the MLP, so each family has only one or two intervals. Nothing is clipped,
+# because honest distances grow while a learning rate rises.
 FREE = {"filter": "none"}
-WITHIN = FREE | {"codec": "moniqua4", "mix_every_steps": 14}  # these two with two seeds: what is said rests on them
+WITHIN = FREE | {"codec": "moniqua4", "mix_every_steps": 14}  # WITHIN and BEST decide the result, so they get two seeds
 BEST = FREE | {"part": "fragments 8", "codec": "int8", "mix_every_steps": 14}
 GPT_FAMILIES: dict[str, list[dict[str, Any]]] = {
     "fp32": [{"codec": "fp32", "mix_every_steps": 8}, FREE | {"codec": "fp32", "mix_every_steps": 56}],
@@ -94,7 +94,7 @@ BASE = {"mix_every_steps": 8, "codec": "fp32"}
 SEVERAL = GPT_FAMILIES["fragments (Streaming DiLoCo)"]
 STREAMING = OUTER | {"part": "fragments 4", "codec": "int4", "mix_every_steps": 14, "max_version_gap": 0.5}
 MONIQUA = FREE | {"codec": "moniqua4", "mix_every_steps": 56}
-TRIED: list[tuple[str, dict[str, Any], list[dict[str, Any]]]] = [  # of the GPT: rates, the job, configurations
+TRIED: list[tuple[str, dict[str, Any], list[dict[str, Any]]]] = [  # name of the rates, job, configurations
     ("constant 0.003", gpt(lr=0.003), [STREAMING, {"codec": "moniqua4", "mix_every_steps": 56}]),
     ("cosine from 0.003", gpt(lr=0.003, **COSINE), [STREAMING]),
     ("cosine from 0.01, warm-up 100", gpt(lr=0.01, **COSINE, warmup_steps=100), [STREAMING]),
@@ -138,14 +138,14 @@ def families(job: str) -> dict[str, list[dict[str, Any]]]:
 
 
 def seeds_of(job: str, settings: dict[str, Any], given: int | None) -> int:
-    """How many seeds of a configuration are played."""
+    """Return the number of seeds for a configuration."""
     if given or job != "gpt":
         return given or 3
     return 2 if settings in (BASE, BEST, WITHIN) else 1
 
 
 def play(name: str, job: dict[str, Any], settings: dict[str, Any], seed: int) -> dict[str, Any]:
-    ends = {"report": {"every_s": job["duration_s"]}}  # looked at once: evaluating would be most of the work
+    ends = {"report": {"every_s": job["duration_s"]}}  # one evaluation only, because evaluations would dominate
     scenario = Scenario.from_mapping({"name": name, "seed": seed, "gossip": PLAIN | settings} | ends | COMMON | job)
     result = simulate(scenario, progress=False)
     summary, last = result.summary, result.history[-1]
@@ -158,7 +158,7 @@ def play(name: str, job: dict[str, Any], settings: dict[str, Any], seed: int) ->
 
 
 class Runs:
-    """Those that were played, by their settings."""
+    """The cache of finished runs, by their settings."""
 
     def __init__(self, fresh: bool, seeds: int | None) -> None:
         self.rows: dict[str, dict[str, Any]] = {}
@@ -180,8 +180,11 @@ class Runs:
         return self.rows[key]
 
     def mean(self, name: str, settings: dict[str, Any], job: dict[str, Any] | None = None) -> dict[str, float]:
-        """Over the seeds of this configuration; ``base_*`` of fp32 every 8 steps over the same seeds, and how much is
-        lost to it: percent of the loss, or points of accuracy."""
+        """Return a configuration's means over its seeds.
+
+        ``base_*`` are the means of fp32 every 8 steps over the same seeds. ``lost`` compares with it: the loss in
+        percent more, or points of accuracy less.
+        """
         seeds = seeds_of(name, settings, self.seeds) if job is None else 1
         job = job or JOBS[name]
         rows = [self.row(name, job, settings, seed) for seed in range(1, seeds + 1)]
@@ -196,7 +199,7 @@ class Runs:
 
 
 def title(name: str, settings: dict[str, Any]) -> str:
-    """Of a row; a family of several codecs, of the GPT alone, names the codec as well."""
+    """Return the title of a row; a family with several codecs (only for the GPT) also names the codec."""
     several = settings in SEVERAL
     return ", ".join(each for each in (name, settings.get("part", ""), settings["codec"] if several else "") if each)
 
@@ -262,7 +265,7 @@ TITLES = {
 
 
 def reached(job: str, runs: Runs) -> str:
-    """The fewest bytes within what may be lost, in a sentence; and the least lost at the aim where that is missed."""
+    """Return a sentence on the fewest bytes with an allowed loss, and on the least loss at the aim if it is missed."""
     fewer, most, allowed = AIMS[job]
     every = [
         (runs.mean(job, settings), name, settings) for name, family in families(job).items() for settings in family
@@ -283,7 +286,7 @@ def reached(job: str, runs: Runs) -> str:
 
 
 def words(settings: dict[str, Any]) -> str:
-    """A configuration in a cell of a table."""
+    """Describe a configuration for a cell of a table."""
     outer = f"outer {settings['outer_momentum']:g}/{settings['outer_rate']:g}" if "outer_momentum" in settings else ""
     group = "group of all" if settings.get("mixing") == "group" else ""
     turns = "neighbours in turn, in step" if "selection" in settings else ""
@@ -295,7 +298,7 @@ def words(settings: dict[str, Any]) -> str:
 
 
 def tried(runs: Runs) -> list[str]:
-    """What else was played with the GPT, seed 1, each beside fp32 every 8 steps at the same rates."""
+    """Return the table of further GPT runs with seed 1, each compared with fp32 every 8 steps at the same rates."""
     lines = [
         "### What else was tried", "",
         "Seed 1, 3000 steps where nothing else is said; each beside fp32 every 8 steps at the same rates.", "",
@@ -336,13 +339,13 @@ def heading(job: str) -> str:
 
 
 def section(job: str, runs: Runs) -> str:
-    """Return a job's section, which may play it."""
+    """Return a job's section; this simulates missing runs."""
     lines = [f"## {heading(job)}", "", reached(job, runs), "", *(NOTES if job == "gpt" else ()), *table(job, runs)]
     return "\n".join([*lines, *(["", *tried(runs)] if job == "gpt" else ())])
 
 
 def document(before: str, played: dict[str, str]) -> str:
-    """Return the page, with the sections of jobs that were not played as they are in the page before."""
+    """Return the page; sections of jobs that were not simulated now are taken from the old page."""
     sections = {text.partition("\n")[0]: f"## {text.strip()}" for text in before.split("\n## ")[1:]}
     every = [played.get(job) or sections.get(heading(job), "") for job in (LANGUAGE, *JOBS)]
     return INTRODUCTION + "\n\n".join(text for text in every if text) + "\n"

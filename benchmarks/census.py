@@ -1,6 +1,6 @@
-"""What one process holds: memory, descriptors, threads, tasks, and the length of every table of a node.
+"""The resources of one process: memory, file descriptors, threads, tasks, and the length of every table of a node.
 
-Tables are found by walking the node's objects, not by a list of names: one that somebody adds tomorrow is counted too.
+Tables are found by walking the node's objects instead of a list of names, so that new tables are counted too.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import trio
 __all__ = ["process_figures", "tables"]
 
 DEPTH = 8  # attributes from a node's runtime to the deepest of its tables
-ITEMS = 64  # of one container are looked into: all are alike
+ITEMS = 64  # items of a container that are inspected, because all are alike
 OURS = ("gossip.", "node.")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def process_figures() -> dict[str, int]:
-    """Of this process: resident bytes, open descriptors, threads."""
+    """Return this process's resident bytes, open descriptors and threads."""
     status = Path("/proc/self/status").read_text()
     threads = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("Threads:"))
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -30,12 +30,15 @@ def process_figures() -> dict[str, int]:
 
 
 def tasks() -> int:
-    """Of this thread's trio run."""
+    """Return the number of tasks in this thread's trio run."""
     return trio.lowlevel.current_statistics().tasks_living
 
 
 def tables(roots: Mapping[str, object]) -> dict[str, int]:
-    """Path of attributes -> items, of every container that these objects reach; ``[]`` stands for all of one."""
+    """Return the number of items of every container that these objects reach, by attribute path.
+
+    In a path ``[]`` stands for all items of a container.
+    """
     found: dict[str, int] = {}
     seen: set[int] = set()
 
@@ -54,7 +57,7 @@ def tables(roots: Mapping[str, object]) -> dict[str, int]:
                 visit(f"{path}.{name}", value, depth + 1)
 
     def note(path: str, thing: Sized) -> None:
-        if not isinstance(thing, tuple | frozenset) and getattr(thing, "maxlen", None) is None:  # these do not grow
+        if not isinstance(thing, tuple | frozenset) and getattr(thing, "maxlen", None) is None:  # others cannot grow
             found[path] = found.get(path, 0) + len(thing)
 
     for name, root in roots.items():

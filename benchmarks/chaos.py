@@ -1,14 +1,15 @@
-"""Chaos: eight nodes that learn digits, and a fault every 3 to 6 seconds for ten minutes.
+"""A chaos test: eight nodes learn digits, with a fault every 3 to 6 seconds for ten minutes.
 
     python benchmarks/chaos.py [--minutes 10] [--seed 1] [--json]
 
-Killed and back with their state, killed and replaced by somebody new, stopped and woken; as root, where network
-namespaces work, also cut into two halves. After a quarter of the time the first node is killed, the seed of all; at
-half time half of all nodes at once. Before it a minute without faults, after it half a minute of calm.
+Nodes are killed and restarted with their state, killed and replaced by a new node, or stopped and resumed. As root,
+with network namespaces, the network is also partitioned into two halves. After a quarter of the time the first node is
+killed, which is the seed of all. At half time half of all nodes are killed at once. A minute without faults comes
+before, and half a minute after.
 
-Steps are so far apart that the machine is not the limit; the figures are ratios and waits within this run. Held against
-the minute without faults: steps of the living (99 %), the longest time inside a step() of whoever was not stopped
-(1 s), accuracy at the end (a point), and from a kill to the next exchange of each survivor (0.5 s in the median).
+Steps are slow enough that the machine is not the limit, and all figures are relative to this run. Compared with the
+minute without faults, the living nodes must take 99 % of the steps and lose at most one point of accuracy. No step() of
+a running node may take 1 s. The median time from a kill to each survivor's next exchange must be below 0.5 s.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before numpy and torch are here: nodes are forked from this process
+os.environ["OMP_NUM_THREADS"] = "1"  # set before numpy and torch are imported; nodes are forked from this process
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -47,23 +48,22 @@ CONFIG = {"mix_every_steps": 8}
 BEFORE_S, AFTER_S = 60.0, 30.0
 FAULT_S = (3.0, 6.0)
 GONE_S, STOPPED_S, CUT_S = (2.0, 8.0), (2.0, 10.0), (4.0, 10.0)
-LIVING = 4  # at least so many are neither gone nor stopped, but for the moment at which half of all are killed
+LIVING = 4  # nodes that always run, except when half of all are killed at once
 JOIN_S = 60.0
 STEPS, PAUSE_S, ACCURACY, EXCHANGE_S = 0.99, 1.0, 0.01, 0.5
 
 
 @dataclass
 class Place:
-    """One of the eight: the processes that took it, one after the other, and the times at which none of its was alive
-    and awake."""
+    """One of the eight places in the swarm: its successive processes, and the periods in which they were stopped."""
 
     name: str
     address: str
     namespace: str | None
     lives: list[Patient] = field(default_factory=list)
-    stops: list[tuple[float, float]] = field(default_factory=list)  # of the life of then
-    busy: bool = False  # gone or stopped
-    due: list[tuple[float, Callable[[], None]]] = field(default_factory=list)  # what ends its fault
+    stops: list[tuple[float, float]] = field(default_factory=list)  # (from, until) of each stop
+    busy: bool = False  # its process is gone or stopped
+    due: list[tuple[float, Callable[[], None]]] = field(default_factory=list)  # (when, function that ends the fault)
 
     @property
     def now(self) -> Patient:
@@ -72,7 +72,7 @@ class Place:
 
 class Chaos:
     gone_s, stopped_s, cut_s = GONE_S, STOPPED_S, CUT_S
-    warm_steps = 400  # of the first node, taken without a pause
+    warm_steps = 400  # steps that the first node takes without pauses at the start
 
     def __init__(self, minutes: float, seed: int, cable: Cut | None) -> None:
         self.minutes, self.rng, self.cable = minutes, random.Random(seed), cable
@@ -87,12 +87,12 @@ class Chaos:
             self.places.append(Place(f"n{number}", f"{host}:0", namespace))
         self.started = 0
         self.faults: list[tuple[float, str]] = []
-        self.kills: list[tuple[float, frozenset[str]]] = []  # when, and whose ids
+        self.kills: list[tuple[float, frozenset[str]]] = []  # (when, ids of the killed)
         self.healing: float | None = None
 
     # -- life --------------------------------------------------------------------------------------------------------
     def launch(self, place: Place, fresh: bool = False) -> None:
-        """A node at this place; with the state that the one before it left, unless ``fresh``."""
+        """Start a node at a place, with the state of the node before it unless ``fresh``."""
         state = self.folder / place.name
         if fresh:
             shutil.rmtree(state, ignore_errors=True)
@@ -102,7 +102,7 @@ class Chaos:
         arguments += ["--listen", place.address, "--state-dir", str(state), "--config", json.dumps(CONFIG)]
         there = [one for one in self.places if one.lives and not one.busy and one is not place]
         seeds = [one.now.address for one in there if one.now.event("joined")]
-        seeds = [seed for seed in seeds if seed != "none"]  # one that came in a cut, where nobody could dial it
+        seeds = [seed for seed in seeds if seed != "none"]  # a node that started in a partition may have no address
         for seed in self.rng.sample(seeds, min(2, len(seeds))):
             arguments += ["--seed", seed]
         arguments += ["--warm-steps", str(self.warm_steps)] if not self.started else []
@@ -133,7 +133,7 @@ class Chaos:
             time.sleep(0.05)
 
     def look(self) -> None:
-        """Raise where a process ended that nobody killed."""
+        """Raise RuntimeError if a process has ended that was not killed."""
         for place in self.places:
             if place.lives and not place.busy and place.now.process.poll() is not None:
                 raise RuntimeError(f"{place.now.name} ended by itself: {self.tails()}")
@@ -172,7 +172,7 @@ class Chaos:
         self.calm()
 
     def calm(self) -> None:
-        """End all faults now."""
+        """End all faults at once."""
         for place in self.places:
             place.due = [(0.0, undo) for _, undo in place.due]
         self.healing = None if self.healing is None else 0.0
@@ -200,7 +200,7 @@ class Chaos:
             self.rng.choice(kinds)(self.rng.choice(free))
 
     def free(self) -> list[Place]:
-        """Whose nodes train at the moment."""
+        """Return the places whose nodes train now."""
         return [place for place in self.places if not place.busy and place.now.event("joined")]
 
     def kill(self, place: Place, fresh: bool = False) -> None:
@@ -248,8 +248,10 @@ class Chaos:
 
 # -- figures ---------------------------------------------------------------------------------------------------------
 def awake(place: Place, since: float, until: float) -> Iterator[list[dict[str, Any]]]:
-    """Rows of each stretch in which a node of this place trained, was not stopped, and wrote at least two of them. The
-    row that a stop fell into belongs to none."""
+    """Yield the rows of each period in which a node of this place ran without a stop and wrote at least two rows.
+
+    A row in whose time a stop began or ended belongs to no period.
+    """
     for life in place.lives:
         stretch: list[dict[str, Any]] = []
         for row in life.looks:
@@ -266,7 +268,7 @@ def awake(place: Place, since: float, until: float) -> Iterator[list[dict[str, A
 
 
 def rate(places: list[Place], since: float, until: float) -> float:
-    """Steps a second of a living node."""
+    """Return the steps a second of a running node."""
     steps = seconds = 0.0
     for place in places:
         for rows in awake(place, since, until):
@@ -276,18 +278,20 @@ def rate(places: list[Place], since: float, until: float) -> float:
 
 
 def longest(places: list[Place], since: float, until: float) -> float:
-    """Inside step(), of a node that was not stopped; the first row of a stretch may hold what was before it."""
+    """Return the longest step() of nodes that ran, in s. A period's first row is skipped: it may include a stop."""
     return max((row["inside"] for p in places for rows in awake(p, since, until) for row in rows[1:]), default=0.0)
 
 
 def accuracy(places: list[Place], since: float, until: float) -> float:
-    lives = [life for place in places for life in place.lives]  # whoever was there then may be gone now
+    lives = [life for place in places for life in place.lives]  # including processes that have ended since
     return statistics.fmean(row["accuracy"] for life in lives for row in life.looks if since <= row["t"] <= until)
 
 
 def waits(places: list[Place], kills: list[tuple[float, frozenset[str]]], until: float) -> list[float]:
-    """Seconds from each kill to the next exchange of each survivor with somebody else than the killed, where the
-    survivor lived and was awake until then."""
+    """Return the seconds from each kill to the next exchange of each survivor with a surviving partner.
+
+    Survivors that were killed or stopped before that exchange are left out.
+    """
     found = []
     for at, dead in kills:
         for place in places:
@@ -315,7 +319,7 @@ def figures(chaos: Chaos, before: tuple[float, float], during: tuple[float, floa
         kinds[kind] = kinds.get(kind, 0) + 1
     found = waits(places, chaos.kills, 600.0)
     joins = [life.event("joined")["seconds"] for p in places for life in p.lives[1:] if life.event("joined")]  # type: ignore[index]
-    geneses = sorted(str(place.now.now.get("genesis")) for place in places)  # "None": not joined yet
+    geneses = sorted(str(place.now.now.get("genesis")) for place in places)  # "None" if not joined yet
     return {
         "faults": len(chaos.faults),
         "kinds": kinds,
@@ -337,7 +341,7 @@ def figures(chaos: Chaos, before: tuple[float, float], during: tuple[float, floa
 
 
 def broken(found: dict[str, Any]) -> list[str]:
-    """Promises that were not kept."""
+    """Return the names of the broken promises."""
     said = []
     if found["steps of the living, of the fault-free"] < STEPS:
         said.append("steps")

@@ -1,11 +1,11 @@
-"""How fast each codec is, chunk by chunk as a transfer calls it, on one core.
+"""The speed of each codec on one core, called chunk by chunk as in a transfer.
 
     python benchmarks/codecs.py [--megabytes 64] [--chunk 131072] [--rounds 5] [--json]
 
-A vector of weights (normal, 64 MB: it does not fit in cache) is encoded, quantised and decoded in chunks of 512 KiB.
-Speeds are GB of float32 in (encode, quantised) or out (decode) per second of CPU time, the best of several rounds: the
-machine's other work only ever adds. Where torch finds an accelerator, the last column is the same encoding as torch
-operations on it, without the copy to the host, by the clock.
+A vector of normal weights (64 MB, larger than the caches) is encoded, quantised and decoded in chunks of 512 KiB.
+Speeds are GB of float32 input (encode, quantised) or output (decode) per second of CPU time. They are the best of
+several rounds, because other work on the machine only adds time. If torch finds an accelerator, the last column is the
+same encoding with torch operations on it, by wall clock, without the copy to the host.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import torch
 from gossip.codecs import ALIGN, CODECS, Spread
 from gossip.codecs.values import peaks
 
-DISAGREEMENT = 0.01  # of the weights' size: what the partner's values differ by
+DISAGREEMENT = 0.01  # standard deviation of the partner's difference, relative to that of the weights
 
 
 def best_gb_s(work, gigabytes, rounds, clock=time.process_time):
@@ -35,7 +35,7 @@ def best_gb_s(work, gigabytes, rounds, clock=time.process_time):
 
 
 def on_host(codec, weights, partner, chunk, rounds):
-    """(bits a value, encode, quantised, decode)."""
+    """Measure a codec on the host; return bits a value, and the speeds of encode, quantised and decode in GB/s."""
     if codec.needs_spread:
         spread = Spread(weights.size)
         spread.learn(peaks(partner - weights, ALIGN), np.zeros_like(spread.peaks))
@@ -62,7 +62,7 @@ def on_host(codec, weights, partner, chunk, rounds):
 
 
 def torch_encode(name, weights, noise):
-    """The codes that ``name`` would send for a tensor of whole blocks, as torch operations; None where it has none."""
+    """Encode a tensor of whole blocks with torch operations; return None if the codec has no such version."""
     if name in ("bf16", "fp16"):
         return weights.to(torch.bfloat16 if name == "bf16" else torch.float16)
     if name not in ("int8", "int4"):
@@ -75,12 +75,12 @@ def torch_encode(name, weights, noise):
     codes = torch.round(blocks / scales[:, None] + noise.view(-1, codec.block)).to(torch.uint8)
     if name == "int8":
         return codes.view(-1)
-    low, high = codes.view(-1).chunk(2)  # packed across the chunk, as packing.py does across a segment
+    low, high = codes.view(-1).chunk(2)  # packed over the whole chunk; packing.py packs over a segment
     return low | high << 4
 
 
 def on_accelerator(name, weights, chunk, rounds):
-    """GB/s of encoding on the accelerator, or None."""
+    """Return the speed of encoding on the accelerator in GB/s, or None."""
     on_device = torch.from_numpy(weights).cuda()
     noise = torch.rand(chunk, device="cuda") - 0.5 + getattr(CODECS[name], "centre", 0.0)
     if torch_encode(name, on_device[:chunk], noise) is None:

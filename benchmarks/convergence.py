@@ -1,10 +1,10 @@
-"""Four nodes against one process: the same optimizer, the same total of samples, several seeds, on digits and
-Fashion-MNIST, IID and with Dirichlet(0.1) private data.
+"""The accuracy of four nodes compared with one process, with the same optimizer and the same total of samples.
 
     python benchmarks/convergence.py [--seeds 5] [--only digits] [--case 'one process']... [--json]
 
-The single process is a node alone, so both run the same loop. Accuracy is each node's own on the whole test set after
-``settle``; a row gives the mean over nodes and seeds. Dirichlet parts are private: no node sees another's samples.
+The jobs are digits and Fashion-MNIST, IID and with private Dirichlet(0.1) data, with several seeds. The single process
+is one node, so both run the same loop. Accuracy is each node's own on the whole test set after ``settle``; a row gives
+the mean over nodes and seeds. Dirichlet parts are private: no node sees another's samples.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def free_port():
 
 
 def run(dataset, nodes, seed, alpha, config):
-    """The JSON rows of all processes of one run."""
+    """Run all processes of one run, and return their JSON rows."""
     port, processes = free_port(), []
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
         file.write("".join(f"{key} = {value}\n" for key, value in config.items()))
@@ -51,7 +51,7 @@ def run(dataset, nodes, seed, alpha, config):
 
 
 def summary(runs):
-    """Over runs (lists of rows): the mean accuracy of all nodes, its spread over seeds, the worst node."""
+    """Summarise runs (lists of rows): mean accuracy of all nodes, its standard deviation over seeds, the worst node."""
     means = [100 * statistics.mean(row["accuracy"] for row in rows) for rows in runs]
     return {
         "mean": statistics.mean(means), "stdev": statistics.stdev(means) if len(means) > 1 else 0.0,

@@ -1,4 +1,4 @@
-"""One process of benchmarks/convergence.py: trains until the swarm has seen so many samples, prints one JSON line."""
+"""One process of benchmarks/convergence.py: train until the swarm has seen its samples, and print one JSON line."""
 
 import argparse
 import json
@@ -44,7 +44,7 @@ def batches(node):
 
 with Node(model, optimizer) as node:
     torch.manual_seed(1000 * args.seed + args.part)
-    while len(node.members) < args.parts:  # all begin together, as the single process does
+    while len(node.members) < args.parts:  # all nodes start together, for a fair comparison
         time.sleep(0.05)
         node._training.visit()
     while node.swarm_samples < args.samples:
@@ -66,7 +66,7 @@ with Node(model, optimizer) as node:
     accuracy = (guesses == y_test).float().mean().item()
     metrics = node.metrics()
     if args.parts > 1:
-        time.sleep(1.0)  # members who settle a moment later still find this one
+        time.sleep(1.0)  # members that settle slightly later still find this node
 row = {
     "accuracy": accuracy, "steps": metrics.steps, "samples": metrics.samples, "swarm_samples": total,
     "exchanges": metrics.exchanges_done, "failed": metrics.exchanges_failed, "consensus_distance": distance,

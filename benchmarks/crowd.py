@@ -1,15 +1,14 @@
-"""A crowd: many members of a node's run in one process, for a small part of what as many nodes cost.
+"""A crowd: many members of a node's run in one process, at a small part of the cost of as many nodes.
 
     python benchmarks/crowd.py 499 127.0.0.1:40213 <the run>      499 members, of whom a few dial that node
 
-Each has the ``Peer`` of a node, and a key of its own. With each other they speak through the simulator's links, whose
-time is that of the clock here; with whoever is not of the crowd as nodes do: each listens on a port of its own, and
-dials, greets, frames and closes with what nodes have for it. Their loops stand and hold the weights of the node's run,
-which nobody can fetch from them.
+Each member has a node's ``Peer`` and a key of its own. Members talk to each other over the simulator's links, with
+virtual time tied to the clock. They talk to other nodes over real sockets: each listens on a port of its own and uses a
+node's code to dial, greet, frame and close. Their training loops are idle. They claim to hold the weights of the node's
+run, but nobody can fetch the weights from them.
 
-Each line that it reads is a question: "cpu" is answered with what it has taken in seconds, "met" with how many others
-have met that member which has met the fewest, and "doubts" with how often one is not ALIVE to another. At the end of
-its input it ends.
+Each input line is a query. "cpu" returns the CPU seconds used, "met" the smallest number of others that a member has
+met, and "doubts" how often one member is not ALIVE to another. The process ends at the end of its input.
 """
 
 from __future__ import annotations
@@ -50,26 +49,28 @@ from sim.world.network import NetworkModel
 
 ELEMENTS = 1_000
 SWARM = "small"
-TICK_S = 0.005  # between two looks at what is due among the members; a message of the node's is answered at once
-LATENCY_S = 0.0005  # of messages among them
-LOOK_S = 0.75  # between two looks of a member at idle links, as a node's
-TURNS = 15  # in which members look, as nodes that began at any time: else all or none would close before the node does
-STANDS_S = 1e9  # the length of a step of a loop that stands
+TICK_S = 0.005  # interval at which the simulated events are run; messages of the node are handled at once
+LATENCY_S = 0.0005  # latency of messages between members
+LOOK_S = 0.75  # interval at which a member checks for idle links, as on a node
+# Groups into which these checks are spread, as if the members had started at random times. Otherwise either all or none
+# of them would close a link before the node does.
+TURNS = 15
+STANDS_S = 1e9  # step time of an idle training loop
 FIRST = 3  # members that dial the node
-LAST_WORDS_S = 1.0  # for the rest of what a link has to send
-PENDING = 32  # messages kept for one who is being dialled
+LAST_WORDS_S = 1.0  # time for a closing link to send the rest
+PENDING = 32  # messages kept for a peer that is being dialled
 PR_SET_PDEATHSIG = 1
 
-OF_NODES = StatusQuery | Widen | Unknown  # which nothing is decided by
+OF_NODES = StatusQuery | Widen | Unknown  # messages that a Peer does not handle
 
 
 class Gate:
-    """One member's links with those who are not of the crowd: what a node's ``Runtime`` is to it."""
+    """One member's links with nodes outside the crowd, in the role of a node's ``Runtime``."""
 
     def __init__(self, crowd: Crowd, host: Host, network: TcpNetwork) -> None:
         self.crowd, self.host, self.peer = crowd, host, host.peer
         self.links = Links()
-        self.pending: dict[PeerId, deque[Message]] = {}  # for those who are being dialled
+        self.pending: dict[PeerId, deque[Message]] = {}  # messages for peers that are being dialled
         self.doors = Doors(
             network, crowd.greeter, None, crowd.config, lambda: self.peer.record, self.run_link, self.dial_failed,
             lambda kind, sentence: None, frozenset(), self.peer.remembers,
@@ -100,7 +101,7 @@ class Gate:
 
     # -- a link ----------------------------------------------------------------------------------------------------
     async def run_link(self, link: Link, theirs: Hello) -> None:
-        """From the finished Hello to the end of the stream."""
+        """Run a link from the finished Hello to the end of its stream."""
         if theirs.record is None:
             link.stream.close_now()
             return
@@ -155,14 +156,14 @@ class Gate:
 
 
 class Crowd:
-    """Members of one run who know each other. Nothing happens before :meth:`run`."""
+    """The members of one run, which know each other. Nothing happens before :meth:`run`."""
 
     def __init__(self, genesis: bytes) -> None:
         self.config = Config(swarm=SWARM)
         self.genesis = genesis
         self.layout: Layout = ModelState({"x": np.zeros(ELEMENTS, np.float32)}).layout
-        self.greeter = Greeter(self.config.swarm, self.layout)  # of another host than the node: without its memory
-        network = NetworkModel(latency_s=LATENCY_S, congestion="cubic")  # whose links are closed when they are idle
+        self.greeter = Greeter(self.config.swarm, self.layout)  # with no host token: no shared memory
+        network = NetworkModel(latency_s=LATENCY_S, congestion="cubic")  # TCP enables idle timeouts
         self.swarm = Swarm(0, network, self.config)
         self.swarm.performers |= {Send: self.send, Dial: self.dial, TryDial: self.try_dial}
         self.gates: list[Gate] = []
@@ -184,7 +185,7 @@ class Crowd:
         self.gates.append(Gate(self, self.swarm.hosts[index], network))
 
     async def run(self, node: Address) -> None:
-        """Until cancelled."""
+        """Run the crowd until cancelled."""
         self.swarm.introduce()
         self.began = trio.current_time() - self.swarm.now
         async with trio.open_nursery() as self.nursery:
@@ -197,7 +198,7 @@ class Crowd:
 
     # -- time ------------------------------------------------------------------------------------------------------
     def catch_up(self) -> float:
-        """Let happen among the members what is due; returns what time it is to them."""
+        """Run the simulated events that are due, and return the members' virtual time."""
         self.swarm.events.run_until(trio.current_time() - self.began)
         return self.swarm.now
 
@@ -234,16 +235,16 @@ class Crowd:
 
     # -- questions -------------------------------------------------------------------------------------------------
     def met(self) -> int:
-        """How many others that member has met which has met the fewest."""
+        """Return the smallest number of others that a member has met."""
         return min(gate.peer.counts.alive for gate in self.gates) - 1
 
     def doubts(self) -> int:
-        """How often a member is not ALIVE to another."""
+        """Return how often a member is not ALIVE to another."""
         return sum(state is not MemberState.ALIVE for gate in self.gates for _, state in gate.peer.members())
 
 
 async def stand(count: int, node: Address, genesis: bytes) -> None:
-    """A crowd of so many, until the input ends."""
+    """Run a crowd of ``count`` members, and answer queries until the input ends."""
     crowd = Crowd(genesis)
     for _ in range(count):
         await crowd.add()
@@ -266,7 +267,7 @@ def main() -> None:
     parser.add_argument("node", type=parse_address, help="where the node listens whose run theirs is")
     parser.add_argument("run", type=from_hex, help="its run, 32 hexadecimal digits")
     asked = parser.parse_args()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody stands for a benchmark that is gone
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # end when the benchmark ends
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     trio.run(stand, asked.count, asked.node, asked.run)

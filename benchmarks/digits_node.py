@@ -1,8 +1,9 @@
-"""One node of a siege, a chaos or a soak run: learns handwritten digits as a user's loop would, and keeps a diary.
+"""One node of a siege, chaos or soak run: it learns handwritten digits like a user's loop, and keeps a diary.
 
-A row every ``--row-s`` seconds: steps, exchanges, with whom each was and when, pauses, accuracy on the test images, the
-weights' length and their part along (1, 1, ... 1), and memory; with ``--census`` also every table's length. Times are
-CLOCK_MONOTONIC, which all processes of one machine share. Ends on SIGTERM, or after ``--for`` seconds.
+It writes a row every ``--row-s`` seconds: steps, exchanges with their partners and times, pauses, accuracy on the test
+images, the weights' norm and their component along (1, 1, ... 1), and memory. With ``--census`` a row also has the
+length of every table. Times are CLOCK_MONOTONIC, which all processes of one machine share. The process ends on SIGTERM,
+or after ``--for`` seconds.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from node import Node
 
 RATE = 0.05
 BATCH = 16
-MIXES = 4_096  # kept until the next row
+MIXES = 4_096  # limit of the exchanges that wait for the next row
 
 
 class Diary:
@@ -43,7 +44,7 @@ class Diary:
         self.row_s, self.census = arguments.row_s, arguments.census
         self.test = test
         self.due = 0.0
-        self.inside = self.gap = 0.0  # longest since the last row: inside step(), and from one step() to the next
+        self.inside = self.gap = 0.0  # maxima since the last row: a step(), and the time between two
         self.last: float | None = None
         self.mixes: deque[tuple[float, str]] = deque(maxlen=MIXES)
 
@@ -51,7 +52,7 @@ class Diary:
         self.file.write(json.dumps({"t": time.monotonic(), **fields}) + "\n")
 
     def watch(self, node: Node) -> None:
-        """Hear of every exchange that is finished, and with whom: a node shows counts alone."""
+        """Record the partner of every finished exchange, which a node's metrics do not show."""
         partners = node._training.peer.partners
         succeeded = partners.succeeded
 
@@ -72,7 +73,7 @@ class Diary:
         if end >= self.due:
             self.due = end + self.row_s
             self.look(node, model)
-            self.last = time.monotonic()  # what a look costs is the diary's and no pause of the node's
+            self.last = time.monotonic()  # do not count the diary's own work as a pause
 
     @torch.no_grad()
     def look(self, node: Node, model: nn.Module) -> None:
@@ -92,7 +93,7 @@ class Diary:
         self.inside = self.gap = 0.0
 
     def tables(self, node: Node) -> dict[str, Any]:
-        """Asked in the network thread, which alone may walk what it changes."""
+        """Count the tables in the network thread, which owns them."""
         answer: dict[str, Any] = {}
         side, done = node._training, threading.Event()
 
@@ -109,7 +110,7 @@ class Diary:
 
 @functools.cache
 def digits() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Images (1437, 64) in 0..1 and labels to train on, and (360, 64) to test with."""
+    """Load images and labels: for training (1437, 64) in 0..1, for testing (360, 64)."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -120,8 +121,10 @@ def digits() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def warm_up() -> None:
-    """What every node needs once, before nodes are forked from this process: data, an optimizer's imports (seconds of
-    processor time), codecs. No backward pass: its threads do not outlive a fork."""
+    """Load what every node needs, before nodes are forked: data, the optimizer's imports (seconds of CPU), codecs.
+
+    There is no backward pass, because its threads would not survive a fork.
+    """
     torch.set_num_threads(1)
     digits()
     torch.optim.SGD(new_model().parameters(), lr=RATE)
@@ -134,7 +137,7 @@ def new_model() -> nn.Sequential:
 
 
 def batches(node: Node, images: torch.Tensor, labels: torch.Tensor) -> Iterator[Sequence[torch.Tensor]]:
-    """This node's share of the images, pass after pass; where nothing is its share, the moment until it looks again."""
+    """Yield batches of this node's share of the images, pass after pass; pause briefly if the share is empty."""
     while True:
         any_batch = False
         for batch in node.shard((images, labels), batch_size=BATCH):
@@ -154,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         stopped = True
 
     signal.signal(signal.SIGTERM, stop)
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # for whoever wonders why a node does not end
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # for debugging a node that hangs
     images, labels, *test = digits()
     model = new_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9, weight_decay=1e-3)

@@ -1,16 +1,16 @@
-"""The dumbbell of ClippedGossip: two cliques of ten, joined by one edge, learn MNIST with half of the classes each.
+"""The dumbbell experiment of ClippedGossip: two cliques of ten, joined by one edge, with half of MNIST's classes each.
 
     python benchmarks/dumbbell.py [--rule gossip]... [--draws own] [--seeds 3] [--curve] [--fp32] [--fresh]
 
 The job of L. He, S. P. Karimireddy and M. Jaggi, "Byzantine-robust decentralized learning via self-centered clipping",
-arXiv:2202.01545, with nobody attacking, as their code runs it: from equal weights every node takes a step of SGD with
-momentum of its own, then mixes with its neighbours, 900 times. Accuracy is that of the mean of all models, and of the
-mean over each clique, on the whole test set. Eight minutes of one core a run.
+arXiv:2202.01545, without attackers, as their code runs it. All nodes start from equal weights. 900 times every node
+takes a step of SGD with momentum, and then mixes with its neighbours. Accuracy is that of the mean of all models, and
+of the mean over each clique, on the whole test set. A run takes eight minutes of one core.
 
-Their published seed is 0, which decides the initial weights, and what it drew besides is in dumbbell_published.py:
---draws says whose draws are used. Two habits of their code are kept, because the figures depend on them: in each of 30
-epochs a node sees the same 30 batches, 960 samples in all, and dropout draws the same mask in every step of every node.
---fresh has neither.
+Their published seed is 0, which decides the initial weights. Its other random draws are in dumbbell_published.py, and
+--draws selects the draws. Two properties of their code are kept, because the figures depend on them. In each of 30
+epochs a node sees the same 30 batches, 960 samples in all. Dropout draws the same mask in every step of every node.
+--fresh has neither property.
 """
 
 import argparse
@@ -29,18 +29,18 @@ CLIQUE = 10
 NODES = 2 * CLIQUE
 BATCH, BATCHES = 32, 30  # samples a step, and steps until a node's batches come again
 RATE, MOMENTUM = 0.01, 0.9
-RADIUS = 1.0  # of the clipping, the paper's tau
+RADIUS = 1.0  # clipping radius, the paper's tau
 # Smoothed Weiszfeld: K. Pillutla, S. M. Kakade and Z. Harchaoui, arXiv:1912.13445.
 WEISZFELD_STEPS, SMOOTHING = 8, 0.1
-# Accuracy in %: the mean of all models, of clique 1, of clique 2. The paper shows one run. The authors' code ships the
-# log of another run of the same seed, by when their sampler shuffled twice.
+# Accuracy in % of the mean of all models, of clique 1 and of clique 2. The paper shows one run. The authors' code
+# includes the log of another run with the same seed, made after their sampler had changed to two shuffles.
 PUBLISHED = {"gossip": (93.6, 69.0, 75.6), "clipped": (93.8, 71.4, 72.6), "median": (88.6, 50.7, 47.2)}
-SHUFFLES = {"gossip": 1, "clipped": 2, "median": 1}  # of the published runs' samples
+SHUFFLES = {"gossip": 1, "clipped": 2, "median": 1}  # how often the published runs shuffled the samples
 PUBLISHED_AGAIN = {"gossip": (93.2, 70.2, 72.0), "clipped": (93.7, 70.7, 71.5), "median": (89.4, 50.7, 47.2)}
 
 
 def edges():
-    """Which nodes are neighbours: bool (nodes, nodes). The bridge joins the first node and the last."""
+    """Return which nodes are neighbours: bool (nodes, nodes). The bridge joins the first node and the last."""
     joined = torch.zeros(NODES, NODES, dtype=torch.bool)
     joined[:CLIQUE, :CLIQUE] = joined[CLIQUE:, CLIQUE:] = True
     joined.fill_diagonal_(False)
@@ -48,18 +48,19 @@ def edges():
     return joined
 
 
-# A rule's mix is linear once the distances are known, so that each is a function from the Gram matrix of all models
-# (nodes, nodes) to a mixing matrix (nodes, nodes), whose row i makes node i's next model. Two passes over the models.
+# A rule's mix is linear once the distances are known. Each rule is therefore a function from the Gram matrix of all
+# models (nodes, nodes) to a mixing matrix (nodes, nodes), whose row i makes node i's next model. This takes two passes
+# over the models.
 
 
 def gossip(gram):
-    """Every edge weighs 1/11, which the ends of the bridge need; what is missing to 1 is a node's own."""
+    """Mix with weight 1/11 for every edge, as the ends of the bridge need; a node's own weight is the rest to 1."""
     weights = edges() / (CLIQUE + 1)
     return weights + torch.diag(1 - weights.sum(1))
 
 
 def clipped(gram):
-    """Self-centred clipping, x_i + sum_j w_ij clip(x_j - x_i, tau): arXiv:2202.01545."""
+    """Mix with self-centred clipping, x_i + sum_j w_ij clip(x_j - x_i, tau): arXiv:2202.01545."""
     squares = gram.diag()
     differences = squares[:, None] + squares - 2 * gram  # |x_i - x_j|^2
     weights = edges() / (CLIQUE + 1)
@@ -69,7 +70,7 @@ def clipped(gram):
 
 
 def median(gram):
-    """The geometric median of a node's own model and its neighbours', all weighing the same."""
+    """Mix by the geometric median of a node's own model and its neighbours' models, with equal weights."""
     present = edges() | torch.eye(NODES, dtype=torch.bool)
     mix = torch.zeros(NODES, NODES)  # their Weiszfeld begins at the zero vector
     for _ in range(WEISZFELD_STEPS):
@@ -84,25 +85,25 @@ RULES = {"gossip": gossip, "clipped": clipped, "median": median}
 
 
 def network():
-    """The job's model, 1,199,882 parameters; only its initial weights are used."""
+    """Create the job's model, 1,199,882 parameters; only its initial weights are used."""
     return nn.Sequential(nn.Conv2d(1, 32, 3), nn.Conv2d(32, 64, 3), nn.Linear(9216, 128), nn.Linear(128, 10))
 
 
 def views(row, shapes):
-    """One row of the matrix of models as parameters, which share its memory."""
+    """Return one row of the matrix of models as parameters that share its memory."""
     return [piece.view(shape) for piece, shape in zip(row.split([s.numel() for s in shapes]), shapes, strict=True)]
 
 
 def logits(parameters, x, masks, precision):
-    """x (batch, 1, 28, 28) -> (batch, 10). ``masks`` are what dropout multiplies by, or None.
+    """Compute logits: x (batch, 1, 28, 28) -> (batch, 10). ``masks`` are the dropout factors, or None.
 
-    All but the last layer is multiplied in ``precision``; pooling wants the channels last, ten times faster.
+    All layers but the last are computed in ``precision``. The channels are last, which makes pooling ten times faster.
     """
     *most, w4, b4 = parameters
     w1, b1, w2, b2, w3, b3 = (parameter.to(precision) for parameter in most)
     h = F.conv2d(x.to(precision), w1, b1)  # (batch, 32, 26, 26)
     h = h.contiguous(memory_format=torch.channels_last).relu()
-    # Theirs has no rectifier here. With one the loss after ten steps is 1.22 in place of 1.06.
+    # The authors' model has no ReLU here. With one, the loss after ten steps is 1.22 instead of 1.06.
     h = F.max_pool2d(F.conv2d(h, w2.contiguous(memory_format=torch.channels_last), b2), 2)  # (batch, 64, 12, 12)
     if masks:
         h = (h * masks[0]).to(precision)  # the product is float32, as the masks are
@@ -111,15 +112,19 @@ def logits(parameters, x, masks, precision):
 
 
 def draw_masks(generator):
-    """A quarter of the channels dropped, and half of the hidden units: (batch, 64, 1, 1) and (batch, 128)."""
+    """Draw dropout masks for a quarter of the channels and half of the hidden units.
+
+    Returns:
+        The factors, (batch, 64, 1, 1) and (batch, 128).
+    """
     channels = (torch.rand(BATCH, 64, 1, 1, generator=generator) < 0.75) / 0.75
     return channels, (torch.rand(BATCH, 128, generator=generator) < 0.5) / 0.5
 
 
 def deal(labels, generator):
-    """Clique 1 shares out the samples of the classes 0 to 4, clique 2 the others: int64 (nodes, samples).
+    """Divide the classes 0 to 4 among the nodes of clique 1, and the others among clique 2: int64 (nodes, samples).
 
-    The chances are those of the authors' sampler, the samples are others.
+    The distribution is that of the authors' sampler, with other random draws.
     """
     halves = [torch.nonzero(half).flatten() for half in (labels < 5, labels >= 5)]
     share = min(map(len, halves)) // CLIQUE
@@ -128,7 +133,7 @@ def deal(labels, generator):
 
 
 def draws(args, rule, labels, generator):
-    """The samples of every node, int64 (nodes, samples), and the dropout masks."""
+    """Return the samples of every node, int64 (nodes, samples), and the dropout masks."""
     if args.draws == "own":
         return deal(labels, generator), draw_masks(generator)
     shuffles = 2 if args.draws == "again" else SHUFFLES[rule]
@@ -137,7 +142,7 @@ def draws(args, rule, labels, generator):
 
 
 def accuracy(row, shapes, x, y, precision):
-    """Per cent of the test set that the model in ``row`` gets right."""
+    """Return the accuracy of the model in ``row`` on the test set, in %."""
     parameters = views(row, shapes)
     with torch.no_grad():
         right = sum(
@@ -148,13 +153,13 @@ def accuracy(row, shapes, x, y, precision):
 
 
 def accuracies(models, shapes, split, precision):
-    """Per cent of the mean of all models, of clique 1 and of clique 2."""
+    """Return the accuracies of the mean of all models, of clique 1 and of clique 2, in %."""
     parts = models, models[:CLIQUE], models[CLIQUE:]
     return [accuracy(part.mean(0), shapes, *split[2:], precision) for part in parts]
 
 
 def train(rule, seed, split, args):
-    """One run: the three accuracies after the last iteration."""
+    """Run the job once, and return the three accuracies after the last iteration."""
     x, y, *_ = split
     precision = torch.float32 if args.fp32 else torch.bfloat16
     torch.manual_seed(seed)
@@ -169,7 +174,7 @@ def train(rule, seed, split, args):
         batches = samples[:, BATCH * (iteration % BATCHES) :][:, :BATCH]
         if args.fresh:
             batches = samples.gather(1, torch.randint(samples.shape[1], (NODES, BATCH), generator=generator))
-        # Gradients are added to where .grad lies, so that the momentum is m <- 0.9 m + g with no copy of g.
+        # Autograd adds gradients into .grad, which is the momentum itself: m <- 0.9 m + g without a copy of g.
         momenta *= MOMENTUM
         total = 0.0
         for model, momentum, batch in zip(models, momenta, batches, strict=True):

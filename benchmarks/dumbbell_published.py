@@ -1,7 +1,7 @@
-"""What the authors' logged dumbbell runs drew: the samples of every node, and the dropout masks of their GPU.
+"""The random draws of the authors' logged dumbbell runs: the samples of every node, and their GPU's dropout masks.
 
-Both follow from the seeds of their program (github.com/epfml/byzantine-robust-decentralized-optimizer), in whose logs
-they show: the labels of each node's first samples, and the loss of the very first batches to seven digits.
+Both follow from the seeds of their program (github.com/epfml/byzantine-robust-decentralized-optimizer). Its logs
+confirm them: they show the labels of each node's first samples, and the loss of the first batches to seven digits.
 """
 
 import numpy as np
@@ -16,10 +16,11 @@ LOW, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 def samples(labels, shuffles):
-    """Rows of the training set that each node draws, in its order: int64 (nodes, samples).
+    """Return the rows of the training set that each node draws, in its order: int64 (nodes, samples).
 
-    Their sampler sorts by class, shuffles the samples of each clique ``shuffles`` times, deals them out in turns and
-    orders all hands alike. It did so once when the published gossip and median were run, and twice in all other runs.
+    Their sampler sorts by class, shuffles the samples of each clique ``shuffles`` times, and assigns them round-robin.
+    It then permutes the samples of all nodes in the same way. The published runs of gossip and median shuffled once,
+    all others twice.
     """
     generator = torch.Generator().manual_seed(0)
     ordered, below = torch.argsort(labels, stable=True), int((labels < 5).sum())
@@ -32,17 +33,17 @@ def samples(labels, shuffles):
 
 
 def masks(batch, seed=0):
-    """What dropout multiplies by, in every step of every node: float32 (batch, 64, 1, 1) and (batch, 128).
+    """Return the dropout factors of every step of every node: float32 (batch, 64, 1, 1) and (batch, 128).
 
-    Torch on a GPU gives element i of a mask the first number of curand's Philox sequence i; the first mask begins at
-    offset 0, the second at 4, and their program puts the generator back after each node.
+    On a GPU, torch gives element i of a mask the first number of curand's Philox sequence i. The first mask starts at
+    offset 0, the second at 4, and their program resets the generator after each node.
     """
     channels = uniform(batch * 64, 0, seed).view(batch, 64, 1, 1) < 0.75
     return channels / 0.75, (uniform(batch * 128, 1, seed).view(batch, 128) < 0.5) / 0.5
 
 
 def uniform(count, block, seed):
-    """One number in (0, 1] from each of so many Philox sequences, its ``block``-th of four: float64 (count,)."""
+    """Draw a number in (0, 1] from the ``block``-th block of each of ``count`` Philox sequences: float64 (count,)."""
     counter = [np.full(count, value, np.uint64) for value in (block, 0, 0, 0)]
     counter[2] = np.arange(count, dtype=np.uint64)
     keys = [np.uint64(seed & 0xFFFFFFFF), np.uint64(seed >> 32)]

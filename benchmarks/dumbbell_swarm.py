@@ -2,11 +2,11 @@
 
     python benchmarks/dumbbell_swarm.py [--rule gossip]... [--iterations 900] [--seed 3]
 
-Twenty peers on a graph of ranks, whose every edge weighs 1/11, mix with all neighbours after each step; ``filter`` is
-"none", or "clip" with a radius of 1. The membership is ideal and the network takes no time. What is left of a
-difference to dumbbell.py --draws published is the swarm's way of mixing: every peer has a clock of its own, every
-pair of neighbours exchanges for itself, and what they agree on is added at the next step boundary of either end, while
-both train on. Thirteen minutes of one core a run.
+Twenty peers on a graph of ranks, whose every edge weighs 1/11, mix with all neighbours after each step. ``filter`` is
+"none", or "clip" with a radius of 1. The membership is ideal and the network takes no time. The only difference from
+dumbbell.py --draws published is the swarm's asynchronous mixing. Every peer has a clock of its own, and every pair of
+neighbours exchanges separately. Each side adds the result at its next step boundary, while both train on. A run takes
+13 minutes of one core.
 """
 
 import argparse
@@ -24,14 +24,17 @@ from sim import Scenario
 from sim.learning.corpora import mnist
 from sim.simulation import Simulation
 
-STEP_S = 0.1  # of virtual time
+STEP_S = 0.1  # virtual time of a step
 FILTERS = {"gossip": {"filter": "none"}, "clipped": {"filter": "clip", "clip_radius": dumbbell.RADIUS}}
-SEED = 0  # of the initial weights, as the published runs have it
+SEED = 0  # seed of the initial weights, as in the published runs
 
 
 class OneByOne(torch.autograd.Function):
-    """dumbbell.logits for many models: in turns, because a convolution of one model fills a core already, and
-    torch.func.vmap knows no tensors whose channels come last, which pooling wants."""
+    """dumbbell.logits for many models, computed one by one.
+
+    A convolution of one model fills a core already. torch.func.vmap also does not support the channels-last tensors
+    that make pooling fast.
+    """
 
     @staticmethod
     def forward(x, masks, *parameters):
@@ -39,7 +42,7 @@ class OneByOne(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        """Nothing to remember: vmap below is made of operations that autograd knows."""
+        """Do nothing: autograd handles the operations in vmap below."""
 
     @staticmethod
     def vmap(info, in_dims, x, masks, *parameters):
@@ -48,7 +51,7 @@ class OneByOne(torch.autograd.Function):
 
 
 class Network(nn.Module):
-    """(batch, 1, 28, 28) -> logits (batch, 10)."""
+    """The job's model, (batch, 1, 28, 28) -> logits (batch, 10), with the published dropout masks."""
 
     def __init__(self):
         super().__init__()
@@ -56,18 +59,18 @@ class Network(nn.Module):
         self.masks = dumbbell_published.masks(dumbbell.BATCH)
 
     def forward(self, x):
-        # The masks fit a training batch. Tests come in other sizes, and drop nothing.
+        # The masks fit a training batch. Test batches have other sizes and no dropout.
         return OneByOne.apply(x, self.masks if len(x) == dumbbell.BATCH else None, *self.layers.parameters())
 
 
 def model():
-    """What the scenario names as its model, with the initial weights of the synchronous run."""
+    """Create the scenario's model, with the initial weights of the synchronous run."""
     torch.manual_seed(SEED)
     return Network()
 
 
 class SameBatches:
-    """In the place of sim.batches.Batches: every epoch has the same batches in the same order, as the job wants it.
+    """A replacement of sim.learning.batches.Batches: every epoch has the same batches in the same order.
 
     ``samples`` int64 (peers, samples).
     """
@@ -76,13 +79,13 @@ class SameBatches:
         self.samples = samples.numpy()
 
     def draw(self, peers, steps):
-        """The samples of batch number ``steps[i]`` of peer ``peers[i]``: int64 (peers, batch)."""
+        """Return the samples of batch number ``steps[i]`` of peer ``peers[i]``: int64 (peers, batch)."""
         first = dumbbell.BATCH * (steps % dumbbell.BATCHES)
         return self.samples[peers[:, None], first[:, None] + np.arange(dumbbell.BATCH)]
 
 
 def scenario(rule, iterations, seed, graph):
-    """The job. Its peers end their last step at the end of the run, and mix no more."""
+    """Return the job; its peers end their last step at the end of the run, and do not mix after it."""
     return Scenario.from_mapping({
         "name": f"dumbbell, {rule}", "seed": seed, "peers": dumbbell.NODES,
         "duration_s": (iterations - 1) * STEP_S + 1e-6,
@@ -98,10 +101,10 @@ def scenario(rule, iterations, seed, graph):
 
 
 def run(rule, split, args, graph):
-    """One run: the three accuracies, and how often each edge was mixed for each step."""
+    """Run the job once, print the mixes of an edge, and return the three accuracies."""
     simulation = Simulation(scenario(rule, args.iterations, args.seed, graph))
     swarm, learners = simulation.swarm, simulation.learners
-    # Ranks count the members by their ids: node i of the dumbbell is the peer with the i-th smallest.
+    # Ranks order the members by id: node i of the dumbbell is the peer with the i-th smallest id.
     rows = sorted(range(dumbbell.NODES), key=lambda row: swarm.hosts[row].id)
     samples = torch.empty(dumbbell.NODES, dumbbell.BATCH * dumbbell.BATCHES, dtype=torch.int64)
     samples[rows] = dumbbell_published.samples(split[1], dumbbell.SHUFFLES[rule])[:, : samples.shape[1]]

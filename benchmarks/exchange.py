@@ -1,17 +1,17 @@
-"""One pairwise exchange and what it costs a training step, beside the peers, in one run.
+"""The speed of a pairwise exchange and its cost for training, compared with other libraries in one run.
 
     python benchmarks/exchange.py [--megabytes 40] [--rounds 5] [--hivemind PYTHON] [--json FILE]
-    python benchmarks/exchange.py --training cnn-100k mlp-5k [--rounds 5]     of these models what training loses, alone
-    python benchmarks/exchange.py --alone [--megabytes 40] [--rounds 5]       the exchange, alone
-    python benchmarks/exchange.py --four [--megabytes 40] [--rounds 5]        four processes beside gloo, alone
+    python benchmarks/exchange.py --training cnn-100k mlp-5k [--rounds 5]     only what training of these models loses
+    python benchmarks/exchange.py --alone [--megabytes 40] [--rounds 5]       only the exchange
+    python benchmarks/exchange.py --four [--megabytes 40] [--rounds 5]        only four processes against gloo
 
-An exchange is timed from the agreed start of the streams to both COMMITs: 2 x 40 MB at once between two processes on
-loopback, every chunk checksummed, checked for finiteness and subtracted. Peers and ours run in turn, several times;
-medians and the ratio of medians are printed, and how long a mix takes, from the end of one to that of the next where
-one is wanted all the time, and what share of that its stream is: the rest is the snapshot, the addition, the outer
-step where there is one, and messages. ``--hivemind`` names the Python of an environment with hivemind 1.1.12.
-``--json`` writes every run to a file beside the tables. Four processes are compared by the bytes of parameters that all
-of them together have averaged in a second: ours in pairs that change, gloo's all_reduce all four at once.
+An exchange is timed from the agreed start of the streams to both Commits: 2 x 40 MB at once between two processes on
+loopback. Every chunk is checksummed, checked for finiteness and subtracted. The programs run alternately, several
+times; medians and their ratios are printed. "A mix" is the time from the end of one mix to the end of the next, if one
+is always wanted, and "of it" is the share of its stream. The rest is the snapshot, the addition, the outer step if
+any, and messages. ``--hivemind`` names the Python of an environment with hivemind 1.1.12. ``--json`` also writes every
+run to a file. Four processes are compared by the bytes of parameters that all of them together average in a second.
+Gossip averages in changing pairs, gloo's all_reduce all four at once.
 """
 
 import argparse
@@ -33,7 +33,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 # -- one process of a pair ---------------------------------------------------------------------------------------
 def averager(megabytes, seed, secret, seconds, codec, threads, sealed, outer):
-    """Exchanges as often as it can for so many seconds; prints the seconds of each."""
+    """Exchange as often as possible for some seconds, and print the durations."""
     import numpy as np
 
     import node.training
@@ -43,7 +43,7 @@ def averager(megabytes, seed, secret, seconds, codec, threads, sealed, outer):
     from node import Config, Node
 
     node.transport.sealed.IN_PLACE &= sealed
-    node.training.SETTLED = 0.0  # measure on after the two agree
+    node.training.SETTLED = 0.0  # go on exchanging after the two models agree
     if not threads:
         node.transfers.streams.LARGE_BYTES = math.inf
     vector = np.zeros(int(megabytes * 1e6) // 4, np.float32)
@@ -52,7 +52,7 @@ def averager(megabytes, seed, secret, seconds, codec, threads, sealed, outer):
         config=Config(codec=codec) if outer else Config(codec=codec, outer_momentum=0.0),
     ) as me:  # fmt: skip
         took = timed(me._training.runtime.streams)
-        vector.fill(1.0 if seed else 0.0)  # after joining, which took the first node's weights
+        vector.fill(1.0 if seed else 0.0)  # joining has overwritten it with the first node's weights
         print(me.address, flush=True)
         while not select.select([sys.stdin], [], [], 0.01)[0]:
             me._training.visit()
@@ -68,8 +68,10 @@ def averager(megabytes, seed, secret, seconds, codec, threads, sealed, outer):
 
 
 def timed(streams):
-    """The seconds of each exchange from the start of its streams, as the other libraries' are: what a node reports
-    begins with the wish for a snapshot."""
+    """Return a list that receives the seconds of each exchange from the start of its streams.
+
+    The other libraries are timed in the same way. A node's own figures start at the request for a snapshot.
+    """
     began, took = {}, []
     transfer, mix = streams.transfer, streams.mix
 
@@ -86,7 +88,7 @@ def timed(streams):
 
 
 def trainer(kind, seconds, with_node, seed):
-    """Trains for so many seconds; prints steps per second."""
+    """Train for some seconds, and print the steps per second."""
     import torch
     from torch import nn
     from torch.nn import functional as F
@@ -149,19 +151,19 @@ def trainer(kind, seconds, with_node, seed):
         sys.stdin.readline()
 
 
-# -- the pair, from outside --------------------------------------------------------------------------------------
+# -- control of the processes ------------------------------------------------------------------------------------
 class Pair:
-    """Two processes of this file, or ``count``; when they are nodes each is seeded with the one before."""
+    """Two (or ``count``) processes of this file; if they are nodes, each has the previous one as its seed."""
 
     def __init__(self, arguments, nodes=True, shared=False, kernel="", count=2):
-        """``shared``: nodes pass each other their vectors by the host's memory, where the others take loopback."""
+        """Start the processes. With ``shared``, nodes pass vectors through shared memory instead of loopback."""
         self.processes, seed = [], []
         environment = os.environ | {"GOSSIP_SHARED_MEMORY": "on" if shared else "off", "GOSSIP_KERNEL": kernel}
         for _ in range(count):
             command = [sys.executable, __file__, *map(str, arguments), *seed]
             self.processes.append(subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=environment))
             if nodes:
-                seed = ["--seed", self.processes[-1].stdout.readline().strip()]  # said once it has joined
+                seed = ["--seed", self.processes[-1].stdout.readline().strip()]  # printed once it has joined
 
     def say(self):
         for process in self.processes:
@@ -206,19 +208,19 @@ def our_exchange(
 
 
 def four_averaging(megabytes, shared, seconds=6.0):
-    """GB a second that four processes have averaged, together."""
+    """Return the GB a second that four processes average together."""
     pair = Pair(["averager", "--megabytes", megabytes, "--seconds", seconds], shared=shared, count=4)
     pair.say()
     rows = pair.hear()
     pair.say()
     pair.end()
-    values = [row[4] for row in rows]  # from 0, 1, 1, 1; filters take less of the one that stands apart
+    values = [row[4] for row in rows]  # near 0.75: they start at 0, 1, 1, 1, and filters take less of the outlier
     assert max(values) - min(values) < 0.05, f"the four did not come together: {values}"
     return sum(megabytes / 1e3 / row[1] for row in rows)
 
 
 def four_beside_gloo(megabytes, rounds):
-    """GB a second of each, in turn."""
+    """Measure gloo and gossip alternately, and return the GB a second of each run."""
     jobs = {
         "gloo all_reduce": lambda: (
             4 * megabytes / 1e3 / script(sys.executable, "gloo_reduce.py", 4, megabytes)["median_s"]
@@ -240,7 +242,7 @@ def script(python, name, *arguments):
 
 
 def slowdown(kind, seconds=6.0, pairs=3, shared=False):
-    """Steps per second of two processes side by side, with a mix every 8 steps and without Node, in turn."""
+    """Compare the steps per second of two processes with a mix every 8 steps and without Node, alternately."""
     alone, together, mixes, overhead = [], [], [], []
     for _ in range(pairs):
         for with_node in (False, True):
@@ -331,7 +333,7 @@ def main():
         for turn in range(args.rounds):
             for name, job in jobs.items():
                 if name == "hivemind" and turn >= 3:
-                    continue  # 25 s each
+                    continue  # a round of hivemind takes 25 s
                 rows[name].append(job())
     medians = {name: statistics.median(row["median_s"] for row in runs) for name, runs in rows.items()}
     found = {"exchange": rows, "median_s": medians}
@@ -344,10 +346,10 @@ def main():
     print(f"{'':16}{'median ms':>10}{'best ms':>10}{'x raw':>8}{'CPU ms':>9}{'a mix, ms':>11}{'of it':>7}")
     for name, value in medians.items():
         best = min(row["best_s"] for row in rows[name])
-        cpu = statistics.median(row.get("cpu_s", math.nan) for row in rows[name])  # of one process, snapshot and all
+        cpu = statistics.median(row.get("cpu_s", math.nan) for row in rows[name])  # of one process
         cycle = statistics.median(
             row.get("cycle_s", math.nan) for row in rows[name]
-        )  # from mix to mix, as soon as one can
+        )  # from the end of a mix to the end of the next
         print(
             f"{name:16}{1e3 * value:10.1f}{1e3 * best:10.1f}{value / medians['raw sockets']:8.2f}{1e3 * cpu:9.1f}"
             f"{1e3 * cycle:11.1f}{value / cycle:7.2f}"

@@ -1,15 +1,15 @@
-"""The two levels of the simulator beside one another: how fast each is, and whether they say the same.
+"""A comparison of the simulator's two levels: their speed, and whether their results agree.
 
     python benchmarks/fidelity.py [--parts speed agreement large] [--seeds 8] [--rounds 3]
     python benchmarks/fidelity.py --parts gossipy --gossipy PYTHON
 
-speed      updates of nodes per CPU second at either level, and of all models stacked in lock-step without a network.
-agreement  means of either level over some seeds, and their difference in standard errors.
-large      swarms that are out of the whole level's reach, with their memory: 100 mixes each of 10,000 peers.
-gossipy    the fast level beside gossipy (peers/gossipy_digits.py) on one job: a mix and two steps of batch 8 a round.
+speed      node updates per CPU second at each level, and of all models stacked in lock-step without a network.
+agreement  means of each level over some seeds, and their difference in standard errors.
+large      swarms that are too large for the whole level, with their memory: 100 mixes each of 10,000 peers.
+gossipy    the fast level against gossipy (peers/gossipy_digits.py): a mix and two steps of batch 8 a round.
 
-Every measurement has a process of its own and one thread; what is compared is measured in turn, so that a slow minute
-of the machine slows both, and medians are printed.
+Every measurement runs in a process of its own with one thread. Compared measurements alternate, so that a slow minute
+of the machine slows all of them. Medians are printed.
 """
 
 import argparse
@@ -33,7 +33,7 @@ PLAIN = {"outer_momentum": 0.0, "outer_rate": 1.0}
 
 
 def job(model, peers, rounds, every=2, network=None, **more):
-    """gossipy's job (benchmarks/simulator.py) as a scenario, with changes to ``[gossip]`` among ``more``."""
+    """Return gossipy's job (benchmarks/simulator.py) as a scenario; ``more`` may change ``[gossip]`` too."""
     gossip = {"mix_every_steps": every, "filter": "none"} | more.pop("gossip", {})
     return {
         "name": f"{model}, {peers:,}", "peers": peers, "duration_s": every * STEP_S * rounds,
@@ -58,11 +58,11 @@ FIGURES = ("accuracy", "loss", "consensus_distance", "node_updates", "exchanges_
 
 
 def measure(table):
-    """What is compared of one scenario, played here."""
+    """Simulate a scenario in this process, and return the figures to compare."""
     from sim import Scenario, simulate
 
     scenario = Scenario.from_mapping(table)
-    simulate(scenario.replace(peers=8, duration_s=1.0), progress=False)  # libraries and data are loaded
+    simulate(scenario.replace(peers=8, duration_s=1.0), progress=False)  # loads libraries and data
     summary = simulate(scenario, progress=False).summary
     found = {name: summary[name] for name in (*FIGURES, "cpu_s", "events")} | {"accuracy": summary["accuracy"]["mean"]}
     found["peak_rss_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6  # Linux counts in KiB
@@ -70,7 +70,7 @@ def measure(table):
 
 
 def child(*command, python=sys.executable):
-    """What a process prints as the last line, which is JSON."""
+    """Run a program, and return its last output line, decoded from JSON."""
     one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     done = subprocess.run([python, *map(str, command)], capture_output=True, text=True, env=os.environ | one)
     if done.returncode:
@@ -133,7 +133,7 @@ def large(args):
 
 
 def gossipy(args):
-    """gossipy's few rounds take longer than our many."""
+    """Compare the speed with gossipy, which is slower and so runs fewer rounds."""
     if not args.gossipy:
         raise SystemExit("--parts gossipy needs --gossipy PYTHON, that of an environment with gossipy-dfl.")
     print("\nUpdates of nodes per CPU second, 1,000 peers, no latency, no filter, one thread\n")

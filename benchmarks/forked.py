@@ -1,6 +1,6 @@
-"""Processes forked from this one: a node starts in a tenth of a second where torch is in memory already.
+"""Processes forked from this one, which has imported torch already: a node starts in a tenth of a second.
 
-Import torch and whatever else the children need first, and start no thread: what is forked then shares its pages.
+Import torch and the children's other modules first, and start no thread. The children then share these pages.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ CLONE_NEWNET = 0x40000000  # sched.h
 
 
 class Forked:
-    """A child of this process, with what :class:`swarm_lab.Patient` asks of a Popen. What it prints goes to ``log``;
-    ``namespace``: the network namespace it lives in."""
+    """A forked child with the methods of Popen that :class:`swarm_lab.Patient` uses.
+
+    Its output goes to ``log``. ``namespace`` is its network namespace.
+    """
 
     def __init__(self, work: Callable[[], None], log: Path, namespace: str | None = None) -> None:
         sys.stdout.flush()
@@ -46,7 +48,7 @@ class Forked:
             finally:
                 sys.stdout.flush()
                 sys.stderr.flush()
-                os._exit(code)  # the parent's own ends are not this child's to run
+                os._exit(code)  # skips the parent's exit handlers
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -56,7 +58,7 @@ class Forked:
         return self.returncode
 
     def wait(self, seconds: float = 60.0) -> int:
-        """Raises TimeoutError."""
+        """Wait for the child's end, and return its exit code. Raises TimeoutError."""
         end = time.monotonic() + seconds
         while self.poll() is None:
             if time.monotonic() > end:
@@ -74,7 +76,7 @@ class Forked:
 
 
 def enter(namespace: str) -> None:
-    """Make the named network namespace this process's own (os.setns comes with Python 3.12)."""
+    """Move this process into a network namespace (os.setns needs Python 3.12)."""
     with open(f"/var/run/netns/{namespace}", "rb") as file:
         if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), f"the network namespace {namespace} cannot be entered")

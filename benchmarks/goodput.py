@@ -1,12 +1,12 @@
-"""Goodput of 1.2 million chips that fail once a year each: writes tables of docs/results/goodput.md.
+"""The goodput of 1.2 million chips that fail once a year each: writes tables of docs/results/goodput.md.
 
     python benchmarks/goodput.py [--seeds 3] [--learners 16]... [--fresh] [--page]
 
 Peers of the simulator are learners of 600,000 to 4,688 chips, and run the whole protocol. A learner dies when one of
-its chips fails, is away for the pause that the published figures imply (benchmarks/goodput_model.py), and takes the
-model of a member when it comes back. Virtual seconds are seconds of the real system: a step takes one, and links carry
-a model of 5 B parameters. The swarm trains a perceptron on digits. Finished runs are kept in runs/goodput.jsonl and are
-not played again while their settings stay the same; a change of the code does not show there, and asks for --fresh.
+its chips fails. It is down for the pause that the published figures imply (benchmarks/goodput_model.py), and fetches
+the model of a member when it restarts. Virtual seconds are seconds of the real system: a step takes one, and links
+carry a model of 5 B parameters. The swarm trains a perceptron on digits. Finished runs are cached in
+runs/goodput.jsonl as long as their settings stay the same. The cache does not notice changed code; then use --fresh.
 """
 
 from __future__ import annotations
@@ -85,15 +85,15 @@ def scenario(job: Job, pauses: model.Pauses) -> dict[str, Any]:
 
 
 class Losses:
-    """The steps of learners that nobody has any more.
+    """A count of the learners' steps that are lost.
 
-    Steps of a learner are with others once an exchange has ended of which it took its snapshot after them. Those since
-    then are lost when the learner dies, or takes over the weights of another run.
+    Others have a learner's steps once an exchange has ended whose snapshot it took after them. Later steps are lost if
+    the learner dies or adopts the weights of another run.
     """
 
     def __init__(self, simulation: Simulation) -> None:
         self.swarm, self.steps = simulation.swarm, 0.0
-        self.shared = [0.0] * simulation.scenario.peers  # steps of each learner's present life that others have too
+        self.shared = [0.0] * simulation.scenario.peers  # steps of each learner's current life that others have too
         learners, sessions = simulation.learners, self.swarm.sessions
         plain_count, plain_joined, plain_kill = sessions.count, learners.joined, self.swarm.kill
 
@@ -120,7 +120,7 @@ class Losses:
         return host.steps
 
     def lose(self, host: Host, begins: bool) -> None:
-        """Count what this host alone had; another life ``begins``, or this one goes on with other weights."""
+        """Count the steps that only this host had, because its life ends (``begins``) or it adopts other weights."""
         steps = self.now(host)
         self.steps += steps - self.shared[host.row]
         self.shared[host.row] = 0.0 if begins else steps
@@ -157,20 +157,20 @@ def play(job: Job, pauses: model.Pauses) -> dict[str, float]:
     }  # fmt: skip
 
 
-# -- what was played before ----------------------------------------------------------------------------------------
+# -- the cache -----------------------------------------------------------------------------------------------------
 def world_of(job: Job, pauses: model.Pauses) -> str:
     """Return all that a finished run must share with this one."""
     return json.dumps([scenario(job, pauses), STEPS, LONGEST], sort_keys=True)
 
 
 def read_cache(path: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """Return the finished runs by their keys; of a key that was played twice the later."""
+    """Return the finished runs by key; the latest one if a key occurs several times."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return {tuple(line["key"]): line for line in map(json.loads, lines)}
 
 
 def known(job: Job, pauses: model.Pauses, cache: dict[tuple[Any, ...], dict[str, Any]]) -> dict[str, float] | None:
-    """Return the figures of this job where it was played with the settings of now."""
+    """Return the figures of this job if it was simulated with the current settings."""
     line = cache.get(job)
     return None if line is None or line["world"] != world_of(job, pauses) else line["figures"]
 
@@ -187,7 +187,7 @@ def jobs(learners: tuple[int, ...], seeds: int) -> Iterator[Job]:
 def play_all(wanted: list[Job], pauses: model.Pauses, cache: dict[tuple[Any, ...], dict[str, Any]]) -> None:
     """Play runs one after the other, writing each down as it ends."""
     CACHE.parent.mkdir(exist_ok=True)
-    with CACHE.open("a", encoding="utf-8") as file, np.errstate(all="ignore"):  # a model that diverges is a result
+    with CACHE.open("a", encoding="utf-8") as file, np.errstate(all="ignore"):  # a diverging model is a result
         for number, job in enumerate(wanted, 1):
             figures = play(job, pauses)
             line = {"key": job, "world": world_of(job, pauses), "figures": figures}

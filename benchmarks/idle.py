@@ -1,8 +1,8 @@
-"""What a node costs whose loop stands: in a process of its own among others like it, or many in one process.
+"""The cost of an idle node: in a process of its own among others like it, or many in one process.
 
-    python benchmarks/idle.py 50 500 [seeds]      50 nodes in this process, which stand once they know 500
+    python benchmarks/idle.py 50 500 [seeds]      50 nodes in this process, which are idle once they know 500
 
-Others call :func:`alone`, :func:`together` and :func:`among` (``benchmarks/small.py``).
+``benchmarks/small.py`` calls :func:`alone`, :func:`together` and :func:`among`.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     Process = subprocess.Popen[str]
 
 HERE = Path(__file__).parent
-CROWD = 50  # nodes of a process, which has 10,000 files open with them
+CROWD = 50  # nodes in a process, which then has 10,000 open files
 JOIN_AT_ONCE = 4
-LOOK_S = 1.0  # between two looks whether all have met all
+LOOK_S = 1.0  # polling interval until all have met all
 PR_SET_PDEATHSIG = 1
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------
 def begun(program: str, *arguments: object) -> Process:
-    """A program of this folder, with one thread for arithmetic."""
+    """Start a program of this folder, with one thread for arithmetic."""
     return subprocess.Popen(
         [sys.executable, str(HERE / program), *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -64,7 +64,7 @@ def end(processes: list[Process]) -> None:
 
 
 def taken(nodes: list[Process], seconds: float) -> dict[str, float]:
-    """What each of these nodes takes on average: percent of a core, and messages and new links a second."""
+    """Measure the nodes' average cost: percent of a core, and messages and new links a second."""
 
     def look() -> Counter[str]:
         return sum((Counter(json.loads(ask(node, "look"))) for node in nodes), Counter())
@@ -81,7 +81,7 @@ def taken(nodes: list[Process], seconds: float) -> dict[str, float]:
 
 # -- a process each ----------------------------------------------------------------------------------------------------
 def alone(count: int, seconds: float, settle_s: float, rounds: int) -> list[dict[str, float]]:
-    """The mean of so many idle nodes, each a process."""
+    """Measure the average cost of ``count`` idle nodes, each in a process of its own."""
     nodes: list[Process] = []
     seeds: list[str] = []
     try:
@@ -100,7 +100,7 @@ def alone(count: int, seconds: float, settle_s: float, rounds: int) -> list[dict
 
 
 def among(count: int, seconds: float, settle_s: float, rounds: int) -> list[dict[str, float]]:
-    """Of one in a process of its own, the others of ``count`` members a crowd (``benchmarks/crowd.py``)."""
+    """Measure one idle node; the other members, of ``count``, are a crowd (``benchmarks/crowd.py``)."""
     node = begun("idle_node.py", count)
     processes = [node]
     try:
@@ -116,7 +116,7 @@ def among(count: int, seconds: float, settle_s: float, rounds: int) -> list[dict
 
 
 def beside(node: Process, crowd: Process, seconds: float) -> dict[str, float]:
-    """What the node takes, and its crowd; and how many it has met, and who was or is not ALIVE to whom."""
+    """Measure the costs of the node and its crowd, the members that it has met, and how often one was not ALIVE."""
     doubted = int(ask(node, "met").split()[1])
     before, began = float(ask(crowd, "cpu")), time.monotonic()
     found = taken([node], seconds)
@@ -127,7 +127,7 @@ def beside(node: Process, crowd: Process, seconds: float) -> dict[str, float]:
 
 
 def among_nodes(count: int, seconds: float, settle_s: float, rounds: int) -> list[dict[str, float]]:
-    """The same, the others nodes as well, 50 in each process."""
+    """Measure one idle node; the other members are nodes too, 50 in each process."""
     processes: list[Process] = []
     seeds: list[str] = []
     left = count - 1
@@ -136,7 +136,7 @@ def among_nodes(count: int, seconds: float, settle_s: float, rounds: int) -> lis
             here = min(left, CROWD)
             left -= here
             processes.append(begun("idle.py", here, count, *seeds))
-            addresses = heard(processes[-1]).split()  # one process after the other: all at once would stand still
+            addresses = heard(processes[-1]).split()  # start one process after the other, as all at once would stall
             seeds = seeds or addresses
         node = begun("idle_node.py", count, *seeds)
         processes.append(node)
@@ -152,7 +152,7 @@ def among_nodes(count: int, seconds: float, settle_s: float, rounds: int) -> lis
 # -- many in this process ----------------------------------------------------------------------------------------------
 @contextlib.contextmanager
 def crowd_of_nodes(count: int, seeds: list[str]) -> Iterator[list[Node]]:
-    """So many nodes in this process."""
+    """Run ``count`` nodes in this process during the ``with`` block."""
     import numpy as np
 
     from node import Config, Node
@@ -178,8 +178,10 @@ def crowd_of_nodes(count: int, seeds: list[str]) -> Iterator[list[Node]]:
 
 
 def together(count: int, seconds: float, settle_s: float) -> float:
-    """The share of a core that one of so many nodes in one process takes, whose threads take turns: less than each
-    would take by itself."""
+    """Return the share of a core that one of ``count`` nodes in one process takes.
+
+    Their threads share the interpreter lock, so this is less than a node would take alone.
+    """
     with crowd_of_nodes(count, []) as nodes:
         meet(nodes, count)
         time.sleep(settle_s)
@@ -196,8 +198,8 @@ def meet(nodes: list[Node], count: int) -> None:
 
 
 def stand(count: int, members: int, seeds: list[str]) -> None:
-    """So many nodes: says three of their addresses, and "met" once all of them know all members."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody stands for a benchmark that is gone
+    """Run ``count`` nodes; print three of their addresses, and "met" once all of them know all members."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # end when the benchmark ends
     with crowd_of_nodes(count, seeds) as nodes:
         print(*(node.address for node in nodes[:3]), flush=True)
         meet(nodes, members)

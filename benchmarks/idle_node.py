@@ -1,10 +1,10 @@
-"""A node that has joined and whose loop stands: says what it takes and how much it tells, whenever it is asked.
+"""A node that has joined and whose training loop is idle; it reports its CPU time and messages on request.
 
-    python benchmarks/idle_node.py 8 127.0.0.1:40213      it steps until it knows 8 members, and then stands
+    python benchmarks/idle_node.py 8 127.0.0.1:40213      it steps until it knows 8 members, and is then idle
 
-It prints its address and its run, and "met" once it knows so many. Then each line that it reads is a question: "look"
-is answered with the CPU that it has taken and the messages that it has sent and received, by their kinds, and "met"
-with how many it has met, itself included, and how often one was not ALIVE to it. Any other ends it.
+It prints its address and its run, and then "met" once it knows that many members. After that each input line is a
+query. "look" returns the CPU seconds used, and the messages sent and received by kind. "met" returns how many members
+it has met, including itself, and how often one was not ALIVE to it. Any other line ends the process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ told: Counter[str] = Counter()
 
 
 def count(owner: type, method: str, what: str) -> None:
-    """From now on each call is counted, by what it is called with."""
+    """Count the calls of a method from now on, by the type of the argument."""
     plain = getattr(owner, method)
 
     def call(self, argument):

@@ -1,12 +1,11 @@
-"""How often to mix, and in how many bits: what nodes choose beside fixed settings, and consensus control.
+"""A comparison of mixing intervals and codecs: automatic choice, fixed settings and consensus control.
 
     python benchmarks/interval.py [--seeds 3] [--play]     the grid of docs/algorithms.md
-    python benchmarks/interval.py --control [--seeds 3]    a fixed interval beside consensus control
+    python benchmarks/interval.py --control [--seeds 3]    a fixed interval against consensus control
 
-Peers learn digits for 30,720 steps in all, whatever their number, in batches of 8 with steps of 0.1 s and the default
-method. A figure of the grid is the mean node's accuracy in %, at any instant: the mean of four looks in the last tenth
-of a run. Finished runs are kept in runs/interval.jsonl; without --play the table is of those alone. A run takes 2 to 12
-seconds of one core.
+Peers learn digits for 30,720 steps in total, in batches of 8 with steps of 0.1 s and the default method. A figure of
+the grid is the mean node's accuracy in %, as the mean of four measurements in the last tenth of a run. Finished runs
+are cached in runs/interval.jsonl; without --play the table has only those. A run takes 2 to 12 seconds of one core.
 """
 
 import argparse
@@ -28,7 +27,7 @@ NETWORKS = {
 }
 UNEVEN = {"kind": "dirichlet", "alpha": 0.1}
 PARTITIONS = {"IID": {"kind": "iid"}, "Dirichlet 0.1": UNEVEN}
-# (data, nodes, links) and the learning rate, which a swarm of many nodes with few steps each takes higher.
+# Learning rate by (data, nodes, links). It is higher for many nodes with few steps each.
 WORLDS = {
     ("Dirichlet 0.1", 16, "LAN"): 0.3, ("Dirichlet 0.1", 32, "LAN"): 0.3, ("Dirichlet 0.1", 128, "LAN"): 0.6,
     ("Dirichlet 0.1", 32, "internet"): 0.3, ("IID", 32, "LAN"): 1.0, ("IID", 128, "LAN"): 1.0,
@@ -68,7 +67,7 @@ def scenario(seed, peers, end, task, network, gossip, **more):
 
 
 def controlled(world, settings, seed):
-    """Accuracy of the mean and of the worst node in %, and MB a node."""
+    """Simulate a run; return the accuracy of the mean and the worst node in %, and the MB a node."""
     end = STEPS * STEP_S
     played = scenario(
         seed, PEERS, end, CONTROLLED[world], NETWORKS["LAN"], settings, report={"every_s": end}, fidelity="whole"
@@ -95,7 +94,7 @@ def key_of(world, settings, seed):
 
 
 def play(world, settings, seed):
-    """One run: its figures at the end."""
+    """Simulate a run, and return its figures at the end."""
     data, peers, network = world
     end = ALL_STEPS // peers * STEP_S
     task = {"partition": PARTITIONS[data], "optimizer": {"lr": WORLDS[world]}}
@@ -118,7 +117,7 @@ def read_cache():
 
 
 def play_grid(seeds):
-    """Play what is not known yet, the first seed of all before the second of any."""
+    """Simulate the runs that are not cached; the first seed of all cells comes before the second seed."""
     cache = read_cache()
     CACHE.parent.mkdir(exist_ok=True)
     with CACHE.open("a", encoding="utf-8") as file:
@@ -135,7 +134,7 @@ def play_grid(seeds):
 
 def cell(lines):
     if not lines:
-        return "–"  # noqa: RUF001  a dash, where nothing was played
+        return "–"  # noqa: RUF001  a dash for a cell without runs
     mean, worst, sent = (statistics.mean(line[name] for line in lines) for name in ("mean", "worst", "mb"))
     return f"{100 * mean:.1f} ({100 * worst:.0f}) {sent:.2f}" + ("" if len(lines) > 1 else " *")
 

@@ -2,10 +2,10 @@
 
     python benchmarks/language.py [--only "muon, sync"]      (benchmarks/bytes.py writes the page)
 
-A row's learning rate is the best for seed 1 on tuning windows, of rates a factor sqrt(2) apart, with a worse one on
-either side; or it is another row's. What is told is the loss on other windows. Synchronous training is one model that
-takes the whole batch of all nodes, its gradient clipped as theirs. Finished runs are kept in runs/language.jsonl and
-not played again while their settings are the same, so that an interrupted benchmark goes on where it was.
+A row's learning rate is the best for seed 1 on tuning windows, among rates a factor sqrt(2) apart, with a worse one on
+either side; or it is another row's. The reported loss is on other windows. Synchronous training is one model that takes
+the whole batch of all nodes, with the same gradient clipping. Finished runs are cached in runs/language.jsonl as long
+as their settings stay the same, so an interrupted benchmark continues where it stopped.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / "runs" / "language.jsonl"
 
 CONTEXT = 32  # bytes in a window
-WINDOWS_A_STEP = 32  # of all nodes together
+WINDOWS_A_STEP = 32  # windows in a step of all nodes together
 STEPS, WARMUP, STEP_S = 1120, 56, 0.1
 SEEDS = (1, 2, 3)
 JUDGED = 1024  # windows for tuning, and as many for the test
-FINER = math.sqrt(2)  # between two rates
+FINER = math.sqrt(2)  # factor between two neighbouring rates
 MOST_RATES = 7
 
 INSIDE: dict[str, dict[str, Any]] = {
     "adamw": {"name": "adamw"},
     "muon": {"name": "muon", "adam_lr": 0.01},
 }
-GUESSES = {"adamw": 0.004, "muon": 0.02}  # where the search for a rate begins
+GUESSES = {"adamw": 0.004, "muon": 0.02}  # starting points of the search for a rate
 FREE = {"filter": "none"}
 GENTLER = {"outer_momentum": 0.3, "outer_rate": 0.9}
 PLAIN = {"outer_momentum": 0.0, "outer_rate": 1.0, "correction": 0.0}
@@ -60,10 +60,10 @@ class Row:
     said: str
     gossip: dict[str, Any] | None  # None: synchronous
     seeds: tuple[int, ...] = SEEDS
-    rate_of: str = ""  # the row whose rate is used; "": its own is sought
+    rate_of: str = ""  # the row whose rate is used; "" searches for its own
     peers: int = 4
     partition: str = "iid"
-    slack: float = 1.0  # times as long: nodes in lockstep wait for each other
+    slack: float = 1.0  # factor for the duration, because nodes in lockstep wait for each other
 
     @property
     def name(self) -> str:
@@ -80,10 +80,10 @@ INT8 = "default, int8 every 2"
 M28, M56 = "moniqua4 every 28, outer 0.3/0.9", "moniqua4 every 56, outer 0.3/0.9"
 F56 = "moniqua4, an eighth every 7 (fragments 8), outer 0.3/0.9"
 EVERY_2 = {"codec": "int8", "mix_every_steps": 2}
-ALWAYS = "mean of all weights every step, in lockstep, fp32"  # what is left between it and synchronous is no interval's
+ALWAYS = "mean of all weights every step, in lockstep, fp32"  # its gap to synchronous is not due to the interval
 EVERY_STEP = FREE | {"codec": "fp32", "mixing": "group", "group_size": 0, "mix_every_steps": 1, "max_version_gap": 0.0}
 UNCORRECTED = EVERY_8 | {"correction": 0.0, "outer_momentum": 0.5, "outer_rate": 0.7}
-ROWS: list[Row] = [  # the most important first: this is the order in which they are played
+ROWS: list[Row] = [  # in the order of the runs, the most important rows first
     Row("muon", SYNC, None),
     Row("muon", DEFAULT, EVERY_8),
     Row("muon", INT8, EVERY_2),
@@ -105,7 +105,7 @@ ROWS: list[Row] = [  # the most important first: this is the order in which they
 
 # -- the task ------------------------------------------------------------------------------------------------------
 def windows(text: bytes) -> torch.Tensor:
-    """Cut a text into pieces of one byte more than a window, uint8 (windows, CONTEXT + 1); the rest is left out."""
+    """Cut a text into windows plus one byte, uint8 (windows, CONTEXT + 1); an incomplete last one is dropped."""
     count = len(text) // (CONTEXT + 1)
     tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     return tokens[: count * (CONTEXT + 1)].view(count, CONTEXT + 1)
@@ -119,7 +119,7 @@ def held_out() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def plays() -> tuple[torch.Tensor, ...]:
-    """Return the data set of the scenarios. Each play is a client, so that a natural partition deals whole plays."""
+    """Return the data set of the scenarios. Each play is a client, so a natural partition assigns whole plays."""
     roles = sorted(shakespeare().items())
     pieces = [windows(text[: len(text) * 9 // 10]) for _, text in roles]
     numbers = {play: number for number, play in enumerate(sorted({role.split("/")[0] for role, _ in roles}))}
@@ -162,10 +162,10 @@ def loss(module: nn.Module, judged: torch.Tensor) -> float:
 
 
 def play(row: Row, rate: float, seed: int) -> dict[str, float]:
-    """Play one run to its end."""
+    """Simulate one run to its end, and return its figures."""
     start, tuning_and_test = time.process_time(), held_out()
     table = scenario(row, rate, seed)
-    with one_thread(), uncollected(), np.errstate(all="ignore"):  # a model that diverges is a result
+    with one_thread(), uncollected(), np.errstate(all="ignore"):  # a diverging model is a result
         simulation = Simulation(Scenario.from_mapping(table))
         learners, level = simulation.learners, simulation.level
         for _ in simulation.slices():
@@ -185,14 +185,14 @@ def play(row: Row, rate: float, seed: int) -> dict[str, float]:
 
 
 def synchronous_bytes(elements: int, steps: float) -> float:
-    """Return what a node of a large ring sends for an all-reduce of fp32 gradients: two models a step."""
+    """Return the bytes that a node of a large ring all-reduce sends for fp32 gradients: two models a step."""
     return 2.0 * 4.0 * elements * steps
 
 
 # -- runs ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Rate:
-    """A row's learning rate, of those that were tried; ``bracketed``: a worse one lies on either side."""
+    """A row's best learning rate among those tried; ``bracketed`` if a worse one was tried on either side."""
 
     best: float
     tried: list[float]
@@ -200,7 +200,7 @@ class Rate:
 
 
 class Runs:
-    """Finished runs by their settings. What is missing is played, unless ``play_missing`` is False."""
+    """The cache of finished runs, by their settings; it simulates missing ones unless ``play_missing`` is False."""
 
     def __init__(self, *, play_missing: bool = True) -> None:
         self.play_missing = play_missing
@@ -211,7 +211,7 @@ class Runs:
                 self.known[entry["key"]] = entry["figures"]
 
     def figures(self, row: Row, rate: float, seed: int) -> dict[str, float] | None:
-        """Return the figures of one run; None where it is missing and is not to be played."""
+        """Return the figures of one run, or None if it is missing and must not be simulated."""
         table = scenario(row, rate, seed)
         key = json.dumps({key: value for key, value in table.items() if key != "name"}, sort_keys=True)
         if key not in self.known:
@@ -252,12 +252,12 @@ class Runs:
 
 
 def rate_at(row: Row, place: int) -> float:
-    """Return one of the rates that are tried."""
+    """Return the rate at a place of the search grid; place 0 is the starting point."""
     return float(f"{GUESSES[row.inside] * FINER**place:.3g}")
 
 
 def play_all(rows: list[Row], runs: Runs) -> None:
-    """Play what is missing: one seed of each row first, then its rates, then its other seeds."""
+    """Simulate the missing runs: one seed of each row first, then its rates, then its other seeds."""
     for row in rows:
         runs.figures(row, rate_at(row, 0), 1)
     for row in rows:

@@ -1,11 +1,11 @@
-"""One node of a reliability run: trains a problem whose answer is known, and writes down ten times a second how it is.
+"""One node of a reliability run: it trains a problem with a known answer, and writes its state ten times a second.
 
-The model is a point ``w`` that steps towards this node's own ``--target``, so a swarm with different targets meets at
-their mean and two halves that are cut off from each other drift apart visibly. Beside it stands a ledger: one number
-that every step raises by exactly one and that every exchange averages like any other parameter. Symmetric mixing moves
-no sum, so over a whole swarm
+The model is a point ``w`` that steps towards this node's own ``--target``. A swarm with different targets therefore
+meets at their mean, and two partitioned halves visibly drift apart. The model also has a ledger: one number that every
+step raises by exactly one, and that every exchange averages like any other parameter. Symmetric mixing preserves sums,
+so over a whole swarm
 
-    sum of the ledgers at the end - sum of the ledgers taken over at the start = completed steps of everybody
+    sum of the ledgers at the end - sum of the ledgers adopted at the start = completed steps of all nodes
 
 and a step that was lost, overwritten or counted twice shows as a difference of one.
 
@@ -34,7 +34,7 @@ ROW_S = 0.1
 
 
 class Point(nn.Module):
-    """``w`` (elements,), trained; ``ledger`` (1,), counted: a buffer, of which a mix makes the plain mean."""
+    """The model: ``w`` (elements,) is trained; ``ledger`` (1,) counts steps, as a buffer that mixes average plainly."""
 
     def __init__(self, elements: int) -> None:
         super().__init__()
@@ -43,12 +43,12 @@ class Point(nn.Module):
 
 
 class Diary:
-    """Rows of JSON, one every tenth of a second, and what happened in between."""
+    """A file of JSON rows: one every tenth of a second, with the maxima since the last one, and events."""
 
     def __init__(self, path: Path) -> None:
         self.file: TextIO = path.open("w", buffering=1, encoding="utf-8")
         self.due = 0.0
-        self.inside = self.gap = 0.0  # longest since the last row: inside step(), and from one step() to the next
+        self.inside = self.gap = 0.0  # maxima since the last row: a step(), and the time between two
         self.given: list[int] = []
         self.last: float | None = None
 
@@ -124,7 +124,7 @@ def main() -> None:
 
 
 def batches(node: Node, samples: int) -> Iterator[list[int]]:
-    """Indices of this node's share of a dataset of that many samples in one pass; without a dataset, empty for ever."""
+    """Yield batches of indices of this node's share in one pass over ``samples`` samples, and then empty batches."""
     if samples:
         yield from (batch.tolist() for batch in node.shard(torch.arange(samples), 8))
     yield from itertools.repeat([])

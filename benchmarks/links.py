@@ -1,17 +1,17 @@
-"""What a raw TCP stream takes on emulated links, by latency, rate, loss, congestion control and size.
+"""The duration of raw TCP streams on emulated links, by latency, rate, loss, congestion control and size.
 
-For each of the conditions: the round trip of a datagram, then streams of fixed sizes over fresh connections, seconds
-from connected to the last byte there; ``share`` is what the stream got of the link's rate. A line that says "disturbed"
-is of a run in which more than one packet in twenty came over 5 ms late: it measured this machine and not the link.
-Needs root, gcc and /dev/net/tun.
+Each condition measures the round trip of a datagram, and then streams of fixed sizes over fresh connections. Seconds
+are from the connection to the arrival of the last byte; ``share`` is the stream's share of the link's rate. In a run
+marked "disturbed" more than one packet in twenty came over 5 ms late: it measured this machine and not the link. Needs
+root, gcc and /dev/net/tun.
 
     sudo .venv/bin/python benchmarks/links.py --repeats 3 --csv links.csv
     sudo .venv/bin/python benchmarks/links.py --exchanges 24 --csv benchmarks/tcp_exchanges.csv
     sudo .venv/bin/python benchmarks/links.py --strangers 40 --csv benchmarks/tcp_strangers.csv
 
-With ``--exchanges`` two ends of one connection send each other as much as a pair of nodes does, so many times, with a
-rest of 1.2 to 3.6 s after each and small messages in it; which of them asks is drawn each time. Seconds are from the
-answer to the last byte on both sides.
+With ``--exchanges`` the two ends of one connection exchange as much as a pair of nodes, repeatedly. After each exchange
+comes a pause of 1.2 to 3.6 s with small messages. The initiator is drawn each time. Seconds are from the answer to the
+last byte on both sides.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ EXCHANGES = (
     (75, 20, 0.0, 1_000_000), (25, 20, 0.01, 100_000), (25, 20, 0.01, 1_000_000),
     (75, 20, 0.005, 100_000), (75, 20, 0.005, 1_000_000),
 )  # fmt: skip
-STRANGERS = ((25, 20, 0.01, 330_000, 1), (25, 20, 0.01, 1_000_000, 2))  # the last: of the losses
+STRANGERS = ((25, 20, 0.01, 330_000, 1), (25, 20, 0.01, 1_000_000, 2))  # the last number is the seed of the losses
 REST_S = 1.2, 3.6
 MESSAGE_BYTES, MESSAGE_EVERY_S = 60, 0.7
-NOT_SENT_BYTES = 131_072  # as a node sets it
-LONGEST_S = 120.0  # of a stream: cubic at 1 % needs a minute for 10 MB over 50 ms
+NOT_SENT_BYTES = 131_072  # the node's TCP_NOTSENT_LOWAT
+LONGEST_S = 120.0  # limit of a stream; cubic with 1 % loss needs a minute for 10 MB over 50 ms
 PORTS = itertools.count(5_000)
 PINGS = 20
 DATAGRAM_EVERY_S = 0.008
@@ -70,7 +70,7 @@ def round_trips_ms(links: EmulatedLinks) -> list[float]:
                 other.sendto(b"x", (links.address(0), 4_999))
                 one.recv(1)
             except TimeoutError:
-                continue  # lost, as the conditions say
+                continue  # the emulated link has lost it
             times.append(1e3 * (time.monotonic() - begun))
     return times
 
@@ -131,9 +131,9 @@ def measure(latency_ms: float, mbit_s: float, loss: float, sizes: list[int], rep
 def to_strangers(
     latency_ms: float, mbit_s: float, loss: float, size: int, seed: int, count: int
 ) -> list[dict[str, Any]]:
-    """cubic's streams, each to an address that its sender never spoke to: Linux remembers what it learnt of others."""
+    """Measure cubic's streams to addresses that are new to their sender, as Linux caches TCP metrics by address."""
     rows = []
-    nodes = 2 + math.isqrt(2 * count)  # so that there are as many pairs
+    nodes = 2 + math.isqrt(2 * count)  # gives at least `count` pairs
     with EmulatedLinks(nodes, seed) as links:
         links.rate(-1, mbit_s, mbit_s)
         links.latency(-1, -1, latency_ms / 1e3)
@@ -156,8 +156,10 @@ def to_strangers(
 
 
 def beside(latency_ms: float, mbit_s: float, size: int, congestion: str, count: int) -> list[dict[str, Any]]:
-    """How much longer datagrams of one end of an exchange take to a third node while it streams: milliseconds of each
-    exchange, on average."""
+    """Measure how much longer datagrams to a third node take while their sender streams an exchange.
+
+    Each row has the average of one exchange, in milliseconds.
+    """
     rng, rows, seen, over = random.Random(1), [], list[tuple[float, float]](), threading.Event()
     with EmulatedLinks(3) as links:
         links.rate(-1, mbit_s, mbit_s)
@@ -209,7 +211,7 @@ def beside(latency_ms: float, mbit_s: float, size: int, congestion: str, count: 
 
 # -- exchanges -------------------------------------------------------------------------------------------------------
 def connected(links: EmulatedLinks, begins: int = 0, answers: int = 1) -> tuple[socket.socket, socket.socket]:
-    """The two ends of a connection between two nodes, as nodes set them."""
+    """Connect two nodes, and return both ends with a node's socket options."""
     port = next(PORTS)
     with links.inside(answers):
         server = socket.create_server((links.address(answers), port))
@@ -226,7 +228,7 @@ def connected(links: EmulatedLinks, begins: int = 0, answers: int = 1) -> tuple[
 
 
 def take(end: socket.socket, size: int) -> float:
-    """Read so many bytes; when the last was there."""
+    """Read ``size`` bytes, and return the time of the last one."""
     buffer = bytearray(1 << 18)
     while size:
         size -= end.recv_into(buffer, min(size, len(buffer)))
@@ -234,7 +236,7 @@ def take(end: socket.socket, size: int) -> float:
 
 
 def stream_both(end: socket.socket, size: int) -> float:
-    """Send and read so many bytes; when the last was read."""
+    """Send and read ``size`` bytes, and return the time at which the last one was read."""
     sender = threading.Thread(target=end.sendall, args=(bytes(size),), daemon=True)
     sender.start()
     until = take(end, size)
@@ -243,7 +245,7 @@ def stream_both(end: socket.socket, size: int) -> float:
 
 
 def exchange_s(asker: socket.socket, asked: socket.socket, size: int) -> float:
-    """From the answer to the last byte on both sides."""
+    """Play one exchange, and return the seconds from the answer to the last byte on both sides."""
     begun, until = [0.0], [0.0]
 
     def answer() -> None:

@@ -1,24 +1,24 @@
-"""What membership costs the simulator: events handled in a CPU second, with nothing trained and nothing mixed.
+"""The cost of the membership protocol: events handled in a CPU second, without training and mixing.
 
     python benchmarks/membership.py [--peers 100 300 1000] [--seed 1] [--events 200000] [--idle] [--profile]
     python benchmarks/membership.py --load [--peers 10 100 1000] [--idle] [--watch-s S]
 
-Each swarm joins through its first peer, all at once, and then runs on while every peer takes a step a second and so
-always has progress to tell; ``--idle``: nobody tells any. An event is what the heap hands to a handler: a message, a
-timer, the end of a step. One JSON line a swarm:
+In each swarm all peers join at once through the first one. Then every peer takes a step a second and so always has
+progress to gossip; with ``--idle`` no peer has. An event is one call of a handler from the event heap: a message, a
+timer, or the end of a step. One JSON line a swarm:
 
-``join_*``    from the first peer to the second in which everybody is ready and holds everybody ALIVE
-``events_s``  events in a CPU second of one thread, after all that the join gave to tell has been told
-``digest``    what a change that should change no decision leaves as it was
+``join_*``    from the first peer until the second in which all peers are ready and ALIVE to all
+``events_s``  events in a CPU second of one thread, after the news of the joins has spread
+``digest``    must stay the same after a change that should alter no decision
 
-``--load``: what it costs a member. Founders that know each other take a step of 8 samples every 0.1 s; after
-``--watch-s`` seconds they are watched for as long again. One JSON line a swarm:
+``--load`` measures the cost for a member. Founders that know each other take a step of 8 samples every 0.1 s. After
+``--watch-s`` seconds they are measured for as long again. One JSON line a swarm:
 
-``messages``  sent in a second by each, all of membership's, and ``bytes`` of their frames, with what keys and
-              signatures take where simulated records have none
-``cpu_us``    of one thread for each member and second, the simulator's included: to be compared, not believed
-``signed``    records, by each member in a minute
-``error``     of ``swarm_samples``, the largest of any member: when they began to be watched, and in the end
+``messages``  membership messages sent by each member a second, and ``bytes`` of their frames, including the keys and
+              signatures that simulated records lack
+``cpu_us``    CPU microseconds for each member and second, with the simulator's own work: only for comparisons
+``signed``    records signed by each member in a minute
+``error``     largest error of a member's ``swarm_samples``, at the beginning and at the end of the measurement
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from sim.engine.host import Host
 from sim.engine.swarm import Swarm
 from sim.world.network import NetworkModel
 
-NEVER = 10**9  # steps: no peer ever mixes
+NEVER = 10**9  # interval in steps, so that no peer ever mixes
 STEP_S, NEVER_S = 1.0, 1e9
 LOAD_STEP_S, SAMPLES = 0.1, 8
-UNSIGNED_BYTES = 96  # of a key and a signature and what msgpack writes before them, less the two that stand for nothing
-WARM_UP_S = 0.25  # for each member: a join gives each some 200 tellings a second to make for so long
+UNSIGNED_BYTES = 96  # size of a key and a signature in msgpack, minus that of the empty values in simulated records
+WARM_UP_S = 0.25  # seconds a member, during which a join causes each about 200 gossip messages a second
 
 
 def joined(peers: int, seed: int, idle: bool) -> Swarm:
-    """A swarm in which everybody is ready and holds everybody ALIVE."""
+    """Return a swarm in which all peers are ready and ALIVE to all."""
     told = {"progress_period_s": NEVER_S} if idle else {}
     swarm = Swarm(seed, NetworkModel(), Config(mix_every_steps=NEVER, **told))
     for index in range(peers):
@@ -81,7 +81,7 @@ def measure(peers: int, seed: int, events: int, idle: bool, profile: cProfile.Pr
 
 
 class Meter:
-    """Counts what is sent, and sends it."""
+    """A counter of the messages and bytes that a swarm sends."""
 
     def __init__(self, swarm: Swarm) -> None:
         self.messages = self.bytes = 0
@@ -113,7 +113,7 @@ def load(peers: int, seed: int, idle: bool, watch_s: float) -> dict[str, object]
 
     swarm.run_until(watch_s)
     errors, first, began = [error()], signed(), time.process_time()
-    swarm.run_until(1.5 * watch_s)  # without counting, which costs time too
+    swarm.run_until(1.5 * watch_s)  # timed without the meter, which costs time too
     cpu_s, meter = time.process_time() - began, Meter(swarm)
     swarm.run_until(2 * watch_s)
     half = peers * watch_s / 2

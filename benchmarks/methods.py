@@ -1,12 +1,13 @@
-"""Every published method on the same work: writes docs/results/methods.md and its picture.
+"""A comparison of all published methods on the same work: writes docs/results/methods.md and its picture.
 
     python benchmarks/methods.py [--dataset digits] [--condition iid]... [--method sgp]... [--seeds 3] [--fresh]
                                  [--tune] [--page]
 
-Each method takes the same number of local steps with the same optimizer, SGD without momentum (or quasi-global momentum
-where that is the method), at its rate in RATES, and mixes as often as its configuration says: its bytes say how often.
-Finished runs are kept in runs/methods.jsonl and are not played again while their settings stay the same; a change of
-the code does not show there, and asks for --fresh. --tune plays digits at three rates a method and prints RATES anew.
+Each method takes the same number of local steps with the same optimizer at its learning rate in RATES. The optimizer is
+SGD without momentum, or with quasi-global momentum if that is the method. Each method mixes as often as its
+configuration says, which its bytes show. Finished runs are cached in runs/methods.jsonl as long as their settings stay
+the same. The cache does not notice changed code; then use --fresh. --tune simulates digits at three rates a method and
+prints RATES.
 """
 
 import argparse
@@ -35,22 +36,22 @@ CACHE = ROOT / "runs" / "methods.jsonl"
 PAGE = ROOT / "docs" / "results" / "methods.md"
 PROCESSES = 2  # each run takes one core
 
-STEP_S = 0.1  # of a step, 5 % either way
+STEP_S = 0.1  # duration of a step, +-5 %
 JOBS = {"digits": {"peers": 32, "steps": 960}, "fashion-mnist": {"peers": 16, "steps": 480}}
-RATE_SCALE = {"digits": 1.0, "fashion-mnist": 0.05}  # the inputs of the second are normalised and ten times as long
+RATE_SCALE = {"digits": 1.0, "fashion-mnist": 0.05}  # Fashion-MNIST's inputs have ten times the norm
 NETWORK = {"latency": {"kind": "constant", "value_ms": 5}, "rate_mbit_s": 100}
 CONDITIONS = {
     "iid": "IID", "dirichlet": "Dirichlet 0.1", "loss": "Dirichlet 0.1, 30 % failed exchanges",
     "churn": "Dirichlet 0.1, churn", "iid-paces": "IID, uneven paces", "paces": "Dirichlet 0.1, uneven paces",
 }  # fmt: skip
 DIGITS_ALONE = ("iid-paces", "paces")
-SLOW, SLOWDOWN = 6 / 32, 4  # share of peers, and how many times as long their steps take
-# Of messages and of streams, so that about 30 % of the exchanges that begin fail. A pair needs two streams, an offer
-# and its answer to arrive, a push one stream, and a group's mix fails if one of its members does.
+SLOW, SLOWDOWN = 6 / 32, 4  # share of slow peers, and the factor of their step times
+# Loss probability of messages and streams for which about 30 % of the started exchanges fail. A pair needs two streams,
+# an offer and its answer; a push needs one stream. A group's mix fails if one of its members fails.
 LOSS = {"pair": 0.135, "push-sum": 0.21, "row-stochastic": 0.17, "group": 0.033}
-LOSS_ALL = {"digits": 0.0025, "fashion-mnist": 0.0007}  # where a group is everybody, and one loss fails it for all
-# Up as V100 spot machines in February 2023 (sim/worlds.toml), 14 times as fast in a run of 960 steps, so that one in
-# three goes within it; down as theirs, 160 times as fast, so that most are seen to come back.
+LOSS_ALL = {"digits": 0.0025, "fashion-mnist": 0.0007}  # for a group of all peers, where one loss fails all of them
+# Lifetimes are those of V100 spot machines in February 2023 (sim/worlds.toml), 14 times as fast in a run of 960 steps,
+# so that one in three stops during a run. Downtimes are theirs 160 times as fast, so that most return during the run.
 UP_SCALE, DOWN_SCALE = 444 / 960, 30 / 960  # seconds for each step of a run
 
 
@@ -61,14 +62,14 @@ def churn(steps):
     }
 
 
-CPU_LIMIT_S = 180  # of one run, which takes 1 to 15
-LONGEST = 8  # times as long as the steps take, and a run ends with fewer of them: nodes in lockstep can stand still
+CPU_LIMIT_S = 180  # limit of one run, which takes 1 to 15 s
+LONGEST = 8  # a run ends early after this multiple of its steps' duration, because nodes in lockstep can stall
 SLICE_S = 0.2
 
 QUASI_GLOBAL = 0.9
-TUNED = ("iid", "dirichlet")  # conditions; the others take the rate of the second
+TUNED = ("iid", "dirichlet")  # conditions with tuned rates; the others use one of these
 TUNED_OVER = {"sgd": (0.1, 0.3, 1.0), "quasi-global": (0.03, 0.1, 0.3)}
-# (IID, Dirichlet 0.1) of digits, seed 1: the one of three whose nodes were best just after a mix.
+# Rates for (IID, Dirichlet 0.1), tuned on digits with seed 1: the best of three by the accuracy just after a mix.
 RATES = {
     "d-psgd": (1.0, 1.0),
     "ad-psgd": (1.0, 1.0),
@@ -98,7 +99,7 @@ RATES = {
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One line of every table: a published method, or one of ours."""
+    """One row of every table: a published method, or one of ours."""
 
     name: str
     changes: dict
@@ -106,7 +107,7 @@ class Row:
 
 
 def rows(peers):
-    """All of METHODS, and where one mixes more rarely than every 8 steps, the same at 8 as well; then ours."""
+    """Return the rows: all of METHODS, those that mix less often than every 8 steps also at 8, and ours."""
     found = []
     for name, method in METHODS.items():
         changes = dict(as_published(name))
@@ -125,7 +126,7 @@ def rows(peers):
         Row("default, quasi-global", {}, True),
         Row("one-way push", {"mixing": "row-stochastic", "filter": "none"}),
     ]
-    # What is the same under two names is played once.
+    # Drop a row if a later one has the same settings under another name.
     return [row for at, row in enumerate(found) if not any(alike(row, other) for other in found[at + 1 :])]
 
 
@@ -138,7 +139,7 @@ def alike(one, other):
 
 
 def rate_of(row, condition, cache, tuned=False):
-    """On digits: from RATES (or not, when they are ``tuned``), else the best of those played, else the middle one."""
+    """Return the rate on digits: from RATES unless ``tuned``, else the best of the simulated ones, else the middle."""
     place = TUNED.index("iid" if condition.startswith("iid") else "dirichlet")
     if row.name in RATES and not tuned:
         return RATES[row.name][place]
@@ -149,7 +150,7 @@ def rate_of(row, condition, cache, tuned=False):
 
 
 def scenario(job):
-    """The scenario of a run as nested mappings. A failed exchange costs about one interval."""
+    """Return the scenario of a run as nested mappings; timeouts make a failed exchange cost about one interval."""
     dataset, condition, row, seed, rate = job
     changes = dict(row.changes)
     interval_s = STEP_S * min(changes.get("mix_every_steps", 8), 50)
@@ -169,7 +170,7 @@ def scenario(job):
     }  # fmt: skip
     if condition == "loss":
         everybody = changes.get("group_size") == 0
-        table["network"]["congestion"] = "none"  # TCP would send again what is lost
+        table["network"]["congestion"] = "none"  # TCP would retransmit what is lost
         table["network"]["loss"] = LOSS_ALL[dataset] if everybody else LOSS[changes.get("mixing", "pair")]
     if condition == "churn":
         table["churn"] = churn(steps)
@@ -180,7 +181,7 @@ def scenario(job):
 
 
 def play(job):
-    """One run: its figures, or why it is refused."""
+    """Simulate one run, and return its figures or the reason for which its settings are refused."""
     torch.set_num_threads(1)
     began_s = time.process_time()
     signal.signal(signal.SIGPROF, too_long)
@@ -193,7 +194,7 @@ def play(job):
     hosts, training = swarm.hosts, swarm.training
     mixed, had = after_mixes(learners)
     steps, peers = JOBS[job[0]]["steps"], JOBS[job[0]]["peers"]
-    with np.errstate(all="ignore"):  # a model that diverges is a result
+    with np.errstate(all="ignore"):  # a diverging model is a result
         while training.steps < steps * peers and swarm.now < LONGEST * steps * STEP_S:
             swarm.events.run_until(swarm.now + SLICE_S)
             for host in hosts:
@@ -201,7 +202,7 @@ def play(job):
                     training.count(host, swarm.now)
         last = simulation.measures.row()
         ready = [host.row for host in hosts if not host.gone and host.peer.ready]
-        mixed[~had] = learners.matrix[~had]  # who never mixed is taken as it is
+        mixed[~had] = learners.matrix[~had]  # nodes that never mixed count as they are
         _, accuracies, _ = learners.evaluate(mixed[ready])
     signal.setitimer(signal.ITIMER_PROF, 0)
     failed = sum(host.peer.exchanges.failures for host in hosts)
@@ -220,8 +221,11 @@ def too_long(number, frame):
 
 
 def after_mixes(learners):
-    """A matrix that holds each model as it was just after its last mix, kept up from here on, and which rows have had
-    one."""
+    """Record each model just after its last mix from now on.
+
+    Returns:
+        The recorded models (peers, elements), and True for each row that has mixed (peers,). Both are updated in place.
+    """
     after, had = learners.matrix.copy(), np.zeros(len(learners.matrix), bool)
     plain_mixed, plain_joined = learners.mixed, learners.joined
 
@@ -237,9 +241,9 @@ def after_mixes(learners):
     return after, had
 
 
-# -- what was played before ----------------------------------------------------------------------------------------
+# -- the cache -----------------------------------------------------------------------------------------------------
 def world_of(job):
-    """What of a run a finished one must share, beside the Config."""
+    """Return the settings outside the Config that a cached run must share."""
     table = scenario(job)
     del table["gossip"], table["name"]
     return json.dumps([table, JOBS[job[0]], LONGEST])
@@ -250,7 +254,7 @@ def key_of(job):
 
 
 def config_of(job):
-    """As a peer has it, with what was left open decided."""
+    """Return the Config of a peer, with the automatic outer step resolved."""
     config = Scenario.from_mapping(scenario(job)).config
     momentum, rate = config.outer
     return json.loads(json.dumps(dataclasses.asdict(config) | {"outer_momentum": momentum, "outer_rate": rate}))
@@ -262,7 +266,7 @@ def read_cache():
 
 
 def known(job, cache):
-    """The finished run of this job, if its settings are those of now; settings that are newer do not count."""
+    """Return the cached run of a job if its settings are the current ones; settings that it lacks are ignored."""
     line = cache.get(key_of(job))
     if (
         line is None
@@ -280,13 +284,13 @@ def known(job, cache):
 
 
 def used(key, config):
-    """Whether a setting has a say: those of a filter that is not on have none."""
+    """Return True if a setting has an effect; settings of a filter that is off have none."""
     filter_, _, setting = key.partition("_")
     return filter_ not in ("clip", "balance") or not setting or config["filter"] == filter_
 
 
 def play_all(jobs, cache, fresh=False):
-    """Play what is not known, two at a time, writing each down as it ends."""
+    """Simulate the runs that are not cached, two at a time, and cache each as it ends."""
     left = [job for job in jobs if fresh or known(job, cache) is None]
     print(f"{len(jobs)} runs, {len(left)} to play", file=sys.stderr, flush=True)
     CACHE.parent.mkdir(exist_ok=True)
@@ -299,7 +303,7 @@ def play_all(jobs, cache, fresh=False):
             job = futures[future]
             try:
                 figures = future.result()
-            except Exception as error:  # one method that fails must not take the night's run with it
+            except Exception as error:  # one failing method must not end the whole benchmark
                 figures = {"refused": f"{type(error).__name__}: {error}"}
             key = key_of(job)
             if "refused" in figures:
@@ -320,7 +324,7 @@ def play_all(jobs, cache, fresh=False):
 def tuning(found):
     return [
         ("digits", condition, row, 1, rate)
-        for row in reversed(found)  # ours first, which take least
+        for row in reversed(found)  # ours first, which are the fastest
         for condition in TUNED
         for rate in TUNED_OVER["quasi-global" if row.quasi_global else "sgd"]
     ]
@@ -349,7 +353,7 @@ def main():
         return
     jobs = [
         (dataset, condition, row, seed, rate_of(row, condition, cache))
-        for seed in range(1, args.seeds + 1)  # the first seed of everything first: an interrupted run shows all rows
+        for seed in range(1, args.seeds + 1)  # the first seed of all rows comes first
         for dataset in args.dataset or JOBS
         for condition in args.condition or CONDITIONS
         if dataset == "digits" or condition not in DIGITS_ALONE

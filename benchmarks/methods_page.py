@@ -1,4 +1,4 @@
-"""docs/results/methods.md and its picture, from the figures that benchmarks/methods.py has played."""
+"""The page docs/results/methods.md and its picture, made from the figures of benchmarks/methods.py."""
 
 import statistics
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from gossip.config.methods import METHODS
 
 PICTURE = "methods.png"
-LOWEST = 24.0  # points below the best that the picture shows
+LOWEST = 24.0  # range of the picture in points below the best
 
 INTRODUCTION = """# Every published method on the same work
 
@@ -91,7 +91,7 @@ def table(heads, lines):
 
 
 def overview(figures, names, datasets, conditions):
-    """The mean node just after a mix, of every method under every condition."""
+    """Return the table of the mean node just after a mix, for every method and condition."""
     played = {key[:2] for key, runs in figures.items() if runs}
     columns = [
         (dataset, condition) for dataset in datasets for condition in conditions if (dataset, condition) in played
@@ -132,8 +132,8 @@ def detail(figures, names, dataset, condition):
     return table(heads, lines)
 
 
-# Mean node accuracy of synchronous rounds, 32 nodes, 120 of 8 steps, best of three rates, two seeds (gaps under a point
-# are noise), looked at after a mix: IID, Dirichlet 0.1, and with 30 % of the exchanges failed.
+# Mean node accuracy after a mix in synchronous rounds: IID, Dirichlet 0.1, and with 30 % failed exchanges. The runs had
+# 32 nodes, 120 rounds of 8 steps, the best of three rates, and two seeds (gaps under a point are noise).
 SMALL = {
     "default, plain mean": ("SGD", 96.7, 92.9, 91.0), "default, quasi-global": ("quasi-global", 95.5, 94.1, 93.6),
     "default": ("outer momentum (NoLoCo)", 96.3, 94.6, 92.7),
@@ -143,7 +143,7 @@ NOISE = 1.0  # points
 
 
 def small_table(figures, conditions):
-    """Beside the earlier synchronous rounds: digits at both instants, and which pairs of methods change places."""
+    """Compare digits with the earlier synchronous rounds, and list the pairs of methods that change places."""
     lines, swapped = [], []
     for name, (label, *earlier) in SMALL.items():
         cells = []
@@ -179,7 +179,7 @@ def differences(names, rates):
 
 
 def draw(path, figures, datasets, condition):
-    """Accuracy against MB a node, one point a method."""
+    """Draw accuracy against MB a node, one point a method."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -195,11 +195,11 @@ def draw(path, figures, datasets, condition):
         best = max((accuracy for _, accuracy in points.values()), default=100.0)
         taken: list[tuple[float, float]] = []
         for name, (mb, accuracy) in sorted(points.items(), key=lambda item: -item[1][1]):
-            height = max(accuracy, best - LOWEST)  # what is far below is drawn at the edge, and says how far
+            height = max(accuracy, best - LOWEST)  # points far below are drawn at the edge, with their value
             ours = name.startswith("default")
             axis.plot(mb, height, "o" if height == accuracy else "v", color="#d55e00" if ours else "#0072b2", ms=5)
             label = name if height == accuracy else f"{name}: {accuracy:.0f}"
-            # A label moves down until it covers no other: within a factor of eight in MB they could.
+            # Move a label down until it overlaps no other; labels within a factor of eight in MB may overlap.
             at = height
             while any(abs(at - h) < LOWEST / 32 and 1 / 8 < mb / m < 8 for m, h in taken):
                 at -= LOWEST / 120
@@ -218,8 +218,15 @@ def draw(path, figures, datasets, condition):
 
 
 def write_page(path, figures, names, rates, world):
-    """``figures``: (dataset, condition, method) -> figures of the runs; ``names`` of the rows in order; ``world`` has
-    what the introduction says."""
+    """Write the page and draw the picture.
+
+    Args:
+        path: The page.
+        figures: (dataset, condition, method) -> figures of the runs.
+        names: Names of the rows, in order.
+        rates: Learning rates by row.
+        world: Conditions that the introduction states.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     jobs, conditions = world["jobs"], world["conditions"]

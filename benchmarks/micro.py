@@ -1,14 +1,14 @@
-"""What the parts of an exchange cost, in microseconds of CPU, beside a stored baseline: a slowdown is seen.
+"""Microbenchmarks of the parts of an exchange, in CPU microseconds, compared with a stored baseline.
 
     python benchmarks/micro.py [--rounds 7] [--seconds 4] [--only WORD] [--json] [--save]
 
-Frames, codecs, a vector's transfer in memory, a boundary, and whole exchanges of two nodes in one process. All rows are
-measured in turn, round by round, and the best of a row counts: others' work only ever adds. Machines differ, so each
-round also times two fixed jobs, one of the interpreter's and one of memory's, and the second ratio is a row's to the
-baseline after both were divided by the job that limits it. That ratio is what to look at: 1 is as before, and what
-stays above 1.2 when it is run again deserves a look. Nothing fails here.
+The rows are frames, codecs, a vector's transfer in memory, a boundary, and whole exchanges of two nodes in one process.
+Rows are measured alternately, round by round. The best time of a row counts, because other work only adds time.
+Machines differ, so each round also times two fixed jobs, one limited by the interpreter and one by memory. The second
+ratio compares a row with the baseline after both were divided by the job that limits them. A second ratio of 1 means no
+change; one that stays above 1.2 in a repeated run deserves attention. No ratio makes the program fail.
 
-``--save`` makes this run the baseline: beside the change that explains it, on a machine that does nothing else.
+``--save`` makes this run the baseline. Use it together with the change that explains it, on an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 
 BASELINE = Path(__file__).with_suffix(".json")
-CHUNK = 131_072  # elements, as the default configuration has it
+CHUNK = 131_072  # elements, as in the default configuration
 LARGE = 1_000_000  # elements of a vector that does not stay in cache
 SMALL = (5_000, 100_000)  # elements of whole exchanges
-AT_ONCE_S = 0.02  # of CPU in a row's turn: a thousand times the clock's grain
-PYTHON, MEMORY = "python", "memory"  # what a row is limited by
+AT_ONCE_S = 0.02  # CPU time of a row in a round: a thousand times the clock's resolution
+PYTHON, MEMORY = "python", "memory"  # the limits of rows
 
 Work = Callable[[], object]
 
@@ -67,7 +67,7 @@ def frames() -> dict[str, tuple[Work, str]]:
 
 
 def codecs() -> dict[str, tuple[Work, str]]:
-    """Of one chunk: encoded, then subtracted from as it arrives."""
+    """Return the rows of codecs: encode a chunk, then subtract from it as on arrival."""
     rng = np.random.default_rng(0)
     theirs, ours = (rng.standard_normal(CHUNK, dtype=np.float32) for _ in range(2))
     rows: dict[str, tuple[Work, str]] = {}
@@ -84,7 +84,7 @@ def codecs() -> dict[str, tuple[Work, str]]:
 
 
 def transfers() -> dict[str, tuple[Work, str]]:
-    """A vector from a sender to a receiver, without a link: framed, checked, subtracted, with both norms."""
+    """Return the rows of transfers: a vector is framed, checked and subtracted, without a link."""
     rng = np.random.default_rng(1)
     rows: dict[str, tuple[Work, str]] = {}
     for elements, name in ((SMALL[0], "fp32"), (LARGE, "fp32"), (LARGE, "int8")):
@@ -105,7 +105,7 @@ def transfers() -> dict[str, tuple[Work, str]]:
 
 
 def boundaries() -> dict[str, tuple[Work, str]]:
-    """The training thread's share of a mix: a snapshot at one visit, what came of it added at the next."""
+    """Return the rows of the training thread's work in a mix: a snapshot at one visit, the addition at the next."""
     rows: dict[str, tuple[Work, str]] = {}
     for elements in (SMALL[0], LARGE):
         state = ModelState({f"w{number}": np.zeros(elements // 10, np.float32) for number in range(10)})
@@ -125,7 +125,7 @@ def boundaries() -> dict[str, tuple[Work, str]]:
 
 
 def paces() -> dict[str, Work]:
-    """Fixed work: how fast this machine is at the moment."""
+    """Return the fixed jobs that measure the machine's current speed."""
     one, other = np.ones(LARGE, np.float32), np.ones(LARGE, np.float32)
     table = {number: number for number in range(64)}
 
@@ -140,7 +140,7 @@ def paces() -> dict[str, Work]:
 
 
 def turn(work: Work, times: int) -> float:
-    """Microseconds of CPU of one."""
+    """Return the CPU microseconds of one call."""
     begin = time.thread_time()
     for _ in range(times):
         work()
@@ -148,12 +148,12 @@ def turn(work: Work, times: int) -> float:
 
 
 def measured(rows: dict[str, Work], rounds: int) -> dict[str, float]:
-    """The best of each row's turns, in microseconds."""
+    """Return the best time of each row, in microseconds."""
     best, times = {}, {}
     for name, work in rows.items():
         work()
         times[name] = max(1, round(1e6 * AT_ONCE_S / max(turn(work, 3), 0.1)))
-    gc.disable()  # a collection is nobody's in particular
+    gc.disable()  # a collection would be charged to a random row
     for _ in range(rounds):
         for name, work in rows.items():
             best[name] = min(best.get(name, float("inf")), turn(work, times[name]))
@@ -163,7 +163,7 @@ def measured(rows: dict[str, Work], rounds: int) -> dict[str, float]:
 
 
 def exchanges(seconds: float, runs: int, wanted: Callable[[str], bool]) -> dict[str, float]:
-    """Of one side of a whole exchange: all threads of its process, and the training thread's share. The best run."""
+    """Measure one side of a whole exchange: the CPU time of its threads, and of step(); the best run counts."""
     found: dict[str, float] = {}
     for _ in range(runs):
         for elements in SMALL:

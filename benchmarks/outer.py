@@ -1,9 +1,10 @@
-"""The outer step of the default beside the plain mean of two: inner optimizers, data, and worlds.
+"""The default's outer step compared with the plain mean of a pair, over inner optimizers, data and worlds.
 
     python benchmarks/outer.py [--inner] [--worlds]
 
-Of each cell the mean over nodes at the end and in brackets the worst, then the average of all models: accuracy in %,
-over two or three seeds. An inner optimizer has the best of three rates, for each cell anew. Ten minutes of one core.
+Each cell has accuracies in %: the mean over nodes at the end, in brackets the worst node, and the average of all
+models, over two or three seeds. Each cell of an inner optimizer uses the best of three learning rates. It takes ten
+minutes of one core.
 """
 
 import argparse
@@ -17,12 +18,12 @@ STEP_S = 0.1
 WAYS = {"plain mean": {"outer_momentum": 0.0, "outer_rate": 1.0}, "outer step": {}}  # the second is the default
 PARTITIONS = {"IID": {"kind": "iid"}, "Dirichlet 0.1": {"kind": "dirichlet", "alpha": 0.1}}
 TASKS = {"digits": (32, 960), "fashion-mnist": (16, 480)}  # peers, steps
-INNER = {  # and the rates to choose from, by data set
+INNER = {  # optimizer, and the learning rates to try by data set
     "SGD": ({"name": "sgd"}, {"digits": (0.1, 0.3, 1.0), "fashion-mnist": (0.03, 0.1, 0.3)}),
     "SGD, momentum 0.9": ({"name": "sgd", "momentum": 0.9}, dict.fromkeys(TASKS, (0.01, 0.03, 0.1))),
     "AdamW": ({"name": "adamw"}, dict.fromkeys(TASKS, (0.001, 0.003, 0.01))),
 }
-WORLDS = {  # peers, and what differs from 32 of equal speed on a fast network
+WORLDS = {  # peers, and the changes from 32 peers of equal speed on a fast network
     "2 nodes": (2, {}),
     "4 nodes": (4, {}),
     "128 nodes": (128, {}),

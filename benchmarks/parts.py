@@ -1,10 +1,10 @@
-"""What one mix of a part costs the training thread, beside what one of the whole model costs.
+"""The cost of mixing a part for the training thread, compared with mixing the whole model.
 
     python benchmarks/parts.py [--elements 268435456] [--tensors 150] [--rounds 5]
 
-A boundary of a node: a snapshot is taken at one, and what the exchange brought is added at the next. Bytes are of host
-vectors, read and written once each; seconds are the median of the rounds, in the thread that trains. Drawing a mask's
-positions is the network thread's, and is timed beside it.
+A node takes a snapshot at one step boundary, and adds the result of the exchange at the next. Bytes are those of host
+vectors, read and written once each. Seconds are the median of the rounds, in the training thread. The network thread
+draws a mask's positions, which is timed separately.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main() -> None:
             for shift in boundary.visit(lambda vector: None).updates:
                 pool.give(shift.vector)
 
-        mix()  # the first of a size gets its memory from the kernel
+        mix()  # the first mix of a size allocates its memory
         spent_s = median_s(mix, arguments.rounds)
         whole = whole or spent_s
         moved_mb = 2 * 4 * part.elements(elements) / 1e6

@@ -1,4 +1,4 @@
-"""Draw a run: the loss of every node over time, when the first one was killed and when another one joined.
+"""Draw a run: the loss of every node over time, the kill of the first node, and the joining of another one.
 
     python benchmarks/picture.py [--logs FOLDER] [--out docs/pictures/run.svg]
 
@@ -34,10 +34,10 @@ COLOURS = (
     "#56b4e9",
     "#555555",
 )  # told apart by the colour blind
-NODES = 4  # that begin, as in the demo; one more joins
+NODES = 4  # nodes at the start, as in the demo; one more joins
 MEAN_OF = 5  # rows: the loss is one batch of 16, and jumps
-LEAD_S = 2.0  # what is shown of the time in which the nodes wait for each other
-PLAY_S, HOLD_S = 12.0, 4.0  # the run is played in so many seconds, and its end stays for so many
+LEAD_S = 2.0  # shown part of the time in which the nodes wait for each other
+PLAY_S, HOLD_S = 12.0, 4.0  # duration of the animation, and of its still end
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
-"""Does the small model of `gossip plan` rank settings as the large one does for which it stands?
+"""A check that the small model of `gossip plan` ranks settings like the large model that it stands for.
 
     python benchmarks/planner.py [--seeds 2] [--json]
 
-For each world the settings that `gossip plan` tries are played twice: by the stand-in (4,810 parameters that weigh 1
-MB) and by a perceptron of that size (250,000 parameters) on the same links. Printed are both accuracies for each,
-Spearman's rank correlation, and of how many pairs of settings whose accuracies differ by more than a point in both
-the order is the same. Minutes on one core.
+For each world the settings that `gossip plan` tries are simulated twice on the same links: with the stand-in (4,810
+parameters that count as 1 MB), and with a perceptron of that size (250,000 parameters). The output has both accuracies
+for each setting and Spearman's rank correlation. It also counts the pairs of settings that differ by more than a point
+with both models, and those of them in the same order. It takes minutes on one core.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sim.planner.study import Study, Tried
 from sim.planner.world import World
 from sim.simulation import simulate
 
-HIDDEN = 3_333  # of a perceptron of 249,985 parameters on digits, 1 MB
+HIDDEN = 3_333  # hidden units of a perceptron with 249,985 parameters on digits, 1 MB
 POINT = 0.01
 WORLDS: dict[str, dict[str, Any]] = {
     "20 Mbit/s, 25 ms, 1 % lost": {
@@ -39,14 +39,14 @@ WORLDS: dict[str, dict[str, Any]] = {
 
 
 def played(study: Study) -> tuple[list[Tried], float]:
-    """All its runs, and the CPU seconds that they took."""
+    """Simulate all runs of a study, and return its outcomes and the CPU seconds."""
     begun = time.process_time()
     study.take({number: simulate(run, progress=False) for number, (_, run) in enumerate(study.runs)})
     return study.outcomes, time.process_time() - begun
 
 
 def compared(tables: dict[str, Any], seeds: int) -> dict[str, Any]:
-    """The settings tried, and what both models make of them."""
+    """Compare both models' results for all settings of a world."""
     world = World.from_mapping(tables, "world", model_mb=4e-6 * (75 * HIDDEN + 10))
     tried = candidates(world.scenario, world.exchange_steps, world.suited)
     full = World(world.scenario.replace(**{"task.model_mb": None, "task.hidden": HIDDEN}))

@@ -1,13 +1,13 @@
-"""Measure how far the members' numbers of samples lie from the samples trained, with the whole protocol simulated.
+"""Measure the error of the members' sample counts, ``swarm_samples``, with the whole protocol simulated.
 
     python benchmarks/progress.py [--seed 1] [SCENARIO ...]
 
-Every peer takes steps of 16 samples and mixes every 16 steps. One JSON line for each scenario and each time at which it
-is looked at:
+Every peer takes steps of 16 samples and mixes every 16 steps. The output is one JSON line for each scenario and each
+time of measurement:
 
 ``least``, ``median``, ``most``  the members' ``swarm_samples`` less what all members trained, over what they trained
 ``apart``  the largest number less the smallest, over what they trained
-``truth``  what they trained; after a cut, and where several runs meet, the mean of what is behind each member's weights
+``truth``  what they trained; after a partition or a merge of runs, the mean of the samples behind each member's weights
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from sim.engine.swarm import Swarm
 from sim.world.network import NetworkModel
 
 SAMPLES, STEP_S, EVERY = 16, 0.25, 16
-JOIN_S = 180.0  # of a slow newcomer
-LIFE_S, AWAY_S = 600.0, 200.0  # the mean of exponential lives, and of the time until another comes
+JOIN_S = 180.0  # join time of a slow newcomer
+LIFE_S, AWAY_S = 600.0, 200.0  # means of exponential lives, and of the times until a replacement starts
 
 
 class Lying(RunProgress):
-    """States as much as a message holds, from a certain time on; until then it says what it was last told."""
+    """The progress of a liar: from a certain time on it states the largest number that a message can hold."""
 
     begins: Callable[[], bool] = staticmethod(lambda: True)
 
@@ -46,12 +46,12 @@ class Lying(RunProgress):
 
 
 class Watched:
-    """A swarm, and what its members have trained."""
+    """A swarm whose trained samples are counted exactly."""
 
     def __init__(self, seed: int, **settings: Any) -> None:
         self.rng = random.Random(seed)
         self.swarm = Swarm(seed, NetworkModel(), Config(mix_every_steps=EVERY, **settings))
-        self.before = 0  # trained by those who are gone
+        self.before = 0  # samples trained by peers that are gone
         self.liars: set[int] = set()
 
     def add(
@@ -65,7 +65,7 @@ class Watched:
         return index
 
     def undialable(self, index: int) -> None:
-        """Nobody can dial this peer from now on."""
+        """Remove a peer's address, so that no other peer can dial it from now on."""
         peer = self.swarm.hosts[index].peer
         peer.membership.update_me(self.swarm.now, address=None)
 
@@ -82,7 +82,7 @@ class Watched:
         self.swarm.kill(index)
 
     def joins_slowly(self, index: int, seconds: float) -> None:
-        """The last piece of this peer's weights takes so long."""
+        """Delay the last piece of a joining peer's weights by ``seconds``."""
         host = self.swarm.hosts[index]
         collected, now = host.peer.collected, self.swarm.now
 
@@ -97,7 +97,7 @@ class Watched:
         host.peer.collected = late  # type: ignore[method-assign]
 
     def count(self) -> None:
-        """Let every loop say how far it is: the simulator asks for it only where it matters."""
+        """Update the step counts of all peers, which the simulator does only when they matter."""
         for host in self.swarm.alive():
             self.swarm.training.seen(host)
 
@@ -110,8 +110,10 @@ class Watched:
         return self.before + sum(host.peer.samples for host in self.swarm.alive())
 
     def parts(self) -> Callable[[], float]:
-        """The truth where parts of the swarm have trained apart: the mean of what is behind each member's weights, and
-        what all train from now on."""
+        """Return a function that gives the truth after parts of the swarm have trained separately.
+
+        It is the mean of the samples behind each member's weights, plus what all train from now on.
+        """
         self.count()
         mean = statistics.mean(host.peer.local.progress.samples for host in self.honest)
         before = self.trained
@@ -132,7 +134,7 @@ class Watched:
 
 # -- scenarios ---------------------------------------------------------------------------------------------------------
 def even(seed: int) -> None:
-    """60 peers of one pace, which join through the first."""
+    """Run 60 peers of one pace, which join through the first."""
     world = Watched(seed)
     world.add()
     world.add(59, seeds=[0])
@@ -141,7 +143,7 @@ def even(seed: int) -> None:
 
 
 def undialable(seed: int) -> None:
-    """60 peers of which nobody can dial 50."""
+    """Run 60 peers, of which 50 cannot be dialled."""
     world = Watched(seed)
     world.add()
     world.add(9, seeds=[0])
@@ -153,7 +155,7 @@ def undialable(seed: int) -> None:
 
 
 def joins(seed: int) -> None:
-    """20 peers train, and 20 more come one after another, each of which takes three minutes to join."""
+    """Run 20 peers, while 20 more start one after another and take three minutes each to join."""
     world = Watched(seed, reply_timeout_s=400.0, join_timeout_s=400.0)
     world.add()
     world.add(19, seeds=[0])
@@ -166,7 +168,7 @@ def joins(seed: int) -> None:
 
 
 def lives(seed: int) -> None:
-    """50 peers with exponential lives of ten minutes on average, for an hour; a new one comes for each that dies."""
+    """Run 50 peers for an hour with exponential lives of ten minutes on average; each dead peer is replaced."""
     world = Watched(seed)
     world.add()
     world.add(49, seeds=[0])
@@ -188,7 +190,7 @@ def lives(seed: int) -> None:
 
 
 def restarts(seed: int) -> None:
-    """12 peers, each of which is killed once and starts again without memory, one after another."""
+    """Run 12 peers, each of which is killed once and restarts without its state, one after another."""
     world = Watched(seed)
     world.add()
     world.add(11, seeds=[0])
@@ -203,7 +205,7 @@ def restarts(seed: int) -> None:
 
 
 def paces(seed: int) -> None:
-    """60 peers whose paces lie up to 32 times apart."""
+    """Run 60 peers whose paces differ by up to a factor of 32."""
     world = Watched(seed)
     for index in range(60):
         step_s = STEP_S * 2.0 ** world.rng.uniform(-2.5, 2.5)
@@ -213,7 +215,7 @@ def paces(seed: int) -> None:
 
 
 def batches(seed: int) -> None:
-    """Two peers with steps of one time and batches of 1 and 16, and then 16 with batches from 1 to 32."""
+    """Run two peers with equal step times and batches of 1 and 16, and then 16 peers with batches from 1 to 32."""
     world = Watched(seed)
     world.add(samples=1)
     world.add(samples=16, seeds=[0])
@@ -227,7 +229,7 @@ def batches(seed: int) -> None:
 
 
 def pair(seed: int) -> None:
-    """Two peers of which one is 32 times as fast."""
+    """Run two peers, one of which is 32 times as fast."""
     world = Watched(seed)
     world.add()
     world.add(step_s=STEP_S / 32, seeds=[0])
@@ -236,17 +238,17 @@ def pair(seed: int) -> None:
 
 
 def cut(seed: int) -> None:
-    """60 peers, cut in three of 20 for an hour."""
+    """Run 60 peers, partitioned into three groups of 20 for an hour."""
     healed(seed, 20, 40, "cut")
 
 
 def uneven_cut(seed: int) -> None:
-    """60 peers, cut in 40, 10 and 10 for an hour."""
+    """Run 60 peers, partitioned into groups of 40, 10 and 10 for an hour."""
     healed(seed, 40, 50, "uneven_cut")
 
 
 def healed(seed: int, first: int, second: int, name: str) -> None:
-    """60 peers, cut in three for an hour: before ``first``, from there to ``second``, and the rest."""
+    """Run 60 peers, partitioned for an hour at the indices ``first`` and ``second``, and measure after it."""
     world = Watched(seed)
     world.add()
     world.add(59, seeds=[0])
@@ -260,7 +262,7 @@ def healed(seed: int, first: int, second: int, name: str) -> None:
 
 
 def runs(seed: int) -> None:
-    """80 peers train alone for five minutes, each a run of its own, and meet."""
+    """Run 80 peers that train alone for five minutes, each in a run of its own, and then merge."""
     world = Watched(seed, join_timeout_s=1.0)
     world.add(80)
     world.swarm.run_until(300.0)
@@ -276,32 +278,32 @@ def runs(seed: int) -> None:
 
 
 def liars(seed: int) -> None:
-    """30 members and 30 liars, which are silent for the first ten minutes."""
+    """Run 30 honest members and 30 liars, which lie after the first ten minutes."""
     lied(seed, 30, 30, 600.0, "liars")
 
 
 def liar(seed: int) -> None:
-    """One of eight, which is silent for the first ten minutes."""
+    """Run eight peers, one of which lies after the first ten minutes."""
     lied(seed, 7, 1, 600.0, "liar")
 
 
 def at_once(seed: int) -> None:
-    """One of eight, from the beginning."""
+    """Run eight peers, one of which lies from the beginning."""
     lied(seed, 7, 1, 0.0, "at_once")
 
 
 def liars_at_once(seed: int) -> None:
-    """30 members and 30 liars, from the beginning."""
+    """Run 30 honest members and 30 liars, which lie from the beginning."""
     lied(seed, 30, 30, 0.0, "liars_at_once")
 
 
 def flood(seed: int) -> None:
-    """One of eight, silent for ten minutes, which offers sixteen times as often as the others."""
+    """Run eight peers, one of which lies after ten minutes and offers sixteen times as often as the others."""
     lied(seed, 7, 1, 600.0, "flood", STEP_S / 16)
 
 
 def floods(seed: int) -> None:
-    """30 members and 30 liars that offer sixteen times as often, silent for ten minutes."""
+    """Run 30 honest members and 30 liars that lie after ten minutes and offer sixteen times as often."""
     lied(seed, 30, 30, 600.0, "floods", STEP_S / 16)
 
 

@@ -1,9 +1,9 @@
-"""Partners at random or mostly near ones, where two regions lie far apart (docs/results/regions.md).
+"""Random partners compared with mostly near ones, in two distant regions (docs/results/regions.md).
 
     python benchmarks/regions.py [--seeds 3]
 
-Two regions of 16 peers: 2 ms there and back and 1 Gbit/s within one, 80 ms and 20 Mbit/s a stream between them. A
-perceptron on digits, a step every 25 ms, 960 steps; the table goes to the screen.
+Each region has 16 peers. The round trip is 2 ms with 1 Gbit/s within a region, and 80 ms with 20 Mbit/s a stream
+between them. The job is a perceptron on digits, 960 steps of 25 ms. The table is printed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REGION = 16  # peers
 NEAR_S, FAR_S = 0.001, 0.040  # one way
 RATE_BYTES_S, ACROSS_BYTES_S = 1e9 / 8, 20e6 / 8
 DURATION_S, STEP_S, LOOKS = 24.0, 0.025, 60
-DATA = {"IID": ({"kind": "iid"}, 0.94), "Dirichlet 0.1": ({"kind": "dirichlet", "alpha": 0.1}, 0.80)}  # and the aim
+DATA = {"IID": ({"kind": "iid"}, 0.94), "Dirichlet 0.1": ({"kind": "dirichlet", "alpha": 0.1}, 0.80)}  # and the target
 RULES: dict[str, dict[str, Any]] = {
     "uniform": {},
     "nearest, shortcuts 0.1": {"selection": "nearest", "shortcuts": 0.1},
@@ -41,7 +41,7 @@ def far(one: int, other: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Regions(NetworkModel):
-    """The first 16 peers and the second 16."""
+    """A network of two regions: the first 16 peers and the others."""
 
     @property
     def longest_s(self) -> float:
@@ -52,7 +52,7 @@ class Regions(NetworkModel):
 
 
 class Streams(Flows):
-    """Streams of which those between regions are slow, and counted."""
+    """Streams that are slow between regions; their bytes are counted."""
 
     across_bytes = 0
 
@@ -64,14 +64,14 @@ class Streams(Flows):
     def pace(self, flow: Flow) -> None:
         if not far(flow.sender, flow.receiver):
             super().pace(flow)
-        elif flow.rate == 0.0:  # less than any share of an end
+        elif flow.rate == 0.0:  # slower than any share of a peer's bandwidth
             flow.since, flow.rate = self.events.now, ACROSS_BYTES_S
             flow.due = flow.since + flow.remaining / flow.rate
             self.events.push(flow.due, self.on_due, flow, flow.due)
 
 
 def play(gossip: dict[str, Any], partition: dict[str, Any], aim: float, seed: int) -> dict[str, float]:
-    """One run's figures; bytes are of a node."""
+    """Simulate one run, and return its figures; bytes are those of a node."""
     table = {
         "seed": seed, "peers": 2 * REGION, "duration_s": DURATION_S, "membership": {"mode": "ideal"},
         "task": {"dataset": "digits", "model": "mlp", "partition": partition, "optimizer": {"lr": 0.3}},

@@ -1,8 +1,8 @@
-"""What happens to a swarm when nodes die, stop, are cut off, come and go: each scenario a function that gives figures.
+"""Reliability scenarios with real processes: nodes die, stop, are partitioned, join and leave.
 
-``make reliability`` (or ``python benchmarks/reliability.py [NAME...] [--json]``) runs them on this machine with real
-processes over loopback or network namespaces, two to three minutes in all, and prints the table of docs/reliability.md.
-tests/reliability holds each to what it promises.
+``make reliability`` (or ``python benchmarks/reliability.py [NAME...] [--json]``) runs them on this machine, over
+loopback or network namespaces, in two to three minutes, and prints the table of docs/reliability.md. Each scenario is a
+function that returns figures; its docstring's first line is printed. tests/reliability checks the promised values.
 """
 
 from __future__ import annotations
@@ -175,8 +175,8 @@ def grow_and_shrink() -> Figures:
 
 
 def dead_share_covered(number: signal.Signals) -> Figures:
-    """How soon the others train on what a dead (SIGKILL) or stopped (SIGSTOP) node of 4 would have."""
-    length = 160_000  # at 8 samples and 10 ms a step a pass of a quarter takes 50 s: longer than the run
+    """Measure how soon the others train on the share of data of a dead (SIGKILL) or stopped (SIGSTOP) node of 4."""
+    length = 160_000  # with 8 samples and 10 ms a step, a pass over a quarter takes 50 s, longer than the run
     with Lab(samples=length) as lab:
         victim, *rest = lab.swarm(4)
         ids = sorted(PeerId(bytes.fromhex(m.id)) for m in lab.patients)
@@ -207,8 +207,10 @@ def stopped_share() -> Figures:
 
 
 def known(member: Patient) -> int:
-    """How many it holds to be alive, itself among them: two whom nobody can dial never meet, and know of each other by
-    others alone."""
+    """Return how many members a node considers alive, including itself.
+
+    Two nodes that cannot be dialled never connect, and know each other only through others.
+    """
     return list(member.now.get("states", {}).values()).count("alive")
 
 
@@ -263,7 +265,7 @@ def exchanges_after(member: Patient, after: float, before: float = float("inf"))
 
 
 def longest_without(members: Iterable[Patient], after: float, before: float = float("inf")) -> float:
-    """The longest time in which one of these nodes finished no exchange, in seconds."""
+    """Return the longest time in which one of these nodes finished no exchange, in seconds."""
     longest = 0.0
     for member in members:
         rows = [row for row in member.looks if after <= row["t"] <= before]
@@ -276,13 +278,13 @@ def longest_without(members: Iterable[Patient], after: float, before: float = fl
 
 
 def gap(members: list[Patient]) -> float:
-    """Between the mean of the first two nodes' weights and that of the others'."""
+    """Return the distance between the mean of the first two nodes' weights and that of the others."""
     values = [member.now["w"] for member in members]
     return float(abs(sum(values[:2]) / 2 - sum(values[2:]) / 2))
 
 
 def pauses(members: list[Patient], after: float) -> Figures:
-    """The longest of any of these nodes from then on."""
+    """Return the longest step() and the longest pause of any of these nodes after a time."""
     found = [member.pauses(after) for member in members]
     return {"longest step() (s)": max(one[0] for one in found), "longest pause (s)": max(one[1] for one in found)}
 

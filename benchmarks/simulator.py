@@ -1,19 +1,19 @@
-"""What a simulated update costs, beside gossipy and beside bare arithmetic, and how the cost grows.
+"""The cost of a simulated update, compared with gossipy and with bare arithmetic, and its growth.
 
     python benchmarks/simulator.py [--rounds 3] [--gossipy PYTHON] [--parts peers scale large membership churn] [--json]
 
 peers       gossipy's job on digits, 100 and 1,000 peers, linear model and MLP: updates per CPU second. An update is one
             mix that a node applies and two local steps on batches of 8. gossipy, the stacked arithmetic of
-            peers/stacked_digits.py, and ours with the whole membership protocol, in turn; medians and their ratios.
+            peers/stacked_digits.py, and ours with the whole membership protocol alternate; medians and their ratios.
 scale       CPU seconds against peers x mixes, 100 to 10,000 peers; ``--picture FILE`` draws the curve.
 large       10,000 peers with ideal membership, and 1,000 with the protocol, 100 mixes each: wall seconds and memory.
-membership  the protocol alone: nobody trains or mixes; events per CPU second.
-churn       what coming and going costs: 300 peers with the protocol on spot machines for 900 s; nobody mixes, or
-            each every 8 s, or every 0.8 s, which is more often than the internet lets most exchanges end.
+membership  only the membership protocol, without training and mixing: events per CPU second.
+churn       the cost of churn: 300 peers with the protocol on spot machines for 900 s. They do not mix, or mix every
+            8 s, or every 0.8 s, at which most exchanges over the internet cannot finish in time.
 
-Every measurement has a process of its own, one thread, and CPU seconds read inside it. Except in ``large``, set-up is
-stated apart on both sides: the clock starts when all nodes are built and initialised, and with ours when all know each
-other. ``--gossipy`` names the Python of an environment with gossipy.
+Every measurement runs in a process of its own with one thread, which measures its CPU seconds. Except in ``large``,
+set-up is reported separately on both sides. The clock starts when all nodes are initialised, and with ours when all
+know each other. ``--gossipy`` names the Python of an environment with gossipy.
 """
 
 import argparse
@@ -41,14 +41,14 @@ NO_GOSSIPY = (
 
 NEVER = 1_000_000_000
 STEP_S = 0.1
-ONCE = {"every_s": float(NEVER), "evaluate_peers": 1}  # looked at when it starts and ends alone; needs a duration
+ONCE = {"every_s": float(NEVER), "evaluate_peers": 1}  # measured only at the start and the end; needs a duration
 SPOT = {"preset": "spot_v100_2023_02"}
 INTERNET = {"latency": {"kind": "quantiles", "name": "internet"}, "rate_mbit_s": {"up": 100, "down": 100}}
 
 
 # -- scenarios ---------------------------------------------------------------------------------------------------
 def gossipy_job(model, peers, rounds):
-    """gossipy_digits.py as a scenario: a mix for every two steps, and a network that takes no time."""
+    """Return gossipy_digits.py as a scenario: a mix every two steps, and a network without delays."""
     return {
         "name": f"gossipy's job, {model}", "peers": peers, "duration_s": 2 * STEP_S * rounds,
         "task": {"dataset": "digits", "model": model, "batch_size": 8, "samples_per_peer": 16,
@@ -61,7 +61,7 @@ def gossipy_job(model, peers, rounds):
 
 
 def wide(peers, membership, **more):
-    """An MLP on digits over the internet on spot machines, the network and the churn as they were measured."""
+    """Return the scenario of an MLP on digits with measured internet latencies and spot-machine churn."""
     return {
         "name": f"{peers} peers", "peers": peers,
         "task": {"dataset": "digits", "model": "mlp", "batch_size": 8, "samples_per_peer": 16},
@@ -71,7 +71,7 @@ def wide(peers, membership, **more):
 
 
 def membership_alone(peers, duration_s):
-    """Steps are counted and told to others, as in a swarm that trains, but nothing is computed and nobody mixes."""
+    """Return a scenario whose peers count and gossip their steps but do not compute and never mix."""
     return {
         "name": "membership alone", "peers": peers, "duration_s": duration_s,
         "task": {"dataset": "averaging", "elements": 1}, "gossip": {"mix_every_steps": NEVER},
@@ -80,7 +80,7 @@ def membership_alone(peers, duration_s):
 
 
 def spot_swarms():
-    """By how often a peer mixes."""
+    """Return the scenarios of the part churn, by mixing interval."""
     trains = wide(300, "protocol", duration_s=900.0, report=ONCE)
     return {
         "nobody mixes": membership_alone(300, 900.0) | {"churn": SPOT},
@@ -91,11 +91,11 @@ def spot_swarms():
 
 # -- one measurement, in a process of its own --------------------------------------------------------------------
 def measure(table, with_setup):
-    """Seconds and counts of one scenario: the whole of it, or from when the first event is due to the last row."""
+    """Measure one scenario: all of it, or without set-up, from the first event to the last row."""
     from sim import Scenario, simulate
 
     scenario = Scenario.from_mapping(table)
-    simulate(scenario.replace(peers=8, duration_s=1.0), progress=False)  # libraries and data are loaded
+    simulate(scenario.replace(peers=8, duration_s=1.0), progress=False)  # loads libraries and data
     gc.collect()
     wall, cpu = time.perf_counter(), time.process_time()
     result = simulate(scenario, progress=False)
@@ -109,14 +109,14 @@ def measure(table, with_setup):
         "peer": "ours", "name": scenario.name, "peers": peers, "updates": updates, "mixes": mixes, "steps": steps,
         "setup_cpu_s": setup_s, "cpu_s": cpu_s, "wall_s": wall_s, "updates_per_cpu_s": updates / cpu_s,
         "events": events, "events_per_cpu_s": events / cpu_s, "virtual_s": result.summary["virtual_s"],
-        "accuracy": accuracy if accuracy == accuracy else None,  # averaging has none, and JSON no NaN
+        "accuracy": accuracy if accuracy == accuracy else None,  # None, as JSON has no NaN
         "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,  # Linux counts in KiB
         "digest": result.summary["digest"],
     }  # fmt: skip
 
 
 def child(*command, threads=1):
-    """What a process prints as the last line, which is JSON."""
+    """Run a program, and return its last output line, decoded from JSON."""
     one = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=os.environ | one)
     if done.returncode:
@@ -136,7 +136,7 @@ def script(python, name, model, nodes, rounds, *more):
 
 # -- parts -------------------------------------------------------------------------------------------------------
 def peers_part(args):
-    """Rows of each contestant under (model, peers), in turn, so that a slow minute of the machine slows them all."""
+    """Measure each contestant by (model, peers), alternately, so that a slow minute of the machine slows them all."""
     if not args.gossipy:
         say(NO_GOSSIPY)
     found = {}
@@ -164,7 +164,7 @@ def peers_part(args):
 
 
 def scale_part(args):
-    """CPU seconds over peers in the time of 20 mixes each, and over mixes at 1,000 peers; mixes are counted."""
+    """Measure CPU seconds against peers, with time for 20 mixes each, and against mixes at 1,000 peers."""
     sizes = [(100, 20), (300, 20), (1000, 20), (3000, 20), (10_000, 20), (1000, 5), (1000, 10), (1000, 40), (1000, 80)]
     rows = []
     for peers, rounds in sizes:
@@ -176,7 +176,7 @@ def scale_part(args):
 
 
 def large_part(args):
-    """Set-up counted and the report as it comes: what a user waits for."""
+    """Measure what a user waits for: set-up and the default report included."""
     rows = []
     for peers, membership in ((10_000, "ideal"), (1000, "protocol")):
         say(f"{peers:,} peers, {membership} membership, 100 mixes each: minutes")
@@ -185,7 +185,7 @@ def large_part(args):
 
 
 def membership_part(args):
-    """Medians, by events per CPU second."""
+    """Measure the membership protocol; keep the median run by events per CPU second."""
     rows = []
     for peers, duration_s in ((100, 120.0), (300, 60.0), (1000, 30.0)):
         say(f"membership of {peers:,} peers")
@@ -195,7 +195,7 @@ def membership_part(args):
 
 
 def churn_part(args):
-    """Medians, by CPU seconds."""
+    """Measure churn; keep the median run by CPU seconds."""
     rows = []
     for name, table in spot_swarms().items():
         say(f"300 peers on spot machines, {name}: a minute or more")
@@ -241,7 +241,7 @@ def peers_table(found):
 
 
 def exponent(rows):
-    """The slope of log CPU seconds over log mixes, by least squares; 1 is linear."""
+    """Return the slope of log CPU seconds over log mixes, by least squares; 1 is linear growth."""
     x = [math.log(row["mixes"]) for row in rows]
     y = [math.log(row["cpu_s"]) for row in rows]
     return statistics.linear_regression(x, y).slope

@@ -1,16 +1,16 @@
-"""What a small exchange and an idle node cost: calls of Python functions, and CPU.
+"""The cost of a small exchange and of an idle node: calls of Python functions, and CPU time.
 
-    python benchmarks/small.py                       100,000 elements, a mix at every step, of two nodes in one process
-    python benchmarks/small.py --idle 2 8 50         so many nodes, a process each, that do not train
-    python benchmarks/small.py --together 50 500     so many of them in one process, where there is no room for more
-    python benchmarks/small.py --among 100 500       one in a process of its own, the others a crowd that costs little
-    python benchmarks/small.py --among 50 --nodes    the same, the others nodes as well, 50 in each process
+    python benchmarks/small.py                       two nodes in one process: 100,000 elements, a mix at every step
+    python benchmarks/small.py --idle 2 8 50         idle nodes, each in a process of its own
+    python benchmarks/small.py --together 50 500     idle nodes in one process, for numbers too large for processes
+    python benchmarks/small.py --among 100 500       one node in a process of its own, the others a cheap crowd
+    python benchmarks/small.py --among 50 --nodes    the same, but the others are nodes too, 50 in each process
 
-Calls are those of Python functions in the network's thread and inside ``step()``, by an exchange of one side; a second
-run without counting has the CPU. An idle node has joined, and its loop stands: percent of a core, messages sent and
-received and new links a second, by kind. What is made while members meet rests for a minute and is closed then:
-``--settle-s 90`` is behind that. Nodes have a hundred files open each while hundreds join: where a process may not have
-so many, "Too many open files" ends it; ``ulimit -n`` says how many.
+Calls are those of Python functions in the network thread and inside ``step()``, for one side of an exchange. A second
+run without counting measures the CPU time. An idle node has joined, and its loop does not step. Its figures are percent
+of a core, messages sent and received by kind, and new links a second. Links from the time of joining are closed after a
+minute without use; ``--settle-s 90`` waits for that. While hundreds join, a node has a hundred open files. If a process
+ends with "Too many open files", raise the limit of ``ulimit -n``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ELEMENTS = 100_000
 
 
 def small(count: bool, seconds: float, elements: int = ELEMENTS) -> dict[str, float]:
-    """One run of two nodes: their calls, or their CPU, for each exchange of one side."""
+    """Run two nodes, and return their calls and CPU time for one side of an exchange."""
     import numpy as np
 
     from node import Config, Node
@@ -45,12 +45,12 @@ def small(count: bool, seconds: float, elements: int = ELEMENTS) -> dict[str, fl
     config = Config(mix_every_steps=1, filter="none", outer_momentum=0.0)
     nodes: list[Node] = []
     if count:
-        threading.setprofile(profiled)  # of the network's threads, which are started next
+        threading.setprofile(profiled)  # applies to the network threads, which start next
     done = threading.Event()
-    steps_s = [0.0, 0.0]  # of CPU inside step()
+    steps_s = [0.0, 0.0]  # CPU seconds inside step()
 
     def train(index: int) -> None:
-        sys.setprofile(None)  # of this thread
+        sys.setprofile(None)  # do not count this thread
         seeds = [nodes[0].address] if index else []
         with Node({"x": np.zeros(elements, np.float32)}, None, seeds=seeds, config=config) as node:
             nodes.append(node)

@@ -1,12 +1,12 @@
-"""Hours of an ordinary swarm, members coming and going: does anything grow that should not?
+"""A soak test: hours of an ordinary swarm with churn, to find memory, descriptors or tables that grow without limit.
 
     python benchmarks/soak.py [--minutes 120] [--nodes 6] [--out soak]       (^C ends it early)
 
-Half of the nodes stay from beginning to end; every 90 s one of the others is killed and comes back with its state, or
-leaves and comes back as somebody new, or is stopped for 15 s. Every 30 s each node writes down its memory, descriptors,
-threads, tasks, and how many items each of its tables holds. At the end the slopes of the nodes that stayed, by least
-squares over the last three quarters: OUT.csv holds the rows, OUT.md the table. Steps are so far apart that all of it
-takes less than a quarter of one core.
+Half of the nodes stay from beginning to end. Every 90 s one of the others is killed and restarted with its state, or
+leaves and is replaced by a new member, or is stopped for 15 s. Every 30 s each node records its memory, descriptors,
+threads, tasks, and the number of items in each of its tables. At the end the slopes of the nodes that stayed are
+fitted by least squares over the last three quarters. OUT.csv has the rows, OUT.md the table. Steps are so slow that the
+whole run takes less than a quarter of one core.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from node.identity.keys import new_secret
 
 FAULT_S = 90.0
 STOPPED_S, GONE_S = 15.0, 10.0
-LEAVES_S = 60.0  # to leave takes a second, and to unload torch one of processor time
-WHOLE_S = 240.0  # for all to start, one after the other: importing torch is most of what this run computes
+LEAVES_S = 60.0  # limit for leaving, which takes a second, and for unloading torch, which takes one of CPU time
+WHOLE_S = 240.0  # limit for a node to start; importing torch dominates
 
 MB = 1e6
-FIGURES: dict[str, tuple[str, float, float]] = {  # what a row says -> (unit, its size, the most it may grow in an hour)
-    "rss": ("MB", MB, 4.0),  # a hundredth of what a node with torch takes; an allocator keeps some of each burst
+FIGURES: dict[str, tuple[str, float, float]] = {  # figure -> (unit, its size, largest growth in an hour)
+    "rss": ("MB", MB, 4.0),  # 1 % of a node with torch, as allocators keep some of each burst
     "descriptors": ("", 1.0, 1.0),
     "threads": ("", 1.0, 0.5),
     "tasks": ("", 1.0, 1.0),
 }
-TABLE_PER_HOUR = 12.0  # items: one for each five minutes; what ordinary noise adds to a table of a few is less
-# Tables that fill up to a bound of their own (docs/protocol.md, Limits), and how many items that is.
+TABLE_PER_HOUR = 12.0  # items, one every five minutes: more than the noise of a small table
+# Tables that may grow up to a bound of their own (docs/protocol.md, Limits), and that bound in items.
 BOUNDED: dict[str, tuple[int, str]] = {
     "exchanges.verdicts": (4_096, "ends of exchanges, for those who ask"),
     "membership": (20_000, "members, those who left included, for a day"),
@@ -61,7 +61,7 @@ BOUNDED: dict[str, tuple[int, str]] = {
 
 @dataclass
 class Member:
-    """One place in the swarm; who takes it may change."""
+    """One place in the swarm, whose process may change."""
 
     name: str
     patient: Patient
@@ -69,7 +69,7 @@ class Member:
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Per hour, by least squares over the last three quarters of (seconds, value)."""
+    """Return the growth per hour, by least squares over the last three quarters of (seconds, value)."""
     late = list(points)[len(points) // 4 :]
     if len(late) < 3:
         return 0.0
@@ -82,7 +82,7 @@ class Soak:
         self.lab, self.arguments = lab, arguments
         self.members: list[Member] = []
         self.faults: list[str] = []
-        self.stuck: list[str] = []  # what those said that were still there long after they were asked to leave
+        self.stuck: list[str] = []  # logs of nodes that did not end in time after they were asked to leave
 
     def start(self) -> None:
         first = self.launch("n0", [])
@@ -126,7 +126,7 @@ class Soak:
         try:
             self.lab.end([member.patient], LEAVES_S)
         except subprocess.TimeoutExpired:
-            member.patient.signal(signal.SIGUSR1)  # where it stands goes to its log
+            member.patient.signal(signal.SIGUSR1)  # it logs its stack traces
             time.sleep(2.0)
             said = member.patient.errors.read_text(encoding="utf-8", errors="replace")
             self.stuck.append(said[-4000:])
@@ -140,7 +140,7 @@ class Soak:
         time.sleep(STOPPED_S)
         member.patient.signal(signal.SIGCONT)
 
-    # -- what came of it ---------------------------------------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------------------------------
     def stayed(self) -> list[Member]:
         return [member for member in self.members if member.stays]
 
@@ -156,7 +156,7 @@ class Soak:
                 writer.writerow([name, *(row.get(key, "") for key in plain), *(tables.get(key, "") for key in names)])
 
     def verdict(self) -> tuple[str, bool]:
-        """The table as Markdown, and whether everything is flat."""
+        """Return the table as Markdown, and True if nothing grows without a bound."""
         members = self.stayed()
         lines = ["| | " + " | ".join(member.name for member in members) + " | may grow in an hour by |"]
         lines.append("|---|" + "---|" * (len(members) + 1))
@@ -183,7 +183,7 @@ class Soak:
         return "\n".join(lines), good and flat and not self.stuck
 
     def tables(self, members: list[Member]) -> tuple[list[str], bool]:
-        """A line for each table that grows at any of these nodes, and whether all of them are bounded."""
+        """Return a line for each table that grows on any of these nodes, and True if all of them are bounded."""
         series: dict[tuple[str, str], list[tuple[float, float]]] = {}
         for member in members:
             for row in member.patient.looks:
@@ -207,7 +207,7 @@ class Soak:
 
 
 def busy_s() -> float:
-    """Processor time of this process and of its children that ended."""
+    """Return the CPU time of this process and of its children that have ended."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
@@ -229,7 +229,7 @@ def main() -> None:
         lab.defaults["secret"] = str(secret)
         soak = Soak(lab, arguments)
         soak.start()
-        with contextlib.suppress(KeyboardInterrupt):  # ^C ends it early, with what there is
+        with contextlib.suppress(KeyboardInterrupt):  # ^C ends the run early, with the rows so far
             soak.run()
         soak.write_rows(arguments.out.with_suffix(".csv"))
         table, good = soak.verdict()

@@ -1,13 +1,12 @@
-"""A storm of ft-diloco on real nodes: useful steps of possible ones, and accuracy for samples beside a calm run.
+"""The fault schedules ("storms") of ft-diloco on real nodes: goodput, and accuracy by samples against a calm run.
 
     python benchmarks/storm.py [--storm n32] [--speed 3] [--minutes 3] [--seed 1] [--json]
 
 Eight nodes learn digits from the beginning, undisturbed, and then eight others in a storm. ft-diloco
-(https://github.com/Neumann-Labs/ft-diloco, chaos/gen_schedule.py) draws its faults from three Poisson processes: kills,
-after which a supervisor that looks every 15 s starts the node again; stops of 10 to 30 s (SIGSTOP); and cuts of 15 to
-40 s. ``--speed`` plays all of these times so many times as fast. A fault that finds its node gone or stopped does
-nothing. A cut parts the two halves of the swarm, where theirs parts one node from the rest, and needs network
-namespaces, so root.
+(https://github.com/Neumann-Labs/ft-diloco, chaos/gen_schedule.py) draws its faults from three Poisson processes. Kills
+are followed by a restart by a supervisor that polls every 15 s. Stops (SIGSTOP) last 10 to 30 s and partitions 15 to
+40 s. ``--speed`` divides all of these times. A fault whose node is gone or stopped does nothing. A partition here
+separates the two halves of the swarm, while theirs isolates one node. It needs network namespaces, and so root.
 
 The table goes into docs/results/goodput.md.
 """
@@ -27,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before numpy and torch are here: nodes are forked from this process
+os.environ["OMP_NUM_THREADS"] = "1"  # set before numpy and torch are imported; nodes are forked from this process
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -40,7 +39,7 @@ from swarm_lab import Cut, Patient, namespaces_missing
 
 
 class Storm(NamedTuple):
-    """Mean seconds between kills, between stops and between cuts, as ft-diloco's files have them."""
+    """Mean seconds between kills, between stops and between partitions, from ft-diloco's files."""
 
     kill_s: float
     stop_s: float
@@ -49,14 +48,14 @@ class Storm(NamedTuple):
 
 STORMS = {"n8": Storm(70, 200, 250), "n32": Storm(60, 240, 300), "k120": Storm(120, 300, 400)}
 STOPPED_S, CUT_S = (10.0, 30.0), (15.0, 40.0)
-SUPERVISED_S = 15.0  # how often a supervisor looks for nodes that are gone
-SPARED_S = {"kill": 0.0, "stop": 30.0, "cut": 45.0}  # before the end, in which nothing of a kind begins
+SUPERVISED_S = 15.0  # interval at which a supervisor looks for nodes that are gone
+SPARED_S = {"kill": 0.0, "stop": 30.0, "cut": 45.0}  # time before the end in which no fault of the kind begins
 SHARES = (0.125, 0.25, 0.5, 1.0)  # Accuracies are compared at these shares of the samples that both runs trained.
-SPEED, MINUTES, SEED = 3.0, 3.0, 1  # The first seed of which the storm has all kinds of faults.
+SPEED, MINUTES, SEED = 3.0, 3.0, 1  # This is the first seed whose storm has all kinds of faults.
 
 
 class Fault(NamedTuple):
-    """One fault of a schedule: ``at`` seconds after its beginning, to the node of this number, for so many seconds."""
+    """One fault of a schedule: ``at`` seconds after the beginning, for the node ``node``, for ``lasts`` seconds."""
 
     at: float
     kind: str
@@ -65,7 +64,7 @@ class Fault(NamedTuple):
 
 
 def schedule(storm: Storm, duration_s: float, speed: float, seed: int) -> list[Fault]:
-    """Draw a storm as ft-diloco does, ``speed`` times as fast, in the order of time; none begins too late to end."""
+    """Draw a storm as ft-diloco does, ``speed`` times as fast, sorted by time; no fault begins too late to end."""
     lasting = {"kill": (0.0, SUPERVISED_S), "stop": STOPPED_S, "cut": CUT_S}
     faults = []
     for kind, mean_s in zip(lasting, storm, strict=True):
@@ -79,14 +78,14 @@ def schedule(storm: Storm, duration_s: float, speed: float, seed: int) -> list[F
 
 
 class Stormy(Chaos):
-    """Eight nodes from the beginning of their training, with a schedule in place of faults at random."""
+    """Eight nodes from the beginning of their training, with a fault schedule instead of random faults."""
 
     warm_steps = 0
 
     def __init__(self, minutes: float, seed: int, cable: Cut | None, faults: Sequence[Fault]) -> None:
         super().__init__(minutes, seed, cable)
         self.schedule = list(faults)
-        self.killed: list[tuple[Place, Patient]] = []  # with the process that was killed
+        self.killed: list[tuple[Place, Patient]] = []  # (place, killed process)
 
     def rage(self) -> None:
         began, left = time.monotonic(), list(self.schedule)
@@ -99,7 +98,7 @@ class Stormy(Chaos):
         self.calm()
 
     def befall(self, fault: Fault) -> None:
-        """Do it, if its node can suffer it now."""
+        """Apply a fault if its node is running now."""
         place, lasts = self.places[fault.node], (fault.lasts, fault.lasts)
         if fault.kind == "cut":
             if self.cable is not None and self.healing is None:
@@ -119,7 +118,7 @@ class Stormy(Chaos):
 
 # -- figures ---------------------------------------------------------------------------------------------------------
 def taken(lives: Sequence[Patient], since: float, until: float) -> int:
-    """Return the steps that these processes took in a stretch of time, as far as their rows go."""
+    """Return the steps that these processes took between two times, according to their rows."""
     steps = 0
     for life in lives:
         rows = [row["steps"] for row in life.looks if since <= row["t"] <= until]
@@ -153,7 +152,7 @@ class Curve(NamedTuple):
     accuracies: list[float]
 
     def at(self, samples: float) -> float:
-        """Return the accuracy after so many samples, between the two looks around them."""
+        """Return the accuracy after ``samples`` samples, interpolated between two measurements."""
         for number, known in enumerate(self.samples):
             if known >= samples:
                 if number == 0 or known == self.samples[number - 1]:
@@ -165,7 +164,7 @@ class Curve(NamedTuple):
 
 
 def learned(lives: Sequence[Patient], every_s: float = 0.5) -> Curve:
-    """Follow a run from its first row to its last."""
+    """Return the learning curve of a run from its first row to its last."""
     rows = [life.looks for life in lives if life.looks]
     first, last = min(found[0]["t"] for found in rows), max(found[-1]["t"] for found in rows)
     curve = Curve([], [])
@@ -181,7 +180,7 @@ def learned(lives: Sequence[Patient], every_s: float = 0.5) -> Curve:
 
 
 def play(minutes: float, seed: int, faults: Sequence[Fault]) -> tuple[dict[str, Any], Curve]:
-    """Let eight nodes learn for so long with these faults; figures of it, and what was learned."""
+    """Let eight nodes learn for some minutes with these faults; return figures and the learning curve."""
     with contextlib.ExitStack() as stack:
         cable = None if namespaces_missing() else stack.enter_context(Cut())
         swarm = Stormy(minutes, seed, cable, faults)
@@ -205,7 +204,7 @@ def play(minutes: float, seed: int, faults: Sequence[Fault]) -> tuple[dict[str, 
 
 
 def beside(calm: dict[str, Any], storm: dict[str, Any], still: Curve, stormy: Curve, speed: float) -> dict[str, Any]:
-    """Compare a storm with a run without faults, whose pace times the storm's seconds are the possible steps."""
+    """Compare a storm with a run without faults, whose pace determines the number of possible steps."""
     possible = calm["steps"] / calm["seconds"] * storm["seconds"]
     storm |= {
         "trained": storm["steps"] / possible, "kept": (storm["steps"] - storm["lost"]) / possible,

@@ -1,4 +1,4 @@
-"""Swarms of real processes to be stopped, killed and cut off, and what their diaries say afterwards."""
+"""Swarms of real processes for fault injection (stop, kill, partition), and the diaries that they write."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Cut", "Lab", "Patient", "namespaces_missing"]
 
 ROOT = Path(__file__).parents[1]
 POLL_S = 0.05
-START_S = 60.0  # importing torch in eight processes on two cores takes seconds
+START_S = 60.0  # limit for joining; importing torch in eight processes on two cores takes seconds
 Row = dict[str, Any]
 
 
@@ -34,7 +34,7 @@ class Patient:
         self.offset = 0
 
     def read(self) -> list[Row]:
-        """Every row so far."""
+        """Return all rows so far."""
         with contextlib.suppress(FileNotFoundError), self.diary.open("rb") as file:
             file.seek(self.offset)
             data = file.read()
@@ -45,7 +45,7 @@ class Patient:
 
     @property
     def looks(self) -> list[Row]:
-        """Rows with figures, without events."""
+        """Return the rows with figures, without events."""
         return [row for row in self.read() if "event" not in row]
 
     def event(self, kind: str) -> Row | None:
@@ -65,16 +65,16 @@ class Patient:
 
     @property
     def now(self) -> Row:
-        """The latest figures; empty before the first."""
+        """Return the latest figures; empty before the first ones."""
         looks = self.looks
         return looks[-1] if looks else {}
 
     def first(self, after: float, what: Callable[[Row], bool]) -> float | None:
-        """Seconds from ``after`` to the first row for which ``what`` holds."""
+        """Return the seconds from ``after`` to the first row for which ``what`` holds, or None."""
         return next((row["t"] - after for row in self.looks if row["t"] > after and what(row)), None)
 
     def pauses(self, after: float = 0.0, before: float = float("inf")) -> tuple[float, float]:
-        """Longest time inside step(), and longest time from one step() to the next less the usual time, in seconds."""
+        """Return the longest step(), and the longest time between two minus the usual time, in seconds."""
         rows = [row for row in self.looks if after < row["t"] < before]
         if len(rows) < 2:
             return 0.0, 0.0
@@ -83,13 +83,13 @@ class Patient:
         return max(row["inside"] for row in rows), max(row["gap"] for row in rows) - usual
 
     def signal(self, number: signal.Signals) -> float:
-        """Send it; returns when."""
+        """Send a signal to the process, and return the time."""
         self.process.send_signal(number)
         return time.monotonic()
 
 
 class Lab:
-    """Starts nodes and ends them all, whatever happens; ``with Lab() as lab``."""
+    """A set of node processes: ``with Lab() as lab``. All of them are killed at the end."""
 
     def __init__(self, program: str = "ledger_node.py", **defaults: Any) -> None:
         self.program, self.defaults = program, defaults
@@ -118,7 +118,7 @@ class Lab:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def start(self, seeds: Sequence[Patient] = (), namespace: str | None = None, **options: Any) -> Patient:
-        """A node with these options of the program; does not wait for it. An option that is True is a flag."""
+        """Start a node with these options of the program, without waiting for it; an option that is True is a flag."""
         name = f"n{next(self.numbers)}"
         diary, errors = self.folder / f"{name}.jsonl", self.folder / f"{name}.err"
         command = [sys.executable, str(ROOT / "benchmarks" / self.program), "--diary", str(diary)]
@@ -138,7 +138,7 @@ class Lab:
         return patient
 
     def swarm(self, count: int, **options: Any) -> list[Patient]:
-        """That many nodes, the first of them everybody's seed; returns when each sees all and mixes."""
+        """Start ``count`` nodes with the first as seed, and return them once each sees all and mixes."""
         first = self.start(**options)
         self.joined([first])
         rest = [self.start(seeds=[first], **options) for _ in range(count - 1)]
@@ -151,7 +151,7 @@ class Lab:
         self.until(lambda: all(member.event("joined") for member in members), START_S, "nodes to join")
 
     def until(self, what: Callable[[], Any], seconds: float, name: str) -> float:
-        """Wait for it; returns when it was first seen to hold. Raises TimeoutError."""
+        """Wait until ``what`` holds, and return the time. Raises TimeoutError after ``seconds``."""
         end = time.monotonic() + seconds
         while not what():
             gone = [p.name for p in self.patients if p.process.poll() not in (None, 0, -signal.SIGKILL)]
@@ -163,22 +163,22 @@ class Lab:
         return time.monotonic()
 
     def end(self, members: list[Patient], seconds: float = 60.0) -> None:
-        """SIGTERM, and wait until each process is gone: torch takes its time to be unloaded after the node has left."""
+        """Send SIGTERM, and wait until all processes have ended; unloading torch takes a while after leaving."""
         for member in members:
             member.signal(signal.SIGTERM)
         for member in members:
             member.process.wait(seconds)
 
     def notices(self, member: Patient, word: str) -> int:
-        """How many of a node's sentences hold this word."""
+        """Return the number of lines in a node's log that contain a word."""
         return sum(word in line for line in member.errors.read_text(encoding="utf-8", errors="replace").splitlines())
 
 
 class Cut:
-    """Two network namespaces whose hosts see each other through two switches, and the cable between these.
+    """Two network namespaces, connected by two switches and a cable between them.
 
     Pulling the cable (:meth:`cut`) is silent, as between two data centres: both hosts keep their link and route, and
-    packets vanish. The switches stand in a third namespace, so that nothing of this is visible outside.
+    packets vanish. The switches are in a third namespace, so that nothing of this is visible outside.
     """
 
     def __init__(self) -> None:
@@ -232,7 +232,7 @@ def run(*command: str) -> None:
 
 
 def namespaces_missing() -> str:
-    """Why network namespaces cannot be used here; empty where they can."""
+    """Return why network namespaces cannot be used here, or "" if they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None:

@@ -1,10 +1,10 @@
-"""Streams by sim/world/tcp.py beside what Linux did, as a table: python benchmarks/tcp_model.py
+"""A table that compares the TCP model of sim/world/tcp.py with Linux: python benchmarks/tcp_model.py
 
-tcp_kernel.csv was measured over emulated links: a router in user space between two network namespaces, joined by TUN
-devices, which holds packets to a rate (with a queue of 100 ms, whose tail is dropped), keeps each for the latency,
-and drops a share at random. One connection after another sent 0.1, 1 or 10 MB from a process in the one namespace to
-one in the other; seconds are from the first byte written to the last one read. Pings took 0.4 ms longer than twice
-the latency, which is added here. Medians, with the least and the most of so many runs.
+tcp_kernel.csv was measured over emulated links: two network namespaces, joined by TUN devices and a router in user
+space. The router limits the rate (with a tail-drop queue of 100 ms), delays packets by the latency, and drops a share
+at random. Successive connections sent 0.1, 1 or 10 MB from one namespace to the other. Seconds are from the first byte
+written to the last one read. Pings took 0.4 ms longer than twice the latency, which the model adds here. Figures are
+medians, with the minimum and maximum of the runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sim.world.tcp import Transport
 
 HERE = Path(__file__).parent
 PING_MORE_S = 0.0004
-DRAWS = 400  # of the model where packets are lost
+DRAWS = 400  # samples of the model if packets are lost
 
 
 class Row(NamedTuple):
@@ -44,7 +44,7 @@ def measured() -> Iterator[Row]:
 
 
 def modelled(row: Row) -> list[float]:
-    """Seconds, sorted: one, or a sample where packets are lost."""
+    """Return the model's seconds, sorted: one value, or DRAWS samples if packets are lost."""
     transport = Transport(row.congestion)  # type: ignore[arg-type]
     rtt = 2e-3 * row.latency_ms + PING_MORE_S
     count = DRAWS if row.loss else 1

@@ -1,14 +1,14 @@
-"""Four nodes far from each other: how much of their links they use, and how soon they have learned, beside others.
+"""Four distant nodes: their use of the links, and their time to accuracy, compared with other libraries.
 
     sudo .venv/bin/python benchmarks/wan.py [--hivemind PYTHON] [--json wan.json]
 
-Needs root, gcc and /dev/net/tun. Four network namespaces, joined by the router of ``benchmarks/replay``: 25 ms one way,
-100 Mbit/s each way, 1 % of packets lost. Where more than one packet in twenty came over 5 ms late the run tells of this
-machine: it is "disturbed", played again (``--again``), and left out of the median where there are others.
+Needs root, gcc and /dev/net/tun. Four network namespaces are joined by the router of ``benchmarks/replay``: 25 ms one
+way, 100 Mbit/s each way, 1 % of packets lost. A run in which more than one packet in twenty came over 5 ms late is
+"disturbed" by this machine. It is repeated (``--again``), and left out of the median if there are others.
 
-**link**: our nodes want a mix whenever there can be one, for ``--seconds``, in turn with raw streams: two pairs of
-nodes, a connection each, both ways at once, nothing else. *Used*: bytes of vectors that a node received in a second, of
-exchanges that came to something. *Within a stream*: the same while one was under way, commits and all.
+**link**: our nodes mix whenever they can, for ``--seconds``, alternating with raw streams: two pairs of nodes with a
+connection each, in both directions at once. *Used* is the vector bytes that a node received a second, in exchanges that
+finished. *Within a stream* is the same during exchanges, with their commits.
 
 **digits**: seconds until the mean accuracy of all four on the test images is 80, 90 and 95 %, from the first step that
 any of them took, and from the start of their processes. All train the same (``benchmarks/peers/wan_job.py``): steps of
@@ -54,16 +54,16 @@ from benchmarks.replay.links import DISTURBED, EmulatedLinks, missing
 
 PEERS = Path(__file__).resolve().parent / "peers"
 NODES, LATENCY_S, MBIT_S, LOSS = 4, 0.025, 100.0, 0.01
-RATE = 0.4  # with which DDP's batches of 32 come to 80 % soonest, of 0.1, 0.2, 0.4 and 0.8
+RATE = 0.4  # the rate of 0.1, 0.2, 0.4 and 0.8 at which DDP's batches of 32 reach 80 % first
 TARGETS = (0.8, 0.9, 0.95)
-BEGIN_S = 120.0  # for all of ours to train
-WARM_S = 5.0  # until streams have found their rate
+BEGIN_S = 120.0  # limit for all of our nodes to start training
+WARM_S = 5.0  # time for streams to reach their rate
 KINDS = {  # the program, the congestion control of every connection, steps from one average to the next
     "gossip": ("wan_gossip.py", "bbr", 8),
     "alone": ("wan_alone.py", "bbr", 0),
     "DDP bbr": ("wan_ddp.py", "bbr", 1),
     "DDP cubic": ("wan_ddp.py", "cubic", 1),
-    "hivemind": ("wan_hivemind.py", "bbr", 128),  # of 16, 32, 64 and 128 the one that stands still least
+    "hivemind": ("wan_hivemind.py", "bbr", 128),  # of 16, 32, 64 and 128 this interval stalls least
 }
 
 
@@ -79,8 +79,10 @@ def far_apart(congestion: str, seed: int) -> Iterator[EmulatedLinks]:
 
 
 class Swarm:
-    """``with Swarm(...) as swarm``: the four processes, begun at once, and what they have written so far. None of them
-    is left afterwards, nor what they have started."""
+    """The four processes of a run and their diaries: ``with Swarm(...) as swarm``.
+
+    They start at once. At the end they are killed, with all processes that they have started.
+    """
 
     def __init__(
         self, links: EmulatedLinks, python: str, program: str, every: int, megabytes: float, step_s: float
@@ -90,7 +92,7 @@ class Swarm:
             python, str(PEERS / program), f"--ranks={NODES}", f"--first={links.address(0)}", f"--every={every}",
             f"--megabytes={megabytes}", f"--rate={RATE}", f"--step-s={step_s}",
         ]  # fmt: skip
-        self.rows: list[list[dict[str, Any]]] = [[] for _ in range(NODES)]  # of each diary
+        self.rows: list[list[dict[str, Any]]] = [[] for _ in range(NODES)]  # rows of each diary
         self.read_to = [0] * NODES
         self.processes: list[subprocess.Popen[bytes]] = []
 
@@ -108,7 +110,7 @@ class Swarm:
 
     def __exit__(self, *exception: object) -> None:
         for process in self.processes:
-            os.killpg(process.pid, signal.SIGKILL)  # each leads a session
+            os.killpg(process.pid, signal.SIGKILL)  # each process leads a session
             process.wait()
         self.room.cleanup()
 
@@ -130,7 +132,7 @@ class Swarm:
         return [row["at"] for rows in self.rows for row in rows if row["kind"] == kind]
 
     def accuracies(self) -> list[tuple[float, float]]:
-        """(time, mean of the last look of each of the four), once all have looked."""
+        """Return (time, mean of the four latest accuracies), from when all four have measured one."""
         looks = sorted(
             (row["at"], rank, row["accuracy"])
             for rank, rows in enumerate(self.rows) for row in rows if row["kind"] == "look"
@@ -144,13 +146,13 @@ class Swarm:
         return found
 
     def steps(self) -> int:
-        """Of who has taken fewest."""
+        """Return the smallest number of steps of a node."""
         return min(max((row["steps"] for row in rows if row["kind"] == "look"), default=0) for rows in self.rows)
 
 
-# -- how soon they have learned --------------------------------------------------------------------------------------
+# -- time to accuracy ------------------------------------------------------------------------------------------------
 def race(kind: str, python: str, megabytes: float, limit_s: float, step_s: float, seed: int) -> dict[str, Any]:
-    """One run of one peer, until the last target or the limit."""
+    """Run one library until the last target or the limit."""
     program, congestion, every = KINDS[kind]
     with far_apart(congestion, seed) as links, Swarm(links, python, program, every, megabytes, step_s) as swarm:
         before, until = links.stats(), swarm.started + limit_s
@@ -170,9 +172,9 @@ def race(kind: str, python: str, megabytes: float, limit_s: float, step_s: float
         }  # fmt: skip
 
 
-# -- how much of their links they use --------------------------------------------------------------------------------
+# -- use of the links ------------------------------------------------------------------------------------------------
 def gossip_link(seconds: float, step_s: float, megabytes: float, seed: int) -> dict[str, Any]:
-    """Our nodes, with a mix wanted at every step."""
+    """Measure our nodes, with a mix wanted at every step."""
     program, congestion, _ = KINDS["gossip"]
     with (
         far_apart(congestion, seed) as links,
@@ -188,9 +190,9 @@ def gossip_link(seconds: float, step_s: float, megabytes: float, seed: int) -> d
         before, begin = links.stats(), time.monotonic()
         time.sleep(seconds)
         late, end = links.stats().late_since(before), time.monotonic()
-        time.sleep(1.0)  # what ended by then is written down
+        time.sleep(1.0)  # exchanges that have ended are then in the diaries
         swarm.read()
-        moved = streaming = 0.0  # bytes, seconds: of all four
+        moved = streaming = 0.0  # bytes and seconds of all four nodes
         failed = 0
         for rows in swarm.rows:
             began: dict[int, float] = {}
@@ -219,7 +221,7 @@ def gossip_link(seconds: float, step_s: float, megabytes: float, seed: int) -> d
 
 
 def raw_link(seconds: float, seed: int) -> dict[str, Any]:
-    """Two pairs, a connection each, both ways at once."""
+    """Measure raw streams: two pairs with a connection each, in both directions at once."""
     with far_apart("bbr", seed) as links:
         ends = [end for pair in ((0, 1), (2, 3)) for end in connected(links, *pair)]
         received, over = [0] * NODES, threading.Event()
@@ -259,12 +261,14 @@ def in_turn(
     rounds: int, again: int, jobs: dict[str, Callable[[int], dict[str, Any]]], found: dict[str, Runs],
     save: Callable[[], None],
 ) -> None:  # fmt: skip
-    """Each job once a round, and again while it was disturbed; ``found`` has the runs of each as they come,
-    and each is saved: whoever ends the benchmark early has what there is."""
+    """Run each job once a round, and again if it was disturbed.
+
+    Each run is added to ``found`` and saved at once, so that an interrupted benchmark keeps its finished runs.
+    """
     for turn in range(rounds):
         for name, job in jobs.items():
             for attempt in range(1 + again):
-                run = job(1 + turn + 1_000 * attempt)  # the seed of losses: of one round all jobs have the same
+                run = job(1 + turn + 1_000 * attempt)  # seed of the losses, the same for all jobs of a round
                 found.setdefault(name, []).append(run)
                 print(f"{name}: {sentence(run)}; {run['late']:.1%} late{', disturbed' * run['disturbed']}", flush=True)
                 save()
@@ -282,7 +286,7 @@ def sentence(run: dict[str, Any]) -> str:
 
 
 def counted(runs: Runs) -> Runs:
-    """Those that were not disturbed, where there are any."""
+    """Return the runs that were not disturbed, or all runs if all were."""
     return [run for run in runs if not run["disturbed"]] or runs
 
 
@@ -326,7 +330,7 @@ def learned(runs: Runs, limit_s: float) -> list[str]:
 
 
 def written(value: Any) -> Any:
-    """As JSON has it: what was never reached is null."""
+    """Convert a value for JSON; an infinite time or NaN becomes null."""
     if isinstance(value, dict):
         return {str(key): written(inner) for key, inner in value.items()}
     if isinstance(value, list):

@@ -1,9 +1,9 @@
-"""What becomes of a link's time where a mix is wanted at every step: 4 peers, 25 ms one way, 100 Mbit/s, 1 % loss, bbr.
+"""The use of a link's time if a mix is wanted at every step: 4 peers, 25 ms one way, 100 Mbit/s, 1 % loss, bbr.
 
     python benchmarks/wide.py                          the scenarios of benchmarks/wide/, seeds 1 to 5
 
-Each peer is looked at every millisecond of virtual time. *Used* is the vectors' bytes that a peer sent, of the rate;
-*beside a stream* the same of what one connection gets on which both sides send all the time.
+Each peer is sampled every millisecond of virtual time. *Used* is the rate of vector bytes that a peer sent, relative to
+the link's rate. *Beside a stream* is the same relative to a connection on which both sides send all the time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sim.world.line import Line, line_key
 from sim.world.network import NetworkModel
 from sim.world.tcp import Back
 
-LOOK_S, BEGINS_S = 0.001, 20.0  # until then links open, and what is usual is learnt
+LOOK_S, BEGINS_S = 0.001, 20.0  # sampling interval; start of the measurement, after links and timeouts have settled
 ROWS = (
     "streaming",
     "rest of a stream",
@@ -37,7 +37,7 @@ ROWS = (
 
 
 def doing(simulation: Simulation, host: Host) -> str:
-    """What a peer spends this moment on."""
+    """Return the activity of a peer at this moment."""
     streams = simulation.swarm.sessions.streams
     if any(sender is host for sender, _ in streams):
         return "streaming"
@@ -56,7 +56,7 @@ def doing(simulation: Simulation, host: Host) -> str:
 
 
 def play(scenario: Scenario) -> tuple[Counter[str], float]:
-    """Shares of time by what it was spent on, and vector bytes that a peer sent in a second."""
+    """Simulate a scenario; return the samples by activity, and the vector bytes that a peer sent a second."""
     assert scenario.duration_s is not None
     simulation, seen = Simulation(scenario), Counter[str]()
     swarm = simulation.swarm
@@ -72,7 +72,7 @@ def play(scenario: Scenario) -> tuple[Counter[str], float]:
 
 
 def kept_stream(network: NetworkModel, rate_bytes_s: float, seconds: float, seed: int) -> float:
-    """Bytes a second each way of a connection on which both sides send all the time."""
+    """Return the bytes/s in each direction of a connection on which both sides send all the time."""
     assert network.transport is not None
     rtt, size_bytes = 2 * network.latency(0, 1), seconds * rate_bytes_s
     line, back = (Line(line_key(seed, place, 0.0), 0.0, network.loss_of(0, 1)) for place in (0, 1))
