@@ -2,9 +2,10 @@
 
     python benchmarks/averaged.py [--cell "digits, IID"]... [--seeds 3] [--joining]
 
-Cells are those of benchmarks/methods.py, with the default settings. For each way to obtain one model from a node, the
-table has the accuracy in % of the mean node, and in brackets of the worst node, over the seeds. --joining simulates
-churn with newcomers that fetch their donors' averages instead of their weights. It takes 15 minutes of one core.
+Cells are those of benchmarks/methods.py, with the default settings. The columns are ways to obtain one model from a
+node. Figures are accuracies in % of the mean node, and in brackets of the worst node, over the seeds. --joining
+simulates churn with newcomers that fetch their donors' averages instead of their weights. It takes 15 minutes of one
+core.
 """
 
 import argparse

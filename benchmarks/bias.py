@@ -6,7 +6,7 @@ The attacker trains and mixes like the others. It sends its partner's own vector
 step is the longest that the partner's filter does not clip at that moment; no real attacker can know it better. The job
 is digits, IID, with steps of one second and a mix every eight steps, so an hour has 450 intervals. The same swarm
 without attackers is the reference. For each quarter of an hour the table states how far the honest models moved in that
-direction, relative to the norm of the honest mean, and the accuracy.
+direction, relative to the norm of the honest mean. It also has the accuracy.
 """
 
 from __future__ import annotations

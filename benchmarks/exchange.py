@@ -8,8 +8,8 @@
 An exchange is timed from the agreed start of the streams to both Commits: 2 x 40 MB at once between two processes on
 loopback. Every chunk is checksummed, checked for finiteness and subtracted. The programs run alternately, several
 times; medians and their ratios are printed. "A mix" is the time from the end of one mix to the end of the next, if one
-is always wanted, and "of it" is the share of its stream. The rest is the snapshot, the addition, the outer step if
-any, and messages. ``--hivemind`` names the Python of an environment with hivemind 1.1.12. ``--json`` also writes every
+is always wanted. "Of it" is the share of its stream. The rest is the snapshot, the addition, the outer step if any, and
+messages. ``--hivemind`` names the Python of an environment with hivemind 1.1.12. ``--json`` also writes every
 run to a file. Four processes are compared by the bytes of parameters that all of them together average in a second.
 Gossip averages in changing pairs, gloo's all_reduce all four at once.
 """

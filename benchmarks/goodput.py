@@ -34,14 +34,16 @@ STEPS = 960  # A run ends when its learners have taken so many each, on average.
 STEP_S = 1.0  # 5 % either way
 MODEL_MB = 20_000  # 5 B parameters in float32: the size of the published runs with failures
 LEARNING_RATE = 0.3
-LONGEST = 8  # times as long as the steps take, and a run ends with fewer of them
+LONGEST = 8  # a run ends early after this multiple of its steps' duration
 PARTITIONS = {"iid": {"kind": "iid"}, "dirichlet": {"kind": "dirichlet", "alpha": 0.1}}
 NAMES = {"iid": "IID", "dirichlet": "Dirichlet 0.1"}
 
 
 class World(NamedTuple):
-    """Conditions of a run: the kind of pause for a failure (None: nothing fails), the links between learners, and the
-    steps between two mixes, of which 24 is the published number."""
+    """The conditions of a run: the kind of pause for a failure, the links' rate, and the steps between two mixes.
+
+    Without a kind of pause nothing fails. 24 is the published number of steps.
+    """
 
     pause: str | None
     rate_gbit_s: float
@@ -127,7 +129,7 @@ class Losses:
 
 
 def play(job: Job, pauses: model.Pauses) -> dict[str, float]:
-    """Play one run until its learners have taken their steps together, and return its figures.
+    """Simulate one run until its learners have taken their steps together, and return its figures.
 
     Returns:
         ``trained``, ``kept`` and ``idle`` as shares of possible steps and of time; ``accuracy``, ``worst`` and
@@ -185,7 +187,7 @@ def jobs(learners: tuple[int, ...], seeds: int) -> Iterator[Job]:
 
 
 def play_all(wanted: list[Job], pauses: model.Pauses, cache: dict[tuple[Any, ...], dict[str, Any]]) -> None:
-    """Play runs one after the other, writing each down as it ends."""
+    """Simulate runs one after the other, and cache each as it ends."""
     CACHE.parent.mkdir(exist_ok=True)
     with CACHE.open("a", encoding="utf-8") as file, np.errstate(all="ignore"):  # a diverging model is a result
         for number, job in enumerate(wanted, 1):

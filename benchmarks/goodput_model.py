@@ -1,8 +1,8 @@
-"""The failure model of Decoupled DiLoCo as arithmetic: what share of its steps a learner of many chips takes.
+"""The failure model of Decoupled DiLoCo: the share of possible steps that a learner of many chips takes.
 
-Decoupled DiLoCo (arXiv:2604.21428) lets each chip fail once a year and states the goodput of 150,000 to 2.4 million
-chips (:data:`PUBLISHED`). How long a learner pauses for a failure is not stated in the summaries of the report that we
-read. :func:`fitted` finds it from the published figures.
+In Decoupled DiLoCo (arXiv:2604.21428) each chip fails once a year. It states the goodput of 150,000 to 2.4 million
+chips (:data:`PUBLISHED`). The summaries of the report that we read do not state how long a learner pauses for a
+failure. :func:`fitted` finds it from the published figures.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 __all__ = ["CHIPS", "PUBLISHED", "Pauses", "availability", "barrier", "failure_s", "fitted", "predicted", "published"]
 
-YEAR_S = 365.25 * 86_400  # between two failures of one chip
+YEAR_S = 365.25 * 86_400  # mean time between two failures of one chip
 CHIPS = 1_200_000
 SCALES = (150_000, 300_000, 600_000, 1_200_000, 2_400_000)
-# Goodput in %, of table 1, at each of SCALES. "rigid" and "elastic" are one job of all chips; a number is how many
-# learners Decoupled DiLoCo has.
+# Goodput in % from table 1, at each of SCALES. "rigid" and "elastic" are one job of all chips. A number is the number
+# of learners of Decoupled DiLoCo.
 PUBLISHED: dict[str | int, tuple[int, ...]] = {
     "rigid": (72, 57, 38, 27, 18),
     "elastic": (88, 80, 69, 58, 40),
@@ -31,36 +31,38 @@ LARGEST_COUNT = 10_000  # A bound on the failures of a learner in one round.
 
 
 class Pauses(NamedTuple):
-    """Seconds for which a failure stops a learner: one that gives up the failed slice and goes on, and one that waits
-    until all its chips work again."""
+    """Seconds for which a failure stops a learner.
+
+    An elastic learner gives up the failed slice and goes on. A rigid learner waits until all its chips work again.
+    """
 
     elastic: float
     rigid: float
 
 
 def failure_s(chips: float) -> float:
-    """Return the mean time between failures of a job of so many chips, in seconds."""
+    """Return the mean time between failures of a job of ``chips`` chips, in seconds."""
     return YEAR_S / chips
 
 
 def availability(chips: float, pause_s: float) -> float:
     """Return the share of time that a learner of ``chips`` trains.
 
-    It is the mean time between failures over the same plus the pause. Failures during a pause cost nothing more, as the
-    learner starts again with whatever works by then.
+    It is the mean time between failures, divided by itself plus the pause. Failures during a pause cost nothing more,
+    because the learner restarts with the chips that work by then.
     """
     up_s = failure_s(chips)
     return up_s / (up_s + pause_s)
 
 
 def published(kind: str | int, chips: int = CHIPS) -> int | None:
-    """Return the published goodput in %, or None where the table has none."""
+    """Return the published goodput in %, or None if the table has none."""
     row = PUBLISHED.get(kind)
     return None if row is None or chips not in SCALES else row[SCALES.index(chips)]
 
 
 def predicted(kind: str | int, chips: float, pauses: Pauses) -> float:
-    """Return the model's goodput, 0 to 1: of one job of all ``chips``, or of so many elastic learners."""
+    """Return the model's goodput, 0 to 1, for one job of all ``chips`` or for ``kind`` elastic learners."""
     if kind == "rigid":
         return availability(chips, pauses.rigid)
     learners = 1 if kind == "elastic" else int(kind)
@@ -68,14 +70,14 @@ def predicted(kind: str | int, chips: float, pauses: Pauses) -> float:
 
 
 def misses(pauses: Pauses) -> Iterator[float]:
-    """Yield predicted less published goodput in points, of every published figure."""
+    """Yield the predicted minus the published goodput, in points, for every published figure."""
     for kind, row in PUBLISHED.items():
         for chips, figure in zip(SCALES, row, strict=True):
             yield 100 * predicted(kind, chips, pauses) - figure
 
 
 def fitted() -> Pauses:
-    """Return the two pauses for which the model is nearest to :data:`PUBLISHED` (least squares, to half a second)."""
+    """Return the two pauses that fit :data:`PUBLISHED` best (least squares, to half a second)."""
     grid = [GRID_S * number for number in range(1, int(LONGEST_S / GRID_S) + 1)]
 
     def square(pause_s: float, rigid: bool) -> float:

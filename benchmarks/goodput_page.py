@@ -1,4 +1,4 @@
-"""The tables of docs/results/goodput.md: each is replaced where its mark stands, and the prose around it stays."""
+"""The tables of docs/results/goodput.md: each is replaced at its mark, and the prose around it stays."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ def brackets(runs: Sequence[Figures], *keys: str) -> str:
 
 
 def goodput_rows(pauses: model.Pauses, learners: Sequence[int], runs: Runs) -> list[list[str]]:
-    """Compare published, calculated and played goodput of 1.2 million chips, a line for each number of learners.
+    """Compare published, calculated and simulated goodput of 1.2 million chips, a line for each number of learners.
 
-    Of ours, with links of 100 Gbit/s, "trained" counts all steps and "kept" those that did not die with a learner.
+    Our figures are with links of 100 Gbit/s: "trained" counts all steps, "kept" those that did not die with a learner.
     """
     head = ["learners", "chips each", "a failure every", "published", "elastic learners, calculated"]
     head += [f"with a barrier every {steps} steps, calculated" for steps in ROUNDS]
@@ -102,7 +102,7 @@ def goodput_rows(pauses: model.Pauses, learners: Sequence[int], runs: Runs) -> l
 
 
 def world_rows(learners: Sequence[int], worlds: Sequence[str], runs: Runs) -> list[list[str]]:
-    """Return our goodput in every world: steps trained, in brackets steps kept and the time with nobody training."""
+    """Return our goodput in every world: steps trained, in brackets steps kept and the time in which none trained."""
     rows = [["learners", *worlds]]
     for count in learners:
         row = [f"{count}"]
@@ -122,7 +122,7 @@ def accuracy_rows(
         learners: The numbers of learners, a line for each.
         worlds: The worlds to compare, and the name of each in the head.
         partitions: The same for the partitions of the data.
-        runs: What was played.
+        runs: The finished runs.
     """
     rows = [["data", "learners", *worlds.values()]]
     for partition, name in partitions.items():

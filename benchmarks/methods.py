@@ -107,7 +107,7 @@ class Row:
 
 
 def rows(peers):
-    """Return the rows: all of METHODS, those that mix less often than every 8 steps also at 8, and ours."""
+    """Return the rows: all of METHODS, and ours; methods that mix less often than every 8 steps also run at 8."""
     found = []
     for name, method in METHODS.items():
         changes = dict(as_published(name))

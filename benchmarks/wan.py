@@ -10,17 +10,17 @@ way, 100 Mbit/s each way, 1 % of packets lost. A run in which more than one pack
 connection each, in both directions at once. *Used* is the vector bytes that a node received a second, in exchanges that
 finished. *Within a stream* is the same during exchanges, with their commits.
 
-**digits**: seconds until the mean accuracy of all four on the test images is 80, 90 and 95 %, from the first step that
-any of them took, and from the start of their processes. All train the same (``benchmarks/peers/wan_job.py``): steps of
-0.1 s, the same batches and first weights, SGD at one rate, a model padded to 1 and to 10 MB. Ours mix every 8 steps;
-DDP over gloo averages gradients at each; hivemind averages parameters in the background; alone are nodes that hear of
-nobody, which shows what averaging is needed for. Who has not come to a target
-``--limit-s`` after the start of its processes has not come to it: nothing is extrapolated.
+**digits**: seconds until the mean accuracy of all four on the test images is 80, 90 and 95 %. They count from the first
+step of any node, and from the start of the processes. All train the same job (``benchmarks/peers/wan_job.py``): steps of 0.1 s,
+the same batches and initial weights, SGD at one rate, and a model padded to 1 and to 10 MB. Our nodes mix every 8
+steps. DDP over gloo averages gradients at each step. Hivemind averages parameters in the background. "alone" are nodes
+without any averaging, as a lower bound. A target that is not reached within
+``--limit-s`` after the start of the processes counts as missed: nothing is extrapolated.
 
-Three rounds of all take some 80 minutes: a round of links 4 (65 s, and 15 s more for each size), of digits 9 at 1 MB
-and 15 at 10 MB, most of it DDP's. With ``--limit-s`` and ``--peers`` it is less.
+Three rounds of all take some 80 minutes. A round of links takes 4 minutes (65 s, and 15 s more for each size). A round
+of digits takes 9 minutes at 1 MB and 15 at 10 MB, mostly for DDP. ``--limit-s`` and ``--peers`` reduce this.
 
-hivemind needs an environment of its own, 1.2 GB, whose Python ``--hivemind`` names:
+hivemind needs an environment of its own (1.2 GB), whose Python ``--hivemind`` names:
 
     python3 -m venv DIR
     DIR/bin/pip install -c constraints.txt torch==2.13.0 scikit-learn hivemind==1.1.12

@@ -57,7 +57,7 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 @dataclass
 class Target:
-    """What an attack knows about the swarm."""
+    """The swarm under attack, as far as an attack knows it."""
 
     nodes: list[Address]
     secret: bytes

@@ -5,8 +5,8 @@ network partition. If a message arrives over a link that the receiver no longer 
 
 Opening a link takes the TCP handshake, the TLS handshake and both Hellos. The acceptor has its link after three
 latencies and the dialler after four; TLS adds two. A lost SYN is retransmitted 1, 2, 3, 4, 5 and 7 s after the first
-one, so peers notice within seconds that a partition has healed. The machine of a peer that is gone refuses a dial at
-once. A dial to a machine that is off fails at the Hello timeout.
+one. Peers therefore notice within seconds that a partition has healed. The machine of a peer that is gone refuses a
+dial at once. A dial to a machine that is off fails at the Hello timeout.
 
 When a peer is killed, the kernel resets its links and the partners learn of it one latency later. With TCP, 50 to
 200 ms come first: the kernel frees the memory of a process that held torch before it closes the sockets. When a machine

@@ -5,8 +5,8 @@ it. The virtual clock therefore counts steps and leaves them pending. When the f
 have begun by then are computed in one batched call**. This is exact: mixes change a model only at a step boundary, so
 nothing can change a step in progress.
 
-A host visits a boundary when its mix is due, when the network side asks for it, or to report progress, as a node's
-training loop does. The boundaries between these visits cost nothing.
+A host visits a boundary when its mix is due, when the network side asks for it, or to report progress. The boundaries
+between these visits cost nothing.
 """
 
 from __future__ import annotations

@@ -93,8 +93,8 @@ class Cosine:
     """A schedule with a linear warm-up over ``warmup`` steps and a cosine decay to ``lowest``.
 
     ``lowest`` is reached after ``steps`` steps in total and kept (I. Loshchilov and F. Hutter, arXiv:1608.03983,
-    equation 5, without restarts). It equals torch's LinearLR from 1 / (warmup + 1), so that the first step moves the
-    model, followed by CosineAnnealingLR, which would rise again after its end.
+    equation 5, without restarts). It equals torch's LinearLR from 1 / (warmup + 1), followed by CosineAnnealingLR, but
+    does not rise again after its end. The warm-up starts above 0, so that the first step moves the model.
     """
 
     def __init__(self, highest: float, steps: int, warmup: int, lowest: float) -> None:
