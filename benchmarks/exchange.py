@@ -9,9 +9,9 @@ An exchange is timed from the agreed start of the streams to both Commits: 2 x 4
 loopback. Every chunk is checksummed, checked for finiteness and subtracted. The programs run alternately, several
 times; medians and their ratios are printed. "A mix" is the time from the end of one mix to the end of the next, if one
 is always wanted. "Of it" is the share of its stream. The rest is the snapshot, the addition, the outer step if any, and
-messages. ``--hivemind`` names the Python of an environment with hivemind 1.1.12. ``--json`` also writes every
-run to a file. Four processes are compared by the bytes of parameters that all of them together average in a second.
-Gossip averages in changing pairs, gloo's all_reduce all four at once.
+messages. ``--hivemind`` names the Python of an environment with hivemind 1.1.12. ``--json`` also writes every run to a
+file. Four processes are compared by the bytes of parameters that all of them together average in a second. Gossip
+averages in changing pairs, gloo's all_reduce all four at once.
 """
 
 import argparse
@@ -214,7 +214,7 @@ def four_averaging(megabytes, shared, seconds=6.0):
     rows = pair.hear()
     pair.say()
     pair.end()
-    values = [row[4] for row in rows]  # near 0.75: they start at 0, 1, 1, 1, and filters take less of the outlier
+    values = [row[4] for row in rows]  # the start is 0, 1, 1, 1; filters take less of the outlier
     assert max(values) - min(values) < 0.05, f"the four did not come together: {values}"
     return sum(megabytes / 1e3 / row[1] for row in rows)
 

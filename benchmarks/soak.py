@@ -3,10 +3,10 @@
     python benchmarks/soak.py [--minutes 120] [--nodes 6] [--out soak]       (^C ends it early)
 
 Half of the nodes stay from beginning to end. Every 90 s one of the others has a fault: it is killed and restarted with
-its state, it leaves and is replaced by a new member, or it is stopped for 15 s. Every 30 s each node records its memory, descriptors,
-threads, tasks, and the number of items in each of its tables. At the end the slopes of the nodes that stayed are
-fitted by least squares over the last three quarters. OUT.csv has the rows, OUT.md the table. Steps are so slow that the
-whole run takes less than a quarter of one core.
+its state, it leaves and is replaced by a new member, or it is stopped for 15 s. Every 30 s each node records its
+memory, descriptors, threads, tasks, and the number of items in each of its tables. At the end the slopes of the nodes
+that stayed are fitted by least squares over the last three quarters. OUT.csv has the rows, OUT.md the table. Steps are
+so slow that the whole run takes less than a quarter of one core.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ connection each, in both directions at once. *Used* is the vector bytes that a n
 finished. *Within a stream* is the same during exchanges, with their commits.
 
 **digits**: seconds until the mean accuracy of all four on the test images is 80, 90 and 95 %. They count from the first
-step of any node, and from the start of the processes. All train the same job (``benchmarks/peers/wan_job.py``): steps of 0.1 s,
-the same batches and initial weights, SGD at one rate, and a model padded to 1 and to 10 MB. Our nodes mix every 8
-steps. DDP over gloo averages gradients at each step. Hivemind averages parameters in the background. "alone" are nodes
-without any averaging, as a lower bound. A target that is not reached within
-``--limit-s`` after the start of the processes counts as missed: nothing is extrapolated.
+step of any node, and from the start of the processes. All train the same job (``benchmarks/peers/wan_job.py``): steps
+of 0.1 s, the same batches and initial weights, SGD at one rate, and a model padded to 1 and to 10 MB. Our nodes mix
+every 8 steps. DDP over gloo averages gradients at each step. Hivemind averages parameters in the background. "alone"
+are nodes without averaging, which shows what it adds. A target that is not reached within ``--limit-s`` after the start
+of the processes counts as missed: nothing is extrapolated.
 
 Three rounds of all take some 80 minutes. A round of links takes 4 minutes (65 s, and 15 s more for each size). A round
 of digits takes 9 minutes at 1 MB and 15 at 10 MB, mostly for DDP. ``--limit-s`` and ``--peers`` reduce this.

@@ -147,7 +147,7 @@ class Host:
         raise AssertionError("a copy of a simulated model is done at once")
 
     def end(self) -> None:
-        """Break the reference cycle of averager and driver, because the garbage collector is off during a run."""
+        """Break the reference cycle of averager and driver, because a run disables the cyclic garbage collector."""
         del self.averager, self.boundary, self.perform
         vars(self.peer).clear()
 
