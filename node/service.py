@@ -58,9 +58,8 @@ __all__ = ["LEAVE_S", "REPORT_S", "Service"]
 
 REPORT_S = 0.25  # Seconds between two reports of a running loop: the most that members and figures lag.
 LOOK_S = 1.0  # Seconds between two checks whether the run is finished, and which members to store.
-REMEMBER_S = (
-    30.0  # Seconds between writes of the address book; it is also written once twice as many members are known.
-)
+# Seconds between writes of the address book; it is also written once twice as many members are known.
+REMEMBER_S = 30.0
 OF_RUNS = frozenset({"started", "joined", "merged", "put back", "finished"})  # Notices about the current run.
 LEAVE_S = 1.0  # Seconds for LEFT to be sent.
 HANDOVER_S = 3.0  # Seconds to wait for a node that just ended to release this state directory.
@@ -86,9 +85,7 @@ class Service:
         self.memory = Memory()  # As last written, or as it would be written.
         self.incarnation = 0
         self.runtime: Runtime | None = None  # After a fault, the ended one until there is another.
-        self.counts: Callable[[], tuple[int, int]] | None = (
-            None  # Returns the training loop's current steps and samples.
-        )
+        self.counts: Callable[[], tuple[int, int]] | None = None  # Returns the loop's current steps and samples.
         self.faults = Faults(self.notice)
         self.bound: Address | None = None  # The address on which this node listens, kept after a fault.
         self.began = False  # A network side has started.

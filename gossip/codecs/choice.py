@@ -54,9 +54,8 @@ BYTES_PER_ELEMENT_STEP = 0.5
 SLACK = 0.05  # The share by which rounding may exceed a limit: int8 needs 0.4 % for its scales.
 MOST_INTERVAL = 64  # In local steps: with longer intervals nodes drift apart on any data.
 SHORTEST_S = 1e-9
-LINK = (
-    1.0  # The largest share of the time between two mixes that an exchange may take; beyond it the next mix is delayed.
-)
+# The largest share of the time between two mixes that an exchange may take; beyond it the next mix is delayed.
+LINK = 1.0
 
 
 def fastest(rate_mb_s: float | None, machine: Machine) -> str:

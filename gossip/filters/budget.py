@@ -25,13 +25,11 @@ from gossip.recent import Recent
 __all__ = ["FACTOR", "MEMORY", "OTHERS", "PARTNERS", "SAVED", "Budget"]
 
 FACTOR = 3.0  # Times the median of the other partners: a partner of four times our pace is met 2.5 times as often.
-SAVED = (
-    2.0  # In moves: without them 4 % of the exchanges of 32 honest nodes met the budget, with one 0.7, with two 0.1.
-)
+# In moves: without them 4 % of the exchanges of 32 honest nodes met the budget, with one 0.7, with two 0.1.
+SAVED = 2.0
 MEMORY = 64.0  # Intervals in which movement is forgotten (T).
-OTHERS = (
-    2  # The least number of other partners for a budget: one alone would set it, and a liar could set it to nothing.
-)
+# The least number of other partners for a budget: one alone would set it, and a liar could set it to nothing.
+OTHERS = 2
 PARTNERS = 64  # The number remembered: about as many are met in that time.
 
 Here = Callable[[Iterable[PeerId]], list[PeerId]]  # Returns those of some members that are present.

@@ -22,9 +22,8 @@ __all__ = ["Partners"]
 APART = 0.5  # The least intervals between two mixes that one partner asks for; its share is then two in three.
 TRIED = 4  # The number of partners in back-off that are tried if no other is left.
 NEVER = float("-inf")
-WARY = (
-    2  # After so many failures in a row with new members, they count as one; a machine that dies is a single failure.
-)
+# After so many failures in a row with new members, they count as one; a machine that dies is a single failure.
+WARY = 2
 WARY_S = 5.0  # Ten times the time that a silent partner holds a slot.
 # An honest partner asks as often as it is asked, give or take 2.3; one that always asks comes to 10.
 KEPT, PRESSING = 0.9, 6.0

@@ -141,12 +141,17 @@ def test_a_mix_of_a_part_is_averaged_by_itself():
     assert first.shape == shown.shape
 
 
-def test_blocks_in_one_another_are_one():
+def trained_after_a_mix():
+    """A model with an average that local steps have left, and its state."""
     model = nn.Linear(3, 2)
     average = kept(model)
     average.mixed(WHOLE)
     trains(model, 1)
-    before = state_of(model)
+    return model, average, state_of(model)
+
+
+def test_blocks_in_one_another_are_one():
+    model, average, before = trained_after_a_mix()
     with average.shown():
         shown = state_of(model)
         with average.shown():
@@ -157,11 +162,7 @@ def test_blocks_in_one_another_are_one():
 
 
 def test_it_works_where_inference_mode_is_on():
-    model = nn.Linear(3, 2)
-    average = kept(model)
-    average.mixed(WHOLE)
-    trains(model, 1)
-    before = state_of(model)
+    model, average, before = trained_after_a_mix()
     with torch.inference_mode(), average.shown():
         model(torch.ones(1, 3))
     average.mixed(WHOLE)

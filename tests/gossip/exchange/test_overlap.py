@@ -83,23 +83,24 @@ def test_where_everybody_mixes_with_us_already_nobody_is_asked():
     assert x.begin(0.0) == []
 
 
-def test_beside_a_stream_its_partner_begins_no_other():
-    side = waiting()
-    x = side.exchanges
+def streaming():
+    """The exchanges of a side that streams with B, most of whose time is waiting."""
+    x = waiting().exchanges
     x.begin(0.0)
     x.snapshotted(1, 0.0)
     x.on_accept(B, Accept(1, 0.0, 0.5, "fp32"), 0.1)
+    return x
+
+
+def test_beside_a_stream_its_partner_begins_no_other():
+    x = streaming()
     assert x.table[1].state is State.STREAMING
     assert x.on_offer(B, offer(9), 0.2) == [Send(B, Busy(9))]
     assert x.on_offer(C, offer(10), 0.2) == [Snapshot(10)]
 
 
 def test_nobody_agrees_ahead_where_exchanges_overlap():
-    side = waiting()
-    x = side.exchanges
-    x.begin(0.0)
-    x.snapshotted(1, 0.0)
-    x.on_accept(B, Accept(1, 0.0, 0.5, "fp32"), 0.1)
+    x = streaming()
     assert x.look_ahead(0.1) == []
     assert x.on_offer(C, replace(offer(9), mixing="ahead"), 0.1) == [Send(C, Busy(9))]
 

@@ -68,13 +68,19 @@ def test_of_two_runs_with_equal_samples_the_larger_genesis_stays(samples):
     assert "merging" not in two.kinds
 
 
-def test_of_two_runs_that_each_want_the_others_weights_one_gives_way():
-    """Else they swap, and swap again."""
+def wanting():
+    """A swarm of two linked peers with a run each, each of which wants the other's weights."""
     swarm = World(1)
     one, two = swarm.start(genesis=G1), swarm.start(genesis=G2)
     one.peer.runs.consented, two.peer.runs.consented = G2, G1
     one.perform([Dial(address_of(1))])
     swarm.run(0.025)
+    return swarm, one, two
+
+
+def test_of_two_runs_that_each_want_the_others_weights_one_gives_way():
+    """Else they swap, and swap again."""
+    swarm, one, two = wanting()
     served = [a.peer.runs.should_serve(b.peer.membership.me, swarm.now) for a, b in ((one, two), (two, one))]
     assert served == [False, True]
     swarm.until(swarm.agreed, 30.0)
@@ -84,11 +90,7 @@ def test_of_two_runs_that_each_want_the_others_weights_one_gives_way():
 
 def test_a_node_serves_a_run_whose_weights_it_found_worse_and_leaves_alone():
     """It wants that run and cannot have it; while it refuses, that run's members ask it in vain once a second."""
-    swarm = World(1)
-    one, two = swarm.start(genesis=G1), swarm.start(genesis=G2)
-    one.peer.runs.consented, two.peer.runs.consented = G2, G1
-    one.perform([Dial(address_of(1))])
-    swarm.run(0.025)
+    swarm, one, two = wanting()
     assert not one.peer.runs.should_serve(two.peer.membership.me, swarm.now)
     one.peer.joining.genesis = G2
     seconds = one.peer.joining.failed_trial(swarm.now)
