@@ -319,7 +319,7 @@ def figures(chaos: Chaos, before: tuple[float, float], during: tuple[float, floa
         kinds[kind] = kinds.get(kind, 0) + 1
     found = waits(places, chaos.kills, 600.0)
     joins = [life.event("joined")["seconds"] for p in places for life in p.lives[1:] if life.event("joined")]  # type: ignore[index]
-    geneses = sorted(str(place.now.now.get("genesis")) for place in places)  # "None" if not joined yet
+    run_ids = sorted(str(place.now.now.get("run_id")) for place in places)  # "None" if not joined yet
     return {
         "faults": len(chaos.faults),
         "kinds": kinds,
@@ -335,8 +335,8 @@ def figures(chaos: Chaos, before: tuple[float, float], during: tuple[float, floa
         "kill to next exchange, of": len(found),
         "waits for weights, median and most (s)": [statistics.median(joins), max(joins)] if joins else None,
         "all see all at the end": all(place.now.now.get("alive", 0) >= NODES for place in places),
-        "one run at the end": len(set(geneses)) == 1,
-        "runs and members alive at the end": [geneses, [place.now.now.get("alive") for place in places]],
+        "one run at the end": len(set(run_ids)) == 1,
+        "runs and members alive at the end": [run_ids, [place.now.now.get("alive") for place in places]],
     }
 
 

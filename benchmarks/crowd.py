@@ -37,7 +37,7 @@ from gossip.peer import Peer
 from gossip.wire.messages import Close, Fetch, Hello, Invite, Message, Offer, Outcome, StatusQuery, Unknown, Widen
 from gossip.wire.records import trusting
 from node.identity.keys import Identity
-from node.links.connector import Doors
+from node.links.connector import Connector
 from node.links.handshake import Greeter
 from node.links.link import Link
 from node.links.pool import Links
@@ -71,7 +71,7 @@ class Gate:
         self.crowd, self.host, self.peer = crowd, host, host.peer
         self.links = Links()
         self.pending: dict[PeerId, deque[Message]] = {}  # messages for peers that are being dialled
-        self.doors = Doors(
+        self.doors = Connector(
             network, crowd.greeter, None, crowd.config, lambda: self.peer.record, self.run_link, self.dial_failed,
             lambda kind, sentence: None, frozenset(), self.peer.remembers,
         )  # fmt: skip
@@ -116,8 +116,8 @@ class Gate:
             async with trio.open_nursery() as nursery:
                 link.cancel_scope = nursery.cancel_scope
                 nursery.start_soon(self.write, link)
-                hears = functools.partial(self.on_message, link)
-                await link.read_loop(hears, lambda chunk, size: None, lambda chunk: None)
+                accepts_from = functools.partial(self.on_message, link)
+                await link.read_loop(accepts_from, lambda chunk, size: None, lambda chunk: None)
                 link.finish()
                 nursery.cancel_scope.deadline = trio.current_time() + LAST_WORDS_S
         except* RemoteError:
@@ -158,9 +158,9 @@ class Gate:
 class Crowd:
     """The members of one run, which know each other. Nothing happens before :meth:`run`."""
 
-    def __init__(self, genesis: bytes) -> None:
+    def __init__(self, run_id: bytes) -> None:
         self.config = Config(swarm=SWARM)
-        self.genesis = genesis
+        self.run_id = run_id
         self.layout: Layout = ModelState({"x": np.zeros(ELEMENTS, np.float32)}).layout
         self.greeter = Greeter(self.config.swarm, self.layout)  # with no host token: no shared memory
         network = NetworkModel(latency_s=LATENCY_S, congestion="cubic")  # TCP enables idle timeouts
@@ -174,7 +174,7 @@ class Crowd:
         network = TcpNetwork(Address("127.0.0.1", 0), self.config.hello_timeout_s)
         identity = Identity.fresh()
         record = MemberRecord(
-            identity.id, identity.public_key, 1, address=await network.bind(), genesis=self.genesis, ready=True
+            identity.id, identity.public_key, 1, address=await network.bind(), run_id=self.run_id, ready=True
         )  # fmt: skip
         peer = Peer(
             record, sign=identity.sign, verify=trusting, config=self.config, fingerprint=self.layout.fingerprint,
@@ -243,9 +243,9 @@ class Crowd:
         return sum(state is not MemberState.ALIVE for gate in self.gates for _, state in gate.peer.members())
 
 
-async def stand(count: int, node: Address, genesis: bytes) -> None:
+async def stand(count: int, node: Address, run_id: bytes) -> None:
     """Run a crowd of ``count`` members, and answer queries until the input ends."""
-    crowd = Crowd(genesis)
+    crowd = Crowd(run_id)
     for _ in range(count):
         await crowd.add()
     async with trio.open_nursery() as nursery:
@@ -255,7 +255,7 @@ async def stand(count: int, node: Address, genesis: bytes) -> None:
                 case "cpu":
                     print(time.process_time(), flush=True)
                 case "met":
-                    print(crowd.met(), flush=True)
+                    print(crowd.contacted(), flush=True)
                 case "doubts":
                     print(crowd.doubts(), flush=True)
         nursery.cancel_scope.cancel()

@@ -83,7 +83,7 @@ class Diary:
         self.row(
             steps=metrics.steps, done=metrics.exchanges_done, failed=metrics.exchanges_failed, mixes=mixes,
             alive=metrics.members_alive, members=len(node.members), owners=len(side.view.owners),
-            swarm_samples=node.swarm_samples, genesis=side.peer.local.genesis.hex()[:8], ready=side.peer.ready,
+            swarm_samples=node.swarm_samples, run_id=side.peer.local.run_id.hex()[:8], ready=side.peer.ready,
             version=side.peer.local.version, finished=node.finished,
             inside=self.inside, gap=self.gap, links=len(side.runtime.links),
             accuracy=float((model(images).argmax(1) == labels).float().mean()), norm=float(weights.norm()),
@@ -172,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         diary.watch(node)
         diary.row(
             event="joined", id=node.id, address=node.address, seconds=time.monotonic() - entered,
-            fingerprint=side.state.layout.fingerprint, genesis=side.peer.local.genesis.hex(),
+            fingerprint=side.state.layout.fingerprint, run_id=side.peer.local.run_id.hex(),
             elements=side.state.layout.size,
         )  # fmt: skip
         until = time.monotonic() + arguments.seconds

@@ -34,7 +34,7 @@ from gossip.averaging.streams import DifferenceReceiver, Sender
 from gossip.codecs import get_codec
 from gossip.wire.frames import PREFIX_BYTES, decode, encode, read_prefix
 from gossip.wire.messages import Chunk, Commit, Offer
-from node.model.kept import KeptWeights
+from node.model.backup import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 
@@ -115,7 +115,7 @@ def boundaries() -> dict[str, tuple[Work, str]]:
         def mix(boundary=boundary, pool=pool):
             boundary.want_snapshot(1)
             [(_, snapshot, _)] = boundary.visit(lambda vector: None).snapshots
-            boundary.owe()
+            boundary.begin_update()
             boundary.want_update(Update(snapshot))
             for update in boundary.visit(lambda vector: None).updates:
                 pool.give(update.vector)

@@ -20,7 +20,7 @@ import torch
 from gossip.arithmetic.subsets import Subset
 from gossip.averaging.boundary import Boundary, Update
 from gossip.averaging.vectors import Cut
-from node.model.kept import KeptWeights
+from node.model.backup import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 
@@ -61,7 +61,7 @@ def main() -> None:
         def mix(cut: Cut | None = cut) -> None:
             boundary.want_snapshot(1, cut=cut)
             [(_, snapshot, _)] = boundary.visit(lambda vector: None).snapshots
-            boundary.owe()
+            boundary.begin_update()
             boundary.want_update(Update(snapshot, positions=None if cut is None else cut.positions))
             for shift in boundary.visit(lambda vector: None).updates:
                 pool.give(shift.vector)

@@ -270,7 +270,7 @@ def runs(seed: int) -> None:
     for one, other in itertools.pairwise(hosts):
         one.peer.seeds.renew((other.address,), {})
         world.swarm.perform(one, [one.peer.seeds.dial(other.address)])
-    while len({host.peer.genesis for host in hosts}) > 1:
+    while len({host.peer.run_id for host in hosts}) > 1:
         world.swarm.run_until(world.swarm.now + 1.0)
     met, truth = world.swarm.now, world.parts()
     for after in (60, 120, 300):

@@ -52,7 +52,7 @@ BOUNDED: dict[str, tuple[int, str]] = {
     "membership": (20_000, "members, those who left included, for a day"),
     "partners.bench": (20_000, "one for each member"),
     "refusals.counts": (256, "partners and reasons"),
-    "conduct": (1_024, "members and kinds of misconduct"),
+    "misbehaviour": (1_024, "members and kinds of misconduct"),
     "doors.told": (64, "refusals told to people"),
     "durations": (20_000, "one for each partner"),
     "pool.free": (24, "vectors: eight of the largest in all"),

@@ -101,7 +101,7 @@ class Listening:
 
     def __contains__(self, address: object) -> bool:
         members = self.members
-        for peer in (*self.linked, *members.met()):
+        for peer in (*self.linked, *members.contacted()):
             record = members.record(peer)
             if record is not None and record.address == address and members.state(peer) is MemberState.ALIVE:
                 return True

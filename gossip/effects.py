@@ -10,9 +10,29 @@ from gossip.ids import Address, PeerId
 from gossip.wire.messages import Message
 
 __all__ = [
-    "Adopt", "Collect", "Confirm", "CopyFrozen", "CopyPiece", "Dial", "Effect", "Gather", "LookUp", "MemberChanged",
-    "MemberState", "Merge", "Mix", "Notice", "Recall", "Release", "Rename", "Restore", "Send", "Serve", "Snapshot",
-    "Transfer", "TryDial",
+    "Adopt",
+    "Confirm",
+    "CopyFrozen",
+    "CopyPiece",
+    "Dial",
+    "Effect",
+    "Gather",
+    "LookUp",
+    "MemberChanged",
+    "MemberState",
+    "Merge",
+    "Mix",
+    "Notice",
+    "ReceivePiece",
+    "Release",
+    "Rename",
+    "Restore",
+    "Send",
+    "Serve",
+    "Snapshot",
+    "Transfer",
+    "TryDial",
+    "UseLastSnapshot",
 ]  # fmt: skip
 
 
@@ -86,7 +106,7 @@ class CopyPiece:
 
 
 @dataclass(frozen=True, slots=True)
-class Recall:
+class UseLastSnapshot:
     """Use the last snapshot of the weights for this session, since the training loop is paused; report ``recalled``.
 
     If there is none, take one at the next boundary, as for Snapshot.
@@ -191,7 +211,7 @@ class Serve:
 
 
 @dataclass(frozen=True, slots=True)
-class Collect:
+class ReceivePiece:
     """Receive elements [start, stop) into the joining vector of ``size`` elements.
 
     Report ``collected`` as chunks arrive, and ``failed`` if they stop. ``compare``: leave the vector unchanged, and
@@ -247,6 +267,6 @@ class Notice:
 
 
 Effect = (
-    Send | Dial | LookUp | TryDial | Snapshot | CopyPiece | Recall | CopyFrozen | Transfer | Gather | Mix | Merge
-    | Rename | Release | Serve | Collect | Adopt | Confirm | Restore | MemberChanged | Notice
+    Send | Dial | LookUp | TryDial | Snapshot | CopyPiece | UseLastSnapshot | CopyFrozen | Transfer | Gather | Mix
+    | Merge | Rename | Release | Serve | ReceivePiece | Adopt | Confirm | Restore | MemberChanged | Notice
 )  # fmt: skip

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from gossip.arithmetic.subsets import Subset
-from gossip.conduct import Conduct
 from gossip.config import Config
 from gossip.discovery import Reachability, Seeds
 from gossip.effects import Effect, MemberState
@@ -16,6 +15,7 @@ from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.session import Local, Session
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.membership.members import Members
+from gossip.misbehaviour import MisbehaviourLog
 from gossip.schedule import Schedule
 from gossip.selection.partners import Partners
 from gossip.state_transfer.donating import Donating
@@ -43,7 +43,7 @@ class Face:
     id: PeerId
     config: Config
     local: Local
-    conduct: Conduct
+    misbehaviour: MisbehaviourLog
     membership: Members
     partners: Partners
     exchanges: Exchanges[Any]
@@ -89,9 +89,9 @@ class Face:
         return self.local.finished
 
     @property
-    def genesis(self) -> bytes:
+    def run_id(self) -> bytes:
         """The id of the run."""
-        return self.local.genesis
+        return self.local.run_id
 
     @property
     def version(self) -> float:
@@ -277,9 +277,9 @@ class Face:
         """A counter that grows whenever the members, or an address of one, may have changed."""
         return self.membership.turnover
 
-    def met(self) -> Iterable[PeerId]:
+    def contacted(self) -> Iterable[PeerId]:
         """Return the ALIVE contacted members."""
-        return self.membership.met()
+        return self.membership.contacted()
 
     def remembers(self, peer: PeerId) -> bool:
         """Return True if this is or was a contacted member."""
@@ -305,7 +305,7 @@ class Face:
 
     def sharing(self) -> list[MemberRecord]:
         """Return the records of the other ALIVE contacted members that hold our run."""
-        return self.membership.sharing(self.local.genesis)
+        return self.membership.sharing(self.local.run_id)
 
     def book(self) -> list[MemberRecord]:
         """Return the members to dial after a restart."""
@@ -315,7 +315,7 @@ class Face:
     @property
     def counts(self) -> Counts:
         exchanges, membership = self.exchanges, self.membership
-        return Counts(exchanges.done, exchanges.failures, len(membership.met()) + 1, membership.sharers)
+        return Counts(exchanges.done, exchanges.failures, len(membership.contacted()) + 1, membership.sharers)
 
     @property
     def swarm_samples(self) -> int:
@@ -361,8 +361,8 @@ class Face:
         return self.exchanges.refusals.counts
 
     def misconduct(self) -> Iterator[tuple[str, str, int]]:
-        """See :meth:`gossip.conduct.Conduct.rows`."""
-        return self.conduct.rows()
+        """See :meth:`gossip.misbehaviour.MisbehaviourLog.rows`."""
+        return self.misbehaviour.rows()
 
     def look_at_the_end(self, now: float) -> list[Effect]:
         """Count the votes on the end of the run. Call it once a second or so."""

@@ -12,7 +12,7 @@ from gossip.face import Face
 from gossip.ids import quantity
 from gossip.state_transfer.joining import LEFT_ALONE_S, Phase
 from gossip.state_transfer.runs import STALEMATE_S, Run, outranks
-from gossip.state_transfer.trial import Judge
+from gossip.state_transfer.trial import TrialEvaluator
 
 __all__ = ["Holder", "RunState"]
 
@@ -21,7 +21,7 @@ __all__ = ["Holder", "RunState"]
 class RunState:
     """The state of a Peer that failed, for the next Peer of the same node."""
 
-    genesis: bytes
+    run_id: bytes
     progress: int  # samples behind the weights
     version: float
     ready: bool
@@ -39,7 +39,7 @@ class RunState:
 class Holder(Face):
     """The run of a Peer. Another run's weights are on trial until ``judge`` has enough losses."""
 
-    judge: Judge
+    judge: TrialEvaluator
     samples: int
     moved_steps: int
     reborn: bool  # this is a later life of this peer
@@ -50,7 +50,7 @@ class Holder(Face):
         """The state for a new Peer (:meth:`go_on_from`): plain numbers only, since this peer may have failed."""
         local, me = self.local, self.record
         return RunState(
-            local.genesis, local.progress.samples, local.version, local.ready, local.sound, local.finished,
+            local.run_id, local.progress.samples, local.version, local.ready, local.sound, local.finished,
             local.settling, self.steps, self.samples, max(0, me.steps - self.steps),
             max(0, self.own_samples - self.samples), me.incarnation, me.extra,
         )  # fmt: skip
@@ -64,7 +64,7 @@ class Holder(Face):
         local = self.local
         self.steps = self.moved_steps = local.steps = local.mixed_steps = before.steps
         self.samples = before.samples
-        self.resume(before.genesis, before.progress, before.version, now, before.finished)
+        self.resume(before.run_id, before.progress, before.version, now, before.finished)
         local.settling, self.hopeful = before.settling, True
         if before.ready:
             local.ready, local.progress.resumed = True, False
@@ -78,7 +78,7 @@ class Holder(Face):
     def begin_run(self, now: float, why: str) -> list[Effect]:
         """Become ready with our own weights. No samples are behind them, except those of a checkpoint."""
         self.local.ready = True
-        progress, lost = self.local.progress, self.joining.genesis
+        progress, lost = self.local.progress, self.joining.run_id
         untaken: list[Effect] = []
         if not progress.resumed:
             progress.begin(0)
@@ -92,11 +92,11 @@ class Holder(Face):
         self.mixed(now)
         return [Notice("started", why), *untaken, *self.ending.began(now)]
 
-    def resume(self, genesis: bytes, samples: int, version: float, now: float, finished: bool = False) -> list[Effect]:
+    def resume(self, run_id: bytes, samples: int, version: float, now: float, finished: bool = False) -> list[Effect]:
         """Note that the weights now come from a checkpoint.
 
         Args:
-            genesis: The run id.
+            run_id: The run id.
             samples: The samples behind the weights.
             version: The mixing rounds behind them.
             now: The current time.
@@ -104,10 +104,10 @@ class Holder(Face):
         """
         self.tell(now)
         self.local.progress.begin(samples, resumed=samples > 0 and not self.local.ready)
-        self.local.genesis, self.local.version, self.local.sound = genesis, within(version), True
-        self.membership.update_me(now, genesis=genesis, progress=samples, version=self.local.version)
+        self.local.run_id, self.local.version, self.local.sound = run_id, within(version), True
+        self.membership.update_me(now, run_id=run_id, progress=samples, version=self.local.version)
         self.runs.changes_seen = -1
-        self.local.finished = finished or genesis == self.ending.before
+        self.local.finished = finished or run_id == self.ending.before
         self.membership.update_me(now, finished=self.local.finished)
         return self.replaced()
 
@@ -158,7 +158,7 @@ class Holder(Face):
         self.runs.consented = b""
         seconds = self.joining.failed_trial(now)
         text = (
-            f"The weights of run {self.joining.genesis.hex()[:8]} are worse here than this node's own, which come "
+            f"The weights of run {self.joining.run_id.hex()[:8]} are worse here than this node's own, which come "
             f"back; that run is left alone for {seconds:.0f} s."
         )
         return [Restore(), Notice("put back", text)]
@@ -171,14 +171,14 @@ class Holder(Face):
 
     def not_kept(self, now: float) -> list[Effect]:
         """Handle a trial that could not start: the old weights could not be kept, and stay."""
-        self.joining.leave_alone(self.joining.genesis, now + LEFT_ALONE_S)
+        self.joining.leave_alone(self.joining.run_id, now + LEFT_ALONE_S)
         return self.joining.stop()
 
-    def merge(self, genesis: bytes, now: float) -> list[Effect]:
+    def merge(self, run_id: bytes, now: float) -> list[Effect]:
         """Take this run's weights because a person wants it, regardless of samples."""
-        self.runs.consented, self.runs.met = genesis, b""
+        self.runs.consented, self.runs.noticed = run_id, b""
         self.runs.changes_seen, self.runs.next_at = -1, now
-        self.joining.left_alone.pop(genesis, None)
+        self.joining.left_alone.pop(run_id, None)
         return []
 
     def taken(self, now: float) -> list[Effect]:
@@ -188,8 +188,8 @@ class Holder(Face):
         merged = local.ready
         # Its members now state fewer samples than before. Without this pause our former run would look larger.
         if merged:
-            joining.leave_alone(local.genesis, now + STALEMATE_S)
-        local.genesis, local.version, local.ready = joining.genesis, within(joining.version), True
+            joining.leave_alone(local.run_id, now + STALEMATE_S)
+        local.run_id, local.version, local.ready = joining.run_id, within(joining.version), True
         local.sound = True
         self.exchanges.filter.joined(joining.spread_sq)
         progress = local.progress
@@ -197,16 +197,16 @@ class Holder(Face):
         older = outranks(Run(loaded, b""), Run(joining.swarm_samples, b""))
         # After a merge of two runs, members keep their own numbers and exchanges average them. The numbers of another
         # run must not end the training of this one.
-        if not merged or self.runs.consented == local.genesis:
+        if not merged or self.runs.consented == local.run_id:
             progress.begin(joining.swarm_samples)
         self.membership.update_me(
-            now, genesis=local.genesis, progress=progress.samples, version=local.version, ready=True
+            now, run_id=local.run_id, progress=progress.samples, version=local.version, ready=True
         )  # fmt: skip
         self.runs.consented = b""
-        joining.refused.pop(local.genesis, None)
+        joining.refused.pop(local.run_id, None)
         donors = len(joining.donors)
         text = (
-            f"Took the weights of run {local.genesis.hex()[:8]} from {quantity(donors, 'member')} in "
+            f"Took the weights of run {local.run_id.hex()[:8]} from {quantity(donors, 'member')} in "
             f"{now - joining.began:.1f} s"
         )
         text += ", in place of those of the run this node came from." if merged else "."

@@ -91,7 +91,7 @@ class MemberRecord:
     address: Address | None = None  # without one it cannot be dialled
     homes: tuple[PeerId, ...] = ()  # at most 3 reachable members to which an undialable member keeps links
     ready: bool = False  # it holds the run's weights: it may mix, and takes a share of the data
-    genesis: bytes = b""  # 16 bytes: the id of the run of its weights
+    run_id: bytes = b""  # 16 bytes: the id of the run of its weights
     steps: int = 0  # steps in all lives
     samples: int = 0  # samples that this member trained in all lives, for any run
     progress: int = 0  # samples behind its weights, by all members: gossip.exchange.progress

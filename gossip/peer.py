@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gossip.codecs import COMPILED, Machine
-from gossip.conduct import Conduct
 from gossip.config import Config
 from gossip.discovery import Listening, Reachability, Seeds
 from gossip.effects import Dial, Effect, Notice, Send
@@ -20,6 +19,7 @@ from gossip.holder import Holder
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.membership.members import Members
 from gossip.membership.protocol import Membership
+from gossip.misbehaviour import MisbehaviourLog
 from gossip.schedule import Schedule, collided_s
 from gossip.selection.partners import Partners
 from gossip.selection.registry import selector_of
@@ -28,7 +28,7 @@ from gossip.state_transfer.donating import Donating
 from gossip.state_transfer.ending import Ending
 from gossip.state_transfer.joining import Joining, Phase
 from gossip.state_transfer.runs import Runs
-from gossip.state_transfer.trial import Judge
+from gossip.state_transfer.trial import TrialEvaluator
 from gossip.wire.messages import Ack, Digest, Gossip, Message, Nack, Ping, PingReq, Reached, Records
 
 __all__ = ["Peer"]
@@ -81,13 +81,13 @@ class Peer(Holder):
     ) -> None:
         self.id, self.config, self.rng = me.id, config, rng
         self.local = Local(
-            fingerprint, elements, trained_elements, frozen_elements, genesis=me.genesis, boundary_at=now,
+            fingerprint, elements, trained_elements, frozen_elements, run_id=me.run_id, boundary_at=now,
             machine=machine, every=config.first_interval, progress=RunProgress(config.first_interval),
         )  # fmt: skip
-        self.conduct = Conduct()
+        self.misbehaviour = MisbehaviourLog()
         if members is None:
             members = Membership(
-                me, sign=sign, verify=verify, config=config, rng=rng, now=now, conduct=self.conduct
+                me, sign=sign, verify=verify, config=config, rng=rng, now=now, misbehaviour=self.misbehaviour
             )  # fmt: skip
         self.membership = members
         self.linked_peers: dict[PeerId, float] = {}  # linked members, and when each last had us dial its address
@@ -96,7 +96,7 @@ class Peer(Holder):
             selector or selector_of(config, elements),
         )  # fmt: skip
         self.exchanges: Exchanges[Any] = Exchanges(me.id, self.local, config, self.new_session, self.partners)
-        self.exchanges.conduct = self.conduct
+        self.exchanges.misbehaviour = self.misbehaviour
         self.schedule = Schedule(config, rng)
         self.waiting = False  # our mix is due, and waits for the end of one that another peer initiated
         self.lonely = False  # no partner was found when our mix was due the last time
@@ -112,7 +112,7 @@ class Peer(Holder):
         self.reborn = me.incarnation > 1
         self.moved_steps = 0  # step count up to which the movement of the model was measured
         self.ending = Ending(self.local, members, finished)
-        self.judge = Judge()
+        self.judge = TrialEvaluator()
         self.runs = Runs(
             self.local, self.membership, self.joining, self.linked_peers, self.begin_run, self.judge, config, rng, now
         )
@@ -263,7 +263,7 @@ class Peer(Holder):
         exchanges = self.exchanges
         moved = exchanges.freed or exchanges.began
         busy = exchanges.mixed_at or exchanges.gave_up or self.joining.phase is not IDLE
-        return bool(moved or busy or self.conduct.news)
+        return bool(moved or busy or self.misbehaviour.news)
 
     def check_reach(self, now: float) -> list[Effect]:
         reach, address = self.reach, self.membership.me.address
@@ -401,9 +401,9 @@ class Peer(Holder):
         self.membership.acknowledged(peer, now)
 
     def misbehaves(self, who: PeerId | str, kind: str, now: float) -> list[Effect]:
-        """Count misbehaviour of a member or an address (:mod:`gossip.conduct`)."""
-        self.conduct.note(who, kind, now)
-        return [*self.conduct.take()]
+        """Count misbehaviour of a member or an address (:mod:`gossip.misbehaviour`)."""
+        self.misbehaviour.note(who, kind, now)
+        return [*self.misbehaviour.take()]
 
     def served(self, session: int, now: float) -> list[Effect]:
         return self.donating.end(session)
@@ -452,8 +452,8 @@ class Peer(Holder):
         """Note what ended: schedule the next mix, and credit partners."""
         exchanges = self.exchanges
         effects: list[Effect] = []
-        if self.conduct.news:
-            effects += self.conduct.take()
+        if self.misbehaviour.news:
+            effects += self.misbehaviour.take()
         if exchanges.mixed_at:
             for partner in exchanges.mixed_at:
                 self.partners.succeeded(partner)
@@ -485,7 +485,7 @@ class Peer(Holder):
             if self.schedule.behind and joining.phase is IDLE and not self.local.settling:
                 effects += exchanges.look_ahead(now)
         if joining.phase is not IDLE and joining.starved and joining.deadline <= now:
-            effects += self.joining.more_candidates(self.runs.donors(self.joining.genesis), now)
+            effects += self.joining.more_candidates(self.runs.donors(self.joining.run_id), now)
         return effects
 
     # -- choices -------------------------------------------------------------------------------------------------

@@ -21,10 +21,10 @@ from gossip.peer import Peer
 from gossip.wire.records import within
 from node.average import Average
 from node.data.sampler import Samplers, Sharers
-from node.loop import Bell
+from node.loop import WakeEvent
 from node.model import checkpoint
+from node.model.backup import KeptWeights
 from node.model.checkpoint import Archive
-from node.model.kept import KeptWeights
 from node.model.optimizers import Optimizers
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
@@ -58,7 +58,7 @@ class HeldRun:
         self.state.check()
         self.average = Average(self.state, keep_average)
         self.pool = VectorPool(self.state)
-        self.wake = Bell()  # Wakes a training loop that only waits (joining, settling).
+        self.wake = WakeEvent()  # Wakes a training loop that only waits (joining, settling).
         self.boundary = self.make_boundary(
             self.state, self.pool, KeptWeights(self.state, optimizers, self.keep), self.config.conserves,
             threading.Lock(), self.wake.set, self.wake.clear,
@@ -142,7 +142,7 @@ class HeldRun:
         """Return the run's metadata for a checkpoint."""
         peer = self.peer
         return {
-            "fingerprint": self.state.layout.contents, "genesis": peer.genesis.hex(), "version": peer.version,
+            "fingerprint": self.state.layout.contents, "run_id": peer.run_id.hex(), "version": peer.version,
             "steps": self.steps, "samples": self.samples, "swarm_samples": self.swarm_samples, "passes": self.passes,
             "samplers": self.samplers.state(), "finished": peer.finished, "node": self.service.identity.id.hex(),
             "members": len(self.view.owners),
@@ -179,10 +179,10 @@ class HeldRun:
         peer = self.peer
         run, samples, version = checkpoint.figures(meta, origin)
         self.passes = max(self.passes, within("steps", meta.get("passes", 0)))
-        genesis = run or peer.genesis
+        run_id = run or peer.run_id
         # Weights without a run start one, if nothing is trained yet.
         ahead = self.swarm_samples >= samples if run is not None else self.swarm_samples > 0
-        if genesis == peer.genesis and ahead:
+        if run_id == peer.run_id and ahead:
             text = (
                 f"{origin} is not loaded: the run that this node holds has {quantity(self.swarm_samples, 'sample')} "
                 "behind it, and stays."
@@ -207,7 +207,7 @@ class HeldRun:
                     self.pool.give(weights)
                 peer.counted(self.steps, self.samples)
                 over = meta.get("finished") is True
-                runtime.perform(peer.resume(genesis, samples, version, runtime.now, over))
+                runtime.perform(peer.resume(run_id, samples, version, runtime.now, over))
                 self.service.view = self.view.refreshed(runtime.peer)
             finally:
                 resumed.set()  # A fault in here restarts the network side, and the loop continues.

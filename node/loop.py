@@ -11,12 +11,12 @@ from gossip.averaging.boundary import Boundary, Update, Visit
 from gossip.config import Config
 from gossip.peer import Peer
 
-__all__ = ["Bell", "Owner", "Signals", "StepLoop"]
+__all__ = ["LoopHints", "Owner", "StepLoop", "WakeEvent"]
 
 VISIT_S = 0.002  # The least interval between two visits for the network's requests.
 
 
-class Signals:
+class LoopHints:
     """Hints that the network thread writes after each decision, as plain numbers, so that the loop need not ask."""
 
     __slots__ = ("by_steps", "due_steps", "held", "lockstep", "mix_at")
@@ -42,7 +42,7 @@ class Signals:
         return before and not self.held
 
 
-class Bell:
+class WakeEvent:
     """A wake-up event for a loop that only waits, cheaper than threading.Event while no thread waits."""
 
     __slots__ = ("event", "rung", "waited")
@@ -96,7 +96,7 @@ class StepLoop:
     def __init__(
         self, config: Config, boundary: Boundary, owner: Owner, report_s: float, rest_s: float = VISIT_S
     ) -> None:  # fmt: skip
-        self.boundary, self.owner, self.signals = boundary, owner, Signals(config)
+        self.boundary, self.owner, self.signals = boundary, owner, LoopHints(config)
         self.lockstep = config.max_version_gap is not None
         self.lands = config.max_version_gap == 0  # Whether a mix must be in the model before the next step.
         self.report_s, self.rest_s = report_s, 0.0 if self.lockstep else rest_s

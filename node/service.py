@@ -33,7 +33,7 @@ from node.faults import LATER_S, Faults, first_cause, place, report_to, trace
 from node.identity.keys import Identity, keep_secret, verify
 from node.identity.statedir import OF_THIS_PROCESS, Memory, StateDir
 from node.links.handshake import Greeter
-from node.loop import Bell, Signals
+from node.loop import LoopHints, WakeEvent
 from node.model.pool import VectorPool
 from node.model.state import State
 from node.network.runtime import Runtime
@@ -74,7 +74,7 @@ class Service:
 
     def __init__(
         self, settings: Settings, state: State, boundary: Boundary, pool: VectorPool, outer: OuterStep,
-        outer_lock: threading.Lock, wake: Bell, signals: Signals, figures: Callable[[], Reading],
+        outer_lock: threading.Lock, wake: WakeEvent, signals: LoopHints, figures: Callable[[], Reading],
         source: Callable[[], Source],
     ) -> None:  # fmt: skip
         self.settings, self.state, self.boundary, self.pool, self.outer = settings, state, boundary, pool, outer
@@ -318,12 +318,12 @@ class Service:
         identity, settings = self.identity, self.settings
         before = None if self.runtime is None else self.runtime.peer.run_state
         record = MemberRecord(
-            identity.id, identity.public_key, self.incarnation, address=address, genesis=secrets.token_bytes(16),
+            identity.id, identity.public_key, self.incarnation, address=address, run_id=secrets.token_bytes(16),
         )  # fmt: skip
         if before is not None:
             self.incarnation = max(self.incarnation, before.incarnation) + 1
             record = dataclasses.replace(
-                record, incarnation=self.incarnation, genesis=before.genesis, steps=before.earlier_steps,
+                record, incarnation=self.incarnation, run_id=before.run_id, steps=before.earlier_steps,
                 samples=before.earlier_samples, extra=before.extra,
             )  # fmt: skip
         config, layout = settings.config, self.state.layout
@@ -365,7 +365,7 @@ class Service:
         now_s, peer = time.time(), None if self.runtime is None else self.runtime.peer
         if kind in OF_RUNS and peer is not None:
             self.refresh()  # From here on the count may be another run's.
-            self.announce(RunEvent(kind, now_s, sentence, peer.genesis.hex()))
+            self.announce(RunEvent(kind, now_s, sentence, peer.run_id.hex()))
         else:
             self.announce(NoticeEvent(kind, now_s, sentence))
 

@@ -219,12 +219,12 @@ class TrainingSide(HeldRun):
     def reduce(self, figures: Mapping[str, Any]) -> dict[str, Reduced]:
         """Tell other members these figures, and reduce all that were told."""
         own = self.own_figures
-        packed = own.tell(figures, self.peer.genesis, self.swarm_samples)
+        packed = own.tell(figures, self.peer.run_id, self.swarm_samples)
         records: list[MemberRecord] = []
 
         def tell() -> None:
             runtime, peer = self.runtime, self.peer
-            if figures and peer.genesis == own.run:
+            if figures and peer.run_id == own.run:
                 runtime.perform(peer.tell_figures(packed, runtime.now))
             records.extend(peer.sharing())
 
@@ -453,13 +453,13 @@ class TrainingSide(HeldRun):
         self.thread.check()
         if not found:
             return None
-        run = self.peer.genesis
-        here = [one for one, state in found[0] if state in HERE and one.ready and one.genesis == run]
+        run = self.peer.run_id
+        here = [one for one, state in found[0] if state in HERE and one.ready and one.run_id == run]
         return sum(not (record.finished or settles(record)) for record in here)
 
     def tell_settling(self, on: bool) -> None:
         """Announce whether this loop settles, until its next step."""
-        packed = self.own_figures.settle(on, self.peer.genesis, self.swarm_samples)
+        packed = self.own_figures.settle(on, self.peer.run_id, self.swarm_samples)
         self.tell_peer(lambda peer, now: peer.tell_figures(packed, now))
 
     def finish_exchanges(self, seconds: float) -> None:
@@ -478,7 +478,7 @@ class TrainingSide(HeldRun):
         self.tell_peer(lambda peer, now: peer.finish(now))
         self.heard()
         self.keep_final()
-        if said := self.service.state_dir.finish(self.peer.genesis):
+        if said := self.service.state_dir.finish(self.peer.run_id):
             self.thread.call(self.runtime.on_event, "state", said)
         now = time.monotonic()
         until, quiet_at = now + seconds, now + FAREWELL_S
@@ -493,7 +493,7 @@ class TrainingSide(HeldRun):
 
     def merge(self, run: str) -> None:
         """Take the weights of the run with this name."""
-        genesis = from_hex(run)
-        if genesis is None:
+        run_id = from_hex(run)
+        if run_id is None:
             raise LocalError(f"{run!r} names no run: give the 32 hexadecimal digits that the notice named.")
-        self.tell_peer(lambda peer, now: peer.merge(genesis, now))
+        self.tell_peer(lambda peer, now: peer.merge(run_id, now))

@@ -131,7 +131,7 @@ def well_after(nodes: list[Patient], gone: float, before: float, newcomer: Patie
         if any(node.process.poll() is not None for node in nodes):
             return None
         rows = [node.now for node in nodes]
-        one_run = len({row["genesis"] for row in rows}) == 1 and all(row["ready"] for row in rows)
+        one_run = len({row["run_id"] for row in rows}) == 1 and all(row["ready"] for row in rows)
         enough = all(row["alive"] >= len(nodes) for row in rows)
         if one_run and enough and mixing(nodes, now - WINDOW_S, now, newcomer) >= 0.9 * before:
             return now - gone - WINDOW_S
@@ -145,7 +145,7 @@ def judge_newcomer(
     rows = newcomer.looks
     if joined is None or not rows:
         verdict.newcomer = "never joined"
-    elif rows[0]["genesis"] != member.now["genesis"]:
+    elif rows[0]["run_id"] != member.now["run_id"]:
         verdict.newcomer = "began a run of its own"
     elif joined["t"] - came > 10.0:
         verdict.newcomer = f"joined after {joined['t'] - came:.1f} s"

@@ -27,7 +27,7 @@ def sybils(foe: Foe, count: int, **fields: Any) -> list[MemberRecord]:
     made = []
     for _ in range(count):
         identity = Identity.fresh()
-        given = {"incarnation": 1, "ready": True, "genesis": foe.target.genesis} | fields
+        given = {"incarnation": 1, "ready": True, "run_id": foe.target.run_id} | fields
         made.append(signed(MemberRecord(identity.id, identity.public_key, **given), identity.sign))
     return made
 
@@ -66,7 +66,7 @@ async def version(foe: Foe) -> None:
 
 @attack("a run of its own with 2^53 samples behind it, and noise for whoever joins it")
 async def richer(foe: Foe) -> None:
-    member = await foe.member(genesis=b"\xff" * 16, samples=MAX, progress=MAX, version=1000.0)
+    member = await foe.member(run_id=b"\xff" * 16, samples=MAX, progress=MAX, version=1000.0)
     noise = np.random.default_rng(0).standard_normal(foe.target.elements).astype(np.float32)
     member.on[Fetch] = donor(member, noise, b"\xff" * 16, 1000.0, ())
     await trio.sleep_forever()
@@ -76,14 +76,14 @@ async def richer(foe: Foe) -> None:
 async def donors(foe: Foe) -> None:
     member = await foe.member(version=float(MAX), samples=10**9)
     noise = np.random.default_rng(0).standard_normal(foe.target.elements).astype(np.float32)
-    member.on[Fetch] = donor(member, 3 * noise, foe.target.genesis, float(MAX), ("zzz",))
+    member.on[Fetch] = donor(member, 3 * noise, foe.target.run_id, float(MAX), ("zzz",))
     await trio.sleep_forever()
 
 
-def donor(member: Member, vector: np.ndarray[Any, Any], genesis: bytes, version: float, keys: tuple[str, ...]) -> Any:
+def donor(member: Member, vector: np.ndarray[Any, Any], run_id: bytes, version: float, keys: tuple[str, ...]) -> Any:
     async def serve(line: Line, fetch: Fetch, _body: bytes) -> None:
         scalars = tuple((f"{key}.step", 1e308) for key in keys)
-        await line.send(Serving(fetch.session, version, genesis, keys, scalars))
+        await line.send(Serving(fetch.session, version, run_id, keys, scalars))
         if fetch.stop > fetch.start:
             values = np.resize(vector, fetch.stop - fetch.start).astype("<f4")
             body = values.tobytes()
@@ -181,7 +181,7 @@ async def sign_flood(foe: Foe) -> None:
     while True:
         batch = []
         for number in range(32):
-            record = MemberRecord(identity.id, identity.public_key, 1, sequence + number, genesis=foe.target.genesis)
+            record = MemberRecord(identity.id, identity.public_key, 1, sequence + number, run_id=foe.target.run_id)
             batch.append(signed(record, identity.sign))
         await member.tell(Gossip(tuple(batch)))  # the newest record last, so that each one is news
         sequence += 32
@@ -243,7 +243,7 @@ async def eclipse(foe: Foe) -> None:
     member = await foe.member(mixes=True)
     made = sybils(foe, 100, address=member.record.address, samples=50_000)
     noise = np.random.default_rng(0).standard_normal(foe.target.elements).astype(np.float32)
-    member.on[Fetch] = donor(member, noise, foe.target.genesis, member.version + 10, ())
+    member.on[Fetch] = donor(member, noise, foe.target.run_id, member.version + 10, ())
     while True:
         await spread(member, made)
         await member.tell(Records((member.record, *made[:64]), b""))

@@ -41,7 +41,7 @@ async def flood_offers(foe: Foe) -> None:
     member = await foe.member()
     t = foe.target
     offers = [
-        encode(Offer(random.getrandbits(62), t.fingerprint, t.genesis, t.version, 0.5, "fp32")) for _ in range(4096)
+        encode(Offer(random.getrandbits(62), t.fingerprint, t.run_id, t.version, 0.5, "fp32")) for _ in range(4096)
     ]
     await pour(member, itertools.cycle(offers), BATCH / 1500)
 

@@ -62,7 +62,7 @@ class Target:
     nodes: list[Address]
     secret: bytes
     fingerprint: str
-    genesis: bytes
+    run_id: bytes
     elements: int
     identities: Path  # file with one line for each of the attacker's identities, for searching the logs
     seeds: Path  # file with one line for each address that a newcomer must dial first
@@ -91,7 +91,7 @@ class Member:
         self.identity = identity or Identity.fresh()
         self.contexts: Contexts = swarm_contexts(self.identity, target.secret)
         fields: dict[str, Any] = {
-            "incarnation": 1, "ready": True, "genesis": target.genesis, "version": target.version, "samples": 1000,
+            "incarnation": 1, "ready": True, "run_id": target.run_id, "version": target.version, "samples": 1000,
             "steps": 60,
         }  # fmt: skip
         self.record = self.sign(MemberRecord(self.identity.id, self.identity.public_key, **(fields | record)))
@@ -236,7 +236,7 @@ class Member:
     async def offer(self, line: Line, **changes: Any) -> int:
         """Send an Offer, and return the number of the exchange."""
         number = random.getrandbits(62)
-        message = Offer(number, self.target.fingerprint, self.target.genesis, self.version, 0.5, "fp32")
+        message = Offer(number, self.target.fingerprint, self.target.run_id, self.version, 0.5, "fp32")
         message = dataclasses.replace(message, **({"progress": self.claim} | changes))
         self.sessions[number] = Session(line, number, message.codec, 0.5, bytearray())
         if len(self.sessions) > 4096:

@@ -100,7 +100,7 @@ class Fortress:
         for file in (identities, seeds):
             file.touch()
         return Target(
-            addresses, secret, joined["fingerprint"], bytes.fromhex(joined["genesis"]), joined["elements"], identities,
+            addresses, secret, joined["fingerprint"], bytes.fromhex(joined["run_id"]), joined["elements"], identities,
             seeds, version,
         )  # fmt: skip
 

@@ -30,10 +30,10 @@ HUGE_CLAIM = Claim(HUGE, HUGE, HUGE, HUGE)
 async def new_runs(foe: Foe) -> None:
     member = await foe.member()
     while True:
-        made = [sybils(foe, 1, genesis=random.randbytes(16), samples=HUGE, progress=HUGE)[0] for _ in range(RUNS)]
+        made = [sybils(foe, 1, run_id=random.randbytes(16), samples=HUGE, progress=HUGE)[0] for _ in range(RUNS)]
         await spread(member, made)
         for _ in range(RUNS):
-            await member.tell(Gossip((member.update(genesis=random.randbytes(16), samples=HUGE, progress=HUGE),)))
+            await member.tell(Gossip((member.update(run_id=random.randbytes(16), samples=HUGE, progress=HUGE),)))
         await trio.sleep(0.5)
 
 

@@ -152,7 +152,7 @@ async def third_party(foe: Foe) -> None:
 @attack("refuses every offer for one reason after another", named="")
 async def refuser(foe: Foe) -> None:
     member = await foe.member()
-    codes = itertools.cycle(["layout", "genesis", "mixing", "codec", "version", "weight", "x" * 32])
+    codes = itertools.cycle(["layout", "run_id", "mixing", "codec", "version", "weight", "x" * 32])
 
     async def offered(line: Line, offer: Offer, _body: bytes) -> None:
         await line.send(Refuse(offer.session, next(codes)))
@@ -182,9 +182,9 @@ async def other_kinds(foe: Foe) -> None:
             await member.offer(line, part="mask 1")
             await member.offer(line, part="fragment 0/1000000")
             await member.offer(line, mixing="push", mass=2.0**31)
-            await line.send(Invite(next(number), target.fingerprint, target.genesis, 1.0, "fp32"))
+            await line.send(Invite(next(number), target.fingerprint, target.run_id, 1.0, "fp32"))
             await line.send(Accept(next(number), 1.0, 0.5, "fp32"))
             await line.send(Joined(next(number), 1.0, "fp32"))
             await line.send(Commit(next(number)))
-            await line.send(Serving(next(number), 1.0, target.genesis, (), ()))
+            await line.send(Serving(next(number), 1.0, target.run_id, (), ()))
         await trio.sleep(0.1)

@@ -25,7 +25,6 @@ from gossip.codecs import Spread, get_codec, needs_spread
 from gossip.config import Config
 from gossip.effects import (
     Adopt,
-    Collect,
     Confirm,
     CopyFrozen,
     CopyPiece,
@@ -34,12 +33,13 @@ from gossip.effects import (
     Merge,
     Mix,
     Notice,
-    Recall,
+    ReceivePiece,
     Rename,
     Restore,
     Serve,
     Snapshot,
     Transfer,
+    UseLastSnapshot,
 )  # fmt: skip
 from gossip.ids import PeerId
 
@@ -200,7 +200,7 @@ class Averager:
             moved = movement.moved(vector.array[vector.elements :].copy())
         driver.perform(peer.snapshotted(session, driver.now, mass, moved))
 
-    def recall(self, effect: Recall) -> None:
+    def recall(self, effect: UseLastSnapshot) -> None:
         """Give a session the newest snapshot, or that of the next boundary if there is none."""
         vector = self.vectors.recall()
         if vector is None:
@@ -321,7 +321,7 @@ class Averager:
         return theirs is not None
 
     def decide(self, mixing: Mixing) -> None:
-        self.boundary.owe()
+        self.boundary.begin_update()
         if mixing.mass is None and not self.outer.plain:
             self.order(mixing)
         self.driver.compute(mixing)
@@ -345,7 +345,7 @@ class Averager:
             mixing.later.append((other.since, new))
 
     # -- joining -------------------------------------------------------------------------------------------------
-    def collect(self, effect: Collect) -> Floats:
+    def collect(self, effect: ReceivePiece) -> Floats:
         """Return the vector that collects the pieces of another run's weights."""
         joining = self.joining
         if joining is None or joining.array.size != effect.size:
@@ -355,7 +355,7 @@ class Averager:
             joining = self.joining = self.vectors.take(effect.size) if lent else Vector.mapped(effect.size)
         return joining.array
 
-    def take_piece(self, effect: Collect, values: Floats) -> bool:
+    def take_piece(self, effect: ReceivePiece, values: Floats) -> bool:
         """Store a whole piece, or compare it with the vector. Return False if the piece is not finite."""
         held = self.collect(effect)[effect.start : effect.stop]
         if not finite(values):
@@ -480,7 +480,7 @@ def sound(vector: Vector) -> bool:
 
 
 PERFORM: dict[type, Callable[[Averager, Any], None]] = {
-    Snapshot: Averager.snapshot, CopyPiece: Averager.copy_piece, Recall: Averager.recall,
+    Snapshot: Averager.snapshot, CopyPiece: Averager.copy_piece, UseLastSnapshot: Averager.recall,
     CopyFrozen: Averager.copy_frozen, Adopt: Averager.adopt, Confirm: Averager.confirm, Restore: Averager.restore,
 }  # fmt: skip
 """The effects that :meth:`Averager.perform` performs. For others a driver calls the averager itself."""

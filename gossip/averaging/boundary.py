@@ -20,7 +20,7 @@ from gossip.arithmetic.mixing import push_mass
 from gossip.arithmetic.subsets import Subset
 from gossip.averaging.vectors import Cut, Floats, Positions, Vector, Vectors
 
-__all__ = ["Adoption", "Boundary", "Kept", "Model", "Pending", "Update", "Visit"]
+__all__ = ["Adoption", "Backup", "Boundary", "Model", "Pending", "Update", "Visit"]
 
 
 class Pending(Protocol):
@@ -83,7 +83,7 @@ class Model(Protocol):
         """Overwrite the weights, and the optimizer's state if this optimizer keeps these keys."""
 
 
-class Kept(Protocol):
+class Backup(Protocol):
     """A backup of the weights while others are on trial."""
 
     why_not: str
@@ -185,7 +185,7 @@ class Boundary:
     )  # fmt: skip
 
     def __init__(
-        self, model: Model, vectors: Vectors, kept: Kept, conserves: bool = False,
+        self, model: Model, vectors: Vectors, kept: Backup, conserves: bool = False,
         lock: AbstractContextManager[object] | None = None, wake: Callable[[], None] = lambda: None,
         rest: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
@@ -241,13 +241,13 @@ class Boundary:
             self.cancel(session)
         return sessions
 
-    def owe(self) -> None:
+    def begin_update(self) -> None:
         """Announce a decided update, which ``want_update`` delivers or ``excuse`` cancels."""
         with self.lock:
             self.owed += 1
             self.decided += 1
 
-    def excuse(self) -> None:
+    def abort_update(self) -> None:
         with self.lock:
             self.owed -= 1
             self.signal()  # Snapshots may have waited for this update.

@@ -93,7 +93,7 @@ class Mixing:
         assert result is not None
         if self.generation != averager.generation:
             averager.vectors.give(result)
-            averager.boundary.excuse()
+            averager.boundary.abort_update()
             return
         weight = self.weight if self.unweighted else 1.0
         sample, movement = None, averager.movement
@@ -109,7 +109,7 @@ class Mixing:
             if new:
                 lacks.array.fill(0.0)
         self.end_later()
-        self.averager.boundary.excuse()
+        self.averager.boundary.abort_update()
 
     def end_later(self) -> None:
         for lacks, _ in self.later:

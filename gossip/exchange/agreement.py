@@ -23,8 +23,8 @@ def refusal(local: Local, asked: Offer | Invite, alike: bool, spread: bool) -> s
     """
     if asked.fingerprint != local.fingerprint:
         return "layout"
-    if asked.genesis != local.genesis or not local.ready:
-        return "genesis"
+    if asked.run_id != local.run_id or not local.ready:
+        return "run_id"
     if not alike:
         return "mixing"
     if not usable(asked.codec, spread):

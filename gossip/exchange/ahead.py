@@ -55,7 +55,7 @@ class PairAhead(Pair):
 
     @property
     def idle(self) -> bool:
-        return self.parked or self.state in (State.ASKED, State.AHEAD, State.DOUBT)
+        return self.parked or self.state in (State.ASKED, State.AHEAD, State.IN_DOUBT)
 
     @property
     def promised(self) -> bool:
@@ -90,7 +90,7 @@ class PairAhead(Pair):
         self.deadline = now + min(exchanges.answers.seconds, exchanges.config.reply_timeout_s)
         local = exchanges.local
         offer = Offer(
-            self.session, local.fingerprint, local.genesis, local.version, self.cap(), self.codec, self.MIXING
+            self.session, local.fingerprint, local.run_id, local.version, self.cap(), self.codec, self.MIXING
         )  # fmt: skip
         return [*before, Send(partner, offer)]
 
@@ -255,7 +255,7 @@ def consent(exchanges: Exchanges[Any], sender: PeerId, offer: Offer, now: float)
     if not streams or again or promised or not trusted or session in exchanges.table or exchanges.overlapping:
         return [Send(sender, Busy(session))]
     if partners.declines(sender, now):
-        exchanges.conduct.note(sender, "pestering", now)
+        exchanges.misbehaviour.note(sender, "pestering", now)
         return [Send(sender, Busy(session))]
     dropped = [] if own is None else [*own.withdrawal("late"), *exchanges.tell(own, Event.YIELDED)]
     one = exchanges.table[session] = PairAhead(

@@ -72,7 +72,7 @@ def admit(
     if full or asleep or waiting or session in exchanges.table:
         return [Send(sender, Busy(session))]
     if exchanges.partners.declines(sender, now):
-        exchanges.conduct.note(sender, "pestering", now)
+        exchanges.misbehaviour.note(sender, "pestering", now)
         return [Send(sender, Busy(session))]
     for own in late:
         own.park(now)

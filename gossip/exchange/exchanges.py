@@ -127,8 +127,8 @@ class Exchanges(Ledger[One]):
     def said(self, event: Event, sender: PeerId, session: int, *what: Any) -> list[Effect]:
         """Handle an event that a member's message reports about a session."""
         one = self.table.get(session)
-        if one is None or not one.hears(event, sender) or not one.allows(event):
-            return self.kind.unheard(self, event, sender, session)
+        if one is None or not one.accepts_from(event, sender) or not one.allows(event):
+            return self.kind.on_stray(self, event, sender, session)
         return one.happens(event, sender, *what)
 
     def tell(self, one: One, event: Event, *what: Any) -> list[Effect]:
@@ -226,7 +226,7 @@ class Exchanges(Ledger[One]):
         it is gone."""
         lost = [(one, peer) for one in self.table.values() for peer in one.lost(state)]
         effects = [effect for one, peer in lost for effect in one.without(peer, now)]
-        for one in [one for one in self.table.values() if one.state is State.DOUBT]:
+        for one in [one for one in self.table.values() if one.state is State.IN_DOUBT]:
             if one.orphaned(state):
                 effects += self.tell(one, Event.GONE, now)
         return effects
@@ -286,14 +286,14 @@ class Exchanges(Ledger[One]):
 
     def forget_doubts(self, now: float) -> list[Effect]:
         """Drop the exchange that has been in doubt for longest, if there are too many in doubt."""
-        in_doubt = [one for one in self.table.values() if one.state is State.DOUBT]
+        in_doubt = [one for one in self.table.values() if one.state is State.IN_DOUBT]
         if len(in_doubt) <= self.most_doubts:
             return []
         return self.tell(min(in_doubt, key=lambda one: one.since), Event.CROWDED, now)
 
     @property
     def parked(self) -> int:
-        return sum([one.parked and one.state is not State.DOUBT for one in self.table.values()])
+        return sum([one.parked and one.state is not State.IN_DOUBT for one in self.table.values()])
 
     @property
     def most_parked(self) -> int:
@@ -316,7 +316,7 @@ class Exchanges(Ledger[One]):
         """Record that an exchange with one partner has happened."""
         partner = one.partner
         self.remember((partner, one.session), True)
-        if one.state is not State.DOUBT:
+        if one.state is not State.IN_DOUBT:
             seconds = now - one.since
             sent_bytes = CODECS[one.codec].encoded_bytes(one.elements)
             self.durations.add(partner, seconds, sent_bytes)
@@ -328,7 +328,7 @@ class Exchanges(Ledger[One]):
             self.answers.add(partner, one.answer_s)
         self.done += 1
         self.last_partner = partner
-        self.conduct.excuse(partner, "wasted")
+        self.misbehaviour.abort_update(partner, "wasted")
         self.excused.pop(partner, None)
         self.apart.pop(partner, None)
         self.unkept.pop(partner, None)
@@ -337,9 +337,9 @@ class Exchanges(Ledger[One]):
     def counted(self, one: Exchange) -> None:
         """Count an exchange towards the mix that the schedule waits for.
 
-        Skip exchanges that were resolved from DOUBT: our own mix has moved on, and the partner has earned no trust.
+        Skip exchanges that were resolved from IN_DOUBT: our own mix has moved on, and the partner has earned no trust.
         """
-        if one.state is not State.DOUBT:
+        if one.state is not State.IN_DOUBT:
             self.mixed_at.append(one.partner)
             self.own_mixed = self.own_mixed or one.initiator
             self.gave_way = self.gave_way and not one.initiator

@@ -60,7 +60,7 @@ class Exchange(Session):
 
     @property
     def idle(self) -> bool:
-        return self.parked or self.state is State.DOUBT
+        return self.parked or self.state is State.IN_DOUBT
 
     @property
     def promised(self) -> bool:
@@ -81,11 +81,11 @@ class Exchange(Session):
     def elements(self) -> int:
         return self.part.elements(self.exchanges.local.elements)
 
-    def hears(self, event: Event, sender: PeerId) -> bool:
+    def accepts_from(self, event: Event, sender: PeerId) -> bool:
         return sender == self.partner
 
     @classmethod
-    def unheard(cls, exchanges: Exchanges[Any], event: Event, sender: PeerId, session: int) -> list[Effect]:
+    def on_stray(cls, exchanges: Exchanges[Any], event: Event, sender: PeerId, session: int) -> list[Effect]:
         one = exchanges.table.get(session)
         if one is not None and one.partner == sender:
             return []  # The message is a duplicate or early; an Abort could follow our COMMIT.
@@ -172,7 +172,7 @@ class Exchange(Session):
         self.deadline = min(now + exchanges.answers.seconds, self.until)
         local = exchanges.local
         message = Offer(
-            self.session, local.fingerprint, local.genesis, self.ours, self.weight, exchanges.codec(partner, self.part),
+            self.session, local.fingerprint, local.run_id, self.ours, self.weight, exchanges.codec(partner, self.part),
             self.MIXING, self.mass, str(self.part), self.claim, self.trained,
         )  # fmt: skip
         return [*renamed, Send(partner, message)]
@@ -226,7 +226,7 @@ class Exchange(Session):
 
     def late(self, now: float) -> list[Effect]:
         exchanges, partner = self.exchanges, self.partner
-        if now < self.until and self.state is not State.DOUBT:
+        if now < self.until and self.state is not State.IN_DOUBT:
             self.park(now)
             self.deadline = self.until
             return []
@@ -234,20 +234,20 @@ class Exchange(Session):
             case State.PREPARING:
                 return [Send(partner, Busy(self.session)), *self.drop()]
             case State.OFFERED:
-                exchanges.conduct.note(partner, "wasted", now)
+                exchanges.misbehaviour.note(partner, "wasted", now)
                 told = Send(partner, Abort(self.session, "late"))
                 return [told, *self.unanswered(now, "unanswered")]
             case State.STREAMING:
                 return self.failed("deadline", now)
             case State.VERIFIED:
                 exchanges.partners.failed(partner, now)  # Its link works, and yet it does not send COMMIT.
-                exchanges.conduct.note(partner, "wasted", now)
+                exchanges.misbehaviour.note(partner, "wasted", now)
                 self.blamed = True
                 return self.doubt(now)
         if now - self.since < exchanges.config.doubt_s:
             return self.doubt(now)
         if not self.blamed:
-            exchanges.conduct.note(partner, "wasted", now)
+            exchanges.misbehaviour.note(partner, "wasted", now)
         return self.fail(now, "doubt")
 
     # -- streaming -----------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ class Exchange(Session):
         refused = exchanges.filter.judge(partner, difference_sq, own_sq, elements, exchanges.local.version)
         if refused is not None:
             exchanges.refusals.add(partner, refused)
-            exchanges.conduct.note(partner, "refused", now)
+            exchanges.misbehaviour.note(partner, "refused", now)
             return [Send(partner, Abort(self.session, refused)), *self.fail(now, refused)]
         whole = exchanges.local.elements / elements if self.part.kind != "all" else 1.0
         exchanges.seen.append((difference_sq * whole, own_sq * whole))
@@ -283,9 +283,9 @@ class Exchange(Session):
         for code in why:
             exchanges.refusals.add(partner, code)
         if taken == 1.0:
-            exchanges.conduct.excuse(partner, "clipped")
+            exchanges.misbehaviour.abort_update(partner, "clipped")
         else:
-            exchanges.conduct.note(partner, "clipped", now)
+            exchanges.misbehaviour.note(partner, "clipped", now)
             self.weight, self.taken = self.weight * taken, taken
             self.mass *= taken  # A push that counts for less moves its receiver less.
         return [Send(partner, Commit(self.session)), *self.committing(now)]
@@ -303,7 +303,7 @@ class Exchange(Session):
                     return self.offer(now)
                 return self.unanswered(now, "unreached")
             case State.STREAMING:
-                self.exchanges.conduct.note(self.partner, "wasted", now)
+                self.exchanges.misbehaviour.note(self.partner, "wasted", now)
                 untold = code in ("broken", "idle")
                 told: list[Effect] = [] if untold else [Send(self.partner, Abort(self.session, code))]
                 return [*told, *self.fail(now, code)]
@@ -324,7 +324,7 @@ class Exchange(Session):
     def abort(self, sender: PeerId, code: str, now: float) -> list[Effect]:
         if self.state is State.OFFERED:
             return self.offer(now)
-        self.exchanges.conduct.note(sender, "wasted", now)
+        self.exchanges.misbehaviour.note(sender, "wasted", now)
         return self.fail(now, code)
 
     def outcome(self, sender: PeerId, now: float) -> list[Effect]:
@@ -341,8 +341,8 @@ class Exchange(Session):
         one exchange, and not ``doubt_s`` of them.
         """
         ended: list[Effect] = []
-        if self.state is not State.DOUBT:
-            self.state, self.since = State.DOUBT, now
+        if self.state is not State.IN_DOUBT:
+            self.state, self.since = State.IN_DOUBT, now
             self.exchanges.freed = True
             self.exchanges.outgoing.pop(self.session, None)
             ended = self.exchanges.forget_doubts(now)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gossip.arithmetic.correction import credit
 from gossip.arithmetic.subsets import ALL
-from gossip.conduct import NEVER
 from gossip.effects import Effect, Mix, Send
 from gossip.exchange.offer import Exchange
 from gossip.exchange.session import State, version_gap, within
 from gossip.exchange.transitions import PAIR, Table
 from gossip.ids import PeerId
+from gossip.misbehaviour import NEVER
 from gossip.wire.messages import Settled
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Pair"]
 
 PREPARING, OFFERED, STREAMING = State.PREPARING, State.OFFERED, State.STREAMING
-VERIFIED, DOUBT, DONE = State.VERIFIED, State.DOUBT, State.DONE
+VERIFIED, IN_DOUBT, DONE = State.VERIFIED, State.IN_DOUBT, State.DONE
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -70,7 +70,7 @@ class Pair(Exchange):
 
     def outcome(self, sender: PeerId, now: float) -> list[Effect]:
         """Confirm the exchange if our COMMIT is sent: the partner would not ask unless its own was."""
-        if self.state not in (VERIFIED, DOUBT):
+        if self.state not in (VERIFIED, IN_DOUBT):
             return Exchange.outcome(self, sender, now)
         return [*self.finish(now), Send(sender, Settled(self.session, True))]
 
@@ -87,7 +87,7 @@ class Pair(Exchange):
             exchanges.fragments.mixed(part)
         # The version (the weights' age) is averaged as the weights are: by the exchanged difference.
         if self.theirs > NEVER > self.ours:
-            exchanges.conduct.note(partner, "claims", now)
+            exchanges.misbehaviour.note(partner, "claims", now)
         moved = self.weight if part is ALL else self.weight * part.share
         local = exchanges.local
         local.version = within(local.version + moved * version_gap(self.theirs, self.ours))

@@ -41,14 +41,14 @@ class RunProgress:
 
     Attributes:
         samples: The node's number, which exchanges average.
-        met: Members of the node's run that it is in contact with, the node included.
+        contacted: Members of the node's run that it is in contact with, the node included.
         members: The number of members by which a sample of the node counts at present.
         resumed: True if ``samples`` comes from a checkpoint and the node has not joined or begun a run since.
     """
 
     def __init__(self, mix_every_steps: int | None = None) -> None:
         self.samples = 0
-        self.met = self.members = 1
+        self.contacted = self.members = 1
         self.resumed = False
         self._every = mix_every_steps or STEPS
         self._step = 0  # Samples that one step of the node adds.
@@ -67,21 +67,21 @@ class RunProgress:
         """Set the interval to this many steps from now on."""
         self._every = mix_every_steps or STEPS
 
-    def trained(self, samples: int, steps: int, met: int, *, dialable: bool, arrears: int = 0) -> None:
+    def trained(self, samples: int, steps: int, contacted: int, *, dialable: bool, arrears: int = 0) -> None:
         """Add the samples that the node trained since the last call.
 
         Args:
             samples: Samples of its own.
             steps: Steps in which it trained them.
-            met: Members of its run that it is in contact with, itself included.
+            contacted: Members of its run that it is in contact with, itself included.
             dialable: True if others can dial it. Other nodes meet few members, so they use the lower median of the
                 counts of their last partners.
             arrears: Samples of its own that count for members which it heard of before it met them.
         """
-        self.met = self.members = met
+        self.contacted = self.members = contacted
         if not dialable and self._partners:
             told = statistics.median_low(claim.members for claim in self._partners)
-            self.members = max(1, min(told, BEYOND * met))
+            self.members = max(1, min(told, BEYOND * contacted))
         more = min(max(samples, 0) * self.members, MOST_SAMPLES)
         if more and steps > 0:
             self._step = -(-more // steps)
@@ -94,9 +94,9 @@ class RunProgress:
         of its last partners."""
         if not self._step:
             most = min(claim.most for claim in self._partners) if len(self._partners) == PARTNERS else 0
-            return Claim(self.samples, min(most, MOST_SAMPLES), self.met)
+            return Claim(self.samples, min(most, MOST_SAMPLES), self.contacted)
         most = min(INTERVALS * self._interval, self._budget - self._spent_now, MOST_SAMPLES)
-        return Claim(self.samples, max(0, most), self.met, min(self._own_interval, MOST_SAMPLES))
+        return Claim(self.samples, max(0, most), self.contacted, min(self._own_interval, MOST_SAMPLES))
 
     @property
     def _own_interval(self) -> int:

@@ -80,7 +80,7 @@ class Session:
     @property
     def idle(self) -> bool:
         """Return True if it takes no slot."""
-        return self.state is State.DOUBT
+        return self.state is State.IN_DOUBT
 
     # -- beginning -----------------------------------------------------------------------------------------------
     @classmethod
@@ -104,12 +104,12 @@ class Session:
         raise NotImplementedError
 
     # -- messages and events -------------------------------------------------------------------------------------
-    def hears(self, event: Event, sender: PeerId) -> bool:
+    def accepts_from(self, event: Event, sender: PeerId) -> bool:
         """Return True if this event may come from this sender."""
         raise NotImplementedError
 
     @classmethod
-    def unheard(cls, exchanges: Exchanges[Any], event: Event, sender: PeerId, session: int) -> list[Effect]:
+    def on_stray(cls, exchanges: Exchanges[Any], event: Event, sender: PeerId, session: int) -> list[Effect]:
         """Answer a message about a session that has ended, is not the sender's, or does not allow the event now."""
         raise NotImplementedError
 
@@ -149,7 +149,7 @@ class Local:
     elements: int  # Weights that exchanges carry.
     trained_elements: int  # Elements of one optimizer key.
     frozen_elements: int = 0  # Frozen weights, which a newcomer gets after the others.
-    genesis: bytes = b""
+    run_id: bytes = b""
     version: float = 0.0
     ready: bool = False
     sound: bool = True  # No weight is known to be NaN or infinite; an unsound peer is not ready.

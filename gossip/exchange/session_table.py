@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from gossip.codecs import Taken
-from gossip.conduct import Conduct
 from gossip.config import Config
 from gossip.config.filters import FILTERS
 from gossip.effects import Effect, Release
@@ -16,6 +15,7 @@ from gossip.exchange.durations import PARTNERS, Durations
 from gossip.exchange.session import Local, Session
 from gossip.exchange.transitions import State
 from gossip.ids import PeerId
+from gossip.misbehaviour import MisbehaviourLog
 from gossip.recent import Recent
 
 __all__ = ["DOUBT_RETRY_S", "REASONS", "VERDICTS", "Ledger", "One", "Refusals"]
@@ -63,7 +63,7 @@ class Ledger(Generic[One]):
         self.durations = Durations()
         self.taken = Recent[PeerId, Taken](PARTNERS)  # Cost of the last exchange with each partner that we chose.
         self.refusals = Refusals()
-        self.conduct = Conduct()  # Replaced by Peer's own, once there is one.
+        self.misbehaviour = MisbehaviourLog()  # Replaced by Peer's own, once there is one.
         # |theirs - ours|^2 (for a group the equivalent of a pair's) and |ours|^2 of the last exchanges.
         self.seen: deque[tuple[float, float]] = deque(maxlen=8)
         self.done = 0
@@ -109,7 +109,7 @@ class Ledger(Generic[One]):
         if gap is None or every is None:
             return False
         return any(
-            steps - one.steps >= gap * every and one.state is not State.DOUBT
+            steps - one.steps >= gap * every and one.state is not State.IN_DOUBT
             for one in self.table.values() if one.initiator or one.state is not State.PREPARING
         )  # fmt: skip
 

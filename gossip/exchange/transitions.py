@@ -3,17 +3,17 @@
     pair  initiator   PREPARING -> OFFERED -> STREAMING -> VERIFIED -> mixed
           responder   PREPARING ------------> STREAMING -> VERIFIED -> mixed
                                                               |
-                                                            DOUBT -> mixed | dropped
+                                                            IN_DOUBT -> mixed | dropped
 
     push  initiator   PREPARING -> OFFERED -> STREAMING -> given away | taken back
                                                   |
-                                                DOUBT -> given away | taken back
+                                                IN_DOUBT -> given away | taken back
           responder   PREPARING ------------> STREAMING -> merged
 
 A pair is a two-phase commit without a coordinator. Each side sends COMMIT when all of the other's vector has arrived
 and passed every check. The exchange happens exactly when both have sent it. These two facts never change afterwards.
-If a link breaks between the two COMMITs the exchange is *in doubt* (DOUBT): the sides ask each other (Outcome, Settled)
-and reach the same answer. Only a partner that stays unreachable for ``doubt_s`` causes a one-sided drop, which moves
+If a link breaks between the two COMMITs the exchange is IN_DOUBT: the sides ask each other (Outcome, Settled) and reach
+the same answer. Only a partner that stays unreachable for ``doubt_s`` causes a one-sided drop, which moves
 the mean by at most that one difference.
 
     ahead  asks       ASKED -> AHEAD -> PREPARING -> OFFERED -> STREAMING -> VERIFIED -> mixed
@@ -32,7 +32,7 @@ flight. If it learns that the push failed, it merges its own snapshot back in.
     group  inviter   PREPARING -> OFFERED -> STREAMING -> VERIFIED -> mixed
            invited   PREPARING -> OFFERED -> STREAMING -> VERIFIED -> mixed
                                                              |
-                                                           DOUBT -> mixed | dropped
+                                                           IN_DOUBT -> mixed | dropped
 
 In a group, OFFERED means that invitations (or our consent) are sent and the members are not settled. The inviter
 coordinates the two-phase commit: each member sends it COMMIT once it has the means of all slices. The inviter sends
@@ -57,7 +57,7 @@ class State(Enum):
     OFFERED = auto()
     STREAMING = auto()
     VERIFIED = auto()  # Our COMMIT is sent, and theirs has not arrived.
-    DOUBT = auto()  # In doubt: VERIFIED, but the link broke or COMMIT is late. It takes no slot any more.
+    IN_DOUBT = auto()  # In doubt: VERIFIED, but the link broke or COMMIT is late. It takes no slot any more.
     DONE = auto()  # The exchange has happened.
     DROPPED = auto()  # The exchange ended without a result.
 
@@ -100,7 +100,7 @@ INITIATOR, RESPONDER = True, False
 Transitions = Mapping[State, Mapping[Event, tuple[State, ...]]]
 Table = Mapping[bool, Transitions]  # Transitions of the initiator and of the responder.
 PREPARING, OFFERED, STREAMING = State.PREPARING, State.OFFERED, State.STREAMING
-VERIFIED, DOUBT, DONE, DROPPED = State.VERIFIED, State.DOUBT, State.DONE, State.DROPPED
+VERIFIED, IN_DOUBT, DONE, DROPPED = State.VERIFIED, State.IN_DOUBT, State.DONE, State.DROPPED
 ALWAYS = (Event.SPOILED, Event.REPLACED)  # Possible in each state, which they end.
 
 
@@ -136,15 +136,15 @@ AGREED: Transitions = {  # Transitions of both sides of a pair from the Accept o
     VERIFIED: {
         Event.COMMIT: (DONE,),
         Event.OUTCOME: (DONE,),
-        Event.FAILED: (DOUBT,),
-        Event.LATE: (VERIFIED, DOUBT),
+        Event.FAILED: (IN_DOUBT,),
+        Event.LATE: (VERIFIED, IN_DOUBT),
         **drops(Event.ABORT, *ALWAYS),
     },
-    DOUBT: {
+    IN_DOUBT: {
         Event.COMMIT: (DONE,),
         Event.OUTCOME: (DONE,),
         Event.SETTLED: (DONE, DROPPED),
-        Event.LATE: (DOUBT, DROPPED),
+        Event.LATE: (IN_DOUBT, DROPPED),
         **drops(Event.ABORT, Event.GONE, Event.CROWDED, *ALWAYS),
     },
 }
@@ -190,20 +190,20 @@ AHEAD: Table = {
     },
     RESPONDER: PROMISED,
 }
-PUSH: Table = {  # DOUBT exists only if mass is conserved; else the initiator forgets the push.
+PUSH: Table = {  # IN_DOUBT exists only if mass is conserved; else the initiator forgets the push.
     INITIATOR: {
         PREPARING: {Event.SNAPSHOTTED: (OFFERED, DROPPED), **drops(*ALWAYS)},
         **OFFERING,
         STREAMING: {
             Event.COMMIT: (DONE,),
-            Event.FAILED: (DOUBT, DROPPED),
-            Event.LATE: (STREAMING, DOUBT, DROPPED),
+            Event.FAILED: (IN_DOUBT, DROPPED),
+            Event.LATE: (STREAMING, IN_DOUBT, DROPPED),
             **drops(Event.ABORT, Event.OUTCOME, *ALWAYS),
         },
-        DOUBT: {
+        IN_DOUBT: {
             Event.COMMIT: (DONE,),
             Event.SETTLED: (DONE, DROPPED),
-            Event.LATE: (DOUBT, DROPPED),
+            Event.LATE: (IN_DOUBT, DROPPED),
             **drops(Event.ABORT, Event.OUTCOME, Event.GONE, Event.CROWDED, *ALWAYS),
         },
     },
@@ -258,13 +258,13 @@ GROUP: Table = {
         },
         VERIFIED: {
             Event.SETTLED: (VERIFIED, DONE, DROPPED),
-            Event.UNLINKED: (VERIFIED, DOUBT),
-            Event.LATE: (DOUBT,),
+            Event.UNLINKED: (VERIFIED, IN_DOUBT),
+            Event.LATE: (IN_DOUBT,),
             **drops(Event.ABORT, *ALWAYS),
         },
-        DOUBT: {
-            Event.SETTLED: (DOUBT, DONE, DROPPED),
-            Event.LATE: (DOUBT, DROPPED),
+        IN_DOUBT: {
+            Event.SETTLED: (IN_DOUBT, DONE, DROPPED),
+            Event.LATE: (IN_DOUBT, DROPPED),
             **drops(Event.ABORT, Event.CROWDED, *ALWAYS),
         },
     },

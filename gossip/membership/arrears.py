@@ -34,20 +34,20 @@ class Arrears:
         if now >= self._marked_s + PERIOD_S:
             self._since, self._mark, self._marked_s = self._mark, samples, now
 
-    def look(self, entry: Entry, genesis: bytes) -> None:
-        """Update the arrears after the member's state or record changed. ``genesis`` is the id of our own run."""
-        shares = entry.state is MemberState.ALIVE and entry.record.ready and entry.record.genesis == genesis
+    def look(self, entry: Entry, run_id: bytes) -> None:
+        """Update the arrears after the member's state or record changed. ``run_id`` is the id of our own run."""
+        shares = entry.state is MemberState.ALIVE and entry.record.ready and entry.record.run_id == run_id
         if not shares:
             entry.awaited = NEVER
-        elif not entry.met:
+        elif not entry.contacted:
             entry.awaited = self._trained if entry.awaited == NEVER else entry.awaited
         elif entry.awaited != NEVER:
             self.owed += self._trained - max(entry.awaited, self._since)
             entry.awaited = NEVER
 
-    def restart(self, entries: Iterable[Entry], genesis: bytes) -> None:
+    def restart(self, entries: Iterable[Entry], run_id: bytes) -> None:
         """Start again after a switch to another run."""
         self.owed = 0
         for entry in entries:
             entry.awaited = NEVER
-            self.look(entry, genesis)
+            self.look(entry, run_id)

@@ -189,7 +189,7 @@ class Detector:
             return self.doubt(entry, now, out)
         peer = entry.record.id
         accused = entry.accused_by(self._table.mine.record.id)  # a second failure adds no information
-        if peer not in self.targets and entry.state in (ALIVE, SUSPECT) and entry.met and not accused:
+        if peer not in self.targets and entry.state in (ALIVE, SUSPECT) and entry.contacted and not accused:
             # Skip members that we probe only for an asker. If helpers asked helpers in turn, one death would make
             # everybody ask everybody (5,600 requests for each death among 1,000 members).
             self._probe(entry, now, out, failed, refused=True)
@@ -220,7 +220,7 @@ class Detector:
                 entry = entries.get(peer)
                 if entry is not None and self._is_ours(entry) and self._own(entry.record.id) is None:
                     return self._probe(entry, now, out, failed)
-            self._ring = [*self._table.met, *self._table.suspects]  # refilled once in N periods
+            self._ring = [*self._table.contacted, *self._table.suspects]  # refilled once in N periods
             self._rng.shuffle(self._ring)
             self._waiting = set(self._ring)
         return None
@@ -232,7 +232,7 @@ class Detector:
         our health. An undialable member is probed by the members linked with it, and by its homes. Everybody probes it
         when no home is ALIVE, or every home restarted after it was named and so forgot it.
         """
-        if (entry.state is not ALIVE and entry.state is not SUSPECT) or not entry.met:
+        if (entry.state is not ALIVE and entry.state is not SUSPECT) or not entry.contacted:
             return False
         homes = entry.record.homes
         if entry.reachable or self._table.mine.record.id in homes:
@@ -275,7 +275,9 @@ class Detector:
         helpers: list[Entry] = []
         if entry.record.address is None:  # only members that have a link with it can ping it
             homes = [entries[home] for home in entry.record.homes if home in entries]
-            helpers = [h for h in homes if h.state is ALIVE and h is not self._table.mine and h.met and h.reachable]
+            helpers = [
+                h for h in homes if h.state is ALIVE and h is not self._table.mine and h.contacted and h.reachable
+            ]
         helpers = helpers or self._table.sample(config.indirect_probes, self._rng, without=target)
         if not helpers:
             self._fail(probe, failed)

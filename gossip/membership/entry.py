@@ -50,9 +50,35 @@ class Entry:
     """One member in our table. Only the table changes ``record`` and ``state``."""
 
     __slots__ = (
-        "accusers", "acked_s", "allowance", "answer_due", "answered_s", "asked_all", "asked_s", "at", "awaited",
-        "digest_s", "expires_s", "hash", "home", "introducer", "life_s", "linked", "met", "named_s", "place", "record",
-        "restored", "rtt_s", "shares", "since_s", "state", "told_s", "tries", "try_s", "verifying",
+        "accusers",
+        "acked_s",
+        "allowance",
+        "answer_due",
+        "answered_s",
+        "asked_all",
+        "asked_s",
+        "at",
+        "awaited",
+        "contacted",
+        "digest_s",
+        "expires_s",
+        "hash",
+        "home",
+        "introducer",
+        "life_s",
+        "linked",
+        "named_s",
+        "place",
+        "record",
+        "restored",
+        "rtt_s",
+        "shares",
+        "since_s",
+        "state",
+        "told_s",
+        "tries",
+        "try_s",
+        "verifying",
     )  # fmt: skip
 
     def __init__(self, record: MemberRecord, state: MemberState, now: float) -> None:
@@ -71,10 +97,10 @@ class Entry:
         self.accusers: tuple[Hint, ...] = ()  # the accusations of a SUSPECT; the last hint about a DEAD member
         self.expires_s = math.inf  # when a SUSPECT becomes DEAD
         self.linked = False
-        self.met = False  # it had a complete link with us in this life of ours
+        self.contacted = False  # it had a complete link with us in this life of ours
         self.introducer: PeerId | None = None  # for a stranger: the member that told us of it
         self.home: PeerId | None = None  # for an undialable stranger: the home that vouches for it
-        self.place = -1  # its index in `met` of the table, or among the strangers of its introducer
+        self.place = -1  # its index in `contacted` of the table, or among the strangers of its introducer
         self.tries = 0  # failed dials to a stranger
         self.try_s = NEVER_S  # when it may be dialled next
         self.acked_s = NEVER_S  # latest proof of life

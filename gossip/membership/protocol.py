@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from statistics import median_low
 from typing import Any, Unpack
 
-from gossip.conduct import Conduct
 from gossip.config import Config
 from gossip.effects import Dial, Effect, MemberState, Notice, Send
 from gossip.errors import RemoteError
@@ -25,6 +24,7 @@ from gossip.membership.self_record import Myself, Own
 from gossip.membership.states import TELL_EVERY_S, MemberStates
 from gossip.membership.strangers import Introductions
 from gossip.membership.table import Table
+from gossip.misbehaviour import MisbehaviourLog
 from gossip.wire.messages import (
     MAX_UPDATES,
     Ack,
@@ -58,7 +58,7 @@ class Membership:
 
     def __init__(
         self, me: MemberRecord, *, sign: Sign, verify: Verify, config: Config, rng: random.Random, now: float,
-        conduct: Conduct | None = None,
+        misbehaviour: MisbehaviourLog | None = None,
     ) -> None:  # fmt: skip
         me = signed(acceptable(me), sign)
         self._mine = me.id
@@ -67,9 +67,10 @@ class Membership:
         self._rumours = Rumours(config.gossip_period_s, now)
         self._detector = Detector(self._table, self._rumours, config, rng, now)
         self._introductions = Introductions(self._table, rng, now)
-        self.conduct = conduct if conduct is not None else Conduct()
+        self.misbehaviour = misbehaviour if misbehaviour is not None else MisbehaviourLog()
         self._view = MemberStates(
-            self._table, self._rumours, self._detector, self._introductions, sign, verify, config, now, self.conduct
+            self._table, self._rumours, self._detector, self._introductions, sign, verify, config, now,
+            self.misbehaviour,
         )  # fmt: skip
         self._myself = Myself(me, self._table, self._rumours, sign, config, now)
         self._push_pull = PushPull(me.id, self._table, config, rng, now)
@@ -166,7 +167,7 @@ class Membership:
         elif entry.state is DEAD or entry.state is SUSPECT:
             self._view.warn(entry, now, out)
         # A member that was ALIVE already shares our table, except for what gossip missed.
-        alone = len(self._table.met) <= (entry.state is ALIVE)
+        alone = len(self._table.contacted) <= (entry.state is ALIVE)
         if alone or stranger:
             self._push_pull.ask(entry, now, out, everything=alone)
         return self._done(out)
@@ -187,7 +188,7 @@ class Membership:
         out: list[Effect] = []
         entry = self._table.entries.get(peer)
         if entry is not None and not self._left:
-            if not entry.met and self._introductions.failed(entry, now) and entry.state is ALIVE:
+            if not entry.contacted and self._introductions.failed(entry, now) and entry.state is ALIVE:
                 self._view.suspect_ourselves(entry, now)  # any member that knows better refutes it
             self._suspect(self._detector.unreachable(entry, now, out), now)
         return self._done(out)
@@ -206,7 +207,7 @@ class Membership:
         if not self._left:
             before = self.me
             self._myself.update(changes, now)
-            if self.me.ready and not (before.ready and self.me.genesis == before.genesis):
+            if self.me.ready and not (before.ready and self.me.run_id == before.run_id):
                 self._holding_s = now  # the next tick tells all linked members: their steps count for this run now
             self._arm()
 
@@ -316,7 +317,7 @@ class Membership:
         """Dial a random DEAD member, which may only have been cut off, and forget members that are gone for long."""
         config, dead = self._config, self._table.dead
         self._table.forget(now - config.dead_kept_s)
-        alone = not self._table.met
+        alone = not self._table.contacted
         self._heal_s = now + (config.probe_period_s if alone else config.heal_period_s)
         for peer in self._rng.sample(dead, min(len(dead), HEAL_ALONE if alone else 1)):
             entry = self._table.entries[peer]
@@ -329,13 +330,13 @@ class Membership:
         self._arm()
         if self._view.before:
             self._view.changed(out)
-        if self.conduct.news:
-            out.extend(self.conduct.take())
+        if self.misbehaviour.news:
+            out.extend(self.misbehaviour.take())
         return out
 
     def _arm(self) -> None:
         table = self._table
-        self.changes, self.company = table.changes, bool(table.met)
+        self.changes, self.company = table.changes, bool(table.contacted)
         if self._left:
             self.deadline = math.inf
             return
@@ -377,9 +378,9 @@ class Membership:
         """Return the ALIVE without ourselves, unordered, some by hearsay alone. The list is live: do not keep it."""
         return self._table.alive
 
-    def met(self) -> list[PeerId]:
+    def contacted(self) -> list[PeerId]:
         """Return the ALIVE that had a link with us, likewise: possible partners, donors and owners."""
-        return self._table.met
+        return self._table.contacted
 
     def remembers(self, peer: PeerId) -> bool:
         """Return True if we had a link with this peer in this life or an earlier one."""
@@ -389,7 +390,7 @@ class Membership:
     def knows(self, peer: PeerId) -> bool:
         """Return True if we had a link with this peer in this life."""
         entry = self._table.entries.get(peer)
-        return entry is not None and entry.met
+        return entry is not None and entry.contacted
 
     def owners(self) -> list[PeerId]:
         """Return the sorted ids of the data's owners, ourselves included: ALIVE, ready, contacted or vouched for."""
@@ -399,13 +400,13 @@ class Membership:
         entry = self._table.entries.get(peer)
         return None if entry is None else entry.state
 
-    def standing(self, peers: Iterable[PeerId], genesis: bytes) -> list[PeerId]:
+    def standing(self, peers: Iterable[PeerId], run_id: bytes) -> list[PeerId]:
         """Return those of ``peers`` that are ALIVE and hold the weights of this run."""
         entries = self._table.entries
         return [
             peer for peer in peers
             if (entry := entries.get(peer)) is not None and entry.state is ALIVE
-            and (record := entry.record).ready and record.genesis == genesis
+            and (record := entry.record).ready and record.run_id == run_id
         ]  # fmt: skip
 
     def record(self, peer: PeerId) -> MemberRecord | None:
@@ -416,11 +417,11 @@ class Membership:
         """Return the runs of the ALIVE and ready that had a link with us, and our own once we are ready."""
         return self._table.runs()
 
-    def sharing(self, genesis: bytes) -> list[MemberRecord]:
+    def sharing(self, run_id: bytes) -> list[MemberRecord]:
         """Return the records of the ALIVE and ready of this run that had a link with us. Walks the table."""
         entries = self._table.entries
-        records = [entries[peer].record for peer in self._table.met]
-        return [record for record in records if record.ready and record.genesis == genesis]
+        records = [entries[peer].record for peer in self._table.contacted]
+        return [record for record in records if record.ready and record.run_id == run_id]
 
     def members(self) -> list[tuple[MemberRecord, MemberState]]:
         """Return all other members. Walks the table: for display, not for every message."""
@@ -439,7 +440,7 @@ class Membership:
     @property
     def sharers(self) -> int:
         """The number of ALIVE and ready members of our run that had a link with us, and ourselves."""
-        return max(1, self._table.sharers(self.me.genesis))
+        return max(1, self._table.sharers(self.me.run_id))
 
     def take_arrears(self) -> int:
         """Return, and reset, the samples that did not count for members linked since (:mod:`arrears` explains)."""
@@ -447,13 +448,13 @@ class Membership:
         owed, arrears.owed = arrears.owed, 0
         return owed
 
-    def standing_of(self, genesis: bytes) -> tuple[int, int]:
+    def standing_of(self, run_id: bytes) -> tuple[int, int]:
         """Return the lower median of the signed progress of the members that hold this run, and their number.
 
         Members count if they are ALIVE, ready and contacted, or ourselves. Walks the table.
         """
-        records = self.sharing(genesis)
-        if self.me.genesis == genesis:
+        records = self.sharing(run_id)
+        if self.me.run_id == run_id:
             records.append(self.me)
         return median_low([record.progress for record in records]) if records else 0, len(records)
 

@@ -34,7 +34,7 @@ class Own(TypedDict, total=False):
     address: Address | None
     homes: tuple[PeerId, ...]
     ready: bool
-    genesis: bytes
+    run_id: bytes
     steps: int
     samples: int
     progress: int
@@ -85,7 +85,7 @@ class Myself:
         for name, earlier in self._earlier.items():
             if name in fields:
                 fields[name] = within(name, fields[name] + earlier)
-        if "genesis" in fields and fields["genesis"] != self.record.genesis:
+        if "run_id" in fields and fields["run_id"] != self.record.run_id:
             fields["extra"] = ()  # the figures belong to other weights
         for name, value in fields.items():
             if value != self._pending.get(name, getattr(self.record, name)):

@@ -18,7 +18,6 @@ from __future__ import annotations
 import heapq
 import math
 
-from gossip.conduct import NEVER, Conduct
 from gossip.config import Config
 from gossip.effects import Effect, MemberChanged, MemberState, Send
 from gossip.ids import MemberRecord, PeerId
@@ -28,6 +27,7 @@ from gossip.membership.dissemination import Rumours, told_before
 from gossip.membership.entry import VERIFIED_BURST, VERIFIED_PER_S, Allowance, Entry
 from gossip.membership.strangers import Introductions
 from gossip.membership.table import Table
+from gossip.misbehaviour import NEVER, MisbehaviourLog
 from gossip.wire.messages import Gossip, Hint, Update
 from gossip.wire.records import Sign, Verify, check, claims_more, mere_progress, newer
 
@@ -48,9 +48,9 @@ class MemberStates:
 
     def __init__(
         self, table: Table, rumours: Rumours, detector: Detector, introductions: Introductions, sign: Sign,
-        verify: Verify, config: Config, now: float, conduct: Conduct,
+        verify: Verify, config: Config, now: float, misbehaviour: MisbehaviourLog,
     ) -> None:  # fmt: skip
-        self._conduct = conduct
+        self._misbehaviour = misbehaviour
         self._table, self._rumours, self._detector, self._config = table, rumours, detector, config
         self._introductions = introductions
         self._sign, self._verify = sign, verify
@@ -71,7 +71,7 @@ class MemberStates:
         """
         for peer, before in self.before.items():
             entry = self._table.entries.get(peer)
-            if entry is not None and entry.met and entry.state is not before:
+            if entry is not None and entry.contacted and entry.state is not before:
                 out.append(MemberChanged(peer, before, entry.state))
         self.before = {}
 
@@ -127,7 +127,7 @@ class MemberStates:
                 check(update, self._verify)
             fresh.append(update)
         if dropped:
-            self._conduct.note(sender, "flood", now, dropped / VERIFIED_BURST)
+            self._misbehaviour.note(sender, "flood", now, dropped / VERIFIED_BURST)
         return fresh
 
     def hear(self, record: MemberRecord, now: float, by: PeerId | None = None, quiet: bool = False) -> None:
@@ -140,7 +140,7 @@ class MemberStates:
             quiet: All others know it already, so that it is not gossiped.
         """
         if max(record.samples, record.progress, record.version) > NEVER:
-            self._conduct.note(record.id, "claims", now)  # the owner signed it, no matter which peer relays it
+            self._misbehaviour.note(record.id, "claims", now)  # the owner signed it, no matter which peer relays it
         entry = self._table.entries.get(record.id)
         state, progress = LEFT if record.left else ALIVE, None
         if entry is None:
@@ -184,7 +184,7 @@ class MemberStates:
                 self.place(entry, entry.record, DEAD, now)
                 entry.accusers = (hint,)
             return
-        if state is DEAD or state is LEFT or by == hint.peer or (by == self._me and entry.met):
+        if state is DEAD or state is LEFT or by == hint.peer or (by == self._me and entry.contacted):
             return  # a stranger may be one that we accused in an earlier life
         if hint.dead and self.before.get(hint.peer, state) is None:
             # This message introduced the member, so it starts as DEAD. The sender could as well have hidden it.
@@ -201,7 +201,7 @@ class MemberStates:
         accuser = self._table.entries.get(hint.by)
         if teller is None or accuser is None or entry.accused_by(hint.by) or len(entry.accusers) >= MAX_ACCUSERS:
             return False
-        if not self._accusers.heard(hint.by, accuser.met, now):
+        if not self._accusers.heard(hint.by, accuser.contacted, now):
             return False
         if teller.allowance is None:
             teller.allowance = Allowance(HINTS_PER_S, HINTS_BURST, now)
@@ -215,9 +215,9 @@ class MemberStates:
         accuser = self._table.entries.get(hint.by)
         if accuser is None or not is_signed(hint, accuser.record.public_key, self._verify):
             return False
-        silent = self._accusers.silent(hint.by, accuser.met, now)
-        self._accusers.judged(hint.by, accuser.met, False, now)
-        self._conduct.note(hint.by, "accusations", now)
+        silent = self._accusers.silent(hint.by, accuser.contacted, now)
+        self._accusers.judged(hint.by, accuser.contacted, False, now)
+        self._misbehaviour.note(hint.by, "accusations", now)
         return not silent
 
     def own(self, record: MemberRecord, dead: bool) -> Hint:
@@ -253,7 +253,7 @@ class MemberStates:
             if entry is None or entry.state is not SUSPECT or entry.expires_s != when:
                 continue
             recently = entry.acked_s >= now - self._config.probe_period_s
-            if recently or (len(entry.accusers) == 1 and entry.met and not entry.accused_by(self._me)):
+            if recently or (len(entry.accusers) == 1 and entry.contacted and not entry.accused_by(self._me)):
                 # It may not have heard of the suspicion, or it has one accuser only. The probe tells it, and decides.
                 self._until(entry, now + self._config.probe_period_s)
                 for failed in self._detector.doubt(entry, now, out):
@@ -300,14 +300,14 @@ class MemberStates:
 
     def _came(self, entry: Entry, now: float) -> None:
         """Schedule probes or an introduction of a member that became ALIVE."""
-        if entry.met:
+        if entry.contacted:
             self._detector.joined(entry.record.id)
         else:
             self._introductions.heard(entry, now)
 
     def meet(self, entry: Entry, now: float) -> None:
         """Note a link with this member."""
-        if not entry.met:
+        if not entry.contacted:
             self._table.meet(entry, now)
             self._introductions.over(entry.record.id)
             self._rumours.somebody(now)
@@ -320,14 +320,14 @@ class MemberStates:
 
         The silence of a stranger proves no accuser right: the stranger may have been made up to be accused.
         """
-        true = False if state is ALIVE else True if state is DEAD and entry.met else None
+        true = False if state is ALIVE else True if state is DEAD and entry.contacted else None
         entries = self._table.entries
         for hint in entry.accusers:
             if hint.by == self._me:
                 self._accusers.ended(hint.by, True, None, now)
             else:
                 accuser = entries.get(hint.by)
-                self._accusers.ended(hint.by, accuser is not None and accuser.met, true, now)
+                self._accusers.ended(hint.by, accuser is not None and accuser.contacted, true, now)
 
     def _until(self, entry: Entry, when: float) -> None:
         entry.expires_s = when

@@ -50,7 +50,7 @@ class Introductions:
         """Schedule the dial of a stranger that became ALIVE."""
         table = self._table
         wait_s = 0.0 if table.mine.record.id < entry.record.id else GIVE_WAY_S
-        if len(table.met) >= FEW:
+        if len(table.contacted) >= FEW:
             wait_s += SPREAD_S * len(table.alive) * self._rng.random()
         entry.try_s = now + wait_s
         if entry.try_s < self.due_s:

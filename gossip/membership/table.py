@@ -38,7 +38,7 @@ class Table:
         self._of: dict[MemberState, list[PeerId]] = {state: [] for state in MemberState}  # without ourselves
         self._gone: OrderedDict[PeerId, None] = OrderedDict()  # DEAD and LEFT, the longest gone first
         self._gone_strangers: OrderedDict[PeerId, None] = OrderedDict()  # the same for hearsay members
-        self.met: list[PeerId] = []  # ALIVE members that had a link with us. Only these are asked for anything.
+        self.contacted: list[PeerId] = []  # ALIVE members that had a link with us. Only these are asked for anything.
         self.strangers: dict[PeerId, list[PeerId]] = {}  # hearsay members by introducer
         self._introducers: list[PeerId] = []
         # By home: strangers that own data because it vouches for them.
@@ -63,7 +63,7 @@ class Table:
 
         Hearsay is capped. Otherwise a liar with a thousand ids would slow every member's progress to one in 100 s.
         """
-        there, most = len(self.alive) + len(self.suspects), HEARSAY * (len(self.met) + 1)
+        there, most = len(self.alive) + len(self.suspects), HEARSAY * (len(self.contacted) + 1)
         return 1 + (there if there < most else most)
 
     # -- change --------------------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ class Table:
         entry.restored = restored
         entry.introducer = self._mine if restored else introducer  # an earlier life of ours told us of it
         if entry.introducer is None:
-            entry.met = True
+            entry.contacted = True
         else:
             self._estrange(entry, entry.introducer)
         self._forgotten.pop(record.id, None)
@@ -108,7 +108,7 @@ class Table:
         else:
             self._replace(entry, record, now)
             self._vouch_anew(entry)
-            if record.ready is not entry.shares and state is ALIVE and entry.met:
+            if record.ready is not entry.shares and state is ALIVE and entry.contacted:
                 self._share(entry, record.ready)
             self._look(entry)
 
@@ -124,12 +124,12 @@ class Table:
 
     def meet(self, entry: Entry, now: float) -> None:
         """Note a link with a member, which is no hearsay any more."""
-        if entry.met:
+        if entry.contacted:
             return
         if entry.introducer is not None:
             self._familiar(entry)
         self._leave(entry)
-        entry.met = True
+        entry.contacted = True
         self._enter(entry)
 
     def vouch(self, entry: Entry, home: Entry) -> None:
@@ -150,7 +150,7 @@ class Table:
         if entry.home is not None and not vouchable(entry, self.entries[entry.home]):
             self._unvouch(entry)
         told = self._vouched.get(entry.record.id)
-        if told is not None and not (entry.met and entry.state is ALIVE):
+        if told is not None and not (entry.contacted and entry.state is ALIVE):
             for peer in list(told):
                 self._unvouch(self.entries[peer])
 
@@ -198,7 +198,7 @@ class Table:
         """
         if self._gone_strangers:
             return self._evict(next(iter(self._gone_strangers)))
-        hearsay = len(self.entries) - len(self.met) - len(self._gone)
+        hearsay = len(self.entries) - len(self.contacted) - len(self._gone)
         if self._introducers and (introducer is None or hearsay > self._limit // 2):
             told = {one: len(those) for one, those in self.strangers.items() if one != self._mine}
             most = max(told, key=lambda one: told[one], default=None)
@@ -236,20 +236,20 @@ class Table:
             self._of[state].append(peer)
             if state is DEAD or state is LEFT:
                 (self._gone if entry.introducer in (None, self._mine) else self._gone_strangers)[peer] = None
-            elif state is ALIVE and entry.met:
-                entry.place = len(self.met)
-                self.met.append(peer)
+            elif state is ALIVE and entry.contacted:
+                entry.place = len(self.contacted)
+                self.contacted.append(peer)
         if not entry.restored:
             entry.hash = entry_hash(peer, entry.record.incarnation, state.value)
             self._hashes[peer[0]] ^= entry.hash
             self._digest = b""
-        self._share(entry, state is ALIVE and entry.record.ready and entry.met)
+        self._share(entry, state is ALIVE and entry.record.ready and entry.contacted)
         self._vouch_anew(entry)
         self._look(entry)
 
     def _look(self, entry: Entry) -> None:
         if entry.record.id != self._mine:
-            self.arrears.look(entry, self.mine.record.genesis)
+            self.arrears.look(entry, self.mine.record.run_id)
 
     def _leave(self, entry: Entry) -> None:
         peer, state = entry.record.id, entry.state
@@ -259,8 +259,8 @@ class Table:
             if last != peer:
                 those[entry.at] = last
                 self.entries[last].at = entry.at
-            if state is ALIVE and entry.met:
-                take_out(self.met, entry.place, self.entries)
+            if state is ALIVE and entry.contacted:
+                take_out(self.contacted, entry.place, self.entries)
             self._gone.pop(peer, None)
             self._gone_strangers.pop(peer, None)
         self._hashes[peer[0]] ^= entry.hash
@@ -274,30 +274,30 @@ class Table:
             self.changes += 1
             if shares:
                 self._sharing.add(entry.record.id)
-                self._sharing_more(entry.record.genesis, 1)
+                self._sharing_more(entry.record.run_id, 1)
             else:
                 self._sharing.discard(entry.record.id)
-                self._sharing_more(entry.record.genesis, -1)
+                self._sharing_more(entry.record.run_id, -1)
 
-    def _sharing_more(self, genesis: bytes, more: int) -> None:
-        count = self._sharers_of.get(genesis, 0) + more
+    def _sharing_more(self, run_id: bytes, more: int) -> None:
+        count = self._sharers_of.get(run_id, 0) + more
         if count:
-            self._sharers_of[genesis] = count
+            self._sharers_of[run_id] = count
         else:
-            del self._sharers_of[genesis]
+            del self._sharers_of[run_id]
 
     def _replace(self, entry: Entry, record: MemberRecord, now: float) -> None:
         old = entry.record
         if record is old:
             return
-        if record.genesis != old.genesis and entry.shares:
-            self._sharing_more(old.genesis, -1)
-            self._sharing_more(record.genesis, 1)
+        if record.run_id != old.run_id and entry.shares:
+            self._sharing_more(old.run_id, -1)
+            self._sharing_more(record.run_id, 1)
         if record.incarnation != old.incarnation:
             entry.life_s = now
         entry.record, entry.named_s = record, now
-        if record.genesis != old.genesis and record.id == self._mine:
-            self.arrears.restart((other for other in self.entries.values() if other is not entry), record.genesis)
+        if record.run_id != old.run_id and record.id == self._mine:
+            self.arrears.restart((other for other in self.entries.values() if other is not entry), record.run_id)
 
     # -- questions -----------------------------------------------------------------------------------------------------
     def forgot(self, peer: PeerId) -> bool:
@@ -317,15 +317,15 @@ class Table:
         """Return the runs of the ALIVE and ready that had a link with us, our own among them."""
         return list(self._sharers_of)
 
-    def sharers(self, genesis: bytes) -> int:
+    def sharers(self, run_id: bytes) -> int:
         """Return the number of these members that hold this run."""
-        return self._sharers_of.get(genesis, 0)
+        return self._sharers_of.get(run_id, 0)
 
     def sample(
         self, count: int, rng: random.Random, suspects: bool = False, without: PeerId | None = None
     ) -> list[Entry]:
         """Return a uniform sample of up to ``count`` reachable, contacted members, ALIVE (and SUSPECT)."""
-        alive, entries, random_ = self.met, self.entries, rng.random
+        alive, entries, random_ = self.contacted, self.entries, rng.random
         doubted = self.suspects if suspects else []
         total = len(alive) + len(doubted)
         chosen: list[Entry] = []
@@ -337,7 +337,7 @@ class Table:
         for turn in range(total if few else 4 * count):
             at = order[turn] if few else int(random_() * total)
             entry = entries[alive[at] if at < len(alive) else doubted[at - len(alive)]]
-            if entry.reachable and entry.met and entry.record.id != without and entry not in chosen:
+            if entry.reachable and entry.contacted and entry.record.id != without and entry not in chosen:
                 chosen.append(entry)
                 if len(chosen) == count:
                     break
@@ -384,8 +384,8 @@ class Table:
 def vouchable(entry: Entry, home: Entry) -> bool:
     """Return True if this contacted home may vouch for an undialable stranger."""
     record = entry.record
-    stranger = entry.state is ALIVE and record.ready and record.address is None and not entry.met
-    return stranger and home.met and home.state is ALIVE and home.record.id in record.homes
+    stranger = entry.state is ALIVE and record.ready and record.address is None and not entry.contacted
+    return stranger and home.contacted and home.state is ALIVE and home.record.id in record.homes
 
 
 def take_out(ids: list[PeerId], place: int, entries: dict[PeerId, Entry]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from gossip.ids import PeerId
 from gossip.recent import Recent
 
-__all__ = ["BENCHED", "Bench"]
+__all__ = ["BENCHED", "BackOff"]
 
 # 10 s, 20 s ... 160 s: one failure costs others half a second of a slot, and a repaired link is soon noticed.
 DOUBLINGS = 4
@@ -27,7 +27,7 @@ class Benched:
     shunned: bool  # Its own offers are declined too.
 
 
-class Bench:
+class BackOff:
     """The partners in back-off, whose time doubles with each failure in a row.
 
     *Silence*, an offer without an answer, only keeps us from asking, and ends with the first sign of life. A stalled

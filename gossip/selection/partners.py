@@ -12,7 +12,7 @@ from gossip.exchange.session import AT_ONCE, Local
 from gossip.ids import Address, PeerId
 from gossip.membership.members import Members
 from gossip.recent import Recent
-from gossip.selection.back_off import Bench
+from gossip.selection.back_off import BackOff
 from gossip.selection.rule import Selector
 from gossip.selection.topologies import Grid
 from gossip.wire.messages import MAX_GROUP
@@ -44,7 +44,7 @@ class Partners:
         self.linked, self.selector = linked, selector
         self.everybody = config.partners == 0  # A mix is with all neighbours at once.
         self.incoming_limit, self.pushes = config.incoming_limit, config.pushes
-        self.bench = Bench(config.bench_s)
+        self.bench = BackOff(config.bench_s)
         self.vector_mb = 4e-6 * local.elements
         self.now = 0.0
         self.mixes = 0  # Our own mixes that have begun.
@@ -69,7 +69,7 @@ class Partners:
         return self.members.turnover
 
     def alive(self) -> Sequence[PeerId]:
-        return self.members.met()  # Members known by hearsay only are no partners.
+        return self.members.contacted()  # Members known by hearsay only are no partners.
 
     def address(self, peer: PeerId) -> Address | None:
         record = self.members.me if peer == self.me else self.members.record(peer)
@@ -78,12 +78,12 @@ class Partners:
     def shares(self, peer: PeerId) -> bool:
         """Return True if the member is in our run and has its weights."""
         record = self.members.record(peer)
-        return record is not None and record.ready and record.genesis == self.local.genesis
+        return record is not None and record.ready and record.run_id == self.local.run_id
 
     def fits(self, peer: PeerId) -> bool:
         record = self.members.record(peer)
         return (
-            record is not None and record.ready and record.genesis == self.local.genesis
+            record is not None and record.ready and record.run_id == self.local.run_id
             and (peer == self.pardoned or not self.bench.sits_out(peer, self.now))
             and (record.address is not None or self.linked(peer))
         )  # fmt: skip
@@ -161,7 +161,7 @@ class Partners:
 
     def here(self, partners: Iterable[PeerId]) -> list[PeerId]:
         """Return the partners that might be met again: ALIVE and in our run."""
-        return self.members.standing(partners, self.local.genesis)
+        return self.members.standing(partners, self.local.run_id)
 
     def mixed(self, partner: PeerId, now: float, own: bool) -> None:
         """Note a finished exchange; ``own`` means that we asked."""

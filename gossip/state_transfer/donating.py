@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from gossip.config import Config
-from gossip.effects import CopyFrozen, CopyPiece, Effect, Recall, Release, Send, Serve, Snapshot
+from gossip.effects import CopyFrozen, CopyPiece, Effect, Release, Send, Serve, Snapshot, UseLastSnapshot
 from gossip.exchange.session import Local
 from gossip.ids import PeerId
 from gossip.wire.messages import Abort, Busy, Fetch, Refuse, Serving
@@ -34,7 +34,7 @@ class Donating:
             return [Send(sender, Refuse(fetch.session, "not-ready"))]
         if fetch.start == fetch.stop:
             keys, finished = local.optimizer_keys, local.finished
-            answer = Serving(fetch.session, local.version, local.genesis, keys, scalars, swarm_samples, finished)
+            answer = Serving(fetch.session, local.version, local.run_id, keys, scalars, swarm_samples, finished)
             return [Send(sender, answer)]
         size = local.weights + len(fetch.optimizer_keys) * local.trained_elements
         inside = 0 <= fetch.start < fetch.stop <= size and fetch.stop - fetch.start <= most_elements(local.weights)
@@ -68,7 +68,7 @@ class Donating:
         sender, fetch, _ = self.table[session]
         if fetch.stop <= self.local.elements:
             self.awaited[session] = math.inf
-            return [Recall(session)]
+            return [UseLastSnapshot(session)]
         return [Send(sender, Refuse(session, STANDS)), *self.end(session)]
 
     def snapshotted(self, session: int) -> list[Effect]:
@@ -77,7 +77,7 @@ class Donating:
         sender, fetch, _ = self.table[session]
         local = self.local
         return [
-            Send(sender, Serving(session, local.version, local.genesis, fetch.optimizer_keys, ())),
+            Send(sender, Serving(session, local.version, local.run_id, fetch.optimizer_keys, ())),
             Serve(session, sender, fetch.start, fetch.stop),
         ]
 

@@ -29,7 +29,7 @@ class Ending:
 
     Attributes:
         before: The run that this node had finished in an earlier life.
-        genesis: The run that the votes are about.
+        run_id: The run that the votes are about.
         partners: The members that finished an exchange with us in this run.
         voters: The members that said that the run is finished, in the order in which they did. Some have left since.
         present: The members that shared our run at the last look.
@@ -37,7 +37,7 @@ class Ending:
 
     def __init__(self, local: Local, membership: Members, before: bytes = b"") -> None:
         self.local, self.membership, self.before = local, membership, before
-        self.genesis = b""
+        self.run_id = b""
         self.partners = Recent[PeerId, None](PARTNERS)
         self.voters: dict[PeerId, None] = {}
         self.present: set[PeerId] = set()
@@ -58,7 +58,7 @@ class Ending:
         if local.finished or not local.ready:
             return []
         self._follow()
-        sharing = self.membership.sharing(local.genesis)
+        sharing = self.membership.sharing(local.run_id)
         present = {record.id for record in sharing}
         newcomers = len(present - self.present - self.voters.keys())
         left = [voter for voter in self.voters if voter not in present]
@@ -79,15 +79,15 @@ class Ending:
 
     def _follow(self) -> None:
         """Start again if our run has changed."""
-        if self.genesis != self.local.genesis:
-            self.genesis, self.present = self.local.genesis, set()
+        if self.run_id != self.local.run_id:
+            self.run_id, self.present = self.local.run_id, set()
             self.voters.clear()
             self.partners.clear()
 
     def _unmet(self, present: set[PeerId]) -> int:
         """Count the members of our run that we only heard of and could dial."""
         return sum(
-            state is MemberState.ALIVE and record.ready and record.genesis == self.genesis
+            state is MemberState.ALIVE and record.ready and record.run_id == self.run_id
             and record.address is not None and record.id not in present
             for record, state in self.membership.members()
         )  # fmt: skip
@@ -109,7 +109,7 @@ class Ending:
                 if most of the contacted members still train.
             now: The current time.
         """
-        sharing = self.membership.sharing(self.local.genesis)
+        sharing = self.membership.sharing(self.local.run_id)
         if not finished or 2 * sum(not record.finished for record in sharing) > len(sharing):
             return []
         self.finish(now)

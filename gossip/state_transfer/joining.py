@@ -19,7 +19,7 @@ from itertools import pairwise
 from statistics import median_low
 
 from gossip.config import Config
-from gossip.effects import Adopt, Collect, Effect, Release, Send
+from gossip.effects import Adopt, Effect, ReceivePiece, Release, Send
 from gossip.exchange.session import MAX_VERSION, Local
 from gossip.filters.rule import FEW
 from gossip.ids import PeerId
@@ -67,13 +67,13 @@ class Piece:
 
 
 class Joining:
-    """The newcomer's side. ``local.genesis`` changes only when the weights are ours."""
+    """The newcomer's side. ``local.run_id`` changes only when the weights are ours."""
 
     def __init__(self, local: Local, config: Config, new_session: Callable[[], int]) -> None:
         self.local, self.config, self.new_session = local, config, new_session
         self.phase = Phase.IDLE
         self.left_alone = Recent[bytes, float](MOST_RUNS)  # runs whose members gave nothing, and how long to avoid them
-        self.genesis = b""
+        self.run_id = b""
         self.began = 0.0
         self.deadline = float("inf")
         self.surveys: dict[int, PeerId] = {}
@@ -88,7 +88,7 @@ class Joining:
         self.checked = self.counted = False  # pieces were compared; donors were asked again for their progress
         self.abandon: Callable[[], list[Effect]] = list  # ends the exchanges in progress
         # Returns the ready members of a run that we can reach.
-        self.reachable: Callable[[bytes], list[PeerId]] = lambda genesis: []
+        self.reachable: Callable[[bytes], list[PeerId]] = lambda run_id: []
         self.candidates: list[PeerId] = []  # donors to ask, the best first
         self.keys: tuple[str, ...] = ()
         self.scalars: tuple[tuple[str, float], ...] = ()
@@ -105,9 +105,9 @@ class Joining:
     def size(self) -> int:
         return self.local.weights + len(self.keys) * self.local.trained_elements
 
-    def begin(self, genesis: bytes, candidates: list[PeerId], now: float) -> list[Effect]:
+    def begin(self, run_id: bytes, candidates: list[PeerId], now: float) -> list[Effect]:
         """Survey up to ``config.donors`` of the candidates: ready members of that run, in random order."""
-        self.phase, self.genesis, self.began = Phase.SURVEY, genesis, now
+        self.phase, self.run_id, self.began = Phase.SURVEY, run_id, now
         self.answers, self.pieces, self.missing, self.donors = {}, {}, [], set()
         self.given, self.comparisons, self.compared_all = [], {}, []
         self.checked = self.counted = self.doubtful = self.witnessed = False
@@ -120,16 +120,16 @@ class Joining:
     def on_serving(self, sender: PeerId, serving: Serving, now: float) -> list[Effect]:
         piece = self.pieces.get(serving.session)
         if piece is not None and piece.donor == sender:
-            same = serving.genesis == self.genesis and serving.optimizer_keys == self.keys
+            same = serving.run_id == self.run_id and serving.optimizer_keys == self.keys
             return [] if same else self.give_back(serving.session, now)
         comparison = self.comparisons.get(serving.session)
         if comparison is not None and comparison.other == sender:
-            same = serving.genesis == self.genesis and serving.optimizer_keys == self.keys
+            same = serving.run_id == self.run_id and serving.optimizer_keys == self.keys
             return [] if same else self.end_comparison(serving.session, now)
         if self.surveys.get(serving.session) != sender:
             return []
         del self.surveys[serving.session]
-        if serving.genesis == self.genesis and 0 <= serving.version < MAX_VERSION:
+        if serving.run_id == self.run_id and 0 <= serving.version < MAX_VERSION:
             self.answers[sender] = serving
             self.deadline = min(self.deadline, now + SURVEY_S)
         return self.answered(now)
@@ -193,7 +193,7 @@ class Joining:
         while self.missing and free and len(self.pieces) < self.config.donors:
             (start, stop), donor, session = self.missing.pop(), free.pop(0), self.new_session()
             self.pieces[session] = Piece(start, stop, donor, now + self.chunk_s(stop - start), start)
-            effects.append(Collect(session, donor, start, stop, self.size))
+            effects.append(ReceivePiece(session, donor, start, stop, self.size))
             effects.append(Send(donor, Fetch(session, self.keys, start, stop)))
         if self.missing and not self.pieces:
             self.deadline = now + RETRY_S  # all refused: Peer finds other candidates
@@ -239,7 +239,7 @@ class Joining:
                 return effects
         if not self.counted:
             self.counted, self.answers = True, {}
-            others = [peer for peer in self.reachable(self.genesis) if peer not in self.donors]
+            others = [peer for peer in self.reachable(self.run_id) if peer not in self.donors]
             asked = [*sorted(self.donors)[: self.config.donors], *others[: self.config.donors]]
             self.surveys = {self.new_session(): peer for peer in asked}
             self.deadline = now + SURVEY_S
@@ -285,7 +285,7 @@ class Joining:
         session, until = self.new_session(), now + allowed_s(self.config, stop - start)
         self.comparisons[session] = Comparison(owner, other, start, stop, until)
         return [
-            Collect(session, other, start, stop, self.size, compare=True),
+            ReceivePiece(session, other, start, stop, self.size, compare=True),
             Send(other, Fetch(session, self.keys, start, stop)),
         ]
 
@@ -340,7 +340,7 @@ class Joining:
             return []
         chunks = list({one.owner: (one.owner, one.start, one.stop) for one in results}.values())
         gave = {donor for _, _, donor in self.given}
-        others = [peer for peer in self.reachable(self.genesis) if peer not in self.candidates]
+        others = [peer for peer in self.reachable(self.run_id) if peer not in self.candidates]
         self.candidates += others[: max(0, 4 * self.config.donors - len(self.candidates))]
         twice = [peer for peer in self.candidates if peer not in gave for _ in range(WITNESSED)]
         asked = [(peer, chunks[place % len(chunks)]) for place, peer in enumerate(twice)]
@@ -396,25 +396,25 @@ class Joining:
             self.given = [one for one in self.given if one[0] < self.local.weights]
             return self.whole(now)
         if now - self.starving_since >= self.config.join_timeout_s:
-            self.leave_alone(self.genesis, now + LEFT_ALONE_S)
+            self.leave_alone(self.run_id, now + LEFT_ALONE_S)
             return self.stop()
         self.candidates, self.deadline = candidates[: 4 * self.config.donors], float("inf")
         return self.assign(now)
 
-    def leave_alone(self, genesis: bytes, until: float) -> None:
-        self.left_alone[genesis] = until
+    def leave_alone(self, run_id: bytes, until: float) -> None:
+        self.left_alone[run_id] = until
 
     def failed_trial(self, now: float) -> float:
         """Return for how long to avoid this run, whose weights were worse than ours: twice as long each time."""
-        times = self.refused.get(self.genesis, 0)
-        self.refused[self.genesis] = min(times + 1, MOST_DOUBLINGS)
+        times = self.refused.get(self.run_id, 0)
+        self.refused[self.run_id] = min(times + 1, MOST_DOUBLINGS)
         seconds = LEFT_ALONE_S * (1 << times)
-        self.leave_alone(self.genesis, now + seconds)
+        self.leave_alone(self.run_id, now + seconds)
         return seconds
 
-    def gives(self, genesis: bytes, now: float) -> bool:
+    def gives(self, run_id: bytes, now: float) -> bool:
         """Return True if this run may be asked: we do not avoid it at the moment."""
-        return now >= self.left_alone.get(genesis, now)
+        return now >= self.left_alone.get(run_id, now)
 
     @property
     def starved(self) -> bool:

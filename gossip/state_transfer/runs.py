@@ -1,6 +1,6 @@
 """The choice of a run: begin one, join one, or merge into a larger one. Also reports when this node is alone.
 
-A run is identified by its genesis (the run id). If two runs share a swarm, the members of the run with fewer samples
+A run is identified by its run id. If two runs share a swarm, the members of the run with fewer samples
 take the other's weights. They do so if the other has at least as many members, if its weights pass a trial
 (:mod:`gossip.state_transfer.trial`), or if a person consents. A member avoids its former run for a while. If nothing is
 decided for long, the run with fewer members gives way.
@@ -19,7 +19,7 @@ from gossip.exchange.session import Local
 from gossip.ids import MemberRecord, PeerId, quantity, short
 from gossip.membership.members import Members
 from gossip.state_transfer.joining import Joining, Phase
-from gossip.state_transfer.trial import Judge
+from gossip.state_transfer.trial import TrialEvaluator
 
 __all__ = ["Run", "Runs", "outranks"]
 
@@ -34,7 +34,7 @@ EQUAL_SHARE = 1 / 64  # relative difference of samples up to which two runs coun
 
 class Run(NamedTuple):
     samples: int
-    genesis: bytes
+    run_id: bytes
     members: int = 0  # ALIVE and ready
 
 
@@ -45,7 +45,7 @@ def outranks(theirs: Run, ours: Run) -> bool:
     consider themselves the larger one for as long as they train.
     """
     if abs(theirs.samples - ours.samples) <= EQUAL_SHARE * max(theirs.samples, ours.samples):
-        return theirs.genesis > ours.genesis
+        return theirs.run_id > ours.run_id
     return theirs.samples > ours.samples
 
 
@@ -62,7 +62,7 @@ class Runs:
         joining: Joining,
         linked: Container[PeerId],
         begin_run: Callable[[float, str], list[Effect]],
-        judge: Judge,
+        judge: TrialEvaluator,
         config: Config,
         rng: random.Random,
         now: float,
@@ -76,7 +76,7 @@ class Runs:
         self.next_at = now
         self.changes_seen = -1  # changes of the membership when we last found nothing to do
         self.divided_since = math.inf  # when we first saw another run
-        self.met = b""  # the run that the latest notice was about
+        self.noticed = b""  # the run that the latest notice was about
         self.consented = b""  # the run that a person told us to merge into
         self.alone = False
         self.alone_since = math.inf  # when this node became alone; infinite once people are told
@@ -111,20 +111,20 @@ class Runs:
         if not self.local.sound:
             return effects + self.mend(now)
         others = self.rivals()
-        mine = self.ours() if others else Run(0, self.local.genesis)
-        rivals = [rival for rival in others if self.joining.gives(rival.genesis, now)]
+        mine = self.ours() if others else Run(0, self.local.run_id)
+        rivals = [rival for rival in others if self.joining.gives(rival.run_id, now)]
         # The sample counts of two runs grow, so the answer may change without a change of members.
         self.changes_seen = -1 if others else membership.changes
         resumed = self.local.progress.resumed
         self.divided_since = min(self.divided_since, now) if others else math.inf
         if rivals:
             rival = self.best(rivals, mine, now, resumed)
-            donors = [] if rival is None else self.donors(rival.genesis)
+            donors = [] if rival is None else self.donors(rival.run_id)
             if rival is not None and donors:
-                if ready and self.met != rival.genesis:
-                    self.met = rival.genesis
+                if ready and self.noticed != rival.run_id:
+                    self.noticed = rival.run_id
                     effects.append(merging(donors[0], rival, mine))
-                return effects + self.joining.begin(rival.genesis, donors, now)
+                return effects + self.joining.begin(rival.run_id, donors, now)
             if ready:
                 return effects + self.divided(rivals, mine)
         return effects if ready else effects + self.start(bool(rivals) and resumed, now)
@@ -132,13 +132,13 @@ class Runs:
     def best(self, rivals: list[Run], mine: Run, now: float, resumed: bool) -> Run | None:
         """Return the run whose weights to take, if any. A peer without weights joins the run with most members."""
         if not (self.local.ready or resumed):
-            return max(rivals, key=lambda rival: (rival.members, rival.samples, rival.genesis))
+            return max(rivals, key=lambda rival: (rival.members, rival.samples, rival.run_id))
         wanted = [rival for rival in rivals if self.wants(rival, mine, now)]
         return max(wanted, default=None)
 
     def wants(self, rival: Run, mine: Run, now: float) -> bool:
         """Return True if a peer with weights of its own takes this run's."""
-        if rival.genesis == self.consented:
+        if rival.run_id == self.consented:
             return True
         if self.config.merge != "auto":
             return False
@@ -146,20 +146,20 @@ class Runs:
             return True
         if now - self.divided_since <= STALEMATE_S:
             return False
-        return rival.members > mine.members or (rival.members == mine.members and rival.genesis > mine.genesis)
+        return rival.members > mine.members or (rival.members == mine.members and rival.run_id > mine.run_id)
 
     def divided(self, rivals: list[Run], mine: Run) -> list[Effect]:
         """Report once that another run exists about which a person may decide."""
         rival = max(rivals)
-        if self.config.merge == "auto" or self.met == rival.genesis:
+        if self.config.merge == "auto" or self.noticed == rival.run_id:
             return []
-        self.met = rival.genesis
+        self.noticed = rival.run_id
         return [
             Notice(
                 "divided",
-                f"Another run trains here, {rival.genesis.hex()} with {quantity(rival.samples, 'sample')} behind it "
+                f"Another run trains here, {rival.run_id.hex()} with {quantity(rival.samples, 'sample')} behind it "
                 f"and {quantity(rival.members, 'member')} (ours has {mine.samples:,} and {mine.members:,}); merge is "
-                f'set to "{self.config.merge}", and node.merge("{rival.genesis.hex()}") takes its weights.',
+                f'set to "{self.config.merge}", and node.merge("{rival.run_id.hex()}") takes its weights.',
             )
         ]
 
@@ -170,14 +170,14 @@ class Runs:
         smallest, or if no member is reachable at the time-out. Ready members are not waited for, even if they gave
         nothing.
         """
-        same = self.donors(self.local.genesis)
-        if same and self.joining.gives(self.local.genesis, now):
-            return self.joining.begin(self.local.genesis, same, now)
+        same = self.donors(self.local.run_id)
+        if same and self.joining.gives(self.local.run_id, now):
+            return self.joining.begin(self.local.run_id, same, now)
         if ahead:
             return self.begin_run(now, "The run of this node has more samples behind it than those it met: it goes on.")
         if self.must_join:
             return []
-        others, mine = self.membership.met(), self.membership.me.id
+        others, mine = self.membership.contacted(), self.membership.me.id
         if others and not self.membership.runs():
             self.ripe_at = min(self.ripe_at, now + RIPE_S)
             # A smaller id that we know by hearsay may exist: wait for it, but not for ever.
@@ -194,10 +194,10 @@ class Runs:
         """Replace spoiled weights by those of our own run, or else of any other. Without donors nothing begins."""
         if now < self.spoiled_at + self.mend_s:
             return []
-        for genesis in (self.local.genesis, *(rival.genesis for rival in sorted(self.rivals(), reverse=True))):
-            donors = self.donors(genesis)
-            if donors and self.joining.gives(genesis, now):
-                return self.joining.begin(genesis, donors, now)
+        for run_id in (self.local.run_id, *(rival.run_id for rival in sorted(self.rivals(), reverse=True))):
+            donors = self.donors(run_id)
+            if donors and self.joining.gives(run_id, now):
+                return self.joining.begin(run_id, donors, now)
         return []
 
     def company(self, now: float) -> list[Effect]:
@@ -221,19 +221,19 @@ class Runs:
     # -- questions ---------------------------------------------------------------------------------------------------
     def ours(self) -> Run:
         """Return our run as others see it, by the signed records."""
-        return self.run(self.local.genesis)
+        return self.run(self.local.run_id)
 
     def rivals(self) -> list[Run]:
         """Return the other runs of ready, ALIVE members."""
-        return [self.run(genesis) for genesis in self.membership.runs() if genesis != self.local.genesis]
+        return [self.run(run_id) for run_id in self.membership.runs() if run_id != self.local.run_id]
 
-    def run(self, genesis: bytes) -> Run:
-        samples, members = self.membership.standing_of(genesis)
-        return Run(samples, genesis, members)
+    def run(self, run_id: bytes) -> Run:
+        samples, members = self.membership.standing_of(run_id)
+        return Run(samples, run_id, members)
 
-    def donors(self, genesis: bytes) -> list[PeerId]:
+    def donors(self, run_id: bytes) -> list[PeerId]:
         """Return the reachable, ready members of a run in random order."""
-        sharing = self.membership.sharing(genesis)
+        sharing = self.membership.sharing(run_id)
         found = [record.id for record in sharing if record.address is not None or record.id in self.linked]
         self.rng.shuffle(found)
         return found
@@ -241,21 +241,21 @@ class Runs:
     def should_serve(self, record: MemberRecord | None, now: float) -> bool:
         """Return True if this member gets our weights. If so, the caller stops our own transfer."""
         joining = self.joining
-        if record is None or not record.ready or record.genesis == self.local.genesis:
+        if record is None or not record.ready or record.run_id == self.local.run_id:
             return joining.phase is Phase.IDLE  # a newcomer wants weights that stay
         ours = self.ours()
         if joining.phase is Phase.ADOPTING:
             return False
-        if joining.gives(record.genesis, now) and self.wants(self.run(record.genesis), ours, now):
+        if joining.gives(record.run_id, now) and self.wants(self.run(record.run_id), ours, now):
             # If each wants the other's weights, one must give way, or they would swap.
-            return ours.genesis > record.genesis
-        return joining.phase is Phase.IDLE or joining.genesis == record.genesis
+            return ours.run_id > record.run_id
+        return joining.phase is Phase.IDLE or joining.run_id == record.run_id
 
 
 def merging(donor: PeerId, theirs: Run, ours: Run) -> Notice:
     return Notice(
         "merging",
-        f"Met run {theirs.genesis.hex()[:8]} with {quantity(theirs.samples, 'sample')} behind it and "
+        f"Met run {theirs.run_id.hex()[:8]} with {quantity(theirs.samples, 'sample')} behind it and "
         f"{quantity(theirs.members, 'member')} (as {short(donor)}); ours has {ours.samples:,} and {ours.members:,}, so "
         "this node tries its weights.",
     )

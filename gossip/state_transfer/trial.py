@@ -6,14 +6,14 @@ import math
 import statistics
 from collections import deque
 
-__all__ = ["Judge"]
+__all__ = ["TrialEvaluator"]
 
 REMEMBERED = 16  # losses of our own weights to keep
 ENOUGH = 4  # losses needed for a verdict, of our weights and of the tried ones
 TRIAL_S = 60.0  # a loop without a loss for so long is evaluating or paused; the trial does not wait for it
 
 
-class Judge:
+class TrialEvaluator:
     """The trial of weights by the losses in the reports of the training loop.
 
     The first report after a replacement is skipped: its loss may belong to the old weights, since a GPU's loss is

@@ -188,13 +188,13 @@ def read_record(value: Any) -> MemberRecord:
     extra = tuple(value[known:])
     if extra and not keepable(extra):
         raise ValueError
-    (peer, key, incarnation, sequence, left, address, homes, ready, genesis, steps, samples, progress, loss,
+    (peer, key, incarnation, sequence, left, address, homes, ready, run_id, steps, samples, progress, loss,
      version, finished, signature) = value[:known]  # fmt: skip
     return MemberRecord(
         id=read_id(peer), public_key=read_bytes(key, 32), incarnation=read_int(incarnation, MAX_INT),
         sequence=read_int(sequence, MAX_INT), left=read_bool(left), address=read_address(address),
         homes=tuple(read_id(home) for home in read_list(homes, 3)), ready=read_bool(ready),
-        genesis=read_bytes(genesis, 16), steps=read_int(steps, MAX_INT), samples=read_int(samples, MAX_INT),
+        run_id=read_bytes(run_id, 16), steps=read_int(steps, MAX_INT), samples=read_int(samples, MAX_INT),
         progress=read_int(progress, MAX_INT),
         loss=None if loss is None else read_float(loss), version=read_float(version), finished=read_bool(finished),
         signature=read_bytes(signature, 64), extra=extra,

@@ -252,7 +252,7 @@ class Offer:
 
     session: int = integer()
     fingerprint: str = of("text", 64)
-    genesis: bytes = of("bytes", 16)
+    run_id: bytes = of("bytes", 16)
     version: float = of("float")
     weight: float = of("float")
     codec: str = of("text", 16)
@@ -321,7 +321,7 @@ class Invite:
 
     session: int = integer()
     fingerprint: str = of("text", 64)
-    genesis: bytes = of("bytes", 16)
+    run_id: bytes = of("bytes", 16)
     version: float = of("float")
     codec: str = of("text", 16)
     members: tuple[PeerId, ...] = of("ids", MAX_GROUP, default=())
@@ -419,7 +419,7 @@ class Serving:
 
     session: int = integer()
     version: float = of("float")
-    genesis: bytes = of("bytes", 16)
+    run_id: bytes = of("bytes", 16)
     optimizer_keys: tuple[str, ...] = of("names", 4)
     optimizer_scalars: tuple[tuple[str, float], ...] = of("scalars", 16)
     swarm_samples: int = later("int", 2**53 - 1, default=0)  # samples behind the run, as far as the donor knows

@@ -64,7 +64,7 @@ def payload(record: MemberRecord) -> bytes:
             None if record.address is None else (record.address.host, record.address.port),
             record.homes,
             record.ready,
-            record.genesis,
+            record.run_id,
             record.steps,
             record.samples,
             record.progress,
@@ -97,7 +97,7 @@ def mere_progress(a: MemberRecord, b: MemberRecord) -> bool:
     return (
         a.incarnation == b.incarnation
         and a.ready is b.ready
-        and a.genesis == b.genesis
+        and a.run_id == b.run_id
         and a.address == b.address
         and a.homes == b.homes
         and a.left is b.left
@@ -153,8 +153,8 @@ def check(record: MemberRecord, verify: Verify) -> None:
         raise RemoteError("record", "A member record holds a loss or a version that cannot be.")
     if len(record.homes) > MAX_HOMES:
         raise RemoteError("record", f"A member record names more than {MAX_HOMES} homes.")
-    if len(record.id) != 16 or len(record.genesis) not in (0, 16):
-        raise RemoteError("record", "A member record holds an id or a genesis that is not 16 bytes.")
+    if len(record.id) != 16 or len(record.run_id) not in (0, 16):
+        raise RemoteError("record", "A member record holds an id or a run id that is not 16 bytes.")
     if record.address is not None and not (record.address.host and 0 < record.address.port < 65536):
         raise RemoteError("record", "A member record holds an address that nobody can dial.")
     if record.extra and not keepable(record.extra):
@@ -182,7 +182,7 @@ def within(name: str, value: Any) -> Any:
         return value if value is None or dialable(value) else None
     if name == "homes":
         return tuple(value)[:MAX_HOMES]
-    if name == "genesis":
+    if name == "run_id":
         return value if len(value) in (0, 16) else b""
     if name == "extra":
         return value if keepable(value) else ()

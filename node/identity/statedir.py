@@ -149,7 +149,7 @@ class StateDir:
         except (OSError, ValueError):
             return b""
 
-    def finish(self, genesis: bytes) -> str:
+    def finish(self, run_id: bytes) -> str:
         """Store that this run is finished.
 
         Returns:
@@ -158,7 +158,7 @@ class StateDir:
         if self.ending is None:
             return ""
         try:
-            replace(self.ending, (genesis.hex() + "\n").encode("ascii"))
+            replace(self.ending, (run_id.hex() + "\n").encode("ascii"))
         except OSError as error:
             return (
                 f"The end of this run cannot be written to {self.path} ({error.strerror}): a node that starts "

@@ -19,15 +19,15 @@ from node.faults import Faults
 from node.links.dial_budget import DialBudget
 from node.links.frame_reader import FrameReader
 from node.links.handshake import Greeter
+from node.links.handshake_pool import HandshakePool, neighbourhood
 from node.links.link import Link
-from node.links.lobby import Lobby, neighbourhood
 from node.transport.byte_stream import BrokenLinkError, ByteStream, Network
 from node.transport.sealed import fresh_share, leave_tls
 from node.transport.seeds import Found
 from node.transport.tcp import is_loopback, is_private
 from node.transport.tls import Contexts, TlsStream
 
-__all__ = ["Doors"]
+__all__ = ["Connector"]
 
 OBSERVED_S = 30.0  # The time an observer has to read the status, page by page.
 DIALS = 16  # Concurrent dials.
@@ -42,7 +42,7 @@ NAMED = 4  # Seeds whose failure is explained in the message that ends a node.
 TOLD = 64  # Distinct refusals that are logged, so that strangers cannot fill the log.
 
 
-class Doors:
+class Connector:
     """The connector: opens links to other nodes and accepts theirs.
 
     Args:
@@ -84,7 +84,7 @@ class Doors:
         self.budget = DialBudget()
         self.strange: set[Address] = set()  # Addresses being dialled for members known by hearsay only.
         self.silent: OrderedDict[Address, None] = OrderedDict()  # Addresses whose last dial timed out.
-        self.lobby = Lobby(self.neighbours, lambda stream: getattr(stream, "heard", True), turned_out)
+        self.lobby = HandshakePool(self.neighbours, lambda stream: getattr(stream, "heard", True), turned_out)
         self.failures: dict[Address, str] = {}  # The failure of the last dial, for each seed that did not answer.
         self.unanswered: set[Address] = set()  # Seeds whose last dial failed without an answer.
         self.refusals: dict[Address, RefusedError] = {}  # By seed.

@@ -8,7 +8,7 @@ from collections import OrderedDict
 
 from gossip.ids import Address
 from gossip.membership.entry import Allowance
-from node.links.lobby import neighbourhood
+from node.links.handshake_pool import neighbourhood
 from node.transport.tcp import is_loopback
 
 __all__ = ["DialBudget", "site_of"]

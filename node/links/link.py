@@ -14,9 +14,9 @@ from gossip.wire.frames import encode
 from gossip.wire.messages import Chunk, Close, Message, Unknown
 from node.links.bulk import Bulk, ChunkMotion, Inflow, Sending
 from node.links.frame_reader import FrameReader, nothing
-from node.links.lanes import Lanes
+from node.links.stripes import Stripes
+from node.transport.blocking_io import WHOLE_BYTES, BlockingIoPool, BlockingStream
 from node.transport.byte_stream import ByteStream, PlainStream
-from node.transport.hands import WHOLE_BYTES, BlockingStream, Hands
 from node.transport.shared import SideChannel
 
 if TYPE_CHECKING:
@@ -51,11 +51,11 @@ class Link:
         self.bulk: dict[int, Bulk] = {}  # By session.
         self.behind: dict[int, int] = {}  # For each session, the value of `taken` from which its chunks may be sent.
         self.large: set[int] = set()  # Sessions whose vector a worker thread sends, if one is free.
-        self.lanes = Lanes(self)  # Additional connections, which carry the vectors that are assigned to them.
+        self.lanes = Stripes(self)  # Additional connections, which carry the vectors that are assigned to them.
         # The names of this link: `name` for lanes dialled by the peer, `named` for lanes dialled here.
         self.name = self.named = b""
         self.address: Address | None = None  # The address at which we dialled it.
-        self.widened = False  # Lanes were requested or opened.
+        self.widened = False  # Stripes were requested or opened.
         # Admits a lane, which either side may have dialled.
         self.admit: Callable[[ByteStream, FrameReader, bool], bool] = admits_none
         self.sending: Sending | None = None  # The batch in progress; its rest goes next.
@@ -64,7 +64,7 @@ class Link:
         self.on_sent: Callable[[int], None] = lambda session: None
         self.on_finished: Callable[[int], None] = lambda session: None
         self.links: Links | None = None  # The pool, once the link belongs to it.
-        self.hands: Hands | None = None  # Worker threads for large vectors.
+        self.hands: BlockingIoPool | None = None  # Worker threads for large vectors.
         self.flow: Inflow | None = None  # The vector that a worker thread receives now.
         self.channel: SideChannel | None = None  # Side channel for shared memory, if the peer is on this host.
         self.nursery: trio.Nursery | None = None  # For tasks that end with this link.
@@ -139,7 +139,7 @@ class Link:
             session: The session of the vector.
             bulk: The vector.
             large: A worker thread pays off; ``next_frame`` may then be called in it.
-            shared: Lanes may carry the vector, if there are any.
+            shared: Stripes may carry the vector, if there are any.
         """
         if shared and len(self.lanes):
             self.lanes.start(session, bulk)
@@ -338,7 +338,7 @@ class Link:
         if batch.bulk is not None:
             self.on_sent(batch.session)
 
-    async def send_large(self, session: int, hands: Hands) -> None:
+    async def send_large(self, session: int, hands: BlockingIoPool) -> None:
         """Send the vector from a worker thread if one is free, else one chunk of it from here."""
         bulk, lent = self.to_the_back(session), hands.lend(self.stream)
         if lent is None:

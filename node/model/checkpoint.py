@@ -75,14 +75,14 @@ def figures(meta: Mapping[str, Any], path: str | os.PathLike[str]) -> tuple[byte
     Raises:
         CheckpointError: The run id is malformed. Replacing it would silently make this another run.
     """
-    given = meta.get("genesis")
-    genesis = from_hex(given)
-    if genesis is None and given is not None:
+    given = meta.get("run_id", meta.get("genesis"))  # Files of earlier versions say genesis.
+    run_id = from_hex(given)
+    if run_id is None and given is not None:
         raise CheckpointError(
-            f"{path} names a run that cannot be: genesis should be 32 hexadecimal digits. The file was altered; use "
+            f"{path} names a run that cannot be: run_id should be 32 hexadecimal digits. The file was altered; use "
             "another one."
         )
-    return genesis, within("progress", meta.get("swarm_samples", 0)), within("version", meta.get("version", 0))
+    return run_id, within("progress", meta.get("swarm_samples", 0)), within("version", meta.get("version", 0))
 
 
 def save(

@@ -32,12 +32,12 @@ from gossip.wire.messages import (
     Widen,
 )  # fmt: skip
 from node.faults import Faults
-from node.links.connector import Doors
+from node.links.connector import Connector
 from node.links.link import CONTROL_BURST, Link
 from node.links.pool import Links
-from node.network.widening import Widening
+from node.network.striping import Striping
 from node.observe.status import status_page
-from node.transfers.accounts import Teller
+from node.transfers.log import ExchangeLog
 from node.transfers.neighbours import OF_NEIGHBOURS
 from node.transfers.sessions import StreamSessions
 from node.transfers.streams import Streams
@@ -59,13 +59,13 @@ class Hearing(Protocol):
 
     peer: Peer
     config: Config
-    doors: Doors
+    doors: Connector
     faults: Faults
     links: Links
     sessions: StreamSessions
     streams: Streams
-    teller: Teller
-    widening: Widening
+    teller: ExchangeLog
+    widening: Striping
     counts: Callable[[], tuple[int, int]] | None
 
     @property

@@ -15,7 +15,6 @@ from gossip.arithmetic.mixing import OuterStep
 from gossip.averaging.boundary import Boundary, Visit
 from gossip.config import Config
 from gossip.effects import (
-    Collect,
     Dial,
     Effect,
     Gather,
@@ -24,6 +23,7 @@ from gossip.effects import (
     Merge,
     Mix,
     Notice,
+    ReceivePiece,
     Release,
     Rename,
     Send,
@@ -46,23 +46,23 @@ from gossip.wire.messages import (
     Settled,
 )  # fmt: skip
 from node.faults import Faults, leaves
-from node.links.connector import Doors
+from node.links.connector import Connector
 from node.links.frame_reader import FrameReader
 from node.links.handshake import Greeter
-from node.links.lanes import Lane
+from node.links.handshake_pool import neighbourhood
 from node.links.link import Link, admits_none
-from node.links.lobby import neighbourhood
 from node.links.pool import Links
+from node.links.stripes import Lane
 from node.model.pool import VectorPool
 from node.network.reading import FloodError, Reading
-from node.network.widening import Widening
+from node.network.striping import Striping
 from node.observe.events import NodeEvent
 from node.observe.losses import Losses
 from node.observe.stalls import STANDS_S, Stalls
-from node.transfers.accounts import Teller
+from node.transfers.log import ExchangeLog
 from node.transfers.streams import Streams
+from node.transport.blocking_io import BlockingIoPool
 from node.transport.byte_stream import BrokenLinkError, ByteStream, Network
-from node.transport.hands import Hands
 from node.transport.seeds import SeedLookup
 from node.transport.tls import Contexts
 
@@ -99,7 +99,7 @@ class Runtime:
             setattr(peer, name, self.guarded(getattr(peer, name)))
         self.on_event, self.announce = on_event, announce
         self.lookup, self.looking = lookup, False
-        self.doors = Doors(
+        self.doors = Connector(
             network, greeter, contexts, config, lambda: peer.record, self.run_link, self.dial_failed, on_event,
             frozenset(peer.seed_addresses), peer.remembers, peer.seed_answered, self.member_hosts,
             lambda host: self.note(host, "strangers"), self.met_itself,
@@ -108,7 +108,7 @@ class Runtime:
             lookup.tell = lambda sentence: self.doors.tell(sentence, "seed")
         # Hosts of members, and the turnover at which they were computed.
         self.hosts_seen, self.hosts = -1, frozenset[str]()
-        self.links, self.hands = Links(), Hands()
+        self.links, self.hands = Links(), BlockingIoPool()
         self.faults = self.doors.faults = faults or self.doors.faults
         self.streams = Streams(
             peer, config, boundary, pool, outer, self.links, self.perform, self.spawn, self.faults, outer_lock,
@@ -116,10 +116,10 @@ class Runtime:
         )  # fmt: skip
         self.streams.neighbours.tell = lambda sentence: on_event("memory", sentence)
         self.averager, self.sessions = self.streams.averager, self.streams.sessions
-        self.teller = Teller(peer, config, announce)
+        self.teller = ExchangeLog(peer, config, announce)
         self.streams.on_begun, self.streams.on_over = self.teller.begun, self.teller.over
         self.stalls = Stalls(peer, lambda: self.counts is not None, announce, on_event)
-        self.widening = Widening(self.links, self.doors, config)
+        self.widening = Striping(self.links, self.doors, config)
         self.doors.join = self.widening.join
         self.losses = Losses(self.links, on_event, self.widening.widen)
         self.pending: dict[PeerId, deque[Message]] = {}  # For peers that are being dialled.
@@ -241,7 +241,7 @@ class Runtime:
                     self.teller.offer_over(session, None if link is None else link.peer)
             case Dial(address, expect):
                 self.doors.dial(address, expect)
-            case Collect():
+            case ReceivePiece():
                 streams.collect(effect)
             case Serve():
                 streams.serve(effect)
@@ -292,7 +292,7 @@ class Runtime:
         peer = self.peer
         if peer.turnover != self.hosts_seen:
             self.hosts_seen = peer.turnover
-            records = (peer.member(other) for other in peer.met())
+            records = (peer.member(other) for other in peer.contacted())
             addresses = (record.address for record in records if record is not None)
             self.hosts = frozenset(neighbourhood(address.host) for address in addresses if address is not None)
         return self.hosts
@@ -310,7 +310,7 @@ class Runtime:
             if isinstance(message, Offer):
                 self.teller.offered[message.session] = to, self.now
         if link is not None:
-            if isinstance(message, Offer):  # A Fetch that is not only a query was bound to its link by Collect.
+            if isinstance(message, Offer):  # A Fetch that is not only a query was bound to its link by ReceivePiece.
                 self.sessions.links[message.session] = link
             link.send(message)
             if isinstance(message, Abort):  # Chunks in flight do not belong to any session now.
@@ -411,7 +411,7 @@ class Runtime:
                 self.note(link.peer, "flood" if isinstance(error, FloodError) else "fault")
 
     def note(self, who: PeerId | str, kind: str) -> None:
-        """Report a misbehaviour that :mod:`gossip.conduct` counts."""
+        """Report a misbehaviour that :mod:`gossip.misbehaviour` counts."""
         self.perform(self.peer.misbehaves(who, kind, self.now))
 
     async def write(self, link: Link, scope: trio.CancelScope) -> None:

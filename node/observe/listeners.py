@@ -28,7 +28,7 @@ class Listener:
     callback: Callback
     told: bool = False  # Its exception has been logged.
 
-    def hears(self, event: NodeEvent) -> bool:
+    def accepts_from(self, event: NodeEvent) -> bool:
         return self.kind in ("*", event.kind) or event.kind.startswith(self.kind + ".")
 
 
@@ -105,7 +105,7 @@ class Listeners:
         while (item := self.queue.get()) is not None:
             event, listeners = item
             for one in listeners:
-                if one.hears(event) and one in self.listeners:
+                if one.accepts_from(event) and one in self.listeners:
                     self.call(one, event)
 
     def call(self, one: Listener, event: NodeEvent) -> None:

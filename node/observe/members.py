@@ -41,7 +41,7 @@ class SwarmView:
         changes = self.earlier + peer.owners_changed
         owners = self.owners if changes == self.changes else tuple(peer.owners())
         return replace(
-            self, owners=owners, changes=changes, run=peer.genesis, swarm_samples=peer.swarm_samples,
+            self, owners=owners, changes=changes, run=peer.run_id, swarm_samples=peer.swarm_samples,
             own_samples=peer.samples, sharers=peer.sharers,
         )  # fmt: skip
 

@@ -18,7 +18,7 @@ __all__ = ["Figures", "Reduced", "reduce", "settles", "told_in"]
 
 SETTLING = ""  # The name under which a loop reports that it waits in settle; no figure has this name.
 
-Told = dict[str, tuple[float, int]]
+StepSummary = dict[str, tuple[float, int]]
 """By name: the value, and the swarm's samples when it was measured."""
 
 
@@ -44,7 +44,7 @@ class Figures:
 
     def __init__(self) -> None:
         self.run = b""  # The run on whose weights they were measured.
-        self.told: Told = {}
+        self.told: StepSummary = {}
         self.settling = False  # Others that settle need not wait for us.
 
     def settle(self, on: bool, run: bytes, swarm_samples: int) -> bytes:
@@ -87,7 +87,7 @@ def number_of(name: object, value: Any) -> float:
         raise ConfigError(f"Figure {name!r} is no number ({error}): give a float, or a tensor of one.") from None
 
 
-def told_in(record: MemberRecord) -> Told:
+def told_in(record: MemberRecord) -> StepSummary:
     """Return the figures in a member's record. Others pass them on unchecked, so malformed ones are ignored."""
     packed = record.extra[0] if record.extra else None
     if type(packed) is not bytes:
@@ -96,7 +96,7 @@ def told_in(record: MemberRecord) -> Told:
         found = msgpack.unpackb(packed)
     except ValueError:
         return {}
-    told: Told = {}
+    told: StepSummary = {}
     for name, row in found.items() if isinstance(found, dict) else ():
         if isinstance(name, str) and isinstance(row, list) and len(row) == 2:
             value, samples = row
@@ -110,7 +110,7 @@ def settles(record: MemberRecord) -> bool:
     return SETTLING in told_in(record)
 
 
-def reduce(own: Told, records: Iterable[MemberRecord]) -> dict[str, Reduced]:
+def reduce(own: StepSummary, records: Iterable[MemberRecord]) -> dict[str, Reduced]:
     """Return each figure reduced over ``own`` and these records."""
     rows: dict[str, list[tuple[float, int]]] = {}
     for told in (own, *map(told_in, records)):

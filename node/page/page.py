@@ -16,7 +16,7 @@ from gossip.config import Config
 from gossip.effects import MemberState
 from gossip.errors import LocalError, RemoteError
 from gossip.ids import Address, PeerId, parse_address
-from node.links.connector import Doors
+from node.links.connector import Connector
 from node.network.runtime import Runtime
 from node.observe.events import ExchangeEvent, NodeEvent
 from node.observe.figures import Source, status_reading
@@ -105,7 +105,7 @@ class Page:
         status, why = self.health()
         return event_of("state", {**picture.state(), "health": why, "healthy": status is HTTPStatus.OK})
 
-    async def ask(self, doors: Doors, picture: SwarmPicture, who: PeerId, text: str) -> None:
+    async def ask(self, doors: Connector, picture: SwarmPicture, who: PeerId, text: str) -> None:
         """Query one member for its own figures, within the dial budget; its row stays if it does not answer."""
         if self.asking.available_tokens < 1:
             return

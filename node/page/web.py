@@ -13,7 +13,7 @@ import trio
 
 from gossip.errors import LocalError
 from gossip.ids import Address
-from node.links.lobby import neighbourhood
+from node.links.handshake_pool import neighbourhood
 from node.transport.forks import keep_from_children
 from node.transport.tcp import listening
 

@@ -27,9 +27,9 @@ from node.observe.metrics import Metrics
 from node.observe.reduced import Reduced
 from node.ranks.boundary import UpdateTold
 from node.ranks.mirror import Mirror
-from node.ranks.news import Known, News
 from node.ranks.plain import fitting, unreadable
 from node.ranks.ranks import Call, Ranks
+from node.ranks.report import Known, SwarmReport
 
 __all__ = ["Follower"]
 
@@ -118,7 +118,7 @@ class Follower:
                         self.average.forget()
                         self.changed = []
                     case "done":
-                        result, error, news = fitting(word.what, tuple[Any, LocalError | None, News | None])
+                        result, error, news = fitting(word.what, tuple[Any, LocalError | None, SwarmReport | None])
                         if news is not None:  # None if rank 0 could not start.
                             self.known.hear(news)
                             self.passes = news.passes

@@ -20,8 +20,8 @@ from node.observe.metrics import Metrics
 from node.observe.reduced import Reduced
 from node.ranks.boundary import RanksBoundary
 from node.ranks.mirror import Mirror
-from node.ranks.news import Known, News
-from node.ranks.ranks import LONGEST_GAP, Call, Ranks, Told
+from node.ranks.ranks import LONGEST_GAP, Call, Ranks, StepSummary
+from node.ranks.report import Known, SwarmReport
 from node.settings import Settings
 from node.training import TrainingSide
 
@@ -127,18 +127,18 @@ class Leader(TrainingSide):
             known.say(Call.STEP, self.announced())
         self.overheads.append(time.perf_counter() - start)
 
-    def look(self) -> Told | None:
+    def look(self) -> StepSummary | None:
         told = self.known.look()
         self.samples = self.known.samples
         self.asked |= told is not None and told.asked
         return told
 
-    def announced(self, waits: bool = False) -> Told:
+    def announced(self, waits: bool = False) -> StepSummary:
         view, known, now = self.service.view, self.known.view, time.perf_counter()
         stop = waits or bool(self.boundary.waiting) or view.changes != known.changes or self.news_due
         (before, steps), self.announced_at = self.announced_at, (now, self.steps)
         gap = int(SUM_S * (self.steps - steps) / (now - before)) if before else 1
-        return Told(
+        return StepSummary(
             stop=stop, swarm_samples=view.swarm_samples, own_samples=view.own_samples, sharers=view.sharers,
             finished=super().finished, gap=min(max(gap, 1), LONGEST_GAP),
         )  # fmt: skip
@@ -180,7 +180,7 @@ class Leader(TrainingSide):
     def news_due(self) -> bool:
         return self.asked and time.monotonic() - self.news_at > NEWS_S
 
-    def fresh(self) -> News | None:
+    def fresh(self) -> SwarmReport | None:
         """Return a report for the other ranks; None if this node could not start."""
         if self.service.runtime is None:
             return None
@@ -190,7 +190,7 @@ class Leader(TrainingSide):
             members, metrics = super().members(), super().metrics()
         else:
             members, metrics = latest.members, latest.metrics
-        news = News(
+        news = SwarmReport(
             self.me, self.address, self.service.view, self.finished, self.passes, super().state_dict(), members, metrics
         )
         self.known.hear(news)

@@ -20,7 +20,7 @@ from node.ranks.channel import Channel, Silence, Waiting
 from node.ranks.plain import MOST_BYTES, packed, unpacked, unreadable
 from node.running import CLOSED, USED
 
-__all__ = ["LONGEST_GAP", "Call", "Ranks", "Told", "Word"]
+__all__ = ["LONGEST_GAP", "Call", "Command", "Ranks", "StepSummary"]
 
 BEAT_S = 1.0  # The interval at which rank 0 reports that it still waits for its swarm.
 FAREWELL_S = 2.0  # Time for the other ranks to end the step that this rank has ended, since they shared its gradients.
@@ -35,7 +35,7 @@ class Call(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class StepSummary:
     """The step summary, an all-reduce: ``samples`` are of all ranks, and the rest comes from rank 0 alone."""
 
     samples: int = 0
@@ -55,7 +55,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class Command:
     """A command from rank 0 while all ranks stand at a boundary."""
 
     kind: str
@@ -91,10 +91,10 @@ class Ranks:
             raise self.gone(error) from error
 
     # -- sums ----------------------------------------------------------------------------------------------------
-    def begin(self, call: Call, samples: int = 0, asked: bool = False, told: Told | None = None) -> None:
+    def begin(self, call: Call, samples: int = 0, asked: bool = False, told: StepSummary | None = None) -> None:
         """Begin an all-reduce of this rank's counts; ``told`` is rank 0's part."""
         assert self.begun is None, "the last sum was not looked at"
-        told = told or Told(sharers=0, gap=0)
+        told = told or StepSummary(sharers=0, gap=0)
         row = torch.tensor([
             call, call * call, samples, asked, told.stop, told.swarm_samples, told.own_samples, told.sharers,
             told.finished, told.gap,
@@ -105,13 +105,13 @@ class Ranks:
         except RuntimeError as error:
             raise self.gone(error) from error
 
-    def take(self) -> Told | None:
+    def take(self) -> StepSummary | None:
         """Return the pending all-reduce's summary; None if none is pending."""
         if self.begun is None:
             return None
         row = self.wait()
         self.begun = None
-        told = Told(row[2], row[3] > 0, row[4] > 0, row[5], row[6], row[7], row[8] > 0, row[9])
+        told = StepSummary(row[2], row[3] > 0, row[4] > 0, row[5], row[6], row[7], row[8] > 0, row[9])
         if not told.sound:
             raise unreadable(f"a sum of {row[2:]}")
         return told
@@ -146,7 +146,7 @@ class Ranks:
             self.send(np.frombuffer(bytearray(data), np.uint8))
         self.said_at = time.monotonic()
 
-    def hear(self) -> Word:
+    def hear(self) -> Command:
         """Receive the next command."""
         frame = np.zeros(FRAME_BYTES, np.uint8)
         self.send(frame)
@@ -160,7 +160,7 @@ class Ranks:
         row = unpacked(data.tobytes(), list[Any])
         if len(row) != 2 or not isinstance(row[0], str):
             raise unreadable("no command")
-        return Word(*row)
+        return Command(*row)
 
     def beat(self) -> None:
         """Tell the other ranks that rank 0 still waits, if its last command is long ago."""

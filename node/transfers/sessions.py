@@ -81,7 +81,7 @@ class StreamSessions:
         self.table: dict[int, StreamSession] = {}
         self.links: dict[int, Link] = {}  # The link that a session began on.
         self.recent: deque[int] = deque(maxlen=RECENT)
-        self.changed = trio.lowlevel.ParkingLot()  # Lanes whose chunks belong to a session that is not agreed yet.
+        self.changed = trio.lowlevel.ParkingLot()  # Stripes whose chunks belong to a session that is not agreed yet.
 
     def add(self, session: StreamSession, large: bool = False) -> None:
         """Start a session's streams. ``large``: sending is worth a thread."""

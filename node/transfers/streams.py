@@ -19,19 +19,19 @@ from gossip.averaging.streams import ComparingReceiver, DifferenceReceiver, Piec
 from gossip.averaging.vectors import Floats, Vector
 from gossip.codecs import Codec, get_codec
 from gossip.config import Config
-from gossip.effects import Collect, Effect, Gather, Merge, Mix, Rename, Serve, Snapshot, Transfer
+from gossip.effects import Effect, Gather, Merge, Mix, ReceivePiece, Rename, Serve, Snapshot, Transfer
 from gossip.exchange.session import State
 from gossip.ids import PeerId
 from gossip.peer import Peer
 from gossip.wire.messages import Chunk, Lent
 from node.faults import Faults
-from node.links.lanes import chunk_elements
 from node.links.link import Link
 from node.links.pool import Links
+from node.links.stripes import chunk_elements
 from node.model.pool import VectorPool
-from node.transfers.accounts import Account
 from node.transfers.gathers import GroupTransfers
 from node.transfers.loans import Loan
+from node.transfers.log import ExchangeStats
 from node.transfers.neighbours import Neighbours
 from node.transfers.sessions import StreamSession, StreamSessions
 
@@ -61,9 +61,9 @@ class Streams:
         # Durations of the last exchanges. It is replaced, not changed, since the other thread reads it.
         self.durations: tuple[float, ...] = ()
         self.began: dict[int, float] = {}  # When each session requested its snapshot.
-        self.accounts: dict[int, Account] = {}  # Exchanges whose streams have begun.
-        self.on_begun: Callable[[Account], None] = lambda account: None
-        self.on_over: Callable[[Account], None] = lambda account: None
+        self.accounts: dict[int, ExchangeStats] = {}  # Exchanges whose streams have begun.
+        self.on_begun: Callable[[ExchangeStats], None] = lambda account: None
+        self.on_over: Callable[[ExchangeStats], None] = lambda account: None
         # The queue needs no limit: no snapshot is taken while an update is pending. So it holds at most one update for
         # each session with an earlier snapshot, and Peer bounds their number.
         self.clock = trio.lowlevel.current_clock()
@@ -233,7 +233,7 @@ class Streams:
     def begin(self, session: int, partners: tuple[PeerId, ...], codec: str) -> None:
         """Begin an exchange's statistics once all sides have agreed."""
         others = tuple(map(bytes.hex, partners))
-        account = self.accounts[session] = Account(session, others, codec, self.peer.exchange(session))
+        account = self.accounts[session] = ExchangeStats(session, others, codec, self.peer.exchange(session))
         self.on_begun(account)
 
     def place(self, link: Link, chunk: Chunk, body_bytes: int) -> memoryview | None:
@@ -324,7 +324,7 @@ class Streams:
         if account is not None:
             self.on_over(account)
 
-    def measure(self, account: Account) -> None:
+    def measure(self, account: ExchangeStats) -> None:
         """Complete an exchange's statistics while its streams exist."""
         number, apart_sq = account.session, math.nan
         account.done = account.exchange is not None and account.exchange.state is State.DONE
@@ -351,7 +351,7 @@ class Streams:
         return {*self.sessions.links.values(), *self.gathers.links_used()}
 
     # -- joining -------------------------------------------------------------------------------------------------
-    def collect(self, effect: Collect) -> None:
+    def collect(self, effect: ReceivePiece) -> None:
         first = self.averager.joining is None
         vector, link = self.averager.collect(effect), self.links.newest(effect.partner)
         if first and self.whole and not self.taken:

@@ -18,7 +18,7 @@ from gossip.averaging.averager import Averager
 from gossip.averaging.boundary import Boundary, Visit
 from gossip.averaging.jobs import Job
 from gossip.config import Config
-from gossip.effects import Collect, Effect
+from gossip.effects import Effect, ReceivePiece
 from gossip.ids import Address, PeerId
 from gossip.peer import Peer
 from gossip.wire.messages import Message
@@ -80,7 +80,7 @@ class Host:
         self.averager: Averager
         self.boundary: Boundary
         self.since: dict[int, float] = {}  # when each session asked for its snapshot
-        self.collecting: dict[int, Collect] = {}
+        self.collecting: dict[int, ReceivePiece] = {}
         self.offering = False  # an exchange has begun, during which the peer may start no other
         self.released = False  # an exchange has ended, so the next mix may be due before the planned visit
         # steps

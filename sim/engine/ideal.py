@@ -68,12 +68,12 @@ class Registry:
 
     def _count(self, record: MemberRecord, more: int) -> None:
         if record.ready:
-            ready = self.ready.get(record.genesis, 0) + more
+            ready = self.ready.get(record.run_id, 0) + more
             self.changes += ready == 0 or (ready == 1 and more == 1)
             if ready:
-                self.ready[record.genesis] = ready
+                self.ready[record.run_id] = ready
             else:
-                del self.ready[record.genesis]
+                del self.ready[record.run_id]
 
 
 class IdealMembers:
@@ -102,7 +102,7 @@ class IdealMembers:
 
     @property
     def sharers(self) -> int:
-        return max(1, self._registry.ready.get(self.me.genesis, 0))
+        return max(1, self._registry.ready.get(self.me.run_id, 0))
 
     def alive(self) -> Sequence[PeerId]:
         """Return the shared list of members, which includes this peer.
@@ -112,7 +112,7 @@ class IdealMembers:
         everybody = self._registry.alive
         return everybody if len(everybody) > 1 else ()
 
-    def met(self) -> Sequence[PeerId]:
+    def contacted(self) -> Sequence[PeerId]:
         return self.alive()
 
     def remembers(self, peer: PeerId) -> bool:
@@ -127,11 +127,11 @@ class IdealMembers:
     def state(self, peer: PeerId) -> MemberState | None:
         return MemberState.ALIVE if peer in self._registry else MemberState.DEAD
 
-    def standing(self, peers: Iterable[PeerId], genesis: bytes) -> list[PeerId]:
+    def standing(self, peers: Iterable[PeerId], run_id: bytes) -> list[PeerId]:
         records, me = self._registry.records, self.me.id
         return [
             peer for peer in peers
-            if peer != me and (record := records.get(peer)) is not None and record.ready and record.genesis == genesis
+            if peer != me and (record := records.get(peer)) is not None and record.ready and record.run_id == run_id
         ]  # fmt: skip
 
     def record(self, peer: PeerId) -> MemberRecord | None:
@@ -147,17 +147,17 @@ class IdealMembers:
     def runs(self) -> Iterable[bytes]:
         return self._registry.ready
 
-    def sharing(self, genesis: bytes) -> list[MemberRecord]:
+    def sharing(self, run_id: bytes) -> list[MemberRecord]:
         records, mine = self._registry.records.values(), self.me.id
-        return [record for record in records if record.ready and record.genesis == genesis and record.id != mine]
+        return [record for record in records if record.ready and record.run_id == run_id and record.id != mine]
 
     def take_arrears(self) -> int:
         return 0
 
-    def standing_of(self, genesis: bytes) -> tuple[int, int]:
+    def standing_of(self, run_id: bytes) -> tuple[int, int]:
         said = self._registry.progress
-        records = self.sharing(genesis)
-        if self.me.genesis == genesis:
+        records = self.sharing(run_id)
+        if self.me.run_id == run_id:
             records.append(self.me)
         return median_low([said.get(record.id, 0) for record in records]) if records else 0, len(records)
 
@@ -170,9 +170,9 @@ class IdealMembers:
         progress = changes.get("progress")
         if progress is not None:
             self._registry.progress[self.me.id] = progress
-        ready, genesis = changes.get("ready", self.me.ready), changes.get("genesis", self.me.genesis)
-        if ready != self.me.ready or genesis != self.me.genesis:
-            self.me = dataclasses.replace(self.me, ready=ready, genesis=genesis)
+        ready, run_id = changes.get("ready", self.me.ready), changes.get("run_id", self.me.run_id)
+        if ready != self.me.ready or run_id != self.me.run_id:
+            self.me = dataclasses.replace(self.me, ready=ready, run_id=run_id)
             self._registry.put(self.me)
 
     def leave(self, now: float) -> list[Effect]:

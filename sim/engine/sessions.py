@@ -16,11 +16,11 @@ from gossip.averaging.pair import PairAverage
 from gossip.codecs import get_codec
 from gossip.config import Config
 from gossip.effects import (
-    Collect,
     Effect,
     Gather,
     Merge,
     Mix,
+    ReceivePiece,
     Release,
     Rename,
     Serve,
@@ -42,7 +42,7 @@ TIMED = 65_536  # durations kept; when full, every second one is dropped and the
 
 
 class Sessions:
-    """The sessions of all hosts: performs Snapshot, Transfer, Gather, Mix, Merge, Rename, Release, Collect and Serve.
+    """The sessions of all hosts: performs Snapshot, Transfer, Gather, Mix, Merge, Rename, Release, ReceivePiece, Serve.
 
     It reports their outcomes to the averagers and peers.
     """
@@ -207,7 +207,7 @@ class Sessions:
         self.gathers.forget(host)
 
     # -- joining -------------------------------------------------------------------------------------------------
-    def collect(self, host: Host, effect: Collect) -> None:
+    def collect(self, host: Host, effect: ReceivePiece) -> None:
         host.averager.collect(effect)
         if self.links.linked(host, effect.partner):
             host.collecting[effect.session] = effect

@@ -13,7 +13,6 @@ from gossip.averaging.averager import PERFORM
 from gossip.codecs import COMPILED, Machine
 from gossip.config import Config
 from gossip.effects import (
-    Collect,
     Dial,
     Effect,
     Gather,
@@ -21,6 +20,7 @@ from gossip.effects import (
     Merge,
     Mix,
     Notice,
+    ReceivePiece,
     Release,
     Rename,
     Send,
@@ -100,7 +100,7 @@ class Swarm:
         self.performers: dict[type, Callable[[Host, Any], None]] = dict.fromkeys(PERFORM, self.average) | {
             Send: self.links.send, Dial: self.links.dial, TryDial: self.links.try_dial,
             Snapshot: sessions.snapshot, Transfer: sessions.transfer, Gather: sessions.gather, Mix: sessions.mix,
-            Merge: sessions.merge, Rename: sessions.rename, Release: sessions.release, Collect: sessions.collect,
+            Merge: sessions.merge, Rename: sessions.rename, Release: sessions.release, ReceivePiece: sessions.collect,
             Serve: sessions.serve, Notice: self.ignore, MemberChanged: self.ignore,
         }  # fmt: skip
 
@@ -162,7 +162,7 @@ class Swarm:
             self.selector = selector  # peers share one table of members, so it is sorted only once
         record = MemberRecord(
             PeerId(derive(self.seed, name, "id")[:16]), b"", life + 1, address=Address(f"peer-{name}", PORT),
-            genesis=derive(self.seed, "" if founder else whose, "genesis")[:16], ready=founder,
+            run_id=derive(self.seed, "" if founder else whose, "genesis")[:16], ready=founder,
         )  # fmt: skip
         ideal = self.registry is not None  # a newcomer has no seeds then; the book tells it to wait for a run
         return Peer(

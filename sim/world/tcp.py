@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sim.scenario.conditions import Congestion
-from sim.world import cubic, lanes
+from sim.world import cubic, striping
 from sim.world.cubic import BETA, GROWTH, RENO, STANDS
 from sim.world.line import FIRST_SEGMENTS, Line, Met
 
@@ -135,8 +135,8 @@ class Transport:
             line.used_at = now + alone_s + delay_s
             return Passage(wire_bytes, math.inf, delay_s)
         if self.congestion == "cubic":
-            took_s = self.lossy_s(lanes.of(line, now), segments, at_s, rtt, now)
-            lanes.noted(line, segments, took_s, rtt, now, self.connections)
+            took_s = self.lossy_s(striping.of(line, now), segments, at_s, rtt, now)
+            striping.noted(line, segments, took_s, rtt, now, self.connections)
             return Passage(wire_bytes, wire_bytes / took_s if took_s > alone_s else math.inf, 0.0)
         took_s = self.start(line, segments, at_s, rtt)
         late_s = self.tail_s(line, min(segments, line.window), at_s, rtt) if line.loss else 0.0
@@ -224,14 +224,14 @@ class Transport:
         if len(lines) == 1:
             took_s = self.epochs(lines[0], segments, at_s, rtt)
         else:
-            chunk = max(segments / (lanes.CHUNKS * len(lines)), min(lanes.CHUNK, segments))
+            chunk = max(segments / (striping.CHUNKS * len(lines)), min(striping.CHUNK, segments))
             lines = lines[: math.ceil(segments / chunk)]
             last = min(chunk, segments / len(lines))
             before = segments / len(lines) - last
             rates = [1.0 / self.epochs(line, before, at_s / len(lines), rtt) for line in lines if before > 0]
             took_s = len(rates) / sum(rates) if rates else 0.0
             took_s += max(self.epochs(line, last, at_s / len(lines), rtt) for line in lines)
-            took_s = math.hypot(lanes.DEALT * took_s, segments / at_s)  # Windows that fill the path wait in its queue.
+            took_s = math.hypot(striping.DEALT * took_s, segments / at_s)  # Full windows wait in the queue.
         for line in lines:
             line.used_at = now + took_s
         return took_s

@@ -23,7 +23,7 @@ from gossip.ids import Address
 from gossip.peer import Peer
 from node.links.handshake import Greeter
 from node.loop import StepLoop
-from node.model.kept import KeptWeights
+from node.model.backup import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from node.network.runtime import Runtime

@@ -65,7 +65,7 @@ class Outcome:
     draws in the same number, so every sampled partner, every jitter and every session was the same."""
 
     ready: bool
-    genesis: bytes
+    run_id: bytes
     version: float
     steps: int
     incarnation: int
@@ -82,7 +82,7 @@ class Outcome:
     @classmethod
     def of(cls, peer: Peer, steps: int, mass: float, vector: Floats, exchange_s: Sequence[float]) -> Outcome:
         return cls(
-            peer.ready, peer.local.genesis, peer.local.version, steps, peer.membership.me.incarnation,
+            peer.ready, peer.local.run_id, peer.local.version, steps, peer.membership.me.incarnation,
             (peer.exchanges.done, peer.exchanges.failures),
             {record.id: (state.value, record.incarnation, record.ready) for record, state in peer.members()},
             frozenset(peer.linked_peers), {who: list(past) for who, past in peer.exchanges.durations.past.items()},
@@ -142,7 +142,7 @@ def make_peer(index: int, seeds: tuple[int, ...], scenario: Scenario, now: float
     """The Peer of both drivers, with a real key: a Runtime checks what its partners sign."""
     own = identity(index)
     record = MemberRecord(
-        own.id, own.public_key, 1, address=address_of(index), genesis=derive(0, str(index), "genesis")[:16]
+        own.id, own.public_key, 1, address=address_of(index), run_id=derive(0, str(index), "genesis")[:16]
     )
     return Peer(
         record, sign=own.sign, verify=verify, config=scenario.config,

@@ -59,7 +59,7 @@ def states(outcome: Outcome) -> dict[int, str]:
 )
 def test_three_peers_join_through_one_seed_and_mix(changes: dict[str, Any]) -> None:
     ends = both(Scenario(trio_of_peers(), 30.0, Config(chunk_elements=1024, **changes)))
-    assert {end.genesis for end in ends.values()} == {ends[0].genesis}
+    assert {end.run_id for end in ends.values()} == {ends[0].run_id}
     assert all(end.ready and end.exchanges[0] > 20 for end in ends.values())
     assert all(set(states(end).values()) == {"alive"} for end in ends.values())
     # The newcomers took the first one's weights; later each was driven apart by steps of size 1.
@@ -221,7 +221,7 @@ def test_a_cut_swarm_goes_on_in_parts_and_heals() -> None:
     assert states(cut[0]) == {1: "alive", 2: "dead", 3: "dead"}
     healed = both(Scenario(script, 75.0))
     assert all(set(states(end).values()) == {"alive"} for end in healed.values())
-    assert len({end.genesis for end in healed.values()}) == 1
+    assert len({end.run_id for end in healed.values()}) == 1
 
 
 def test_two_runs_that_meet_become_one() -> None:
@@ -235,9 +235,9 @@ def test_two_runs_that_meet_become_one() -> None:
     ]
     config = Config(chunk_elements=1024, join_timeout_s=3.0, heal_period_s=4.7)
     apart = both(Scenario(script[:-1], 11.9, config))
-    assert apart[0].genesis == apart[1].genesis != apart[2].genesis == apart[3].genesis
+    assert apart[0].run_id == apart[1].run_id != apart[2].run_id == apart[3].run_id
     together = both(Scenario(script, 40.0, config))
-    assert {end.genesis for end in together.values()} == {apart[0].genesis}
+    assert {end.run_id for end in together.values()} == {apart[0].run_id}
     assert all(end.ready for end in together.values())
 
 

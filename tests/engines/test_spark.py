@@ -49,7 +49,7 @@ def test_a_task_is_killed_and_all_start_again_where_their_checkpoints_were(launc
     assert [len(set(log.ids)) for log in logs] == [1, 1], "their directories say who they are"
     assert sum(len(log.rows("joined")) for log in logs) >= 2, "one of them in each life: the other is who begins"
     job.until(lambda: all(checkpoint(log)["samples"] != old["samples"] for log, old in zip(logs, kept, strict=True)))
-    assert len({figures["genesis"] for figures in [*kept, *map(checkpoint, logs)]}) == 1, "the checkpoints' run goes on"
+    assert len({figures["run_id"] for figures in [*kept, *map(checkpoint, logs)]}) == 1, "the checkpoints' run goes on"
     last, least = [log.rows("progress")[-1] for log in logs], min(old["swarm_samples"] for old in kept)
     assert all(row["swarm_samples"] > row["samples"] + least / 2 for row in last), "with its count, about"
     goes_on(logs)
@@ -81,5 +81,5 @@ def test_tasks_on_two_hosts_are_one_swarm_and_all_start_again_on_the_one_that_is
     assert {log.addresses[-1].partition(":")[0] for log in logs} == {first.address}
     assert [len(set(log.ids)) for log in logs] == [1, 1], "their directories say who they are"
     job.until(lambda: all(checkpoint(log)["samples"] != old["samples"] for log, old in zip(logs, kept, strict=True)))
-    assert len({figures["genesis"] for figures in [*kept, *map(checkpoint, logs)]}) == 1, "the checkpoints' run goes on"
+    assert len({figures["run_id"] for figures in [*kept, *map(checkpoint, logs)]}) == 1, "the checkpoints' run goes on"
     goes_on(logs)

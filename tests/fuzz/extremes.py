@@ -30,7 +30,7 @@ IN_RECORDS = ("incarnation", "sequence", "left", "ready", "steps", "samples", "p
 WORLD = World()
 PARTNER = peer_id_of(key_of(0))
 SENSE: dict[str, Any] = {
-    "fingerprint": "f", "genesis": WORLD.genesis, "version": 1.0, "weight": 0.5, "codec": "fp32", "mixing": "pair",
+    "fingerprint": "f", "run_id": WORLD.run_id, "version": 1.0, "weight": 0.5, "codec": "fp32", "mixing": "pair",
     "mass": 0.0, "part": "all", "progress": Claim(100, 50, 3), "members": (), "start": 0, "stop": 0, "elements": 1_000,
     "optimizer_keys": (), "optimizer_scalars": (("step", 3.0),), "swarm_samples": 100, "code": "late",
 }  # fmt: skip
@@ -39,7 +39,7 @@ SENSE: dict[str, Any] = {
 def record(number: int = 0, **changes: Any) -> MemberRecord:
     key = key_of(number)
     return MemberRecord(
-        peer_id_of(key), key, 1, address=Address("10.0.0.2", 1 + number), ready=True, genesis=WORLD.genesis, steps=8,
+        peer_id_of(key), key, 1, address=Address("10.0.0.2", 1 + number), ready=True, run_id=WORLD.run_id, steps=8,
         samples=64, progress=100, **changes,
     )  # fmt: skip
 
@@ -95,7 +95,7 @@ class Extreme(Messages):
         Target.__init__(self, Random(1))
         self.world = World()
         config = Config(mix_every_steps=8, **({"mixing": "group"} if "group" in state else {}))
-        me = MemberRecord(peer_id_of(b"me" * 16), b"me" * 16, 1, address=Address("10.0.0.9", 9), genesis=WORLD.genesis)
+        me = MemberRecord(peer_id_of(b"me" * 16), b"me" * 16, 1, address=Address("10.0.0.9", 9), run_id=WORLD.run_id)
         seeds = (Address("10.0.0.1", 7_700),) if state == "joining" else ()
         self.begin(config, me, seeds)
         self.session = 1
@@ -142,7 +142,7 @@ class Extreme(Messages):
                     self.perform(self.peer.streamed(effect.session, 1.0, 4.0, self.now))
                 case "Gather":
                     self.perform(self.peer.gathered(effect.session, 1.0, 4.0, set(), self.now))
-                case "Collect":
+                case "ReceivePiece":
                     self.perform(self.peer.collected(effect.session, effect.stop, self.now))
                 case "Adopt" if self.peer.joining.phase.name == "ADOPTING":
                     self.perform(self.peer.adopted(self.now, 1.0, 4.0))
@@ -182,7 +182,7 @@ class Extreme(Messages):
 
     def group_joined(self) -> None:
         self.sender, self.session = PARTNER, 77
-        invite = Invite(77, "f", WORLD.genesis, 1.0, "fp32", tuple(sorted((PARTNER, self.peer.id))))
+        invite = Invite(77, "f", WORLD.run_id, 1.0, "fp32", tuple(sorted((PARTNER, self.peer.id))))
         self.perform(self.peer.receive(PARTNER, invite, self.now))
         self.report_all()
         assert self.said(Joined) is not None

@@ -174,7 +174,7 @@ class Checkpoints(OnDisk):
             "param_groups": [{"lr": 0.1, "betas": (0.9, 0.99)}],
         }
         checkpoint.save(
-            self.path, weights, state, {"genesis": "67" * 16, "version": 3.0, "swarm_samples": 64, "fingerprint": "f"}
+            self.path, weights, state, {"run_id": "67" * 16, "version": 3.0, "swarm_samples": 64, "fingerprint": "f"}
         )
         self.sample = self.path.read_bytes()
         size = struct.unpack("<Q", self.sample[:8])[0]

@@ -19,7 +19,7 @@ PARTS = (
     "all", "mask 0.005", "mask 1", "mask 1e-06", "top 0.01", "top 1", "fragment 0/8", "fragment 7/8",
     "fragment 255/256", "fragment 8/8", "mask 0", "fragments 8", "top nan", "",
 )  # fmt: skip
-CODES = ("busy", "late", "terms", "layout", "genesis", "checksum", "norm", "overflow", "broken", "", "x" * 32)
+CODES = ("busy", "late", "terms", "layout", "run_id", "checksum", "norm", "overflow", "broken", "", "x" * 32)
 
 
 def key_of(number: int) -> bytes:
@@ -33,7 +33,7 @@ class World:
 
     ids: list[PeerId] = field(default_factory=lambda: [peer_id_of(key_of(n)) for n in range(8)])
     sessions: list[int] = field(default_factory=lambda: [1])
-    genesis: bytes = b"g" * 16
+    run_id: bytes = b"g" * 16
     fingerprint: str = "f"
     elements: int = 1_000
     keys: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
@@ -116,8 +116,8 @@ def text(rng: Random, world: World, name: str) -> str:
 
 def octets(rng: Random, world: World, name: str) -> bytes:
     match name:
-        case "genesis":
-            return rng.choice((world.genesis, world.genesis, world.genesis, b"", b"h" * 16, b"\xff" * 16, b"g"))
+        case "run_id":
+            return rng.choice((world.run_id, world.run_id, world.run_id, b"", b"h" * 16, b"\xff" * 16, b"g"))
         case "hashes":
             return rng.choice((b"", rng.randbytes(2_048), bytes(2_048), rng.randbytes(2_047), rng.randbytes(8)))
         case "want":
@@ -153,7 +153,7 @@ def make_record(rng: Random, world: World) -> MemberRecord:
         public_key=rng.choice((key, key, key, b"")), incarnation=rng.choice((1, 1, 2, count())), sequence=count(),
         left=rng.random() < 0.1, address=where,
         homes=tuple(identity(rng, world) for _ in range(rng.choice((0, 0, 1, 3)))),
-        ready=rng.random() < 0.8, genesis=rng.choice((world.genesis, world.genesis, b"", b"h" * 16, b"\xff" * 16)),
+        ready=rng.random() < 0.8, run_id=rng.choice((world.run_id, world.run_id, b"", b"h" * 16, b"\xff" * 16)),
         steps=count(), samples=count(), progress=rng.choice((0, 0, count())),
         loss=rng.choice((None, 0.5, rng.choice(FINITE))), version=rng.choice((0.0, 1.0, abs(rng.choice(FINITE)))),
         signature=rng.choice((b"", b"s" * 64)),

@@ -20,8 +20,8 @@ from gossip.errors import ProtocolError, RemoteError
 from gossip.wire.frames import PREFIX_BYTES, decode
 from gossip.wire.messages import Chunk
 from node.identity.keys import Identity, verify
+from node.transport.blocking_io import finished
 from node.transport.byte_stream import BrokenLinkError
-from node.transport.hands import finished
 from node.transport.sealed import ROOM_BYTES, Opener, Sealer
 from node.transport.tls import TlsStream, _ca_certificate, leaf_peer_id, swarm_contexts
 from tests.fuzz.engine import Target

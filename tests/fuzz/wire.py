@@ -11,7 +11,7 @@ import msgpack
 
 from gossip.arithmetic.layout import Layout, Segment
 from gossip.config import Config
-from gossip.effects import Adopt, Collect, CopyPiece, Dial, Gather, Mix, Send, Serve, Snapshot, Transfer, TryDial
+from gossip.effects import Adopt, CopyPiece, Dial, Gather, Mix, ReceivePiece, Send, Serve, Snapshot, Transfer, TryDial
 from gossip.errors import ProtocolError, RemoteError
 from gossip.ids import MemberRecord, peer_id_of
 from gossip.peer import Peer
@@ -183,7 +183,7 @@ class Messages(Target):
         self.config = Config(**rng.choice(CONFIGS))
         alone = rng.random() < 0.7
         me = MemberRecord(
-            peer_id_of(b"me" * 16), b"me" * 16, 1, address=frames.Address("10.0.0.9", 9), genesis=b"g" * 16
+            peer_id_of(b"me" * 16), b"me" * 16, 1, address=frames.Address("10.0.0.9", 9), run_id=b"g" * 16
         )
         seeds = () if alone else (frames.Address("10.0.0.1", 7_700),)
         self.peer = self.make(me, seeds)
@@ -208,7 +208,7 @@ class Messages(Target):
         key = key_of(number)
         record = MemberRecord(
             peer_id_of(key), key, 1, address=frames.Address("10.0.0.2", 1 + number), ready=True,
-            genesis=self.world.genesis, steps=8, samples=64,
+            run_id=self.world.run_id, steps=8, samples=64,
         )  # fmt: skip
         self.linked.add(record.id)
         self.perform(self.peer.linked(record.id, record, self.now))
@@ -282,7 +282,7 @@ class Messages(Target):
                 data = encode(effect.message)
                 assert decode(data[PREFIX_BYTES:]) == effect.message
             elif isinstance(
-                effect, Snapshot | CopyPiece | Transfer | Gather | Collect | Serve | Adopt | Dial | TryDial | Mix
+                effect, Snapshot | CopyPiece | Transfer | Gather | ReceivePiece | Serve | Adopt | Dial | TryDial | Mix
             ):
                 self.todo.append(effect)
         del self.todo[:-64]
@@ -295,7 +295,7 @@ class Messages(Target):
         match effect:
             case Snapshot(session) | CopyPiece(session):
                 self.perform(peer.snapshotted(session, now, rng.choice((0.0, 0.5)), rng.choice((math.nan, 1.0))))
-            case Transfer() | Gather() | Collect() | Serve() if rng.random() < 0.3:
+            case Transfer() | Gather() | ReceivePiece() | Serve() if rng.random() < 0.3:
                 self.perform(
                     peer.failed(effect.session, rng.choice(("broken", "checksum", "overflow", "stalled")), now)
                 )
@@ -303,7 +303,7 @@ class Messages(Target):
                 self.perform(peer.streamed(effect.session, *squares, now))
             case Gather():
                 self.perform(peer.gathered(effect.session, *squares, set(), now))
-            case Collect():
+            case ReceivePiece():
                 self.perform(peer.collected(effect.session, effect.stop, now))
             case Serve():
                 self.perform(peer.served(effect.session, now))

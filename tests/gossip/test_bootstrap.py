@@ -103,7 +103,7 @@ def test_what_was_found_is_dialled_while_it_is_looked_up_anew_and_what_is_gone_n
 
 
 def seedless(**options) -> Peer:
-    me = dataclasses.replace(ME, genesis=b"g" * 16)
+    me = dataclasses.replace(ME, run_id=b"g" * 16)
     return Peer(
         me, sign=unsigned, verify=trusting, config=CONFIG, fingerprint="f", elements=1000, rng=random.Random(1),
         now=0.0, **options,
@@ -286,7 +286,7 @@ def test_a_seed_that_opens_is_tried_every_few_seconds_however_often_it_lets_us_i
 
 def newcomer(answers_until: float):
     """When a node begins alone whose seed opens every connection up to this time, and greets nobody."""
-    me = dataclasses.replace(ME, genesis=b"g" * 16)
+    me = dataclasses.replace(ME, run_id=b"g" * 16)
     peer = Peer(
         me, sign=unsigned, verify=trusting, config=CONFIG, fingerprint="f", elements=1000, rng=random.Random(1),
         seeds=(THERE,), now=0.0,

@@ -40,7 +40,7 @@ def test_newcomers_take_the_weights_and_then_mix():
     assert took_s < 5.0
     assert [node.kinds for node in nodes[1:]] == [["joined"]] * 4
     assert all(node.value == nodes[0].value == 0 for node in nodes)
-    assert {node.genesis for node in nodes} == {nodes[0].genesis}
+    assert {node.run_id for node in nodes} == {nodes[0].run_id}
     swarm.run(10.0)
     assert all(node.mixes for node in nodes)
     assert nodes[0].kinds == ["started"]
@@ -53,8 +53,8 @@ def test_a_newcomer_takes_part_in_nothing_before_it_has_the_weights():
     swarm.run(5.0)
     assert newcomer.peer.joining.phase is Phase.COLLECTING
     assert (newcomer.steps, newcomer.mixes, first.mixes) == (0, [], [])
-    offer = Offer(5, "f", newcomer.genesis, 0.0, 0.5, "fp32")
-    assert newcomer.peer.receive(first.id, offer, swarm.now) == [Send(first.id, Refuse(5, "genesis"))]
+    offer = Offer(5, "f", newcomer.run_id, 0.0, 0.5, "fp32")
+    assert newcomer.peer.receive(first.id, offer, swarm.now) == [Send(first.id, Refuse(5, "run_id"))]
     assert newcomer.peer.receive(first.id, Fetch(6, (), 0, 0), swarm.now) == [Send(first.id, Refuse(6, "not-ready"))]
 
 
@@ -89,9 +89,9 @@ def test_seeds_that_are_down_are_dialled_for_ever_and_training_begins_meanwhile(
 def test_a_restarted_node_dials_its_address_book():
     swarm = World()
     first = swarm.start()
-    book = [MemberRecord(peer_id(n), b"", 1, address=address_of(n), genesis=G1) for n in range(5, 8)]
+    book = [MemberRecord(peer_id(n), b"", 1, address=address_of(n), run_id=G1) for n in range(5, 8)]
     peer = type(first.peer)(
-        MemberRecord(peer_id(9), b"", 1, address=address_of(9), genesis=G2), sign=lambda _: b"",
+        MemberRecord(peer_id(9), b"", 1, address=address_of(9), run_id=G2), sign=lambda _: b"",
         verify=lambda *_: True, config=Config(), fingerprint="f", elements=10, rng=random.Random(1), book=book, now=0.0,
     )  # fmt: skip
     assert {effect.expect for effect in peer.start(0.0) if isinstance(effect, Dial)} == {r.id for r in book}
@@ -158,7 +158,7 @@ def test_a_session_number_in_use_is_not_taken_by_anything_else():
     swarm.until(lambda: bool(newcomer.peer.joining.pieces), 10.0)
     session, piece = next(iter(newcomer.peer.joining.pieces.items()))
     donor = swarm.by_id[piece.donor]
-    for message in (Offer(session, "f", donor.genesis, 0.0, 0.5, "fp32"), Fetch(session, (), 0, 10)):
+    for message in (Offer(session, "f", donor.run_id, 0.0, 0.5, "fp32"), Fetch(session, (), 0, 10)):
         for one, other in ((newcomer, donor), (donor, newcomer)):
             assert one.peer.receive(other.id, message, swarm.now) == [Send(other.id, Busy(session))]
     assert session in newcomer.peer.joining.pieces
@@ -179,7 +179,7 @@ def test_one_that_leaves_says_so_and_takes_part_in_nothing_more():
     assert {node.peer.membership.state(leaver.id) for node in nodes if node is not leaver} == {MemberState.LEFT}
     assert leaver.peer.deadline == float("inf")
     assert leaver.peer.tick(swarm.now) == []
-    offer = Offer(5, "f", leaver.genesis, 0.0, 0.5, "fp32")
+    offer = Offer(5, "f", leaver.run_id, 0.0, 0.5, "fp32")
     assert leaver.peer.receive(nodes[0].id, offer, swarm.now) == [Send(nodes[0].id, Busy(5))]
     assert leaver.peer.receive(nodes[0].id, Fetch(6, (), 0, 10), swarm.now) == [Send(nodes[0].id, Busy(6))]
     left_at = swarm.now

@@ -221,7 +221,7 @@ def test_a_loop_is_held_when_a_mix_under_way_is_as_old_as_the_gap_allows(gap, af
     for steps in range(20):
         a.peer.counted(1000 + steps, 0)
         assert a.peer.held == (steps >= after)
-    exchange.state = State.DOUBT
+    exchange.state = State.IN_DOUBT
     assert not a.peer.held, "nobody waits for one who is gone"
 
 

@@ -249,5 +249,5 @@ class Host(Sessions):
         return [kind for _, kind, _ in self.notices]
 
     @property
-    def genesis(self) -> bytes:
-        return self.peer.genesis
+    def run_id(self) -> bytes:
+        return self.peer.run_id

@@ -19,7 +19,7 @@ __all__ = ["Session", "Sessions"]
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """What is kept for one session number, from Snapshot or Collect to Release."""
+    """What is kept for one session number, from Snapshot or ReceivePiece to Release."""
 
     pushes: int = 0
     value: Number | None = None  # the snapshot, once it is taken
@@ -30,7 +30,7 @@ class Session:
     link: Link | None = None  # that its stream runs over
     theirs: Number | None = None
     transfer: effects.Transfer | None = None
-    collect: effects.Collect | None = None
+    collect: effects.ReceivePiece | None = None
     serve: effects.Serve | None = None
     gather: effects.Gather | None = None
     values: dict[PeerId, Number] = field(default_factory=dict)  # of a group: what came of each one's vector,
@@ -68,7 +68,7 @@ class Sessions:
         match effect:
             case effects.Snapshot(number, pushes):
                 self.sessions[number] = self.wishes[number] = Session(pushes)
-            case effects.Recall(number):  # as who has no earlier snapshot: that of the next boundary
+            case effects.UseLastSnapshot(number):  # as who has no earlier snapshot: that of the next boundary
                 if number not in self.sessions:
                     self.sessions[number] = self.wishes[number] = Session()
             case effects.Transfer(number, partner):
@@ -114,7 +114,7 @@ class Sessions:
                     return
                 session.serve = effect
                 self.piece(number, start, link)
-            case effects.Collect(number, partner):
+            case effects.ReceivePiece(number, partner):
                 session = self.sessions[number] = Session(partner=partner, collect=effect)
                 if self.joining_since != self.peer.joining.began:  # what an abandoned joining got counts no more
                     self.joining_since = self.peer.joining.began

@@ -50,12 +50,12 @@ class World:
     # -- hosts -------------------------------------------------------------------------------------------------------
     def start(
         self, *seeds: int, kind: type[Host] = Host, value: int = 0, step_s: float = 0.1, dialable: bool = True,
-        genesis: bytes | None = None, elements: int = ELEMENTS, **record: Any,
+        run_id: bytes | None = None, elements: int = ELEMENTS, **record: Any,
     ) -> Host:  # fmt: skip
         """A new process, which dials the processes of these numbers."""
         number = len(self.hosts)
-        genesis = hashlib.sha256(b"genesis%d" % number).digest()[:16] if genesis is None else genesis
-        me = MemberRecord(peer_id(number), b"", 1, address=address_of(number), genesis=genesis, **record)
+        run_id = hashlib.sha256(b"genesis%d" % number).digest()[:16] if run_id is None else run_id
+        me = MemberRecord(peer_id(number), b"", 1, address=address_of(number), run_id=run_id, **record)
         peer = Peer(
             me, sign=unsigned, verify=trusting, config=self.config, fingerprint="f", elements=elements,
             rng=random.Random(f"{self.seed} {number}"), seeds=tuple(map(address_of, seeds)), now=self.now,
@@ -132,7 +132,7 @@ class World:
 
     def agreed(self) -> bool:
         """Whether all are ready, and of one run."""
-        return all(host.peer.ready and host.genesis == self.running[0].genesis for host in self.running)
+        return all(host.peer.ready and host.run_id == self.running[0].run_id for host in self.running)
 
     def quiet(self) -> bool:
         """Whether no exchange is under way; as long as this is asked, nobody begins one."""

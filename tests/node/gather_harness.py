@@ -21,7 +21,7 @@ from gossip.exchange.groups import group as exchange_group
 from gossip.exchange.session import State
 from gossip.ids import PeerId
 from gossip.wire.frames import PREFIX_BYTES, decode
-from node.model.kept import KeptWeights
+from node.model.backup import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from node.transfers import streams

@@ -33,8 +33,8 @@ from node.ranks import plain
 from node.ranks.boundary import UpdateTold
 from node.ranks.channel import WHY, GroupChannel
 from node.ranks.mirror import Place
-from node.ranks.news import News
-from node.ranks.ranks import FRAME_BYTES, Call, Ranks, Told
+from node.ranks.ranks import FRAME_BYTES, Call, Ranks, StepSummary
+from node.ranks.report import SwarmReport
 
 PATIENCE_S = 4.0  # of the group: a rank that stands still is waited for so long
 FULL_STEPS = 30  # of an honest loop that nothing ends
@@ -141,12 +141,12 @@ def trained(samples=0, **told):
     """As it should be until the others train; then a sum that says this."""
 
     def attack(ranks, folder):
-        news = News(
+        news = SwarmReport(
             PeerId(b"i" * 16), "127.0.0.1:1", SwarmView((PeerId(b"o" * 16),)), False, 0, {}, (),
             Metrics({"exchanges_done": 0}),
         )  # fmt: skip
         says("done", (None, None, news))(ranks, folder)
-        ranks.begin(Call.STEP, samples, told=Told(**({"sharers": 1, "gap": 1} | told)))
+        ranks.begin(Call.STEP, samples, told=StepSummary(**({"sharers": 1, "gap": 1} | told)))
         ranks.take()
 
     return attack
@@ -210,7 +210,9 @@ BY_RANK_0 = {
     "a result without its news": says("done", (None, None)),
     "an error that is none": says("done", (None, "a text", None)),
     "news of other types": raw(
-        msgpack.packb(["done", msgpack.ExtType(plain.TUPLE, msgpack.packb([None, None, record("News", *range(8))]))])
+        msgpack.packb(
+            ["done", msgpack.ExtType(plain.TUPLE, msgpack.packb([None, None, record("SwarmReport", *range(8))]))]
+        )
     ),
     "an error of many lines": says("done", (None, LocalError(ESCAPES + "x" * 10**5), None)),
     "a sum that is never looked at again": trained(gap=2**62),
@@ -346,7 +348,7 @@ def hostile(rank, attack, folder, seeds):
         with contextlib.suppress(LocalError, RuntimeError):
             attack(ranks, folder)
             while True:  # until the other has gone
-                ranks.begin(Call.STEP, told=Told())
+                ranks.begin(Call.STEP, told=StepSummary())
                 ranks.take()
         reason = ranks.channel.read()
         ranks.leave(None)

@@ -15,7 +15,7 @@ from gossip.ids import PeerId
 from node.links.frame_reader import FrameReader
 from node.links.handshake import Greeter
 from node.links.link import Link
-from node.model.kept import KeptWeights
+from node.model.backup import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from node.network.runtime import Runtime

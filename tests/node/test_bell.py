@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import time
 
-from node.loop import Bell
+from node.loop import WakeEvent
 
 LONG_S = 20.0
 
 
 def test_what_rang_before_it_waits_is_not_waited_for():
-    bell = Bell()
+    bell = WakeEvent()
     bell.set()
     began = time.monotonic()
     bell.wait(LONG_S)
@@ -20,7 +20,7 @@ def test_what_rang_before_it_waits_is_not_waited_for():
 
 
 def test_who_waits_is_woken_from_another_thread():
-    bell, began = Bell(), time.monotonic()
+    bell, began = WakeEvent(), time.monotonic()
 
     def ring() -> None:
         while not bell.waited:
@@ -35,7 +35,7 @@ def test_who_waits_is_woken_from_another_thread():
 
 
 def test_what_was_forgotten_wakes_nobody():
-    bell = Bell()
+    bell = WakeEvent()
     bell.set()
     bell.clear()
     bell.wait(0.001)

@@ -14,7 +14,7 @@ from gossip.codecs import get_codec
 from gossip.config import Config
 from gossip.effects import Mix, Release, Transfer
 from gossip.filters.clip import Clip
-from node.model.kept import KeptWeights
+from node.model.backup import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import Copies, ModelState
 from node.transfers import streams
@@ -44,7 +44,7 @@ def ignore(vector):
 
 def test_a_snapshot_waits_for_an_update_that_is_owed():
     meeting, pool, vector = boundary()
-    meeting.owe()
+    meeting.begin_update()
     meeting.want_snapshot(1)
     assert not meeting.visit(ignore).snapshots
     meeting.want_update(shift_of(pool, 2.0))
@@ -59,7 +59,7 @@ def test_a_snapshot_waits_for_an_update_that_is_owed():
 
 def test_nor_does_a_spare_copy_leave_out_what_is_owed():
     meeting, pool, _ = boundary()
-    meeting.owe()
+    meeting.begin_update()
     assert meeting.visit(ignore, spare=True).spare is None
     meeting.want_update(shift_of(pool, 2.0))
     spare = meeting.visit(ignore, spare=True).spare
@@ -71,7 +71,7 @@ def test_nor_does_a_spare_copy_leave_out_what_is_owed():
 def test_a_wish_that_comes_during_a_visit_is_for_the_next(earlier):
     """It was fulfilled and stayed, or ended the visit, where nothing had been wished for before."""
     meeting, pool, _ = boundary()
-    meeting.owe()
+    meeting.begin_update()
     meeting.want_update(shift_of(pool, 2.0))
     for session in earlier:
         meeting.want_snapshot(session)
@@ -85,21 +85,21 @@ def test_a_wish_that_comes_during_a_visit_is_for_the_next(earlier):
 def test_what_is_given_away_waits_for_nothing():
     """Its mass goes with it, and what is owed comes with a mass of its own."""
     meeting, _, _ = boundary()
-    meeting.owe()
+    meeting.begin_update()
     meeting.want_snapshot(1, pushes=1)
     meeting.want_snapshot(2)
     assert [session for session, _, _ in meeting.visit(ignore).snapshots] == [1]
-    meeting.excuse()
+    meeting.abort_update()
     assert [session for session, _, _ in meeting.visit(ignore).snapshots] == [2]
 
 
 @pytest.mark.parametrize("end", ["excuse", "forget", "adoption"])
 def test_an_update_that_never_comes_is_waited_for_no_longer(end):
     meeting, pool, vector = boundary()
-    meeting.owe()
+    meeting.begin_update()
     meeting.want_snapshot(1)
     if end == "excuse":
-        meeting.excuse()
+        meeting.abort_update()
     else:
         meeting.want_update(shift_of(pool, 2.0))
         if end == "forget":
@@ -116,7 +116,7 @@ def test_a_copy_from_before_an_update_was_decided_is_taken_anew():
     node = runtime()
     session = wants_snapshot(node)
     done = node.averager.boundary.visit(ignore)
-    node.averager.boundary.owe()  # while the copy was on its way to this thread
+    node.averager.boundary.begin_update()  # while the copy was on its way to this thread
     node.averager.updated(done)
     assert session not in node.averager.snapshots
     node.averager.boundary.want_update(shift_of(node.streams.pool, 2.0))
@@ -128,7 +128,7 @@ def test_a_copy_from_before_an_update_was_decided_is_taken_anew():
 def test_a_spare_copy_from_before_an_update_was_decided_is_not_used():
     node = runtime()
     session = wants_snapshot(node)
-    node.averager.boundary.owe()
+    node.averager.boundary.begin_update()
     done = Visit(spare=node.streams.pool.take(), decided=0)
     node.averager.updated(done)
     assert session not in node.averager.snapshots
@@ -148,7 +148,7 @@ def test_a_copy_whose_exchange_made_way_is_the_snapshot_of_the_one_that_it_made_
     assert [number for number, _, _ in done.snapshots] == [99]
     session = wants_snapshot(node)
     if decided:
-        averager.boundary.owe()
+        averager.boundary.begin_update()
     node.averager.updated(done)
     assert not peer.concerns(99)
     assert (session in averager.snapshots) is not decided
@@ -331,7 +331,7 @@ def test_nor_are_they_in_a_node():
     node = runtime(PUSHED)
     progress = node.averager.movement
     progress.since(np.zeros(ELEMENTS, np.float32))
-    node.averager.boundary.owe()
+    node.averager.boundary.begin_update()
     vector = node.streams.pool.take()
     vector.array.fill(1.0)
     node.averager.boundary.want_update(Update(vector, 1.0, progress.sample(vector.array)))
@@ -345,7 +345,7 @@ def test_nor_are_they_in_a_node():
 def test_what_waits_for_the_boundary_is_in_the_weights_that_a_trial_keeps_and_goes_with_those_that_go():
     for trial in (True, False):
         meeting, pool, vector = boundary(1.0)
-        meeting.owe()
+        meeting.begin_update()
         meeting.want_update(shift_of(pool, 2.0))
         meeting.want_adoption(Adoption(np.full(300, 9.0, np.float32), (), (), trial))
         assert meeting.visit(ignore).adopted

@@ -19,7 +19,7 @@ from node import Node, held_run
 from node.model import checkpoint
 
 MOST = 2**53 - 1
-GENESIS = "ab" * 16
+RUN_ID = "ab" * 16
 
 
 def linear(seed=0):
@@ -50,7 +50,7 @@ def saved(path, **meta):
 def test_a_checkpoint_with_numbers_that_cannot_be_loads_and_its_node_is_not_refused(
     meta, samples, version, quick, tmp_path
 ):
-    weights = saved(tmp_path / "run", genesis=GENESIS, **meta)
+    weights = saved(tmp_path / "run", run_id=RUN_ID, **meta)
     model = linear()
     with Node(model, config=quick) as node:
         node.load(tmp_path / "run")
@@ -58,15 +58,15 @@ def test_a_checkpoint_with_numbers_that_cannot_be_loads_and_its_node_is_not_refu
         peer = node._training.peer
         record = peer.membership.me
         check(record, trusting)
-        assert record.genesis.hex() == GENESIS
+        assert record.run_id.hex() == RUN_ID
         assert record.progress == samples
         assert min(version, 2**52) <= peer.local.version <= version + 1  # a node keeps to half of what others read
     assert torch.equal(model.weight, weights["weight"])
 
 
-@pytest.mark.parametrize("genesis", ["zz" * 16, "ab", "", 5, ["ab"], "ab" * 17, "\u00fc" * 32])
-def test_a_run_that_cannot_be_is_refused_in_a_sentence_and_the_model_is_left_alone(genesis, quick, tmp_path):
-    saved(tmp_path / "run", genesis=genesis)
+@pytest.mark.parametrize("run_id", ["zz" * 16, "ab", "", 5, ["ab"], "ab" * 17, "\u00fc" * 32])
+def test_a_run_that_cannot_be_is_refused_in_a_sentence_and_the_model_is_left_alone(run_id, quick, tmp_path):
+    saved(tmp_path / "run", run_id=run_id)
     model = linear()
     before = model.weight.detach().clone()
     with Node(model, config=quick) as node:
@@ -149,7 +149,7 @@ def test_a_mixing_job_of_earlier_weights_does_not_move_the_outer_step_of_loaded_
         for _ in range(2):
             snapshot, difference = pool.take(), pool.take()
             snapshot.array[:] = difference.array[:] = 1.0
-            averager.boundary.owe()
+            averager.boundary.begin_update()
             jobs.append(Mixing(averager, snapshot, difference, None, 0.5, None))
 
         def compute(*what):  # one job runs before the network thread hears of the load, the other afterwards

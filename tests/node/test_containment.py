@@ -209,7 +209,7 @@ async def test_what_began_and_waits_for_its_link_is_sent():
     assert not peer.meant(OTHER, sent.message)
 
 
-async def hears(node, ours, *messages):
+async def accepts_from(node, ours, *messages):
     """All of these come over the link, and then its end."""
     left = list(messages)
 
@@ -231,12 +231,12 @@ async def test_an_offer_that_is_refused_binds_no_link():
     node.links.add(ours)
     node.perform(node.peer.linked(OTHER, OTHER_RECORD, node.now))
 
-    await hears(node, ours, offer(5), Outcome(6), Fetch(7, (), 3, 1))  # the first of another layout
+    await accepts_from(node, ours, offer(5), Outcome(6), Fetch(7, (), 3, 1))  # the first of another layout
     assert not node.sessions.links
     ready = node.peer.local
-    await hears(node, ours, Offer(8, ready.fingerprint, ready.genesis, 0.0, 0.5, "fp32"))
+    await accepts_from(node, ours, Offer(8, ready.fingerprint, ready.run_id, 0.0, 0.5, "fp32"))
     assert node.sessions.links == {8: ours}
-    await hears(node, ours, Abort(8, "late"))
+    await accepts_from(node, ours, Abort(8, "late"))
     assert not node.sessions.links
 
 
@@ -294,7 +294,7 @@ async def test_an_offer_over_a_link_that_this_node_is_closing_begins_nothing():
     node.perform(node.peer.linked(OTHER, OTHER_RECORD, node.now))
     ours.retire()
     local = node.peer.local
-    await hears(node, ours, Offer(8, local.fingerprint, local.genesis, 0.0, 0.5, "fp32"))
+    await accepts_from(node, ours, Offer(8, local.fingerprint, local.run_id, 0.0, 0.5, "fp32"))
     assert not node.peer.exchanges.table
     assert not node.sessions.links
 
@@ -314,6 +314,6 @@ async def test_whatever_one_link_brings_is_bounded_in_number(message, allowed):
     ours, _ = link()
     ours.send = lambda message: None
     node.sessions.recent.append(7)
-    await hears(node, ours, *[message] * allowed)
+    await accepts_from(node, ours, *[message] * allowed)
     with pytest.raises(FloodError):
-        await hears(node, ours, *[message] * (allowed + 1))
+        await accepts_from(node, ours, *[message] * (allowed + 1))

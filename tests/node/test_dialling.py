@@ -12,7 +12,7 @@ import trio.testing
 from gossip.config import Config
 from gossip.ids import Address, MemberRecord, PeerId
 from node.links import dial_budget
-from node.links.connector import Doors
+from node.links.connector import Connector
 from node.links.dial_budget import DialBudget, site_of
 from node.transport import tcp
 from node.transport.byte_stream import BrokenLinkError
@@ -178,7 +178,7 @@ def dialled(familiar, addresses, seeds=frozenset()):
     network, missed = Refusing(), []
 
     async def main():
-        doors = Doors(
+        doors = Connector(
             network, None, None, Config(), lambda: ME, None, missed.append, lambda *_: None, seeds, lambda _: familiar
         )
         for number, address in enumerate(addresses):
@@ -216,7 +216,7 @@ def test_whoever_asks_to_be_tried_at_another_host_is_tried_within_the_budget():
     network = Refusing()
 
     async def main():
-        doors = Doors(network, None, None, Config(), lambda: ME, None, print, print, frozenset())
+        doors = Connector(network, None, None, Config(), lambda: ME, None, print, print, frozenset())
         for address in PORTS:
             await doors.try_dial(address, "192.0.2.77")
         assert len(network.dials) == 16

@@ -10,7 +10,7 @@ import trio
 from gossip.config import Config
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.wire.messages import Hello
-from node.links.connector import Doors
+from node.links.connector import Connector
 from node.transport import tcp
 from node.transport.byte_stream import BrokenLinkError
 from node.transport.tcp import TcpNetwork
@@ -57,7 +57,7 @@ def test_a_dial_that_is_cancelled_as_its_hello_ends_leaves_no_stream_open():
                     link.stream.close_now()
 
             greeting = Greeting(ASKED, nursery.cancel_scope.cancel)
-            doors = Doors(
+            doors = Connector(
                 OneStream(near), greeting, None, Config(), lambda: ME, run_link, missed.append, print, frozenset()
             )
             doors.nursery = nursery
@@ -112,7 +112,7 @@ def test_a_fault_before_the_hello_ends_that_connection_and_nothing_else(where):
     async def main():
         async with trio.open_nursery() as nursery:
             network = OneStream(near) if where == "greet" else Faulty()
-            doors = Doors(
+            doors = Connector(
                 network, Faulty(), None, Config(), lambda: ME, None, missed.append,
                 lambda kind, sentence: told.append((kind, sentence)), frozenset(),
             )  # fmt: skip

@@ -20,7 +20,7 @@ from node import Node
 from node.observe.events import ExchangeEvent, MemberEvent, NoticeEvent, RunEvent
 from node.observe.listeners import KEPT, WAITING, Listeners
 from node.observe.notices import LEVELS
-from node.transfers.accounts import OF_OFFERS
+from node.transfers.log import OF_OFFERS
 from tests.agreement.memory_network import Trainer
 from tests.agreement.scenario import Scenario, identity, run_nodes
 
@@ -239,7 +239,7 @@ def test_the_life_of_a_node_is_told_from_joining_to_the_end(train, until, quick)
     with node:
         (joined,) = [event for event in node.history() if event.kind == "joined"]
         assert isinstance(joined, RunEvent)
-        assert joined.run == node.state_dict()["genesis"]
+        assert joined.run == node.state_dict()["run_id"]
         met = of(node, "member")[0]
         assert (met.id, met.before, met.after) == (first.node.id, None, "alive")
         assert str(met) == f"Member {first.node.id[:8]} is alive."

@@ -14,7 +14,7 @@ import pytest
 from torch import nn
 
 from gossip.ids import parse_address
-from node.links.lobby import OF_ONE, PLACES
+from node.links.handshake_pool import OF_ONE, PLACES
 
 FLOODER = Path(__file__).with_name("flooder.py")
 COUNT = 1_000

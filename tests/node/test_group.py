@@ -15,7 +15,7 @@ from gossip.config import Config
 from gossip.ids import parse_address
 from node import QuasiGlobal
 from node.model import flat as vectors
-from node.model.kept import KeptWeights
+from node.model.backup import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from node.model.state import State
@@ -246,7 +246,7 @@ def test_what_changes_the_model_waits_for_an_open_boundary_and_copies_wait_for_i
     def update(value):
         one = pool.take()
         one.array.fill(value)
-        meeting.owe()
+        meeting.begin_update()
         meeting.want_update(Update(one))
 
     update(1.0)

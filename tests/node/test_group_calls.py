@@ -36,18 +36,18 @@ def test_all_ranks_go_on_with_the_run_of_a_state(quick):
 
     no_errors(play(after := ranks(go_on)[1]))
     assert after[0].result[0] == after[1].result[0] == 40
-    assert after[0].result[1]["genesis"] == after[1].result[1]["genesis"] == states[1]["genesis"]
+    assert after[0].result[1]["run_id"] == after[1].result[1]["run_id"] == states[1]["run_id"]
 
 
 def test_all_ranks_return_to_the_weights_of_a_finished_run(tmp_path):
     def finish(node, rank):
         run(node, 3)
         node.finish(0.1)
-        return flat(model_of(node)), node.state_dict()["genesis"], node.swarm_samples
+        return flat(model_of(node)), node.state_dict()["run_id"], node.swarm_samples
 
     def again(node, rank):
         assert node.finished
-        return flat(model_of(node)), node.state_dict()["genesis"], node.swarm_samples
+        return flat(model_of(node)), node.state_dict()["run_id"], node.swarm_samples
 
     no_errors(play(before := ranks(finish, state_dir=tmp_path)[1]))
     no_errors(play(after := ranks(again, state_dir=tmp_path)[1]))

@@ -143,11 +143,11 @@ def test_what_a_member_says_and_sends_leaves_all_ranks_training_and_the_same(tmp
     try:
         pair.go_on()
         before = [peak_mb(rank.pid) for rank in pair.ranks]
-        address, fingerprint, genesis, elements = pair.read("joined")
+        address, fingerprint, run_id, elements = pair.read("joined")
         for name in ("identities", "seeds"):
             (tmp_path / name).touch()
         target = foe.Target(
-            [parse_address(address)], parse_secret(secret.read_text()), fingerprint, bytes.fromhex(genesis), elements,
+            [parse_address(address)], parse_secret(secret.read_text()), fingerprint, bytes.fromhex(run_id), elements,
             tmp_path / "identities", tmp_path / "seeds", version=float(pair.read("seen")["steps"]),
         )  # fmt: skip
         besieger = Foe(foe, target, attack)

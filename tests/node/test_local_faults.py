@@ -128,7 +128,7 @@ def test_a_newcomer_takes_the_last_snapshot_of_a_donor_that_stands(train, quick,
             assert newcomer.running.wait(30)
             assert newcomer.error is None
             assert not hang.is_set()
-            assert newcomer.side.peer.local.genesis == donor.side.peer.local.genesis
+            assert newcomer.side.peer.local.run_id == donor.side.peer.local.run_id
             taken = newcomer.at_entry["weight"]
             assert any(torch.equal(taken, one) for one in [seen_at_first, *seen]), "of a boundary, and whole"
             if steps:

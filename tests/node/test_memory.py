@@ -10,7 +10,7 @@ import pytest
 
 from gossip.averaging.boundary import Boundary, Update
 from gossip.config import Config
-from gossip.effects import Collect
+from gossip.effects import ReceivePiece
 from gossip.exchange import exchanges
 from gossip.exchange.exchanges import LARGEST
 from node.model.pool import VectorPool
@@ -58,7 +58,7 @@ def test_the_next_copy_is_made_where_the_difference_lay_that_was_just_added():
     made = counting(pool)
     brought = pool.take()
     brought.array.fill(2.0)
-    meeting.owe()
+    meeting.begin_update()
     meeting.want_update(Update(brought))
     visit = meeting.visit(ignore, spare=True)
     assert (vector == 3.0).all()
@@ -79,7 +79,7 @@ def test_a_difference_that_a_device_still_reads_is_given_back_when_it_has_been()
     reading = Reading()
     meeting.model.add, meeting.model.add_read = lambda values: reading, lambda values, weight: False
     brought = pool.take()
-    meeting.owe()
+    meeting.begin_update()
     meeting.want_update(Update(brought))
     visit = meeting.visit(ignore, spare=True)
     assert visit.read == [brought]
@@ -130,10 +130,10 @@ async def test_a_newcomer_collects_where_its_exchanges_will_be(monkeypatch):
     first = node.streams.pool.take()
     node.streams.pool.give(first)
     before = len(made)
-    collecting = node.averager.collect(Collect(1, OTHER, 0, 100, ELEMENTS))
+    collecting = node.averager.collect(ReceivePiece(1, OTHER, 0, 100, ELEMENTS))
     assert collecting is first.array
     assert len(made) == before
-    assert node.averager.collect(Collect(2, OTHER, 100, 200, ELEMENTS)) is collecting
+    assert node.averager.collect(ReceivePiece(2, OTHER, 100, 200, ELEMENTS)) is collecting
 
 
 def test_no_copy_is_taken_along_for_a_mix_that_cannot_begin(monkeypatch):

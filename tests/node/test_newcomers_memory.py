@@ -15,7 +15,7 @@ from gossip.averaging.averager import Averager
 from gossip.averaging.boundary import Visit
 from gossip.averaging.vectors import Vector
 from gossip.config import Config
-from gossip.effects import Collect
+from gossip.effects import ReceivePiece
 from gossip.wire.messages import Fetch
 from node import Node
 from node.model.snapshot import ModelState
@@ -192,12 +192,12 @@ def test_no_snapshot_is_told_before_the_outer_step_has_begun():
 @in_trio
 async def test_a_newcomer_collects_where_its_outer_step_will_be():
     node = runtime(Config(filter="none", outer_momentum=0.5, outer_rate=0.7))
-    collecting = node.averager.collect(Collect(1, OTHER, 0, 100, ELEMENTS))
-    assert node.averager.collect(Collect(2, OTHER, 100, 200, ELEMENTS)) is collecting
+    collecting = node.averager.collect(ReceivePiece(1, OTHER, 0, 100, ELEMENTS))
+    assert node.averager.collect(ReceivePiece(2, OTHER, 100, 200, ELEMENTS)) is collecting
     assert not node.streams.pool.free
     node.averager.outer.begin(collecting)
     assert node.averager.outer.owns(collecting)
-    again = node.averager.collect(Collect(3, OTHER, 0, 100, ELEMENTS + 1))
+    again = node.averager.collect(ReceivePiece(3, OTHER, 0, 100, ELEMENTS + 1))
     assert not node.averager.outer.owns(again)
 
 

@@ -112,8 +112,8 @@ def introduce(one, other):
     one.side.thread.call(lambda: one.side.runtime.doors.dial(address, None))
 
 
-def genesis(trainee):
-    return trainee.side.peer.local.genesis
+def run_id(trainee):
+    return trainee.side.peer.local.run_id
 
 
 def test_another_runs_weights_that_prove_worse_are_put_back(train, until, tmp_path, quick):
@@ -124,14 +124,14 @@ def test_another_runs_weights_that_prove_worse_are_put_back(train, until, tmp_pa
     optimizer = torch.optim.SGD(good.parameters(), lr=0.1, momentum=0.9)
     ours = train(good, optimizer, work=pull(good, 1.0), state_dir=tmp_path)
     until(lambda: len(ours.side.peer.judge.before) >= 4 and spread_from(good, 1.0) < 0.1)
-    run = genesis(ours)
+    run = run_id(ours)
     larger.do(lambda node: node.step(samples=20 * trained(larger)))
     introduce(ours, larger)
     until(lambda: ours.side.kept_in is not None and ours.side.peer.joining.refused, seconds=60.0)
     until(lambda: spread_from(good, 1.0) < 0.1)
-    assert genesis(ours) == run
+    assert run_id(ours) == run
     kept = checkpoint.load(tmp_path / "before-merge.safetensors")
-    assert kept.meta["genesis"] == run.hex()
+    assert kept.meta["run_id"] == run.hex()
     assert all(float((kept.tensors[name] - 1.0).abs().max()) < 0.1 for name in good.state_dict())
 
 
@@ -143,7 +143,7 @@ def test_another_runs_weights_that_are_no_worse_stay(train, until, quick):
     until(lambda: len(ours.side.peer.judge.before) >= 4)
     larger.do(lambda node: node.step(samples=20 * trained(larger)))
     introduce(ours, larger)
-    until(lambda: genesis(ours) == genesis(larger), seconds=60.0)
+    until(lambda: run_id(ours) == run_id(larger), seconds=60.0)
     assert ours.side.kept_in is not None
     assert ours.side.kept_in.exists()
 
@@ -175,11 +175,11 @@ def test_a_node_that_returns_alone_has_the_final_weights_and_their_count(train, 
     first = train(linear(1), state_dir=tmp_path)
     until(lambda: trained(first) > 10)
     first.do(lambda node: node.finish(0.1))
-    samples, run = first.node.swarm_samples, genesis(first)
+    samples, run = first.node.swarm_samples, run_id(first)
     first.stop()
     again = train(linear(2), state_dir=tmp_path)
     assert spread(again.model, first.model) == 0.0
-    assert genesis(again) == run
+    assert run_id(again) == run
     assert again.node.swarm_samples >= samples
 
 
@@ -219,7 +219,7 @@ def test_a_late_comer_has_the_final_weights_before_those_who_finished_are_gone(t
     first.do(lambda node: node.finish())
     first.stop()
     assert second.running.wait(30)
-    assert genesis(second) == genesis(first)
+    assert run_id(second) == run_id(first)
     assert spread(late, final) == 0.0
     second.stop()
 
@@ -246,5 +246,5 @@ def test_of_four_donors_one_that_gives_another_model_leaves_no_trace(train, unti
             weights.fill_(50.0)
     late = linear(2, 20_000)
     newcomer = train(late, config=config, seeds=[donors[0].node.address])
-    assert genesis(newcomer) == genesis(donors[0])
+    assert run_id(newcomer) == run_id(donors[0])
     assert spread(late, models[0]) == 0.0

@@ -23,12 +23,12 @@ from node.observe.metrics import Metrics
 from node.observe.reduced import Reduced
 from node.ranks.boundary import UpdateTold
 from node.ranks.mirror import Place
-from node.ranks.news import News
 from node.ranks.plain import DEEPEST, MOST_BYTES, RECORD, TUPLE, packed, unpacked
+from node.ranks.report import SwarmReport
 
-NEWS = News(
+NEWS = SwarmReport(
     PeerId(b"i" * 16), "127.0.0.1:1", SwarmView((PeerId(b"o" * 16),), 3, b"run", 1 << 60, 7, 2), False, 4,
-    {"genesis": "ab", "samplers": {"seed": 1 << 90, "left": [1, 2]}}, (Member("a", None, "alive", 1, 2, None),),
+    {"run_id": "ab", "samplers": {"seed": 1 << 90, "left": [1, 2]}}, (Member("a", None, "alive", 1, 2, None),),
     Metrics({"loss": 0.5, "alone": True, "state": None}),
 )  # fmt: skip
 

@@ -16,7 +16,7 @@ from gossip.averaging.boundary import Adoption, Boundary, Update
 from gossip.averaging.vectors import Vector
 from gossip.errors import LocalError, RemoteError
 from node.faults import first_cause, trace
-from node.model.kept import KeptWeights
+from node.model.backup import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from node.ranks.boundary import RanksBoundary
@@ -30,8 +30,8 @@ def boundary_of(vector):
 def test_updates_of_finished_exchanges_outlive_a_fault_and_wishes_do_not():
     live = np.zeros(8, np.float32)
     boundary = boundary_of(live)
-    boundary.owe()
-    boundary.owe()
+    boundary.begin_update()
+    boundary.begin_update()
     boundary.want_update(Update(Vector(np.ones(8, np.float32))))
     boundary.want_snapshot(7)
     boundary.restart()
@@ -66,7 +66,7 @@ def test_updates_that_wait_for_all_ranks_outlive_a_fault_too():
     plain = boundary_of(live)
     ranks = SimpleNamespace(tell=lambda *_: None, send=lambda _: None)
     boundary = RanksBoundary(ranks, plain.model, plain.vectors, plain.kept)
-    boundary.owe()
+    boundary.begin_update()
     boundary.want_update(Update(Vector(np.ones(8, np.float32))))
     boundary.want_adoption(Adoption(np.full(8, 5.0, np.float32)))
     boundary.restart()

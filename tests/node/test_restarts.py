@@ -176,7 +176,7 @@ def test_a_fault_while_it_joins_begins_the_joining_anew(report, monkeypatch):
     try:
         Pair.begin(newcomer)
         assert newcomer.side.service.faults.restarts == 1
-        assert newcomer.side.peer.genesis == own.genesis
+        assert newcomer.side.peer.run_id == own.run_id
         until(lambda: newcomer.side.peer.counts.done > 0)
         assert newcomer.model["x"][0] == pytest.approx(7.0)
     finally:

@@ -37,13 +37,13 @@ def test_a_run_goes_on_from_the_state_that_another_checkpoint_holds(quick):
             for batch in node.shard(data, 4):
                 node.step(samples=len(batch))
         written = json.dumps(node.state_dict(), allow_nan=False)
-        genesis = node._training.peer.genesis
+        run_id = node._training.peer.run_id
     kept = linear(5)  # its weights are back, by whoever keeps them
     before = [value.clone() for value in kept.parameters()]
     node = Node(kept, config=quick)
     node.load_state_dict(json.loads(written))
     with node:
-        assert node._training.peer.genesis == genesis
+        assert node._training.peer.run_id == run_id
         assert node.swarm_samples == 16
         assert node.state_dict()["passes"] == 2, "the next pass divides the data in another way"
         assert node.state_dict()["version"] == json.loads(written)["version"]
@@ -55,31 +55,31 @@ def test_a_run_goes_on_from_the_state_that_another_checkpoint_holds(quick):
 @pytest.mark.parametrize("ours", [True, False], ids=["its own run", "another run"])
 def test_where_a_swarm_lives_its_weights_are_taken_and_nothing_counts_twice(train, quick, ours):
     donor = train(linear(1))
-    donor.do(lambda node: node.load_state_dict({"genesis": "cd" * 16, "swarm_samples": 10**6}))
+    donor.do(lambda node: node.load_state_dict({"run_id": "cd" * 16, "swarm_samples": 10**6}))
     state = donor.do(lambda node: node.state_dict())
     if not ours:
-        state |= {"genesis": "ab" * 16, "swarm_samples": 10**7}
+        state |= {"run_id": "ab" * 16, "swarm_samples": 10**7}
     model = linear(2)
     node = Node(model, seeds=[donor.node.address], config=quick)
     node.load_state_dict(state)
     with node:
-        assert node.state_dict()["genesis"] == "cd" * 16
+        assert node.state_dict()["run_id"] == "cd" * 16
         assert 10**6 <= node.swarm_samples < 2 * 10**6
         assert torch.equal(model.weight, donor.model.weight)
 
 
 def test_inside_the_block_the_weights_that_are_here_are_the_runs(quick):
     with Node(linear(), config=quick) as node:
-        node.load_state_dict({"genesis": "ab" * 16, "swarm_samples": 1000, "version": 3.0})
+        node.load_state_dict({"run_id": "ab" * 16, "swarm_samples": 1000, "version": 3.0})
         assert node.swarm_samples == 1000
-        assert node.state_dict()["genesis"] == "ab" * 16
+        assert node.state_dict()["run_id"] == "ab" * 16
 
 
 @pytest.mark.parametrize(
     ("state", "sentence"),
     [
         ({"fingerprint": "00" * 16}, "belongs to another model"),
-        ({"genesis": "no run"}, "names a run that cannot be"),
+        ({"run_id": "no run"}, "names a run that cannot be"),
         ([], "is a mapping"),
     ],
 )
@@ -90,7 +90,7 @@ def test_a_state_that_cannot_be_is_refused_in_a_sentence(quick, state, sentence)
 
 def test_numbers_that_cannot_be_are_brought_within_bounds(quick):
     node = Node(linear(), config=quick)
-    node.load_state_dict({"genesis": "ab" * 16, "swarm_samples": 2**70, "version": float("nan"), "passes": "many"})
+    node.load_state_dict({"run_id": "ab" * 16, "swarm_samples": 2**70, "version": float("nan"), "passes": "many"})
     with node:
         assert node.swarm_samples == 2**53 - 1
         assert node.state_dict()["passes"] == 0

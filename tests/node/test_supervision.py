@@ -11,7 +11,6 @@ import pytest
 
 from gossip.effects import (
     Adopt,
-    Collect,
     Confirm,
     CopyFrozen,
     CopyPiece,
@@ -24,7 +23,7 @@ from gossip.effects import (
     Merge,
     Mix,
     Notice,
-    Recall,
+    ReceivePiece,
     Release,
     Rename,
     Restore,
@@ -33,6 +32,7 @@ from gossip.effects import (
     Snapshot,
     Transfer,
     TryDial,
+    UseLastSnapshot,
 )
 from gossip.handlers import HANDLERS
 from gossip.ids import Address
@@ -67,9 +67,9 @@ MESSAGES = [
 ]  # fmt: skip
 EFFECTS = [
     Send(NOBODY, Reach()), Dial(Address("127.0.0.1", 1)), LookUp(), TryDial(NOBODY, Address("127.0.0.1", 1)),
-    Snapshot(1), CopyPiece(1, 0, 1), Recall(1), CopyFrozen(1, 0, 1), Transfer(1, NOBODY, "fp32"),
+    Snapshot(1), CopyPiece(1, 0, 1), UseLastSnapshot(1), CopyFrozen(1, 0, 1), Transfer(1, NOBODY, "fp32"),
     Gather(1, (), 0, "fp32"), Mix(1, 0.5), Merge(1, 0.5), Rename(1, 2), Release(1), Serve(1, NOBODY, 0, 1),
-    Collect(1, NOBODY, 0, 1, 1), Adopt((), ()), Confirm(), Restore(),
+    ReceivePiece(1, NOBODY, 0, 1, 1), Adopt((), ()), Confirm(), Restore(),
     MemberChanged(NOBODY, None, MemberState.ALIVE), Notice("fault", ""),
 ]  # fmt: skip
 

@@ -69,12 +69,12 @@ def test_members_that_somebody_made_up_end_no_wait(train, launch, until):
     first = launch(model(1), seeds=[liar.node.address], wait_for=3, wait_s=600.0)
     side = first.side
     until(lambda: side.peer.counts.alive == 2)
-    genesis, sender = liar.side.peer.genesis, liar.side.peer.id
+    run_id, sender = liar.side.peer.run_id, liar.side.peer.id
     made_up = []
     for port in range(1, 9):
         someone = Identity.load(None)
         record = MemberRecord(
-            someone.id, someone.public_key, 1, address=Address("127.0.0.1", port), genesis=genesis, ready=True
+            someone.id, someone.public_key, 1, address=Address("127.0.0.1", port), run_id=run_id, ready=True
         )  # fmt: skip
         made_up.append(signed(record, someone.sign))
     runtime = side.runtime
@@ -102,9 +102,9 @@ def test_a_state_that_others_keep_is_gone_on_with_before_anybody_is_waited_for(t
     node, seen = Node(model(), config=QUICK, wait_for=2), []
     node.load_state_dict(state)
     side = node._training
-    monkeypatch.setattr(side, "wait_for_others", lambda began: seen.append(side.peer.genesis.hex()))
+    monkeypatch.setattr(side, "wait_for_others", lambda began: seen.append(side.peer.run_id.hex()))
     with node:
-        assert seen == [state["genesis"]], "those who come meanwhile take the weights of that run"
+        assert seen == [state["run_id"]], "those who come meanwhile take the weights of that run"
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------

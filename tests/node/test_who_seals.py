@@ -70,7 +70,7 @@ def in_no_time(test):
 
 
 async def met(near, far, shares=(DIALLER, ACCEPTOR), spoils=None):
-    """Both streams after the handshake of two observers, as ``Doors`` makes it: sealed, or not, or what was raised."""
+    """Both streams after the handshake as ``Connector`` makes it: sealed, or not, or what was raised."""
     found = {name: BrokenLinkError("It was kept waiting.") for name in ("near", "far")}
 
     async def side(name, inner, contexts, server_side, share):

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from gossip.config.filters import FILTERS
 from gossip.effects import (
-    Collect,
     Effect,
     Gather,
     MemberChanged,
@@ -15,6 +14,7 @@ from gossip.effects import (
     Merge,
     Mix,
     Notice,
+    ReceivePiece,
     Release,
     Rename,
     Send,
@@ -83,7 +83,7 @@ class Judge:
             case Notice(kind, sentence):
                 world.note(f"{host} says: {kind}: {sentence}")
                 self.noticed(host, kind, sentence)
-            case Snapshot() | Collect():
+            case Snapshot() | ReceivePiece():
                 if session is not None:
                     world.fail("a number is one session's", f"{host} is told {effect}")
             case Release():
@@ -224,10 +224,10 @@ class Judge:
         if (host, number) in self.of:
             side = self.of[host, number].sides[host]
             if not side.mixed and not side.excused:
-                side.excused = self.excuse(host, side, self.of[host, number])
+                side.excused = self.abort_update(host, side, self.of[host, number])
             self.end(host, number)
 
-    def excuse(self, host: Host, side: Side, deal: Deal) -> str:
+    def abort_update(self, host: Host, side: Side, deal: Deal) -> str:
         """Why a side that said COMMIT may have dropped what others apply: nobody who knows could be asked."""
         world, doubt_s = self.world, self.world.config.doubt_s
         if side.committed_s is None:
@@ -395,10 +395,10 @@ class Judge:
         if kind == "started" and host.must_join:
             self.world.fail("a peer that must join begins no run", f"{host}: {sentence}")
         if kind == "merged":
-            self.merged_at.append((self.world.now, host, host.genesis))
+            self.merged_at.append((self.world.now, host, host.run_id))
             lately = [one for one in self.merged_at if one[0] > self.world.now - LATELY_S]
             self.merged_at = lately
-            if sum(one[1:] == (host, host.genesis) for one in lately) > 2:
+            if sum(one[1:] == (host, host.run_id) for one in lately) > 2:
                 self.world.fail("nobody goes to and fro between two runs", f"{host}: {sentence}")
         if kind == "finished" and "members hold" in sentence:
             self.finished(host, sentence)
@@ -406,9 +406,9 @@ class Judge:
     def finished(self, host: Host, sentence: str) -> None:
         """An honest member must have said so, where fewer than half of those that the host knows of the run lie."""
         by_id, peer = self.world.by_id, host.peer
-        others = [by_id[record.id] for record in peer.membership.sharing(peer.genesis) if record.id in by_id]
+        others = [by_id[record.id] for record in peer.membership.sharing(peer.run_id) if record.id in by_id]
         liars = sum(other.liar for other in others)
-        if peer.genesis not in self.ended_runs and 2 * liars < len(others) + 1:
+        if peer.run_id not in self.ended_runs and 2 * liars < len(others) + 1:
             self.world.fail("only honest members end a run", f"{host}: {sentence}")
 
     # -- members -------------------------------------------------------------------------------------------------

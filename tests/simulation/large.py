@@ -159,7 +159,7 @@ class Large(Schedule):
         share = self.own.choice([0.1, 0.4, 0.9])
         for host in self.world.honest:
             if host.peer.ready and self.own.random() < share:
-                self.world.judge.ended_runs.add(host.peer.genesis)
+                self.world.judge.ended_runs.add(host.peer.run_id)
                 host.call("finish")
 
     def cut(self) -> None:

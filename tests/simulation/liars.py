@@ -118,7 +118,7 @@ class Liar(Host):
             return
         self.say(to, self.rng.choice([
             Commit(session), Settled(session, True), Settled(session, False), Outcome(session), Busy(session),
-            Abort(session, "late"), Accept(session, 0.0, 0.5, "fp32"), Refuse(session, "genesis"),
+            Abort(session, "late"), Accept(session, 0.0, 0.5, "fp32"), Refuse(session, "run_id"),
         ]))  # fmt: skip
 
     def send(self, to: PeerId, message: Any) -> None:
@@ -169,7 +169,7 @@ class Liar(Host):
         local, rng = self.peer.local, self.rng
         return Offer(
             rng.getrandbits(62) if rng.random() < 0.5 else self.session(), rng.choice(["f", "f", "f", "g"]),
-            local.genesis, self.figure() if rng.random() < 0.3 else local.version,
+            local.run_id, self.figure() if rng.random() < 0.3 else local.version,
             rng.choice([0.5, 0.5, 0.25, 1e-9, 2.0]),
             rng.choice(["fp32", "fp32", "int8", "moniqua4", "none"]),
             "push" if self.config.pushes != (rng.random() < 0.1) else rng.choice(["pair", "pair", "ahead"]),
@@ -183,7 +183,7 @@ class Liar(Host):
         return rng.choice([
             Accept(session, self.figure(), rng.choice([0.5, 0.25, 0.0, 3.0]), rng.choice(["fp32", "int8", "none"]),
                    self.claim()),
-            Busy(session), Refuse(session, "genesis"), Commit(session), Commit(session), Abort(session, "late"),
+            Busy(session), Refuse(session, "run_id"), Commit(session), Commit(session), Abort(session, "late"),
             Abort(session, "checksum"), Outcome(session), Settled(session, True), Settled(session, False),
         ])  # fmt: skip
 
@@ -191,8 +191,8 @@ class Liar(Host):
         rng, session, local = self.rng, self.session(), self.peer.local
         members = tuple(sorted({self.id, *(self.someone() for _ in range(rng.randint(0, 5)))}))
         return rng.choice([
-            Invite(session, "f", local.genesis, local.version, "fp32", members),
-            Invite(rng.getrandbits(62), "f", local.genesis, local.version, "fp32", members),
+            Invite(session, "f", local.run_id, local.version, "fp32", members),
+            Invite(rng.getrandbits(62), "f", local.run_id, local.version, "fp32", members),
             Joined(session, self.figure(), "fp32", self.claim()),
             Begin(session, members, self.figure(), "fp32", self.claim()),
         ])  # fmt: skip
@@ -203,7 +203,7 @@ class Liar(Host):
         return rng.choice([
             Fetch(rng.getrandbits(62), (), start, rng.choice([start, ELEMENTS, 2**62])),
             Fetch(self.session(), ("exp_avg",), 0, ELEMENTS),
-            Serving(self.session(), self.figure(), local.genesis, rng.choice([(), ("zzz",)]), (("step", 1e308),),
+            Serving(self.session(), self.figure(), local.run_id, rng.choice([(), ("zzz",)]), (("step", 1e308),),
                     rng.choice(NUMBERS), rng.random() < 0.5),
             Reach(), Reached(rng.random() < 0.5),
         ])  # fmt: skip
@@ -232,8 +232,8 @@ class Liar(Host):
         if rng.random() < 0.3:
             changes |= {"version": rng.choice(FLOATS), "finished": rng.random() < 0.5}
         if rng.random() < 0.2:
-            runs = [host.peer.genesis for host in self.world.honest]
-            changes |= {"genesis": rng.choice([b"\xff" * 16, b"", b"\0" * 16, rng.randbytes(16), *runs])}
+            runs = [host.peer.run_id for host in self.world.honest]
+            changes |= {"run_id": rng.choice([b"\xff" * 16, b"", b"\0" * 16, rng.randbytes(16), *runs])}
         if rng.random() < 0.3:
             changes |= {"incarnation": mine.incarnation + rng.choice([1, 5, 999, 1001, 2**52])}
         changed: list[Any] = [dataclasses.replace(mine, **changes)]
@@ -241,7 +241,7 @@ class Liar(Host):
             name = hashlib.sha256(b"sybil %d %d" % (self.number, rng.randrange(self.sybils) + number)).digest()
             address = Address("10.0.0.2", 2000 + name[0])
             changed.append(MemberRecord(PeerId(name[:16]), b"", 1, rng.randint(0, 9), address=address, ready=True,
-                                        genesis=self.peer.local.genesis, samples=rng.choice(NUMBERS[:4]),
+                                        run_id=self.peer.local.run_id, samples=rng.choice(NUMBERS[:4]),
                                         progress=rng.choice(NUMBERS[:4]), finished=rng.random() < 0.3))  # fmt: skip
         if self.records and rng.random() < 0.5:
             changed.append(rng.choice(list(self.records)))  # as it once was

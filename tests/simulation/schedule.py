@@ -143,7 +143,7 @@ class Schedule:
         self.numbers += again is None
         life = self.lives[number] = self.lives.get(number, 0) + 1
         again = twin or again
-        genesis = hashlib.sha256(b"genesis %d %d %d" % (self.seed, number, life)).digest()[:16]
+        run_id = hashlib.sha256(b"genesis %d %d %d" % (self.seed, number, life)).digest()[:16]
         book: tuple[MemberRecord, ...] = ()
         incarnation = 1
         if again is not None and memory:
@@ -151,7 +151,7 @@ class Schedule:
             incarnation = again.peer.membership.me.incarnation + 1
         dialable = again.dialable if again is not None else liar or self.dials(number)
         record = MemberRecord(
-            peer_id(number) if twin is None else twin.id, b"", incarnation, address=address_of(number), genesis=genesis
+            peer_id(number) if twin is None else twin.id, b"", incarnation, address=address_of(number), run_id=run_id
         )
         others = [host for host in world.running if not host.left and not host.liar and host.dialable]
         seeds = () if seedless or not others else tuple(
@@ -332,13 +332,13 @@ class Schedule:
         host.restoring = False
         host.pieces.clear()
         self.world.truth.set(host, host.peer.local.progress.samples)
-        host.call("resume", host.peer.local.genesis, host.peer.local.progress.samples, host.peer.local.version)
+        host.call("resume", host.peer.local.run_id, host.peer.local.progress.samples, host.peer.local.version)
 
     def finish_one(self) -> None:
         """Its owner holds the run to be finished."""
         host = self.some()
         if host is not None and not host.liar and host.peer.ready:
-            self.world.judge.ended_runs.add(host.genesis)
+            self.world.judge.ended_runs.add(host.run_id)
             host.call("finish")
 
     def copy_one(self) -> None:
@@ -423,7 +423,7 @@ class Schedule:
     @staticmethod
     def divides(host: Host, other: Host) -> bool:
         """Whether the two hold different runs."""
-        return host.peer.ready and other.peer.ready and host.genesis != other.genesis
+        return host.peer.ready and other.peer.ready and host.run_id != other.run_id
 
     def wrong(self) -> list[str]:
         """What is not well yet."""

@@ -103,7 +103,7 @@ class Recorder(World):
                 incarnation = node.peer.membership.record(peer).incarnation
                 self.say(f"holds {self.names(peer)} {after.name}{was} (incarnation {incarnation})", who)
             case Notice(kind, sentence):
-                self.say(f"says: {kind}: {sentence.replace(short(node.genesis), '1')}", who)
+                self.say(f"says: {kind}: {sentence.replace(short(node.run_id), '1')}", who)
 
 
 class Recorded(Host):

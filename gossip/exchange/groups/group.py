@@ -31,7 +31,7 @@ __all__ = ["DOUBTS", "Group"]
 
 DOUBTS = 2  # Groups in doubt at once, two vectors each: the one that a network cut left, and the next.
 PREPARING, OFFERED, STREAMING = State.PREPARING, State.OFFERED, State.STREAMING
-VERIFIED, DOUBT, DONE, DROPPED = State.VERIFIED, State.DOUBT, State.DONE, State.DROPPED
+VERIFIED, IN_DOUBT, DONE, DROPPED = State.VERIFIED, State.IN_DOUBT, State.DONE, State.DROPPED
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -72,7 +72,7 @@ class Group(Session):
     def most_doubts(exchanges: Exchanges[Any]) -> int:
         return DOUBTS
 
-    def hears(self, event: Event, sender: PeerId) -> bool:
+    def accepts_from(self, event: Event, sender: PeerId) -> bool:
         match event:
             case Event.JOINED | Event.BUSY | Event.REFUSE:
                 return sender in self.invited
@@ -83,7 +83,7 @@ class Group(Session):
         return sender in self.members
 
     @classmethod
-    def unheard(cls, exchanges: Exchanges[Any], event: Event, sender: PeerId, session: int) -> list[Effect]:
+    def on_stray(cls, exchanges: Exchanges[Any], event: Event, sender: PeerId, session: int) -> list[Effect]:
         """Answer a message about a group that does not allow it; stay silent without a record of the group.
 
         An inviter that restarted has no record, which proves nothing about the outcome.
@@ -213,7 +213,7 @@ class Group(Session):
         code = norm_accepts(difference_sq, own_sq, exchanges.local.elements, exchanges.config.norm_bound)
         for peer in refused:
             exchanges.refusals.add(peer, code or "norm")
-            exchanges.conduct.note(peer, "refused", now)
+            exchanges.misbehaviour.note(peer, "refused", now)
             if code is not None:
                 exchanges.partners.failed(peer, now)
         if code is not None:
@@ -302,8 +302,8 @@ class Group(Session):
     def doubt(self, now: float) -> list[Effect]:
         """Ask the inviter, which alone decides, for the outcome of a group in doubt."""
         ended: list[Effect] = []
-        if self.state is not DOUBT:
-            self.state, self.since = DOUBT, max(now, self.deadline)  # The inviter has decided by then.
+        if self.state is not IN_DOUBT:
+            self.state, self.since = IN_DOUBT, max(now, self.deadline)  # The inviter has decided by then.
             ended = self.exchanges.forget_doubts(now)
         self.deadline = now + DOUBT_RETRY_S
         return [*ended, Send(self.inviter, Outcome(self.session))]
@@ -325,7 +325,7 @@ class Group(Session):
     def finish(self, now: float) -> list[Effect]:
         exchanges = self.exchanges
         exchanges.remember(self.session, True)
-        if self.state is not DOUBT:
+        if self.state is not IN_DOUBT:
             exchanges.durations.add(self.inviter, now - self.since)
         exchanges.done += 1
         exchanges.partners.mixes += 1

@@ -27,7 +27,7 @@ TRIES = 4  # Peers asked for each seat of a random group: with three in four bus
 
 def start(kind: type[Group], exchanges: Exchanges[Group], now: float) -> list[Effect]:
     """Prepare the invitations of a mix of our own, beginning with the snapshot."""
-    if any(one.state is not State.DOUBT for one in exchanges.table.values()):
+    if any(one.state is not State.IN_DOUBT for one in exchanges.table.values()):
         return []
     invited = candidates(exchanges, now)
     if not invited:
@@ -72,7 +72,7 @@ def streamable(exchanges: Exchanges[Group], peers: list[PeerId]) -> tuple[PeerId
 
 def invitation(group: Group) -> Invite:
     local = group.exchanges.local
-    return Invite(group.session, local.fingerprint, local.genesis, group.ours, group.codec, group.candidates)
+    return Invite(group.session, local.fingerprint, local.run_id, group.ours, group.codec, group.candidates)
 
 
 def substitute(group: Group, now: float) -> list[Effect]:
@@ -102,7 +102,7 @@ def gives_way(exchanges: Exchanges[Group], sender: PeerId, invite: Invite) -> li
     """
     left: list[Group] = []
     for one in exchanges.table.values():
-        if one.state is State.DOUBT:
+        if one.state is State.IN_DOUBT:
             continue
         if one.state not in (State.PREPARING, State.OFFERED):
             return None

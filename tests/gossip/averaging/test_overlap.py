@@ -10,7 +10,7 @@ from gossip.averaging.averager import Averager
 from gossip.averaging.boundary import Boundary
 from gossip.config import Config
 from gossip.effects import Mix, Transfer
-from node.model.kept import KeptWeights
+from node.model.backup import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from tests.gossip.exchange.sides import B

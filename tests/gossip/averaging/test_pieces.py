@@ -12,7 +12,7 @@ import pytest
 from gossip.arithmetic.subsets import Subset
 from gossip.averaging.boundary import Adoption, Boundary, Update
 from gossip.averaging.vectors import Cut, Vector
-from node.model.kept import KeptWeights
+from node.model.backup import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 
@@ -78,12 +78,12 @@ def test_pieces_of_weights_and_of_the_state_are_what_lies_there(start):
 
 def test_two_newcomers_and_an_exchange_are_served_at_one_boundary_and_newcomers_where_exchanges_wait():
     meeting, pool = boundary()
-    meeting.owe()
+    meeting.begin_update()
     for session, start in ((1, 0), (2, WEIGHTS)):
         meeting.want_snapshot(session, room(pool, start, start + 100))
     meeting.want_snapshot(3)
     assert [session for session, _, _ in meeting.visit(ignore).snapshots] == [1, 2]
-    meeting.excuse()
+    meeting.abort_update()
     assert [session for session, _, _ in meeting.visit(ignore).snapshots] == [3]
 
 
@@ -142,7 +142,7 @@ def test_the_memory_of_a_piece_goes_back_to_the_system(sharing):
 # -- an addition and a copy in one pass ----------------------------------------------------------------------------
 def added(meeting, pool, values, **visit):
     update = Update(Vector(np.full(WEIGHTS, values, np.float32)))
-    meeting.owe()
+    meeting.begin_update()
     meeting.want_update(update)
     return update.vector, meeting.visit(ignore, **visit)
 
@@ -172,7 +172,7 @@ def test_it_is_one_copy_for_all_that_want_it():
 def test_of_several_updates_the_last_one_makes_the_copy():
     meeting, pool = boundary()
     meeting.want_snapshot(1)
-    meeting.owe()
+    meeting.begin_update()
     meeting.want_update(Update(Vector(np.full(WEIGHTS, 1.0, np.float32))))
     vector, visit = added(meeting, pool, 0.5)
     assert [one for _, one, _ in visit.snapshots] == [vector]
@@ -193,7 +193,7 @@ def test_where_nobody_wants_all_of_the_weights_nothing_is_copied(wish):
         meeting.expected = Cut(PART, positions)
     if wish == "one that waits":
         meeting.want_snapshot(1)
-        meeting.owe()
+        meeting.begin_update()
     added(meeting, pool, 0.5, spare=wish == "a part that is expected")
     assert calls == []
     assert len(pool.back) == 1
@@ -202,7 +202,7 @@ def test_where_nobody_wants_all_of_the_weights_nothing_is_copied(wish):
 def test_a_vector_with_a_mass_is_merged_and_copied_as_ever():
     meeting, _ = boundary()
     meeting.want_snapshot(1)
-    meeting.owe()
+    meeting.begin_update()
     update = Update(Vector(np.zeros(WEIGHTS, np.float32)), mass=1.0)
     meeting.want_update(update)
     visit = meeting.visit(ignore)

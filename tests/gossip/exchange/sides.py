@@ -21,7 +21,7 @@ class Side:
     def __init__(self, me=A, partners=(B,), config=None, first_session=1, **local):
         self.me, self.partners = me, list(partners)
         self.config = config or Config()
-        fields = {"genesis": b"g" * 16, "ready": True, "every": self.config.first_interval} | local
+        fields = {"run_id": b"g" * 16, "ready": True, "every": self.config.first_interval} | local
         self.local = Local("f", ELEMENTS, 10, **fields)
         self.sessions = itertools.count(first_session)
         self.benched, self.declined, self.mixes, self.gone, self.strangers = [], [], [], [], []
@@ -76,8 +76,8 @@ class Side:
         return self.exchanges.table
 
 
-def offer(session=7, weight=0.5, version=0.0, fingerprint="f", genesis=b"g" * 16, codec="fp32"):
-    return Offer(session, fingerprint, genesis, version, weight, codec)
+def offer(session=7, weight=0.5, version=0.0, fingerprint="f", run_id=b"g" * 16, codec="fp32"):
+    return Offer(session, fingerprint, run_id, version, weight, codec)
 
 
 def streaming(side=None, session=1, weight=0.5):

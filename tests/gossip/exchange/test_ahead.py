@@ -17,8 +17,8 @@ from tests.gossip.exchange.test_exchange_sieges import Siege, Silent
 OUTER = Config(outer_momentum=0.5, outer_rate=0.7)
 
 
-def ahead(session=7, genesis=b"g" * 16):
-    return Offer(session, "f", genesis, 0.0, 0.5, "fp32", "ahead")
+def ahead(session=7, run_id=b"g" * 16):
+    return Offer(session, "f", run_id, 0.0, 0.5, "fp32", "ahead")
 
 
 def busy_side(me=A, partners=(B, C, D), **local):
@@ -79,7 +79,7 @@ def test_both_compute_one_weight_from_both_versions_and_the_smaller_of_what_each
 
 
 @pytest.mark.parametrize(("asked", "answer"), [
-    (ahead(genesis=b"h" * 16), Refuse(7, "genesis")),
+    (ahead(run_id=b"h" * 16), Refuse(7, "run_id")),
     (Offer(7, "f", b"g" * 16, 0.0, 0.5, "none", "ahead"), Refuse(7, "codec")),
 ])  # fmt: skip
 def test_what_cannot_be_mixed_is_not_promised(asked, answer):

@@ -23,7 +23,7 @@ def doubting(side=None, now=1.0):
     """A side whose exchange with B lost its link between the two COMMITs."""
     side = verified(side)
     side.exchanges.unlinked(B, now)
-    assert side.table[1].state is State.DOUBT
+    assert side.table[1].state is State.IN_DOUBT
     return side
 
 
@@ -87,7 +87,7 @@ def test_a_tick_ends_the_doubt_about_one_that_is_held_dead():
     a.perform(a.peer.streamed(exchange.session, 1.0, 1.0, swarm.now))
     partner = swarm.by_id[exchange.partner]
     partner.crash()
-    swarm.until(lambda: exchange.state is State.DOUBT, 5.0)
+    swarm.until(lambda: exchange.state is State.IN_DOUBT, 5.0)
     swarm.until(lambda: not a.peer.exchanges.table, 0.9 * swarm.config.doubt_s)
     assert a.peer.membership.state(partner.id) is MemberState.DEAD
 
@@ -97,7 +97,7 @@ def test_who_says_no_commit_is_blamed_for_it_once(answer):
     """Sitting out lasts longer for each failure: counted again when the doubt ends, one would sit out for two."""
     side = verified()
     side.exchanges.tick(side.table[1].until)
-    assert side.table[1].state is State.DOUBT
+    assert side.table[1].state is State.IN_DOUBT
     assert side.benched == [B]
     if answer == "no":
         ended = side.exchanges.on_settled(B, Settled(1, False), 40.0)
@@ -160,15 +160,15 @@ def test_one_that_does_not_say_commit_is_counted_at_once_and_only_once():
         x = side.exchanges
         until = x.table[1].until
         x.tick(until)
-        assert x.table[1].state is State.DOUBT
-        assert x.conduct.levels[B, "wasted"][0] == 1.0
+        assert x.table[1].state is State.IN_DOUBT
+        assert x.misbehaviour.levels[B, "wasted"][0] == 1.0
         if says:
             x.on_commit(B, 1, until + 1.0)
-            assert (B, "wasted") not in x.conduct.levels
+            assert (B, "wasted") not in x.misbehaviour.levels
             continue
         now = until
         while 1 in x.table:
             now = x.deadline
             x.tick(now)
         assert now >= until + x.config.doubt_s
-        assert x.conduct.levels[B, "wasted"][0] == 1.0
+        assert x.misbehaviour.levels[B, "wasted"][0] == 1.0

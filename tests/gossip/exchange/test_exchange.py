@@ -177,7 +177,7 @@ def test_terms_that_were_not_offered_end_the_exchange(accept):
 # -- refusing --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("changes", "code"),
-    [({"fingerprint": "x"}, "layout"), ({"genesis": b"x" * 16}, "genesis"), ({"codec": "zip"}, "codec")],
+    [({"fingerprint": "x"}, "layout"), ({"run_id": b"x" * 16}, "run_id"), ({"codec": "zip"}, "codec")],
 )
 def test_an_offer_for_other_weights_is_refused(changes, code):
     side = Side()
@@ -186,7 +186,7 @@ def test_an_offer_for_other_weights_is_refused(changes, code):
 
 
 def test_a_peer_that_is_not_ready_refuses():
-    assert Side(ready=False).exchanges.on_offer(B, offer(), 0.0) == [Send(B, Refuse(7, "genesis"))]
+    assert Side(ready=False).exchanges.on_offer(B, offer(), 0.0) == [Send(B, Refuse(7, "run_id"))]
 
 
 @pytest.mark.parametrize("weight", [0.0, -0.5, 0.51, 1e9])

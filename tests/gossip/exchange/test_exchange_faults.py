@@ -76,7 +76,7 @@ def test_a_link_that_breaks_ends_an_exchange_in_every_state_but_after_our_commit
     assert answering().exchanges.failed(7, "broken", 0.1) == [Release(7)]
     doubting = verified()
     assert doubting.exchanges.unlinked(B, 1.0) == [Send(B, Outcome(1))]
-    assert doubting.table[1].state is State.DOUBT
+    assert doubting.table[1].state is State.IN_DOUBT
     assert doubting.exchanges.unlinked(B, 1.1) == []
 
 

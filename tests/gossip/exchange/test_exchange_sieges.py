@@ -83,7 +83,7 @@ class Stalling(Host):
                 self.world.network.dial(self, node.peer.membership.me.address, node.id)
                 continue
             local = node.peer.local
-            offer = Offer(next(SESSIONS), local.fingerprint, local.genesis, local.version, 0.5, "fp32")
+            offer = Offer(next(SESSIONS), local.fingerprint, local.run_id, local.version, 0.5, "fp32")
             self.send(node.id, offer)
         self.later(every_s, self.offer, nodes, every_s)
 

@@ -53,7 +53,7 @@ class Mates:
 
 
 def groups(me: PeerId, mates: Mates, **changes: object) -> Exchanges:
-    local = Local("f", 1000, 1000, genesis=b"g" * 16, version=2.0, ready=True, boundary_at=0.0)
+    local = Local("f", 1000, 1000, run_id=b"g" * 16, version=2.0, ready=True, boundary_at=0.0)
     return Exchanges(me, local, Config(**{"mixing": "group", **changes}), iter(range(1, 99)).__next__, mates)
 
 
@@ -156,7 +156,7 @@ def test_members_without_a_link_are_dialled_and_streamed_to_once_there_is_one() 
 
 @pytest.mark.parametrize(
     ("changes", "code"),
-    [({"fingerprint": "other"}, "layout"), ({"genesis": b"o" * 16}, "genesis"), ({"codec": "none"}, "codec"),
+    [({"fingerprint": "other"}, "layout"), ({"run_id": b"o" * 16}, "run_id"), ({"codec": "none"}, "codec"),
      ({"codec": "moniqua4"}, "codec"), ({"version": -1.0}, "version"), ({"version": float("nan")}, "version")],
 )  # fmt: skip
 def test_an_invitation_that_cannot_work_is_refused(changes: dict[str, object], code: str) -> None:

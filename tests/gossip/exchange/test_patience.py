@@ -184,7 +184,7 @@ def test_what_is_parked_fails_when_its_time_is_up(streamed):
     x.tick(until - 0.01)
     assert 70 in x.table
     x.tick(x.deadline)
-    assert x.table[70].state is State.DOUBT if streamed else 70 not in x.table
+    assert x.table[70].state is State.IN_DOUBT if streamed else 70 not in x.table
     assert side.benched == [F]
 
 

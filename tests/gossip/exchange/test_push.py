@@ -156,7 +156,7 @@ def test_a_vector_that_is_refused_is_taken_back():
 def test_a_stream_that_breaks_leaves_a_doubt_since_all_of_it_may_have_arrived(code):
     side = pushing()
     assert side.exchanges.failed(1, code, 1.0) == [Send(B, Outcome(1))]
-    assert side.table[1].state is State.DOUBT
+    assert side.table[1].state is State.IN_DOUBT
     assert not side.exchanges.outgoing
     assert side.exchanges.deadline == 1.0 + DOUBT_RETRY_S
 

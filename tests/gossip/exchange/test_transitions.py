@@ -122,13 +122,13 @@ class Anything(Side):
         if rng.random() < 0.1:
             self.partners = rng.sample(OTHERS, rng.choice([0, 1, 2, 4]))
         everything = list(exchanges.table.values())
-        ahead = [one for one in everything if type(one) is PairAhead and one.state is not State.DOUBT]
+        ahead = [one for one in everything if type(one) is PairAhead and one.state is not State.IN_DOUBT]
         one = rng.choice(ahead if ahead and rng.random() < 0.8 * self.ahead else [*everything, None, None])
         if one is None:
             exchanges.begin(self.now) if rng.random() < self.ours else self.asked(rng.choice(OTHERS))
         elif self.ahead and not ahead and rng.random() < self.ahead:
             exchanges.look_ahead(self.now) if rng.random() < self.ours else self.foretold(rng.choice(OTHERS))
-        elif one.state is not State.DOUBT or rng.random() < 0.2:  # or there would never be many in doubt
+        elif one.state is not State.IN_DOUBT or rng.random() < 0.2:  # or there would never be many in doubt
             may = list(one.TRANSITIONS[one.initiator][one.state]) if rng.random() < 0.9 else list(Event)
             event = rng.choices([*may, None], [*(self.often[event] for event in may), 1.0])[0]
             if event is not None:
@@ -226,7 +226,7 @@ def possible(mixing):
     kind = {"pair": "Pair", "ahead": "PairAhead", "group": "Group"}.get(mixing, "Push")
     ways = {row for row in rows() if row.kind == kind}
     if mixing == "row-stochastic":
-        return {row for row in ways if State.DOUBT not in (row.state, row.then)}
+        return {row for row in ways if State.IN_DOUBT not in (row.state, row.then)}
     doubtful = (INITIATOR, State.STREAMING, State.DROPPED)  # the streams of push-sum end in doubt, and not at once
     return {
         row for row in ways

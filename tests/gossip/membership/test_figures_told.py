@@ -11,8 +11,8 @@ TOLD = (b"figures",)
 
 
 def test_figures_are_signed_as_soon_as_progress_that_is_off():
-    me = acquainted(50, genesis=b"g" * 16)
-    me.update_me(0.0, genesis=b"g" * 16)
+    me = acquainted(50, run_id=b"g" * 16)
+    me.update_me(0.0, run_id=b"g" * 16)
     me.update_me(1.0, extra=TOLD)
     assert me.me.extra == ()  # 0.1 s for each of the 51 have not passed
     me.tick(5.2)
@@ -20,8 +20,8 @@ def test_figures_are_signed_as_soon_as_progress_that_is_off():
 
 
 def test_without_figures_nothing_is_due():
-    me = acquainted(50, genesis=b"g" * 16)
-    me.update_me(0.0, genesis=b"g" * 16)
+    me = acquainted(50, run_id=b"g" * 16)
+    me.update_me(0.0, run_id=b"g" * 16)
     sequence = me.me.sequence
     me.update_me(1.0, steps=1)
     me.tick(5.2)
@@ -29,13 +29,13 @@ def test_without_figures_nothing_is_due():
 
 
 def test_figures_go_with_their_run():
-    me = member(genesis=b"g" * 16)
+    me = member(run_id=b"g" * 16)
     me.update_me(100.0, extra=TOLD)
     assert me.me.extra == TOLD
-    me.update_me(101.0, genesis=b"h" * 16)
+    me.update_me(101.0, run_id=b"h" * 16)
     assert me.me.extra == ()
     me.update_me(300.0, extra=TOLD)
-    me.update_me(301.0, genesis=b"h" * 16)
+    me.update_me(301.0, run_id=b"h" * 16)
     assert me.me.extra == TOLD
 
 

@@ -67,7 +67,7 @@ def test_a_table_of_the_largest_records_is_sent_in_frames_that_fit():
     for n in range(2, 402):
         me.linked(peer_id(n), record_of(
             n, incarnation=most, sequence=most, address=far, homes=(peer_id(1),) * 3, steps=most,
-            samples=most, progress=most, genesis=b"g" * 16, loss=0.1, signature=b"s" * 64, extra=(b"n" * 253,),
+            samples=most, progress=most, run_id=b"g" * 16, loss=0.1, signature=b"s" * 64, extra=(b"n" * 253,),
         ), 0.0)  # fmt: skip
     answers = sent(me.receive(peer_id(1), Digest(b""), 5.0), Records)
     assert sum(len(answer.message.records) for answer in answers) == 402
@@ -307,8 +307,8 @@ def test_the_table_agrees_with_a_slow_obvious_one():
     held = {peer_id(0): (record_of(0, samples=3), ALIVE)}
     for step in range(3000):
         n = rng.randrange(1, 30)
-        genesis = bytes([rng.randrange(3)]) * 16
-        record = record_of(n, samples=rng.randrange(100), ready=rng.random() < 0.5, genesis=genesis, incarnation=step)
+        run_id = bytes([rng.randrange(3)]) * 16
+        record = record_of(n, samples=rng.randrange(100), ready=rng.random() < 0.5, run_id=run_id, incarnation=step)
         state = rng.choice(list(MemberState))
         entry = table.entries.get(record.id)
         if entry is None:
@@ -316,7 +316,7 @@ def test_the_table_agrees_with_a_slow_obvious_one():
         elif rng.random() < 0.3:  # nothing but progress
             counts = {"sequence": entry.record.sequence + 1, "samples": record.samples}
             record, state = dataclasses.replace(entry.record, **counts), entry.state
-            genesis = record.genesis
+            run_id = record.run_id
             table.progress(entry, record, float(step))
         else:
             table.place(entry, record, state, float(step))
@@ -325,7 +325,7 @@ def test_the_table_agrees_with_a_slow_obvious_one():
     for state in MemberState:
         assert sorted(table._of[state]) == sorted(p for p, (_, s) in held.items() if s is state and p != peer_id(0))
     assert table.owners() == sorted(p for p, (r, s) in held.items() if s is ALIVE and r.ready)
-    assert sorted(table.runs()) == sorted({r.genesis for r, s in held.values() if s is ALIVE and r.ready})
+    assert sorted(table.runs()) == sorted({r.run_id for r, s in held.values() if s is ALIVE and r.ready})
     hashes = [0] * 256
     for peer, (record, state) in held.items():
         text = peer + record.incarnation.to_bytes(8, "little") + state.value.encode()

@@ -23,11 +23,11 @@ RUNS = [bytes([number]) * 16 for number in range(3)]
 def sharing(table: Table) -> list[MemberRecord]:
     """Who is there, has weights, and was met: one that is only remembered from an earlier life was not yet."""
     entries = table.entries.values()
-    return [one.record for one in entries if one.state is ALIVE and one.record.ready and one.met]
+    return [one.record for one in entries if one.state is ALIVE and one.record.ready and one.contacted]
 
 
 def recount(table: Table) -> set[bytes]:
-    return {record.genesis for record in sharing(table)}
+    return {record.run_id for record in sharing(table)}
 
 
 claims = st.builds(
@@ -35,7 +35,7 @@ claims = st.builds(
     st.integers(0, 6),
     incarnation=st.integers(1, 3),
     ready=st.booleans(),
-    genesis=st.sampled_from(RUNS),
+    run_id=st.sampled_from(RUNS),
     samples=st.integers(0, 50),
 )
 held = st.tuples(claims, st.sampled_from([*MemberState]), st.booleans())
@@ -45,7 +45,7 @@ forgotten = st.integers(0, 10)  # seconds ago
 @given(st.sampled_from([4, 100]), st.lists(held | held | forgotten, max_size=40))
 @settings(max_examples=150, deadline=None)
 def test_whatever_is_added_placed_and_forgotten_the_runs_are_those_of_a_recount(limit, operations):
-    table = Table(record_of(0, genesis=RUNS[0]), limit, 0.0)  # a full one forgets the longest gone to make room
+    table = Table(record_of(0, run_id=RUNS[0]), limit, 0.0)  # a full one forgets the longest gone to make room
     for now, operation in enumerate(operations, 1):
         owners, changes = list(table.owners()), table.changes
         if isinstance(operation, int):
@@ -79,7 +79,7 @@ def update_of(number: int, rng: random.Random) -> MemberRecord | Hint:
         sequence=rng.randint(0, 5),
         ready=rng.random() < 0.6,
         left=rng.random() < 0.2,
-        genesis=rng.choice(RUNS),
+        run_id=rng.choice(RUNS),
         samples=rng.randint(0, 50),
     )
 
@@ -88,7 +88,7 @@ def update_of(number: int, rng: random.Random) -> MemberRecord | Hint:
 @settings(max_examples=200, deadline=None)
 def test_whatever_is_heard_the_runs_are_those_of_the_living_and_ready(seed):
     rng = random.Random(seed)
-    me, now = member(0, genesis=RUNS[0], ready=rng.random() < 0.5), 0.0
+    me, now = member(0, run_id=RUNS[0], ready=rng.random() < 0.5), 0.0
     for _ in range(40):
         what = rng.choice(["gossip", "gossip", "records", "wait", "mine", "link"])
         if what == "wait":
@@ -99,29 +99,29 @@ def test_whatever_is_heard_the_runs_are_those_of_the_living_and_ready(seed):
             now = until
         elif what == "link":
             peer = rng.randint(1, 5)
-            me.linked(peer_id(peer), record_of(peer, incarnation=5, genesis=rng.choice(RUNS)), now)
+            me.linked(peer_id(peer), record_of(peer, incarnation=5, run_id=rng.choice(RUNS)), now)
         elif what == "mine":
-            me.update_me(now, ready=rng.random() < 0.7, genesis=rng.choice(RUNS))
+            me.update_me(now, ready=rng.random() < 0.7, run_id=rng.choice(RUNS))
         else:
             updates = tuple(update_of(number, rng) for number in rng.sample(range(1, 6), rng.randint(1, 4)))
             message = Gossip(updates) if what == "gossip" else Records(updates, b"")
             me.receive(peer_id(rng.randint(1, 5)), message, now)
         there = [record for record, state in me.members() if state is ALIVE and me.knows(record.id)]
-        assert sorted(me.met()) == sorted(record.id for record in there)
+        assert sorted(me.contacted()) == sorted(record.id for record in there)
         living = [record for record in there if record.ready]
         living += [me.me] if me.me.ready else []
-        assert sorted(me.runs()) == sorted({record.genesis for record in living})
+        assert sorted(me.runs()) == sorted({record.run_id for record in living})
         assert me.owners() == sorted(record.id for record in living)
 
 
 def test_a_run_ends_with_its_last_living_member_and_comes_again_with_one():
-    me = acquainted(3, genesis=RUNS[0])
-    me.receive(peer_id(1), Gossip((record_of(2, incarnation=2, genesis=RUNS[1]),)), 1.0)
-    assert set(me.runs()) == {me.me.genesis, RUNS[0], RUNS[1]}
-    me.receive(peer_id(1), Gossip((record_of(2, incarnation=2, sequence=1, genesis=RUNS[1], left=True),)), 2.0)
-    assert set(me.runs()) == {me.me.genesis, RUNS[0]}
-    me.receive(peer_id(1), Gossip((record_of(2, incarnation=3, genesis=RUNS[1]),)), 3.0)
-    assert set(me.runs()) == {me.me.genesis, RUNS[0], RUNS[1]}
+    me = acquainted(3, run_id=RUNS[0])
+    me.receive(peer_id(1), Gossip((record_of(2, incarnation=2, run_id=RUNS[1]),)), 1.0)
+    assert set(me.runs()) == {me.me.run_id, RUNS[0], RUNS[1]}
+    me.receive(peer_id(1), Gossip((record_of(2, incarnation=2, sequence=1, run_id=RUNS[1], left=True),)), 2.0)
+    assert set(me.runs()) == {me.me.run_id, RUNS[0]}
+    me.receive(peer_id(1), Gossip((record_of(2, incarnation=3, run_id=RUNS[1]),)), 3.0)
+    assert set(me.runs()) == {me.me.run_id, RUNS[0], RUNS[1]}
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -134,17 +134,17 @@ def test_of_two_records_of_one_member_in_one_message_the_newer_counts(left):
 
 def test_who_is_not_ready_is_of_no_run():
     me = member(0, ready=False)
-    me.linked(peer_id(1), record_of(1, ready=False, genesis=RUNS[1]), 0.0)
+    me.linked(peer_id(1), record_of(1, ready=False, run_id=RUNS[1]), 0.0)
     assert set(me.runs()) == set()
-    me.receive(peer_id(1), Gossip((record_of(1, sequence=1, genesis=RUNS[1]),)), 1.0)
+    me.receive(peer_id(1), Gossip((record_of(1, sequence=1, run_id=RUNS[1]),)), 1.0)
     assert set(me.runs()) == {RUNS[1]}
 
 
 # -- meeting ---------------------------------------------------------------------------------------------------------
 def met(number: int, count: int, now: float = 0.0) -> Membership:
     """Member ``number`` of ``count`` that met at the beginning, itself on the list."""
-    me = member(number, genesis=RUNS[0])
-    me.meet([record_of(other, genesis=RUNS[0]) for other in range(count)], now)
+    me = member(number, run_id=RUNS[0])
+    me.meet([record_of(other, run_id=RUNS[0]) for other in range(count)], now)
     return me
 
 
@@ -180,8 +180,8 @@ def test_what_happens_after_a_meeting_is_told():
 def test_meeting_again_and_hearing_of_the_met_changes_nothing():
     me = met(0, 5)
     before = (me.members(), me.changes)
-    me.meet([record_of(other, genesis=RUNS[0]) for other in range(5)], 1.0)
-    me.receive(peer_id(1), Gossip(tuple(record_of(other, genesis=RUNS[0]) for other in range(5))), 1.0)
+    me.meet([record_of(other, run_id=RUNS[0]) for other in range(5)], 1.0)
+    me.receive(peer_id(1), Gossip(tuple(record_of(other, run_id=RUNS[0]) for other in range(5))), 1.0)
     assert (me.members(), me.changes) == before
 
 
@@ -229,7 +229,7 @@ def test_linked_members_hear_at_once_that_this_one_holds_a_run():
     me = acquainted(6, ready=False)
     for n in (2, 3):
         me.linked(peer_id(n), record_of(n), 0.0)
-    me.update_me(1.0, ready=True, genesis=RUNS[1])
+    me.update_me(1.0, ready=True, run_id=RUNS[1])
     assert me.deadline <= 1.0
     told = [one for one in sent(me.tick(1.0), Gossip) if me.me in one.message.updates]
     assert {peer_id(n) for n in (1, 2, 3)} <= {one.to for one in told}

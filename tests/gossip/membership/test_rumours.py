@@ -148,12 +148,12 @@ def test_progress_in_the_place_of_news_is_told_as_often_as_the_news():
 
 
 def test_counts_alone_are_mere_progress():
-    before = record_of(1, genesis=b"g" * 16)
+    before = record_of(1, run_id=b"g" * 16)
     counts = {"sequence": 1, "steps": 2, "samples": 3, "loss": 0.5, "version": 1.0, "signature": b"s"}
     counts["progress"] = 4
     assert mere_progress(dataclasses.replace(before, **counts), before)
     others = {
-        "incarnation": 2, "left": True, "ready": True, "genesis": b"h" * 16,
+        "incarnation": 2, "left": True, "ready": True, "run_id": b"h" * 16,
         "address": Address("host", 1), "homes": (PeerId(b"i" * 16),), "finished": True,
             "extra": (1,),
     }  # fmt: skip

@@ -92,7 +92,7 @@ def test_what_we_ask_for_is_no_flood():
 def test_who_floods_is_named():
     me = joined(40, Counting())
     flood(me, 2, seconds=2.0)
-    assert [(who, kind) for who, kind, _ in me.conduct.rows()] == [(peer_id(2).hex(), "flood")]
+    assert [(who, kind) for who, kind, _ in me.misbehaviour.rows()] == [(peer_id(2).hex(), "flood")]
 
 
 def test_a_forged_record_among_those_that_are_checked_still_ends_the_link():

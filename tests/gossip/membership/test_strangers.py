@@ -49,7 +49,7 @@ def test_by_hearsay_nobody_is_an_owner_a_partner_of_a_run_or_company():
     me = hearing(300)
     me.update_me(0.0, ready=True)
     assert len(me.alive()) == 300
-    assert me.met() == [peer_id(1)]
+    assert me.contacted() == [peer_id(1)]
     assert me.owners() == sorted([me.me.id, peer_id(1)])
     assert [record.id for record in me.sharing(b"")] == [peer_id(1)]
     changes = me.changes
@@ -153,7 +153,7 @@ def hidden(number, home=2, **changes):
 
 
 def owning(me):
-    return {peer for peer in me.owners() if peer not in me.met()}
+    return {peer for peer in me.owners() if peer not in me.contacted()}
 
 
 def test_two_that_nobody_can_dial_own_data_to_each_other_by_the_word_of_a_home_of_theirs():
@@ -163,7 +163,7 @@ def test_two_that_nobody_can_dial_own_data_to_each_other_by_the_word_of_a_home_o
     other = world.start(9, seed=0, address=None, homes=(peer_id(0),))
     owners = sorted(world.by_id)
     world.until(lambda: all(node.membership.owners() == owners for node in world.running), 10)
-    assert other.id not in one.membership.met(), "nor is it a partner"
+    assert other.id not in one.membership.contacted(), "nor is it a partner"
 
     def train():
         for node in (one, other):
@@ -209,7 +209,7 @@ def test_nobody_but_a_home_that_we_met_vouches_for_a_stranger_and_it_for_eight()
     me.receive(peer_id(2), Gossip((hidden(9, sequence=1),)), 2.0)
     assert owning(me) == {me.me.id, peer_id(9)}
     assert me.changes > changes
-    assert peer_id(9) not in [*me.met(), *(record.id for record in me.sharing(b""))]
+    assert peer_id(9) not in [*me.contacted(), *(record.id for record in me.sharing(b""))]
     assert not me.knows(peer_id(9))
     me.receive(peer_id(2), Gossip(tuple(hidden(n) for n in range(20, 40))), 3.0)
     assert len(owning(me)) == 1 + 8
@@ -312,7 +312,7 @@ def test_a_host_of_many_members_is_met_as_quickly_as_many_hosts():
                 me.linked(effect.expect, me.record(effect.expect), now)
             elif isinstance(effect, Send):
                 me.acknowledged(effect.to, now)
-    assert len(me.met()) == 65
+    assert len(me.contacted()) == 65
 
 
 @pytest.mark.parametrize(
@@ -334,19 +334,19 @@ def test_those_that_one_introducer_tells_of_hardly_delay_those_of_another(hosts,
 def test_a_small_swarm_knows_itself_at_once(count):
     world = MemberWorld(count)
     nodes = world.swarm(count)
-    world.until(lambda: all(len(node.membership.met()) == count - 1 for node in nodes), 3.0)
+    world.until(lambda: all(len(node.membership.contacted()) == count - 1 for node in nodes), 3.0)
 
 
 def test_a_swarm_of_a_hundred_knows_itself_in_a_minute_and_nobody_is_dialled_by_all_at_once():
     world = MemberWorld(5)
     nodes = world.swarm(100)
-    world.until(lambda: all(len(node.membership.met()) == 99 for node in nodes), 90.0)
+    world.until(lambda: all(len(node.membership.contacted()) == 99 for node in nodes), 90.0)
     newcomer = world.start(100, 0)
     begun = world.now
     arrivals: list[float] = []
     linked = newcomer.membership.linked
     newcomer.membership.linked = lambda *given: arrivals.append(world.now) or linked(*given)  # type: ignore[method-assign]
-    world.until(lambda: len(newcomer.membership.met()) == 100, 60.0)
+    world.until(lambda: len(newcomer.membership.contacted()) == 100, 60.0)
     world.run(1.0)
     for second in range(int(world.now - begun)):
         assert sum(1 for at in arrivals if second <= at - begun < second + 1) <= 60
@@ -358,7 +358,7 @@ def test_who_cannot_be_dialled_meets_the_others_by_dialling_them():
     world.run(5)
     hidden = world.start(9, seed=0, address=None, homes=(peer_id(0),))
     world.until(lambda: all(node.membership.knows(hidden.id) for node in nodes), 20.0)
-    assert len(hidden.membership.met()) == 5
+    assert len(hidden.membership.contacted()) == 5
 
 
 # -- a thousand names --------------------------------------------------------------------------------------------------
@@ -368,12 +368,12 @@ def test_three_hundred_records_of_nobody_leave_mixing_and_the_division_of_data_a
         nodes = swarm.swarm(5)
         swarm.run(20)
         *honest, liar = nodes
-        assert all(len(node.peer.membership.met()) == 4 for node in nodes)
+        assert all(len(node.peer.membership.contacted()) == 4 for node in nodes)
         before = sum(len(node.mixes) for node in honest)
         if attacked:
             rng = random.Random(1)
             names = [
-                record_of(1_000 + n, ready=True, genesis=honest[0].genesis, address=Address("10.6.6.6", 1 + n))
+                record_of(1_000 + n, ready=True, run_id=honest[0].run_id, address=Address("10.6.6.6", 1 + n))
                 for n in range(300)
             ]
             for _ in range(40):

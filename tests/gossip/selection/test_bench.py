@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gossip.selection.back_off import BENCHED, PARDON_S, SILENCE, Bench
+from gossip.selection.back_off import BENCHED, PARDON_S, SILENCE, BackOff
 from tests.gossip.exchange.sides import A, B, C, D
 
 
 def test_a_bench_doubles_to_sixteen_times_and_one_success_ends_it():
-    bench, now, waits = Bench(30.0), 0.0, []
+    bench, now, waits = BackOff(30.0), 0.0, []
     for _ in range(7):
         bench.failed(A, now)
         until = bench.benched[A].until
@@ -22,7 +22,7 @@ def test_a_bench_doubles_to_sixteen_times_and_one_success_ends_it():
 
 
 def test_silence_costs_a_quarter_and_ends_with_a_sign_of_life():
-    bench = Bench(30.0)
+    bench = BackOff(30.0)
     bench.failed(A, 0.0, silent=True)
     assert bench.sits_out(A, SILENCE * 30 - 0.01)
     assert not bench.sits_out(A, SILENCE * 30)
@@ -32,7 +32,7 @@ def test_silence_costs_a_quarter_and_ends_with_a_sign_of_life():
 
 
 def test_a_stream_that_stopped_is_not_undone_by_a_new_link_and_binds_both_ways():
-    bench = Bench(30.0)
+    bench = BackOff(30.0)
     bench.failed(A, 0.0)
     bench.answers(A)
     assert bench.sits_out(A, 29.9)
@@ -41,7 +41,7 @@ def test_a_stream_that_stopped_is_not_undone_by_a_new_link_and_binds_both_ways()
 
 
 def test_silence_does_not_shorten_what_somebody_sits_out_for_worse():
-    bench = Bench(30.0)
+    bench = BackOff(30.0)
     bench.failed(A, 0.0)
     bench.failed(A, 1.0, silent=True)
     assert bench.shuns(A, 29.9)
@@ -50,7 +50,7 @@ def test_silence_does_not_shorten_what_somebody_sits_out_for_worse():
 
 
 def test_the_bench_is_bounded_and_forgets_who_failed_longest_ago():
-    bench = Bench(30.0)
+    bench = BackOff(30.0)
     peers = [number.to_bytes(16, "big") for number in range(BENCHED + 5)]
     for number, peer in enumerate(peers):
         bench.failed(peer, float(number))
@@ -61,7 +61,7 @@ def test_the_bench_is_bounded_and_forgets_who_failed_longest_ago():
 
 
 def test_those_that_failed_longest_ago_are_pardoned_first_and_nobody_at_once():
-    bench = Bench(30.0)
+    bench = BackOff(30.0)
     for peer, when in ((A, 0.0), (B, 1.0), (C, 2.0), (A, 3.0), (D, 4.0)):
         bench.failed(peer, when)
     assert bench.pardonable(3.0 + PARDON_S) == [B, C, A]

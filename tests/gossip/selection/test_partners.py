@@ -14,7 +14,7 @@ from gossip.selection.graphs import Graph
 from gossip.selection.partners import MET, WARY, WARY_S, Partners
 from gossip.selection.registry import selector_of
 
-GENESIS = b"g" * 16
+RUN_ID = b"g" * 16
 
 
 def ids(count):
@@ -30,25 +30,25 @@ class Table:
         self.records = {peer: record(peer) for peer in peers if peer != me}
         self.turnover = 0
 
-    def met(self):
+    def contacted(self):
         return list(self.records)
 
     def record(self, peer):
         return self.records.get(peer)
 
-    def standing(self, peers, genesis):
+    def standing(self, peers, run_id):
         known = [(peer, self.records[peer]) for peer in peers if peer in self.records]
-        return [peer for peer, record in known if record.ready and record.genesis == genesis]
+        return [peer for peer, record in known if record.ready and record.run_id == run_id]
 
 
 def record(peer, **changes):
-    fields = {"address": Address("10.0.0.1", 1000 + peer[0]), "genesis": GENESIS, "ready": True} | changes
+    fields = {"address": Address("10.0.0.1", 1000 + peer[0]), "run_id": RUN_ID, "ready": True} | changes
     return MemberRecord(peer, b"", 1, **fields)
 
 
 def partners(me, peers, linked=(), elements=1000, seed=0, **config):
     made = Config(**config)
-    local = Local("f", elements, 0, genesis=GENESIS, ready=True, every=made.first_interval)
+    local = Local("f", elements, 0, run_id=RUN_ID, ready=True, every=made.first_interval)
     graph = Graph.from_file(config["graph"]) if "graph" in config else None
     rule = selector_of(made, elements, graph)
     return Partners(me, Table(me, peers), local, made, random.Random(seed), set(linked).__contains__, rule)
@@ -57,7 +57,7 @@ def partners(me, peers, linked=(), elements=1000, seed=0, **config):
 # -- who fits ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("changes", "fits"),
-    [({}, True), ({"ready": False}, False), ({"genesis": b"x" * 16}, False), ({"address": None}, False)],
+    [({}, True), ({"ready": False}, False), ({"run_id": b"x" * 16}, False), ({"address": None}, False)],
 )
 def test_one_of_our_run_that_holds_its_weights_and_can_be_reached_fits(changes, fits):
     a, b = ids(2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gossip.config import Config
-from gossip.effects import Adopt, Collect, Release, Send
+from gossip.effects import Adopt, ReceivePiece, Release, Send
 from gossip.exchange.session import Local
 from gossip.ids import PeerId
 from gossip.state_transfer.joining import Joining
@@ -11,7 +11,7 @@ from gossip.wire.messages import Fetch, Serving
 
 DONORS = [PeerId(bytes([65 + i]) * 16) for i in range(8)]
 A, B, C, D, E, *_ = DONORS
-GENESIS, CHUNK, SIZE = b"g" * 16, 1024, 10_000
+RUN_ID, CHUNK, SIZE = b"g" * 16, 1024, 10_000
 CONFIG = Config(chunk_elements=CHUNK)
 
 
@@ -28,7 +28,7 @@ class Taker:
         self.comparing = set()  # sessions
         self.apart_sq = lambda owner, other: 0.0
         self.adopt = None
-        self.serving = (1.0, GENESIS, (), ())  # version, run, optimizer's keys and scalars
+        self.serving = (1.0, RUN_ID, (), ())  # version, run, optimizer's keys and scalars
         self.now = 0.0
 
     def do(self, effects):
@@ -37,7 +37,7 @@ class Taker:
                 case Send(to, Fetch() as fetch):
                     self.fetches[fetch.session] = (to, fetch)
                     self.positions[fetch.session] = fetch.start
-                case Collect(session, compare=True):
+                case ReceivePiece(session, compare=True):
                     self.comparing.add(session)
                 case Release(session):
                     self.fetches.pop(session, None)
@@ -45,10 +45,10 @@ class Taker:
                     self.adopt = effect
         return effects
 
-    def survey(self, donors=(A, B, C, D), version=1.0, keys=(), genesis=GENESIS, scalars=()):
+    def survey(self, donors=(A, B, C, D), version=1.0, keys=(), run_id=RUN_ID, scalars=()):
         """Begin, and let every donor asked answer."""
-        self.do(self.joining.begin(GENESIS, list(donors), self.now))
-        self.serving = (version, genesis, keys, scalars)
+        self.do(self.joining.begin(RUN_ID, list(donors), self.now))
+        self.serving = (version, run_id, keys, scalars)
         for session in list(self.fetches):
             self.answer(session)
 
@@ -110,4 +110,4 @@ def far(odd):
 
 
 def pieces(effects):
-    return [(e.partner, e.start, e.stop) for e in effects if isinstance(e, Collect)]
+    return [(e.partner, e.start, e.stop) for e in effects if isinstance(e, ReceivePiece)]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from gossip.effects import CopyFrozen, CopyPiece, Recall, Release, Send, Serve, Snapshot
+from gossip.effects import CopyFrozen, CopyPiece, Release, Send, Serve, Snapshot, UseLastSnapshot
 from gossip.exchange.session import Local
 from gossip.state_transfer.donating import PIECE_ELEMENTS, PIECES, SERVED_AT_ONCE, STANDS, Donating, most_elements
 from gossip.wire.messages import Abort, Busy, Fetch, Refuse, Serving
-from tests.gossip.state_transfer.taker import CONFIG, DONORS, GENESIS, SIZE, A, B, C
+from tests.gossip.state_transfer.taker import CONFIG, DONORS, RUN_ID, SIZE, A, B, C
 
 
 def giver(**fields):
-    fields = {"genesis": GENESIS, "version": 2.0, "ready": True, "optimizer_keys": ("m",)} | fields
+    fields = {"run_id": RUN_ID, "version": 2.0, "ready": True, "optimizer_keys": ("m",)} | fields
     return Donating(Local("f", SIZE, 500, **fields), CONFIG)
 
 
@@ -20,10 +20,10 @@ def test_a_donor_says_what_it_has_and_serves_a_snapshot():
     donating = giver()
     scalars = (("lr", 0.1),)
     survey = donating.on_fetch(A, Fetch(1, (), 0, 0), scalars, 0.0)
-    assert survey == [Send(A, Serving(1, 2.0, GENESIS, ("m",), scalars))]
+    assert survey == [Send(A, Serving(1, 2.0, RUN_ID, ("m",), scalars))]
     assert donating.table == {}
     assert donating.on_fetch(A, Fetch(2, ("m",), SIZE, SIZE + 500), scalars, 0.0) == [CopyPiece(2, SIZE, SIZE + 500)]
-    assert donating.snapshotted(2) == [Send(A, Serving(2, 2.0, GENESIS, ("m",), ())), Serve(2, A, SIZE, SIZE + 500)]
+    assert donating.snapshotted(2) == [Send(A, Serving(2, 2.0, RUN_ID, ("m",), ())), Serve(2, A, SIZE, SIZE + 500)]
     assert donating.end(2) == [Release(2)]
     assert donating.end(2) == donating.snapshotted(2) == []
 
@@ -47,7 +47,7 @@ def test_a_range_that_is_not_there_is_refused(fetch):
 def test_of_a_large_model_a_newcomer_gets_a_piece_and_no_more_at_once(weights):
     """What a donor holds for it would be as much as somebody asks for."""
     local, most = (
-        Local("f", weights, weights, genesis=GENESIS, ready=True, optimizer_keys=("m",)),
+        Local("f", weights, weights, run_id=RUN_ID, ready=True, optimizer_keys=("m",)),
         most_elements(weights),
     )
     assert most == max(PIECE_ELEMENTS, weights // PIECES)
@@ -79,22 +79,22 @@ def test_who_stands_gives_an_earlier_snapshot_of_the_weights_and_one_only(stood_
         assert effects == [Snapshot(1)]
         assert donating.deadline == CONFIG.boundary_patience_s
         effects = donating.tick(donating.deadline)
-    assert effects == [Recall(1)]
+    assert effects == [UseLastSnapshot(1)]
     assert donating.tick(stood_s + 3.0) == []
-    given = [Send(A, Serving(1, 2.0, GENESIS, ("m",), ())), Serve(1, A, 0, SIZE)]
+    given = [Send(A, Serving(1, 2.0, RUN_ID, ("m",), ())), Serve(1, A, 0, SIZE)]
     assert donating.snapshotted(1) == given
     assert donating.snapshotted(1) == [], "one of the next boundary comes too late"
 
 
 def test_a_donor_gives_what_is_frozen_whether_it_stands_or_not_and_the_optimizers_state_behind_it_as_ever():
-    donating = Donating(Local("f", SIZE, 500, 300, genesis=GENESIS, ready=True, optimizer_keys=("m",)), CONFIG)
+    donating = Donating(Local("f", SIZE, 500, 300, run_id=RUN_ID, ready=True, optimizer_keys=("m",)), CONFIG)
     assert donating.on_fetch(A, Fetch(3, ("m",), SIZE + 300, SIZE + 800), (), 60.0) == [
         CopyPiece(3, SIZE + 300, SIZE + 800)
     ]
     assert donating.tick(donating.deadline) == [Send(A, Refuse(3, STANDS)), Release(3)]
     assert donating.on_fetch(A, Fetch(1, ("m",), SIZE, SIZE + 300), (), 60.0) == [CopyFrozen(1, SIZE, SIZE + 300)]
     assert donating.tick(60.0 + CONFIG.reply_timeout_s / 2) == []
-    assert donating.snapshotted(1) == [Send(A, Serving(1, 0.0, GENESIS, ("m",), ())), Serve(1, A, SIZE, SIZE + 300)]
+    assert donating.snapshotted(1) == [Send(A, Serving(1, 0.0, RUN_ID, ("m",), ())), Serve(1, A, SIZE, SIZE + 300)]
     for start, stop in ((SIZE - 1, SIZE + 1), (SIZE + 299, SIZE + 301), (SIZE + 300, SIZE + 801)):
         assert donating.on_fetch(A, Fetch(2, ("m",), start, stop), (), 60.0) == [Send(A, Refuse(2, "range"))]
 

@@ -211,7 +211,7 @@ def test_witnesses_that_do_not_answer_hold_nobody_up_and_have_no_vote():
 def test_members_that_were_met_while_pieces_came_are_asked_too():
     taker = Taker()
     taker.survey([A, B, C])
-    taker.joining.reachable = lambda genesis: DONORS
+    taker.joining.reachable = lambda run_id: DONORS
     taker.apart_sq = colluding(B, C)
     taker.receive_all()
     assert not taker.joining.donors & {B, C}
@@ -221,7 +221,7 @@ def test_a_newcomer_whose_donors_differ_waits_for_members_that_it_has_not_met_ye
     """Weights may be here before its seeds have told it of anybody else."""
     taker = Taker()
     taker.survey([A, B, C])
-    taker.joining.reachable = lambda genesis: DONORS if taker.now > 0 else [A, B, C]
+    taker.joining.reachable = lambda run_id: DONORS if taker.now > 0 else [A, B, C]
     taker.apart_sq = colluding(B, C)
     taker.receive_all()
     assert taker.now == WITNESS_S

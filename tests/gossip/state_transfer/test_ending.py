@@ -93,7 +93,7 @@ def test_members_without_a_finished_exchange_have_no_vote():
         node.peer.schedule.retry_at = math.inf
     for _ in range(5):
         come(swarm, 2, exchanging=False)
-    assert all(len(node.peer.membership.sharing(node.genesis)) == 7 for node in nodes)
+    assert all(len(node.peer.membership.sharing(node.run_id)) == 7 for node in nodes)
     assert not any(node.peer.local.finished for node in nodes)
 
 
@@ -101,12 +101,12 @@ def test_members_that_are_known_by_hearsay_count_as_training():
     """A newcomer is ended by no handful of identities that meet it first."""
     swarm, nodes = trained(3)
     late = nodes[0].peer
-    others = late.membership.sharing(nodes[0].genesis)
+    others = late.membership.sharing(nodes[0].run_id)
     late.ending.mixed([record.id for record in others])
     finish(swarm, *nodes[1:])
     swarm.run(5.0)
     heard = replace(others[0], id=peer_id(20), finished=False)
-    members = [(record, MemberState.ALIVE) for record in [*late.membership.sharing(nodes[0].genesis), heard]]
+    members = [(record, MemberState.ALIVE) for record in [*late.membership.sharing(nodes[0].run_id), heard]]
     late.membership.members = lambda: members
     nodes[0].perform(late.ending.tick(swarm.now))
     assert not late.local.finished
@@ -120,7 +120,7 @@ def test_a_late_comer_gets_the_weights_and_learns_that_nothing_is_left_to_train(
     finish(swarm, *nodes)
     late = swarm.start(0, value=5)
     swarm.until(lambda: late.peer.ready, 20.0)
-    assert (late.genesis, late.value) == (nodes[0].genesis, nodes[0].value)
+    assert (late.run_id, late.value) == (nodes[0].run_id, nodes[0].value)
     assert late.peer.local.finished
     assert late.kinds[-1] == "finished"
 
@@ -130,7 +130,7 @@ def test_one_donor_of_three_cannot_tell_a_newcomer_that_all_is_over():
     finish(swarm, nodes[0])
     late = swarm.start(0, value=5)  # which is the only one it knows
     swarm.until(lambda: late.peer.ready, 20.0)
-    assert late.genesis == nodes[0].genesis
+    assert late.run_id == nodes[0].run_id
     assert not late.peer.local.finished
 
 
@@ -141,10 +141,10 @@ def test_a_newcomer_whose_donors_leave_begins_a_run_of_its_own_and_says_what_its
     swarm.run(30.0)
     newcomer = swarm.start(0, elements=400_000)
     swarm.run(3.0)
-    assert newcomer.peer.joining.genesis == first.genesis
+    assert newcomer.peer.joining.run_id == first.run_id
     first.crash()
     swarm.until(lambda: newcomer.peer.ready, 60.0)
-    assert newcomer.genesis != first.genesis
+    assert newcomer.run_id != first.run_id
     assert newcomer.peer.swarm_samples <= 1
     assert newcomer.kinds[:2] == ["started", "untaken"], "a warning, which one who has set up no logging sees as well"
     assert "its own, with nothing behind them" in next(text for _, kind, text in newcomer.notices if kind == "untaken")

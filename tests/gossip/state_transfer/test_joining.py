@@ -9,19 +9,19 @@ from itertools import pairwise
 
 import pytest
 
-from gossip.effects import Adopt, Collect, Release, Send
+from gossip.effects import Adopt, ReceivePiece, Release, Send
 from gossip.state_transfer.donating import STANDS, most_elements
 from gossip.state_transfer.joining import RETRY_S, SURVEY_S, Phase
 from gossip.state_transfer.survey import agree
 from gossip.wire.messages import Abort, Fetch, Serving
-from tests.gossip.state_transfer.taker import CHUNK, CONFIG, DONORS, GENESIS, SIZE, A, B, C, D, Taker, pieces
+from tests.gossip.state_transfer.taker import CHUNK, CONFIG, DONORS, RUN_ID, SIZE, A, B, C, D, Taker, pieces
 from tests.harness.world import World
 
 
 # -- the survey ------------------------------------------------------------------------------------------------------
 def test_four_donors_are_asked_and_each_sends_a_quarter():
     taker = Taker()
-    asked = taker.joining.begin(GENESIS, DONORS, 0.0)
+    asked = taker.joining.begin(RUN_ID, DONORS, 0.0)
     assert [effect.to for effect in asked] == [A, B, C, D]
     assert all(effect.message.start == effect.message.stop == 0 for effect in asked)
     taker.survey()
@@ -69,10 +69,10 @@ def test_of_a_large_model_everything_is_asked_for_in_pieces_that_a_donor_gives(c
 
 def test_each_piece_is_announced_to_the_driver_before_it_is_asked_for():
     taker = Taker()
-    taker.do(taker.joining.begin(GENESIS, [A], 0.0))
+    taker.do(taker.joining.begin(RUN_ID, [A], 0.0))
     [session] = taker.fetches
-    collect, send = taker.joining.on_serving(A, Serving(session, 1.0, GENESIS, (), ()), 0.0)
-    assert isinstance(collect, Collect)
+    collect, send = taker.joining.on_serving(A, Serving(session, 1.0, RUN_ID, (), ()), 0.0)
+    assert isinstance(collect, ReceivePiece)
     assert (collect.start, collect.stop, collect.size) == (0, SIZE, SIZE)
     assert send == Send(A, Fetch(collect.session, (), 0, SIZE))
 
@@ -81,7 +81,7 @@ def test_a_survey_without_answers_ends_and_may_begin_again():
     taker = Taker()
     taker.survey([])
     assert taker.joining.phase is Phase.SURVEY
-    asked = taker.joining.begin(GENESIS, [A, B], 0.0)
+    asked = taker.joining.begin(RUN_ID, [A, B], 0.0)
     deadline = taker.joining.next_deadline()
     assert deadline == CONFIG.reply_timeout_s
     assert taker.joining.tick(deadline - 0.01) == []
@@ -89,15 +89,15 @@ def test_a_survey_without_answers_ends_and_may_begin_again():
     assert taker.joining.tick(deadline) == []
     assert taker.joining.phase is Phase.IDLE
     assert taker.joining.next_deadline() == float("inf")
-    assert taker.joining.on_serving(A, Serving(asked[0].message.session, 1.0, GENESIS, (), ()), 9.0) == []
-    assert len(taker.joining.begin(GENESIS, [C], 10.0)) == 1
+    assert taker.joining.on_serving(A, Serving(asked[0].message.session, 1.0, RUN_ID, (), ()), 9.0) == []
+    assert len(taker.joining.begin(RUN_ID, [C], 10.0)) == 1
 
 
 def test_a_second_after_the_first_answer_the_others_are_not_waited_for():
     taker = Taker()
-    taker.do(taker.joining.begin(GENESIS, [A, B, C], 0.0))
+    taker.do(taker.joining.begin(RUN_ID, [A, B, C], 0.0))
     first = next(iter(taker.fetches))
-    assert taker.joining.on_serving(A, Serving(first, 1.0, GENESIS, (), ()), 0.3) == []
+    assert taker.joining.on_serving(A, Serving(first, 1.0, RUN_ID, (), ()), 0.3) == []
     assert taker.joining.next_deadline() == 0.3 + SURVEY_S
     assert {donor for donor, *_ in pieces(taker.joining.tick(0.3 + SURVEY_S))} <= {A, B, C}
     assert taker.joining.phase is Phase.COLLECTING
@@ -105,9 +105,9 @@ def test_a_second_after_the_first_answer_the_others_are_not_waited_for():
 
 def test_refusals_and_broken_links_end_the_waiting_early():
     taker = Taker()
-    taker.do(taker.joining.begin(GENESIS, [A, B, C], 0.0))
+    taker.do(taker.joining.begin(RUN_ID, [A, B, C], 0.0))
     a, b, c = taker.fetches
-    assert taker.joining.on_serving(A, Serving(a, 1.0, GENESIS, (), ()), 0.1) == []
+    assert taker.joining.on_serving(A, Serving(a, 1.0, RUN_ID, (), ()), 0.1) == []
     assert taker.joining.on_refused(B, b, 0.1) == []
     assert taker.joining.on_refused(B, c, 0.1) == []  # not B's to refuse
     assert taker.joining.phase is Phase.SURVEY
@@ -117,28 +117,28 @@ def test_refusals_and_broken_links_end_the_waiting_early():
 
 def test_a_donor_of_another_run_is_not_taken_from():
     taker = Taker()
-    taker.survey([A, B], genesis=b"x" * 16)
+    taker.survey([A, B], run_id=b"x" * 16)
     assert taker.joining.phase is Phase.IDLE
 
 
 def test_an_answer_by_another_than_was_asked_changes_nothing():
     taker = Taker()
-    taker.do(taker.joining.begin(GENESIS, [A, B], 0.0))
+    taker.do(taker.joining.begin(RUN_ID, [A, B], 0.0))
     a, _ = taker.fetches
-    assert taker.joining.on_serving(C, Serving(a, 1.0, GENESIS, (), ()), 0.1) == []
+    assert taker.joining.on_serving(C, Serving(a, 1.0, RUN_ID, (), ()), 0.1) == []
     assert taker.joining.answers == {}
-    taker.joining.on_serving(A, Serving(a, 1.0, GENESIS, (), ()), 0.1)
+    taker.joining.on_serving(A, Serving(a, 1.0, RUN_ID, (), ()), 0.1)
     assert set(taker.joining.answers) == {A}
 
 
 # -- optimizer state -------------------------------------------------------------------------------------------------
 def test_the_freshest_donor_decides_which_optimizer_state_is_taken():
     taker = Taker(trained=500)
-    taker.do(taker.joining.begin(GENESIS, [A, B, C], 0.0))
+    taker.do(taker.joining.begin(RUN_ID, [A, B, C], 0.0))
     a, b, c = taker.fetches
-    taker.joining.on_serving(A, Serving(a, 1.0, GENESIS, ("m",), (("lr", 0.1),)), 0.0)
-    taker.joining.on_serving(B, Serving(b, 5.0, GENESIS, ("m", "v"), (("lr", 0.2),)), 0.0)
-    effects = taker.joining.on_serving(C, Serving(c, 3.0, GENESIS, ("m", "v"), (("lr", 0.3),)), 0.0)
+    taker.joining.on_serving(A, Serving(a, 1.0, RUN_ID, ("m",), (("lr", 0.1),)), 0.0)
+    taker.joining.on_serving(B, Serving(b, 5.0, RUN_ID, ("m", "v"), (("lr", 0.2),)), 0.0)
+    effects = taker.joining.on_serving(C, Serving(c, 3.0, RUN_ID, ("m", "v"), (("lr", 0.3),)), 0.0)
     assert {donor for donor, *_ in pieces(effects)} == {B, C}
     assert taker.joining.size == SIZE + 2 * 500
     assert taker.joining.version == 4.0
@@ -157,7 +157,7 @@ def test_the_freshest_donor_decides_which_optimizer_state_is_taken():
 def test_no_count_of_an_optimizers_steps_is_more_than_the_samples_behind_the_run(stated, taken):
     """One donor alone is a majority."""
     answers = {
-        donor: Serving(1, 1.0, GENESIS, ("m",), (("step", step), ("rate", 0.5)), 640)
+        donor: Serving(1, 1.0, RUN_ID, ("m",), (("step", step), ("rate", 0.5)), 640)
         for donor, step in zip(DONORS, stated, strict=False)
     }
     scalars = dict(agree(answers, ("m",), True).scalars)
@@ -169,10 +169,10 @@ def test_no_count_of_an_optimizers_steps_is_more_than_the_samples_behind_the_run
 
 def test_without_an_optimizer_the_weights_of_all_donors_will_do():
     taker = Taker(trained=0)
-    taker.do(taker.joining.begin(GENESIS, [A, B], 0.0))
+    taker.do(taker.joining.begin(RUN_ID, [A, B], 0.0))
     a, b = taker.fetches
-    taker.joining.on_serving(A, Serving(a, 1.0, GENESIS, ("m",), (("lr", 0.1),)), 0.0)
-    effects = taker.joining.on_serving(B, Serving(b, 5.0, GENESIS, ("m", "v"), ()), 0.0)
+    taker.joining.on_serving(A, Serving(a, 1.0, RUN_ID, ("m",), (("lr", 0.1),)), 0.0)
+    effects = taker.joining.on_serving(B, Serving(b, 5.0, RUN_ID, ("m", "v"), ()), 0.0)
     assert {donor for donor, *_ in pieces(effects)} == {A, B}
     taker.fetches.clear()
     taker.do(effects)
@@ -184,7 +184,7 @@ def test_a_donor_that_serves_something_else_than_it_said_loses_its_piece():
     taker = Taker(trained=500)
     taker.survey([A, B], keys=("m",))
     session = next(s for s, (donor, _) in taker.fetches.items() if donor == A)
-    assert taker.joining.on_serving(A, Serving(session, 1.0, GENESIS, ("m",), ()), 0.1) == []
+    assert taker.joining.on_serving(A, Serving(session, 1.0, RUN_ID, ("m",), ()), 0.1) == []
     effects = taker.joining.on_serving(A, Serving(session, 1.0, b"x" * 16, ("m",), ()), 0.1)
     assert effects[:2] == [Release(session), Send(A, Abort(session, "moved"))]
 
@@ -285,7 +285,7 @@ def test_what_comes_for_a_piece_that_was_given_back_changes_nothing():
     missing = list(taker.joining.missing)
     assert taker.joining.collected(session, stop, 1.1) == []
     assert taker.joining.on_refused(A, session, 1.1) == taker.joining.give_back(session, 1.1) == []
-    assert taker.joining.on_serving(A, Serving(session, 1.0, GENESIS, (), ()), 1.1) == []
+    assert taker.joining.on_serving(A, Serving(session, 1.0, RUN_ID, (), ()), 1.1) == []
     assert taker.joining.missing == missing
 
 
@@ -331,7 +331,7 @@ def test_a_donor_that_is_asked_again_and_again_and_gives_nothing_holds_nobody_up
             taker.do(taker.joining.more_candidates([A], taker.now))
     assert taker.joining.phase is Phase.IDLE
     assert CONFIG.join_timeout_s <= taker.now - began <= CONFIG.join_timeout_s + 2 * RETRY_S
-    assert not taker.joining.gives(GENESIS, taker.now)
+    assert not taker.joining.gives(RUN_ID, taker.now)
 
 
 def test_stopping_tells_those_who_send():
@@ -440,7 +440,7 @@ def test_a_newcomer_gets_there_though_its_donors_are_killed(seed):
         victim.crash()
     swarm.until(lambda: newcomer.peer.ready, 120.0)
     assert newcomer.kinds == ["joined"]
-    assert newcomer.genesis == nodes[0].genesis
+    assert newcomer.run_id == nodes[0].run_id
     assert newcomer.value == nodes[0].value  # all were equal
 
 
@@ -454,7 +454,7 @@ def test_a_newcomer_whose_only_donor_dies_begins_alone():
     seed.crash()
     swarm.until(lambda: newcomer.peer.ready, 2 * CONFIG.join_timeout_s)
     assert newcomer.kinds[0] == "started"
-    assert newcomer.genesis != seed.genesis
+    assert newcomer.run_id != seed.run_id
 
 
 # -- slow donors -------------------------------------------------------------------------------------------------------

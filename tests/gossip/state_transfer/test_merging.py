@@ -13,7 +13,7 @@ from gossip.effects import Adopt, Confirm, Dial, Restore
 from gossip.exchange.session import State
 from gossip.state_transfer.joining import Phase
 from gossip.state_transfer.runs import STALEMATE_S
-from gossip.state_transfer.trial import ENOUGH, TRIAL_S, Judge
+from gossip.state_transfer.trial import ENOUGH, TRIAL_S, TrialEvaluator
 from tests.harness.world import World, address_of
 
 LIAR = b"\xff" * 16
@@ -32,7 +32,7 @@ def beside_a_liar(honest=4, value=10**6, config=None, loss=off_by):
     for node in nodes:
         node.loss = loss
     swarm.run(20.0)
-    liar = swarm.start(genesis=LIAR, value=value)
+    liar = swarm.start(run_id=LIAR, value=value)
     liar.perform(liar.peer.resume(LIAR, 2**52, 0.0, swarm.now))
     liar.peer.runs.config = Config(merge="never")
     liar.perform([Dial(address_of(0))])
@@ -43,7 +43,7 @@ def test_one_record_does_not_take_the_run_where_no_losses_are_known():
     """One member is fewer than four, whatever it states; once all four dropped their weights for it within 3 s."""
     swarm, nodes, _ = beside_a_liar(loss=lambda node: None)
     swarm.run(900.0)
-    assert {node.genesis for node in nodes} == {nodes[0].genesis}
+    assert {node.run_id for node in nodes} == {nodes[0].run_id}
     assert {node.value for node in nodes} == {Fraction(1000)}
     assert all("merging" not in node.kinds for node in nodes)
 
@@ -52,7 +52,7 @@ def test_weights_that_prove_worse_are_put_back_and_their_run_is_left_alone_for_l
     swarm, nodes, _ = beside_a_liar(value=3_000)
     swarm.until(lambda: any("put back" in node.kinds for node in nodes), 120.0)
     swarm.run(900.0)
-    assert {node.genesis for node in nodes} == {nodes[0].genesis}
+    assert {node.run_id for node in nodes} == {nodes[0].run_id}
     assert {node.value for node in nodes} == {Fraction(1000)}
     for node in nodes:
         times = [at for at, kind, _ in node.notices if kind == "put back"]
@@ -66,14 +66,14 @@ def test_weights_that_are_too_far_off_are_put_back_without_a_loss():
     [node] = nodes
     swarm.until(lambda: "put back" in node.kinds, 700.0)
     swarm.run(1.0)
-    assert (node.genesis, node.value) == (nodes[0].genesis, Fraction(1000))
+    assert (node.run_id, node.value) == (nodes[0].run_id, Fraction(1000))
 
 
 def test_nobody_mixes_with_a_node_that_has_weights_on_trial():
     swarm, nodes, liar = beside_a_liar(value=3_000)
     swarm.until(lambda: any(node.peer.judge.on_trial for node in nodes), 120.0)
     on_trial = next(node for node in nodes if node.peer.judge.on_trial)
-    assert on_trial.peer.membership.me.genesis != LIAR
+    assert on_trial.peer.membership.me.run_id != LIAR
     mixes = len(on_trial.mixes)
     swarm.until(lambda: not on_trial.peer.judge.on_trial, 10.0)
     assert len(on_trial.mixes) == mixes
@@ -94,7 +94,7 @@ def test_what_was_under_way_before_a_trial_is_lost_or_doubled_for_nobody():
         def watched(node=node, exchanges=exchanges, abandon=abandon):
             for one in exchanges.table.values():
                 states.append(one.state)
-                if one.state in (State.VERIFIED, State.DOUBT):
+                if one.state in (State.VERIFIED, State.IN_DOUBT):
                     session = node.sessions[one.session]
                     alone[one.session] = one.partner, Fraction(one.weight) * (session.value - session.theirs)
             return abandon()
@@ -114,7 +114,7 @@ def test_what_was_under_way_before_a_trial_is_lost_or_doubled_for_nobody():
     one_sided = sum(shift for session, (partner, shift) in alone.items() if (partner, session) in mixed)
     # Between the two sides of an exchange lies a message: the sum is right at nearly every moment, or never again.
     swarm.until(lambda: sum(node.value + sum(node.model.pending) for node in nodes) == 4 * 1000 + one_sided, 30.0)
-    assert {node.genesis for node in nodes} == {nodes[0].genesis}
+    assert {node.run_id for node in nodes} == {nodes[0].run_id}
     done = [node.peer.exchanges.done for node in nodes]
     swarm.until(lambda: all(node.peer.exchanges.done > was for node, was in zip(nodes, done, strict=True)), 60.0)
 
@@ -134,7 +134,7 @@ def apart(left, right, *, left_step_s=0.1, right_step_s=0.1, right_later_s=0.0, 
         for node in swarm.hosts:
             node.loss = loss
     swarm.run(40.0)
-    assert len({node.genesis for node in swarm.hosts}) == 2
+    assert len({node.run_id for node in swarm.hosts}) == 2
     return swarm, lefts, rights
 
 
@@ -160,23 +160,23 @@ def meet(swarm, limit_s):
 def test_two_honest_runs_become_one_in_bounded_time(left, right, more, loss):
     swarm, *_ = apart(left, right, loss=loss, **more)
     meet(swarm, STALEMATE_S + 60.0)
-    genesis = swarm.hosts[0].genesis
+    run_id = swarm.hosts[0].run_id
     swarm.run(60.0)
-    assert {node.genesis for node in swarm.hosts} == {genesis}
+    assert {node.run_id for node in swarm.hosts} == {run_id}
 
 
 def test_one_alone_with_more_behind_it_is_taken_over_when_its_weights_prove_themselves():
     swarm, lefts, _ = apart(1, 5, right_later_s=600.0, loss=off_by)
-    genesis = lefts[0].genesis
+    run_id = lefts[0].run_id
     assert meet(swarm, STALEMATE_S) < STALEMATE_S
-    assert swarm.hosts[5].genesis == genesis
+    assert swarm.hosts[5].run_id == run_id
 
 
 def test_after_long_the_run_with_fewer_members_gives_way():
     swarm, lefts, rights = apart(1, 5, right_later_s=600.0)
-    genesis = rights[0].genesis
+    run_id = rights[0].run_id
     assert meet(swarm, STALEMATE_S + 60.0) > STALEMATE_S / 2
-    assert lefts[0].genesis == genesis
+    assert lefts[0].run_id == run_id
 
 
 @pytest.mark.parametrize("mode", ["ask", "never"])
@@ -186,16 +186,16 @@ def test_without_consent_runs_stay_apart_and_a_person_hears_of_it(mode):
     for node in swarm.hosts[1:]:
         node.perform([Dial(address_of(0))])
     swarm.run(900.0)
-    assert len({node.genesis for node in swarm.hosts}) == 2
+    assert len({node.run_id for node in swarm.hosts}) == 2
     for node in swarm.hosts:
         [text] = [text for _, kind, text in node.notices if kind == "divided"]
         other = lefts[0] if node in rights else rights[0]
-        assert f'node.merge("{other.genesis.hex()}")' in text
+        assert f'node.merge("{other.run_id.hex()}")' in text
     for node in rights:
-        node.perform(node.peer.merge(lefts[0].genesis, swarm.now))
+        node.perform(node.peer.merge(lefts[0].run_id, swarm.now))
         node.arm()
     swarm.until(swarm.agreed, 30.0)
-    assert rights[0].genesis == lefts[0].genesis
+    assert rights[0].run_id == lefts[0].run_id
 
 
 # -- the newcomer ----------------------------------------------------------------------------------------------------
@@ -204,12 +204,12 @@ def test_a_newcomer_goes_where_most_are_and_not_where_the_largest_number_is():
     swarm.run(5.0)
     newcomer = swarm.start(0)
     swarm.until(lambda: newcomer.peer.ready, 30.0)
-    assert newcomer.genesis == nodes[0].genesis != liar.genesis
+    assert newcomer.run_id == nodes[0].run_id != liar.run_id
 
 
 # -- the judge -------------------------------------------------------------------------------------------------------
 def judged(before, after):
-    judge = Judge()
+    judge = TrialEvaluator()
     for step, loss in enumerate(before, 1):
         assert judge.heard(step, loss) is None
     judge.begin(len(before), 0.0)
@@ -238,7 +238,7 @@ def test_weights_pass_unless_their_losses_are_clearly_worse(before, after, passe
 
 
 def test_a_trial_in_which_nothing_is_heard_ends_and_proves_nothing():
-    judge = Judge()
+    judge = TrialEvaluator()
     for step in range(ENOUGH):
         judge.heard(step, 1.0)
     assert judge.deadline == math.inf
@@ -265,7 +265,7 @@ def test_of_four_donors_one_that_gives_another_model_leaves_no_trace(odd):
     newcomer = swarm.start(0, 1, 2, 3, value=5)
     swarm.until(lambda: newcomer.peer.ready, 30.0)
     assert newcomer.value == 1000
-    assert newcomer.genesis == nodes[0].genesis
+    assert newcomer.run_id == nodes[0].run_id
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -277,7 +277,7 @@ def test_members_do_not_go_to_and_fro_between_two_runs(seed):
     large = swarm.start(value=1000)
     for node, samples in [*((node, 4_000) for node in small), (large, 48_000)]:
         node.loss = lambda node: 1.0
-        node.perform(node.peer.resume(node.genesis, samples, 100.0, swarm.now))
+        node.perform(node.peer.resume(node.run_id, samples, 100.0, swarm.now))
     swarm.run(5.0)
     large.perform([Dial(address_of(0))])
     swarm.run(60.0)

@@ -39,12 +39,12 @@ def test_more_samples_outrank_fewer_and_of_equals_the_larger_genesis():
 def test_when_two_runs_meet_the_one_with_fewer_samples_takes_the_others_weights(left, right):
     swarm, lefts, rights = two_runs(left, left, right)
     swarm.until(lambda: all(node.peer.ready for node in lefts + rights), 30.0)
-    assert lefts[0].genesis != rights[0].genesis
+    assert lefts[0].run_id != rights[0].run_id
     swarm.network.sides = None
     slower, faster = (rights, lefts) if left >= right else (lefts, rights)  # the left began 20 s earlier
-    genesis = faster[0].genesis
+    run_id = faster[0].run_id
     swarm.until(swarm.agreed, 120.0)
-    assert {node.genesis for node in swarm.hosts} == {genesis}
+    assert {node.run_id for node in swarm.hosts} == {run_id}
     for node in slower:
         assert [kind for kind in node.kinds if kind in ("merging", "merged")] == ["merging", "merged"]
     assert all("merging" not in node.kinds for node in faster)
@@ -56,22 +56,22 @@ def test_when_two_runs_meet_the_one_with_fewer_samples_takes_the_others_weights(
 @pytest.mark.parametrize("samples", [0, 1000])
 def test_of_two_runs_with_equal_samples_the_larger_genesis_stays(samples):
     swarm = World(1)
-    one, two = swarm.start(genesis=G1), swarm.start(genesis=G2)
+    one, two = swarm.start(run_id=G1), swarm.start(run_id=G2)
     for node in (one, two):
         node.stepping = False
-        node.perform(node.peer.resume(node.genesis, samples, 1.0, swarm.now))
+        node.perform(node.peer.resume(node.run_id, samples, 1.0, swarm.now))
     one.perform([Dial(address_of(1))])
     swarm.run(1.0)
     one.stepping = two.stepping = True
     swarm.until(swarm.agreed, 10.0)
-    assert one.genesis == G2
+    assert one.run_id == G2
     assert "merging" not in two.kinds
 
 
 def wanting():
     """A swarm of two linked peers with a run each, each of which wants the other's weights."""
     swarm = World(1)
-    one, two = swarm.start(genesis=G1), swarm.start(genesis=G2)
+    one, two = swarm.start(run_id=G1), swarm.start(run_id=G2)
     one.peer.runs.consented, two.peer.runs.consented = G2, G1
     one.perform([Dial(address_of(1))])
     swarm.run(0.025)
@@ -84,7 +84,7 @@ def test_of_two_runs_that_each_want_the_others_weights_one_gives_way():
     served = [a.peer.runs.should_serve(b.peer.membership.me, swarm.now) for a, b in ((one, two), (two, one))]
     assert served == [False, True]
     swarm.until(swarm.agreed, 30.0)
-    assert one.genesis == G2
+    assert one.run_id == G2
     assert "merged" not in two.kinds
 
 
@@ -92,7 +92,7 @@ def test_a_node_serves_a_run_whose_weights_it_found_worse_and_leaves_alone():
     """It wants that run and cannot have it; while it refuses, that run's members ask it in vain once a second."""
     swarm, one, two = wanting()
     assert not one.peer.runs.should_serve(two.peer.membership.me, swarm.now)
-    one.peer.joining.genesis = G2
+    one.peer.joining.run_id = G2
     seconds = one.peer.joining.failed_trial(swarm.now)
     assert one.peer.runs.should_serve(two.peer.membership.me, swarm.now)
     assert not one.peer.runs.should_serve(two.peer.membership.me, swarm.now + seconds)
@@ -121,11 +121,11 @@ def test_runs_that_meet_in_any_way_become_one_and_stay_one(seed):
     for node in swarm.hosts[1:]:
         node.perform([Dial(address_of(0))])
     swarm.until(swarm.agreed, 200.0)
-    genesis = swarm.hosts[0].genesis
+    run_id = swarm.hosts[0].run_id
     merges = [node.kinds.count("merged") for node in swarm.hosts]
     assert max(merges) <= 8
     swarm.run(20.0)
-    assert {node.genesis for node in swarm.hosts} == {genesis}
+    assert {node.run_id for node in swarm.hosts} == {run_id}
     assert [node.kinds.count("merged") for node in swarm.hosts] == merges
 
 
@@ -160,7 +160,7 @@ def beside_a_checkpoint(seconds, samples, version):
 
 def test_a_checkpoint_with_more_behind_it_goes_on_and_the_others_merge_into_it():
     _, first, resumed = beside_a_checkpoint(20.0, 1_000_000, 50.0)
-    assert first.genesis == G3
+    assert first.run_id == G3
     assert resumed.kinds[0] == "started"
     assert "merged" in first.kinds
     assert resumed.peer.swarm_samples >= 1_000_000
@@ -169,7 +169,7 @@ def test_a_checkpoint_with_more_behind_it_goes_on_and_the_others_merge_into_it()
 
 def test_a_checkpoint_with_less_behind_it_gives_way():
     _, first, resumed = beside_a_checkpoint(60.0, 100, 5.0)
-    assert first.genesis == resumed.genesis != G3
+    assert first.run_id == resumed.run_id != G3
 
 
 @pytest.mark.parametrize(("bases", "older"), [((1_000, 5_000, 3_000), 2), ((5_000, 1_000, 3_000), 0)], ids=str)
@@ -205,7 +205,7 @@ def test_a_peer_about_to_take_other_weights_is_busy():
     swarm.until(lambda: right.peer.joining.phase is Phase.COLLECTING, 60.0)
     right.stepping = False
     swarm.until(lambda: right.peer.joining.phase is Phase.ADOPTING, 60.0)
-    offer = Offer(5, "f", right.genesis, 0.0, 0.5, "fp32")
+    offer = Offer(5, "f", right.run_id, 0.0, 0.5, "fp32")
     assert right.peer.receive(left.id, offer, swarm.now) == [Send(left.id, Busy(5))]
     assert right.peer.receive(left.id, Fetch(6, (), 0, 0), swarm.now) == [Send(left.id, Refuse(6, "joining"))]
     assert right.peer.joining.phase is Phase.ADOPTING

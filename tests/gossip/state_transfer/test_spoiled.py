@@ -27,14 +27,14 @@ def test_who_is_spoiled_offers_and_gives_nothing_until_it_has_the_swarms_weights
     spoil(swarm, node)
     at = swarm.now
     assert not node.peer.ready
-    offer = Offer(5, "f", node.genesis, node.peer.local.version, 0.5, "fp32")
+    offer = Offer(5, "f", node.run_id, node.peer.local.version, 0.5, "fp32")
     assert isinstance(node.peer.receive(first.id, offer, swarm.now)[0].message, Refuse)
     assert node.peer.receive(first.id, Fetch(6, (), 0, 0), swarm.now) == [Send(first.id, Refuse(6, "not-ready"))]
     swarm.run(0.9 * MEND_S)
     assert not [send for when, send in node.said(Send) if when > at and isinstance(send.message, Offer)]
     swarm.until(lambda: node.peer.ready, 10.0)
     assert node.kinds[-2:] == ["spoiled", "joined"]
-    assert node.genesis == first.genesis
+    assert node.run_id == first.run_id
     done = node.peer.exchanges.done
     swarm.run(20.0)
     assert node.peer.exchanges.done > done
@@ -45,7 +45,7 @@ def test_an_offer_whose_snapshot_is_spoiled_is_answered_busy_and_one_of_ours_is_
     swarm = World(1, config=Config(outer_momentum=0.0))
     first, node = swarm.swarm(2)
     swarm.until(lambda: node.peer.ready, 10.0)
-    offer = Offer(5, "f", node.genesis, node.peer.local.version, 0.5, "fp32")
+    offer = Offer(5, "f", node.run_id, node.peer.local.version, 0.5, "fp32")
     [snapshot] = node.peer.receive(first.id, offer, swarm.now)
     effects = node.peer.spoiled(snapshot.session, swarm.now)
     assert Send(first.id, Busy(5)) in effects

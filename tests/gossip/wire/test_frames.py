@@ -64,7 +64,7 @@ RECORDS = st.builds(
     MemberRecord,
     id=IDS, public_key=st.binary(max_size=32), incarnation=INTS, sequence=INTS, left=st.booleans(),
     address=st.none() | st.builds(Address, HOSTS, st.integers(0, 65_535)), homes=several(IDS, 3),
-    ready=st.booleans(), genesis=st.binary(max_size=16), progress=INTS, steps=INTS, samples=INTS,
+    ready=st.booleans(), run_id=st.binary(max_size=16), progress=INTS, steps=INTS, samples=INTS,
     loss=st.none() | FLOATS, version=FLOATS, finished=st.booleans(), signature=st.binary(max_size=64),
     extra=several(st.none() | st.booleans() | INTS | FLOATS | texts(8) | st.binary(max_size=8), 3),
 )  # fmt: skip
@@ -380,7 +380,7 @@ WRONG_IN_RECORDS = {
     "sequence": [-1, 2**63, None], "left": [0, None], "address": [5, [], ["h"], ["h", 1, 1], ["h" * 256, 1],
         ["a..b", 1], ["h" * 64, 1], ["\u00e9", 1],
     ["h", 65_536], ["h", -1], [b"h", 1], ["h\n", 1]], "homes": [None, [b"i"], [b"i" * 16] * 4], "ready": [1, None],
-    "genesis": [b"g" * 17, "g"], "progress": [-1, 0.5], "steps": [-1, True], "samples": [2**64 - 1],
+    "run_id": [b"g" * 17, "g"], "progress": [-1, 0.5], "steps": [-1, True], "samples": [2**64 - 1],
     "loss": [1, math.nan, math.inf, "1"], "version": [1, None, math.nan, math.inf], "finished": [0, None],
     "signature": [b"s" * 65, None],
 }  # fmt: skip

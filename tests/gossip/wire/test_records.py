@@ -22,7 +22,7 @@ ME = MemberRecord(
     sequence=4,
     address=Address("10.0.0.5", 7700),
     homes=(PeerId(b"h" * 16),),
-    genesis=b"g" * 16,
+    run_id=b"g" * 16,
     steps=6,
     samples=7,
     progress=5,
@@ -61,7 +61,7 @@ def test_what_the_owner_signed_is_accepted():
         {"address": Address("10.0.0.5", 7701)},
         {"homes": ()},
         {"ready": True},
-        {"genesis": b"x" * 16},
+        {"run_id": b"x" * 16},
         {"steps": 7},
         {"samples": 8},
         {"progress": 6},
@@ -80,7 +80,7 @@ def test_changing_any_field_breaks_the_signature(change):
 
 
 def test_every_field_is_signed():
-    tried = {"incarnation", "sequence", "left", "address", "homes", "ready", "genesis", "progress", "steps"}
+    tried = {"incarnation", "sequence", "left", "address", "homes", "ready", "run_id", "progress", "steps"}
     tried |= {"samples", "loss", "version", "finished", "extra"}  # by the test above
     identity = {"id", "public_key", "signature"}  # by those below
     assert tried | identity == {field.name for field in dataclasses.fields(MemberRecord)}
@@ -113,7 +113,7 @@ def test_a_simulation_may_do_without_keys():
         *({"loss": value} for value in (math.nan, math.inf, -math.inf)),
         *({"version": value} for value in (math.nan, math.inf, -math.inf, -1.0)),
         {"homes": (PeerId(b"h" * 16),) * 4},
-        {"genesis": b"short"},
+        {"run_id": b"short"},
         {"address": Address("", 7700)},
         {"address": Address("10.0.0.5", 0)},
         {"address": Address("10.0.0.5", 65_536)},

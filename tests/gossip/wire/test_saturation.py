@@ -30,12 +30,12 @@ OWN = st.fixed_dictionaries({}, optional={
     "address": st.none() | st.builds(Address, HOSTS, st.integers(-5, 70_000)),
     "homes": st.lists(st.integers(0, 9).map(peer_id), max_size=6).map(tuple),
     "ready": st.booleans(), "finished": st.booleans(),
-    "genesis": st.binary(max_size=20), "progress": ANY_NUMBERS, "steps": ANY_NUMBERS, "samples": ANY_NUMBERS,
+    "run_id": st.binary(max_size=20), "progress": ANY_NUMBERS, "steps": ANY_NUMBERS, "samples": ANY_NUMBERS,
     "loss": st.none() | ANY_NUMBERS, "version": ANY_NUMBERS,
 })  # fmt: skip
 STARTS = st.fixed_dictionaries({}, optional={
     "sequence": ANY_NUMBERS, "steps": ANY_NUMBERS, "samples": ANY_NUMBERS, "progress": ANY_NUMBERS,
-    "version": ANY_NUMBERS, "loss": ANY_NUMBERS, "genesis": st.binary(max_size=20),
+    "version": ANY_NUMBERS, "loss": ANY_NUMBERS, "run_id": st.binary(max_size=20),
     "address": st.builds(Address, HOSTS, st.integers(-5, 70_000)),
 })  # fmt: skip
 

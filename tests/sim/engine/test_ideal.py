@@ -54,7 +54,7 @@ records = st.builds(
     public_key=st.just(b""),
     incarnation=st.integers(1, 3),
     ready=st.booleans(),
-    genesis=st.sampled_from(RUNS),
+    run_id=st.sampled_from(RUNS),
 )
 
 
@@ -63,7 +63,7 @@ records = st.builds(
 def test_the_registry_is_what_a_plain_list_of_records_says(operations):
     registry, plain = Registry(), dict[PeerId, MemberRecord]()
     for what, record in operations:
-        runs, changes = {one.genesis for one in plain.values() if one.ready}, registry.changes
+        runs, changes = {one.run_id for one in plain.values() if one.ready}, registry.changes
         if what == "leave":
             registry.leave(record.id)  # perhaps one that is not there
             plain.pop(record.id, None)
@@ -73,9 +73,9 @@ def test_the_registry_is_what_a_plain_list_of_records_says(operations):
         assert sorted(registry.alive) == sorted(plain)
         assert [member in registry for member in MEMBERS] == [member in plain for member in MEMBERS]
         assert registry.records == plain
-        assert registry.ready == Counter(one.genesis for one in plain.values() if one.ready)
+        assert registry.ready == Counter(one.run_id for one in plain.values() if one.ready)
         assert registry.changes >= changes
-        if runs != {one.genesis for one in plain.values() if one.ready}:
+        if runs != {one.run_id for one in plain.values() if one.ready}:
             assert registry.changes > changes, "who waits for another run would not look"
 
 
@@ -159,7 +159,7 @@ def test_a_donor_that_dies_is_replaced():
         if host.id in sorted(donors())[:1]:
             swarm.kill(host.index)
     run_while(swarm, lambda: not newcomer.peer.ready, limit_s=10.0)
-    assert newcomer.peer.local.genesis == swarm.alive()[0].peer.local.genesis
+    assert newcomer.peer.local.run_id == swarm.alive()[0].peer.local.run_id
     assert not np.array_equal(newcomer.vector, vector(99))
 
 
@@ -171,7 +171,7 @@ def test_one_that_comes_again_takes_the_weights_of_those_present():
     swarm.revive(3, [])
     swarm.run_until(32.0)
     assert swarm.hosts[3].peer.ready
-    assert swarm.hosts[3].peer.local.genesis == swarm.hosts[0].peer.local.genesis
+    assert swarm.hosts[3].peer.local.run_id == swarm.hosts[0].peer.local.run_id
     swarm.run_until(60.0)
     for host in swarm.hosts:  # rounding of a hundred mixes
         assert host.vector == pytest.approx(mean, abs=1e-5)
@@ -183,7 +183,7 @@ def test_those_who_begin_apart_end_in_one_run():
         swarm.add_peer(vector(index))  # nobody is a founder: one must begin, and the others join it
     swarm.run_until(40.0)
     assert all(host.peer.ready for host in swarm.hosts)
-    assert len({host.peer.local.genesis for host in swarm.hosts}) == 1
+    assert len({host.peer.local.run_id for host in swarm.hosts}) == 1
 
 
 def test_the_swarms_samples_are_the_sum_of_its_members():

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gossip.config import Config
-from gossip.effects import Collect, MemberState
+from gossip.effects import MemberState, ReceivePiece
 from gossip.errors import ConfigError
 from gossip.exchange.session import State
 from sim.engine.host import Host
@@ -106,7 +106,7 @@ def test_another_peer_changes_nobodys_randomness() -> None:
     few, many = swarm_of(3), swarm_of(4)
     for one, other in zip(few.hosts, many.hosts, strict=False):
         assert one.id == other.id
-        assert one.peer.membership.me.genesis == other.peer.membership.me.genesis
+        assert one.peer.membership.me.run_id == other.peer.membership.me.run_id
         assert one.rng.getstate() == other.rng.getstate()
         assert one.peer.rng.getstate() == other.peer.rng.getstate()
     # The last one cannot be reached: for the others it is as if it were not there.
@@ -203,7 +203,7 @@ def test_joiners_take_the_swarms_weights_and_its_run() -> None:
     swarm.run_until(5.0)
     first = swarm.hosts[0]
     assert all(host.peer.ready for host in swarm.hosts)
-    assert {host.peer.local.genesis for host in swarm.hosts} == {first.peer.local.genesis}
+    assert {host.peer.local.run_id for host in swarm.hosts} == {first.peer.local.run_id}
     for host in swarm.hosts:
         assert np.array_equal(host.vector, vector(0))
     newcomer = swarm.add_peer(vector(99), seeds=[1, 2])
@@ -212,7 +212,7 @@ def test_joiners_take_the_swarms_weights_and_its_run() -> None:
     assert alive_views(swarm) == {5}
 
 
-def collecting(host: Host) -> list[Collect]:
+def collecting(host: Host) -> list[ReceivePiece]:
     return list(host.collecting.values())
 
 
@@ -323,7 +323,7 @@ def test_a_newcomer_need_not_wait_for_the_end_of_its_donors_long_steps() -> None
     newcomer = swarm.hosts[swarm.add_peer(np.full(2048, -5.0, np.float32), [0], step_s=0.1)]
     swarm.run_until(710.0)
     assert newcomer.peer.ready
-    assert newcomer.peer.local.genesis == swarm.hosts[0].peer.local.genesis
+    assert newcomer.peer.local.run_id == swarm.hosts[0].peer.local.run_id
     assert newcomer.steps > 0
     assert set(newcomer.vector - newcomer.steps) <= {float(host.vector[0]) for host in swarm.hosts[:3]}
 

@@ -86,9 +86,9 @@ def test_batched_steps_are_exact_where_runs_merge():
         for row, (at_s, seeds) in enumerate([(0.0, []), (1.05, []), (6.05, [0, 1])]):
             swarm.run_until(at_s)
             swarm.add_peer(learners.matrix[row], seeds, samples_per_step=learners.samples_per_step)
-        assert swarm.hosts[0].peer.local.genesis != swarm.hosts[1].peer.local.genesis
+        assert swarm.hosts[0].peer.local.run_id != swarm.hosts[1].peer.local.run_id
         swarm.run_until(20.05)
-        assert len({host.peer.local.genesis for host in swarm.hosts}) == 1
+        assert len({host.peer.local.run_id for host in swarm.hosts}) == 1
         assert all(host.peer.ready for host in swarm.hosts)
         runs.append((swarm, learners))
     (batched, ours), (plain, theirs) = runs

@@ -172,7 +172,7 @@ def test_the_run_that_gives_way_leaves_its_momentum_behind():
         swarm.run_until(at_s)
         swarm.add_peer(learners.matrix[row], seeds, samples_per_step=learners.samples_per_step)
     swarm.run_until(20.05)
-    assert len({host.peer.local.genesis for host in swarm.hosts}) == 1
+    assert len({host.peer.local.run_id for host in swarm.hosts}) == 1
     assert np.abs(learners.matrix).max() < 2
 
 

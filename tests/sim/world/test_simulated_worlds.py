@@ -104,7 +104,7 @@ def test_who_comes_again_has_the_weights_of_those_present(mode, tmp_path):
     run.swarm.run_until(40.0)
     again = run.swarm.hosts[7]
     assert again.peer.ready
-    assert again.peer.local.genesis == run.swarm.hosts[0].peer.local.genesis
+    assert again.peer.local.run_id == run.swarm.hosts[0].peer.local.run_id
     assert vectors(run, range(8)) == pytest.approx(np.tile(mean, (8, 1)), abs=1e-5)
 
 
@@ -160,7 +160,7 @@ def test_from_one_seed_everybody_joins_one_run(join_every_s, mode):
     run.swarm.run_until(11 * join_every_s + 8.0)
     assert len(run.swarm.hosts) == 12
     assert all(host.peer.ready for host in run.swarm.hosts)
-    assert {host.peer.local.genesis for host in run.swarm.hosts} == {run.swarm.hosts[0].peer.local.genesis}
+    assert {host.peer.local.run_id for host in run.swarm.hosts} == {run.swarm.hosts[0].peer.local.run_id}
     # They took the weights of the first and nobody else's: averaging what is equal changes nothing.
     assert np.array_equal(vectors(run, range(12)), np.tile(first, (12, 1)))
 
@@ -170,7 +170,7 @@ def test_those_who_begin_together_know_each_other_and_keep_their_own_vectors(mod
     run = Simulation(averaging(membership=MembershipSpec(mode=mode)))
     mean = run.learners.matrix.mean(0)
     assert all(host.peer.ready and len(host.peer.membership.members()) == 7 for host in run.swarm.hosts)
-    assert {host.peer.local.genesis for host in run.swarm.hosts} == {run.swarm.hosts[0].peer.local.genesis}
+    assert {host.peer.local.run_id for host in run.swarm.hosts} == {run.swarm.hosts[0].peer.local.run_id}
     run.swarm.run_until(30.0)
     assert sum(host.peer.exchanges.failures for host in run.swarm.hosts) == 0
     assert vectors(run, range(8)) == pytest.approx(np.tile(mean, (8, 1)), abs=1e-5)

@@ -17,7 +17,7 @@ from gossip.wire.messages import Chunk, Close, Hello, Widen
 from node.links.frame_reader import FrameReader
 from node.links.link import Link
 from node.links.pool import Links
-from node.network.widening import Widening
+from node.network.striping import Striping
 from tests.agreement.scenario import Scenario, make_peer
 from tests.memory_stream import memory_stream_pair
 from tests.node.offline import OTHER, in_trio, runtime
@@ -27,7 +27,7 @@ NAME, THERE = b"n" * 16, Address("10.0.0.1", 7)
 
 
 class Far:
-    """Doors whose dials are noted, and answered with what is given."""
+    """Connector whose dials are noted, and answered with what is given."""
 
     def __init__(self, answers=()):
         self.dialled, self.spawned, self.answers = [], [], list(answers)
@@ -58,7 +58,7 @@ def link(peer=OTHER, address=None, named=NAME):
 
 def widening(answers=(), **config):
     links, far = Links(), Far(answers)
-    return Widening(links, far, Config(**config)), links, far
+    return Striping(links, far, Config(**config)), links, far
 
 
 @in_trio
@@ -255,4 +255,4 @@ async def test_who_lies_over_a_lane_has_done_so():
         await ends(running.main)
         await trio.testing.wait_all_tasks_blocked()
         assert not len(running.node.links)
-        assert (OTHER, "fault") in running.node.peer.conduct.levels
+        assert (OTHER, "fault") in running.node.peer.misbehaviour.levels

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gossip.conduct import KEPT, KINDS, TOLD, Conduct
 from gossip.effects import Notice, Send
 from gossip.ids import PeerId
+from gossip.misbehaviour import KEPT, KINDS, TOLD, MisbehaviourLog
 from gossip.wire.messages import Accept, Busy, Gossip, Hint
 from tests.gossip.exchange.sides import A, B, Side, offer
 from tests.gossip.membership.members import acquainted, peer_id, record_of
@@ -14,49 +14,49 @@ from tests.gossip.membership.members import acquainted, peer_id, record_of
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_whoever_passes_the_threshold_is_named_once(kind):
-    conduct, threshold = Conduct(), int(KINDS[kind][0])
+    misbehaviour, threshold = MisbehaviourLog(), int(KINDS[kind][0])
     for number in range(threshold - 1):
-        conduct.note(A, kind, number * 1e-6)
-    assert conduct.take() == []
+        misbehaviour.note(A, kind, number * 1e-6)
+    assert misbehaviour.take() == []
     for number in range(2 * threshold):
-        conduct.note(A, kind, 1e-3 + number * 1e-6)
-    (notice,) = conduct.take()
+        misbehaviour.note(A, kind, 1e-3 + number * 1e-6)
+    (notice,) = misbehaviour.take()
     assert notice.kind == "suspicious"
     assert notice.sentence == f"Member {A.hex()[:8]} misbehaves: {KINDS[kind][2]}."
-    ((who, what, times),) = conduct.rows()
+    ((who, what, times),) = misbehaviour.rows()
     assert (who, what) == (A.hex(), kind)
     assert times == pytest.approx(3 * threshold - 1, abs=1)
 
 
 def test_what_happens_once_a_minute_is_forgiven():
-    conduct = Conduct()
+    misbehaviour = MisbehaviourLog()
     for minute in range(1000):
-        conduct.note(A, "claims", minute * 60.0)
-    assert conduct.take() == []
+        misbehaviour.note(A, "claims", minute * 60.0)
+    assert misbehaviour.take() == []
 
 
 def test_a_partner_whose_vectors_never_pass_is_named_although_it_waits_for_longer_each_time():
-    conduct = Conduct()
+    misbehaviour = MisbehaviourLog()
     for now in (0.0, 13.0, 36.0):
-        conduct.note(A, "refused", now)
-    assert len(conduct.take()) == 1
+        misbehaviour.note(A, "refused", now)
+    assert len(misbehaviour.take()) == 1
 
 
 def test_a_partner_that_wastes_an_exchange_whenever_it_may_is_named_however_long_it_has_to_wait():
-    conduct = Conduct()
+    misbehaviour = MisbehaviourLog()
     for now in (0.0, 13.0, 36.0, 79.0, 162.0):  # the bench's own pace: 10 s, 20 s, 40 s ...
-        conduct.note(A, "wasted", now)
-    assert len(conduct.take()) == 1
+        misbehaviour.note(A, "wasted", now)
+    assert len(misbehaviour.take()) == 1
 
 
 def test_whoever_offers_all_the_time_is_named_and_one_with_nobody_else_to_ask_is_not():
-    conduct = Conduct()
+    misbehaviour = MisbehaviourLog()
     for number in range(600 * 16):
-        conduct.note(A, "pestering", number / 16)
-    assert conduct.take() == []
+        misbehaviour.note(A, "pestering", number / 16)
+    assert misbehaviour.take() == []
     for number in range(400):
-        conduct.note(B, "pestering", number / 50)
-    assert len(conduct.take()) == 1
+        misbehaviour.note(B, "pestering", number / 50)
+    assert len(misbehaviour.take()) == 1
 
 
 def test_an_offer_of_one_that_is_to_wait_counts_as_pestering():
@@ -64,54 +64,54 @@ def test_an_offer_of_one_that_is_to_wait_counts_as_pestering():
     side.declines = lambda _partner, _now: True
     for number in range(300):
         assert side.exchanges.on_offer(B, offer(number + 1), 1.0) == [Send(B, Busy(number + 1))]
-    (notice,) = side.exchanges.conduct.take()
+    (notice,) = side.exchanges.misbehaviour.take()
     assert "offers all the time" in notice.sentence
 
 
 def test_one_kind_of_one_member_says_nothing_of_others():
-    conduct = Conduct()
+    misbehaviour = MisbehaviourLog()
     for number in range(1, 3):
-        conduct.note(A, "refused", number)
-        conduct.note(A, "fault", number)
-        conduct.note(B, "refused", number)
-    assert conduct.take() == []
+        misbehaviour.note(A, "refused", number)
+        misbehaviour.note(A, "fault", number)
+        misbehaviour.note(B, "refused", number)
+    assert misbehaviour.take() == []
 
 
 def test_a_member_that_is_cut_off_less_often_than_not_is_never_named():
-    conduct = Conduct()
+    misbehaviour = MisbehaviourLog()
     for number in range(10_000):
-        conduct.note(A, "clipped", number * 0.1)
-        conduct.excuse(A, "clipped")
-        conduct.excuse(B, "clipped")
-    assert conduct.take() == []
-    assert B not in {who for who, _ in conduct.levels}
+        misbehaviour.note(A, "clipped", number * 0.1)
+        misbehaviour.abort_update(A, "clipped")
+        misbehaviour.abort_update(B, "clipped")
+    assert misbehaviour.take() == []
+    assert B not in {who for who, _ in misbehaviour.levels}
 
 
 def test_a_stranger_is_named_by_its_address():
-    conduct = Conduct()
+    misbehaviour = MisbehaviourLog()
     for number in range(17):
-        conduct.note("192.0.2.7", "strangers", 1e-3 * number)
-    assert "Somebody at 192.0.2.7 misbehaves" in conduct.take()[0].sentence
+        misbehaviour.note("192.0.2.7", "strangers", 1e-3 * number)
+    assert "Somebody at 192.0.2.7 misbehaves" in misbehaviour.take()[0].sentence
 
 
 def test_a_flood_of_identities_costs_a_bounded_table():
-    conduct = Conduct()
+    misbehaviour = MisbehaviourLog()
     for number in range(3 * KEPT):
         who = PeerId(number.to_bytes(16, "big"))
         for _ in range(3):
-            conduct.note(who, "fault", 1.0)
-    assert len(conduct.levels) == KEPT
-    assert len(conduct.counts) == len(conduct.take()) == TOLD
+            misbehaviour.note(who, "fault", 1.0)
+    assert len(misbehaviour.levels) == KEPT
+    assert len(misbehaviour.counts) == len(misbehaviour.take()) == TOLD
 
 
 def test_a_partner_whose_exchanges_come_to_nothing_is_named_and_one_whose_are_mostly_finished_is_not():
     side = Side(A)
     for number in range(40):
         exchange(side, number, fails=bool(number % 2))
-    assert side.exchanges.conduct.take() == []
+    assert side.exchanges.misbehaviour.take() == []
     for number in range(6):
         exchange(side, number, fails=True)
-    (notice,) = side.exchanges.conduct.take()
+    (notice,) = side.exchanges.misbehaviour.take()
     assert notice.sentence == f"Member {B.hex()[:8]} misbehaves: {KINDS['wasted'][2]}."
 
 
@@ -164,5 +164,5 @@ def test_whoever_mixes_by_a_version_that_cannot_be_is_named():
     side = Side(A)
     for number in range(3):
         exchange(side, number, fails=False, version=2.0**52)
-    (notice,) = side.exchanges.conduct.take()
+    (notice,) = side.exchanges.misbehaviour.take()
     assert notice.sentence.startswith(f"Member {B.hex()[:8]} misbehaves: numbers that cannot be")

@@ -16,11 +16,11 @@ from gossip.errors import ProtocolError
 from gossip.wire.frames import PREFIX_BYTES, decode, encode
 from gossip.wire.messages import Nack
 from node.links.frame_reader import FrameReader
+from node.transport.blocking_io import BlockingIoPool, BlockingSealed
 from node.transport.byte_stream import BrokenLinkError
-from node.transport.hands import BlockingSealed, Hands
 from node.transport.sealed import RECORD_BYTES, leave_tls
 from tests.node.sealing import ACCEPTOR, DIALLER
-from tests.node.test_hands import (
+from tests.node.test_blocking_io import (
     CHUNK,
     ENDS,
     FP32,
@@ -194,7 +194,7 @@ async def test_a_thread_does_not_wait_for_a_sealed_vector_that_nobody_wants():
 @in_trio
 async def test_a_stream_is_lent_once_both_directions_are_sealed():
     alice, bob = await tls_ends(loopback_pair)
-    hands = Hands()
+    hands = BlockingIoPool()
     assert hands.lend(alice) is None
     early = await leave_tls(alice, DIALLER, ACCEPTOR)
     assert hands.lend(early) is None, "what comes may be TLS's still"

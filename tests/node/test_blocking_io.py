@@ -32,8 +32,8 @@ from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from node.transfers import streams
 from node.transfers.sessions import StreamSession, StreamSessions
+from node.transport.blocking_io import BlockingIoPool, finished
 from node.transport.byte_stream import PlainStream
-from node.transport.hands import Hands, finished
 from node.transport.tls import TlsStream
 from tests.node.test_tls import ALICE_CONTEXTS, memory_pair
 
@@ -113,7 +113,7 @@ class End:
 
     def __init__(self, stream, ours, codec=FP32, receiver=None, hands=None):
         self.link = Link(stream, FrameReader(stream), PARTNER)
-        self.link.hands = hands or Hands()
+        self.link.hands = hands or BlockingIoPool()
         self.sessions, self.messages, self.flowed = StreamSessions(), [], []
         self.receiver = receiver or Receiver(1, ours, np.zeros_like(ours), codec)
         self.receiver.threads = set()
@@ -367,7 +367,7 @@ def no_descriptor(number):
 async def test_without_a_thread_or_a_descriptor_for_it_a_stream_goes_on_in_the_loop(lacking, monkeypatch):
     ours, theirs = vectors()
     near, far = await loopback_pair()
-    hands = Hands(2)
+    hands = BlockingIoPool(2)
     if lacking == "thread":
         for _ in range(2):
             hands.limiter.acquire_on_behalf_of_nowait(object())
@@ -386,10 +386,10 @@ async def test_without_a_thread_or_a_descriptor_for_it_a_stream_goes_on_in_the_l
 @in_trio
 async def test_what_is_encrypted_or_no_socket_stays_in_the_loop():
     near, _ = await memory_pair()
-    assert Hands().lend(near) is None
+    assert BlockingIoPool().lend(near) is None
     plain, _ = await loopback_pair()
-    assert Hands().lend(TlsStream(plain, ALICE_CONTEXTS, server_side=False)) is None
-    lent = Hands().lend(plain)
+    assert BlockingIoPool().lend(TlsStream(plain, ALICE_CONTEXTS, server_side=False)) is None
+    lent = BlockingIoPool().lend(plain)
     assert lent is not None
     lent.close_now()
 

@@ -20,7 +20,7 @@ from node.transport.byte_stream import BrokenLinkError, PlainStream
 from node.transport.forks import keep_from_children
 from node.transport.sealed import SealedStream
 
-__all__ = ["WHOLE_BYTES", "BlockingStream", "Hands"]
+__all__ = ["WHOLE_BYTES", "BlockingIoPool", "BlockingStream"]
 
 THREADS = 8  # Two for each of three exchanges (ours and two that others began), and two for a newcomer.
 WHOLE_BYTES = 65_536  # A buffer of at least this size is a chunk's body and is filled in one call.
@@ -119,7 +119,7 @@ class BlockingSealed(BlockingStream):
         await super().send_frame(records, b"")
 
 
-class Hands:
+class BlockingIoPool:
     """A node's pool of threads, which it lends to links."""
 
     def __init__(self, threads: int = THREADS) -> None:

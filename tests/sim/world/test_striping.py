@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from sim.world import lanes
+from sim.world import striping
 from sim.world.line import Line
 from sim.world.tcp import Transport
 
@@ -36,14 +36,14 @@ def test_a_link_is_wide_once_it_has_sent_enough_and_a_round_trip_or_three_later(
     tcp, line, now = Transport("cubic", connections=8), lossy(), 0.0
     line.back = lossy(2)
     while line.wide_at == math.inf:
-        assert lanes.of(line, now) == (line,)
+        assert striping.of(line, now) == (line,)
         now += tcp.seconds(line, MB, MBIT_20, RTT, now) + 1.0
         assert now < 60.0
     assert line.sent >= 1_000
-    assert line.sending_s >= lanes.SENDING_S
+    assert line.sending_s >= striping.SENDING_S
     assert line.back.wide_at == line.wide_at, "a connection is one both ways"
-    assert len(lanes.of(line, line.wide_at)) == 8
-    assert len({each.key for each in lanes.of(line, line.wide_at)}) == 8
+    assert len(striping.of(line, line.wide_at)) == 8
+    assert len({each.key for each in striping.of(line, line.wide_at)}) == 8
 
 
 @pytest.mark.parametrize(("congestion", "loss", "connections", "rtt"), [

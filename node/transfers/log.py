@@ -16,14 +16,14 @@ from gossip.ids import PeerId
 from gossip.peer import Peer
 from node.observe.events import ExchangeEvent, MemberEvent, NodeEvent
 
-__all__ = ["OF_OFFERS", "Account", "Teller"]
+__all__ = ["OF_OFFERS", "ExchangeLog", "ExchangeStats"]
 
 OF_OFFERS = frozenset({"unanswered", "unreached"})
 MIXES = 8  # The number of recent partners that are shown: within seconds they give a graph of all that mix.
 
 
 @dataclass(slots=True, eq=False)
-class Account:
+class ExchangeStats:
     """The statistics of one exchange, complete when it has ended. Bytes are those of encoded weights."""
 
     session: int
@@ -37,7 +37,7 @@ class Account:
     distance: float | None = None  # Between the weights, scaled to all elements; in a group, from the mean.
 
 
-class Teller:
+class ExchangeLog:
     """The source of events about exchanges, their offers and changed members."""
 
     def __init__(self, peer: Peer, config: Config, announce: Callable[[NodeEvent], None]) -> None:
@@ -51,11 +51,11 @@ class Teller:
         was = None if before is None else before.value
         self.announce(MemberEvent("member", time.time(), peer.hex(), was, after.value))
 
-    def begun(self, account: Account) -> None:
+    def begun(self, account: ExchangeStats) -> None:
         self.offered.pop(account.session, None)
         self.announce(ExchangeEvent("exchange.begun", time.time(), account.session, account.partners, account.codec))
 
-    def over(self, account: Account) -> None:
+    def over(self, account: ExchangeStats) -> None:
         """Announce the end of an exchange. Without a counted failure, its weights were replaced meanwhile."""
         kind, reason = "exchange.done", ""
         if not account.done:

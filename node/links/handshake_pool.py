@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 
 from node.transport.byte_stream import ByteStream
 
-__all__ = ["Lobby", "Visitor", "neighbourhood"]
+__all__ = ["HandshakePool", "Visitor", "neighbourhood"]
 
 PLACES = 64  # Half of it is for addresses of known members: silent sockets fill this pool, never that of links.
 OF_OTHERS = PLACES // 2  # Places for unknown addresses.
@@ -40,7 +40,7 @@ class Visitor:
         self.stream, self.place, self.known, self.came_s = stream, place, known, now
 
 
-class Lobby:
+class HandshakePool:
     """A bounded pool of connections in their handshake.
 
     Args:

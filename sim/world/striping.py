@@ -1,6 +1,6 @@
 """Striping in a simulator: the additional connections that nodes open where ``cubic`` loses packets.
 
-It follows node/links/lanes.py. A node watches its links (node/transport/loss.py). After a few seconds of sending it
+It follows node/links/stripes.py. A node watches its links (node/transport/loss.py). After a few seconds of sending it
 knows that a link loses packets, and opens more connections in a few round trips. Chunks go to whichever connection has
 room. So a stream takes the sum of their rates, and all connections end within a chunk of each other.
 """

@@ -16,8 +16,8 @@ from gossip.wire.frames import encode
 from gossip.wire.messages import Accept, Chunk, Nack, Widen
 from node.identity.keys import new_secret
 from node.links.frame_reader import FrameReader
-from node.links.lanes import LEAST_ELEMENTS, Lane, chunk_elements
 from node.links.link import Link
+from node.links.stripes import LEAST_ELEMENTS, Lane, chunk_elements
 from node.observe import losses
 from node.transfers import streams
 from node.transfers.sessions import StreamSession, StreamSessions

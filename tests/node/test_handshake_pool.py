@@ -13,10 +13,10 @@ from gossip.config import Config
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.wire.frames import encode
 from gossip.wire.messages import VERSION_MAX, VERSION_MIN, Hello
-from node.links.connector import DIALS, STRANGERS_WAITING, TO_STRANGERS, Doors, reason
+from node.links.connector import DIALS, STRANGERS_WAITING, TO_STRANGERS, Connector, reason
 from node.links.frame_reader import FrameReader
 from node.links.handshake import Greeter
-from node.links.lobby import FIRST_FLIGHT_S, OF_ONE, OF_OTHERS, PLACES, Lobby, neighbourhood
+from node.links.handshake_pool import FIRST_FLIGHT_S, OF_ONE, OF_OTHERS, PLACES, HandshakePool, neighbourhood
 from node.transport.byte_stream import BrokenLinkError, PlainStream
 from node.transport.tcp import TcpNetwork
 
@@ -34,7 +34,7 @@ class Stream:
 
 
 def lobby(known=()):
-    return Lobby(lambda: set(known), lambda stream: stream.heard)
+    return HandshakePool(lambda: set(known), lambda stream: stream.heard)
 
 
 # -- the pool ----------------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ def test_eighty_silent_sockets_of_one_address_keep_hardly_anybody_out():
         async def run_link(link, _theirs):
             link.stream.close_now()
 
-        doors = Doors(
+        doors = Connector(
             network, Greeter("s", None), None, Config(swarm="s"), lambda: ME, run_link, print, print, frozenset()
         )
 
@@ -180,7 +180,7 @@ class Swallowing:
 
 
 def dialling(autojump_clock, familiar, dials, then):
-    """Doors on such a network, told to make these dials and then those; seconds that each of ``then`` took."""
+    """Connector on such a network, told to make these dials and then those; seconds that each of ``then`` took."""
     network, took, missed = Swallowing("10.0.0.2"), {}, []
 
     async def main():
@@ -188,7 +188,7 @@ def dialling(autojump_clock, familiar, dials, then):
             missed.append(peer)
             took[peer] = trio.current_time() - begun[0]
 
-        doors = Doors(network, None, None, Config(), lambda: ME, None, failed, print, frozenset(), familiar)
+        doors = Connector(network, None, None, Config(), lambda: ME, None, failed, print, frozenset(), familiar)
         async with trio.open_nursery() as nursery:
             doors.nursery = nursery
             for address, peer in dials:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from gossip.effects import Notice
 from gossip.ids import PeerId, short
 
-__all__ = ["KINDS", "NEVER", "Conduct"]
+__all__ = ["KINDS", "NEVER", "MisbehaviourLog"]
 
 NEVER = 2.0**50  # samples, steps or rounds: one each microsecond for 36 years
 
@@ -41,7 +41,7 @@ each time.
 """
 
 
-class Conduct:
+class MisbehaviourLog:
     """The misbehaviour log. ``who`` is a member, or the address of a peer that never proved an id."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Conduct:
             self.counts[key] = round(level)
             self.news.append(Notice("suspicious", sentence(who, kind)))
 
-    def excuse(self, who: PeerId | str, kind: str) -> None:
+    def abort_update(self, who: PeerId | str, kind: str) -> None:
         """Take back one count after the opposite behaviour."""
         key = (who, kind)
         entry = self.levels.get(key)

@@ -23,7 +23,7 @@ from node.transport.byte_stream import ByteStream
 if TYPE_CHECKING:
     from node.links.link import Link
 
-__all__ = ["LEAST_ELEMENTS", "Lane", "Lanes", "chunk_elements"]
+__all__ = ["LEAST_ELEMENTS", "Lane", "Stripes", "chunk_elements"]
 
 CHUNKS = 8  # Chunks of a vector per connection: more cost more, fewer leave connections idle at the end.
 # The largest chunk: eight that are read at once hold as much as one of the largest over a link.
@@ -43,7 +43,7 @@ def chunk_elements(most: int, elements: int, connections: int) -> int:
     return min(most, MOST_ELEMENTS, max(share, LEAST_ELEMENTS))
 
 
-class Lanes:
+class Stripes:
     """The lanes of one link. Only trio's thread touches them."""
 
     def __init__(self, link: Link) -> None:
@@ -53,7 +53,7 @@ class Lanes:
         self.behind: dict[int, int] = {}
         self.held: Counter[Bulk] = Counter()  # The number of lanes that are sending a chunk of each vector.
         self.last: dict[Bulk, int] = {}  # Vectors whose last chunk is taken but not yet sent, with their sessions.
-        self.more = trio.lowlevel.ParkingLot()  # Lanes that have nothing to send.
+        self.more = trio.lowlevel.ParkingLot()  # Stripes that have nothing to send.
         self.bytes_sent = self.bytes_received = 0  # Totals over open and closed lanes.
 
     def __len__(self) -> int:

@@ -9,20 +9,20 @@ import trio
 from gossip.config import Config
 from gossip.errors import ProtocolError, RemoteError
 from gossip.wire.messages import Hello, Widen
-from node.links.connector import Doors
+from node.links.connector import Connector
 from node.links.link import Link
 from node.links.pool import Links
 
-__all__ = ["Widening"]
+__all__ = ["Striping"]
 
 
-class Widening:
+class Striping:
     """The striping decisions of one node.
 
     The side that dialled a link opens its lanes, since the other side may be unable to; either side may request them.
     """
 
-    def __init__(self, links: Links, doors: Doors, config: Config) -> None:
+    def __init__(self, links: Links, doors: Connector, config: Config) -> None:
         self.links, self.doors, self.config = links, doors, config
         self.opening = 0
 

@@ -13,13 +13,13 @@ from node.observe.members import Member, SwarmView
 from node.observe.metrics import Metrics
 from node.observe.reduced import Reduced
 from node.ranks.plain import spoken
-from node.ranks.ranks import Call, Ranks, Told
+from node.ranks.ranks import Call, Ranks, StepSummary
 
-__all__ = ["Known", "News"]
+__all__ = ["Known", "SwarmReport"]
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class SwarmReport:
     """Rank 0's report at a boundary, in addition to the sums of each step."""
 
     me: PeerId
@@ -32,7 +32,7 @@ class News:
     metrics: Metrics
 
 
-spoken(News, SwarmView, Member, Metrics, Reduced)
+spoken(SwarmReport, SwarmView, Member, Metrics, Reduced)
 
 
 class Known:
@@ -47,7 +47,7 @@ class Known:
         self.swarm_samples = 0  # Samples behind the weights of the run, as HeldRun.swarm_samples explains.
         self.unsaid = self.said = 0  # Samples of this rank in no all-reduce yet, and those in the pending one.
         self.rest = 0  # Boundaries before the next all-reduce begins.
-        self.latest: News | None = None
+        self.latest: SwarmReport | None = None
         self.view = SwarmView()
         self.finished = False
         self.asking = False  # Members or metrics were read since the last all-reduce.
@@ -56,7 +56,7 @@ class Known:
         self.steps += 1
         self.unsaid += int(samples)
 
-    def look(self) -> Told | None:
+    def look(self) -> StepSummary | None:
         """Read the pending all-reduce, if there is one."""
         told = self.ranks.take()
         if told is not None:
@@ -70,7 +70,7 @@ class Known:
             self.swarm_samples = max(self.swarm_samples, self.view.samples_at(self.samples))
         return told
 
-    def say(self, call: Call, told: Told | None = None) -> None:
+    def say(self, call: Call, told: StepSummary | None = None) -> None:
         """Begin the next all-reduce; ``told`` is rank 0's part."""
         self.ranks.begin(call, self.unsaid, self.asking, told)
         self.said, self.unsaid, self.asking = self.unsaid, 0, False
@@ -92,13 +92,13 @@ class Known:
         """Return an estimate of the samples not yet summed, if the other ranks had as many as this one."""
         return (self.said + self.unsaid) * self.ranks.size
 
-    def hear(self, news: News) -> None:
+    def hear(self, news: SwarmReport) -> None:
         reached = news.view.samples_at(self.samples)
         self.swarm_samples = max(self.swarm_samples, reached) if news.view.continues(self.view) else reached
         self.latest, self.view, self.finished = news, news.view, news.finished
 
     @property
-    def news(self) -> News:
+    def news(self) -> SwarmReport:
         if self.latest is None:
             raise LocalError("This Node is not running: use it inside its with block.")
         return self.latest
