@@ -1,6 +1,6 @@
 """A comparison of mixing intervals and codecs: automatic choice, fixed settings and consensus control.
 
-    python benchmarks/interval.py [--seeds 3] [--play]     the grid of docs/algorithms.md
+    python benchmarks/interval.py [--seeds 3] [--play]     the grid of decision 96
     python benchmarks/interval.py --control [--seeds 3]    a fixed interval against consensus control
 
 Peers learn digits for 30,720 steps in total, in batches of 8 with steps of 0.1 s and the default method. A figure of
