@@ -47,6 +47,7 @@ class Outcome(NamedTuple):
     events: int
     exchanges: int
     one_sided: int
+    overlapping: int  # the most mixes of one host that streamed at once
 
 
 def schedule_of(seed: int, large: bool | None = None, **how: Any) -> Schedule:
@@ -70,7 +71,7 @@ def outcome(seed: int, watch: bool = True, **how: Any) -> Outcome:
         claim = f"no exception: {type(error).__name__} in {os.path.basename(where.filename)}, {where.name}"
         detail = f"{claim}: {error}"
     judge = schedule.world.judge
-    return Outcome(seed, claim, detail, schedule.world.events, judge.done, judge.one_sided)
+    return Outcome(seed, claim, detail, schedule.world.events, judge.done, judge.one_sided, judge.overlapping)
 
 
 def shrunk(seed: int, claim: str) -> list[str]:
@@ -105,8 +106,10 @@ def explore(first: int, count: int, processes: int, large: bool | None = None) -
     """Returns how many seeds failed."""
     began, events, exchanges, one_sided = time.monotonic(), 0, 0, 0
     claims: Counter[str] = Counter()
+    overlapping: Counter[int] = Counter()
     for done, one in enumerate(played(first, count, processes, large), 1):
         events, exchanges, one_sided = events + one.events, exchanges + one.exchanges, one_sided + one.one_sided
+        overlapping[one.overlapping] += 1
         if one.claim:
             claims[one.claim] += 1
             if claims.total() <= SHOWN:
@@ -118,6 +121,8 @@ def explore(first: int, count: int, processes: int, large: bool | None = None) -
             rate = f"{1000 * seconds / done:.1f} ms a seed"
             print(f"{done:,} of {count:,} seeds in {seconds:.0f} s ({rate}): {claims.total()} failed", flush=True)
     print(f"{events:,} events, {exchanges:,} exchanges, {one_sided} of them ended on one side, as a doubt may.")
+    two, three = (sum(overlapping[most] for most in overlapping if most >= least) for least in (2, 3))
+    print(f"{two:,} seeds had two overlapping mixes of one peer at once, {three:,} of them three.")
     for claim, times in claims.most_common():
         print(f"{times:8,}  {claim}")
     return claims.total()
@@ -169,6 +174,7 @@ def main() -> None:
     parser.add_argument("--peers", type=int, help="of the one seed: no more than so many")
     parser.add_argument("--seconds", type=float, help="of the one seed: faults for no longer")
     parser.add_argument("--honest", action="store_true", help="of the one seed: without its liars")
+    parser.add_argument("--apart", action="store_true", help="of the one seed: as it was before mixes were to overlap")
     parser.add_argument("--large", action="store_true", default=None, help="hundreds of peers, or hours, in each")
     asked = parser.parse_args()
     if asked.mutants:
@@ -177,4 +183,5 @@ def main() -> None:
         sys.exit(1 if explore(asked.first, asked.seeds or 1000, asked.processes, asked.large) else 0)
     how = {"peers": asked.peers, "seconds": asked.seconds, "liars": False if asked.honest else None}
     how["large"] = asked.large
+    how["overlaps"] = not asked.apart
     sys.exit(replay(asked.seed, how, asked.mutant))

@@ -26,6 +26,7 @@ from gossip.ids import PeerId
 from gossip.state_transfer.joining import Phase
 from gossip.wire.messages import Commit, Joined, Offer
 from tests.simulation.deals import Deal, Push, Side
+from tests.simulation.overlaps import check_overlaps
 
 if TYPE_CHECKING:
     from tests.harness.sessions import Session
@@ -63,6 +64,7 @@ class Judge:
         self.total: Fraction | float = 0
         self.clips = FILTERS[world.config.filtering].cuts
         self.done = self.one_sided = self.clipped = 0
+        self.overlapping = 0  # the most mixes of one host that streamed at once
         self.ended_runs: set[bytes] = set()  # those of which an honest member said that it is finished
         self.merged_at: list[tuple[float, Host, bytes]] = []  # which weights were taken lately, and by whom
         self.blurred = False  # honest members were taken for others under way, and sums are not known
@@ -103,6 +105,7 @@ class Judge:
                 if session.value is None or session.transfer is not None:
                     world.fail("nothing streams without a snapshot, or twice", f"{host} is told {effect}")
                 self.began(host, effect)
+                self.overlapping = max(self.overlapping, check_overlaps(world, host))
             case Gather():
                 if session.value is None:
                     world.fail("nothing streams without a snapshot, or twice", f"{host} is told {effect}")

@@ -176,6 +176,13 @@ def unbounded_table(original: Callable[..., Any]) -> Callable[..., Any]:
     return add
 
 
+# -- overlapping mixes -----------------------------------------------------------------------------------------------
+@mutant(Exchanges, "most")
+def one_too_many(original: Any) -> Any:
+    """One mix more overlaps than there may be."""
+    return property(lambda self: original.fget(self) + 1)
+
+
 # -- groups ----------------------------------------------------------------------------------------------------------
 @mutant(Group, "finish_all")
 def half_a_group(original: Callable[..., Any]) -> Callable[..., Any]:

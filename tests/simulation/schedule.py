@@ -19,15 +19,16 @@ from tests.harness.world import address_of
 from tests.simulation.bounds import check_bounds, check_exchanges, longest_s
 from tests.simulation.host import Host, Manners
 from tests.simulation.liars import Liar
+from tests.simulation.overlaps import Overlaps
 from tests.simulation.world import World
 
-__all__ = ["Schedule", "play", "random_config"]
+__all__ = ["Schedule", "play", "random_settings"]
 
 WHOLE_S = 400.0  # after the last fault: suspicion, the longest bench, and the third dial to one known by hearsay alone
 TALK = ("Commit", "Settled", "Outcome", "Accept", "Offer", "Joined", "Begin", "Abort", "Busy")
 
 
-def random_config(rng: random.Random) -> Config:
+def random_settings(rng: random.Random) -> dict[str, Any]:
     """What changes decisions; all times are short, so that a few virtual seconds hold many of them."""
     mixing = rng.choices(["pair", "group", "push-sum", "row-stochastic"], [12, 4, 4, 1])[0]
     settings: dict[str, Any] = {
@@ -77,7 +78,7 @@ def random_config(rng: random.Random) -> Config:
         settings["partners"] = rng.choice([1, 1, 2, 3])
     if "selection" not in settings and mixing != "group" and rng.random() < 0.3:
         settings["selection"] = rng.choice(["ring", "torus", "exponential", "grid", "nearest"])
-    return Config(**settings)
+    return settings
 
 
 def peer_id(number: int) -> PeerId:
@@ -93,24 +94,26 @@ class Schedule:
 
     def __init__(
         self, seed: int, *, tell: Callable[[str], None] | None = None, peers: int | None = None,
-        seconds: float | None = None, liars: bool | None = None,
+        seconds: float | None = None, liars: bool | None = None, overlaps: bool = True,
     ) -> None:  # fmt: skip
         self.seed = seed
         rng = self.rng = random.Random(f"schedule {seed}")
+        self.overlaps = Overlaps(seed, overlaps)
         self.config = self.configure()
         self.world = World(seed, self.config, tell, self.EXACT)
         count = rng.choice([2, 2, 3, 3, 3, 4, 4, 5, 6])
         count = rng.choice([12, 20, 50]) if rng.random() < 0.006 else count
-        self.count = min(count, peers) if peers else count
         lasts_s = (2.0 + 8.0 * rng.random()) * min(1.0, 6 / count)
+        count = self.overlaps.count(count)
+        self.count = min(count, peers) if peers else count
         self.lasts_s = min(lasts_s, seconds) if seconds else lasts_s
         lying = rng.random() < 0.35
         self.liars = (lying if liars is None else liars) and (1 + (rng.random() < 0.2))
         self.divided = rng.random() < 0.08  # two runs begin by themselves, and must merge
-        self.every_s = rng.choice([0.1, 0.3, 1.0, 3.0])  # between two faults
+        self.every_s = self.overlaps.every_s(rng.choice([0.1, 0.3, 1.0, 3.0]))  # between two faults
         self.fails = rng.choice([0.0, 0.0, 0.02, 0.1])  # share of streams
         network = self.world.network
-        network.latency_s = rng.choice([0.001, 0.01, 0.05, 0.15])
+        network.latency_s = self.overlaps.latency_s(rng.choice([0.001, 0.01, 0.05, 0.15]))
         network.slow_streams = rng.choice([0.3, 1.0, 1.0, 4.0])
         for kind in TALK:
             if rng.random() < 0.35:
@@ -130,7 +133,7 @@ class Schedule:
         self.found: dict[Host, Host] = {}  # as known() has it when the faults end
 
     def configure(self) -> Config:
-        return random_config(self.rng)
+        return Config(**self.overlaps.settings(random_settings(self.rng)))
 
     # -- who is there --------------------------------------------------------------------------------------------
     def enter(
@@ -171,7 +174,9 @@ class Schedule:
         return world.enter(host)
 
     def manners(self) -> Manners:
-        return Manners(self.rng)
+        manners = Manners(self.rng)
+        manners.step_s = self.overlaps.step_s(manners.step_s)
+        return manners
 
     def dials(self, number: int) -> bool:
         """Whether others can dial this one."""
@@ -185,7 +190,7 @@ class Schedule:
         """Raises :class:`tests.simulation.judge.Failure` where something does not hold."""
         world, rng = self.world, self.rng
         self.begin()
-        world.run(rng.choice([0.0, 1.0, 2.5]))
+        world.run(self.overlaps.calm_s(rng.choice([0.0, 1.0, 2.5])))
         self.look()
         self.ends_s = world.now + self.lasts_s
         self.later_fault()
