@@ -1,4 +1,4 @@
-"""docs/porting.md: its programs run, and what it names is there."""
+"""docs/porting.md: the programs in examples/porting run, and the page names only calls that exist."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import pytest
 from gossip.config import Config
 from node import Node
 
-PAGE = (Path(__file__).parents[2] / "docs" / "porting.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-PROGRAMS = {match[1]: block for block in BLOCKS if (match := re.match(r"# (\w+)\.py\n", block))}
-PIECES = [block for block in BLOCKS if not block.startswith("# ")]
-AFTER = [name for name in PROGRAMS if name.startswith("after_")]
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "porting.md").read_text(encoding="utf-8")
+PROGRAMS = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "examples" / "porting").glob("*.py")}
+PIECES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+AFTER = ["after_ddp", "after_horovod", "after_hivemind", "after_torchft", "after_ray"]
 
 
 @pytest.fixture
@@ -39,12 +39,11 @@ def folder(tmp_path, monkeypatch):
 
 def run(name: str) -> dict[str, object]:
     namespace: dict[str, object] = {"__name__": "__main__"}
-    exec(compile(PROGRAMS[name], f"docs/porting.md, {name}.py", "exec"), namespace)
+    exec(compile(PROGRAMS[name], f"examples/porting/{name}.py", "exec"), namespace)
     return namespace
 
 
 def test_each_system_has_a_program_before_and_after():
-    assert AFTER == ["after_ddp", "after_horovod", "after_hivemind", "after_torchft", "after_ray"]
     before = {"ddp": "torch", "horovod_elastic": "horovod", "hivemind_run": "hivemind", "torchft_ddp": "torchft"}
     before["ray_train"] = "ray"
     assert set(PROGRAMS) == {"task", *AFTER, *before}
@@ -54,6 +53,8 @@ def test_each_system_has_a_program_before_and_after():
         }
         assert package in imported
         ast.parse(PROGRAMS[name])
+    for name in PROGRAMS.keys() - {"task"}:
+        assert f"](../examples/porting/{name}.py)" in PAGE, name
 
 
 @pytest.mark.parametrize("name", AFTER)
@@ -100,7 +101,7 @@ def test_what_the_page_names_is_there():
     for call in re.findall(r"`(Config[.(][^`]*\))`", PAGE):
         assert isinstance(eval(call, {"Config": Config}), Config)
     for link in re.findall(r"\]\(([\w/.-]+\.md)", PAGE):
-        assert (Path(__file__).parents[2] / "docs" / link).exists(), link
+        assert (ROOT / "docs" / link).exists(), link
 
 
 @pytest.mark.slow
