@@ -96,7 +96,7 @@ def run(simulation, dataset):
                 if not host.gone:
                     swarm.training.count(host, swarm.now)
         simulation.measures.row()  # brings every model up to date
-    return [host.row for host in swarm.hosts if not host.gone and host.peer.ready]
+    return [host.row for host in swarm.hosts if not host.gone and host.peer.view.ready]
 
 
 def built(dataset, condition, rate, changes, optimizer, seed):
@@ -169,7 +169,7 @@ def newcomers(dataset, seed, averaged, after):
     plain_adopt, plain_mixed, plain_joined = Boundary.adopt, learners.mixed, learners.joined
 
     def adopt(boundary, adoption, visit, replaced):
-        hosts = [host for host in simulation.swarm.hosts if not host.gone and host.peer.ready]
+        hosts = [host for host in simulation.swarm.hosts if not host.gone and host.peer.view.ready]
         donors = random.choice([host.row for host in hosts if host.boundary is not boundary], 4)
         given = averages.averages[FACTOR] if averaged else matrix
         for donor, piece in zip(donors, np.array_split(np.arange(adoption.vector.size), 4), strict=True):

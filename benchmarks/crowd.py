@@ -32,7 +32,9 @@ from gossip.arithmetic.layout import Layout
 from gossip.config import Config
 from gossip.effects import Dial, Effect, MemberState, Send, TryDial
 from gossip.errors import RemoteError
+from gossip.exchange.session import LocalModel
 from gossip.ids import Address, MemberRecord, PeerId, from_hex, parse_address
+from gossip.membership.protocol import Membership
 from gossip.peer import Peer
 from gossip.wire.messages import Close, Fetch, Hello, Invite, Message, Offer, Outcome, StatusQuery, Unknown, Widen
 from gossip.wire.records import trusting
@@ -72,8 +74,8 @@ class Gate:
         self.links = Links()
         self.pending: dict[PeerId, deque[Message]] = {}  # messages for peers that are being dialled
         self.doors = Connector(
-            network, crowd.greeter, None, crowd.config, lambda: self.peer.record, self.run_link, self.dial_failed,
-            lambda kind, sentence: None, frozenset(), self.peer.remembers,
+            network, crowd.greeter, None, crowd.config, lambda: self.peer.membership.me, self.run_link,
+            self.dial_failed, lambda kind, sentence: None, frozenset(), self.peer.membership.remembers,
         )  # fmt: skip
 
     # -- effects ---------------------------------------------------------------------------------------------------
@@ -82,7 +84,7 @@ class Gate:
         if link is not None:
             link.send(message)
             return
-        record = self.peer.member(to)
+        record = self.peer.membership.record(to)
         if record is not None and record.address is not None:
             self.pending.setdefault(to, deque(maxlen=PENDING)).append(message)
             self.doors.dial(record.address, to)
@@ -111,7 +113,7 @@ class Gate:
             pending = self.pending.pop(link.peer, ())
             self.perform(peer.linked(link.peer, theirs.record, self.crowd.catch_up()))
             for message in pending:
-                if peer.meant(link.peer, message):
+                if peer.view.meant(link.peer, message):
                     self.send(link.peer, message)
             async with trio.open_nursery() as nursery:
                 link.cancel_scope = nursery.cancel_scope
@@ -145,7 +147,7 @@ class Gate:
     def unlink(self, link: Link) -> None:
         now, code = self.crowd.catch_up(), "idle" if link.orderly else "broken"
         if self.links.remove(link):
-            for session in self.peer.pairs_with(link.peer):
+            for session in self.peer.view.pairs_with(link.peer):
                 self.perform(self.peer.failed(session, code, now))
             self.perform(self.peer.unlinked(link.peer, now, orderly=link.orderly))
 
@@ -176,10 +178,10 @@ class Crowd:
         record = MemberRecord(
             identity.id, identity.public_key, 1, address=await network.bind(), run_id=self.run_id, ready=True
         )  # fmt: skip
-        peer = Peer(
-            record, sign=identity.sign, verify=trusting, config=self.config, fingerprint=self.layout.fingerprint,
-            elements=self.layout.exchanged, rng=random.Random(secrets.randbits(64)), now=self.swarm.now,
-        )  # fmt: skip
+        rng, now = random.Random(secrets.randbits(64)), self.swarm.now
+        members = Membership(record, sign=identity.sign, verify=trusting, config=self.config, rng=rng, now=now)
+        model = LocalModel(self.layout.fingerprint, self.layout.exchanged)
+        peer = Peer(members, self.config, model, rng=rng, now=now)
         vector = np.zeros(self.layout.exchanged, np.float32)
         index = self.swarm.host(peer, vector, identity.id.hex(), STANDS_S, STANDS_S)
         self.gates.append(Gate(self, self.swarm.hosts[index], network))
@@ -236,11 +238,11 @@ class Crowd:
     # -- questions -------------------------------------------------------------------------------------------------
     def met(self) -> int:
         """Return the smallest number of others that a member has met."""
-        return min(gate.peer.counts.alive for gate in self.gates) - 1
+        return min(gate.peer.view.alive for gate in self.gates) - 1
 
     def doubts(self) -> int:
         """Return how often a member is not ALIVE to another."""
-        return sum(state is not MemberState.ALIVE for gate in self.gates for _, state in gate.peer.members())
+        return sum(state is not MemberState.ALIVE for gate in self.gates for _, state in gate.peer.membership.members())
 
 
 async def stand(count: int, node: Address, run_id: bytes) -> None:

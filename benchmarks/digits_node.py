@@ -83,7 +83,7 @@ class Diary:
         self.row(
             steps=metrics.steps, done=metrics.exchanges_done, failed=metrics.exchanges_failed, mixes=mixes,
             alive=metrics.members_alive, members=len(node.members), owners=len(side.view.owners),
-            swarm_samples=node.swarm_samples, run_id=side.peer.local.run_id.hex()[:8], ready=side.peer.ready,
+            swarm_samples=node.swarm_samples, run_id=side.peer.local.run_id.hex()[:8], ready=side.peer.view.ready,
             version=side.peer.local.version, finished=node.finished,
             inside=self.inside, gap=self.gap, links=len(side.runtime.links),
             accuracy=float((model(images).argmax(1) == labels).float().mean()), norm=float(weights.norm()),

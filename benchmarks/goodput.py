@@ -147,7 +147,7 @@ def play(job: Job, pauses: model.Pauses) -> dict[str, float]:
                 if not host.gone:
                     training.count(host, swarm.now)
             idle += training.steps == before
-        while not any(host.peer.ready for host in swarm.alive()) and swarm.now < LONGEST * STEPS * STEP_S:
+        while not any(host.peer.view.ready for host in swarm.alive()) and swarm.now < LONGEST * STEPS * STEP_S:
             swarm.events.run_until(swarm.now + STEP_S)
         possible, trained = learners * swarm.now / STEP_S, training.steps
         row = simulation.measures.row()

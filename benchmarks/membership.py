@@ -53,7 +53,7 @@ def joined(peers: int, seed: int, idle: bool) -> Swarm:
     swarm = Swarm(seed, NetworkModel(), Config(mix_every_steps=NEVER, **told))
     for index in range(peers):
         swarm.add_peer(np.zeros(4, np.float32), seeds=[0] if index else [], step_s=STEP_S)
-    while any(len(host.peer.membership.alive()) < peers - 1 or not host.peer.ready for host in swarm.hosts):
+    while any(len(host.peer.membership.alive()) < peers - 1 or not host.peer.view.ready for host in swarm.hosts):
         swarm.run_until(swarm.now + 1.0)
     return swarm
 
@@ -105,11 +105,11 @@ def load(peers: int, seed: int, idle: bool, watch_s: float) -> dict[str, object]
     swarm.introduce()
 
     def signed() -> int:
-        return sum(host.peer.record.sequence for host in swarm.hosts)
+        return sum(host.peer.membership.me.sequence for host in swarm.hosts)
 
     def error() -> float:
         trained = SAMPLES * peers * swarm.now / LOAD_STEP_S
-        return round(max(abs(host.peer.swarm_samples / trained - 1) for host in swarm.hosts), 4)
+        return round(max(abs(host.peer.local.progress.samples / trained - 1) for host in swarm.hosts), 4)
 
     swarm.run_until(watch_s)
     errors, first, began = [error()], signed(), time.process_time()

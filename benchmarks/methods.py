@@ -201,7 +201,7 @@ def play(job):
                 if not host.gone:
                     training.count(host, swarm.now)
         last = simulation.measures.row()
-        ready = [host.row for host in hosts if not host.gone and host.peer.ready]
+        ready = [host.row for host in hosts if not host.gone and host.peer.view.ready]
         mixed[~had] = learners.matrix[~had]  # nodes that never mixed count as they are
         _, accuracies, _ = learners.evaluate(mixed[ready])
     signal.setitimer(signal.ITIMER_PROF, 0)

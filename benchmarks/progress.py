@@ -78,7 +78,7 @@ class Watched:
     def kill(self, index: int) -> None:
         host = self.swarm.hosts[index]
         self.swarm.training.seen(host)
-        self.before += host.peer.samples
+        self.before += host.peer.local.samples
         self.swarm.kill(index)
 
     def joins_slowly(self, index: int, seconds: float) -> None:
@@ -103,11 +103,11 @@ class Watched:
 
     @property
     def honest(self) -> list[Any]:
-        return [host for host in self.swarm.alive() if host.index not in self.liars and host.peer.ready]
+        return [host for host in self.swarm.alive() if host.index not in self.liars and host.peer.view.ready]
 
     @property
     def trained(self) -> int:
-        return self.before + sum(host.peer.samples for host in self.swarm.alive())
+        return self.before + sum(host.peer.local.samples for host in self.swarm.alive())
 
     def parts(self) -> Callable[[], float]:
         """Return a function that gives the truth after parts of the swarm have trained separately.
@@ -123,7 +123,7 @@ class Watched:
         self.swarm.run_until(until)
         self.count()
         trained = truth() if truth else self.trained
-        numbers = sorted(host.peer.swarm_samples for host in self.honest)
+        numbers = sorted(host.peer.local.progress.samples for host in self.honest)
         row = {
             "scenario": name, "s": until, "members": len(numbers), "truth": round(trained),
             "least": numbers[0] / trained - 1, "median": statistics.median(numbers) / trained - 1,
@@ -270,7 +270,7 @@ def runs(seed: int) -> None:
     for one, other in itertools.pairwise(hosts):
         one.peer.seeds.renew((other.address,), {})
         world.swarm.perform(one, [one.peer.seeds.dial(other.address)])
-    while len({host.peer.run_id for host in hosts}) > 1:
+    while len({host.peer.view.run_id for host in hosts}) > 1:
         world.swarm.run_until(world.swarm.now + 1.0)
     met, truth = world.swarm.now, world.parts()
     for after in (60, 120, 300):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from gossip.config import Config
 from gossip.effects import Dial, Effect, LookUp, MemberState, Notice, Send, TryDial
@@ -13,7 +14,7 @@ from gossip.ids import Address, MemberRecord, PeerId
 from gossip.membership.members import Members
 from gossip.wire.messages import Gossip, Ping, Reach, Reached
 
-__all__ = ["TRY_EVERY_S", "Listening", "Reachability", "Seeds", "answer_reach"]
+__all__ = ["TRY_EVERY_S", "Bootstrap", "Listening", "Reachability", "Seeds", "answer_reach"]
 
 ASKED = 3  # members asked whether they can dial us: one may be unable to dial out, three rarely are
 PATIENCE_S = 10.0  # wait after the first answer: a swarm of two has no three members to ask
@@ -25,6 +26,29 @@ ANSWERING = 1  # unanswered dials of a seed that still counts as answering: one 
 BUSY_S = 5.0  # interval of dials to a seed that accepts connections but finishes no Hello
 LOOK_S = 5.0  # interval of look-ups without a link: the list may have been empty a moment ago
 HOME_PING_S = 20.0  # a third of the idle time-out, so that a home's link is never idle
+
+
+@dataclass(frozen=True, slots=True)
+class Bootstrap:
+    """What a peer begins with to find its swarm.
+
+    Attributes:
+        seeds: The addresses to dial first.
+        expected: The ids that seeds from an invite must prove.
+        looks: Seeds are looked up on the effect LookUp and reported with ``seeded``; until then there may be none.
+        book: The members of an earlier life.
+        finished: A run that this node had finished in an earlier life.
+        must_join: Do not begin a run only because no member offers one.
+        wait_until: Do not begin a run before this time for lack of others: more are expected.
+    """
+
+    seeds: tuple[Address, ...] = ()
+    expected: Mapping[Address, PeerId] = field(default_factory=dict)
+    looks: bool = False
+    book: Sequence[MemberRecord] = ()
+    finished: bytes = b""
+    must_join: bool = False
+    wait_until: float = -math.inf
 
 
 class Seeds:

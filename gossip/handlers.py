@@ -6,13 +6,17 @@ Messages of the membership protocol are absent: a Peer passes them to its member
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-from gossip.discovery import TRY_EVERY_S, answer_reach
+from gossip.discovery import TRY_EVERY_S, Reachability, answer_reach
 from gossip.effects import Effect, Send
-from gossip.face import Face
+from gossip.exchange.exchanges import Exchanges
+from gossip.exchange.session import Local
 from gossip.ids import PeerId
-from gossip.state_transfer.joining import Phase
+from gossip.membership.members import Members
+from gossip.state_transfer.donating import Donating
+from gossip.state_transfer.joining import Joining, Phase
+from gossip.state_transfer.runs import Runs
 from gossip.wire.messages import (
     Abort,
     Accept,
@@ -34,43 +38,56 @@ from gossip.wire.messages import (
 __all__ = ["HANDLERS"]
 
 
-def on_offer(peer: Face, sender: PeerId, offer: Offer, now: float) -> list[Effect]:
-    if peer.left or holds(peer, offer.session) or peer.joining.phase is Phase.ADOPTING:
+class PeerParts(Protocol):
+    """The parts of a :class:`gossip.peer.Peer` that answer messages."""
+
+    local: Local
+    membership: Members
+    exchanges: Exchanges[Any]
+    joining: Joining
+    donating: Donating
+    reach: Reachability
+    runs: Runs
+    linked_peers: dict[PeerId, float]
+
+
+def on_offer(peer: PeerParts, sender: PeerId, offer: Offer, now: float) -> list[Effect]:
+    if peer.local.left or holds(peer, offer.session) or peer.joining.phase is Phase.ADOPTING:
         return [Send(sender, Busy(offer.session))]  # a snapshot during the adoption holds another run's weights
     return peer.exchanges.on_offer(sender, offer, now)
 
 
-def on_accept(peer: Face, sender: PeerId, accept: Accept, now: float) -> list[Effect]:
+def on_accept(peer: PeerParts, sender: PeerId, accept: Accept, now: float) -> list[Effect]:
     return peer.exchanges.on_accept(sender, accept, now)
 
 
-def on_commit(peer: Face, sender: PeerId, commit: Commit, now: float) -> list[Effect]:
+def on_commit(peer: PeerParts, sender: PeerId, commit: Commit, now: float) -> list[Effect]:
     return peer.exchanges.on_commit(sender, commit.session, now)
 
 
-def on_outcome(peer: Face, sender: PeerId, outcome: Outcome, now: float) -> list[Effect]:
+def on_outcome(peer: PeerParts, sender: PeerId, outcome: Outcome, now: float) -> list[Effect]:
     return peer.exchanges.on_outcome(sender, outcome.session, now)
 
 
-def on_settled(peer: Face, sender: PeerId, settled: Settled, now: float) -> list[Effect]:
+def on_settled(peer: PeerParts, sender: PeerId, settled: Settled, now: float) -> list[Effect]:
     return peer.exchanges.on_settled(sender, settled, now)
 
 
-def on_invite(peer: Face, sender: PeerId, invite: Invite, now: float) -> list[Effect]:
-    if peer.left or holds(peer, invite.session) or peer.joining.phase is Phase.ADOPTING:
+def on_invite(peer: PeerParts, sender: PeerId, invite: Invite, now: float) -> list[Effect]:
+    if peer.local.left or holds(peer, invite.session) or peer.joining.phase is Phase.ADOPTING:
         return [Send(sender, Busy(invite.session))]
     return peer.exchanges.on_invite(sender, invite, now)
 
 
-def on_joined(peer: Face, sender: PeerId, joined: Joined, now: float) -> list[Effect]:
+def on_joined(peer: PeerParts, sender: PeerId, joined: Joined, now: float) -> list[Effect]:
     return peer.exchanges.on_joined(sender, joined, now)
 
 
-def on_begin(peer: Face, sender: PeerId, begin: Begin, now: float) -> list[Effect]:
+def on_begin(peer: PeerParts, sender: PeerId, begin: Begin, now: float) -> list[Effect]:
     return peer.exchanges.on_begin(sender, begin, now)
 
 
-def on_refusal(peer: Face, sender: PeerId, message: Busy | Refuse | Abort, now: float) -> list[Effect]:
+def on_refusal(peer: PeerParts, sender: PeerId, message: Busy | Refuse | Abort, now: float) -> list[Effect]:
     session = message.session
     if session in peer.exchanges.table:
         match message:
@@ -86,35 +103,35 @@ def on_refusal(peer: Face, sender: PeerId, message: Busy | Refuse | Abort, now: 
     return peer.joining.on_refused(sender, session, now, "" if isinstance(message, Busy) else message.code)
 
 
-def on_fetch(peer: Face, sender: PeerId, fetch: Fetch, now: float) -> list[Effect]:
-    if peer.left or holds(peer, fetch.session):
+def on_fetch(peer: PeerParts, sender: PeerId, fetch: Fetch, now: float) -> list[Effect]:
+    if peer.local.left or holds(peer, fetch.session):
         return [Send(sender, Busy(fetch.session))]
     if peer.local.ready:
         if not peer.runs.should_serve(peer.membership.record(sender), now):
             return [Send(sender, Refuse(fetch.session, "joining"))]
         stopped = peer.joining.stop()  # if two runs want each other's weights, ours is the larger one here
         counted = peer.local.progress.samples
-        return [*stopped, *peer.donating.on_fetch(sender, fetch, peer.optimizer_scalars, now, counted)]
-    return peer.donating.on_fetch(sender, fetch, peer.optimizer_scalars, now)
+        return [*stopped, *peer.donating.on_fetch(sender, fetch, now, counted)]
+    return peer.donating.on_fetch(sender, fetch, now)
 
 
-def on_serving(peer: Face, sender: PeerId, serving: Serving, now: float) -> list[Effect]:
+def on_serving(peer: PeerParts, sender: PeerId, serving: Serving, now: float) -> list[Effect]:
     return peer.joining.on_serving(sender, serving, now)
 
 
-def on_reach(peer: Face, sender: PeerId, _reach: Reach, now: float) -> list[Effect]:
+def on_reach(peer: PeerParts, sender: PeerId, _reach: Reach, now: float) -> list[Effect]:
     if now < peer.linked_peers.get(sender, now) + TRY_EVERY_S:
         return []
     peer.linked_peers[sender] = now
     return answer_reach(sender, peer.membership.record(sender))
 
 
-def on_reached(peer: Face, sender: PeerId, reached: Reached, now: float) -> list[Effect]:
+def on_reached(peer: PeerParts, sender: PeerId, reached: Reached, now: float) -> list[Effect]:
     peer.reach.on_reached(sender, reached.ok, peer.membership.me.incarnation, now)
     return []
 
 
-def holds(peer: Face, session: int) -> bool:
+def holds(peer: PeerParts, session: int) -> bool:
     """Return True if this session number is taken: buffers are stored by it."""
     joining = peer.joining
     return (
@@ -123,7 +140,7 @@ def holds(peer: Face, session: int) -> bool:
     )  # fmt: skip
 
 
-HANDLERS: dict[type, Callable[[Face, PeerId, Any, float], list[Effect]]] = {
+HANDLERS: dict[type, Callable[[PeerParts, PeerId, Any, float], list[Effect]]] = {
     Offer: on_offer, Accept: on_accept, Commit: on_commit, Outcome: on_outcome, Settled: on_settled,
     Invite: on_invite, Joined: on_joined, Begin: on_begin,
     Busy: on_refusal, Refuse: on_refusal, Abort: on_refusal,

@@ -4,142 +4,137 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gossip.codecs import COMPILED, Machine
 from gossip.config import Config
-from gossip.discovery import Listening, Reachability, Seeds
+from gossip.discovery import Bootstrap, Listening, Reachability, Seeds
 from gossip.effects import Dial, Effect, Notice, Send
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.progress import RunProgress
-from gossip.exchange.session import Local, within
+from gossip.exchange.session import Local, LocalModel, within
 from gossip.handlers import HANDLERS
-from gossip.holder import Holder
 from gossip.ids import Address, MemberRecord, PeerId
+from gossip.initiator import Initiator
 from gossip.membership.members import Members
 from gossip.membership.protocol import Membership
 from gossip.misbehaviour import MisbehaviourLog
-from gossip.schedule import Schedule, collided_s
+from gossip.schedule import Schedule
 from gossip.selection.partners import Partners
 from gossip.selection.registry import selector_of
 from gossip.selection.rule import Selector
 from gossip.state_transfer.donating import Donating
 from gossip.state_transfer.ending import Ending
 from gossip.state_transfer.joining import Joining, Phase
+from gossip.state_transfer.own_run import OwnRun, RunState
 from gossip.state_transfer.runs import Runs
-from gossip.state_transfer.trial import TrialEvaluator
+from gossip.view import PeerView
 from gossip.wire.messages import Ack, Digest, Gossip, Message, Nack, Ping, PingReq, Reached, Records
 
 __all__ = ["Peer"]
 
 BOOK_DIALS = 4  # members of the address book to dial at once after a restart
-WAIT_S = 0.25  # delay of the next mix if there is no partner
 MEET_S = 0.5  # delay from the first link until a newcomer asks for weights: a table arrives within a round trip or two
-SEARCHES = 2  # failed searches in a row before a busy partner is asked to reserve its next exchange for us
 NEVER = -math.inf
+STRANGER = Bootstrap()  # Knows nobody.
 IDLE = Phase.IDLE  # reading an Enum's attributes is slow
 MEMBERSHIP = frozenset({Ping, Ack, PingReq, Nack, Gossip, Digest, Records})
 
 
-class Peer(Holder):
+class Peer:
     """One member of a swarm, without I/O: methods take ``now`` (seconds, monotonic) and return effects in order.
 
+    CONTRACT.md says what a driver owes it, and which of its parts a driver reads.
+
     Args:
-        elements: Float32 elements of the weights that exchanges carry.
-        frozen_elements: Elements of the weights that only a newcomer gets.
-        trained_elements: Elements of one optimizer key.
-        expected: The ids that seeds from an invite must prove.
-        members: The member list; by default the membership protocol.
+        members: The member list, which holds our own record.
+        config: The configuration.
+        model: The model that exchanges carry.
+        rng: The source of all random choices.
+        bootstrap: What the peer begins with besides its record.
         selector: The partner selection; by default that of ``config``, which must not name a file.
-        finished: A run that this node had finished in an earlier life.
-        looks: Seeds are looked up on the effect LookUp and reported to :meth:`seeded`; until then there may be none.
-        machine: The costs of an exchange here.
+        now: The current time.
     """
+
+    id: PeerId
+    config: Config
+    view: PeerView  # what a driver reads between two calls
+    local: Local  # the state of this node that several parts read
+    membership: Members  # the members, and our own record
+    partners: Partners  # whom to mix with
+    schedule: Schedule  # when to mix
+    initiator: Initiator  # the mixes that we begin
+    exchanges: Exchanges[Any]  # the mixes in progress
+    runs: Runs  # which run's weights to have
+    own_run: OwnRun  # the run whose weights we have
+    joining: Joining  # the weights that we fetch
+    donating: Donating  # the weights that we give
+    ending: Ending  # the votes on the end of the run
+    seeds: Seeds
+    reach: Reachability  # whether others can dial us
+    misbehaviour: MisbehaviourLog
 
     def __init__(
         self,
-        me: MemberRecord,
-        *,
-        sign: Callable[[bytes], bytes],
-        verify: Callable[[bytes, bytes, bytes], bool],
+        members: Members,
         config: Config,
-        fingerprint: str,
-        elements: int,
-        trained_elements: int = 0,
-        frozen_elements: int = 0,
+        model: LocalModel,
+        *,
         rng: random.Random,
-        seeds: tuple[Address, ...] = (),
-        expected: Mapping[Address, PeerId] | None = None,
-        book: Iterable[MemberRecord] = (),
-        members: Members | None = None,
+        bootstrap: Bootstrap = STRANGER,
         selector: Selector | None = None,
-        finished: bytes = b"",
-        looks: bool = False,
-        machine: Machine = COMPILED,
         now: float,
     ) -> None:
+        me = members.me
         self.id, self.config, self.rng = me.id, config, rng
         self.local = Local(
-            fingerprint, elements, trained_elements, frozen_elements, run_id=me.run_id, boundary_at=now,
-            machine=machine, every=config.first_interval, progress=RunProgress(config.first_interval),
+            model.fingerprint, model.elements, model.trained_elements, model.frozen_elements, run_id=me.run_id,
+            boundary_at=now, machine=model.machine, every=config.first_interval,
+            progress=RunProgress(config.first_interval),
         )  # fmt: skip
-        self.misbehaviour = MisbehaviourLog()
-        if members is None:
-            members = Membership(
-                me, sign=sign, verify=verify, config=config, rng=rng, now=now, misbehaviour=self.misbehaviour
-            )  # fmt: skip
-        self.membership = members
+        self.membership, self.misbehaviour = members, members.misbehaviour
         self.linked_peers: dict[PeerId, float] = {}  # linked members, and when each last had us dial its address
         self.partners = Partners(
             me.id, members, self.local, config, rng, self.linked_peers.__contains__,
-            selector or selector_of(config, elements),
+            selector or selector_of(config, model.elements),
         )  # fmt: skip
-        self.exchanges: Exchanges[Any] = Exchanges(me.id, self.local, config, self.new_session, self.partners)
+        self.exchanges = Exchanges(me.id, self.local, config, self.new_session, self.partners)
         self.exchanges.misbehaviour = self.misbehaviour
         self.schedule = Schedule(config, rng)
-        self.waiting = False  # our mix is due, and waits for the end of one that another peer initiated
-        self.lonely = False  # no partner was found when our mix was due the last time
-        self.searches = 0  # failed searches for a partner since streams began
-        self.mixing = False  # exchanges of a mix are finished, but the mix may not be
         self.joining = Joining(self.local, config, self.new_session)
         self.joining.abandon = self.exchanges.abandon
         self.donating = Donating(self.local, config)
-        self.seeds = Seeds(seeds, dict(expected or {}), config, now, looks)
+        self.seeds = Seeds(bootstrap.seeds, dict(bootstrap.expected), config, now, bootstrap.looks)
         self.reach = Reachability()
-        self.optimizer_scalars: tuple[tuple[str, float], ...] = ()
-        self.steps = self.samples = 0
-        self.reborn = me.incarnation > 1
         self.moved_steps = 0  # step count up to which the movement of the model was measured
-        self.ending = Ending(self.local, members, finished)
-        self.judge = TrialEvaluator()
-        self.runs = Runs(
-            self.local, self.membership, self.joining, self.linked_peers, self.begin_run, self.judge, config, rng, now
-        )
+        self.ending = Ending(self.local, members, bootstrap.finished)
+        self.own_run = OwnRun(members, self.exchanges, self.joining, self.donating, self.ending, self.schedule)
+        self.runs = Runs(self.joining, members, self.linked_peers, self.own_run, rng, now)
+        self.runs.must_join = bootstrap.must_join
+        self.runs.join_by = max(self.runs.join_by, bootstrap.wait_until)
         self.joining.reachable = self.runs.donors
         self.runs.wait_for = lambda: self.seeds.answering
-        self.left = False
-        book = list(book)
-        self.membership.restore(book, now)
-        self.hopeful = bool(seeds or book or looks)
+        self.initiator = Initiator(self.exchanges, self.partners, self.schedule, self.joining, rng)
+        self.view = PeerView(self.local, members, self.exchanges, self.joining, self.donating)
+        members.restore(bootstrap.book, now)
+        self.may_join = bool(bootstrap.seeds or bootstrap.book or bootstrap.looks)  # there may be a run to join
 
     # -- time ----------------------------------------------------------------------------------------------------
     @property
     def deadline(self) -> float:
         """When to call :meth:`tick`. Drivers read it after every call, so empty parts are skipped."""
-        if self.left:
+        if self.local.left:
             return math.inf
         soonest, other = self.runs.deadline, self.membership.deadline
         if other < soonest:
             soonest = other
-        exchanges, joining = self.exchanges, self.joining
-        for exchange in exchanges.table.values():
+        for exchange in self.exchanges.table.values():
             if exchange.deadline < soonest:
                 soonest = exchange.deadline
-        if joining.phase is not IDLE:
-            soonest = min(soonest, joining.next_deadline())
-        elif self.schedule.due_at < soonest and self.local.ready and not self.offering and not exchanges.upcoming:
-            soonest = min(soonest, max(self.schedule.time_beside(exchanges.coming), self.schedule.retry_at))
+        if self.joining.phase is not IDLE:
+            soonest = min(soonest, self.joining.next_deadline())
+        elif self.schedule.due_at < soonest:
+            soonest = min(soonest, self.initiator.deadline)
         if self.seeds.deadline < soonest:
             soonest = self.seeds.deadline
         reach = self.reach
@@ -147,18 +142,50 @@ class Peer(Holder):
             soonest = reach.deadline
         if self.donating.table:
             soonest = min(soonest, self.donating.deadline)
-        return self.judge.deadline if self.judge.deadline < soonest else soonest
+        judge = self.own_run.judge
+        return judge.deadline if judge.deadline < soonest else soonest
 
     # -- beginning and end ---------------------------------------------------------------------------------------
     def start(self, now: float) -> list[Effect]:
-        if not self.hopeful and not self.runs.must_join:
-            return self.begin_run(now, "No seed was given: this node starts a swarm.")
+        if not self.may_join and not self.runs.must_join:
+            return self.own_run.begin(now, "No seed was given: this node starts a swarm.")
         effects = self.seeds.tick(now, False, (), self.rng)
         known = [record for record in self.membership.book() if record.address is not None]
         for record in self.rng.sample(known, min(BOOK_DIALS, len(known))):
             if record.address is not None:
                 effects.append(Dial(record.address, record.id))
         return effects
+
+    def go_on_from(self, before: RunState, now: float) -> None:
+        """Continue the run of an earlier peer of this node, which failed.
+
+        Call it before :meth:`start`, with a record that has the earlier steps and samples and a higher incarnation.
+        """
+        self.own_run.go_on_from(before, now)
+        self.runs.changes_seen = -1
+        self.moved_steps = before.steps
+        self.may_join = True
+        if not before.ready and not before.sound:
+            self.runs.spoiled(now)
+
+    def resume(self, run_id: bytes, samples: int, version: float, now: float, finished: bool = False) -> list[Effect]:
+        """Note that the weights now come from a checkpoint; see :meth:`OwnRun.resume` for the arguments."""
+        self.runs.changes_seen = -1
+        return self.own_run.resume(run_id, samples, version, now, finished)
+
+    def merge(self, run_id: bytes, now: float) -> list[Effect]:
+        """Take this run's weights because a person wants it, regardless of samples."""
+        self.runs.consent(run_id, now)
+        return []
+
+    def finish(self, now: float) -> list[Effect]:
+        """Mark the run as finished. Newcomers learn it with the weights, others by a majority vote."""
+        self.ending.finish(now)
+        return []
+
+    def count_votes(self, now: float) -> list[Effect]:
+        """Count the votes on the end of the run. Call it once a second or so."""
+        return self.ending.tick(now)
 
     def introduce(self, records: Iterable[MemberRecord], now: float) -> None:
         """Add members that start together and know of us too, like those of one launcher."""
@@ -167,9 +194,9 @@ class Peer(Holder):
 
     def leave(self, now: float) -> list[Effect]:
         """Announce LEFT with the last counts, which no later record can hold."""
-        self.tell(now)
-        self.left = True
-        return [*self.replaced(), *self.membership.leave(now)]
+        self.own_run.tell(now)
+        self.local.left = True
+        return [*self.own_run.replaced(), *self.membership.leave(now)]
 
     def tell_figures(self, packed: bytes, now: float) -> list[Effect]:
         """Publish the owner's figures in our record, for other owners; empty bytes withdraw them."""
@@ -287,51 +314,37 @@ class Peer(Holder):
         self.membership.update_me(
             now, steps=steps, samples=samples, progress=local.progress.samples, loss=loss, version=local.version
         )  # fmt: skip
-        verdict = self.judge.heard(steps, loss)
+        verdict = self.own_run.judge.heard(steps, loss)
         if verdict is not None:
-            return self.judged(verdict, now)
-        return self.maybe_mix(now)
+            return self.own_run.judged(verdict, now)
+        return self.initiator.begin(now)
 
     def counted(self, steps: int, samples: int) -> None:
         """Update the counts of the training loop, at a boundary or not. Older reports are ignored.
 
         Call it before an Offer is received: stale versions would give equal peers too little weight in the mix.
         """
-        steps, samples = max(steps, self.steps), max(samples, self.samples)
+        steps, samples = max(steps, self.local.steps), max(samples, self.local.samples)
         every = self.config.interval_steps
         if every is not None:
-            self.local.version = within(self.local.version + (steps - self.steps) / every)
+            self.local.version = within(self.local.version + (steps - self.local.steps) / every)
         if self.local.ready:
             dialable = self.membership.me.address is not None
             self.local.progress.trained(
-                samples - self.samples, steps - self.steps, self.membership.sharers, dialable=dialable,
+                samples - self.local.samples, steps - self.local.steps, self.membership.sharers, dialable=dialable,
                 arrears=self.membership.take_arrears(),
             )  # fmt: skip
-        self.steps = self.local.steps = steps
-        self.samples = samples
-
-    def maybe_mix(self, now: float) -> list[Effect]:
-        exchanges = self.exchanges
-        waiting = now < self.schedule.retry_at or self.offering or self.joining.phase is not IDLE
-        if not self.local.ready or self.left or waiting or exchanges.upcoming:
-            return []
-        if not (self.schedule.due(self.steps, now, exchanges.coming) or self.local.settling):
-            return []
-        effects = exchanges.begin(now)
-        self.lonely = not (effects or exchanges.moving)
-        if not effects:
-            self.schedule.wait(now, WAIT_S)
-            self.waiting = exchanges.moving > 0
-        return effects
+        self.local.steps = steps
+        self.local.samples = samples
 
     def snapshotted(self, session: int, now: float, mass: float = 0.0, moved: float = math.nan) -> list[Effect]:
         """Handle a snapshot. ``mass`` is what a push carries; ``moved`` how far local steps moved the model."""
         self.local.boundary_at = now
-        if moved == moved and self.steps > self.moved_steps:  # only once for each boundary
+        if moved == moved and self.local.steps > self.moved_steps:  # only once for each boundary
             self.exchanges.filter.moved(moved)
-            self.schedule.watch(self.consensus_distance, moved / (self.steps - self.moved_steps))
+            self.schedule.watch(self.exchanges.consensus_distance, moved / (self.local.steps - self.moved_steps))
             self.partners.pace = self.schedule.pace
-            self.moved_steps = self.steps
+            self.moved_steps = self.local.steps
         if session in self.donating.table:
             return self.donating.snapshotted(session)
         effects = self.exchanges.snapshotted(session, now, mass)
@@ -350,9 +363,20 @@ class Peer(Holder):
             self.local.ready = self.local.sound = False
             self.membership.update_me(now, ready=False)
             self.runs.spoiled(now)
-            text = f"The weights are not finite any more (step {self.steps}): this node gives them to nobody, and "
-            effects.append(Notice("spoiled", text + "takes the swarm's as soon as a member gives them."))
+            text = (
+                f"The weights are not finite any more (step {self.local.steps}): this node gives them to nobody, and "
+                "takes the swarm's as soon as a member gives them."
+            )
+            effects.append(Notice("spoiled", text))
         return effects + self.after(now)
+
+    def at_boundary(self, when: float) -> None:
+        """Note a step boundary without a report."""
+        self.local.boundary_at = max(self.local.boundary_at, when)
+
+    def optimizer(self, keys: tuple[str, ...], scalars: tuple[tuple[str, float], ...]) -> None:
+        """Set the parts of the optimizer's state that a newcomer can get."""
+        self.local.optimizer_keys, self.local.optimizer_scalars = keys, scalars
 
     def recalled(self, session: int, now: float) -> list[Effect]:
         """Handle an earlier snapshot for this session: the training loop is at no boundary."""
@@ -396,6 +420,18 @@ class Peer(Holder):
         """Handle a complete comparison: |theirs - ours|^2 and |ours|^2 over its elements."""
         return self.joining.compared(session, apart_sq, own_sq, now) + self.after(now)
 
+    def adopted(self, now: float, difference_sq: float = 0.0, own_sq: float = 0.0) -> list[Effect]:
+        """Handle the adopted joining vector: its squared distance from the old weights, and their squared norm."""
+        return self.own_run.adopted(now, difference_sq, own_sq)
+
+    def not_kept(self, now: float) -> list[Effect]:
+        """Handle a trial that could not start: the old weights could not be kept, and stay."""
+        return self.own_run.not_kept(now)
+
+    def restored(self, now: float) -> list[Effect]:
+        """Handle the restored weights after a failed trial."""
+        return self.own_run.restored(now)
+
     def heard(self, peer: PeerId, now: float) -> None:
         """Note progress of a stream with this member as proof of life: a slow link may delay its answer to a probe."""
         self.membership.acknowledged(peer, now)
@@ -413,11 +449,11 @@ class Peer(Holder):
         self.local.settling = on
         self.local.boundary_at = now
         self.schedule.retry_at = 0.0
-        return self.maybe_mix(now) if on else []
+        return self.initiator.begin(now) if on else []
 
     # -- time ----------------------------------------------------------------------------------------------------
     def tick(self, now: float) -> list[Effect]:
-        if self.left:
+        if self.local.left:
             return []
         effects = self.membership.tick(now) if now >= self.membership.deadline else []
         if self.exchanges.table:
@@ -435,22 +471,15 @@ class Peer(Holder):
             effects += self.reach.tick(now)
         if now >= self.runs.deadline:
             effects += self.runs.tick(now)
-        if now >= self.judge.deadline:
-            effects += self.judged(self.judge.verdict(), now)
+        if now >= self.own_run.judge.deadline:
+            effects += self.own_run.judged(self.own_run.judge.verdict(), now)
         if now >= self.schedule.due_at:
-            effects += self.maybe_mix(now)
+            effects += self.initiator.begin(now)
         return effects + self.after(now) if self.unsettled else effects
 
-    def adapt(self) -> None:
-        """Choose the interval anew from the cost of exchanges."""
-        local = self.local
-        self.schedule.adapt(self.steps, local.boundary_at, self.exchanges.usual(), local.machine)
-        local.every = self.schedule.every
-        local.progress.count_in(local.every)
-
     def after(self, now: float) -> list[Effect]:
-        """Note what ended: schedule the next mix, and credit partners."""
-        exchanges = self.exchanges
+        """Note what ended: credit partners, and schedule the next mix."""
+        exchanges, joining = self.exchanges, self.joining
         effects: list[Effect] = []
         if self.misbehaviour.news:
             effects += self.misbehaviour.take()
@@ -459,33 +488,9 @@ class Peer(Holder):
                 self.partners.succeeded(partner)
                 self.membership.acknowledged(partner, now)
             self.ending.mixed(exchanges.mixed_at)
-            self.mixing = self.mixing or self.partners.counts(exchanges.mixed_at)
-            exchanges.mixed_at.clear()
-        if self.mixing and not (self.partners.several and exchanges.outgoing):
-            self.mixing = False
-            if self.config.chooses:
-                self.adapt()
-            self.schedule.mixed(self.steps, now, exchanges.own_mixed)
-            exchanges.own_mixed = False
-        if self.waiting and not exchanges.engaged and (exchanges.freed or not exchanges.moving):
-            self.waiting = False  # otherwise frequent offers of one member would keep us waiting
-            self.schedule.wait(now, 0.0)
-        if exchanges.gave_up:
-            exchanges.gave_up = False
-            self.searches += 1
-            exchanges.began = self.searches >= SEARCHES
-            self.schedule.wait(now, collided_s(self.rng))
-        joining = self.joining
-        if exchanges.freed:
-            exchanges.freed = False
-            effects += exchanges.follow(now)
-        if exchanges.began:
-            exchanges.began = False
-            self.searches = 0
-            if self.schedule.behind and joining.phase is IDLE and not self.local.settling:
-                effects += exchanges.look_ahead(now)
+        effects += self.initiator.ended(now)
         if joining.phase is not IDLE and joining.starved and joining.deadline <= now:
-            effects += self.joining.more_candidates(self.runs.donors(self.joining.run_id), now)
+            effects += joining.more_candidates(self.runs.donors(joining.run_id), now)
         return effects
 
     # -- choices -------------------------------------------------------------------------------------------------

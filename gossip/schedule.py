@@ -36,7 +36,8 @@ class Schedule:
         self.latest_steps, self.latest_at = math.inf, math.inf
         self.retry_at = 0.0
         self.pace = 1.0
-        self.every = config.first_interval  # local steps between two mixes, before `pace`
+        # Local steps between two mixes, before `pace`.
+        self.every: int | None = config.first_interval
         self.spans: deque[float] = deque(maxlen=SPANS)  # seconds of one step, between the last mixes
         self.seen: tuple[int, float] | None = None  # steps and time at the last mix
         self.behind = False  # the last mix took so long that the next was due before its end

@@ -142,9 +142,9 @@ class HeldRun:
         """Return the run's metadata for a checkpoint."""
         peer = self.peer
         return {
-            "fingerprint": self.state.layout.contents, "run_id": peer.run_id.hex(), "version": peer.version,
+            "fingerprint": self.state.layout.contents, "run_id": peer.view.run_id.hex(), "version": peer.local.version,
             "steps": self.steps, "samples": self.samples, "swarm_samples": self.swarm_samples, "passes": self.passes,
-            "samplers": self.samplers.state(), "finished": peer.finished, "node": self.service.identity.id.hex(),
+            "samplers": self.samplers.state(), "finished": peer.view.finished, "node": self.service.identity.id.hex(),
             "members": len(self.view.owners),
         }  # fmt: skip
 
@@ -179,10 +179,10 @@ class HeldRun:
         peer = self.peer
         run, samples, version = checkpoint.figures(meta, origin)
         self.passes = max(self.passes, within("steps", meta.get("passes", 0)))
-        run_id = run or peer.run_id
+        run_id = run or peer.view.run_id
         # Weights without a run start one, if nothing is trained yet.
         ahead = self.swarm_samples >= samples if run is not None else self.swarm_samples > 0
-        if run_id == peer.run_id and ahead:
+        if run_id == peer.view.run_id and ahead:
             text = (
                 f"{origin} is not loaded: the run that this node holds has {quantity(self.swarm_samples, 'sample')} "
                 "behind it, and stays."

@@ -34,11 +34,11 @@ class LoopHints:
 
     def read(self, peer: Peer) -> bool:
         """Copy the hints after a decision. Return True if a held loop may continue."""
-        due_steps, self.mix_at = peer.next_mix
+        due_steps, self.mix_at = peer.initiator.next_mix
         self.due_steps = due_steps if self.by_steps else math.inf
         if not self.lockstep:
             return False
-        before, self.held = self.held, peer.held
+        before, self.held = self.held, peer.view.held
         return before and not self.held
 
 

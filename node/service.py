@@ -24,8 +24,11 @@ import trio
 from gossip import kernel
 from gossip.arithmetic.mixing import OuterStep
 from gossip.averaging.boundary import Boundary
+from gossip.discovery import Bootstrap
 from gossip.errors import IdentityError, LocalError
+from gossip.exchange.session import LocalModel
 from gossip.ids import Address, MemberRecord
+from gossip.membership.protocol import Membership
 from gossip.peer import Peer
 from gossip.selection.graphs import Graph
 from gossip.selection.registry import selector_of
@@ -260,7 +263,7 @@ class Service:
                 self.incarnation = self.memory.incarnation + 1
             lookup = SeedLookup(settings.seeds, settings.expected, settings.sources, settings.secret, bound)
             peer = self.make_peer(advertised(settings, bound, self.known), lookup, trio.current_time())
-            shown = str(peer.record.address or bound or "no address: it only dials out")
+            shown = str(peer.membership.me.address or bound or "no address: it only dials out")
             if self.progress is None:
                 self.progress = Console.from_environment(time.time(), self.identity.id.hex(), shown, os.environ)
             contexts = swarm_contexts(self.identity, settings.secret) if settings.secret is not None else None
@@ -316,7 +319,7 @@ class Service:
     def make_peer(self, address: Address | None, lookup: SeedLookup, now: float) -> Peer:
         """Return a peer with the last one's members and run."""
         identity, settings = self.identity, self.settings
-        before = None if self.runtime is None else self.runtime.peer.run_state
+        before = None if self.runtime is None else self.runtime.peer.own_run.state
         record = MemberRecord(
             identity.id, identity.public_key, self.incarnation, address=address, run_id=secrets.token_bytes(16),
         )  # fmt: skip
@@ -328,20 +331,26 @@ class Service:
             )  # fmt: skip
         config, layout = settings.config, self.state.layout
         graph = Graph.from_file(config.graph) if config.graph else None
+        rng = random.Random(secrets.randbits(64))
+        model = LocalModel(
+            layout.fingerprint, layout.exchanged, self.state.trained_elements, layout.size - layout.exchanged,
+            measured(kernel.built()),
+        )  # fmt: skip
+        bootstrap = Bootstrap(
+            lookup.fixed,
+            settings.expected,
+            lookup.needed,
+            self.memory.book,
+            self.state_dir.finished(),
+            must_join=settings.join_or_fail_s is not None,
+            wait_until=now + settings.wait_s if settings.wait_for > 1 else -math.inf,
+        )
         peer = Peer(
-            record, sign=identity.sign, verify=verify, config=config, fingerprint=layout.fingerprint,
-            elements=layout.exchanged, frozen_elements=layout.size - layout.exchanged,
-            trained_elements=self.state.trained_elements, rng=random.Random(secrets.randbits(64)),
-            seeds=lookup.fixed, expected=settings.expected, book=self.memory.book, finished=self.state_dir.finished(),
-            selector=selector_of(config, layout.exchanged, graph), looks=lookup.needed,
-            machine=measured(kernel.built()), now=now,
+            Membership(record, sign=identity.sign, verify=verify, config=config, rng=rng, now=now), config, model,
+            rng=rng, bootstrap=bootstrap, selector=selector_of(config, layout.exchanged, graph), now=now,
         )  # fmt: skip
         if before is not None:
             peer.go_on_from(before, now)
-        if settings.wait_for > 1:
-            peer.waits_until(now + settings.wait_s)
-        if settings.join_or_fail_s is not None:
-            peer.must_join()  # It must not begin alone.
         return peer
 
     def after_perform(self) -> None:
@@ -365,7 +374,7 @@ class Service:
         now_s, peer = time.time(), None if self.runtime is None else self.runtime.peer
         if kind in OF_RUNS and peer is not None:
             self.refresh()  # From here on the count may be another run's.
-            self.announce(RunEvent(kind, now_s, sentence, peer.run_id.hex()))
+            self.announce(RunEvent(kind, now_s, sentence, peer.view.run_id.hex()))
         else:
             self.announce(NoticeEvent(kind, now_s, sentence))
 
@@ -402,16 +411,16 @@ class Service:
         written soon after the start, and whenever many members are new. So a node that is killed in its first seconds
         also finds its swarm again.
         """
-        looked_s, pause_s, written_s, written = -math.inf, LOOK_S, runtime.now, runtime.peer.counts.alive
+        looked_s, pause_s, written_s, written = -math.inf, LOOK_S, runtime.now, runtime.peer.view.alive
         while True:
             pause = self.tick()
             now = runtime.now
             if now - looked_s >= LOOK_S:
                 looked_s = now
-                runtime.perform(runtime.peer.look_at_the_end(now))
+                runtime.perform(runtime.peer.count_votes(now))
                 self.refresh()
                 self.debugging = LOGGER.isEnabledFor(logging.DEBUG)
-                known = runtime.peer.counts.alive
+                known = runtime.peer.view.alive
                 if known >= 2 * written or now - written_s >= pause_s:
                     self.remember(runtime)
                     pause_s, written_s, written = min(2 * pause_s, REMEMBER_S), now, known
@@ -421,7 +430,7 @@ class Service:
         """Write the address book. If the peer has a fault, the last one stays."""
         peer = runtime.peer
         try:
-            self.memory = Memory(self.incarnation, peer.own_samples, peer.book())
+            self.memory = Memory(self.incarnation, peer.membership.my_samples, peer.membership.book())
         except Exception as error:
             self.faults.contain(error, "A reading of the members", "the last one is kept")
             return

@@ -91,7 +91,7 @@ class TrainingSide(HeldRun):
             if before:
                 self.thread.call(self.runtime.on_event, "replaced", REPLACED)
             self.join()
-            if self.peer.finished and not self.boundary.lives:
+            if self.peer.view.finished and not self.boundary.lives:
                 self.take_final()
             # Otherwise the weights are another run's, or ahead.
             if self.given is not None and not self.boundary.lives:
@@ -142,7 +142,7 @@ class TrainingSide(HeldRun):
                 )
             self.visit()
             runtime = self.runtime
-            ready, refusal = runtime.peer.ready and not self.boundary.wanted, runtime.doors.refusal
+            ready, refusal = runtime.peer.view.ready and not self.boundary.wanted, runtime.doors.refusal
             waited_s = time.monotonic() - began
             # A seed that only closes connections may be busy, or a forwarder whose node is down: retry it for a while.
             patient = waited_s < CLOSED_PATIENCE * self.config.join_timeout_s and not ready
@@ -175,9 +175,9 @@ class TrainingSide(HeldRun):
         Only contacted members count, because any peer may claim others. Newcomers are given weights meanwhile.
         """
         count, wait_s = self.settings.wait_for, self.settings.wait_s
-        while self.peer.counts.holding < count and not self.finished:
+        while (here := self.peer.membership.sharers) < count and not self.finished:
             if time.monotonic() - began >= wait_s:
-                alive = self.peer.counts.alive
+                alive = self.peer.view.alive
                 if self.settings.others is not None and alive < 2:
                     raise LocalError(
                         f"Waited {wait_s:g} s for {count} members that were launched together, and none of the others "
@@ -185,7 +185,7 @@ class TrainingSide(HeldRun):
                         "alone. Look whether the others run and can reach this address."
                     )
                 text = (
-                    f"Waited {wait_s:g} s for {quantity(count, 'member')}, of whom {self.peer.counts.holding} are here "
+                    f"Waited {wait_s:g} s for {quantity(count, 'member')}, of whom {here} are here "
                     "with the weights, this one included: this node goes on with them, and with the others when they "
                     "come."
                 )
@@ -198,11 +198,11 @@ class TrainingSide(HeldRun):
     # -- what is looked at -----------------------------------------------------------------------------------------
     @property
     def address(self) -> str:
-        return str(self.peer.record.address or "none")
+        return str(self.peer.membership.me.address or "none")
 
     @property
     def finished(self) -> bool:
-        return self.peer.finished
+        return self.peer.view.finished
 
     @property
     def listeners(self) -> Listeners:
@@ -219,14 +219,14 @@ class TrainingSide(HeldRun):
     def reduce(self, figures: Mapping[str, Any]) -> dict[str, Reduced]:
         """Tell other members these figures, and reduce all that were told."""
         own = self.own_figures
-        packed = own.tell(figures, self.peer.run_id, self.swarm_samples)
+        packed = own.tell(figures, self.peer.view.run_id, self.swarm_samples)
         records: list[MemberRecord] = []
 
         def tell() -> None:
             runtime, peer = self.runtime, self.peer
-            if figures and peer.run_id == own.run:
+            if figures and peer.view.run_id == own.run:
                 runtime.perform(peer.tell_figures(packed, runtime.now))
-            records.extend(peer.sharing())
+            records.extend(peer.membership.sharing(peer.local.run_id))
 
         self.thread.call(tell)
         self.heard()
@@ -335,7 +335,7 @@ class TrainingSide(HeldRun):
         if visit.snapshots:
             self.begin_alone()  # Otherwise the mix of this snapshot would have no start.
         optimizer = None
-        if now - self.optimizer_at > 5.0 or (self.optimizers.all and not runtime.peer.gives_optimizer):
+        if now - self.optimizer_at > 5.0 or (self.optimizers.all and not runtime.peer.local.optimizer_keys):
             self.optimizer_at = now
             optimizer = self.optimizer_state()
         if now - self.viewed_at > REPORT_S:
@@ -354,10 +354,10 @@ class TrainingSide(HeldRun):
         Exchanges leave one. A lone node makes one now and then, in a hundredth of its time.
         """
         peer, now = self.runtime.peer, time.monotonic()
-        if not (peer.ready and self.begun) or peer.taking:
+        if not (peer.view.ready and self.begun) or peer.view.taking:
             return False
         copy_s = max(self.state.copy_s, 4 * self.state.layout.exchanged / COPY_RATE)
-        every_s = max(LAST_WORK * copy_s, ALONE_S if peer.alone else LAST_S)
+        every_s = max(LAST_WORK * copy_s, ALONE_S if peer.runs.alone else LAST_S)
         if now - self.pool.last_at < every_s:
             return False
         self.pool.last_at = now
@@ -370,7 +370,7 @@ class TrainingSide(HeldRun):
         before they are sent.
         """
         lost, self.lost_told = self.loss.lost and not self.lost_told, self.loss.lost
-        if not runtime.peer.sound:
+        if not runtime.peer.view.sound:
             if not self.boundary.wanted and self.state.sound():
                 self.average.forget()  # The average may include values that are not finite.
                 self.tell_peer(lambda peer, now: peer.mended(now))
@@ -394,18 +394,18 @@ class TrainingSide(HeldRun):
         Returns the consensus distance.
         """
         peer = self.peer
-        before, averaged = peer.counts.done, self.average.mixes
+        before, averaged = peer.exchanges.done, self.average.mixes
         self.settled_at = self.steps
         self.tell_peer(lambda peer, now: peer.settle(True, now))
         if self.meet(wait_s):
-            before = self.peer.counts.done  # An agreement without the last members to come does not count.
+            before = self.peer.exchanges.done  # An agreement without the last members to come does not count.
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self.wake.wait(0.02)
             self.visit()
             if self.peer is not peer:  # After a fault the new peer counts from 0.
                 peer, before = self.peer, 0
-            if peer.counts.done - before >= 3 and peer.agreement() < SETTLED:
+            if peer.exchanges.done - before >= 3 and peer.exchanges.agreement() < SETTLED:
                 break
         with self.outer_lock:
             self.outer.rest()  # Otherwise an exchange that ends later would add the momentum to this node alone.
@@ -416,7 +416,7 @@ class TrainingSide(HeldRun):
         self.average.settled(averaged)
         if not self.outer.plain:
             self.reset_outer()
-        distance: float | None = known(self.peer.consensus_distance)
+        distance: float | None = known(self.peer.exchanges.consensus_distance)
         return distance
 
     def meet(self, wait_s: float) -> bool:
@@ -448,18 +448,18 @@ class TrainingSide(HeldRun):
         """
         found: list[list[tuple[MemberRecord, MemberState]]] = []
         self.tell_settling(True)  # Repeat it: figures are dropped when a run is given up for another.
-        self.thread.call(lambda: found.append(self.peer.members()))
+        self.thread.call(lambda: found.append(self.peer.membership.members()))
         self.heard()
         self.thread.check()
         if not found:
             return None
-        run = self.peer.run_id
+        run = self.peer.view.run_id
         here = [one for one, state in found[0] if state in HERE and one.ready and one.run_id == run]
         return sum(not (record.finished or settles(record)) for record in here)
 
     def tell_settling(self, on: bool) -> None:
         """Announce whether this loop settles, until its next step."""
-        packed = self.own_figures.settle(on, self.peer.run_id, self.swarm_samples)
+        packed = self.own_figures.settle(on, self.peer.view.run_id, self.swarm_samples)
         self.tell_peer(lambda peer, now: peer.tell_figures(packed, now))
 
     def finish_exchanges(self, seconds: float) -> None:
@@ -468,7 +468,7 @@ class TrainingSide(HeldRun):
         while time.monotonic() < until:
             self.wake.wait(0.005)
             self.visit()
-            if self.peer.idle and not self.boundary.owed and not self.boundary.wanted:
+            if not self.peer.exchanges.table and not self.boundary.owed and not self.boundary.wanted:
                 return
 
     def finish(self, seconds: float) -> None:
@@ -478,17 +478,17 @@ class TrainingSide(HeldRun):
         self.tell_peer(lambda peer, now: peer.finish(now))
         self.heard()
         self.keep_final()
-        if said := self.service.state_dir.finish(self.peer.run_id):
+        if said := self.service.state_dir.finish(self.peer.view.run_id):
             self.thread.call(self.runtime.on_event, "state", said)
         now = time.monotonic()
         until, quiet_at = now + seconds, now + FAREWELL_S
-        while now < until and (now < quiet_at or self.peer.serving):
+        while now < until and (now < quiet_at or self.peer.view.serving):
             self.wake.wait(0.02)
             self.visit()
             now = time.monotonic()
-            if not self.peer.finished:  # A fault came in between.
+            if not self.peer.view.finished:  # A fault came in between.
                 self.tell_peer(lambda peer, now: peer.finish(now))
-            if self.peer.serving:
+            if self.peer.view.serving:
                 quiet_at = now + FAREWELL_S
 
     def merge(self, run: str) -> None:

@@ -189,7 +189,7 @@ def test_a_codec_is_two_files(python):
 def test_a_figure_of_a_node_and_one_of_a_simulation_are_two_files_each(python):
     files = files_of("A new figure")
     assert list(files) == [
-        "gossip/face.py", "node/observe/figures.py", "sim/report/measures.py", "sim/report/figures.py",
+        "gossip/view.py", "node/observe/figures.py", "sim/report/measures.py", "sim/report/figures.py",
     ]  # fmt: skip
     seen = python({**files, "train.py": TRAIN}, FIGURES)
     assert seen["row"]["exchanging"] == 0

@@ -37,7 +37,7 @@ def predict(plan: Plan) -> Seen:
             swarm.events.run_until(now)
             for life in [each for each in waiting if each.from_s < now]:
                 index = simulation.indices[life.node]
-                if index is not None and not swarm.hosts[index].gone and swarm.hosts[index].peer.ready:
+                if index is not None and not swarm.hosts[index].gone and swarm.hosts[index].peer.view.ready:
                     waiting.remove(life)
                     if life.from_s > 0:  # The first has nothing to join.
                         seen.joins.append(now - life.from_s)

@@ -46,8 +46,8 @@ from gossip.ids import PeerId
 __all__ = ["PERFORM", "Averager", "Driver", "Reports"]
 
 
-class Reports(Protocol):
-    """The receiver of reports, a :class:`gossip.peer.Peer`. The effects of each report are performed at once."""
+class AveragerView(Protocol):
+    """The facts about the peer that an averager reads, of :class:`gossip.view.PeerView`."""
 
     @property
     def elements(self) -> int: ...
@@ -58,6 +58,13 @@ class Reports(Protocol):
     def concerns(self, session: int) -> bool: ...
     def under_way(self, session: int) -> bool: ...
     def serves(self, session: int) -> bool: ...
+
+
+class Reports(Protocol):
+    """The receiver of reports, a :class:`gossip.peer.Peer`. The effects of each report are performed at once."""
+
+    @property
+    def view(self) -> AveragerView: ...
     def counted(self, steps: int, samples: int) -> None: ...
     def stepped(self, steps: int, samples: int, loss: float | None, now: float) -> list[Effect]: ...
     def snapshotted(self, session: int, now: float, mass: float = 0.0, moved: float = math.nan) -> list[Effect]: ...
@@ -113,7 +120,7 @@ class Averager:
         self.generation = 0  # Number of times that the weights were replaced from outside.
         self.counted = 0  # ``taken`` of the newest snapshot whose local progress is counted.
         self.part = ALL  # Part of our next mix.
-        size = peer.elements
+        size = peer.view.elements
         parts = lasting_parts(config.part, size) if needs_spread(config.codec) else []
         self.spreads = {part: Spread(part.elements(size)) for part in parts}
         self.movement = Movement(size) if config.watches_movement else None
@@ -167,7 +174,7 @@ class Averager:
         expected = self.boundary.expected
         if expected is not None and expected.part == part:
             return expected
-        positions = part.positions(self.peer.elements, session)
+        positions = part.positions(self.peer.view.elements, session)
         return None if positions is None else Cut(part, positions)
 
     def expect(self, part: Subset) -> None:
@@ -179,7 +186,7 @@ class Averager:
     def snapshotted(self, session: int, vector: Vector, mass: float) -> None:
         """Take the copy that a session requested, or return it to the pool if the session has ended."""
         peer, driver = self.peer, self.driver
-        if not peer.concerns(session):
+        if not peer.view.concerns(session):
             if mass > 0 and self.config.conserves:  # The session has ended, so this mass comes back.
                 self.decide(Mixing(self, vector, None, None, 0.0, mass))
             else:
@@ -222,7 +229,7 @@ class Averager:
         self.driver.compute(Copying(self, effect))
 
     def copied_frozen(self, session: int, vector: Vector) -> None:
-        if self.peer.concerns(session) and session not in self.snapshots:
+        if self.peer.view.concerns(session) and session not in self.snapshots:
             self.snapshots[session] = vector
             self.driver.soon(self.recalled, session)
         else:
@@ -335,7 +342,7 @@ class Averager:
         lacking = {
             id(other): other for session, other in self.snapshots.items()
             if other.taken >= self.counted and (None if other.cut is None else other.cut.part) == part
-            and not (other.passing or self.peer.serves(session))
+            and not (other.passing or self.peer.view.serves(session))
         }  # fmt: skip
         for other in lacking.values():
             new = other.since is None
@@ -351,7 +358,7 @@ class Averager:
         if joining is None or joining.array.size != effect.size:
             # The outer step takes over a mapped vector if it has none yet. Neither kind goes back before its adoption:
             # a link may still write to a vector that was given up.
-            lent = self.outer.begun and effect.size == self.peer.elements
+            lent = self.outer.begun and effect.size == self.peer.view.elements
             joining = self.joining = self.vectors.take(effect.size) if lent else Vector.mapped(effect.size)
         return joining.array
 
@@ -438,9 +445,9 @@ class Averager:
             self.vectors.give(vector)
         current = visit.decided == boundary.decided
         for session, vector, mass in visit.snapshots:
-            if not (mass or vector.passing or self.peer.concerns(session)):
+            if not (mass or vector.passing or self.peer.view.concerns(session)):
                 self.use_spare(vector, current)  # Another exchange took the session's place during the copy.
-            elif current or mass > 0 or not self.peer.under_way(session):
+            elif current or mass > 0 or not self.peer.view.under_way(session):
                 others = self.shares(vector) if current and not mass else []
                 self.snapshotted(session, vector, mass)
                 for other in others:
@@ -467,7 +474,7 @@ class Averager:
     def keep(self, vector: Vector, lives: int) -> None:
         """Keep a copy of the weights for newcomers, unless the weights were replaced since or are not finite."""
         peer = self.peer
-        if lives == self.boundary.lives and peer.ready and not peer.taking and sound(vector):
+        if lives == self.boundary.lives and peer.view.ready and not peer.view.taking and sound(vector):
             self.vectors.keep(vector)
         self.vectors.give(vector)
 

@@ -25,6 +25,7 @@ __all__ = [
     "MAX_VERSION",
     "Event",
     "Local",
+    "LocalModel",
     "Session",
     "State",
     "kind_of",
@@ -141,6 +142,25 @@ class Session:
         return self.exchanges.end(self)
 
 
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """The model of a peer, as others see it, and the cost of its exchanges on this machine.
+
+    Attributes:
+        fingerprint: The same for all members of a swarm.
+        elements: Float32 elements of the weights that exchanges carry.
+        trained_elements: Elements of one optimizer key.
+        frozen_elements: Elements of the weights that only a newcomer gets.
+        machine: The costs of an exchange here.
+    """
+
+    fingerprint: str
+    elements: int
+    trained_elements: int = 0
+    frozen_elements: int = 0
+    machine: Machine = COMPILED
+
+
 @dataclass(slots=True)
 class Local:
     """The current state of the node, as exchanges read it. Peer owns and updates it."""
@@ -153,12 +173,15 @@ class Local:
     version: float = 0.0
     ready: bool = False
     sound: bool = True  # No weight is known to be NaN or infinite; an unsound peer is not ready.
-    optimizer_keys: tuple[str, ...] = ()
+    optimizer_keys: tuple[str, ...] = ()  # The parts of the optimizer's state that a newcomer can get.
+    optimizer_scalars: tuple[tuple[str, float], ...] = ()
     settling: bool = False
     boundary_at: float = 0.0  # Time at which the training loop was last at a step boundary.
-    steps: int = 0  # Steps of the training loop.
+    steps: int = 0  # Steps of the training loop in this life, as last reported.
+    samples: int = 0  # Its samples.
     mixed_steps: int = 0  # Steps that the weights held at the snapshot of the last finished exchange.
     finished: bool = False  # The run has reached its end.
+    left: bool = False  # This peer has said LEFT.
     machine: Machine = COMPILED  # Cost of codecs on this machine.
     every: int | None = None  # Local steps from one mix to the next at present.
     progress: RunProgress = field(default_factory=RunProgress)

@@ -66,7 +66,7 @@ class Ledger(Generic[One]):
         self.misbehaviour = MisbehaviourLog()  # Replaced by Peer's own, once there is one.
         # |theirs - ours|^2 (for a group the equivalent of a pair's) and |ours|^2 of the last exchanges.
         self.seen: deque[tuple[float, float]] = deque(maxlen=8)
-        self.done = 0
+        self.done: int = 0
         self.failed_by: dict[str, int] = {}  # Number of failed exchanges by reason, one of REASONS.
         self.last_partner: PeerId | None = None
         self.mixed_at: list[PeerId] = []  # Partners of exchanges that finished since Peer last looked.

@@ -8,6 +8,7 @@ from typing import Protocol, Unpack
 from gossip.effects import Effect, MemberState
 from gossip.ids import MemberRecord, PeerId
 from gossip.membership.self_record import Own
+from gossip.misbehaviour import MisbehaviourLog
 from gossip.wire.messages import Message
 
 __all__ = ["Members"]
@@ -15,6 +16,8 @@ __all__ = ["Members"]
 
 class Members(Protocol):
     """A member list. :class:`gossip.membership.protocol.Membership` documents the methods."""
+
+    misbehaviour: MisbehaviourLog
 
     @property
     def deadline(self) -> float: ...

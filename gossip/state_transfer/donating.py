@@ -26,14 +26,13 @@ class Donating:
         self.table: dict[int, tuple[PeerId, Fetch, float]] = {}
         self.awaited: dict[int, float] = {}  # sessions without a snapshot yet, and how long to wait for the loop
 
-    def on_fetch(
-        self, sender: PeerId, fetch: Fetch, scalars: tuple[tuple[str, float], ...], now: float, swarm_samples: int = 0
-    ) -> list[Effect]:
+    def on_fetch(self, sender: PeerId, fetch: Fetch, now: float, swarm_samples: int = 0) -> list[Effect]:
         local = self.local
         if not local.ready:
             return [Send(sender, Refuse(fetch.session, "not-ready"))]
         if fetch.start == fetch.stop:
             keys, finished = local.optimizer_keys, local.finished
+            scalars = local.optimizer_scalars
             answer = Serving(fetch.session, local.version, local.run_id, keys, scalars, swarm_samples, finished)
             return [Send(sender, answer)]
         size = local.weights + len(fetch.optimizer_keys) * local.trained_elements

@@ -74,6 +74,7 @@ class Joining:
         self.phase = Phase.IDLE
         self.left_alone = Recent[bytes, float](MOST_RUNS)  # runs whose members gave nothing, and how long to avoid them
         self.run_id = b""
+        self.consented = b""  # the run that a person told us to merge into
         self.began = 0.0
         self.deadline = float("inf")
         self.surveys: dict[int, PeerId] = {}
@@ -415,6 +416,12 @@ class Joining:
     def gives(self, run_id: bytes, now: float) -> bool:
         """Return True if this run may be asked: we do not avoid it at the moment."""
         return now >= self.left_alone.get(run_id, now)
+
+    @property
+    def lacks(self) -> int:
+        """The number of missing elements of the run that we fetch."""
+        ranges = [*self.missing, *((piece.start, piece.stop) for piece in self.pieces.values())]
+        return sum(stop - start for start, stop in ranges)
 
     @property
     def starved(self) -> bool:

@@ -11,11 +11,9 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Container
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from gossip.config import Config
 from gossip.effects import Effect, Notice
-from gossip.exchange.session import Local
 from gossip.ids import MemberRecord, PeerId, quantity, short
 from gossip.membership.members import Members
 from gossip.state_transfer.joining import Joining, Phase
@@ -49,27 +47,25 @@ def outranks(theirs: Run, ours: Run) -> bool:
     return theirs.samples > ours.samples
 
 
-class Runs:
-    """The decision which run's weights this peer should have.
+class Starter(Protocol):
+    """The part of a peer that starts a run, :class:`gossip.state_transfer.own_run.OwnRun`."""
 
-    ``begin_run`` makes the peer ready with the weights that it has; ``linked`` holds the peers with a link to us.
-    """
+    judge: TrialEvaluator
+
+    def begin(self, now: float, why: str) -> list[Effect]:
+        """Make the peer ready with the weights that it has."""
+
+
+class Runs:
+    """The decision which run's weights this peer should have. ``linked`` holds the peers with a link to us."""
 
     def __init__(
-        self,
-        local: Local,
-        membership: Members,
-        joining: Joining,
-        linked: Container[PeerId],
-        begin_run: Callable[[float, str], list[Effect]],
-        judge: TrialEvaluator,
-        config: Config,
-        rng: random.Random,
+        self, joining: Joining, membership: Members, linked: Container[PeerId], own: Starter, rng: random.Random,
         now: float,
-    ) -> None:
-        self.local, self.membership, self.joining, self.linked = local, membership, joining, linked
-        self.begin_run, self.judge, self.config, self.rng = begin_run, judge, config, rng
-        self.join_by = now + config.join_timeout_s
+    ) -> None:  # fmt: skip
+        self.joining, self.membership, self.linked, self.own, self.rng = joining, membership, linked, own, rng
+        self.local, self.config = joining.local, joining.config
+        self.join_by = now + self.config.join_timeout_s
         self.must_join = False  # do not begin a run only because no member offers one
         self.wait_for: Callable[[], bool] = lambda: False  # whether a seed answers; then no peer begins alone
         self.ripe_at = math.inf
@@ -77,8 +73,7 @@ class Runs:
         self.changes_seen = -1  # changes of the membership when we last found nothing to do
         self.divided_since = math.inf  # when we first saw another run
         self.noticed = b""  # the run that the latest notice was about
-        self.consented = b""  # the run that a person told us to merge into
-        self.alone = False
+        self.alone: bool = False
         self.alone_since = math.inf  # when this node became alone; infinite once people are told
         self.told_alone = False
         self.spoiled_at, self.mend_s = -math.inf, MEND_S
@@ -91,6 +86,12 @@ class Runs:
         again = now - self.spoiled_at < self.mend_s + SOUND_S
         self.mend_s = min(2 * self.mend_s, MOST_MEND_S) if again else MEND_S
         self.spoiled_at, self.changes_seen = now, -1
+
+    def consent(self, run_id: bytes, now: float) -> None:
+        """Merge into this run because a person wants it, regardless of samples."""
+        self.joining.consented, self.noticed = run_id, b""
+        self.changes_seen, self.next_at = -1, now
+        self.joining.left_alone.pop(run_id, None)
 
     @property
     def deadline(self) -> float:
@@ -138,11 +139,11 @@ class Runs:
 
     def wants(self, rival: Run, mine: Run, now: float) -> bool:
         """Return True if a peer with weights of its own takes this run's."""
-        if rival.run_id == self.consented:
+        if rival.run_id == self.joining.consented:
             return True
         if self.config.merge != "auto":
             return False
-        if outranks(rival, mine) and (rival.members >= mine.members or self.judge.sees):
+        if outranks(rival, mine) and (rival.members >= mine.members or self.own.judge.sees):
             return True
         if now - self.divided_since <= STALEMATE_S:
             return False
@@ -174,7 +175,7 @@ class Runs:
         if same and self.joining.gives(self.local.run_id, now):
             return self.joining.begin(self.local.run_id, same, now)
         if ahead:
-            return self.begin_run(now, "The run of this node has more samples behind it than those it met: it goes on.")
+            return self.own.begin(now, "The run of this node has more samples behind it than those it met: it goes on.")
         if self.must_join:
             return []
         others, mine = self.membership.contacted(), self.membership.me.id
@@ -183,11 +184,11 @@ class Runs:
             # A smaller id that we know by hearsay may exist: wait for it, but not for ever.
             smallest = mine < min(others) and (mine < min(self.membership.alive()) or now >= self.ripe_at + HEARSAY_S)
             if now >= self.ripe_at and smallest:
-                return self.begin_run(now, "Everybody here waits for weights: this node, whose id is smallest, begins.")
+                return self.own.begin(now, "Everybody here waits for weights: this node, whose id is smallest, begins.")
         if now >= self.join_by and (others or not self.wait_for()):
             text = "No member gave its weights" if others else "No member could be reached"
             text += ": this node starts alone, and merges when it meets others."
-            return self.begin_run(now, text)
+            return self.own.begin(now, text)
         return []
 
     def mend(self, now: float) -> list[Effect]:

@@ -152,7 +152,7 @@ class Reading:
         if not known:
             links[session] = self.link
         self.take(message)
-        if not (known or self.runtime.peer.is_with(session, self.link.peer)):
+        if not (known or self.runtime.peer.view.is_with(session, self.link.peer)):
             links.pop(session, None)  # A refused session is not kept.
 
     def on_chunk(self, chunk: Chunk, size: int) -> memoryview | None:

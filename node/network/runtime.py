@@ -71,10 +71,10 @@ __all__ = ["Runtime"]
 LOOK_S = 0.25  # The interval between two checks whether vectors move: below the shortest timeout of a probe.
 PENDING_MESSAGES = 32  # Messages kept for a peer that is being dialled.
 REPORTS = (
-    "adopted", "by_memory", "collected", "compared", "counted", "dial_failed", "dial_tried", "failed", "finish",
-    "gathered", "leave", "linked", "look_at_the_end", "mended", "merge", "misbehaves", "not_kept", "optimizer",
-    "recalled", "restored", "resume", "seed_answered", "seed_is_me", "seeded", "served", "settle", "snapshotted",
-    "spoiled", "start", "stepped", "streamed", "tell_figures", "tick", "unlinked",
+    "adopted", "by_memory", "collected", "compared", "count_votes", "counted", "dial_failed", "dial_tried", "failed",
+    "finish", "gathered", "leave", "linked", "mended", "merge", "misbehaves", "not_kept", "optimizer", "recalled",
+    "restored", "resume", "seed_answered", "seed_is_me", "seeded", "served", "settle", "snapshotted", "spoiled",
+    "start", "stepped", "streamed", "tell_figures", "tick", "unlinked",
 )  # fmt: skip
 """The methods that report everything but messages to a Peer: a fault in one leaves its state inconsistent."""
 
@@ -100,8 +100,8 @@ class Runtime:
         self.on_event, self.announce = on_event, announce
         self.lookup, self.looking = lookup, False
         self.doors = Connector(
-            network, greeter, contexts, config, lambda: peer.record, self.run_link, self.dial_failed, on_event,
-            frozenset(peer.seed_addresses), peer.remembers, peer.seed_answered, self.member_hosts,
+            network, greeter, contexts, config, lambda: peer.membership.me, self.run_link, self.dial_failed, on_event,
+            frozenset(peer.seeds.seeds), peer.membership.remembers, peer.seed_answered, self.member_hosts,
             lambda host: self.note(host, "strangers"), self.met_itself,
         )  # fmt: skip
         if lookup is not None:
@@ -209,7 +209,7 @@ class Runtime:
             if deadline < self.armed:  # Setting the timer for every message would cost as much as the message.
                 self.armed = self.timer.deadline = deadline
             if self.parted:
-                self.averager.expect(self.peer.next_part)
+                self.averager.expect(self.peer.exchanges.next_part)
             self.after_perform()
         except Exception as error:
             self.fail(error)
@@ -290,9 +290,9 @@ class Runtime:
     def member_hosts(self) -> frozenset[str]:
         """Return the hosts of contacted members, as far as their addresses are numeric."""
         peer = self.peer
-        if peer.turnover != self.hosts_seen:
-            self.hosts_seen = peer.turnover
-            records = (peer.member(other) for other in peer.contacted())
+        if peer.membership.turnover != self.hosts_seen:
+            self.hosts_seen = peer.membership.turnover
+            records = (peer.membership.record(other) for other in peer.membership.contacted())
             addresses = (record.address for record in records if record is not None)
             self.hosts = frozenset(neighbourhood(address.host) for address in addresses if address is not None)
         return self.hosts
@@ -316,7 +316,7 @@ class Runtime:
             if isinstance(message, Abort):  # Chunks in flight do not belong to any session now.
                 self.sessions.late(message.session)
             return
-        record = self.peer.member(to)
+        record = self.peer.membership.record(to)
         if record is None or record.address is None or self.stopping:
             return
         self.pending.setdefault(to, deque(maxlen=PENDING_MESSAGES)).append(message)
@@ -399,7 +399,7 @@ class Runtime:
         pending = self.pending.pop(link.peer, None)
         self.perform(self.peer.linked(link.peer, member, self.now))
         for message in pending or ():
-            if self.peer.meant(link.peer, message):
+            if self.peer.view.meant(link.peer, message):
                 self.send(link.peer, message)
 
     def blame(self, link: Link, group: BaseExceptionGroup[RemoteError]) -> None:
@@ -442,7 +442,7 @@ class Runtime:
     def make_room(self) -> bool:
         """Close the link that has been idle longest and has no session, if there is one."""
         busy = self.streams.busy()
-        idle = [link for link in self.links.all() if link not in busy and link.peer not in self.peer.relays]
+        idle = [link for link in self.links.all() if link not in busy and link.peer not in self.peer.reach.homes]
         if not idle:
             return False
         min(idle, key=lambda link: link.used_at).retire()

@@ -139,7 +139,7 @@ def refused(at: Source) -> tuple[tuple[str, str, int], ...]:
     Vectors that a filter shortens do not count, since honest members with their own data often send such vectors. A
     member that overdoes it is reported as misbehaving.
     """
-    whole = [item for item in at.peer.refusals.items() if item[0][1] not in SHORTENED]
+    whole = [item for item in at.peer.exchanges.refusals.counts.items() if item[0][1] not in SHORTENED]
     counts = sorted(whole, key=lambda item: item[1], reverse=True)[:SHOWN]
     return tuple((partner.hex(), code, count) for (partner, code), count in counts)
 
@@ -181,17 +181,17 @@ FIGURES = (
         metric="gossip_swarm_samples",
     ),
     Figure(
-        "loss", "the last loss that the loop reported", "", lambda at: at.peer.record.loss, loss_text,
+        "loss", "the last loss that the loop reported", "", lambda at: at.peer.membership.me.loss, loss_text,
         status=True, line="loss {loss}", table=("loss", "{loss}"), column="loss",
         metric="gossip_loss",
     ),
     Figure(
-        "members_alive", "members alive, this node included", "members", lambda at: at.peer.counts.alive, count,
+        "members_alive", "members alive, this node included", "members", lambda at: at.peer.view.alive, count,
         status=True, line=company,
         table=("members", lambda row: "alone" if row["alone"] else count(row["members_alive"])),
     ),
     Figure(
-        "exchanges_done", "finished exchanges", "exchanges", lambda at: at.peer.counts.done, count,
+        "exchanges_done", "finished exchanges", "exchanges", lambda at: at.peer.exchanges.done, count,
         status=True, line=lambda row: quantity(row["exchanges_done"], "exchange")
         + (f" ({row['exchanges_failed']:,} failed)" if row["exchanges_failed"] else "") + pace(row),
         table=("exchanges", "{exchanges_done} done, {exchanges_failed} failed"), column="exchanges",
@@ -199,7 +199,7 @@ FIGURES = (
     ),
     Figure(
         "exchanges_failed", "failed exchanges, including unanswered offers", "exchanges",
-        lambda at: at.peer.counts.failed, count, status=True, column="failed",
+        lambda at: at.peer.exchanges.failures, count, status=True, column="failed",
     ),
     Figure(
         "exchange_seconds", "median of recent exchanges, from the request for a snapshot to the mix", "s",
@@ -221,20 +221,20 @@ FIGURES = (
     ),
     Figure(
         "consensus_distance", "sqrt(mean |x_i - mean|^2) over the swarm, estimated from recent exchanges",
-        "distance of weights", lambda at: at.peer.consensus_distance, logged=False, status=True,
+        "distance of weights", lambda at: at.peer.exchanges.consensus_distance, logged=False, status=True,
         metric="gossip_consensus_distance",
     ),
     Figure(
         "partner", "the last partner: the first digits of its id", "",
-        lambda at: at.peer.last_partner and at.peer.last_partner.hex()[:8],
+        lambda at: at.peer.exchanges.last_partner and at.peer.exchanges.last_partner.hex()[:8],
         lambda last: f", last with {last}" if last else "",
     ),
     Figure(
-        "ready", "true if it holds a run's weights", "", lambda at: at.peer.ready, logged=False, status=True,
+        "ready", "true if it holds a run's weights", "", lambda at: at.peer.view.ready, logged=False, status=True,
         metric="gossip_ready",
     ),
     Figure(
-        "alone", "true if no other member is alive", "", lambda at: at.peer.alone, status=True,
+        "alone", "true if no other member is alive", "", lambda at: at.peer.runs.alone, status=True,
         metric="gossip_alone",
     ),
     Figure(
@@ -259,7 +259,7 @@ FIGURES = (
     ),
     Figure(
         "suspicious", "members that misbehave: member, how, count", "",
-        lambda at: tuple(islice(at.peer.misconduct(), SHOWN)), logged=False, status=True, heading="misbehaves",
+        lambda at: tuple(islice(at.peer.misbehaviour.rows(), SHOWN)), logged=False, status=True, heading="misbehaves",
     ),
     Figure(
         "mixed", "recent partners: member, codec, seconds ago", "",
@@ -267,8 +267,8 @@ FIGURES = (
     ),
     Figure(
         "failures", "failed exchanges by reason", "exchanges",
-        lambda at: tuple((reason, "", count) for reason, count in at.peer.failed_by.items()), logged=False, status=True,
-        heading="exchanges failed", heads=("", "times"),
+        lambda at: tuple((reason, "", count) for reason, count in at.peer.exchanges.failed_by.items()),
+        logged=False, status=True, heading="exchanges failed", heads=("", "times"),
     ),
     Figure("version", "version of this library", "", lambda at: VERSION, logged=False, status=True),
     Figure(
@@ -299,7 +299,7 @@ FIGURES = (
     ),
     Figure(
         "interval_steps", "local steps between two mixes at present; null by the clock", "local steps",
-        lambda at: at.peer.interval_steps, count, status=True,
+        lambda at: at.peer.schedule.every, count, status=True,
     ),
     Figure(
         "codec", "the codec of the last exchange; of the configuration before the first", "",

@@ -38,11 +38,11 @@ class SwarmView:
     settled: int = 0  # Counts how often the node has settled.
 
     def refreshed(self, peer: Peer) -> Self:
-        changes = self.earlier + peer.owners_changed
-        owners = self.owners if changes == self.changes else tuple(peer.owners())
+        changes = self.earlier + peer.membership.changes
+        owners = self.owners if changes == self.changes else tuple(peer.membership.owners())
         return replace(
-            self, owners=owners, changes=changes, run=peer.run_id, swarm_samples=peer.swarm_samples,
-            own_samples=peer.samples, sharers=peer.sharers,
+            self, owners=owners, changes=changes, run=peer.view.run_id, swarm_samples=peer.local.progress.samples,
+            own_samples=peer.local.samples, sharers=peer.local.progress.members,
         )  # fmt: skip
 
     def restarted(self) -> Self:
@@ -68,5 +68,5 @@ def members_of(peer: Peer) -> tuple[Member, ...]:
             record.id.hex(), str(record.address) if record.address is not None else None, state.value, record.steps,
             record.samples, record.loss,
         )
-        for record, state in [(peer.record, MemberState.ALIVE), *peer.members()]
+        for record, state in [(peer.membership.me, MemberState.ALIVE), *peer.membership.members()]
     )  # fmt: skip

@@ -48,13 +48,13 @@ class Stalls:
 
         A loop with steps that long is reported at the first of them, and again only for a stall twice as long.
         """
-        stood_s = now - max(self.peer.boundary_at, self.woke_at)
+        stood_s = now - max(self.peer.view.boundary_at, self.woke_at)
         if stood_s < STANDS_S:
             if self.stood_s:
                 text = f"The training loop is at a step boundary again, after {self.stood_s:.0f} s."
                 self.announce(StalledEvent("moving", time.time(), text, self.stood_s))
                 self.patience_s, self.stood_s = max(self.patience_s, 2 * self.stood_s), 0.0
-        elif self.peer.ready and self.trains():
+        elif self.peer.view.ready and self.trains():
             if not self.stood_s and stood_s >= self.patience_s:
                 text = f"The training loop has reached no step boundary for {stood_s:.0f} s"
                 text += (
@@ -67,10 +67,10 @@ class Stalls:
 
     def look_at_donors(self, now: float) -> None:
         """Report once that the donors send no weights, because the newcomer would otherwise wait silently."""
-        left = self.peer.lacks
+        left = self.peer.joining.lacks
         if left != self.left or not left:
             self.left, self.left_since = left, now
-        elif self.peer.starved and now - self.left_since >= STANDS_S:
+        elif self.peer.joining.starved and now - self.left_since >= STANDS_S:
             self.left_since = math.inf  # Reported.
             text = f"The members that hold the weights have given none for {STANDS_S:.0f} s: their training loops stand"
             self.on_event("waiting", text + " (an evaluation?), or they serve others. This node waits for them.")

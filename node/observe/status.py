@@ -47,13 +47,14 @@ def status_page(
             lives.
         faults: Contained faults, and restarts of the network side.
     """
-    me = peer.record
+    me = peer.membership.me
     address = str(me.address) if me.address is not None else None
-    figures = status_values(Source(peer, links, *counts, peer.swarm_samples, (), (), 0, mixes, *faults))
-    rows = sorted((record.id, record, state) for record, state in peer.members() if record.id > after)
+    figures = status_values(Source(peer, links, *counts, peer.local.progress.samples, (), (), 0, mixes, *faults))
+    rows = sorted((record.id, record, state) for record, state in peer.membership.members() if record.id > after)
     page = tuple(
         (record.id, str(record.address) if record.address else None, state.value, record.steps, record.samples,
-         record.loss, record.ready, *peer.link(record.id))
+         record.loss, record.ready, peer.membership.rtt_s(record.id),
+         peer.exchanges.durations.rate(record.id))
         for _, record, state in rows[:PAGE]
     )  # fmt: skip
     return StatusReply((me.id.hex(), address, swarm, *figures), page, len(rows) > PAGE)

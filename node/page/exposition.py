@@ -65,11 +65,11 @@ class Exposition:
             yield of(figure.metric.removesuffix("_total"), figure.meaning + ".", value=float(value))
         failed = CounterMetricFamily("gossip_exchanges_failed", "Failed exchanges by reason.", labels=["reason"])
         for reason in (*sorted(REASONS), "other"):
-            failed.add_metric([reason], at.peer.failed_by.get(reason, 0))
+            failed.add_metric([reason], at.peer.exchanges.failed_by.get(reason, 0))
         yield failed
         states = dict.fromkeys(MemberState, 0)
         states[MemberState.ALIVE] = 1  # This node.
-        for _, state in at.peer.members():
+        for _, state in at.peer.membership.members():
             states[state] += 1
         members = GaugeMetricFamily("gossip_members", "Known members, this node included.", labels=["state"])
         for state, count in states.items():

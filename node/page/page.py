@@ -73,7 +73,7 @@ class Page:
     async def serve(self, runtime: Callable[[], Runtime], source: Callable[[], Source]) -> None:
         """Serve until cancelled."""
         self.runtime, self.source = runtime, source
-        self.picture = SwarmPicture(runtime().peer.record.id)
+        self.picture = SwarmPicture(runtime().peer.membership.me.id)
         self.contain = lambda error: runtime().faults.contain(error, "The page", "it stays up")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.server.serve)
@@ -90,10 +90,10 @@ class Page:
     ) -> None:
         peer, now = runtime.peer, time.monotonic()
         own = status_reading(source())
-        stood_s = runtime.now - peer.boundary_at
-        if peer.ready and stood_s < self.patience_s:  # A stall must not raise its own limit.
+        stood_s = runtime.now - peer.view.boundary_at
+        if peer.view.ready and stood_s < self.patience_s:  # A stall must not raise its own limit.
             self.longest_s = max(self.longest_s, stood_s)
-        picture.look([(peer.record, MemberState.ALIVE), *peer.members()], own, now)
+        picture.look([(peer.membership.me, MemberState.ALIVE), *peer.membership.members()], own, now)
         if self.watching:
             for who, address in picture.next_to_ask(ASKED, now):
                 nursery.start_soon(self.ask, runtime.doors, picture, who, address)
@@ -196,10 +196,10 @@ class Page:
         """Return whether steps advance, and if not, why."""
         assert self.runtime is not None
         runtime = self.runtime()
-        peer, stood_s = runtime.peer, runtime.now - runtime.peer.boundary_at
-        if not peer.ready:
+        peer, stood_s = runtime.peer, runtime.now - runtime.peer.view.boundary_at
+        if not peer.view.ready:
             return HTTPStatus.SERVICE_UNAVAILABLE, "This node holds no weights of a run yet: it joins."
-        if peer.finished:
+        if peer.view.finished:
             return HTTPStatus.OK, "This node's run is finished."
         if stood_s >= self.patience_s:
             sentence = f"The training loop has reached no step boundary for {stood_s:.0f} s."

@@ -167,7 +167,7 @@ class GroupTransfers:
             return True
         if not self.config.grouped:
             return False
-        exchange = self.peer.exchange(session)
+        exchange = self.peer.exchanges.table.get(session)
         return exchange is not None and exchange.state is State.OFFERED and not exchange.initiator
 
     def place(self, link: Link, chunk: Chunk, body_bytes: int) -> memoryview:
@@ -175,7 +175,7 @@ class GroupTransfers:
         one = self.table.get(chunk.session)
         if one is not None:
             return self.receiver(one, link, chunk)[1].place(chunk, body_bytes)
-        group = self.peer.exchange(chunk.session)
+        group = self.peer.exchanges.table.get(chunk.session)
         assert isinstance(group, Group)
         if link.peer not in (group.inviter, *group.candidates):
             raise ProtocolError("A chunk came of a group to which its sender was not invited.")
@@ -183,7 +183,7 @@ class GroupTransfers:
         early = ahead.add(link, chunk, body_bytes)
         # The other members' values of our slice are less than a vector. Only the last chunk may be shorter than the
         # minimum.
-        bound = 4 * self.peer.elements
+        bound = 4 * self.peer.view.elements
         if ahead.bytes > bound or ahead.chunks > bound // MIN_CHUNK_ELEMENTS + 2 * MAX_GROUP:
             most = ahead.most()
             ahead.drop(most)

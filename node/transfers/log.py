@@ -90,7 +90,9 @@ class ExchangeLog:
         One decision may end several sessions. Offers fail with reasons of their own, which tells them from begun
         exchanges.
         """
-        counted = [reason for reason, count in self.peer.failed_by.items() if count > self.failures.get(reason, 0)]
+        counted = [
+            reason for reason, count in self.peer.exchanges.failed_by.items() if count > self.failures.get(reason, 0)
+        ]
         fitting = [reason for reason in counted if (reason in OF_OFFERS) is not begun]
         found = fitting or ([] if begun else counted)
         if not found:

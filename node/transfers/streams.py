@@ -69,19 +69,19 @@ class Streams:
         self.clock = trio.lowlevel.current_clock()
         self.jobs_in, self.jobs_out = trio.open_memory_channel[Job](math.inf)
         self.queued = 0
-        whole = config.part == "all" and not config.grouped and large(get_codec("fp32"), peer.elements)
+        whole = config.part == "all" and not config.grouped and large(get_codec("fp32"), peer.view.elements)
         self.whole = whole  # All exchanges carry vectors of one length, and that is large.
         # Whether exchanges' memory is allocated, and the lock for allocating it.
         self.taken, self.taking = False, threading.Lock()
         self.neighbours = Neighbours(
-            lambda: peer.record.id, host, config, self.averager, pool, self.sessions, spawn, self.moved, self.served,
-            peer.by_memory, self.touch_beside if whole else None,
+            lambda: peer.membership.me.id, host, config, self.averager, pool, self.sessions, spawn, self.moved,
+            self.served, peer.by_memory, self.touch_beside if whole else None,
         )  # fmt: skip
-        if not (peer.may_join or peer.ready):
+        if not (peer.may_join or peer.view.ready):
             self.take_memory()
         movement = self.averager.movement
         # After a fault the memory is allocated, and the loop is changing the weights.
-        if peer.ready:
+        if peer.view.ready:
             self.taken = True
             if movement is not None:
                 boundary.sampled = movement.places
@@ -233,7 +233,7 @@ class Streams:
     def begin(self, session: int, partners: tuple[PeerId, ...], codec: str) -> None:
         """Begin an exchange's statistics once all sides have agreed."""
         others = tuple(map(bytes.hex, partners))
-        account = self.accounts[session] = ExchangeStats(session, others, codec, self.peer.exchange(session))
+        account = self.accounts[session] = ExchangeStats(session, others, codec, self.peer.exchanges.table.get(session))
         self.on_begun(account)
 
     def place(self, link: Link, chunk: Chunk, body_bytes: int) -> memoryview | None:
@@ -269,7 +269,7 @@ class Streams:
 
     def served(self, session: int) -> None:
         """Tell Peer that all of a newcomer's piece was sent."""
-        if self.peer.serves(session):
+        if self.peer.view.serves(session):
             self.perform(self.peer.served(session, self.now))
 
     def moved(self, chunk: Chunk | Lent) -> None:
@@ -336,7 +336,7 @@ class Streams:
         if stream is not None and stream.receiver is not None and stream.receiver.came:
             account.bytes_received = stream.receiver.codec.encoded_bytes(stream.receiver.came)
         if pair is not None and pair.whole:
-            whole = 1.0 if pair.positions is None else self.peer.elements / pair.elements
+            whole = 1.0 if pair.positions is None else self.peer.view.elements / pair.elements
             apart_sq = pair.difference_sq * whole
         group = None if pair is not None else self.averager.groups.get(number)
         if group is not None:
@@ -384,7 +384,7 @@ class TakingMemory:
 
     def __init__(self, streams: Streams) -> None:
         joining = streams.averager.joining
-        self.streams, self.elements = streams, streams.peer.elements
+        self.streams, self.elements = streams, streams.peer.view.elements
         self.vectors = 1 if joining is not None and not joining.passing else 2
         self.error: Exception | None = None
 

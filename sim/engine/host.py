@@ -56,7 +56,7 @@ class Host:
         rng: random.Random, key: int, row: int, events: Events, performer: Callable[[Host, list[Effect]], None],
         liar: Liar | None = None,
     ) -> None:  # fmt: skip
-        address = peer.record.address
+        address = peer.membership.me.address
         assert address is not None, "a simulated peer can be dialled"
         self.index, self.name, self.peer, self.address, self.id = index, name, peer, address, peer.id
         self.vector, self.samples_per_step = vector, samples_per_step

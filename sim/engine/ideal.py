@@ -16,6 +16,7 @@ from gossip.config import Config
 from gossip.effects import Dial, Effect, MemberState, Send
 from gossip.ids import MemberRecord, PeerId
 from gossip.membership.self_record import Own
+from gossip.misbehaviour import MisbehaviourLog
 from gossip.wire.messages import Message
 from sim.engine.events import Events
 from sim.engine.host import Host
@@ -79,12 +80,13 @@ class Registry:
 class IdealMembers:
     """One peer's view of the registry: :class:`gossip.membership.members.Members` without a protocol."""
 
-    __slots__ = ("_registry", "me", "my_samples")
+    __slots__ = ("_registry", "me", "misbehaviour", "my_samples")
 
     deadline = math.inf
 
     def __init__(self, registry: Registry, me: MemberRecord) -> None:
         self.me, self.my_samples, self._registry = me, me.samples, registry
+        self.misbehaviour = MisbehaviourLog()
         registry.enter(me)
 
     # -- questions -----------------------------------------------------------------------------------------------
@@ -232,7 +234,7 @@ class IdealLinks(VirtualLinks):
 
     def partners(self, host: Host) -> list[PeerId]:
         """Return the peers that shared a session with this host."""
-        return [partner for partner in dict.fromkeys(host.peer.engaged()) if partner != host.id]
+        return [partner for partner in dict.fromkeys(host.peer.view.engaged()) if partner != host.id]
 
     def on_broken(self, host: Host, partner: PeerId, number: int) -> None:
         if not host.gone:

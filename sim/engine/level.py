@@ -38,10 +38,10 @@ class WholeLevel:
 
     @property
     def ready(self) -> int:
-        return sum(host.peer.ready for host in self.swarm.alive())
+        return sum(host.peer.view.ready for host in self.swarm.alive())
 
     def honest(self) -> NDArray[np.int64]:
-        rows = [host.row for host in self.swarm.alive() if host.peer.ready and host.liar is None]
+        rows = [host.row for host in self.swarm.alive() if host.peer.view.ready and host.liar is None]
         return np.array(rows, np.int64)
 
     @property
@@ -50,7 +50,7 @@ class WholeLevel:
 
     @property
     def interval_steps(self) -> int | None:
-        found = [host.peer.interval_steps for host in self.swarm.hosts if not host.gone]
+        found = [host.peer.schedule.every for host in self.swarm.hosts if not host.gone]
         steps = [each for each in found if each is not None]
         return statistics.median_low(steps) if steps else None
 
@@ -64,7 +64,7 @@ class WholeLevel:
 
     @property
     def failed(self) -> int:
-        return self.swarm.sessions.failed + sum(host.peer.failures for host in self.swarm.alive())
+        return self.swarm.sessions.failed + sum(host.peer.exchanges.failures for host in self.swarm.alive())
 
     @property
     def bytes_sent(self) -> int:
@@ -78,7 +78,7 @@ class WholeLevel:
         counts: dict[str, int] = {}
         for host in self.swarm.alive():
             if host.liar is None:
-                for (_, code), times in host.peer.refusals.items():
+                for (_, code), times in host.peer.exchanges.refusals.counts.items():
                     counts[code] = counts.get(code, 0) + times
         return counts
 

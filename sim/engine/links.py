@@ -152,7 +152,7 @@ class Dials:
         self, dial: Dialling, line: Line | None, host: Host, to: Host, handler: Callable[[Dialling, MemberRecord], None]
     ) -> None:
         """Send a Hello; the dial fails when it is overdue without one."""
-        record = host.peer.record
+        record = host.peer.membership.me
         if line is not None:
             direct = self.carrier.after(host, to)
             if self.carrier.message(line, host, to, handler, dial, record) > direct:  # a cut may keep it
@@ -230,7 +230,7 @@ class VirtualLinks:
         if to in host.links:
             self.post(host, self.by_id[to], effect.message)
             return
-        record = host.peer.member(to)
+        record = host.peer.membership.record(to)
         if record is None or record.address is None:
             return
         waiting = host.pending.get(to)
@@ -288,7 +288,7 @@ class VirtualLinks:
         waiting = host.pending.pop(partner.id, ())
         self.perform(host, host.peer.linked(partner.id, record, self.events.now))
         for message in waiting:
-            if host.peer.meant(partner.id, message):
+            if host.peer.view.meant(partner.id, message):
                 self.post(host, partner, message)
 
     # -- closing idle links --------------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ class VirtualLinks:
             elif last_at < oldest:
                 oldest = last_at
         if idle:
-            engaged = set(host.peer.engaged())
+            engaged = set(host.peer.view.engaged())
             for partner in idle:
                 if partner not in engaged:
                     self.retire(host, partner)
@@ -316,7 +316,7 @@ class VirtualLinks:
         links, lines = host.links, host.lines
         if len(links) < self.config.max_links:
             return True
-        kept = {*host.peer.engaged(), *host.peer.relays}
+        kept = {*host.peer.view.engaged(), *host.peer.reach.homes}
         idle = [partner for partner in links if partner not in kept]
         if idle:
             self.retire(host, min(idle, key=lambda partner: lines[partner].last_at))
@@ -374,7 +374,7 @@ class VirtualLinks:
     def broken(self, host: Host, partner: PeerId, code: str = "broken") -> None:
         """Fail the peer's sessions with the partner, and report the lost link to it."""
         peer = host.peer
-        for session in peer.pairs_with(partner):
+        for session in peer.view.pairs_with(partner):
             self.perform(host, peer.failed(session, code, self.events.now))
         self.perform(host, peer.unlinked(partner, self.events.now, orderly=code == "idle"))
 

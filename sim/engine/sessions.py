@@ -201,7 +201,7 @@ class Sessions:
 
     def forget(self, host: Host) -> None:
         """Stop the streams of a host that died. Streams to it go on and are ignored on arrival."""
-        self.failed += host.peer.failures
+        self.failed += host.peer.exchanges.failures
         for key in [key for key in self.streams if key[0] is host]:
             self.end(*key)
         self.gathers.forget(host)

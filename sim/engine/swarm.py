@@ -12,6 +12,7 @@ import numpy as np
 from gossip.averaging.averager import PERFORM
 from gossip.codecs import COMPILED, Machine
 from gossip.config import Config
+from gossip.discovery import Bootstrap
 from gossip.effects import (
     Dial,
     Effect,
@@ -29,7 +30,10 @@ from gossip.effects import (
     Transfer,
     TryDial,
 )  # fmt: skip
+from gossip.exchange.session import LocalModel
 from gossip.ids import Address, MemberRecord, PeerId
+from gossip.membership.members import Members
+from gossip.membership.protocol import Membership
 from gossip.peer import Peer
 from gossip.selection.graphs import Graph
 from gossip.selection.registry import selector_of
@@ -146,8 +150,8 @@ class Swarm:
 
     def introduce(self) -> None:
         """Make the founders known to each other, as one launcher does for its processes; they have no seeds."""
-        founders = [host for host in self.hosts if host.peer.record.ready]
-        records = [host.peer.record for host in founders]
+        founders = [host for host in self.hosts if host.peer.membership.me.ready]
+        records = [host.peer.membership.me for host in founders]
         for host in founders:
             host.peer.introduce(records, self.now)
             self.arm(host)
@@ -165,13 +169,17 @@ class Swarm:
             run_id=derive(self.seed, "" if founder else whose, "genesis")[:16], ready=founder,
         )  # fmt: skip
         ideal = self.registry is not None  # a newcomer has no seeds then; the book tells it to wait for a run
-        return Peer(
-            record, sign=unsigned, verify=trusting, config=config or self.config, fingerprint=f"vector of {elements}",
-            elements=elements, rng=random.Random(derive(self.seed, whose, "peer")),
-            seeds=tuple(self.hosts[seed].address for seed in seeds), book=[record] if ideal and not founder else (),
-            members=None if self.registry is None else IdealMembers(self.registry, record), selector=selector,
-            machine=self.machine, now=self.now,
+        config, rng = config or self.config, random.Random(derive(self.seed, whose, "peer"))
+        members: Members
+        if self.registry is None:
+            members = Membership(record, sign=unsigned, verify=trusting, config=config, rng=rng, now=self.now)
+        else:
+            members = IdealMembers(self.registry, record)
+        bootstrap = Bootstrap(
+            tuple(self.hosts[seed].address for seed in seeds), book=[record] if ideal and not founder else ()
         )  # fmt: skip
+        model = LocalModel(f"vector of {elements}", elements, machine=self.machine)
+        return Peer(members, config, model, rng=rng, bootstrap=bootstrap, selector=selector, now=self.now)
 
     def host(
         self, peer: Peer, vector: Floats, name: str, step_s: float, first_step_s: float, samples_per_step: int = 1
@@ -278,7 +286,7 @@ class Swarm:
         """Let the training loop react to the peer's decisions: they may release it or make the next mix due sooner."""
         if host.waiting is not None:
             self.training.stand(host)
-        if host.offering and not host.peer.offering:
+        if host.offering and not host.peer.initiator.offering:
             host.offering, host.released = False, True
         if host.released:
             host.released = False

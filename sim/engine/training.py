@@ -157,8 +157,8 @@ class Training:
             at = host.cursor
             when = ends[bisect_right(ends, when, at)]
             peer = host.peer
-            if self.by_steps and not peer.offering:
-                due = at + max(peer.due_steps - host.steps - 1, 0)
+            if self.by_steps and not peer.initiator.offering:
+                due = at + max(peer.initiator.due_steps - host.steps - 1, 0)
                 if due < len(ends) and ends[due] < when:
                     when = ends[due]
         if when < host.visit_at or host.visit_at <= self.events.now:
@@ -168,7 +168,7 @@ class Training:
         """Schedule the next poll of a waiting loop: at once if there is work, else after the polling interval."""
         assert host.waiting is not None
         now = self.events.now
-        when = now if host.boundary.wanted or not host.peer.held else next_look(host.waiting[0], now)
+        when = now if host.boundary.wanted or not host.peer.view.held else next_look(host.waiting[0], now)
         if when < host.visit_at or host.visit_at <= now:
             self.visit(host, when)
 
@@ -191,10 +191,10 @@ class Training:
         if host.waiting is not None:
             self.stand(host)
             return
-        if not self.by_steps or not host.ready or peer.offering or host.visit_at <= self.events.now:
+        if not self.by_steps or not host.ready or peer.initiator.offering or host.visit_at <= self.events.now:
             return
         passed = self.passed(host, self.events.now)
-        due = host.cursor + max(peer.due_steps - host.steps - 1, passed)
+        due = host.cursor + max(peer.initiator.due_steps - host.steps - 1, passed)
         if due < len(host.ends) and host.ends[due] < host.visit_at:
             self.visit(host, host.ends[due])
 
@@ -222,16 +222,16 @@ class Training:
             return
         peer, now, boundary = host.peer, self.events.now, host.boundary
         self.count(host, now)
-        ready, host.ready = peer.ready, trains(host)
-        due = self.by_steps and ready and not peer.offering and host.steps >= peer.due_steps
+        ready, host.ready = peer.view.ready, trains(host)
+        due = self.by_steps and ready and not peer.initiator.offering and host.steps >= peer.initiator.due_steps
         report = due or now - host.reported_at > REPORT_S or not ready
-        spare = due and self.ahead and peer.mix_at <= now
+        spare = due and self.ahead and peer.initiator.mix_at <= now
         host.visiting = True
         visited = self.visit_boundary(host, spare) if boundary.wanted or spare else None
         if report or (visited is not None and not visited.updates_alone):
             host.reported_at = now
             host.averager.visited(visited, host.steps, host.steps * host.samples_per_step, None)
-            if not peer.sound and not boundary.wanted:
+            if not peer.view.sound and not boundary.wanted:
                 self.look(host)
             host.ready = trains(host)
         elif visited is not None:
@@ -245,7 +245,7 @@ class Training:
     def visit_boundary(self, host: Host, spare: bool) -> Visit:
         self.need(host)  # needed also when weights are adopted, so that batches and optimizer continue from here
         if spare:
-            host.averager.expect(host.peer.next_part)
+            host.averager.expect(host.peer.exchanges.next_part)
         visit = host.boundary.visit(host.averager.replaced, spare)
         if self.trainer is not None:
             if visit.updates:
@@ -277,11 +277,11 @@ class Training:
     def hold(self, host: Host) -> None:
         """Stop the loop at this boundary while its peer is held, and postpone the remaining step ends by the wait."""
         now = self.events.now
-        if host.waiting is None and host.peer.held:
+        if host.waiting is None and host.peer.view.held:
             host.waiting = now, host.ends[host.cursor :]
             del host.ends[host.cursor :]
             host.ends.append(math.inf)
-        elif host.waiting is not None and not host.peer.held:
+        elif host.waiting is not None and not host.peer.view.held:
             since, ends = host.waiting
             host.waiting = None
             host.ends[host.cursor :] = [end + (now - since) for end in ends]
@@ -356,7 +356,7 @@ class Training:
 
 def trains(host: Host) -> bool:
     """Return True if the loop takes steps: it has weights, even if they are not finite, which it cannot see."""
-    return host.peer.ready or not host.peer.sound
+    return host.peer.view.ready or not host.peer.view.sound
 
 
 def next_look(since: float, now: float) -> float:

@@ -17,7 +17,7 @@ from gossip.config import Config
 from gossip.exchange.durations import Patience
 from gossip.exchange.exchanges import SHORT
 from gossip.ids import PeerId
-from gossip.peer import WAIT_S
+from gossip.initiator import WAIT_S
 from gossip.recent import Recent
 from gossip.schedule import Schedule, collided_s
 from gossip.selection.partners import APART, MET

@@ -246,7 +246,7 @@ class Trainer:
     async def train(self, when: float) -> None:
         while True:
             await trio.sleep_until(when)
-            if self.peer.ready:
+            if self.peer.view.ready:
                 self.steps += 1
                 self.on_step(self.index, self.vector, self.steps)
                 self.loop.step(self.steps, trio.current_time())

@@ -13,7 +13,10 @@ import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gossip.config import Config
+from gossip.discovery import Bootstrap
+from gossip.exchange.session import LocalModel
 from gossip.ids import Address, MemberRecord, PeerId
+from gossip.membership.protocol import Membership
 from gossip.peer import Peer
 from node.identity.keys import Identity, verify
 from node.model.snapshot import ModelState
@@ -82,9 +85,9 @@ class Outcome:
     @classmethod
     def of(cls, peer: Peer, steps: int, mass: float, vector: Floats, exchange_s: Sequence[float]) -> Outcome:
         return cls(
-            peer.ready, peer.local.run_id, peer.local.version, steps, peer.membership.me.incarnation,
+            peer.view.ready, peer.local.run_id, peer.local.version, steps, peer.membership.me.incarnation,
             (peer.exchanges.done, peer.exchanges.failures),
-            {record.id: (state.value, record.incarnation, record.ready) for record, state in peer.members()},
+            {record.id: (state.value, record.incarnation, record.ready) for record, state in peer.membership.members()},
             frozenset(peer.linked_peers), {who: list(past) for who, past in peer.exchanges.durations.past.items()},
             list(exchange_s[-FEW:]), dict(peer.exchanges.refusals.counts), mass,
             hashlib.sha256(repr(peer.rng.getstate()).encode()).hexdigest(), vector.tobytes(),
@@ -144,11 +147,11 @@ def make_peer(index: int, seeds: tuple[int, ...], scenario: Scenario, now: float
     record = MemberRecord(
         own.id, own.public_key, 1, address=address_of(index), run_id=derive(0, str(index), "genesis")[:16]
     )
+    rng = random.Random(derive(scenario.seed, str(index), "peer"))
     return Peer(
-        record, sign=own.sign, verify=verify, config=scenario.config,
-        fingerprint=ModelState({"x": start_vector(0)}).layout.fingerprint, elements=ELEMENTS,
-        rng=random.Random(derive(scenario.seed, str(index), "peer")),
-        seeds=tuple(address_of(seed) for seed in seeds), now=now,
+        Membership(record, sign=own.sign, verify=verify, config=scenario.config, rng=rng, now=now), scenario.config,
+        LocalModel(ModelState({"x": start_vector(0)}).layout.fingerprint, ELEMENTS), rng=rng,
+        bootstrap=Bootstrap(tuple(address_of(seed) for seed in seeds)), now=now,
     )  # fmt: skip
 
 

@@ -205,7 +205,7 @@ class Extreme(Messages):
             self.tick()
         self.perform(self.peer.settle(False, self.now))
         self.perform(self.peer.ending.tick(self.now))
-        assert math.isfinite(self.peer.agreement()) or self.peer.agreement() == math.inf
+        assert math.isfinite(self.peer.exchanges.agreement()) or self.peer.exchanges.agreement() == math.inf
 
 
 STATES = ("idle", "offered", "streaming", "joining", "group offered", "group joined")

@@ -11,9 +11,12 @@ import msgpack
 
 from gossip.arithmetic.layout import Layout, Segment
 from gossip.config import Config
+from gossip.discovery import Bootstrap
 from gossip.effects import Adopt, CopyPiece, Dial, Gather, Mix, ReceivePiece, Send, Serve, Snapshot, Transfer, TryDial
 from gossip.errors import ProtocolError, RemoteError
+from gossip.exchange.session import LocalModel
 from gossip.ids import MemberRecord, peer_id_of
+from gossip.membership.protocol import Membership
 from gossip.peer import Peer
 from gossip.wire import frames
 from gossip.wire.frames import PREFIX_BYTES, decode, encode, read_prefix
@@ -198,10 +201,10 @@ class Messages(Target):
             self.link(number)
 
     def make(self, me: MemberRecord, seeds: tuple[frames.Address, ...]) -> Peer:
-        return Peer(
-            me, sign=unsigned, verify=trusting, config=self.config, fingerprint="f", elements=self.world.elements,
-            trained_elements=100, rng=Random(self.rng.getrandbits(32)), seeds=seeds, now=self.now,
-        )  # fmt: skip
+        rng = Random(self.rng.getrandbits(32))
+        members = Membership(me, sign=unsigned, verify=trusting, config=self.config, rng=rng, now=self.now)
+        model = LocalModel("f", self.world.elements, 100)
+        return Peer(members, self.config, model, rng=rng, bootstrap=Bootstrap(seeds), now=self.now)
 
     def link(self, number: int) -> None:
         """A member with a record of sense."""

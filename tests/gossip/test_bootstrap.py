@@ -9,9 +9,11 @@ from collections import Counter
 import pytest
 
 from gossip.config import Config
-from gossip.discovery import ASKED, HOME_PING_S, LOOK_S, PATIENCE_S, Reachability, Seeds, answer_reach
+from gossip.discovery import ASKED, HOME_PING_S, LOOK_S, PATIENCE_S, Bootstrap, Reachability, Seeds, answer_reach
 from gossip.effects import Dial, LookUp, Send, TryDial
+from gossip.exchange.session import LocalModel
 from gossip.ids import Address, MemberRecord, PeerId
+from gossip.membership.protocol import Membership
 from gossip.peer import Peer
 from gossip.selection.rule import uniform
 from gossip.wire.messages import Ping, Reach, Reached
@@ -102,18 +104,16 @@ def test_what_was_found_is_dialled_while_it_is_looked_up_anew_and_what_is_gone_n
     assert seeds.tick(seeds.deadline, True, (), rng) == [LookUp()]
 
 
-def seedless(**options) -> Peer:
-    me = dataclasses.replace(ME, run_id=b"g" * 16)
-    return Peer(
-        me, sign=unsigned, verify=trusting, config=CONFIG, fingerprint="f", elements=1000, rng=random.Random(1),
-        now=0.0, **options,
-    )  # fmt: skip
+def made(**bootstrap) -> Peer:
+    me, rng = dataclasses.replace(ME, run_id=b"g" * 16), random.Random(1)
+    members = Membership(me, sign=unsigned, verify=trusting, config=CONFIG, rng=rng, now=0.0)
+    return Peer(members, CONFIG, LocalModel("f", 1000), rng=rng, bootstrap=Bootstrap(**bootstrap), now=0.0)
 
 
 def test_who_has_found_no_seed_yet_begins_no_run_until_the_time_to_join_is_up():
-    peer = seedless(looks=True)
+    peer = made(looks=True)
     assert peer.start(0.0) == [LookUp()]
-    while not peer.ready:
+    while not peer.view.ready:
         now = peer.deadline
         peer.tick(now)
     assert CONFIG.join_timeout_s <= now <= CONFIG.join_timeout_s + 1.1
@@ -121,29 +121,28 @@ def test_who_has_found_no_seed_yet_begins_no_run_until_the_time_to_join_is_up():
 
 
 def test_who_waits_for_others_begins_no_run_for_want_of_them_before():
-    peer = seedless(looks=True)
-    peer.waits_until(55.0)
+    peer = made(looks=True, wait_until=55.0)
     peer.start(0.0)
-    while not peer.ready:
+    while not peer.view.ready:
         now = peer.deadline
         peer.tick(now)
     assert 55.0 <= now <= 56.1
 
 
 def test_new_seeds_are_dialled_at_once_by_who_is_alone_and_left_to_healing_by_who_is_not():
-    peer = seedless(looks=True)
+    peer = made(looks=True)
     peer.start(0.0)
     assert peer.seeded((HERE, THERE), {HERE: A}) == [Dial(HERE, A), Dial(THERE)]
     assert peer.seeded((HERE, THERE), {HERE: A}) == [], "they are under way"
     peer.linked(A, dataclasses.replace(ME, id=A, address=HERE), 1.0)
     assert peer.seeded((HERE, Address("10.0.0.3", 3)), {}) == []
-    assert peer.seed_addresses == (HERE, Address("10.0.0.3", 3))
+    assert peer.seeds.seeds == (HERE, Address("10.0.0.3", 3))
 
 
 def test_a_seed_that_is_this_node_itself_is_nobody_to_wait_for():
-    peer = seedless(seeds=(THERE,))
+    peer = made(seeds=(THERE,))
     effects, now = peer.start(0.0), 0.0
-    while not peer.ready and now < 400.0:
+    while not peer.view.ready and now < 400.0:
         for effect in effects:
             if isinstance(effect, Dial):  # it opens, and greets as ourselves
                 peer.seed_answered(effect.address)
@@ -286,13 +285,9 @@ def test_a_seed_that_opens_is_tried_every_few_seconds_however_often_it_lets_us_i
 
 def newcomer(answers_until: float):
     """When a node begins alone whose seed opens every connection up to this time, and greets nobody."""
-    me = dataclasses.replace(ME, run_id=b"g" * 16)
-    peer = Peer(
-        me, sign=unsigned, verify=trusting, config=CONFIG, fingerprint="f", elements=1000, rng=random.Random(1),
-        seeds=(THERE,), now=0.0,
-    )  # fmt: skip
+    peer = made(seeds=(THERE,))
     effects, now = peer.start(0.0), 0.0
-    while not peer.ready and now < 400.0:
+    while not peer.view.ready and now < 400.0:
         for effect in effects:
             if isinstance(effect, Dial) and now < answers_until:
                 peer.seed_answered(effect.address)

@@ -21,10 +21,10 @@ G1, G2 = b"1" * 16, b"2" * 16
 def test_a_first_node_without_seeds_is_ready_at_once():
     swarm = World()
     node = swarm.start()
-    assert node.peer.ready
+    assert node.peer.view.ready
     assert node.kinds == ["started"]
     swarm.run(1.5)
-    assert node.peer.alone
+    assert node.peer.runs.alone
     assert node.kinds == ["started"], "a first node that nobody has joined yet is in order"
     swarm.run(swarm.config.join_timeout_s)
     assert node.kinds == ["started", "alone"]
@@ -95,7 +95,7 @@ def test_a_restarted_node_dials_its_address_book():
         verify=lambda *_: True, config=Config(), fingerprint="f", elements=10, rng=random.Random(1), book=book, now=0.0,
     )  # fmt: skip
     assert {effect.expect for effect in peer.start(0.0) if isinstance(effect, Dial)} == {r.id for r in book}
-    assert not peer.ready
+    assert not peer.view.ready
 
 
 def test_alone_is_said_when_everybody_is_gone_and_together_when_somebody_is_back():
@@ -163,7 +163,7 @@ def test_a_session_number_in_use_is_not_taken_by_anything_else():
             assert one.peer.receive(other.id, message, swarm.now) == [Send(other.id, Busy(session))]
     assert session in newcomer.peer.joining.pieces
     assert session in donor.peer.donating.table
-    assert nodes[0].peer.ready
+    assert nodes[0].peer.view.ready
 
 
 # -- leaving ---------------------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def test_settling_begins_with_a_snapshot_where_there_is_a_partner_and_with_nothi
     swarm.run(1.0)
     assert alone.peer.settle(True, swarm.now) == []
     other = swarm.start(0)
-    swarm.until(lambda: other.peer.ready, 10.0)
+    swarm.until(lambda: other.peer.view.ready, 10.0)
     swarm.until(swarm.quiet, 10.0)
     effects = other.peer.settle(True, swarm.now)
     assert [type(effect) for effect in effects] == [Snapshot]

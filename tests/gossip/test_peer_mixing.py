@@ -56,14 +56,14 @@ def test_no_snapshot_is_taken_along_where_there_was_nobody_to_mix_with():
     swarm = World(10)
     alone = swarm.start()
     swarm.run(20.0)
-    assert alone.peer.ready
-    assert alone.peer.mix_at == float("inf")
+    assert alone.peer.view.ready
+    assert alone.peer.initiator.mix_at == float("inf")
     swarm.start(0)
     swarm.until(lambda: alone.mixes, 20.0)
-    swarm.until(lambda: alone.peer.mix_at < swarm.now + 100.0, 1.0)
+    swarm.until(lambda: alone.peer.initiator.mix_at < swarm.now + 100.0, 1.0)
     swarm.run(5.0)
-    assert not alone.peer.lonely, "a partner that is busy with the mix under way is somebody"
-    swarm.until(lambda: alone.peer.mix_at < swarm.now + 100.0, 1.0)
+    assert not alone.peer.initiator.lonely, "a partner that is busy with the mix under way is somebody"
+    swarm.until(lambda: alone.peer.initiator.mix_at < swarm.now + 100.0, 1.0)
 
 
 def test_settling_mixes_until_it_is_told_to_stop():
@@ -125,7 +125,7 @@ def test_a_refused_vector_tells_nothing_of_how_far_apart_the_swarm_is():
     honest = [node for node in nodes if node is not nodes[1]]
     assert sum(node.peer.exchanges.refusals.total for node in nodes) > 0
     assert all(node.value == 0 for node in honest)
-    assert all(node.peer.consensus_distance == 0.0 for node in honest)
+    assert all(node.peer.exchanges.consensus_distance == 0.0 for node in honest)
 
 
 def test_a_second_snapshot_at_one_boundary_does_not_forget_how_far_the_steps_before_it_went():

@@ -220,26 +220,27 @@ def test_a_loop_is_held_when_a_mix_under_way_is_as_old_as_the_gap_allows(gap, af
     exchange = begun(a, swarm, state)
     for steps in range(20):
         a.peer.counted(1000 + steps, 0)
-        assert a.peer.held == (steps >= after)
+        assert a.peer.view.held == (steps >= after)
     exchange.state = State.IN_DOUBT
-    assert not a.peer.held, "nobody waits for one who is gone"
+    assert not a.peer.view.held, "nobody waits for one who is gone"
 
 
 def test_a_report_that_is_older_than_what_was_counted_counts_no_sample_twice():
     _, a, _ = pair(mix_every_steps=8)
     a.peer.counted(a.steps, 32)
-    steps, samples, before, members = a.peer.steps, a.peer.samples, a.peer.swarm_samples, a.peer.sharers
+    steps, samples = a.peer.local.steps, a.peer.local.samples
+    before, members = a.peer.local.progress.samples, a.peer.local.progress.members
     for more in (10, 8, 11):  # the network thread has looked at the loop while an earlier report was on its way
         a.peer.counted(steps + more, samples + 16 * more)
-    assert a.peer.steps == steps + 11
-    assert a.peer.swarm_samples == before + members * 16 * 11
+    assert a.peer.local.steps == steps + 11
+    assert a.peer.local.progress.samples == before + members * 16 * 11
 
 
 def test_without_a_bound_nobody_is_ever_held():
     swarm, a, _ = pair(mix_every_steps=8)
     begun(a, swarm, State.STREAMING)
     a.peer.counted(10**6, 0)
-    assert not a.peer.held
+    assert not a.peer.view.held
 
 
 def test_one_that_is_asked_is_held_from_its_snapshot_on_and_not_before():
@@ -249,11 +250,11 @@ def test_one_that_is_asked_is_held_from_its_snapshot_on_and_not_before():
     [offered] = a.peer.snapshotted(session, swarm.now)
     b.peer.receive(a.id, offered.message, swarm.now)
     assert b.peer.exchanges.table[session].state is State.PREPARING
-    assert not b.peer.held
+    assert not b.peer.view.held
     b.peer.snapshotted(session, swarm.now)
-    assert b.peer.held
+    assert b.peer.view.held
     b.peer.failed(session, "broken", swarm.now)
-    assert not b.peer.held
+    assert not b.peer.view.held
 
 
 # -- an interval that a node chooses -----------------------------------------------------------------------------------

@@ -150,7 +150,7 @@ class Host(Sessions):
         apart = self.adopt() if adopted else ()
         self.model.apply()
         taken = self.take(list(self.wishes))
-        if self.peer.ready and not adopted and not self.peer.held:
+        if self.peer.view.ready and not adopted and not self.peer.view.held:
             self.learn()
         if adopted:
             self.perform(self.peer.adopted(self.world.now, *apart))
@@ -250,4 +250,4 @@ class Host(Sessions):
 
     @property
     def run_id(self) -> bytes:
-        return self.peer.run_id
+        return self.peer.view.run_id

@@ -173,7 +173,7 @@ class Sessions:
 
     def report(self, event: str, number: int, session: Session, *more: Any) -> None:
         """How far apart the two vectors are, squared, and the norm of ours."""
-        apart, own, elements = float(session.theirs - session.value), float(session.value), self.peer.elements
+        apart, own, elements = float(session.theirs - session.value), float(session.value), self.peer.view.elements
         self.call(event, number, apart * apart * elements, own * own * elements, *more)
 
     # -- what a newcomer collects ------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ class Sessions:
         self.replace(value)
         self.adoption = None
         self.pieces.clear()
-        return float(value - own) ** 2 * self.peer.elements, float(own) ** 2 * self.peer.elements
+        return float(value - own) ** 2 * self.peer.view.elements, float(own) ** 2 * self.peer.view.elements
 
     def replace(self, value: Number) -> None:
         self.model.replace(value)

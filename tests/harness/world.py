@@ -11,7 +11,10 @@ from fractions import Fraction
 from typing import Any, NoReturn
 
 from gossip.config import Config
+from gossip.discovery import Bootstrap
+from gossip.exchange.session import LocalModel
 from gossip.ids import Address, MemberRecord, PeerId
+from gossip.membership.protocol import Membership
 from gossip.peer import Peer
 from gossip.wire.records import trusting, unsigned
 from tests.harness.host import Host
@@ -56,10 +59,9 @@ class World:
         number = len(self.hosts)
         run_id = hashlib.sha256(b"genesis%d" % number).digest()[:16] if run_id is None else run_id
         me = MemberRecord(peer_id(number), b"", 1, address=address_of(number), run_id=run_id, **record)
-        peer = Peer(
-            me, sign=unsigned, verify=trusting, config=self.config, fingerprint="f", elements=elements,
-            rng=random.Random(f"{self.seed} {number}"), seeds=tuple(map(address_of, seeds)), now=self.now,
-        )  # fmt: skip
+        rng, bootstrap = random.Random(f"{self.seed} {number}"), Bootstrap(tuple(map(address_of, seeds)))
+        members = Membership(me, sign=unsigned, verify=trusting, config=self.config, rng=rng, now=self.now)
+        peer = Peer(members, self.config, LocalModel("f", elements), rng=rng, bootstrap=bootstrap, now=self.now)
         return self.enter(kind(self, number, peer, value=value, step_s=step_s, dialable=dialable))
 
     def swarm(self, count: int, **how: Any) -> list[Host]:
@@ -132,7 +134,7 @@ class World:
 
     def agreed(self) -> bool:
         """Whether all are ready, and of one run."""
-        return all(host.peer.ready and host.run_id == self.running[0].run_id for host in self.running)
+        return all(host.peer.view.ready and host.run_id == self.running[0].run_id for host in self.running)
 
     def quiet(self) -> bool:
         """Whether no exchange is under way; as long as this is asked, nobody begins one."""

@@ -44,7 +44,7 @@ class Pair:
         return self.side.service
 
     def mixes(self):
-        return self.side.peer.counts.done > 0
+        return self.side.peer.exchanges.done > 0
 
     def call(self, function):
         self.side.thread.call(function)
@@ -58,7 +58,7 @@ class Pair:
         on."""
         self.forgive()
         old, restarts = self.side.runtime, self.service.faults.restarts
-        steps, samples, run = self.side.steps, self.node.swarm_samples, self.side.peer.run_id
+        steps, samples, run = self.side.steps, self.node.swarm_samples, self.side.peer.view.run_id
         began = time.monotonic()
         fault()
         until(lambda: self.side.runtime is not old, AGAIN_S if soon else 20.0)
@@ -67,7 +67,7 @@ class Pair:
         assert self.service.faults.restarts == restarts + 1
         until(lambda: self.side.steps > steps + 5)
         assert self.side.peer.id.hex() == self.node.id == self.known_as
-        assert self.side.peer.run_id == run
+        assert self.side.peer.view.run_id == run
         assert self.node.swarm_samples >= samples
         assert self.trainees[0].error is None
 

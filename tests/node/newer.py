@@ -78,7 +78,7 @@ def main(listen: str, *seeds: str) -> None:
             time.sleep(0.005)
             if time.monotonic() > said + 0.2:
                 said = time.monotonic()
-                records = [record for record, _ in trained._training.peer.members()]
+                records = [record for record, _ in trained._training.peer.membership.members()]
                 extra = {record.id.hex(): repr(record.extra) for record in records}
                 mixes = trained.metrics().exchanges_done
                 print(json.dumps(seen | {

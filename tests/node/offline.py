@@ -43,7 +43,7 @@ def runtime(config=None, vector=None):
     )  # fmt: skip
     made.events = events
     made.perform(peer.start(trio.current_time()))
-    assert peer.ready
+    assert peer.view.ready
     return made
 
 

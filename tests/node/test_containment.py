@@ -203,10 +203,10 @@ async def test_what_began_and_waits_for_its_link_is_sent():
     peer.partners.choose = lambda asked, now, *more: OTHER if not asked else None
     [wish] = peer.exchanges.begin(node.now)
     [sent] = peer.exchanges.snapshotted(wish.session, node.now)
-    assert peer.meant(OTHER, sent.message)
-    assert not peer.meant(peer.id, sent.message)
+    assert peer.view.meant(OTHER, sent.message)
+    assert not peer.view.meant(peer.id, sent.message)
     peer.exchanges.abandon()
-    assert not peer.meant(OTHER, sent.message)
+    assert not peer.view.meant(OTHER, sent.message)
 
 
 async def accepts_from(node, ours, *messages):

@@ -43,8 +43,8 @@ def test_the_log_has_these_figures_and_what_is_not_known_is_null():
 def test_an_honest_member_whose_vector_was_shortened_is_not_among_the_refused():
     at = source()
     for code in ("clipped", "clipped", "norm"):
-        at.peer.exchanges.refusals.add(at.peer.record.id, code)
-    assert refused(at) == ((at.peer.record.id.hex(), "norm", 1),)
+        at.peer.exchanges.refusals.add(at.peer.membership.me.id, code)
+    assert refused(at) == ((at.peer.membership.me.id.hex(), "norm", 1),)
 
 
 def test_a_status_has_its_figures_in_the_order_that_other_versions_read():

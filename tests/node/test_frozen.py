@@ -87,7 +87,7 @@ def trainee(train, seed, frozen=True, **options):
 
 def test_a_newcomer_takes_the_frozen_base_and_the_optimizers_state_and_then_exchanges_what_is_trained(train, until):
     first = trainee(train, 0)
-    until(lambda: first.node._training.peer.gives_optimizer)
+    until(lambda: first.node._training.peer.local.optimizer_keys)
     second = trainee(train, 1, seeds=[first.node.address])
     base = Adapted(0).base
     assert torch.equal(second.at_entry["base"], base)

@@ -214,7 +214,7 @@ def test_weights_on_trial_come_and_go_on_all_ranks(train, until, quick):
     _, pair = ranks(loop)
     for rank in pair:
         rank.start()
-    until(lambda: pair[0].node is not None and len(pair[0].node._training.peer.judge.before) >= 4)
+    until(lambda: pair[0].node is not None and len(pair[0].node._training.peer.own_run.judge.before) >= 4)
     side = pair[0].node._training
     larger.do(lambda node: node.step(samples=10**6))
     address = parse_address(larger.node.address)

@@ -84,12 +84,12 @@ def test_what_is_trained_while_the_network_side_rests_counts_when_it_is_back(pai
     monkeypatch.setattr(faults, "LATER_S", 1.0)
     monkeypatch.setattr(service, "LATER_S", 1.0)
     pair.service.faults._restarted.extend([time.monotonic()] * 3)
-    old, progress, trained = pair.side.runtime, pair.side.peer.swarm_samples, pair.side.samples
+    old, progress, trained = pair.side.runtime, pair.side.peer.local.progress.samples, pair.side.samples
     pair.call(raises)
     until(lambda: pair.service.resting)
     until(lambda: pair.side.runtime is not old and pair.mixes())
     assert not pair.service.resting
-    assert pair.side.peer.swarm_samples >= progress + pair.side.peer.samples - trained
+    assert pair.side.peer.local.progress.samples >= progress + pair.side.peer.local.samples - trained
 
 
 def test_a_port_that_another_has_taken_meanwhile_ends_no_node(pair, monkeypatch):
@@ -176,8 +176,8 @@ def test_a_fault_while_it_joins_begins_the_joining_anew(report, monkeypatch):
     try:
         Pair.begin(newcomer)
         assert newcomer.side.service.faults.restarts == 1
-        assert newcomer.side.peer.run_id == own.run_id
-        until(lambda: newcomer.side.peer.counts.done > 0)
+        assert newcomer.side.peer.view.run_id == own.run_id
+        until(lambda: newcomer.side.peer.exchanges.done > 0)
         assert newcomer.model["x"][0] == pytest.approx(7.0)
     finally:
         end([seed, newcomer])

@@ -24,15 +24,21 @@ def settling(trainee, seconds=20.0, wait_s=60.0):
     return answer
 
 
+def sharing(trainee):
+    """The records of the others that hold its run."""
+    peer = trainee.side.peer
+    return peer.membership.sharing(peer.view.run_id)
+
+
 def test_whoever_settles_waits_for_a_slower_node_and_both_end_with_the_same_weights(train, until):
     a, b = linear(1), linear(2)
     first = train(a)
     second = train(b, seeds=[first.node.address])
-    until(first.side.peer.sharing)  # it has heard that the other holds the weights
+    until(lambda: sharing(first))  # it has heard that the other holds the weights
     early = settling(first, 4.0)
     until(lambda: first.side.settled_at is not None)
     until(mixed(first, times=5))
-    until(lambda: first.side.peer.agreement() < SETTLED)  # nothing is left to agree on, and another may bring more
+    until(lambda: first.side.peer.exchanges.agreement() < SETTLED)  # another may bring more
     second.do(lambda node: b.weight.data.add_(1.0))
     assert early.empty()
     late = settling(second)
@@ -43,14 +49,14 @@ def test_whoever_settles_waits_for_a_slower_node_and_both_end_with_the_same_weig
     second.leave.set()
     # They train on, and so nobody need be waited for at what was: the word is taken back.
     until(lambda: first.side.settled_at is None and second.side.settled_at is None)
-    until(lambda: second.side.peer.sharing() and not any(settles(one) for one in second.side.peer.sharing()))
+    until(lambda: sharing(second) and not any(settles(one) for one in sharing(second)))
 
 
 def test_whoever_waits_to_settle_waits_for_nobody_that_leaves_or_has_finished(train, until):
     a, b = linear(1), linear(2)
     first = train(a)
     second = train(b, seeds=[first.node.address])
-    until(first.side.peer.sharing)  # it has heard that the other holds the weights
+    until(lambda: sharing(first))  # it has heard that the other holds the weights
     early = settling(first, 0.2)
     until(lambda: first.side.settled_at is not None)
     second.do(lambda node: node.finish(0.1))
@@ -62,7 +68,7 @@ def test_whoever_never_comes_to_settle_costs_the_time_that_was_given_and_is_told
     a, b = linear(1), linear(2)
     first = train(a)
     train(b, seeds=[first.node.address])
-    until(first.side.peer.sharing)  # it has heard that the other holds the weights
+    until(lambda: sharing(first))  # it has heard that the other holds the weights
     began = time.monotonic()
     early = settling(first, 0.1, wait_s=0.7)
     first.leave.set()

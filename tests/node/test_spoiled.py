@@ -65,7 +65,7 @@ def test_spoiled_weights_are_said_once_given_to_nobody_and_replaced_by_the_swarm
     assert finite(first)
     assert one.side.peer.exchanges.refusals.counts == refused, "nothing spoiled was ever offered"
     broken.clear()
-    until(lambda: two.side.peer.local.sound and two.side.peer.ready and finite(model), 30)
+    until(lambda: two.side.peer.local.sound and two.side.peer.view.ready and finite(model), 30)
     done = two.node.metrics().exchanges_done
     until(lambda: two.node.metrics().exchanges_done >= done + 3, 20)
     assert finite(model), "with Adam's spoiled state its next step would spoil the weights again"
@@ -102,7 +102,7 @@ def test_weights_that_the_loop_mends_by_itself_are_mixed_again(train, quick, unt
 
     alone.work = spoil
     until(lambda: not alone.side.peer.local.sound, 10)
-    assert not alone.side.peer.ready
+    assert not alone.side.peer.view.ready
 
     def mend():
         with torch.no_grad():
@@ -110,4 +110,4 @@ def test_weights_that_the_loop_mends_by_itself_are_mixed_again(train, quick, unt
                 live.copy_(kept)
 
     alone.work = mend
-    until(lambda: alone.side.peer.local.sound and alone.side.peer.ready, 10)
+    until(lambda: alone.side.peer.local.sound and alone.side.peer.view.ready, 10)

@@ -109,8 +109,8 @@ def test_a_fault_at_a_message_ends_its_link_alone(pair, message, monkeypatch):
     other.thread.call(lambda: other.runtime.links.newest(peer.id).send(message))
     other.thread.call(lambda: other.runtime.links.flush())
     until(lambda: found.count == count + 1)
-    before = peer.counts.done
-    until(lambda: peer.counts.done > before)
+    before = peer.exchanges.done
+    until(lambda: peer.exchanges.done > before)
     assert pair.side.peer is peer, "the network side stays"
     assert found.restarts == restarts
 
@@ -185,15 +185,15 @@ def test_a_fault_is_told_with_its_traceback_and_counted(pair, caplog):
 
 def test_the_next_network_side_is_a_later_life_of_the_same_node(pair):
     """Members believe a record of a higher incarnation, and dial the address that they know."""
-    record = pair.side.peer.record
+    record = pair.side.peer.membership.me
     pair.begins_anew(lambda: pair.call(raises))
-    again = pair.side.peer.record
+    again = pair.side.peer.membership.me
     assert (again.id, again.address) == (record.id, record.address)
     assert again.incarnation > record.incarnation
     assert again.steps >= record.steps
     other = pair.trainees[1]
     assert [one.id for one in other.do(lambda node: node.members)][1:] == [pair.known_as]
-    until(lambda: other.side.peer.member(again.id).incarnation >= again.incarnation)
+    until(lambda: other.side.peer.membership.record(again.id).incarnation >= again.incarnation)
 
 
 def test_nothing_is_left_behind_by_many_faults(pair):

@@ -7,9 +7,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from gossip.discovery import Bootstrap
 from gossip.effects import Effect, Release
 from gossip.errors import RemoteError
+from gossip.exchange.session import LocalModel
 from gossip.ids import Address, MemberRecord
+from gossip.membership.protocol import Membership
 from gossip.peer import Peer
 from gossip.wire.records import trusting, unsigned
 from tests.harness import host as harness
@@ -67,20 +70,19 @@ class Host(harness.Host):
         self.awake_at = world.now
         self.since: dict[int, float] = {}  # when an exchange was first seen under way
         self.overlapped = False  # exchanges could overlap
+        members = Membership(record, sign=unsigned, verify=trusting, config=world.config, rng=rng, now=world.now)
         peer = Peer(
-            record, sign=unsigned, verify=trusting, config=world.config, fingerprint="f", elements=ELEMENTS, rng=rng,
-            seeds=seeds, book=book, now=world.now,
+            members, world.config, LocalModel("f", ELEMENTS), rng=rng,
+            bootstrap=Bootstrap(seeds, book=book, must_join=must_join), now=world.now,
         )  # fmt: skip
         super().__init__(world, number, peer, value=value, step_s=manners.step_s, dialable=dialable)
         if not world.exact:
             self.model = Model(value, world.config.conserves, False)
         self.log = Forgotten()
         self.must_join = must_join
-        if must_join:
-            peer.must_join()
         self.rng, self.learning, self.samples = rng, manners.learning, manners.samples
         losses = manners.losses
-        self.loss = lambda host: rng.uniform(*losses) if losses is not None and peer.ready else None
+        self.loss = lambda host: rng.uniform(*losses) if losses is not None and peer.view.ready else None
 
     def __repr__(self) -> str:
         return f"{'liar' if self.liar else 'node'}{self.number}"

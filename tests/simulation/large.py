@@ -158,8 +158,8 @@ class Large(Schedule):
         """A share of the honest members hold their run to be finished."""
         share = self.own.choice([0.1, 0.4, 0.9])
         for host in self.world.honest:
-            if host.peer.ready and self.own.random() < share:
-                self.world.judge.ended_runs.add(host.peer.run_id)
+            if host.peer.view.ready and self.own.random() < share:
+                self.world.judge.ended_runs.add(host.peer.view.run_id)
                 host.call("finish")
 
     def cut(self) -> None:
@@ -193,7 +193,7 @@ class Large(Schedule):
     # -- the end -------------------------------------------------------------------------------------------------
     def unseen(self, seconds: float, share: float) -> None:
         """For so long, this share of the members may count what they should not, or not what they should."""
-        rate = sum(host.samples / host.step_s for host in self.world.running if host.peer.ready and not host.liar)
+        rate = sum(host.samples / host.step_s for host in self.world.running if host.peer.view.ready and not host.liar)
         self.slack += seconds * share * rate
 
     def allowed(self, should: float) -> float:
@@ -220,8 +220,8 @@ class Large(Schedule):
         truth = self.world.truth
         found = []
         for host in self.world.honest:
-            if host.peer.ready and host in truth:
-                samples, should = host.peer.swarm_samples, truth.of(host)
+            if host.peer.view.ready and host in truth:
+                samples, should = host.peer.local.progress.samples, truth.of(host)
                 if abs(samples - should) > self.allowed(should):
                     found.append(f"{host!r} says {samples} of {should:.0f} ({samples / max(should, 1) - 1:+.1%})")
         return found

@@ -232,7 +232,7 @@ class Liar(Host):
         if rng.random() < 0.3:
             changes |= {"version": rng.choice(FLOATS), "finished": rng.random() < 0.5}
         if rng.random() < 0.2:
-            runs = [host.peer.run_id for host in self.world.honest]
+            runs = [host.peer.view.run_id for host in self.world.honest]
             changes |= {"run_id": rng.choice([b"\xff" * 16, b"", b"\0" * 16, rng.randbytes(16), *runs])}
         if rng.random() < 0.3:
             changes |= {"incarnation": mine.incarnation + rng.choice([1, 5, 999, 1001, 2**52])}

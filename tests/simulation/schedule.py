@@ -323,13 +323,13 @@ class Schedule:
 
     def settle_one(self) -> None:
         host = self.some()
-        if host is not None and host.peer.ready and not host.liar:
+        if host is not None and host.peer.view.ready and not host.liar:
             host.call("settle", self.rng.random() < 0.5)
 
     def resume_one(self) -> None:
         """A checkpoint is loaded: what began from the old weights is dropped, and what was on its way to them."""
         host = self.some()
-        if host is None or host.liar or not host.peer.ready:
+        if host is None or host.liar or not host.peer.view.ready:
             return
         value = host.model.value
         self.world.judge.replaced(host, value)
@@ -342,13 +342,13 @@ class Schedule:
     def finish_one(self) -> None:
         """Its owner holds the run to be finished."""
         host = self.some()
-        if host is not None and not host.liar and host.peer.ready:
+        if host is not None and not host.liar and host.peer.view.ready:
             self.world.judge.ended_runs.add(host.run_id)
             host.call("finish")
 
     def copy_one(self) -> None:
         """Another process starts with the key, and what is remembered, of one that runs."""
-        hosts = [host for host in self.world.honest if host.peer.ready and host.number]
+        hosts = [host for host in self.world.honest if host.peer.view.ready and host.number]
         if hosts and len(self.world.honest) > 2:
             host = self.more.choice(hosts)
             self.world.judge.entered(host, -1)
@@ -359,7 +359,7 @@ class Schedule:
     def spoil_one(self) -> None:
         """Its weights are no numbers any more; its loop mends them by itself later, if the swarm has not."""
         host = self.some()
-        if host is not None and not host.liar and host.peer.ready:
+        if host is not None and not host.liar and host.peer.view.ready:
             session = next((number for number, one in host.sessions.items() if one.value is not None), None)
             if session is not None and host.sessions[session].transfer is None and not host.sessions[session].gather:
                 host.call("spoiled", session)
@@ -428,7 +428,7 @@ class Schedule:
     @staticmethod
     def divides(host: Host, other: Host) -> bool:
         """Whether the two hold different runs."""
-        return host.peer.ready and other.peer.ready and host.run_id != other.run_id
+        return host.peer.view.ready and other.peer.view.ready and host.run_id != other.run_id
 
     def wrong(self) -> list[str]:
         """What is not well yet."""
@@ -440,7 +440,9 @@ class Schedule:
         for host in honest:
             peer = host.peer
             # Those who must join have nobody to join once everybody else is gone.
-            if not peer.ready and not (host.must_join and not any(other.peer.ready for other in self.near(host))):
+            if not peer.view.ready and not (
+                host.must_join and not any(other.peer.view.ready for other in self.near(host))
+            ):
                 found.append(f"{host!r} has no weights")
             if (
                 peer.joining.phase is not Phase.IDLE

@@ -35,7 +35,7 @@ class Truth:
     def part(self, host: Host) -> Hashable:
         """Those who train together: of one run and on one side of a cut."""
         sides = self.world.network.sides
-        return host.peer.run_id, sides(host.number) if sides is not None else 0
+        return host.peer.view.run_id, sides(host.number) if sides is not None else 0
 
     def train(self, host: Host, samples: int) -> None:
         part = self.place(host)
@@ -51,8 +51,8 @@ class Truth:
         return part
 
     def found(self, host: Host) -> float:
-        run_id = host.peer.run_id
-        others = [other for other in self._part if not other.gone and other.peer.run_id == run_id]
+        run_id = host.peer.view.run_id
+        others = [other for other in self._part if not other.gone and other.peer.view.run_id == run_id]
         near = [other for other in others if self._part[other] == self.part(host)]
         return fmean(map(self.of, near or others)) if others else 0.0
 

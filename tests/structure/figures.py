@@ -13,7 +13,7 @@ from pathlib import Path
 
 import grimp
 
-from tests.gossip.test_face import DRIVERS, reaches
+from tests.gossip.test_view import DRIVERS, reaches
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = "gossip", "node", "sim"

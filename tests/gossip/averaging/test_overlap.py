@@ -26,6 +26,7 @@ class Peer:
 
     def __init__(self):
         self.given = set()
+        self.view = self
 
     def concerns(self, session):
         return True

@@ -46,7 +46,7 @@ class Siege(World):
         self.config, config = dataclasses.replace(self.config, mix_every_steps=10**6), self.config
         liar = self.attacker(kind=kind)
         self.config = config
-        self.until(lambda: liar.peer.ready, 30.0)
+        self.until(lambda: liar.peer.view.ready, 30.0)
         return liar
 
 

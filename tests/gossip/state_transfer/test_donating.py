@@ -18,11 +18,11 @@ def giver(**fields):
 
 def test_a_donor_says_what_it_has_and_serves_a_snapshot():
     donating = giver()
-    scalars = (("lr", 0.1),)
-    survey = donating.on_fetch(A, Fetch(1, (), 0, 0), scalars, 0.0)
+    donating.local.optimizer_scalars = scalars = (("lr", 0.1),)
+    survey = donating.on_fetch(A, Fetch(1, (), 0, 0), 0.0)
     assert survey == [Send(A, Serving(1, 2.0, RUN_ID, ("m",), scalars))]
     assert donating.table == {}
-    assert donating.on_fetch(A, Fetch(2, ("m",), SIZE, SIZE + 500), scalars, 0.0) == [CopyPiece(2, SIZE, SIZE + 500)]
+    assert donating.on_fetch(A, Fetch(2, ("m",), SIZE, SIZE + 500), 0.0) == [CopyPiece(2, SIZE, SIZE + 500)]
     assert donating.snapshotted(2) == [Send(A, Serving(2, 2.0, RUN_ID, ("m",), ())), Serve(2, A, SIZE, SIZE + 500)]
     assert donating.end(2) == [Release(2)]
     assert donating.end(2) == donating.snapshotted(2) == []
@@ -40,7 +40,7 @@ def test_a_donor_says_what_it_has_and_serves_a_snapshot():
     ids=["backwards", "beyond", "beyond the state", "other state", "weights and state"],
 )
 def test_a_range_that_is_not_there_is_refused(fetch):
-    assert giver().on_fetch(A, fetch, (), 0.0) == [Send(A, Refuse(1, "range"))]
+    assert giver().on_fetch(A, fetch, 0.0) == [Send(A, Refuse(1, "range"))]
 
 
 @pytest.mark.parametrize("weights", [PIECE_ELEMENTS + 1, PIECES * PIECE_ELEMENTS + PIECES], ids=["some", "many"])
@@ -54,18 +54,18 @@ def test_of_a_large_model_a_newcomer_gets_a_piece_and_no_more_at_once(weights):
     for start in (0, weights):
         donating = Donating(local, CONFIG)
         piece, more = Fetch(1, ("m",), start, start + most), Fetch(2, ("m",), start, start + most + 1)
-        assert donating.on_fetch(A, piece, (), 0.0) == [CopyPiece(1, start, start + most)]
-        assert donating.on_fetch(A, more, (), 0.0) == [Send(A, Refuse(2, "range"))]
+        assert donating.on_fetch(A, piece, 0.0) == [CopyPiece(1, start, start + most)]
+        assert donating.on_fetch(A, more, 0.0) == [Send(A, Refuse(2, "range"))]
 
 
 def test_a_donor_that_is_not_ready_busy_or_asleep_says_so():
-    assert giver(ready=False).on_fetch(A, Fetch(1, (), 0, 0), (), 0.0) == [Send(A, Refuse(1, "not-ready"))]
+    assert giver(ready=False).on_fetch(A, Fetch(1, (), 0, 0), 0.0) == [Send(A, Refuse(1, "not-ready"))]
     donating = giver()
     for session in range(SERVED_AT_ONCE):
-        assert donating.on_fetch(DONORS[session], Fetch(session, (), 0, 10), (), 0.0) == [Snapshot(session)]
-    assert donating.on_fetch(C, Fetch(9, (), 0, 10), (), 0.0) == [Send(C, Busy(9))]
+        assert donating.on_fetch(DONORS[session], Fetch(session, (), 0, 10), 0.0) == [Snapshot(session)]
+    assert donating.on_fetch(C, Fetch(9, (), 0, 10), 0.0) == [Send(C, Busy(9))]
     donating = giver()
-    assert donating.on_fetch(A, Fetch(1, ("m",), SIZE, SIZE + 10), (), 60.0) == [CopyPiece(1, SIZE, SIZE + 10)]
+    assert donating.on_fetch(A, Fetch(1, ("m",), SIZE, SIZE + 10), 60.0) == [CopyPiece(1, SIZE, SIZE + 10)]
     assert donating.deadline == 60.0 + CONFIG.reply_timeout_s / 2, "before the newcomer gives its piece to another"
     assert donating.tick(donating.deadline) == [Send(A, Refuse(1, STANDS)), Release(1)]
     assert (donating.table, donating.awaited) == ({}, {})
@@ -74,7 +74,7 @@ def test_a_donor_that_is_not_ready_busy_or_asleep_says_so():
 @pytest.mark.parametrize("stood_s", [60.0, 0.0], ids=["stands", "stops in the meantime"])
 def test_who_stands_gives_an_earlier_snapshot_of_the_weights_and_one_only(stood_s):
     donating = giver()
-    effects = donating.on_fetch(A, Fetch(1, ("m",), 0, SIZE), (), stood_s)
+    effects = donating.on_fetch(A, Fetch(1, ("m",), 0, SIZE), stood_s)
     if not stood_s:
         assert effects == [Snapshot(1)]
         assert donating.deadline == CONFIG.boundary_patience_s
@@ -88,24 +88,24 @@ def test_who_stands_gives_an_earlier_snapshot_of_the_weights_and_one_only(stood_
 
 def test_a_donor_gives_what_is_frozen_whether_it_stands_or_not_and_the_optimizers_state_behind_it_as_ever():
     donating = Donating(Local("f", SIZE, 500, 300, run_id=RUN_ID, ready=True, optimizer_keys=("m",)), CONFIG)
-    assert donating.on_fetch(A, Fetch(3, ("m",), SIZE + 300, SIZE + 800), (), 60.0) == [
+    assert donating.on_fetch(A, Fetch(3, ("m",), SIZE + 300, SIZE + 800), 60.0) == [
         CopyPiece(3, SIZE + 300, SIZE + 800)
     ]
     assert donating.tick(donating.deadline) == [Send(A, Refuse(3, STANDS)), Release(3)]
-    assert donating.on_fetch(A, Fetch(1, ("m",), SIZE, SIZE + 300), (), 60.0) == [CopyFrozen(1, SIZE, SIZE + 300)]
+    assert donating.on_fetch(A, Fetch(1, ("m",), SIZE, SIZE + 300), 60.0) == [CopyFrozen(1, SIZE, SIZE + 300)]
     assert donating.tick(60.0 + CONFIG.reply_timeout_s / 2) == []
     assert donating.snapshotted(1) == [Send(A, Serving(1, 0.0, RUN_ID, ("m",), ())), Serve(1, A, SIZE, SIZE + 300)]
     for start, stop in ((SIZE - 1, SIZE + 1), (SIZE + 299, SIZE + 301), (SIZE + 300, SIZE + 801)):
-        assert donating.on_fetch(A, Fetch(2, ("m",), start, stop), (), 60.0) == [Send(A, Refuse(2, "range"))]
+        assert donating.on_fetch(A, Fetch(2, ("m",), start, stop), 60.0) == [Send(A, Refuse(2, "range"))]
 
 
 def test_a_piece_that_takes_too_long_frees_its_place_and_the_newcomer_hears_of_it():
     donating = giver()
-    donating.on_fetch(A, Fetch(1, (), 0, 10), (), 0.0)
+    donating.on_fetch(A, Fetch(1, (), 0, 10), 0.0)
     donating.snapshotted(1)
     assert donating.tick(donating.deadline - 0.01) == []
     assert donating.tick(donating.deadline) == [Send(A, Abort(1, "ended")), Release(1)]
     assert donating.deadline == float("inf")
-    donating.on_fetch(A, Fetch(2, (), 0, 10), (), 0.0)
+    donating.on_fetch(A, Fetch(2, (), 0, 10), 0.0)
     assert donating.unlinked(B) == []
     assert donating.unlinked(A) == [Release(2)]

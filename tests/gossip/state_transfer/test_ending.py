@@ -65,7 +65,7 @@ def test_those_who_finished_and_left_have_said_so():
 def come(swarm, seconds, *, exchanging=True):
     """A member that takes the run's weights, says that the run is finished, and stays."""
     liar = swarm.start(0, value=1000)
-    swarm.until(lambda: liar.peer.ready, 20.0)
+    swarm.until(lambda: liar.peer.view.ready, 20.0)
     liar.stepping = exchanging  # without a step boundary it accepts no exchange
     finish(swarm, liar)
     if not exchanging:
@@ -119,7 +119,7 @@ def test_a_late_comer_gets_the_weights_and_learns_that_nothing_is_left_to_train(
     swarm, nodes = trained(3)
     finish(swarm, *nodes)
     late = swarm.start(0, value=5)
-    swarm.until(lambda: late.peer.ready, 20.0)
+    swarm.until(lambda: late.peer.view.ready, 20.0)
     assert (late.run_id, late.value) == (nodes[0].run_id, nodes[0].value)
     assert late.peer.local.finished
     assert late.kinds[-1] == "finished"
@@ -129,7 +129,7 @@ def test_one_donor_of_three_cannot_tell_a_newcomer_that_all_is_over():
     swarm, nodes = trained(3)
     finish(swarm, nodes[0])
     late = swarm.start(0, value=5)  # which is the only one it knows
-    swarm.until(lambda: late.peer.ready, 20.0)
+    swarm.until(lambda: late.peer.view.ready, 20.0)
     assert late.run_id == nodes[0].run_id
     assert not late.peer.local.finished
 
@@ -143,9 +143,9 @@ def test_a_newcomer_whose_donors_leave_begins_a_run_of_its_own_and_says_what_its
     swarm.run(3.0)
     assert newcomer.peer.joining.run_id == first.run_id
     first.crash()
-    swarm.until(lambda: newcomer.peer.ready, 60.0)
+    swarm.until(lambda: newcomer.peer.view.ready, 60.0)
     assert newcomer.run_id != first.run_id
-    assert newcomer.peer.swarm_samples <= 1
+    assert newcomer.peer.local.progress.samples <= 1
     assert newcomer.kinds[:2] == ["started", "untaken"], "a warning, which one who has set up no logging sees as well"
     assert "its own, with nothing behind them" in next(text for _, kind, text in newcomer.notices if kind == "untaken")
     assert "untaken" not in first.kinds
@@ -157,11 +157,11 @@ def test_a_newcomer_that_must_join_begins_nothing_when_its_donors_leave():
     first = swarm.start(elements=400_000)
     swarm.run(30.0)
     newcomer = swarm.start(0, elements=400_000)
-    newcomer.peer.must_join()
+    newcomer.peer.runs.must_join = True
     swarm.run(3.0)
     first.crash()
     swarm.run(200.0)
-    assert not newcomer.peer.ready
+    assert not newcomer.peer.view.ready
     assert newcomer.kinds == []
 
 

@@ -438,7 +438,7 @@ def test_a_newcomer_gets_there_though_its_donors_are_killed(seed):
     for victim in rng.sample(nodes, 4):
         swarm.run(0.3 + 2 * rng.random())
         victim.crash()
-    swarm.until(lambda: newcomer.peer.ready, 120.0)
+    swarm.until(lambda: newcomer.peer.view.ready, 120.0)
     assert newcomer.kinds == ["joined"]
     assert newcomer.run_id == nodes[0].run_id
     assert newcomer.value == nodes[0].value  # all were equal
@@ -452,7 +452,7 @@ def test_a_newcomer_whose_only_donor_dies_begins_alone():
     swarm.run(5.0)
     assert newcomer.peer.joining.phase is Phase.COLLECTING
     seed.crash()
-    swarm.until(lambda: newcomer.peer.ready, 2 * CONFIG.join_timeout_s)
+    swarm.until(lambda: newcomer.peer.view.ready, 2 * CONFIG.join_timeout_s)
     assert newcomer.kinds[0] == "started"
     assert newcomer.run_id != seed.run_id
 

@@ -71,11 +71,11 @@ def test_weights_that_are_too_far_off_are_put_back_without_a_loss():
 
 def test_nobody_mixes_with_a_node_that_has_weights_on_trial():
     swarm, nodes, liar = beside_a_liar(value=3_000)
-    swarm.until(lambda: any(node.peer.judge.on_trial for node in nodes), 120.0)
-    on_trial = next(node for node in nodes if node.peer.judge.on_trial)
+    swarm.until(lambda: any(node.peer.own_run.judge.on_trial for node in nodes), 120.0)
+    on_trial = next(node for node in nodes if node.peer.own_run.judge.on_trial)
     assert on_trial.peer.membership.me.run_id != LIAR
     mixes = len(on_trial.mixes)
-    swarm.until(lambda: not on_trial.peer.judge.on_trial, 10.0)
+    swarm.until(lambda: not on_trial.peer.own_run.judge.on_trial, 10.0)
     assert len(on_trial.mixes) == mixes
     assert liar.id not in [partner for _, _, partner in on_trial.mixes]
 
@@ -203,7 +203,7 @@ def test_a_newcomer_goes_where_most_are_and_not_where_the_largest_number_is():
     swarm, nodes, liar = beside_a_liar(loss=lambda node: None)
     swarm.run(5.0)
     newcomer = swarm.start(0)
-    swarm.until(lambda: newcomer.peer.ready, 30.0)
+    swarm.until(lambda: newcomer.peer.view.ready, 30.0)
     assert newcomer.run_id == nodes[0].run_id != liar.run_id
 
 
@@ -263,7 +263,7 @@ def test_of_four_donors_one_that_gives_another_model_leaves_no_trace(odd):
     swarm.until(swarm.agreed, 30.0)
     nodes[odd].value = Fraction(5_000)
     newcomer = swarm.start(0, 1, 2, 3, value=5)
-    swarm.until(lambda: newcomer.peer.ready, 30.0)
+    swarm.until(lambda: newcomer.peer.view.ready, 30.0)
     assert newcomer.value == 1000
     assert newcomer.run_id == nodes[0].run_id
 

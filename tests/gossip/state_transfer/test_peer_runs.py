@@ -38,7 +38,7 @@ def test_more_samples_outrank_fewer_and_of_equals_the_larger_genesis():
 @pytest.mark.parametrize(("left", "right"), [(1, 1), (3, 1), (1, 3), (4, 2)])
 def test_when_two_runs_meet_the_one_with_fewer_samples_takes_the_others_weights(left, right):
     swarm, lefts, rights = two_runs(left, left, right)
-    swarm.until(lambda: all(node.peer.ready for node in lefts + rights), 30.0)
+    swarm.until(lambda: all(node.peer.view.ready for node in lefts + rights), 30.0)
     assert lefts[0].run_id != rights[0].run_id
     swarm.network.sides = None
     slower, faster = (rights, lefts) if left >= right else (lefts, rights)  # the left began 20 s earlier
@@ -72,7 +72,7 @@ def wanting():
     """A swarm of two linked peers with a run each, each of which wants the other's weights."""
     swarm = World(1)
     one, two = swarm.start(run_id=G1), swarm.start(run_id=G2)
-    one.peer.runs.consented, two.peer.runs.consented = G2, G1
+    one.peer.joining.consented, two.peer.joining.consented = G2, G1
     one.perform([Dial(address_of(1))])
     swarm.run(0.025)
     return swarm, one, two
@@ -163,8 +163,8 @@ def test_a_checkpoint_with_more_behind_it_goes_on_and_the_others_merge_into_it()
     assert first.run_id == G3
     assert resumed.kinds[0] == "started"
     assert "merged" in first.kinds
-    assert resumed.peer.swarm_samples >= 1_000_000
-    assert first.peer.swarm_samples < 1_000_000, "what another run states ends no training of ours"
+    assert resumed.peer.local.progress.samples >= 1_000_000
+    assert first.peer.local.progress.samples < 1_000_000, "what another run states ends no training of ours"
 
 
 def test_a_checkpoint_with_less_behind_it_gives_way():
@@ -181,8 +181,12 @@ def test_of_checkpoints_of_different_age_the_first_goes_on_and_who_loaded_a_newe
         nodes.append(swarm.start(*([0] if number else [])))
         nodes[-1].perform(nodes[-1].peer.resume(G3, base, 1.0, swarm.now))
     swarm.run(30.0)
-    assert max(node.peer.swarm_samples for node in nodes) - min(node.peer.swarm_samples for node in nodes) < 200
-    assert bases[0] < nodes[0].peer.swarm_samples < bases[0] + 3 * sum(node.steps for node in nodes)
+    assert (
+        max(node.peer.local.progress.samples for node in nodes)
+        - min(node.peer.local.progress.samples for node in nodes)
+        < 200
+    )
+    assert bases[0] < nodes[0].peer.local.progress.samples < bases[0] + 3 * sum(node.steps for node in nodes)
     told = [text for node in nodes for _, kind, text in node.notices if kind == "joined" and "older than" in text]
     assert len(told) == older
     assert all("start the one that loads it first" in text for text in told)
@@ -200,7 +204,7 @@ def test_samples_of_an_earlier_life_are_not_behind_weights_that_began_afresh():
 def test_a_peer_about_to_take_other_weights_is_busy():
     swarm, lefts, rights = two_runs(1, 1, 1)
     left, right = lefts[0], rights[0]
-    swarm.until(lambda: right.peer.ready, 30.0)
+    swarm.until(lambda: right.peer.view.ready, 30.0)
     swarm.network.sides = None
     swarm.until(lambda: right.peer.joining.phase is Phase.COLLECTING, 60.0)
     right.stepping = False
@@ -217,11 +221,11 @@ def test_the_smallest_id_does_not_say_that_all_wait_beside_a_member_that_gives_n
     smallest, giver = swarm.start(1), swarm.start()
     swarm.network.fault = lambda sender, to, message: isinstance(message, Fetch) and message.start < message.stop
     if must_join:
-        smallest.peer.must_join()
+        smallest.peer.runs.must_join = True
     assert smallest.id < giver.id
     swarm.run(100.0)
-    assert giver.peer.ready
-    assert smallest.peer.ready is not must_join
+    assert giver.peer.view.ready
+    assert smallest.peer.view.ready is not must_join
     said = [text for _, kind, text in smallest.notices if kind == "started"]
     assert [text.partition(":")[0] for text in said] == ([] if must_join else ["No member gave its weights"])
 
@@ -230,6 +234,6 @@ def test_of_members_that_must_join_and_find_no_run_none_begins_one():
     swarm = World(6)
     nodes = [swarm.start(1), swarm.start(0)]
     for node in nodes:
-        node.peer.must_join()
+        node.peer.runs.must_join = True
     swarm.run(60.0)
-    assert not any(node.peer.ready for node in nodes)
+    assert not any(node.peer.view.ready for node in nodes)

@@ -213,7 +213,7 @@ def refused(run) -> Counter[str]:
     """What the honest refused of others, and what they cut off, by reason."""
     counts: Counter[str] = Counter()
     for host in run.swarm.hosts:
-        for (_, code), times in host.peer.refusals.items() if host.liar is None else ():
+        for (_, code), times in host.peer.exchanges.refusals.counts.items() if host.liar is None else ():
             counts[code] += times
     return counts
 
@@ -345,7 +345,7 @@ def moved_by_the_first_it_meets(kind, learning):
     models = np.stack([host.vector for host in swarm.hosts[1:]]).astype(float)
     apart = max(float(np.linalg.norm(a - b)) for a in models for b in models)
     newcomer = swarm.hosts[swarm.add_peer(rng.standard_normal(elements).astype(np.float32), [1, 2])]
-    while not newcomer.peer.ready:
+    while not newcomer.peer.view.ready:
         swarm.run_until(swarm.now + 0.01)
     for number in range(1, 5):
         swarm.kill(number)

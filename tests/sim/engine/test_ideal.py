@@ -97,7 +97,7 @@ def test_one_alone_chooses_nobody_and_mixes_with_nobody():
     assert swarm.hosts[0].peer.partners.choose(set(), 0.0) is None
     swarm.run_until(30.0)
     assert swarm.sessions.mixes == 0
-    assert swarm.hosts[0].peer.alone
+    assert swarm.hosts[0].peer.runs.alone
     assert np.array_equal(swarm.hosts[0].vector, vector(0))
 
 
@@ -158,7 +158,7 @@ def test_a_donor_that_dies_is_replaced():
     for host in swarm.hosts:
         if host.id in sorted(donors())[:1]:
             swarm.kill(host.index)
-    run_while(swarm, lambda: not newcomer.peer.ready, limit_s=10.0)
+    run_while(swarm, lambda: not newcomer.peer.view.ready, limit_s=10.0)
     assert newcomer.peer.local.run_id == swarm.alive()[0].peer.local.run_id
     assert not np.array_equal(newcomer.vector, vector(99))
 
@@ -170,7 +170,7 @@ def test_one_that_comes_again_takes_the_weights_of_those_present():
     mean = np.mean([vector(index) for index in range(3)], axis=0)
     swarm.revive(3, [])
     swarm.run_until(32.0)
-    assert swarm.hosts[3].peer.ready
+    assert swarm.hosts[3].peer.view.ready
     assert swarm.hosts[3].peer.local.run_id == swarm.hosts[0].peer.local.run_id
     swarm.run_until(60.0)
     for host in swarm.hosts:  # rounding of a hundred mixes
@@ -182,16 +182,16 @@ def test_those_who_begin_apart_end_in_one_run():
     for index in range(5):
         swarm.add_peer(vector(index))  # nobody is a founder: one must begin, and the others join it
     swarm.run_until(40.0)
-    assert all(host.peer.ready for host in swarm.hosts)
+    assert all(host.peer.view.ready for host in swarm.hosts)
     assert len({host.peer.local.run_id for host in swarm.hosts}) == 1
 
 
 def test_the_swarms_samples_are_the_sum_of_its_members():
     swarm = swarm_of(5)
     swarm.run_until(60.0)
-    trained = sum(host.peer.samples for host in swarm.hosts)
+    trained = sum(host.peer.local.samples for host in swarm.hosts)
     assert trained > 0
-    assert [host.peer.swarm_samples for host in swarm.hosts] == pytest.approx([trained] * 5, rel=0.02)
+    assert [host.peer.local.progress.samples for host in swarm.hosts] == pytest.approx([trained] * 5, rel=0.02)
 
 
 # -- with whom -------------------------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def test_after_a_cut_of_minutes_a_message_goes_over_a_new_link_and_waits_for_not
     assert not linked(swarm)
     swarm.heal()
     healed = swarm.now
-    record = host.peer.member(to.id)
+    record = host.peer.membership.record(to.id)
     assert record is not None
     assert record.address is not None
     swarm.links.dials.open(host, record.address, to.id)
@@ -134,9 +134,9 @@ def test_a_swarm_that_was_cut_for_minutes_is_whole_within_ten_seconds_and_its_ex
     swarm.partition([list(range(12))])
     swarm.run_until(330.0)
     assert MemberState.DEAD in states(swarm)
-    failed, mixes = sum(host.peer.failures for host in swarm.hosts), swarm.sessions.mixes
+    failed, mixes = sum(host.peer.exchanges.failures for host in swarm.hosts), swarm.sessions.mixes
     swarm.heal()
     swarm.run_until(340.0)
     assert states(swarm) == {MemberState.ALIVE}
     swarm.run_until(360.0)
-    assert sum(host.peer.failures for host in swarm.hosts) - failed < 0.02 * (swarm.sessions.mixes - mixes)
+    assert sum(host.peer.exchanges.failures for host in swarm.hosts) - failed < 0.02 * (swarm.sessions.mixes - mixes)

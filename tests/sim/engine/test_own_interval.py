@@ -58,7 +58,7 @@ def test_a_correction_counts_in_the_interval_that_its_peer_has_chosen():
     for _ in simulation.slices():
         pass
     every = simulation.learners.corrections.every.tolist()
-    chosen = [host.peer.interval_steps for host in simulation.swarm.hosts]
+    chosen = [host.peer.schedule.every for host in simulation.swarm.hosts]
     assert all(6 <= each <= 12 for each in every)
     assert sum(one == other for one, other in zip(every, chosen, strict=True)) >= PEERS // 2  # others chose since
 

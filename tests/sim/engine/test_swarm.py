@@ -202,7 +202,7 @@ def test_joiners_take_the_swarms_weights_and_its_run() -> None:
     swarm = swarm_of(5)
     swarm.run_until(5.0)
     first = swarm.hosts[0]
-    assert all(host.peer.ready for host in swarm.hosts)
+    assert all(host.peer.view.ready for host in swarm.hosts)
     assert {host.peer.local.run_id for host in swarm.hosts} == {first.peer.local.run_id}
     for host in swarm.hosts:
         assert np.array_equal(host.vector, vector(0))
@@ -225,7 +225,7 @@ def test_a_donor_that_dies_is_replaced() -> None:
     donor = swarm.links.by_id[collecting(newcomer)[0].partner]
     swarm.kill(donor.index)
     swarm.run_until(swarm.now + 5.0)
-    assert newcomer.peer.ready
+    assert newcomer.peer.view.ready
     assert np.array_equal(newcomer.vector, vector(0))
 
 
@@ -290,7 +290,7 @@ def test_lost_messages_and_streams_are_survived() -> None:
 def test_a_hundred_peers_run_for_a_minute() -> None:
     swarm = swarm_of(100, on_step=kicked(20))
     swarm.run_until(60.0)
-    assert all(host.peer.ready for host in swarm.hosts)
+    assert all(host.peer.view.ready for host in swarm.hosts)
     assert alive_views(swarm) == {99}
     assert spread(swarm) < 1e-2
     assert sum(host.peer.exchanges.failures for host in swarm.hosts) == 0
@@ -322,7 +322,7 @@ def test_a_newcomer_need_not_wait_for_the_end_of_its_donors_long_steps() -> None
     swarm.run_until(700.0)
     newcomer = swarm.hosts[swarm.add_peer(np.full(2048, -5.0, np.float32), [0], step_s=0.1)]
     swarm.run_until(710.0)
-    assert newcomer.peer.ready
+    assert newcomer.peer.view.ready
     assert newcomer.peer.local.run_id == swarm.hosts[0].peer.local.run_id
     assert newcomer.steps > 0
     assert set(newcomer.vector - newcomer.steps) <= {float(host.vector[0]) for host in swarm.hosts[:3]}
@@ -377,4 +377,4 @@ def test_a_loop_that_mends_its_weights_by_itself_mixes_on() -> None:
     assert first.ready
     assert not first.joining.donors, "by itself, and not with the weights of others"
     assert all(np.isfinite(host.vector).all() for host in swarm.alive())
-    assert all(swarm.hosts[index].peer.ready for index in newcomers)
+    assert all(swarm.hosts[index].peer.view.ready for index in newcomers)

@@ -33,8 +33,8 @@ def errors(swarm: Swarm, before: int = 0) -> list[float]:
     """
     for host in swarm.alive():
         swarm.training.seen(host)
-    trained = before + sum(host.peer.samples for host in swarm.alive())
-    return [host.peer.swarm_samples / trained - 1 for host in swarm.alive()]
+    trained = before + sum(host.peer.local.samples for host in swarm.alive())
+    return [host.peer.local.progress.samples / trained - 1 for host in swarm.alive()]
 
 
 def test_fifty_trainers_of_one_pace_count_within_two_percent_and_deaths_take_nothing_away():
@@ -42,7 +42,7 @@ def test_fifty_trainers_of_one_pace_count_within_two_percent_and_deaths_take_not
     swarm.run_until(60.0)
     assert max(map(abs, errors(swarm))) < 0.02
     swarm.training.seen(swarm.hosts[7])
-    lost = swarm.hosts[7].peer.samples
+    lost = swarm.hosts[7].peer.local.samples
     swarm.kill(7)
     swarm.run_until(120.0)
     assert max(map(abs, errors(swarm, lost))) < 0.02
@@ -63,7 +63,7 @@ def test_numbers_that_lie_apart_meet_and_keep_their_sum():
     for host in swarm.hosts:
         swarm.training.seen(host)
     numbers = [host.peer.local.progress.samples for host in swarm.hosts]
-    trained = sum(host.peer.samples for host in swarm.hosts) + 5_000  # the mean of what was added
+    trained = sum(host.peer.local.samples for host in swarm.hosts) + 5_000  # the mean of what was added
     assert max(numbers) - min(numbers) < 0.02 * trained
     assert numbers == pytest.approx([trained] * 6, rel=0.03)
 
@@ -85,5 +85,5 @@ def test_liars_after_ten_silent_minutes_add_at_most_a_fifth_in_a_minute(honest, 
     swarm.run_until(660.0)
     for host in swarm.hosts:
         swarm.training.seen(host)
-    trained = sum(host.peer.samples for host in swarm.hosts)
-    assert max(host.peer.swarm_samples for host in swarm.hosts[:honest]) < 1.2 * trained
+    trained = sum(host.peer.local.samples for host in swarm.hosts)
+    assert max(host.peer.local.progress.samples for host in swarm.hosts[:honest]) < 1.2 * trained

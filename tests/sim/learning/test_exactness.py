@@ -32,7 +32,7 @@ def both_ways(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> tuple[Simu
     plain = played(scenario)
     assert isinstance(plain.learners, OneStepAtATime)
     # A lazy trainer takes the steps in progress too, when somebody looks: one for each peer that is there.
-    there = [int(host.name) for host in plain.swarm.alive() if host.peer.ready]
+    there = [int(host.name) for host in plain.swarm.alive() if host.peer.view.ready]
     ahead = batched.learners.taken[there] - plain.learners.taken[there]
     assert set(ahead.tolist()) <= {0, 1}
     plain.learners.train(np.array(there), ahead)
@@ -89,7 +89,7 @@ def test_batched_steps_are_exact_where_runs_merge():
         assert swarm.hosts[0].peer.local.run_id != swarm.hosts[1].peer.local.run_id
         swarm.run_until(20.05)
         assert len({host.peer.local.run_id for host in swarm.hosts}) == 1
-        assert all(host.peer.ready for host in swarm.hosts)
+        assert all(host.peer.view.ready for host in swarm.hosts)
         runs.append((swarm, learners))
     (batched, ours), (plain, theirs) = runs
     assert batched.events.digest().hexdigest() == plain.events.digest().hexdigest()

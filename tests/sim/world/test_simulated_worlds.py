@@ -103,7 +103,7 @@ def test_who_comes_again_has_the_weights_of_those_present(mode, tmp_path):
     assert np.array_equal(run.swarm.hosts[7].vector, own)
     run.swarm.run_until(40.0)
     again = run.swarm.hosts[7]
-    assert again.peer.ready
+    assert again.peer.view.ready
     assert again.peer.local.run_id == run.swarm.hosts[0].peer.local.run_id
     assert vectors(run, range(8)) == pytest.approx(np.tile(mean, (8, 1)), abs=1e-5)
 
@@ -154,12 +154,12 @@ def test_from_one_seed_everybody_joins_one_run(join_every_s, mode):
     starts = mode == "protocol"  # and a node's start takes a while
     run.swarm.run_until(START_S[0] - 0.01 if starts else 0.01)
     assert len(run.swarm.hosts) == (1 if join_every_s or starts else 12)
-    assert [host.name for host in run.swarm.hosts if host.peer.ready] == ["0"]
+    assert [host.name for host in run.swarm.hosts if host.peer.view.ready] == ["0"]
     run.swarm.run_until(START_S[1] + 0.01 if starts else 0.01)
     assert len(run.swarm.hosts) == (1 if join_every_s else 12)
     run.swarm.run_until(11 * join_every_s + 8.0)
     assert len(run.swarm.hosts) == 12
-    assert all(host.peer.ready for host in run.swarm.hosts)
+    assert all(host.peer.view.ready for host in run.swarm.hosts)
     assert {host.peer.local.run_id for host in run.swarm.hosts} == {run.swarm.hosts[0].peer.local.run_id}
     # They took the weights of the first and nobody else's: averaging what is equal changes nothing.
     assert np.array_equal(vectors(run, range(12)), np.tile(first, (12, 1)))
@@ -169,7 +169,7 @@ def test_from_one_seed_everybody_joins_one_run(join_every_s, mode):
 def test_those_who_begin_together_know_each_other_and_keep_their_own_vectors(mode):
     run = Simulation(averaging(membership=MembershipSpec(mode=mode)))
     mean = run.learners.matrix.mean(0)
-    assert all(host.peer.ready and len(host.peer.membership.members()) == 7 for host in run.swarm.hosts)
+    assert all(host.peer.view.ready and len(host.peer.membership.members()) == 7 for host in run.swarm.hosts)
     assert {host.peer.local.run_id for host in run.swarm.hosts} == {run.swarm.hosts[0].peer.local.run_id}
     run.swarm.run_until(30.0)
     assert sum(host.peer.exchanges.failures for host in run.swarm.hosts) == 0

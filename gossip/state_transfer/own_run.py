@@ -1,4 +1,4 @@
-"""The part of a Peer that handles its run: begin it, resume it, take another's weights, end it."""
+"""The run whose weights a peer holds: begin it, resume it, take another's weights, end it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from typing import Any
 
 from gossip.arithmetic.group_mean import norm_accepts
 from gossip.effects import Confirm, Effect, Notice, Restore
+from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.session import within
-from gossip.face import Face
 from gossip.ids import quantity
-from gossip.state_transfer.joining import LEFT_ALONE_S, Phase
+from gossip.membership.members import Members
+from gossip.schedule import Schedule
+from gossip.state_transfer.donating import Donating
+from gossip.state_transfer.ending import Ending
+from gossip.state_transfer.joining import LEFT_ALONE_S, Joining, Phase
 from gossip.state_transfer.runs import STALEMATE_S, Run, outranks
 from gossip.state_transfer.trial import TrialEvaluator
 
-__all__ = ["Holder", "RunState"]
+__all__ = ["OwnRun", "RunState"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,46 +40,53 @@ class RunState:
     extra: tuple[Any, ...]  # figures for the owners of other nodes
 
 
-class Holder(Face):
-    """The run of a Peer. Another run's weights are on trial until ``judge`` has enough losses."""
+class OwnRun:
+    """The run of one peer. Another run's weights are on trial until ``judge`` has enough losses.
 
-    judge: TrialEvaluator
-    samples: int
-    moved_steps: int
-    reborn: bool  # this is a later life of this peer
+    Attributes:
+        reborn: True if this is a later life of the peer.
+    """
+
+    def __init__(
+        self, members: Members, exchanges: Exchanges[Any], joining: Joining, donating: Donating, ending: Ending,
+        schedule: Schedule,
+    ) -> None:  # fmt: skip
+        self.membership, self.exchanges, self.joining, self.donating = members, exchanges, joining, donating
+        self.ending, self.schedule = ending, schedule
+        self.local, self.config = joining.local, joining.config
+        self.judge = TrialEvaluator()
+        self.reborn = members.me.incarnation > 1
 
     # -- over a fault --------------------------------------------------------------------------------------------
     @property
-    def run_state(self) -> RunState:
-        """The state for a new Peer (:meth:`go_on_from`): plain numbers only, since this peer may have failed."""
-        local, me = self.local, self.record
+    def state(self) -> RunState:
+        """The state for a new Peer (``go_on_from``): plain numbers only, since this peer may have failed."""
+        local, me = self.local, self.membership.me
         return RunState(
             local.run_id, local.progress.samples, local.version, local.ready, local.sound, local.finished,
-            local.settling, self.steps, self.samples, max(0, me.steps - self.steps),
-            max(0, self.own_samples - self.samples), me.incarnation, me.extra,
+            local.settling, local.steps, local.samples, max(0, me.steps - local.steps),
+            max(0, self.membership.my_samples - local.samples), me.incarnation, me.extra,
         )  # fmt: skip
 
     def go_on_from(self, before: RunState, now: float) -> None:
-        """Continue the run of an earlier Peer.
+        """Continue the run of an earlier peer.
 
-        Call it before ``start``, with a record that has the earlier steps and samples and a higher incarnation. Samples
-        that the earlier Peer was not told of count with the next report.
+        Samples that the earlier peer was not told of count with the next report.
         """
         local = self.local
-        self.steps = self.moved_steps = local.steps = local.mixed_steps = before.steps
-        self.samples = before.samples
+        local.steps = local.mixed_steps = before.steps
+        local.samples = before.samples
         self.resume(before.run_id, before.progress, before.version, now, before.finished)
-        local.settling, self.hopeful = before.settling, True
+        local.settling = before.settling
         if before.ready:
             local.ready, local.progress.resumed = True, False
             self.membership.update_me(now, ready=True)
             self.mixed(now)
-        elif not before.sound:
-            local.sound = False
-            self.runs.spoiled(now)
+        else:
+            local.sound = before.sound
 
     # -- ours ----------------------------------------------------------------------------------------------------
-    def begin_run(self, now: float, why: str) -> list[Effect]:
+    def begin(self, now: float, why: str) -> list[Effect]:
         """Become ready with our own weights. No samples are behind them, except those of a checkpoint."""
         self.local.ready = True
         progress, lost = self.local.progress, self.joining.run_id
@@ -106,7 +117,6 @@ class Holder(Face):
         self.local.progress.begin(samples, resumed=samples > 0 and not self.local.ready)
         self.local.run_id, self.local.version, self.local.sound = run_id, within(version), True
         self.membership.update_me(now, run_id=run_id, progress=samples, version=self.local.version)
-        self.runs.changes_seen = -1
         self.local.finished = finished or run_id == self.ending.before
         self.membership.update_me(now, finished=self.local.finished)
         return self.replaced()
@@ -118,18 +128,13 @@ class Holder(Face):
         ended += self.exchanges.abandon()
         return [*ended, *self.joining.stop(), *self.donating.abandon(list(self.donating.table))]
 
-    def finish(self, now: float) -> list[Effect]:
-        """Mark the run as finished. Newcomers learn it with the weights, others by a majority vote."""
-        self.ending.finish(now)
-        return []
-
     def tell(self, now: float) -> None:
         """Publish the counts so far: the weights change now, or the counts are our last."""
-        self.membership.update_me(now, steps=self.steps, samples=self.samples, version=self.local.version)
+        self.membership.update_me(now, steps=self.local.steps, samples=self.local.samples, version=self.local.version)
 
     def mixed(self, now: float) -> None:
         """Schedule the next mix an interval from now: the weights are a run's from now on."""
-        self.schedule.begin(self.steps, now)
+        self.schedule.begin(self.local.steps, now)
 
     # -- another's -----------------------------------------------------------------------------------------------
     def adopted(self, now: float, difference_sq: float = 0.0, own_sq: float = 0.0) -> list[Effect]:
@@ -145,7 +150,7 @@ class Holder(Face):
         if not local.ready:
             return self.taken(now)
         refusal = norm_accepts(difference_sq, own_sq, local.elements, self.config.norm_bound)
-        self.judge.begin(self.steps, now)
+        self.judge.begin(local.steps, now)
         if refusal is not None:
             return self.judged(False, now)
         return [] if self.judge.sees else self.judged(True, now)
@@ -155,7 +160,7 @@ class Holder(Face):
         self.judge.end()
         if passed:
             return [Confirm(), *self.taken(now)]
-        self.runs.consented = b""
+        self.joining.consented = b""
         seconds = self.joining.failed_trial(now)
         text = (
             f"The weights of run {self.joining.run_id.hex()[:8]} are worse here than this node's own, which come "
@@ -174,13 +179,6 @@ class Holder(Face):
         self.joining.leave_alone(self.joining.run_id, now + LEFT_ALONE_S)
         return self.joining.stop()
 
-    def merge(self, run_id: bytes, now: float) -> list[Effect]:
-        """Take this run's weights because a person wants it, regardless of samples."""
-        self.runs.consented, self.runs.noticed = run_id, b""
-        self.runs.changes_seen, self.runs.next_at = -1, now
-        self.joining.left_alone.pop(run_id, None)
-        return []
-
     def taken(self, now: float) -> list[Effect]:
         """Switch to the run whose weights we have adopted."""
         joining, local = self.joining, self.local
@@ -197,12 +195,12 @@ class Holder(Face):
         older = outranks(Run(loaded, b""), Run(joining.swarm_samples, b""))
         # After a merge of two runs, members keep their own numbers and exchanges average them. The numbers of another
         # run must not end the training of this one.
-        if not merged or self.runs.consented == local.run_id:
+        if not merged or joining.consented == local.run_id:
             progress.begin(joining.swarm_samples)
         self.membership.update_me(
             now, run_id=local.run_id, progress=progress.samples, version=local.version, ready=True
         )  # fmt: skip
-        self.runs.consented = b""
+        joining.consented = b""
         joining.refused.pop(local.run_id, None)
         donors = len(joining.donors)
         text = (

@@ -1,0 +1,131 @@
+"""The facts about a peer that its driver reads between two calls. Reading one changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from gossip.exchange.exchanges import Exchanges
+from gossip.exchange.session import Local
+from gossip.ids import PeerId
+from gossip.membership.members import Members
+from gossip.state_transfer.donating import Donating
+from gossip.state_transfer.joining import Joining, Phase
+from gossip.wire.messages import Fetch, Invite, Message, Offer
+
+__all__ = ["PeerView"]
+
+
+class PeerView:
+    """The facts that follow from several parts of a peer, and the state of its run.
+
+    Facts of a single part are read from that part, such as ``peer.membership.me`` or ``peer.exchanges.done``.
+    """
+
+    __slots__ = ("_donating", "_exchanges", "_joining", "_local", "_members")
+
+    def __init__(
+        self, local: Local, members: Members, exchanges: Exchanges[Any], joining: Joining, donating: Donating
+    ) -> None:  # fmt: skip
+        self._local, self._members, self._exchanges = local, members, exchanges
+        self._joining, self._donating = joining, donating
+
+    # -- the run -------------------------------------------------------------------------------------------------
+    @property
+    def ready(self) -> bool:
+        """True if this peer holds the weights of a run, and may train and mix."""
+        return self._local.ready
+
+    @property
+    def sound(self) -> bool:
+        """True if no weight is known to be NaN or infinite."""
+        return self._local.sound
+
+    @property
+    def finished(self) -> bool:
+        """True if the run has ended."""
+        return self._local.finished
+
+    @property
+    def run_id(self) -> bytes:
+        """The id of the run."""
+        return self._local.run_id
+
+    @property
+    def elements(self) -> int:
+        """The number of weights that exchanges carry."""
+        return self._local.elements
+
+    @property
+    def taking(self) -> bool:
+        """True if we are fetching the weights of a run."""
+        return self._joining.phase is not Phase.IDLE
+
+    @property
+    def serving(self) -> bool:
+        """True if a newcomer is fetching weights from us."""
+        return bool(self._donating.table)
+
+    @property
+    def alive(self) -> int:
+        """The number of ALIVE contacted members, this one included."""
+        return len(self._members.contacted()) + 1
+
+    # -- the training loop ---------------------------------------------------------------------------------------
+    @property
+    def boundary_at(self) -> float:
+        """The time of the training loop's last known step boundary."""
+        return self._local.boundary_at
+
+    @property
+    def held(self) -> bool:
+        """True if the training loop must wait at its boundary: a mix began ``max_version_gap`` intervals ago."""
+        return self._exchanges.held(self._local.steps)
+
+    # -- sessions ------------------------------------------------------------------------------------------------
+    def under_way(self, session: int) -> bool:
+        """Return True if an exchange has this session number."""
+        return session in self._exchanges.table
+
+    def serves(self, session: int) -> bool:
+        """Return True if a newcomer fetches a piece under this session number."""
+        return session in self._donating.table
+
+    def concerns(self, session: int) -> bool:
+        """Return True if the snapshot of this session is still needed."""
+        return session in self._exchanges.table or session in self._donating.table
+
+    def is_with(self, session: int, partner: PeerId) -> bool:
+        """Return True if this partner takes part in this exchange or piece."""
+        one = self._exchanges.table.get(session)
+        if one is not None:
+            return partner in one.others
+        served = self._donating.table.get(session)
+        return served is not None and served[0] == partner
+
+    def pairs_with(self, partner: PeerId) -> list[int]:
+        """Return the exchanges that depend on the link to this partner. A group depends on no single link."""
+        if self._exchanges.kind.MANY:
+            return []
+        return [session for session, one in self._exchanges.table.items() if partner in one.others]
+
+    def engaged(self) -> Iterator[PeerId]:
+        """Yield all peers with a session in progress, some more than once."""
+        for one in self._exchanges.table.values():
+            yield from one.others
+        for partner, _, _ in self._donating.table.values():
+            yield partner
+        for piece in self._joining.pieces.values():
+            yield piece.donor
+
+    def meant(self, to: PeerId, message: Message) -> bool:
+        """Return True if a message that waited for a link should still be sent.
+
+        A message must not begin a session that has ended or moved to another peer: the answer would tie up the link for
+        nothing.
+        """
+        if not isinstance(message, Offer | Invite | Fetch):
+            return True
+        piece = self._joining.pieces.get(message.session)
+        asked = self._joining.surveys.get(message.session) if piece is None else piece.donor
+        return asked == to or self.is_with(message.session, to)

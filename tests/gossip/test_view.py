@@ -1,0 +1,99 @@
+"""Drivers read a Peer's view and some facts of its parts, and change none of them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gossip.peer import Peer
+
+ROOT = Path(__file__).parents[2]
+DRIVERS = sorted(path for package in ("node", "sim") for path in (ROOT / package).rglob("*.py"))
+PARTS = set(Peer.__annotations__) - {"id", "config", "view"}
+# The facts of a part that a driver reads, besides everything in ``view``. CONTRACT.md lists them for driver writers.
+READ = {
+    "membership": {
+        "book", "changes", "contacted", "me", "members", "my_samples", "owners", "record", "remembers", "rtt_s",
+        "sharers", "sharing", "turnover",
+    },
+    "exchanges": {
+        "agreement", "consensus_distance", "done", "durations", "failed_by", "failures", "last_partner", "next_part",
+        "refusals", "table",
+    },
+    "initiator": {"due_steps", "mix_at", "next_mix", "offering"},
+    "local": {"optimizer_keys", "progress", "run_id", "samples", "version"},
+    "joining": {"lacks", "starved"},
+    "schedule": {"every"},
+    "runs": {"alone"},
+    "own_run": {"state"},
+    "reach": {"homes"},
+    "seeds": {"seeds"},
+    "misbehaviour": {"rows"},
+}  # fmt: skip
+
+
+def is_peer(node: ast.expr) -> bool:
+    return (isinstance(node, ast.Attribute) and node.attr == "peer") or (
+        isinstance(node, ast.Name) and node.id == "peer"
+    )
+
+
+def part_of(node: ast.AST) -> str | None:
+    """The part of a peer that this expression names."""
+    found = isinstance(node, ast.Attribute) and is_peer(node.value) and node.attr in {*PARTS, "view"}
+    return node.attr if found else None
+
+
+def reaches(source: str) -> list[str]:
+    """Every use of a part of a peer in ``source`` that no driver may make."""
+    tree = ast.parse(source)
+    allowed: set[ast.AST] = set()
+    found: list[str] = []
+    for node in ast.walk(tree):
+        part = part_of(node.value) if isinstance(node, ast.Attribute) else None
+        if part is None:
+            continue
+        if isinstance(node.ctx, ast.Load) and (part == "view" or node.attr in READ.get(part, ())):
+            allowed.add(node.value)
+        else:
+            found.append(f"line {node.lineno}: peer.{part}.{node.attr}")
+            allowed.add(node.value)
+    for node in ast.walk(tree):
+        part = part_of(node)
+        if part is not None and node not in allowed:
+            found.append(f"line {node.lineno}: peer.{part}")
+    return found
+
+
+def attributes(part: str) -> Iterator[str]:
+    """All that the drivers read of one part."""
+    for path in DRIVERS:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and part_of(node.value) == part:
+                yield node.attr
+
+
+@pytest.mark.parametrize("path", DRIVERS, ids=[str(path.relative_to(ROOT)) for path in DRIVERS])
+def test_a_driver_only_reads_facts_of_a_peer_that_are_listed(path):
+    assert reaches(path.read_text(encoding="utf-8")) == []
+
+
+def test_a_write_and_an_unlisted_read_would_be_found():
+    assert sorted(reaches("host.peer.partners.choose()\nlocal = peer.local\npeer.local.version = 1.0")) == [
+        "line 1: peer.partners.choose",
+        "line 2: peer.local",
+        "line 3: peer.local.version",
+    ]
+    assert reaches("peer.view.ready and peer.membership.me.id") == []
+
+
+@pytest.mark.parametrize("part", READ)
+def test_every_listed_fact_is_read_by_a_driver(part):
+    assert READ[part] == READ[part] & set(attributes(part))
+
+
+def test_a_peer_has_no_ancestors():
+    assert Peer.__mro__ == (Peer, object)
