@@ -17,12 +17,12 @@ __all__ = ["app", "main"]
 
 
 class Commands(TyperGroup):
-    """The command group. ``sim sweep`` is one command of two words: ``sim`` takes files and cannot be a group."""
+    """The command group. ``sim sweep`` and ``trace merge`` are single commands of two words."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Resolve a command as click does, and also commands of two words."""
-        if args[:2] == ["sim", "sweep"]:
-            args = ["sim sweep", *args[2:]]
+        if args[:2] in (["sim", "sweep"], ["trace", "merge"]):
+            args = [" ".join(args[:2]), *args[2:]]
         return super().resolve_command(ctx, args)
 
 
@@ -138,6 +138,9 @@ def run(
             help="JSON lines: an event a row, and a row a second for a minute, ever fewer then, every 10 s in the end.",
         ),
     ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Writes a timeline of this node, for ui.perfetto.dev.")
+    ] = None,
     threads: Threads = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No live line and no closing table.")] = False,
 ) -> None:
@@ -160,6 +163,7 @@ def run(
         page=page,
         on_fault=on_fault,
         log=log,
+        trace=trace,
         quiet=quiet,
     )
     raise typer.Exit(cli.run(script, args or [], settings))
@@ -179,13 +183,16 @@ def local(
     ] = None,
     config: ConfigFile = None,
     log_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Keeps each node's log and output.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Writes a timeline of all nodes, for ui.perfetto.dev.")
+    ] = None,
 ) -> None:
     """Start a swarm of processes on this machine, all running one script."""
     from node.cli import main as cli
 
     code = cli.local(
         script, args or [], nodes=nodes, threads=threads, wait_for=wait_for, wait_s=wait_s, config=config,
-        log_dir=log_dir,
+        log_dir=log_dir, trace=trace,
     )  # fmt: skip
     raise typer.Exit(code)
 
@@ -297,6 +304,9 @@ def sim(
     ] = None,
     jobs: SimJobs = None,
     settings: SimSet = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Writes a timeline of all peers, for ui.perfetto.dev.")
+    ] = None,
     json: SimJson = False,
     quiet: SimQuiet = False,
 ) -> None:
@@ -306,7 +316,9 @@ def sim(
     """
     from sim import cli
 
-    code = cli.run(scenarios, seed=seed, out=out, settings=settings or (), as_json=json, quiet=quiet, jobs=jobs)
+    code = cli.run(
+        scenarios, seed=seed, out=out, settings=settings or (), as_json=json, quiet=quiet, jobs=jobs, trace=trace
+    )
     raise typer.Exit(code)
 
 
@@ -339,6 +351,23 @@ def sim_sweep(
         scenario, grid, seed=seed, seeds=seeds, out=out, settings=settings or (), as_json=json, quiet=quiet, jobs=jobs
     )
     raise typer.Exit(code)
+
+
+@app.command("trace merge")
+def trace_merge(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="What --trace has written.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The timeline of all.", show_default=False)],
+) -> None:
+    """Merge the timelines of several nodes into one, with their clocks aligned by their exchanges."""
+    from gossip.timeline import merge
+
+    merged = merge(files, out)
+    print(f"{out} holds {merged.events:,} events: open it at https://ui.perfetto.dev.")
+    for file, shift_s in zip(files, merged.shifts_s, strict=True):
+        if shift_s is None:
+            print(f"{file} shares no exchange with {files[0]}: its clock is as its machine had it.")
+        elif abs(shift_s) > 0.001:
+            print(f"{file}: {shift_s:+.3f} s, so that its clock agrees with that of {files[0]}.")
 
 
 @app.command()

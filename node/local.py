@@ -42,7 +42,7 @@ HOME = str(Path(__file__).resolve().parents[1])
 # Settings of this process, for example a seed or a state directory, do not fit every child.
 INHERITED = (
     "SEEDS", "LISTEN", "ADVERTISE", "SECRET_FILE", "INSECURE", "STATE_DIR", "CONFIG", "LOG", "PAGE", "PROGRESS",
-    "MUST_JOIN", "WAIT_FOR", "WAIT_S",
+    "MUST_JOIN", "TRACE", "WAIT_FOR", "WAIT_S",
 )  # fmt: skip
 
 
@@ -152,6 +152,7 @@ class LocalSwarm:
             deleted with the swarm.
         threads: Threads of arithmetic per process; processes that each take every core slow one another down.
         config: Keys of :class:`gossip.Config`, as a mapping or as the path of a TOML file.
+        trace: Whether each node writes a timeline into the folder, node-0.trace.json and so on.
 
     Raises:
         ConfigError: The script or the settings cannot work.
@@ -167,6 +168,7 @@ class LocalSwarm:
         folder: str | os.PathLike[str] | None = None,
         threads: int = 1,
         config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+        trace: bool = False,
     ) -> None:
         if not Path(script).is_file():
             raise ConfigError(f"There is no script {script}: name a Python file.")
@@ -184,6 +186,7 @@ class LocalSwarm:
         self._rows: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self._job = [str(script), *map(str, args)]
         self._options = ["--quiet", "--threads", str(threads)]
+        self._traces = trace
         if settings is not None:
             config = self._folder / "config.toml"
             config.write_text(settings, "utf-8")
@@ -236,6 +239,8 @@ class LocalSwarm:
         log, out, err = (self._folder / f"node-{number}.{kind}" for kind in ("jsonl", "out", "err"))
         log.unlink(missing_ok=True)  # Rows of an earlier run do not belong to this one.
         options = [*self._options, "--listen", listen, "--log", str(log)]
+        if self._traces:
+            options += ["--trace", str(self._folder / f"node-{number}.trace.json")]
         for address in seeds:
             options += ["--seed", address]
         if page is not None:

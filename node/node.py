@@ -69,6 +69,7 @@ class Node:
         page: "host:port" of a page for browsers and monitors, see docs/page.md.
         on_fault: The reaction to a fault of this library in the network side. "restart" (the default) starts the
             network side again while the loop trains; "raise" lets :meth:`step` raise FaultError.
+        trace: A file for a timeline of steps and exchanges, for ui.perfetto.dev; see docs/timeline.md.
         keep_average: Keep the average over the last mixes for :meth:`averaged`, one more vector of the model's size.
 
     Raises:
@@ -93,6 +94,7 @@ class Node:
         frozen: bool = False,
         page: str | None = None,
         on_fault: str | None = None,
+        trace: str | os.PathLike[str] | None = None,
         keep_average: bool = False,
     ) -> None:
         self_test()
@@ -109,7 +111,7 @@ class Node:
             return
         settings = Settings.gather(
             seeds, listen, advertise, secret, state_dir, config, join_or_fail_s=join_or_fail_s, wait_for=wait_for,
-            wait_s=wait_s, page=page, launched=group is None, on_fault=on_fault,
+            wait_s=wait_s, page=page, launched=group is None, on_fault=on_fault, trace=trace,
         )  # fmt: skip
         decided = settings.config.for_training(bool(optimizers.quasi_global))
         settings = dataclasses.replace(settings, config=decided)

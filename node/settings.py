@@ -47,6 +47,7 @@ class Settings:
     wait_s: float = WAIT_S  # The most seconds to wait for them.
     page: Address | None = None  # Where the web page listens.
     others: Address | None = None  # An address on the way to the other hosts of a launch.
+    trace: Path | None = None  # A file for the timeline of this node.
     on_fault: str = "restart"  # Or "raise": how to react to a fault of this library in the network side.
 
     @property
@@ -70,6 +71,7 @@ class Settings:
         page: str | None = None,
         launched: bool = False,
         on_fault: str | None = None,
+        trace: str | os.PathLike[str] | None = None,
     ) -> Settings:
         """Read the settings and write nothing: the service later keeps the secret in the state directory.
 
@@ -133,6 +135,7 @@ class Settings:
             tuple(sources), members(environment.get("GOSSIP_WAIT_FOR", "1") if wait_for is None else wait_for),
             waited(seconds(environment, "GOSSIP_WAIT_S") if wait_s is None else wait_s),
             paged(page or environment.get("GOSSIP_PAGE"), key), others,
+            traced(trace or environment.get("GOSSIP_TRACE")),
             faulty(on_fault or environment.get("GOSSIP_ON_FAULT") or "restart"),
         )  # fmt: skip
 
@@ -174,6 +177,14 @@ def faulty(on_fault: object) -> str:
     if on_fault not in ON_FAULT:
         raise ConfigError(f"on_fault is {on_fault!r}: give 'restart' or 'raise'.")
     return str(on_fault)
+
+
+def traced(file: str | os.PathLike[str] | None) -> Path | None:
+    """Return the file for a timeline. Raises ConfigError if its folder does not exist."""
+    path = Path(file).resolve() if file else None
+    if path is not None and not path.parent.is_dir():
+        raise ConfigError(f"The timeline's folder {path.parent} does not exist: make it first.")
+    return path
 
 
 def paged(where: str | None, secret: bytes | None) -> Address | None:

@@ -32,6 +32,7 @@ from node.observe.listeners import Listeners
 from node.observe.members import Member
 from node.observe.metrics import Metrics
 from node.observe.reduced import Figures, Reduced, reduce, settles
+from node.observe.timeline import LoopTimeline
 from node.service import LEAVE_S, REPORT_S, Service
 from node.settings import Settings
 
@@ -72,6 +73,7 @@ class TrainingSide(HeldRun):
         self.corrected_at = 0  # The step count when the correction was last applied.
         self.settled_at: int | None = None  # The step count at which this loop settled, until it continues.
         self.handler: Any = None
+        self.timeline = None if settings.trace is None else LoopTimeline(settings.trace, self.service.listeners)
 
     # -- life ----------------------------------------------------------------------------------------------------
     def start(self) -> None:
@@ -90,6 +92,8 @@ class TrainingSide(HeldRun):
             self.thread.start(self.service)
             if before:
                 self.thread.call(self.runtime.on_event, "replaced", REPLACED)
+            if self.timeline is not None:
+                self.timeline.start(self.me.hex())
             self.join()
             if self.peer.view.finished and not self.boundary.lives:
                 self.take_final()
@@ -97,6 +101,8 @@ class TrainingSide(HeldRun):
             if self.given is not None and not self.boundary.lives:
                 self.go_on(self.given, OF_OTHERS, lambda: None)
             self.wait_for_others(began)
+            if self.timeline is not None:
+                self.timeline.spent("join", time.monotonic() - began)
         except BaseException:
             self.stop()
             raise
@@ -113,6 +119,8 @@ class TrainingSide(HeldRun):
             self.thread.call(self.service.leave)
         self.thread.join(2 * LEAVE_S)
         self.service.listeners.close(LEAVE_S)
+        if self.timeline is not None:
+            self.timeline.close()
         running.leave(self)
         self.loop.reported_at = -math.inf  # A later step reports at once that the node is closed.
         if self.handler is not None and threading.current_thread() is threading.main_thread():
@@ -261,6 +269,8 @@ class TrainingSide(HeldRun):
         if self.config.max_version_gap is not None:
             self.hold()
         self.overheads.append(time.perf_counter() - start)
+        if self.timeline is not None:
+            self.timeline.stepped(self.steps, self.overheads[-1])
 
     def correct(self, correction: Correction) -> None:
         """Correct the last steps for the bias of this node's data, unless an exchange is changing the correction."""
@@ -303,6 +313,8 @@ class TrainingSide(HeldRun):
         The pool is shared by both threads, so a vector's return alone need not wake the network's.
         """
         self.thread.check()
+        if self.timeline is not None:
+            self.timeline.visit = visit
         if visit.copies or any([update.sample is not None for update in visit.updates]):
             self.tell(self.perform_updated, visit)
 
@@ -332,6 +344,8 @@ class TrainingSide(HeldRun):
 
     def report(self, visit: Visit) -> None:
         runtime, now = self.runtime, time.perf_counter()
+        if self.timeline is not None:
+            self.timeline.visit = visit
         if visit.snapshots:
             self.begin_alone()  # Otherwise the mix of this snapshot would have no start.
         optimizer = None
@@ -395,7 +409,7 @@ class TrainingSide(HeldRun):
         """
         peer = self.peer
         before, averaged = peer.exchanges.done, self.average.mixes
-        self.settled_at = self.steps
+        self.settled_at, began = self.steps, time.monotonic()
         self.tell_peer(lambda peer, now: peer.settle(True, now))
         if self.meet(wait_s):
             before = self.peer.exchanges.done  # An agreement without the last members to come does not count.
@@ -416,6 +430,8 @@ class TrainingSide(HeldRun):
         self.average.settled(averaged)
         if not self.outer.plain:
             self.reset_outer()
+        if self.timeline is not None:
+            self.timeline.spent("settle", time.monotonic() - began)
         distance: float | None = known(self.peer.exchanges.consensus_distance)
         return distance
 

@@ -46,12 +46,15 @@ def run(
     as_json: bool = False,
     quiet: bool = False,
     jobs: int | None = None,
+    trace: Path | None = None,
 ) -> int:
     """Simulate scenarios and return the exit code, 130 after ^C.
 
     Each result is saved as soon as its run is done, and its rows as they are measured. After ^C the partial results of
     interrupted runs are saved. The output is in the order of the files. ``jobs`` runs go on in parallel; None: one per
-    core. Raises :class:`~gossip.errors.GossipError`, if possible before any run starts.
+    core. ``trace`` is a file for the timeline of one scenario.
+
+    Raises :class:`~gossip.errors.GossipError`, if possible before any run starts.
     """
     from sim.jobs import Assignment
 
@@ -64,7 +67,9 @@ def run(
         scenarios = read(files, seed, settings)
         check_out(out)
         folders = folders_of(out, scenarios)
-        todo = [Assignment(*each) for each in zip(scenarios, titles_of(scenarios), folders, strict=True)]
+        if trace is not None and len(scenarios) != 1:
+            raise ConfigError("--trace records one scenario: name one file.")
+        todo = [Assignment(*each, trace) for each in zip(scenarios, titles_of(scenarios), folders, strict=True)]
         for number, result in results_of(todo, jobs, quiet, seen):
             done[number] = result
             if as_json:
@@ -160,7 +165,7 @@ def one_after_another(todo: Sequence[Assignment], quiet: bool, seen: dict[int, R
         title = job.title if len(todo) == 1 else f"{number + 1}/{len(todo)} {job.title}"
         try:
             with row_file(job.folder) as rows:
-                result = play(job.scenario, title, quiet, rows)
+                result = play(job.scenario, title, quiet, rows, job.trace)
         except Stopped as stopped:
             seen[number] = stopped.result
             raise
@@ -226,12 +231,14 @@ def row_file(folder: Path | None) -> AbstractContextManager[Rows | None]:
     return nullcontext() if folder is None else RowFile(folder)
 
 
-def play(scenario: Scenario, title: str, quiet: bool, rows: Rows | None = None) -> Result:
+def play(
+    scenario: Scenario, title: str, quiet: bool, rows: Rows | None = None, trace: Path | None = None
+) -> Result:  # fmt: skip
     """Simulate one scenario in this process, with a progress bar if stderr is a terminal."""
     from sim import jobs
 
     with bar(title, quiet) as shown:
-        return jobs.play(scenario, False if shown is None else shown.update, rows)
+        return jobs.play(scenario, False if shown is None else shown.update, rows, trace)
 
 
 def bar(title: str, quiet: bool) -> AbstractContextManager[Shown | None]:

@@ -34,12 +34,13 @@ def play(
     scenario: Scenario,
     progress: Callable[[Progress], None] | bool = False,
     rows: Callable[[dict[str, float]], None] | None = None,
+    trace: Path | None = None,
 ) -> Result:
     """Simulate a scenario; a lack of memory becomes a :class:`LocalError`."""
     from sim.simulation import simulate
 
     try:
-        return simulate(scenario, progress=progress, rows=rows)
+        return simulate(scenario, progress=progress, rows=rows, trace=trace)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "allocate memory" not in str(error):  # as torch reports it
             raise
@@ -54,6 +55,7 @@ class Assignment:
     scenario: Scenario
     title: str
     folder: Path | None = None
+    trace: Path | None = None  # a file for the run's timeline
 
 
 class Workers:

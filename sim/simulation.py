@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import math
+import os
 import random
 import resource
 import sys
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 from gossip.codecs import COMPILED
 from gossip.config import Config
 from gossip.errors import ConfigError, LocalError
+from gossip.timeline import TimelineWriter
 from sim.engine.level import WholeLevel
 from sim.engine.swarm import Swarm
 from sim.exchanges.level import ExchangeLevel
@@ -152,7 +155,9 @@ class ExchangeSimulation(Played):
 class Simulation(Played):
     """A simulation at the whole level, message by message."""
 
-    def __init__(self, scenario: Scenario, device: str = "cpu") -> None:
+    def __init__(
+        self, scenario: Scenario, device: str = "cpu", timeline: TimelineWriter | None = None
+    ) -> None:  # fmt: skip
         ideal = scenario.membership.mode == "ideal"
         if ideal and scenario.network.partitions:
             raise ConfigError(
@@ -171,6 +176,7 @@ class Simulation(Played):
             seed, network, patient(scenario.config, weight), trainer=self.learners if scenario.trains else None,
             ideal=ideal, parameters=self.learners.parameters, machine=dataclasses.replace(COMPILED, weight=weight),
         )  # fmt: skip
+        self.swarm.timeline = timeline
         self.times = StepTimes(scenario.compute, seed, scenario.fleet)
         churn = churn_of(scenario.churn, seed, scenario.peers)
         self.sessions = [churn.sessions(name, index) for index, name in enumerate(names)]
@@ -264,6 +270,7 @@ def simulate(
     progress: bool | Callable[[Progress], None] = True,
     device: str = "cpu",
     rows: Callable[[dict[str, float]], None] | None = None,
+    trace: str | os.PathLike[str] | None = None,
 ) -> Result:
     """Simulate a scenario to its end and return the result.
 
@@ -275,6 +282,7 @@ def simulate(
             a Progress at intervals.
         device: The torch device; only "cpu" works.
         rows: Called with each row of the history as it is measured.
+        trace: A file for the timeline of all peers, as Chrome trace events. The whole level plays it.
 
     Raises:
         ConfigError, DataError, LocalError: The scenario cannot be simulated; the message is one sentence.
@@ -285,20 +293,27 @@ def simulate(
             from sim.report.progress_bar import Bar
 
             with Bar(scenario.name) as bar:
-                return simulate(scenario, bar.update, device, rows)
+                return simulate(scenario, bar.update, device, rows, trace)
         progress = ignore
     with one_thread(), uncollected(), np.errstate(all="ignore"):  # a diverging model is a result and no error
-        return play(scenario, progress, device, rows or ignore)
+        return play(scenario, progress, device, rows or ignore, None if trace is None else Path(trace))
 
 
 def play(
-    scenario: Scenario, progress: Callable[[Progress], None], device: str, rows: Callable[[dict[str, float]], None]
-) -> Result:
+    scenario: Scenario, progress: Callable[[Progress], None], device: str, rows: Callable[[dict[str, float]], None],
+    trace: Path | None,
+) -> Result:  # fmt: skip
     """Simulate a scenario at the level that it requests.
 
     With "auto", the fast level may find out during the run that it cannot represent the scenario. The simulation then
     restarts at the whole level, and ``rows`` receives rows from the beginning again.
     """
+    if trace is not None:
+        if scenario.fidelity == "exchange":
+            raise ConfigError("A timeline needs the whole level: leave out fidelity = 'exchange', or the timeline.")
+        with TimelineWriter(trace) as timeline:
+            whole = Fidelity("whole", "a timeline is recorded")
+            return play_at(whole, scenario, progress, device, rows, timeline)
     fidelity = fidelity_of(scenario)
     try:
         return play_at(fidelity, scenario, progress, device, rows)
@@ -310,10 +325,14 @@ def play(
 
 def play_at(
     fidelity: Fidelity, scenario: Scenario, progress: Callable[[Progress], None], device: str,
-    rows: Callable[[dict[str, float]], None],
+    rows: Callable[[dict[str, float]], None], timeline: TimelineWriter | None = None,
 ) -> Result:  # fmt: skip
     start = Spent.now()
-    simulation = (ExchangeSimulation if fidelity.level == "exchange" else Simulation)(scenario, device)
+    simulation: ExchangeSimulation | Simulation
+    if fidelity.level == "exchange":
+        simulation = ExchangeSimulation(scenario, device)
+    else:
+        simulation = Simulation(scenario, device, timeline)
     setup = Spent.now().since(start)
     level, measures, history = simulation.level, simulation.measures, list[dict[str, float]]()
 

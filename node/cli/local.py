@@ -16,6 +16,7 @@ from types import FrameType
 from typing import NoReturn, Self
 
 from gossip.errors import LocalError
+from gossip.timeline import merge
 from node.local import ERROR_LINES, POLL_PERIOD_S, Child, LocalSwarm, last_lines
 from node.observe.figures import columns_of
 
@@ -82,7 +83,7 @@ def longer(line: str) -> str:
 
 def run_local(
     script: Path, args: Sequence[str], *, nodes: int, threads: int, config: Path | None, log_dir: Path | None,
-    wait_for: tuple[int, float] | None = None,
+    wait_for: tuple[int, float] | None = None, trace: Path | None = None,
 ) -> int:  # fmt: skip
     """Run a script in ``nodes`` processes, the first the seed of the others.
 
@@ -94,13 +95,16 @@ def run_local(
         config: A TOML file with the keys of gossip.Config.
         log_dir: Keeps logs and outputs; without it they are deleted at the end.
         wait_for: How many members each node waits for before it trains, and for how many seconds at most.
+        trace: A file for the timeline of all nodes.
 
     Returns:
         The highest exit code of the processes.
     """
     with ending_on_signals(), folder_of(log_dir) as folder:
         for _ in range(PORT_TRIES):
-            with LocalSwarm(script, args, folder=folder, threads=threads, config=config) as swarm:
+            with LocalSwarm(
+                script, args, folder=folder, threads=threads, config=config, trace=trace is not None
+            ) as swarm:  # fmt: skip
                 port = free_port()
                 seed = f"127.0.0.1:{port}"
                 first = swarm.add(listen=seed, wait_for=wait_for)
@@ -109,6 +113,8 @@ def run_local(
                 if not watch(swarm, first, port):
                     continue
                 report(swarm)
+                if trace is not None:
+                    merge_timelines(folder, trace)
                 return max(child.code or 0 for child in swarm.children)
     raise LocalError("Other programs keep taking the port of the first node: try again.")
 
@@ -161,6 +167,13 @@ def report(swarm: LocalSwarm) -> None:
     for child in swarm.children:
         table.add_row(str(child.number), *columns_of(child.figures).values(), str(child.code))
     Console(stderr=True, highlight=False).print(table)
+
+
+def merge_timelines(folder: Path, out: Path) -> None:
+    """Merge the timelines that nodes wrote into a folder, and print where the result is."""
+    files = sorted(folder.glob("node-*.trace.json"), key=lambda path: int(path.name.split(".")[0][len("node-") :]))
+    merge(files, out)
+    print(f"The timeline is {out}: open it at https://ui.perfetto.dev.", file=sys.stderr)
 
 
 @contextlib.contextmanager

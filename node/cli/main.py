@@ -53,6 +53,7 @@ class RunSettings:
     page: str | None = None  # host:port
     on_fault: str | None = None  # restart or raise
     log: Path | None = None
+    trace: Path | None = None
     quiet: bool = False
 
 
@@ -204,6 +205,8 @@ def environment_of(settings: RunSettings, environment: Mapping[str, str]) -> dic
         if not settings.log.resolve().parent.is_dir():
             raise ConfigError(f"The log's folder {settings.log.resolve().parent} does not exist: make it first.")
         changes["GOSSIP_LOG"] = str(settings.log.resolve())  # Absolute, because scripts may change their directory.
+    if settings.trace is not None:
+        changes["GOSSIP_TRACE"] = str(settings.trace.resolve())
     changes["GOSSIP_PROGRESS"] = "off" if settings.quiet else "line"
     after = {name: value for name, value in {**environment, **changes}.items() if value is not None}
     Settings.gather(None, None, None, None, None, None, after)  # As Node will.
@@ -267,7 +270,7 @@ def print_script_error(error: BaseException, script: str) -> None:
 # -- gossip local and demo ---------------------------------------------------------------------------------------------
 def local(
     script: Path, args: Sequence[str], *, nodes: int, threads: int, wait_for: int | None, wait_s: float | None,
-    config: Path | None, log_dir: Path | None,
+    config: Path | None, log_dir: Path | None, trace: Path | None,
 ) -> int:  # fmt: skip
     """Run a swarm of processes on this machine; return the worst of their exit codes."""
     from node.cli.local import run_local
@@ -279,7 +282,11 @@ def local(
     if config is not None:
         Config.from_toml(config)
     wait = (nodes if wait_for is None else wait_for, TOGETHER_S if wait_s is None else wait_s)
-    return run_local(script, args, nodes=nodes, threads=threads, wait_for=wait, config=config, log_dir=log_dir)
+    if trace is not None and not trace.resolve().parent.is_dir():
+        raise ConfigError(f"The timeline's folder {trace.resolve().parent} does not exist: make it first.")
+    return run_local(
+        script, args, nodes=nodes, threads=threads, wait_for=wait, config=config, log_dir=log_dir, trace=trace
+    )
 
 
 def demo(*, nodes: int, as_json: bool, limit_s: float, page: bool = False, opens: bool = False) -> int:
@@ -373,7 +380,7 @@ def ask(address: str, secret_file: Path | None, timeout_s: float) -> dict[str, A
 # -- gossip plan -------------------------------------------------------------------------------------------------------
 def links(addresses: Sequence[str], *, secret_file: Path | None) -> dict[str, Any]:
     """Return the links among the nodes of a running swarm, as tables of a scenario's file."""
-    from node.observe.links import asked, tables
+    from node.cli.links import asked, tables
 
     secret = None if secret_file is None else read_secret(secret_file)
     return tables(asked([parse_address(address) for address in addresses], secret))

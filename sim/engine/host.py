@@ -21,6 +21,7 @@ from gossip.config import Config
 from gossip.effects import Effect, ReceivePiece
 from gossip.ids import Address, PeerId
 from gossip.peer import Peer
+from gossip.timeline import NodeTimeline
 from gossip.wire.messages import Message
 from sim.engine.events import Events
 from sim.engine.vector_model import Floats, HostVectors, KeptVector, VectorModel
@@ -44,11 +45,11 @@ class Host:
     """
 
     __slots__ = (
-        "address", "armed", "averager", "behind_s", "behind_since", "behind_until", "boundary", "collecting", "cursor",
-        "dialling", "ends", "events", "gone", "id", "index", "key", "liar", "lines", "links", "name", "offering",
-        "peer", "pending", "perform", "ready", "released", "reported_at", "rest_until", "rng", "row",
-        "samples_per_step", "silent", "since", "steps", "taken", "times", "vector", "visit_at", "visiting", "waiting",
-        "watched",
+        "address", "armed", "averager", "begun", "behind_s", "behind_since", "behind_until", "boundary", "collecting",
+        "cursor", "dialling", "ends", "events", "gone", "id", "index", "key", "liar", "lines", "links", "name",
+        "offering", "peer", "pending", "perform", "ready", "released", "reported_at", "rest_until", "rng", "row",
+        "samples_per_step", "silent", "since", "steps", "taken", "timeline", "times", "vector", "visit_at", "visiting",
+        "waiting", "watched",
     )  # fmt: skip
 
     def __init__(
@@ -80,6 +81,7 @@ class Host:
         self.averager: Averager
         self.boundary: Boundary
         self.since: dict[int, float] = {}  # when each session asked for its snapshot
+        self.begun: dict[int, tuple[float, tuple[PeerId, ...]]] = {}  # begin and partners of streams, for a timeline
         self.collecting: dict[int, ReceivePiece] = {}
         self.offering = False  # an exchange has begun, during which the peer may start no other
         self.released = False  # an exchange has ended, so the next mix may be due before the planned visit
@@ -94,6 +96,7 @@ class Host:
         self.visit_at = math.inf  # the scheduled visit to a step boundary
         self.visiting = False  # it is at a boundary; its timer is armed once, at the end of the visit
         self.reported_at = -math.inf
+        self.timeline: NodeTimeline | None = None
         # timer
         self.armed = math.inf  # when the timer fires; timers pushed for other times are void
         self.rest_until = -math.inf  # no tick before this time

@@ -74,15 +74,20 @@ class Sessions:
         pair = host.averager.transfer(effect) if linked else "broken"
         if isinstance(pair, str):
             host.averager.fail(effect.session, pair)
-        elif effect.sends:
+            return
+        if host.timeline is not None:
+            host.begun[effect.session] = self.events.now, (effect.partner,)
+        if effect.sends:
             self.send(host, pair)
 
     def gather(self, host: Host, effect: Gather) -> None:
         group = host.averager.gather(effect)
         if isinstance(group, str):
             host.averager.fail(effect.session, group)
-        else:
-            self.gathers.gather(host, group)
+            return
+        if host.timeline is not None:
+            host.begun[effect.session] = self.events.now, tuple(one for one in group.members if one != host.id)
+        self.gathers.gather(host, group)
 
     def send(self, host: Host, pair: PairAverage) -> None:
         """Stream the mixed part of the snapshot to the partner, as the partner will decode it."""
@@ -167,8 +172,17 @@ class Sessions:
         """Count a mix, and keep the duration of one mix in ``every``."""
         self.mixes += 1
         self.exchanges += share
+        if host.timeline is not None:
+            self.record(host, session)
         if not self.mixes % self.every:
             self.remember(self.events.now - host.since[session])
+
+    def record(self, host: Host, session: int, reason: str = "") -> None:
+        """Write an exchange that has begun to the timeline; ``reason`` is why it failed, if it did."""
+        begun = host.begun.pop(session, None)
+        if begun is not None and host.timeline is not None:
+            sides, now = [one.hex() for one in (host.id, *begun[1])], self.events.now
+            host.timeline.exchanged(session, sides, host.since.get(session, begun[0]), begun[0], now, reason)
 
     def remember(self, seconds: float) -> None:
         self.durations_s.append(seconds)
@@ -183,6 +197,8 @@ class Sessions:
 
     def release(self, host: Host, effect: Release) -> None:
         number, host.released = effect.session, True
+        if number in host.begun:
+            self.record(host, number, "failed")
         if number in self.first:
             del self.first[number]
         if number in host.collecting:
@@ -202,6 +218,8 @@ class Sessions:
     def forget(self, host: Host) -> None:
         """Stop the streams of a host that died. Streams to it go on and are ignored on arrival."""
         self.failed += host.peer.exchanges.failures
+        for session in list(host.begun):
+            self.record(host, session, "gone")
         for key in [key for key in self.streams if key[0] is host]:
             self.end(*key)
         self.gathers.forget(host)

@@ -38,6 +38,7 @@ from gossip.peer import Peer
 from gossip.selection.graphs import Graph
 from gossip.selection.registry import selector_of
 from gossip.selection.rule import Selector
+from gossip.timeline import NodeTimeline, TimelineWriter
 from gossip.wire.records import trusting, unsigned
 from sim.engine.events import Events
 from sim.engine.host import Floats, Host, Times
@@ -88,6 +89,7 @@ class Swarm:
         self.hosts: list[Host] = []
         self.lives: list[int] = []  # restarts of each peer
         self.events = Events()
+        self.timeline: TimelineWriter | None = None  # records all peers that start from now on
         self.corrects = getattr(trainer, "corrections", None) is not None
         if on_step is not None:
             trainer = OneByOne(self.hosts, on_step)
@@ -204,6 +206,9 @@ class Swarm:
             index, name, peer, vector, times, samples_per_step, rng, key, row, self.events, self.perform, liar
         )  # fmt: skip
         host.make_averager(self.config, self.training.wish, self.training.recall, self.parameters, self.corrects)
+        if self.timeline is not None:
+            host.timeline = NodeTimeline(self.timeline, index + 1, f"peer {name}, {host.id.hex()[:8]}")
+            host.timeline.happened("starts" if not life else "starts again", self.now)
         if index == len(self.hosts):
             self.hosts.append(host)
         else:
@@ -237,6 +242,8 @@ class Swarm:
         self.training.end(host)
         host.gone, host.silent = True, silent
         self.sessions.forget(host)
+        if host.timeline is not None:
+            host.timeline.happened("is gone", self.now)
         self.links.killed(host)
 
     def leave(self, index: int) -> None:

@@ -205,6 +205,10 @@ class Training:
         if host.ready or trains(host):
             host.steps += passed
             self.steps += passed
+            if host.timeline is not None:
+                for back in range(passed, 0, -1):
+                    end_s = host.ends[host.cursor - back]
+                    host.timeline.stepped(host.steps - back + 1, end_s, end_s)
 
     def seen(self, host: Host) -> None:
         """Tell the peer its step count and when its loop was last at a boundary; its answers to partners need both."""
@@ -255,6 +259,9 @@ class Training:
                     self.trainer.learn(row, shift[None], np.array([counts]), np.array([own_sq]), np.array([every]))
             if visit.restored or visit.adopted:
                 self.trainer.joined(host.row)
+        if host.timeline is not None:
+            copies, updates = len(visit.snapshots) + (visit.spare is not None), len(visit.updates)
+            host.timeline.visited(self.events.now, copies=copies, updates=updates, adopted=visit.adopted)
         return visit
 
     def recall(self, host: Host) -> bool:
@@ -284,6 +291,8 @@ class Training:
         elif host.waiting is not None and not host.peer.view.held:
             since, ends = host.waiting
             host.waiting = None
+            if host.timeline is not None:
+                host.timeline.spent("waits for a mix", since, now)
             host.ends[host.cursor :] = [end + (now - since) for end in ends]
 
     # -- steps ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 from gossip import __main__ as command
 from gossip.errors import LocalError
 from gossip.ids import parse_address
-from node.observe.links import asked, tables
+from node.cli.links import asked, tables
 from sim.planner.world import World
 from tests.node.trainees import alive, linear, mixed
 

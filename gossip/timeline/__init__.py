@@ -1,0 +1,9 @@
+"""Timelines of steps and exchanges as Chrome trace events, which Perfetto and chrome://tracing show."""
+
+from __future__ import annotations
+
+from gossip.timeline.merge import merge
+from gossip.timeline.recorder import NodeTimeline
+from gossip.timeline.writer import TimelineWriter
+
+__all__ = ["NodeTimeline", "TimelineWriter", "merge"]

@@ -1,0 +1,125 @@
+"""The writer of one timeline file.
+
+The format is the JSON array of the Trace Event Format, whose closing bracket may be missing: a file that a killed
+process leaves behind is readable up to its last whole event.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, TextIO
+
+from gossip.errors import ConfigError
+
+__all__ = ["MOST_BYTES", "TimelineWriter"]
+
+MOST_BYTES = 256_000_000  # About the size that Perfetto opens without a helper program.
+WAITING = 65_536  # Events queued for a slow disk, half a minute of a fast loop; further ones are dropped and counted.
+CLOSE_S = 5.0  # Patience for a slow disk at the end.
+US = 1e6
+
+
+class TimelineWriter:
+    """A file of trace events. Its methods may be called from any thread and never wait for the disk.
+
+    A *process* is a row of the picture with a name, here a node; each of its *tracks* holds spans that do not overlap
+    or that nest. Times are in seconds; a file's spans may come in any order. An error while writing, as of a full disk,
+    ends the timeline and nothing else: :meth:`close` returns it.
+
+    Args:
+        path: The file to write; an existing one is overwritten.
+        most_bytes: The size after which further events are counted and not written.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+
+    def __init__(self, path: Path, most_bytes: int = MOST_BYTES) -> None:
+        self.path, self.left = path, most_bytes
+        self.dropped = 0
+        self.failure: OSError | None = None
+        self.tracks: dict[tuple[int, str], int] = {}  # Thread numbers by process and track.
+        self.naming = threading.Lock()
+        self.queue: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
+        try:
+            file = path.open("w", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"Cannot write the timeline {path}: {error.strerror}.") from error
+        self.thread = threading.Thread(target=self.run, args=(file,), name="gossip-timeline", daemon=True)
+        self.thread.start()
+
+    def __enter__(self) -> TimelineWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:  # fmt: skip
+        self.close()
+
+    def process(self, number: int, name: str) -> None:
+        """Name a process."""
+        self.add({"ph": "M", "name": "process_name", "pid": number, "tid": 0, "args": {"name": name}})
+
+    def span(self, process: int, track: str, name: str, begin_s: float, end_s: float, **args: Any) -> None:
+        """Write a span; ``args`` are shown when it is selected."""
+        event = {"ph": "X", "name": name, "ts": begin_s * US, "dur": max(0.0, end_s - begin_s) * US}
+        self.add(event | self.place(process, track) | {"args": args})
+
+    def instant(self, process: int, track: str, name: str, at_s: float, **args: Any) -> None:
+        """Write a mark without a duration."""
+        self.add({"ph": "i", "s": "t", "name": name, "ts": at_s * US} | self.place(process, track) | {"args": args})
+
+    def arrow(self, process: int, track: str, name: str, at_s: float, arrives: bool) -> None:
+        """Write one end of an arrow, inside a span of this track. Both ends have the same ``name``."""
+        event = {"ph": "f", "bp": "e"} if arrives else {"ph": "s"}
+        event |= {"name": "exchange", "cat": "exchange", "id": name}
+        self.add(event | {"ts": at_s * US} | self.place(process, track))
+
+    def place(self, process: int, track: str) -> dict[str, int]:
+        """Return the process and thread numbers of a track, which is named when it is first used."""
+        with self.naming:
+            known = self.tracks.get((process, track))
+            number = self.tracks.setdefault((process, track), len(self.tracks) + 1)
+        if known is None:
+            named = {"ph": "M", "pid": process, "tid": number}
+            self.add(named | {"name": "thread_name", "args": {"name": track}})
+            self.add(named | {"name": "thread_sort_index", "args": {"sort_index": number}})
+        return {"pid": process, "tid": number}
+
+    def add(self, event: dict[str, Any]) -> None:
+        """Queue an event."""
+        if self.queue.qsize() >= WAITING:
+            self.dropped += 1
+        else:
+            self.queue.put(event)
+
+    def close(self) -> OSError | None:
+        """Write what is queued, close the file, and return the first error of the disk, if there was one."""
+        self.queue.put(None)
+        self.thread.join(CLOSE_S)
+        return self.failure
+
+    def run(self, file: TextIO) -> None:
+        """Write events until the end, in a thread of its own. Flush whenever the queue is empty."""
+        before = "[\n"
+        try:
+            with file:
+                while (event := self.queue.get()) is not None:
+                    text = json.dumps(event, separators=(",", ":"))
+                    self.left -= len(text) + 2
+                    if self.left < 0:
+                        self.dropped += 1
+                        continue
+                    file.write(before + text)
+                    before = ",\n"
+                    if self.queue.empty():
+                        file.flush()
+                file.write(("[" if before == "[\n" else "") + "\n]\n")
+        except OSError as error:
+            self.failure = error
+            while self.queue.get() is not None:  # The queue must not grow.
+                self.dropped += 1

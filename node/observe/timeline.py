@@ -1,0 +1,91 @@
+"""A node's timeline: where its steps and exchanges spend their time, as a file for Perfetto."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from gossip.averaging.boundary import Visit
+from gossip.timeline import NodeTimeline, TimelineWriter
+from node.observe import notices
+from node.observe.events import ExchangeEvent, MemberEvent, NodeEvent
+from node.observe.listeners import Listeners
+
+__all__ = ["LoopTimeline"]
+
+BEGUN = 1_024  # Exchanges that have begun and not ended; more than run at the same time.
+
+
+class LoopTimeline:
+    """The timeline of one node. Times in the file are unix time, so that the files of several nodes fit together.
+
+    Args:
+        path: The file to write.
+        listeners: The source of the node's events.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+
+    def __init__(self, path: Path, listeners: Listeners) -> None:
+        self.writer, self.listeners = TimelineWriter(path), listeners
+        self.me = ""
+        self.node: NodeTimeline | None = None  # From the node's start on.
+        self.visit: Visit | None = None  # The latest visit to the step boundary, until its span is written.
+        self.begun: dict[int, float] = {}  # By session, when the streams began.
+
+    def start(self, me: str) -> None:
+        """Begin to record, under this id."""
+        self.me, self.node = me, NodeTimeline(self.writer, 1, f"node {me[:8]}")
+        self.listeners.on("*", self.on_event)
+
+    # -- the training thread ---------------------------------------------------------------------------------------
+    def stepped(self, steps: int, seconds: float) -> None:
+        """Record a call of ``step()`` that has just returned, after so many seconds."""
+        if self.node is None:
+            return
+        now, visit, self.visit = time.time(), self.visit, None
+        figures = {} if visit is None else figures_of(visit)
+        self.node.stepped(steps, now - seconds, now, **figures)
+
+    def spent(self, name: str, seconds: float) -> None:
+        """Record so many seconds, which end now, that the loop spent on something other than steps."""
+        if self.node is not None:
+            now, self.visit = time.time(), None
+            self.node.spent(name, now - seconds, now)
+
+    def close(self) -> None:
+        """End the file; call it when the listeners are closed."""
+        failure = self.writer.close()
+        if failure is not None:
+            text = f"The timeline {self.writer.path} is incomplete, as it could not be written: {failure.strerror}."
+            notices.log(self.me, "timeline", text, True)
+        elif self.writer.dropped:
+            lost = self.writer.dropped
+            text = f"The timeline {self.writer.path} lacks its last {lost:,} events: it is full, or its disk is slow."
+            notices.log(self.me, "timeline", text, True)
+
+    # -- the listeners' thread -------------------------------------------------------------------------------------
+    def on_event(self, event: NodeEvent) -> None:
+        if self.node is None:
+            return
+        if not isinstance(event, ExchangeEvent):
+            name = f"{event.id[:8]} {event.after}" if isinstance(event, MemberEvent) else event.kind
+            self.node.happened(name, event.at_s, text=str(event))
+        elif event.kind == "exchange.begun":
+            self.begun[event.session] = event.at_s
+            if len(self.begun) > BEGUN:
+                del self.begun[next(iter(self.begun))]
+        else:
+            begun_s = self.begun.pop(event.session, None)
+            self.node.exchanged(
+                event.session, (self.me, *event.partners), event.at_s - event.seconds, begun_s, event.at_s,
+                event.reason, codec=event.codec, bytes_sent=event.bytes_sent, bytes_received=event.bytes_received,
+                distance=event.distance,
+            )  # fmt: skip
+
+
+def figures_of(visit: Visit) -> dict[str, int | bool]:
+    """Return the figures of a visit that a timeline shows."""
+    copies = len(visit.snapshots) + (visit.spare is not None) + (visit.kept is not None)
+    return {"copies": copies, "updates": len(visit.updates), "replaced": visit.replaced}

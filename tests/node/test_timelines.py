@@ -1,0 +1,67 @@
+"""Tests of the timelines of real nodes."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from gossip.errors import ConfigError
+from gossip.timeline import merge
+from node import Node
+
+
+def linear():
+    torch.manual_seed(0)
+    return nn.Linear(4, 2)
+
+
+def events(path):
+    return json.loads(path.read_text())
+
+
+def test_two_nodes_record_their_steps_and_the_exchanges_that_they_share(train, until, tmp_path):
+    files = tmp_path / "a.json", tmp_path / "b.json"
+    first = train(linear(), trace=files[0])
+    second = train(linear(), seeds=[first.node.address], trace=files[1])
+    until(lambda: second.node.metrics().exchanges_done > 5)
+    steps = first.do(lambda node: node.metrics().steps)
+    first.stop(), second.stop()
+    for file in files:
+        found = events(file)
+        names = [one["name"] for one in found]
+        assert names.count("join") == 1
+        assert {"train", "boundary", "streams"} <= set(names)
+        assert any(one.get("args", {}).get("updates") for one in found if one["name"] == "boundary")
+        assert all(one["dur"] >= 0 for one in found if one["ph"] == "X")
+    trained = [one["args"]["step"] for one in events(files[0]) if one["name"] == "train"]
+    assert trained == list(range(trained[0], trained[-1] + 1)), "every step has its span"
+    assert trained[-1] >= steps
+    merged = merge(files, tmp_path / "all.json")
+    assert merged.shifts_s[1] == pytest.approx(0.0, abs=0.5), "they share exchanges and one machine's clock"
+    arrows = [one for one in events(tmp_path / "all.json") if one["ph"] in "sf"]
+    ends = {kind: {one["id"] for one in arrows if one["ph"] == kind} for kind in "sf"}
+    assert len(ends["s"] & ends["f"]) > 3
+
+
+def test_a_full_disk_costs_the_timeline_and_no_step(train, until, caplog):
+    caplog.set_level(logging.WARNING, "gossip")
+    trainee = train(linear(), trace="/dev/full")
+    until(lambda: trainee.node.metrics().steps > 300)
+    trainee.stop()
+    assert trainee.error is None
+    assert [row.message for row in caplog.records if row.kind == "timeline"] == [
+        f"Node {trainee.made._training.me.hex()[:8]}: The timeline /dev/full is incomplete, as it could not be "
+        "written: No space left on device."
+    ]
+
+
+def test_a_folder_that_is_not_there_is_refused_before_the_start(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"timeline's folder .* does not exist: make it first"):
+        Node(linear(), trace=tmp_path / "missing" / "a.json")
+    monkeypatch.setenv("GOSSIP_TRACE", str(tmp_path / "missing" / "a.json"))
+    with pytest.raises(ConfigError, match=r"timeline's folder .* does not exist: make it first"):
+        Node(linear())
