@@ -18,7 +18,8 @@ from gossip.codecs import self_test
 from gossip.config import Config
 from gossip.errors import ConfigError
 from node import running
-from node.data.sampler import ShareBatchSampler, ShareSampler
+from node.data.files import FileShards
+from node.data.sampler import ShareBatchSampler, Sharers, ShareSampler
 from node.data.sharding import Shard, samples_in
 from node.model.optimizers import Optimizers
 from node.model.state import State
@@ -214,6 +215,27 @@ class Node:
             ConfigError: An argument does not fit.
         """
         return self._training.samplers.make(dataset_or_length, batch_size, shuffle, drop_last, seed)
+
+    def shards(
+        self, files: Iterable[str], epochs: int | None = None, shuffle: bool = True, samples: int | None = None
+    ) -> FileShards:
+        """Return this node's share of data files, for a dataset that reads them as a stream.
+
+        Each ``iter`` of the result gives names, for an ``IterableDataset`` of your own, ``webdataset.WebDataset`` or
+        the like. Files of members that die are given to others, and a newcomer takes over its share.
+
+        Args:
+            files: Paths, URLs or other texts, the same on all nodes. Give several per node: shares of few files are
+                uneven, and a node whose share is empty reads a file that another one reads too.
+            epochs: Passes per ``iter``; None: without end.
+            shuffle: Whether to shuffle the files in each pass.
+            samples: The samples in all files together, if known: members then agree on the number of the pass.
+
+        Raises:
+            DataError: There are no files.
+            ConfigError: A number is impossible.
+        """
+        return FileShards(files, epochs, shuffle, samples, Sharers.of(self._training))
 
     def settle(self, seconds: float = 5.0, wait_s: float = 0.0) -> float | None:
         """Mix without training until the nodes agree.

@@ -85,6 +85,13 @@ def test_the_digits_are_learned():
     assert result_of("digits.py", "--samples", "20000", "--settle", "0")["accuracy"] > 0.9
 
 
+def test_a_stream_of_text_files_is_learned(tmp_path):
+    for number in range(16):
+        (tmp_path / f"{number}.txt").write_text("To be, or not to be, that is the question. " * 40)
+    files = [str(path) for path in sorted(tmp_path.glob("*.txt"))]
+    assert result_of("text_files.py", "--samples", "20000", *files)["bits_per_byte"] < 1.0
+
+
 @needs_fashion
 @pytest.mark.slow
 def test_clothes_are_learned_from_shared_data():

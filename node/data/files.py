@@ -1,0 +1,117 @@
+"""This node's share of data files, for datasets that are read as streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from torch.utils.data import get_worker_info
+
+from gossip.errors import ConfigError, DataError
+from gossip.ids import PeerId
+from node.data.division import Pass, of_rank
+from node.data.sampler import Sharers
+
+__all__ = ["FileShards"]
+
+
+class FileShards(Iterable[str]):
+    """This node's share of ``files``, one name at a time, divided again as members come and go.
+
+    Each ``iter`` is one pass (:class:`node.data.division.Pass`), in which no file comes twice at this node. Before the
+    next file after a change of members, a dead member's files are included and a newcomer's left out. A node whose
+    share is empty, because there are hardly more files than members, gets one file of its own choice, which another
+    member reads too: no node is without data. Across the swarm a file is read at least once per pass, not exactly
+    once.
+
+    In a worker process of a DataLoader each worker gets its part of the share. The members are those at the time when
+    the worker started, so that workers which start with each pass follow the swarm, and persistent ones do not.
+
+    Args:
+        files: Names of files: paths, URLs, or any texts. All nodes must give the same ones in the same order.
+        epochs: Passes per iteration; None: without end.
+        shuffle: Shuffle the share, differently in each pass.
+        samples: The samples in all files together, if known. Members then agree on the number of the pass by the
+            swarm's sample count, and divide the files without overlap; without it each counts its own passes.
+        sharers: The members that share the files.
+
+    Raises:
+        DataError: There are no files, or a name is no text.
+        ConfigError: A number is impossible.
+    """
+
+    def __init__(
+        self, files: Iterable[str], epochs: int | None, shuffle: bool, samples: int | None,
+        sharers: Sharers | FrozenSharers,
+    ) -> None:  # fmt: skip
+        self.files = [files] if isinstance(files, str) else [str(file) for file in files]
+        if not self.files:
+            raise DataError("There are no files to divide: give their names.")
+        if epochs is not None and epochs < 1:
+            raise ConfigError(f"epochs is {epochs}; ask for at least 1 pass, or for None, which never ends.")
+        if samples is not None and samples < 1:
+            raise ConfigError(f"samples is {samples}; give how many all files hold, or leave it out.")
+        self.epochs, self.seed, self.samples, self.sharers = epochs, 0 if shuffle else None, samples, sharers
+        self.next_number = 0  # The number of the next pass.
+
+    def __len__(self) -> int:
+        """Return the number of all files, of this node and of others."""
+        return len(self.files)
+
+    def __iter__(self) -> Iterator[str]:
+        left = self.epochs
+        while left is None or left > 0:
+            left = None if left is None else left - 1
+            number = self.begin()
+            yield from self.one_pass(number)
+
+    def begin(self) -> int:
+        """Return the number of the pass that begins now. It is counted at once, so that ``break`` skips the rest."""
+        number = self.next_number
+        if self.samples is not None:
+            number = max(number, self.sharers.swarm_samples() // self.samples)
+        self.next_number = number + 1
+        return number
+
+    def one_pass(self, number: int) -> Iterator[str]:
+        """Yield the files of one pass for this process: its rank of the node, and its worker of the rank."""
+        sharers, worker = self.sharers, get_worker_info()
+        rank, ranks = sharers.rank, sharers.ranks
+        one = Pass(len(self.files), number, self.seed, sharers.me(), sharers.members, sharers.changes)
+        turn, count, mine = 0, 1 if worker is None else worker.num_workers, 0 if worker is None else worker.id
+        while len(taken := one.take(ranks)):
+            if turn % count == mine:
+                yield self.files[int(of_rank(taken, rank, ranks)[0])]
+            turn += 1
+        if not turn and not mine:
+            yield self.files[hash_of(sharers.me(), number) % len(self.files)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for a worker process that is spawned: the members as they are now."""
+        return self.__dict__ | {"sharers": FrozenSharers(self.sharers)}
+
+
+class FrozenSharers:
+    """The sharers as they are now, for another process."""
+
+    def __init__(self, sharers: Sharers | FrozenSharers) -> None:
+        self._me, self._members, self._swarm_samples = sharers.me(), tuple(sharers.members()), sharers.swarm_samples()
+        self.rank: int = sharers.rank
+        self.ranks: int = sharers.ranks
+
+    def me(self) -> PeerId:
+        return self._me
+
+    def members(self) -> Sequence[PeerId]:
+        return self._members
+
+    def changes(self) -> int:
+        return 0
+
+    def swarm_samples(self) -> int:
+        return self._swarm_samples
+
+
+def hash_of(me: PeerId, number: int) -> int:
+    """Return a number that depends on the node and the pass."""
+    return int.from_bytes(me[:8], "little") + number
