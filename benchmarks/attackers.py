@@ -17,6 +17,7 @@ from pathlib import Path
 import methods
 import numpy as np
 
+from gossip.config.internal import Internal
 from gossip.errors import LocalError
 from sim import Scenario, simulate
 from sim.simulation import Simulation
@@ -25,7 +26,7 @@ FILTERS = {
     "none": {},
     "clip": {"filter": "clip"},
     "clip, no correction": {"filter": "clip", "correction": 0.0},
-    "clip, radius 0.5": {"filter": "clip", "clip_radius": 0.5},
+    "clip, radius 0.5": {"filter": "clip", "filter_limit": 0.5},
     "balance": {"filter": "balance"},
 }
 KINDS = ("sign-flip", "scaled", "random", "nan", "alie", "ipm", "dissensus")
@@ -86,7 +87,7 @@ def tables(args):
 DIRICHLET = {"task.partition": {"kind": "dirichlet", "alpha": 0.1}}
 PLAIN = {"gossip.outer_momentum": 0.0, "gossip.outer_rate": 1.0}
 MASK = {"gossip.part": "mask 0.05", "gossip.mix_every_steps": 1, "rounds": 800.0}
-PROTOCOL = {"membership.mode": "protocol", "gossip.heal_period_s": 3.0, "duration_s": 70.0}
+PROTOCOL = {"membership.mode": "protocol", "gossip.internal": Internal(heal_period_s=3.0), "duration_s": 70.0}
 IID = {"task.partition": {"kind": "iid"}}
 SLOW = {"compute": {"step_s": 0.1, "stragglers": {"share": 0.2, "slowdown": 40}}, "rounds": None, "duration_s": 120.0}
 CUT = {"network.partitions": [{"at_s": 20.0, "until_s": 60.0, "groups": 2}]}

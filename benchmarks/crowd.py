@@ -214,7 +214,7 @@ class Crowd:
             await trio.sleep(LOOK_S / TURNS)
             now = trio.current_time()
             for gate in self.gates[turn::TURNS]:
-                gate.watch(now, self.config.idle_s)
+                gate.watch(now, self.config.internal.idle_s)
 
     # -- effects ---------------------------------------------------------------------------------------------------
     def send(self, host: Host, effect: Send) -> None:

@@ -25,7 +25,7 @@ from sim.learning.corpora import mnist
 from sim.simulation import Simulation
 
 STEP_S = 0.1  # virtual time of a step
-FILTERS = {"gossip": {"filter": "none"}, "clipped": {"filter": "clip", "clip_radius": dumbbell.RADIUS}}
+FILTERS = {"gossip": {"filter": "none"}, "clipped": {"filter": "clip", "filter_limit": dumbbell.RADIUS}}
 SEED = 0  # seed of the initial weights, as in the published runs
 
 

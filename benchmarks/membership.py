@@ -33,6 +33,7 @@ import time
 import numpy as np
 
 from gossip.config import Config
+from gossip.config.internal import Internal
 from gossip.effects import Send
 from gossip.ids import MemberRecord
 from gossip.wire.frames import encode
@@ -49,8 +50,8 @@ WARM_UP_S = 0.25  # seconds a member, during which a join causes each about 200 
 
 def joined(peers: int, seed: int, idle: bool) -> Swarm:
     """Return a swarm in which all peers are ready and ALIVE to all."""
-    told = {"progress_period_s": NEVER_S} if idle else {}
-    swarm = Swarm(seed, NetworkModel(), Config(mix_every_steps=NEVER, **told))
+    internal = Internal(progress_period_s=NEVER_S) if idle else Internal()
+    swarm = Swarm(seed, NetworkModel(), Config(mix_every_steps=NEVER, internal=internal))
     for index in range(peers):
         swarm.add_peer(np.zeros(4, np.float32), seeds=[0] if index else [], step_s=STEP_S)
     while any(len(host.peer.membership.alive()) < peers - 1 or not host.peer.view.ready for host in swarm.hosts):
@@ -98,8 +99,8 @@ class Meter:
 
 
 def load(peers: int, seed: int, idle: bool, watch_s: float) -> dict[str, object]:
-    told = {"progress_period_s": NEVER_S} if idle else {}
-    swarm = Swarm(seed, NetworkModel(), Config(mix_every_steps=NEVER, **told))
+    internal = Internal(progress_period_s=NEVER_S) if idle else Internal()
+    swarm = Swarm(seed, NetworkModel(), Config(mix_every_steps=NEVER, internal=internal))
     for _ in range(peers):
         swarm.add_peer(np.zeros(4, np.float32), step_s=LOAD_STEP_S, samples_per_step=SAMPLES, founder=True)
     swarm.introduce()

@@ -26,6 +26,7 @@ import torch
 from methods_page import write_page
 
 from gossip.config import Config, as_published
+from gossip.config.internal import Internal
 from gossip.config.methods import METHODS
 from gossip.errors import ConfigError
 from sim.scenario.scenario import Scenario
@@ -156,8 +157,9 @@ def scenario(job):
     interval_s = STEP_S * min(changes.get("mix_every_steps", 8), 50)
     waits = {
         # A partner answers at its next step boundary, up to a step later.
-        "reply_timeout_s": max(interval_s, 2.5 * STEP_S), "stall_s": interval_s, "bench_s": interval_s,
-    }  # fmt: skip
+        "stall_s": interval_s,
+        "internal": Internal(reply_timeout_s=max(interval_s, 2.5 * STEP_S), bench_s=interval_s),
+    }
     optimizer = {"lr": rate * RATE_SCALE[dataset]} | ({"quasi_global": QUASI_GLOBAL} if row.quasi_global else {})
     steps, peers = JOBS[dataset]["steps"], JOBS[dataset]["peers"]
     partition = {"kind": "iid"} if condition.startswith("iid") else {"kind": "dirichlet", "alpha": 0.1}

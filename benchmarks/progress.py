@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from gossip.config import Config
+from gossip.config.internal import Internal
 from gossip.exchange.progress import RunProgress
 from gossip.ids import MOST_SAMPLES, Claim
 from sim.engine.swarm import Swarm
@@ -156,7 +157,7 @@ def undialable(seed: int) -> None:
 
 def joins(seed: int) -> None:
     """Run 20 peers, while 20 more start one after another and take three minutes each to join."""
-    world = Watched(seed, reply_timeout_s=400.0, join_timeout_s=400.0)
+    world = Watched(seed, internal=Internal(reply_timeout_s=400.0), join_timeout_s=400.0)
     world.add()
     world.add(19, seeds=[0])
     world.swarm.run_until(60.0)

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 import sim.simulation
+from gossip.config.internal import Internal
 from sim.engine.flows import Flow, Flows
 from sim.scenario.scenario import Scenario
 from sim.world.network import NetworkModel
@@ -30,8 +31,8 @@ DURATION_S, STEP_S, LOOKS = 24.0, 0.025, 60
 DATA = {"IID": ({"kind": "iid"}, 0.94), "Dirichlet 0.1": ({"kind": "dirichlet", "alpha": 0.1}, 0.80)}  # and the target
 RULES: dict[str, dict[str, Any]] = {
     "uniform": {},
-    "nearest, shortcuts 0.1": {"selection": "nearest", "shortcuts": 0.1},
-    "nearest, shortcuts 0.3": {"selection": "nearest", "shortcuts": 0.3},
+    "nearest, shortcuts 0.1": {"selection": "nearest", "internal": Internal(shortcuts=0.1)},
+    "nearest, shortcuts 0.3": {"selection": "nearest", "internal": Internal(shortcuts=0.3)},
 }
 
 

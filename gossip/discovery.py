@@ -66,7 +66,7 @@ class Seeds:
     ) -> None:  # fmt: skip
         self.seeds, self.expected, self.config, self.looks = seeds, expected, config, looks
         self.deadline = now if seeds or looks else math.inf
-        self.delay_s = config.seed_backoff_s
+        self.delay_s = config.internal.seed_backoff_s
         self.unanswered = dict.fromkeys(seeds, ANSWERING + 1)  # dials in a row that no seed accepted
 
     def answered(self, seed: Address) -> None:
@@ -93,7 +93,7 @@ class Seeds:
     def unlinked(self, now: float) -> None:
         """Note that the last link is gone: dial the seeds soon, not at the pace of healing."""
         if self.seeds or self.looks:
-            self.deadline = min(self.deadline, now + self.config.seed_backoff_s)
+            self.deadline = min(self.deadline, now + self.config.internal.seed_backoff_s)
 
     def tick(self, now: float, linked: bool, alive: Container[Address], rng: random.Random) -> list[Effect]:
         """Dial the seeds that are due.
@@ -108,12 +108,12 @@ class Seeds:
             return []
         look: list[Effect] = [LookUp()] if self.looks else []
         if linked:  # a partition may separate us from the seeds: dial them at the pace of healing
-            self.deadline, self.delay_s = now + self.config.heal_period_s, self.config.seed_backoff_s
+            self.deadline, self.delay_s = now + self.config.internal.heal_period_s, self.config.internal.seed_backoff_s
             seed = rng.choice(self.seeds) if self.seeds else None
             return look if seed is None or seed in alive else [self.dial(seed), *look]
         self.deadline = now + self.delay_s * (0.75 + 0.5 * rng.random())
         soon = BUSY_S if self.answering else LOOK_S if self.looks else math.inf
-        self.delay_s = min(2 * self.delay_s, soon, self.config.seed_backoff_max_s)
+        self.delay_s = min(2 * self.delay_s, soon, self.config.internal.seed_backoff_max_s)
         return [*(self.dial(seed) for seed in self.seeds), *look]
 
 

@@ -112,7 +112,7 @@ class Schedule:
         if exchange is None or len(self.spans) < FEWEST:
             return
         step_s = sorted(self.spans)[len(self.spans) // 2]
-        wanted = interval(step_s, exchange, machine, self.config.mixing_share)
+        wanted = interval(step_s, exchange, machine, self.config.internal.mixing_share)
         if not self.every / WITHIN <= wanted <= self.every * WITHIN:
             self.every = wanted
 

@@ -254,8 +254,8 @@ def check_latency(scenario: Scenario, network: NetworkModel) -> None:
     if latencies * network.longest_s >= scenario.gossip.hello_timeout_s:
         raise ConfigError(
             f"network.latency reaches {network.longest_s:g} s, and a link takes {takes}: set "
-            f"gossip.hello_timeout_s above {latencies * network.longest_s:g} (it is "
-            f"{scenario.gossip.hello_timeout_s:g})."
+            f"gossip.stall_s above {latencies * network.longest_s:g} (a handshake may take "
+            f"{scenario.gossip.hello_timeout_s:g} s)."
         )
 
 

@@ -77,10 +77,11 @@ PLAY = """
     from gossip.codecs import self_test
     from tests.agreement.test_agreement import both, trio_of_peers
     from tests.agreement.scenario import Scenario as Agreed
+    from tests.harness.configs import tuned
 
     assert Path(gossip.__file__).parent == Path("gossip").resolve(), "the copy is what runs"
     self_test()
-    ends = both(Agreed(trio_of_peers(), 15.0, Config(chunk_elements=1024, **{changes})))
+    ends = both(Agreed(trio_of_peers(), 15.0, tuned(chunk_elements=1024, **{changes})))
     small = dict(peers=6, duration_s=8.0, task=dict(dataset="averaging", elements=400), gossip={changes})
     result = simulate(Scenario.from_mapping({{**small, "attackers": {{"share": 0.2}}}}), progress=False)
     try:

@@ -117,7 +117,7 @@ class GroupAverage:
         """
         config, place = self.config, self.place
         assert self.difference is not None
-        mean, self.left_out = group_mean(self.parts, place, filter_of(config).mean, config.norm_bound)
+        mean, self.left_out = group_mean(self.parts, place, filter_of(config).mean, config.internal.norm_bound)
         own, ours = self.slices[place], self.parts[place]
         out = self.difference.array[own]
         self.codec.quantised(mean, out, self.session, own.start)
@@ -138,7 +138,7 @@ class GroupAverage:
             if place in self.squares:
                 squares = self.squares[place]
                 apart_sq, own_sq = apart_sq + squares[0], own_sq + squares[1]
-                if norm_accepts(*squares, where.stop - where.start, self.config.norm_bound) is not None:
+                if norm_accepts(*squares, where.stop - where.start, self.config.internal.norm_bound) is not None:
                     refused.append(place)
         return apart_sq, own_sq, [self.members[place] for place in refused]
 

@@ -15,7 +15,7 @@ from gossip.arithmetic.mixing import check_outer
 from gossip.arithmetic.subsets import check_part
 from gossip.codecs import AUTO, get_codec
 from gossip.config.derived import PLAIN, Derived
-from gossip.config.filters import FILTERS
+from gossip.config.internal import Internal
 from gossip.config.methods import METHODS, method
 from gossip.config.removed import KEYS, check_removed
 from gossip.config.rules import check_together
@@ -42,10 +42,6 @@ class Config(Derived):
             check(name, getattr(self, name), str(field.type), setting)
         if self.mix_every_steps is None and self.mix_every_s is None:
             raise ConfigError("Nothing says when to mix: set mix_every_steps (as 8) or mix_every_s (as 30.0).")
-        if self.probe_timeout_min_s > self.probe_timeout_max_s:
-            raise ConfigError("probe_timeout_min_s is above probe_timeout_max_s: exchange the two.")
-        if self.seed_backoff_s > self.seed_backoff_max_s:
-            raise ConfigError("seed_backoff_s is above seed_backoff_max_s: exchange the two.")
         if not self.swarm or len(self.swarm) > 64 or not self.swarm.isprintable():
             raise ConfigError("swarm must be a name of 1 to 64 printable characters.")
         check_outer(*self.outer, self.averaged)
@@ -77,10 +73,8 @@ class Config(Derived):
         return dataclasses.replace(self, outer_momentum=NOLOCO[0], outer_rate=NOLOCO[1], correction=kappa)
 
     def unfiltered(self) -> Config:
-        """Return this Config without a filter and without the keys of single filters."""
-        own = [key for rule in FILTERS.values() for key in rule.keys]
-        plain: dict[str, Any] = {key: field.default for key, (field, _) in settings_of(self).items() if key in own}
-        return dataclasses.replace(self, filter="none", **plain)
+        """Return this Config without a filter."""
+        return dataclasses.replace(self, filter="none", filter_limit=None)
 
     # -- presets -----------------------------------------------------------------------------------------------------
     @classmethod
@@ -97,23 +91,15 @@ class Config(Derived):
         preset: dict[str, Any] = {
             "mix_every_steps": 32,
             "codec": "bf16",
-            "reply_timeout_s": 10.0,
             "stall_s": 10.0,
-            "hello_timeout_s": 10.0,
             "join_timeout_s": 60.0,
-            "chunk_elements": 32_768,
         }
         return cls(**(preset | changes))
 
     @classmethod
     def datacentre(cls, **changes: Any) -> Config:
         """Return the settings for 10 Gbit/s and more: twice the mixes, shorter timeouts, longer chunks."""
-        preset: dict[str, Any] = {
-            "mix_every_steps": 4,
-            "slowest_rate_mb_s": 10.0,
-            "stall_s": 2.0,
-            "chunk_elements": 262_144,
-        }
+        preset: dict[str, Any] = {"mix_every_steps": 4, "slowest_rate_mb_s": 10.0, "stall_s": 2.0}
         return cls(**(preset | changes))
 
     @classmethod
@@ -146,7 +132,10 @@ class Config(Derived):
 
     @classmethod
     def from_mapping(cls, table: Mapping[str, Any]) -> Config:
-        """Create a Config from a mapping of the same keys, as in a scenario's ``[gossip]`` section."""
+        """Create a Config from a mapping of the same keys, as in a scenario's ``[gossip]`` section.
+
+        ``internal`` is accepted as an object alone, which no file can hold.
+        """
         changes = dict(table)
         if (name := changes.pop("method", None)) is not None:
             changes = as_published(name) | changes
@@ -155,7 +144,7 @@ class Config(Derived):
             raise ConfigError(f"preset = {shown(preset)} is unknown: take one of {', '.join(PRESETS)}.")
         known = settings_of(cls)
         for name in changes:
-            if name not in known:
+            if name not in known and not isinstance(changes[name], Internal):
                 raise unknown(name)
         config: Config = getattr(cls, preset)(**changes)
         return config

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gossip.codecs import AUTO, CODECS, COMPILED, Taken, interval
 from gossip.config.filters import AUTO_FILTER, FILTERS
+from gossip.config.internal import Internal
 from gossip.config.keys import MOST_PARTNERS, Keys
 from gossip.config.mixings import MIXINGS
 
@@ -13,12 +14,50 @@ __all__ = ["NOMINAL_STEPS", "PLAIN", "Derived"]
 
 NOMINAL_STEPS = 8  # Local steps in an interval, as versions count, if each node chooses its own.
 SAMPLE = 1 << 16  # Elements whose encoded bytes are counted.
+INTERNAL = Internal()
 PLAIN = (0.0, 1.0)  # Momentum and rate without an outer step.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Derived(Keys):
     """The keys, and properties that depend on several of them."""
+
+    internal: Internal = INTERNAL
+
+    @property
+    def reply_timeout_s(self) -> float:
+        """Return the time for the answer to an offer: a partner answers at its next step boundary, or says BUSY.
+
+        Three seconds more are enough for the round trips of a slow link, and less where links pause for less. A link
+        that pauses for longer may delay the answer as well.
+        """
+        return self.internal.reply_timeout_s or max(
+            self.boundary_patience_s + min(3.0, 1.5 * self.stall_s), self.stall_s
+        )
+
+    @property
+    def bench_s(self) -> float:
+        """Return how long a partner that failed is not asked; the time doubles up to 16 times this.
+
+        What is seen to fail sooner may also be tried again sooner.
+        """
+        return self.internal.bench_s or min(10.0, 5.0 * self.stall_s)
+
+    @property
+    def hello_timeout_s(self) -> float:
+        """Return the time from a connection's first byte to a finished handshake: six latencies of up to 0.8 s."""
+        return self.internal.hello_timeout_s or max(5.0, self.stall_s)
+
+    @property
+    def chunk_elements(self) -> int:
+        """Return the elements of one chunk, behind which other messages wait.
+
+        512 KiB of fp32 fit in cache and take 4 ms at 1 Gbit/s. Links that pause for 10 s are slow: 128 KiB take 10 ms
+        at 100 Mbit/s. Links that carry a megabyte a second even if they are slow take 1 MiB. Chunks that take long
+        become shorter by themselves.
+        """
+        usual = 32_768 if self.stall_s >= 10.0 else 262_144 if self.slowest_rate_mb_s >= 1.0 else 131_072
+        return self.internal.chunk_elements or usual
 
     @property
     def outer(self) -> tuple[float, float]:
@@ -55,7 +94,8 @@ class Derived(Keys):
         if not self.chooses:
             return self.interval_steps
         codec = CODECS["int8" if self.codec == AUTO else self.codec]
-        return interval(0.0, Taken(SAMPLE, codec.name, codec.encoded_bytes(SAMPLE), 0.0), COMPILED, self.mixing_share)
+        usual = Taken(SAMPLE, codec.name, codec.encoded_bytes(SAMPLE), 0.0)
+        return interval(0.0, usual, COMPILED, self.internal.mixing_share)
 
     @property
     def averaged(self) -> int:
@@ -82,7 +122,7 @@ class Derived(Keys):
     @property
     def watches_movement(self) -> bool:
         """Return True if a driver measures how far local steps alone move the model (gossip.schedule)."""
-        return self.consensus_target is not None or (FILTERS[self.filtering].follows and self.clip_radius is None)
+        return self.consensus_target is not None or (FILTERS[self.filtering].follows and self.filter_limit is None)
 
     @property
     def pushes(self) -> bool:

@@ -26,7 +26,7 @@ class FilterRule:
     groups: bool = False  # It fits a group's mean.
     cuts: bool = False  # It may take a part of a difference, and another on the other side of a pair.
     follows: bool = False  # It depends on how far local steps alone move the model, unless a radius is given.
-    keys: tuple[str, ...] = ()  # Keys of this filter alone.
+    limit: str = ""  # The meaning of filter_limit; empty if the filter has no number of its own.
 
     def fits(self, group: bool, conserves: bool) -> bool:
         """Return True if it fits a group's mean, or else one partner's vector.
@@ -40,15 +40,18 @@ FILTERS: dict[str, FilterRule] = {
     "none": FilterRule("rule:Filter", pairs=True, groups=True),
     "clip": FilterRule(
         "clip:Clip", "cuts long differences off", pairs=True, cuts=True, follows=True,
-        keys=("clip_radius", "clip_factor"),
+        limit="the longest difference taken whole",
     ),
     "balance": FilterRule(
-        "balance:Balance", "refuses them", pairs=True, keys=("balance_gamma", "balance_kappa", "balance_rounds")
+        "balance:Balance", "refuses them", pairs=True, limit="T, the mixing rounds of the whole training"
     ),
-    "trimmed": FilterRule("trimmed:Trimmed", "leaves out the ends of a group's values", groups=True, keys=("trim",)),
+    "trimmed": FilterRule(
+        "trimmed:Trimmed", "leaves out the ends of a group's values", groups=True,
+        limit="how many values of each element are left out at either end",
+    ),
 }  # fmt: skip
 
 
-def filters_that(fit: Callable[[FilterRule], bool]) -> str:
+def filters_that(fit: Callable[[FilterRule], object]) -> str:
     """Return the names of the fitting filters, for a sentence."""
     return " or ".join(repr(name) for name, rule in FILTERS.items() if fit(rule))

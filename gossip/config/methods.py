@@ -140,7 +140,7 @@ METHODS = {
             "clippedgossip",
             "ClippedGossip",
             "He, Karimireddy and Jaggi, 2022, arXiv:2202.01545",
-            {**EVERY_STEP, **RING, "filter": "clip", "clip_radius": 1.0, "max_version_gap": 0.0},
+            {**EVERY_STEP, **RING, "filter": "clip", "filter_limit": 1.0, "max_version_gap": 0.0},
         ),
         Method(
             "balance",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from gossip.codecs import needs_spread
 from gossip.config.derived import Derived
 from gossip.config.filters import AUTO_FILTER, FILTERS, filters_that
+from gossip.config.keys import MOST_PARTNERS
 from gossip.config.selections import SELECTIONS
-from gossip.config.setting import settings_of
 from gossip.errors import ConfigError
 
 __all__ = ["check_together"]
@@ -148,11 +148,11 @@ def cut(config: Derived) -> str | None:
 
 
 def filtered(config: Derived) -> str | None:
-    rule, settings = FILTERS[config.filtering], settings_of(config)
-    for name, other in FILTERS.items():
-        given = [key for key in other.keys if settings[key][1].left_out and getattr(config, key) is not None]
-        if given and other is not rule:
-            return f"{given[0]} is for filter = {name!r}, and filter is {config.filter!r}."
+    rule, limit = FILTERS[config.filtering], config.filter_limit
+    if limit is not None and not rule.limit:
+        return f"filter_limit is for filter = {filters_that(lambda rule: rule.limit)}, and filter is {config.filter!r}."
+    if limit is not None and config.filtering == "trimmed" and limit not in range(1, MOST_PARTNERS // 2 + 1):
+        return f"filter_limit = {limit:g} with filter = 'trimmed' counts members: use 1 to {MOST_PARTNERS // 2}."
     if rule.fits(config.grouped, config.conserves):
         return None
     if config.grouped:

@@ -70,7 +70,8 @@ def key(default: Any, meaning: str, advice: str, **said: Any) -> Any:
 
 def settings_of(cls: Any) -> dict[str, tuple[dataclasses.Field[Any], Setting]]:
     """Return every key of a settings class, in order."""
-    return {field.name: (field, field.metadata["setting"]) for field in dataclasses.fields(cls)}
+    fields = [field for field in dataclasses.fields(cls) if "setting" in field.metadata]
+    return {field.name: (field, field.metadata["setting"]) for field in fields}
 
 
 def check(name: str, value: Any, annotation: str, setting: Setting) -> None:

@@ -244,7 +244,7 @@ class Exchange(Session):
                 exchanges.misbehaviour.note(partner, "wasted", now)
                 self.blamed = True
                 return self.doubt(now)
-        if now - self.since < exchanges.config.doubt_s:
+        if now - self.since < exchanges.config.internal.doubt_s:
             return self.doubt(now)
         if not self.blamed:
             exchanges.misbehaviour.note(partner, "wasted", now)

@@ -9,17 +9,18 @@ from gossip.ids import PeerId
 
 __all__ = ["Balance", "balance_accepts"]
 
+GAMMA = 0.3  # The threshold at the beginning, as a share of our own vector's length: gamma.
+KAPPA = 1.0  # How fast it falls: to 1/e at the end of the training: kappa.
+ROUNDS = 1000.0  # The mixing rounds of the whole training, if filter_limit does not say.
+
 
 class Balance(Filter):
     """A filter by the length of our own vector and the progress of training."""
 
     def judge(self, partner: PeerId, difference_sq: float, own_sq: float, size: int, version: float) -> str | None:
-        config = self.config
         refused = super().judge(partner, difference_sq, own_sq, size, version)
-        progress = min(version / config.balance_rounds, 1.0)
-        if refused is None and not balance_accepts(
-            difference_sq, own_sq, config.balance_gamma, config.balance_kappa, progress
-        ):
+        progress = min(version / (self.config.filter_limit or ROUNDS), 1.0)
+        if refused is None and not balance_accepts(difference_sq, own_sq, GAMMA, KAPPA, progress):
             return "balance"
         return refused
 

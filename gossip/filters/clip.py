@@ -45,7 +45,7 @@ def taper(reach: float, spare: float) -> float:
 def share(part: float, whole: float) -> float:
     """Return ``part / whole``, at most 1, rounded down to a 4,096th.
 
-    Both sides of one ``clip_radius`` must cut off the same, but may add up the squares in another order. A result
+    Both sides of one fixed radius must cut off the same, but may add up the squares in another order. A result
     within a thousandth of a 4,096th below a step counts as that step. Otherwise, of two nodes exactly a radius apart,
     one might take all and the other not.
     """
@@ -54,6 +54,8 @@ def share(part: float, whole: float) -> float:
 
 class Clip(Filter):
     """A radius, and the sample of distances that sets it."""
+
+    usual = 1.5  # The radius in usual distances.
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -97,7 +99,7 @@ class Clip(Filter):
         if radius <= 0:
             return 1.0, 1.0
         reach = math.sqrt(difference_sq) / radius
-        if self.config.clip_radius is not None:
+        if self.config.filter_limit is not None:
             return clip_factor(difference_sq, radius), reach
         wanted = taper(reach, self.spare)
         self.spare = min(WHOLE - 1.0, self.spare - max(0.0, wanted - 1.0) + GAIN)
@@ -105,7 +107,7 @@ class Clip(Filter):
 
     def longest(self, elements: int) -> float:
         """Return the longest difference of so many elements that is taken whole; 0 means any."""
-        return self.radius(elements) * (1.0 + self.spare if self.config.clip_radius is None else 1.0)
+        return self.radius(elements) * (1.0 + self.spare if self.config.filter_limit is None else 1.0)
 
     def radius(self, elements: int) -> float:
         """Return the clip radius for so many elements, 0 for none: fixed, or a multiple of the usual distance.
@@ -124,8 +126,8 @@ class Clip(Filter):
         since a mixed part is rarely as far apart as the whole.
         """
         config = self.config
-        if config.clip_radius is not None:
-            return config.clip_radius
+        if config.filter_limit is not None:
+            return config.filter_limit
         if elements < FEW:
             return 0.0
         known = sorted(self.squares.values())
@@ -134,4 +136,4 @@ class Clip(Filter):
             if not stand_in > 0:
                 return 0.0
             known = sorted(known + [stand_in] * (ENOUGH + 1 - len(known)))
-        return config.clip_factor * math.sqrt(elements * known[len(known) // 4] + OWN * self.recent**2)
+        return self.usual * math.sqrt(elements * known[len(known) // 4] + OWN * self.recent**2)

@@ -42,7 +42,7 @@ class Filter:
         Returns:
             "not-finite", "norm", this filter's name, or None.
         """
-        return norm_accepts(difference_sq, own_sq, size, self.config.norm_bound)
+        return norm_accepts(difference_sq, own_sq, size, self.config.internal.norm_bound)
 
     def take(
         self, partner: PeerId, weight: float, difference_sq: float, size: int, here: Here, at: float

@@ -30,17 +30,18 @@ class PushPull:
 
     def __init__(self, me: PeerId, table: Table, config: Config, rng: random.Random, now: float) -> None:
         self._me, self._table, self._config, self._rng = me, table, config, rng
-        self.due_s = now + rng.random() * config.push_pull_period_s
+        self.due_s = now + rng.random() * config.internal.push_pull_period_s
 
     def tick(self, now: float, out: list[Effect]) -> None:
-        self.due_s = now + self._config.push_pull_period_s
+        self.due_s = now + self._config.internal.push_pull_period_s
         for entry in self._table.sample(1, self._rng):
             self.ask(entry, now, out)
 
     def ask(self, entry: Entry, now: float, out: list[Effect], everything: bool = False) -> None:
         entry.asked_s, entry.asked_all, entry.answer_due = now, everything, True
         # The answer to our own Digest is not a flood. A newcomer asks for everything and may receive a whole table.
-        entry.expect(2 * self._config.max_members if everything else VERIFIED_BURST + len(self._table.entries), now)
+        most = 2 * self._config.internal.max_members if everything else VERIFIED_BURST + len(self._table.entries)
+        entry.expect(most, now)
         digest = Digest(b"" if everything else self._table.digest())
         out.append(Send(entry.record.id, digest))
 
@@ -60,7 +61,7 @@ class PushPull:
 
     def quiet(self, entry: Entry | None, now: float) -> bool:
         """Return True if this member's records need no gossip: we asked for everything, and others know it."""
-        return entry is not None and entry.asked_all and now < entry.asked_s + self._config.push_pull_period_s
+        return entry is not None and entry.asked_all and now < entry.asked_s + self._config.internal.push_pull_period_s
 
     def answer(self, sender: PeerId, entry: Entry | None, records: Records, out: list[Effect]) -> None:
         """Send the buckets that the other side wants, once for each Digest of ours."""

@@ -26,6 +26,8 @@ MAX_PROBES = 32  # Our own probes at once. When all our links break we probe abo
 MAX_RELAYS = 256  # probes for others at once: 3 each for 85 members
 # Fraction of the probe timeout: the Nack must arrive before the asker gives up (Lifeguard, section IV-A).
 NACK_AFTER = 0.8
+INDIRECT_PROBES = 3  # Members asked to probe in our place, as in memberlist.
+SUSPICION_PERIODS = 4.0  # Probe periods that a suspect of a small swarm has to refute, as in memberlist.
 CONFIRMATIONS = 3  # accusers beyond the first that shorten a suspicion to its minimum (Lifeguard's K)
 
 
@@ -39,9 +41,9 @@ def suspicion_s(config: Config, members: int, accusers: int) -> float:
 
     Returns:
         ``max - (max - min) log(C + 1) / log(K + 1)`` with C accusers beyond the first (Lifeguard, section IV-B). Here
-        max is ``suspicion_periods * max(1, log10 N)`` probe periods, and min is a third of it.
+        max is ``4 max(1, log10 N)`` probe periods, and min is a third of it.
     """
-    longest = config.suspicion_periods * max(1.0, math.log10(members)) * config.probe_period_s
+    longest = SUSPICION_PERIODS * max(1.0, math.log10(members)) * config.internal.probe_period_s
     shortest = longest / 3
     expected = min(CONFIRMATIONS, members - 2)  # all members except the suspect and its first accuser
     if expected < 1:
@@ -84,7 +86,7 @@ class Detector:
         self._ring: list[PeerId] = []  # members still to be probed in this round, in reverse order
         # The same members as a set: a member that becomes ALIVE again is not added twice.
         self._waiting: set[PeerId] = set()
-        self._next_s = now + rng.random() * config.probe_period_s
+        self._next_s = now + rng.random() * config.internal.probe_period_s
         self._seq = rng.getrandbits(48)  # random, so that an Ack for an earlier life matches no probe
         self.deadline = self._next_s  # When to call tick. Stored, since drivers read it after every message.
 
@@ -98,7 +100,7 @@ class Detector:
             if probe is not None and probe.due_s == due_s:
                 self._give_up(probe, now, out, failed)
         if now >= self._next_s:
-            self._next_s = now + self._config.probe_period_s * (1 + self.health)
+            self._next_s = now + self._config.internal.probe_period_s * (1 + self.health)
             self._probe_next(now, out, failed)
         self._settle()
         return failed
@@ -278,20 +280,19 @@ class Detector:
             helpers = [
                 h for h in homes if h.state is ALIVE and h is not self._table.mine and h.contacted and h.reachable
             ]
-        helpers = helpers or self._table.sample(config.indirect_probes, self._rng, without=target)
+        helpers = helpers or self._table.sample(INDIRECT_PROBES, self._rng, without=target)
         if not helpers:
             self._fail(probe, failed)
             return
         probe.asked = {helper.record.id for helper in helpers}
-        period_s = config.probe_period_s * (1 + self.health)
-        self._arm(probe, max(probe.started_s + period_s, now + config.probe_timeout_max_s * (1 + self.health)))
+        period_s = config.internal.probe_period_s * (1 + self.health)
+        self._arm(probe, max(probe.started_s + period_s, now + config.internal.probe_timeout_max_s * (1 + self.health)))
         request = PingReq(probe.seq, target, ())
         out.extend(Send(helper.record.id, request) for helper in helpers)
 
     def _timeout_s(self, entry: Entry) -> float:
-        config = self._config
-        longest = config.probe_timeout_max_s
-        timeout_s = longest if entry.rtt_s is None else min(longest, max(config.probe_timeout_min_s, 3 * entry.rtt_s))
+        shortest, longest = self._config.internal.probe_timeout_min_s, self._config.internal.probe_timeout_max_s
+        timeout_s = longest if entry.rtt_s is None else min(longest, max(shortest, 3 * entry.rtt_s))
         return timeout_s * (1 + self.health)
 
     def _fail(self, probe: Probe, failed: list[Entry]) -> None:

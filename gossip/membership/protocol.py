@@ -43,6 +43,7 @@ from gossip.wire.records import Sign, Verify, acceptable, claims_more, signed
 __all__ = ["Membership"]
 
 FAREWELLS = 8  # members, besides the linked ones, that we tell directly when we leave
+DEAD_KEPT_S = 86_400.0  # The dead are remembered and dialled for a day: longer than a cut lasts that somebody mends.
 HEAL_ALONE = 3  # dials each probe period while we know no ALIVE member
 ENOUGH_LINKS = 24  # links that suffice for gossip: among 1,000 members, records were as fresh as with random targets
 BOOK = 1_024  # records saved for the next start: 256 KiB
@@ -63,8 +64,8 @@ class Membership:
         me = signed(acceptable(me), sign)
         self._mine = me.id
         self._config, self._rng = config, rng
-        self._table = Table(me, 2 * config.max_members, now)
-        self._rumours = Rumours(config.gossip_period_s, now)
+        self._table = Table(me, 2 * config.internal.max_members, now)
+        self._rumours = Rumours(config.internal.gossip_period_s, now)
         self._detector = Detector(self._table, self._rumours, config, rng, now)
         self._introductions = Introductions(self._table, rng, now)
         self.misbehaviour = misbehaviour if misbehaviour is not None else MisbehaviourLog()
@@ -74,7 +75,7 @@ class Membership:
         )  # fmt: skip
         self._myself = Myself(me, self._table, self._rumours, sign, config, now)
         self._push_pull = PushPull(me.id, self._table, config, rng, now)
-        self._heal_s = now + rng.random() * config.heal_period_s
+        self._heal_s = now + rng.random() * config.internal.heal_period_s
         self._left = False
         self._holding_s = math.inf  # when to tell linked members that we now hold a run
         self._woke_s = now  # when this process last resumed after it had been stopped
@@ -302,7 +303,7 @@ class Membership:
         Exchanges link random partners, and such a random graph spreads a rumour as well as random targets do. Random
         targets alone must be dialled first: six dials a second for each of 1,000 members.
         """
-        fanout, links = self._config.gossip_fanout, self._table.links
+        fanout, links = self._config.internal.gossip_fanout, self._table.links
         if len(links) < ENOUGH_LINKS:
             return self._table.sample(fanout, self._rng, suspects=True)  # a suspect must hear of its suspicion
         targets = self._table.sample(1, self._rng, suspects=True)
@@ -316,9 +317,9 @@ class Membership:
     def _heal(self, now: float, out: list[Effect]) -> None:
         """Dial a random DEAD member, which may only have been cut off, and forget members that are gone for long."""
         config, dead = self._config, self._table.dead
-        self._table.forget(now - config.dead_kept_s)
+        self._table.forget(now - DEAD_KEPT_S)
         alone = not self._table.contacted
-        self._heal_s = now + (config.probe_period_s if alone else config.heal_period_s)
+        self._heal_s = now + (config.internal.probe_period_s if alone else config.internal.heal_period_s)
         for peer in self._rng.sample(dead, min(len(dead), HEAL_ALONE if alone else 1)):
             entry = self._table.entries[peer]
             if entry.linked:  # this link survived the silence, so there is none to open
@@ -358,7 +359,7 @@ class Membership:
     def _notice_sleep(self, now: float) -> None:
         """Shift all timers after a stop of this process, which a timer that is late by 0.5 s shows."""
         gap_s = now - max(self.deadline, self._woke_s)
-        if gap_s > self._config.probe_timeout_min_s:
+        if gap_s > self._config.internal.probe_timeout_min_s:
             self._woke_s = now  # waiting messages may come before the tick: count the gap once
             self._detector.slept(gap_s)
             self._view.slept(gap_s)

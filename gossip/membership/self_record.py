@@ -130,7 +130,7 @@ class Myself:
         return max(self._pause_s(), period_s)
 
     def _pause_s(self) -> float:
-        return max(self._config.progress_period_s, PROGRESS_S_PER_MEMBER * self._table.size)
+        return max(self._config.internal.progress_period_s, PROGRESS_S_PER_MEMBER * self._table.size)
 
     def accused(self, now: float) -> bool:
         """Note an accusation of our present incarnation. Return True if it is refuted now rather than later."""

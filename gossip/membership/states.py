@@ -55,7 +55,7 @@ class MemberStates:
         self._introductions = introductions
         self._sign, self._verify = sign, verify
         self._me = table.mine.record.id
-        self._intake = Allowance(INTAKE_PER_S, float(config.max_members), now)
+        self._intake = Allowance(INTAKE_PER_S, float(config.internal.max_members), now)
         # Shared by all links to peers outside the table.
         self._strangers = Allowance(VERIFIED_PER_S, VERIFIED_BURST, now)
         self._accusers = Accusers()
@@ -193,7 +193,7 @@ class MemberStates:
             self._rumours.put(hint, now)
         elif self._believes(hint, entry, teller, now):
             self._suspect(entry, hint, now)
-            if entry.linked and entry.acked_s >= now - self._config.probe_period_s:
+            if entry.linked and entry.acked_s >= now - self._config.internal.probe_period_s:
                 self.warn(entry, now, out)  # it can refute the hint at once
 
     def _believes(self, hint: Hint, entry: Entry, teller: Entry | None, now: float) -> bool:
@@ -252,10 +252,10 @@ class MemberStates:
             entry = self._table.entries.get(peer)
             if entry is None or entry.state is not SUSPECT or entry.expires_s != when:
                 continue
-            recently = entry.acked_s >= now - self._config.probe_period_s
+            recently = entry.acked_s >= now - self._config.internal.probe_period_s
             if recently or (len(entry.accusers) == 1 and entry.contacted and not entry.accused_by(self._me)):
                 # It may not have heard of the suspicion, or it has one accuser only. The probe tells it, and decides.
-                self._until(entry, now + self._config.probe_period_s)
+                self._until(entry, now + self._config.internal.probe_period_s)
                 for failed in self._detector.doubt(entry, now, out):
                     self.suspect_ourselves(failed, now)
             else:

@@ -47,5 +47,5 @@ def selector_of(config: Config, elements: int, graph: Graph | None = None) -> Se
     Raises:
         ConfigError: As :func:`selector`.
     """
-    options = Options(config.partners == 0, config.group_size, 4e-6 * elements, config.shortcuts, graph)
+    options = Options(config.partners == 0, config.group_size, 4e-6 * elements, config.internal.shortcuts, graph)
     return selector(config.selection, options)

@@ -107,15 +107,15 @@ class Joining:
         return self.local.weights + len(self.keys) * self.local.trained_elements
 
     def begin(self, run_id: bytes, candidates: list[PeerId], now: float) -> list[Effect]:
-        """Survey up to ``config.donors`` of the candidates: ready members of that run, in random order."""
+        """Survey up to ``config.internal.donors`` of the candidates: ready members of that run, in random order."""
         self.phase, self.run_id, self.began = Phase.SURVEY, run_id, now
         self.answers, self.pieces, self.missing, self.donors = {}, {}, [], set()
         self.given, self.comparisons, self.compared_all = [], {}, []
         self.checked = self.counted = self.doubtful = self.witnessed = False
         self.standing = self.stateless = False
-        self.candidates = candidates[: 4 * self.config.donors]
+        self.candidates = candidates[: 4 * self.config.internal.donors]
         self.deadline = now + self.config.reply_timeout_s
-        self.surveys = {self.new_session(): peer for peer in self.candidates[: self.config.donors]}
+        self.surveys = {self.new_session(): peer for peer in self.candidates[: self.config.internal.donors]}
         return [Send(peer, Fetch(session, (), 0, 0)) for session, peer in self.surveys.items()]
 
     def on_serving(self, sender: PeerId, serving: Serving, now: float) -> list[Effect]:
@@ -191,7 +191,7 @@ class Joining:
         free = [peer for peer in self.candidates if peer not in sending]
         if self.size > self.local.elements:
             self.missing.sort(reverse=True)  # the weights first, since paused donors can give them
-        while self.missing and free and len(self.pieces) < self.config.donors:
+        while self.missing and free and len(self.pieces) < self.config.internal.donors:
             (start, stop), donor, session = self.missing.pop(), free.pop(0), self.new_session()
             self.pieces[session] = Piece(start, stop, donor, now + self.chunk_s(stop - start), start)
             effects.append(ReceivePiece(session, donor, start, stop, self.size))
@@ -241,7 +241,7 @@ class Joining:
         if not self.counted:
             self.counted, self.answers = True, {}
             others = [peer for peer in self.reachable(self.run_id) if peer not in self.donors]
-            asked = [*sorted(self.donors)[: self.config.donors], *others[: self.config.donors]]
+            asked = [*sorted(self.donors)[: self.config.internal.donors], *others[: self.config.internal.donors]]
             self.surveys = {self.new_session(): peer for peer in asked}
             self.deadline = now + SURVEY_S
             return [Send(peer, Fetch(session, (), 0, 0)) for session, peer in self.surveys.items()]
@@ -342,7 +342,7 @@ class Joining:
         chunks = list({one.owner: (one.owner, one.start, one.stop) for one in results}.values())
         gave = {donor for _, _, donor in self.given}
         others = [peer for peer in self.reachable(self.run_id) if peer not in self.candidates]
-        self.candidates += others[: max(0, 4 * self.config.donors - len(self.candidates))]
+        self.candidates += others[: max(0, 4 * self.config.internal.donors - len(self.candidates))]
         twice = [peer for peer in self.candidates if peer not in gave for _ in range(WITNESSED)]
         asked = [(peer, chunks[place % len(chunks)]) for place, peer in enumerate(twice)]
         return [effect for peer, (owner, start, stop) in asked for effect in self.ask(owner, peer, start, stop, now)]
@@ -399,7 +399,7 @@ class Joining:
         if now - self.starving_since >= self.config.join_timeout_s:
             self.leave_alone(self.run_id, now + LEFT_ALONE_S)
             return self.stop()
-        self.candidates, self.deadline = candidates[: 4 * self.config.donors], float("inf")
+        self.candidates, self.deadline = candidates[: 4 * self.config.internal.donors], float("inf")
         return self.assign(now)
 
     def leave_alone(self, run_id: bytes, until: float) -> None:

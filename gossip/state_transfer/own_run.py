@@ -149,7 +149,7 @@ class OwnRun:
             return []
         if not local.ready:
             return self.taken(now)
-        refusal = norm_accepts(difference_sq, own_sq, local.elements, self.config.norm_bound)
+        refusal = norm_accepts(difference_sq, own_sq, local.elements, self.config.internal.norm_bound)
         self.judge.begin(local.steps, now)
         if refusal is not None:
             return self.judged(False, now)

@@ -336,7 +336,7 @@ class Runtime:
         """Run a link from the finished Hello to the end of the stream."""
         member = theirs.record
         if member is not None:
-            if self.stopping or (len(self.links) >= self.config.max_links and not self.make_room()):
+            if self.stopping or (len(self.links) >= self.config.internal.max_links and not self.make_room()):
                 self.pending.pop(link.peer, None)
                 link.stream.close_now()
                 return
@@ -488,7 +488,7 @@ class Runtime:
             for link in self.links.all():
                 if link.held_up(now, self.config.stall_s, chunk_s):
                     link.close_now()
-                if now - link.used_at > self.config.idle_s and link not in busy:
+                if now - link.used_at > self.config.internal.idle_s and link not in busy:
                     link.retire()
 
     async def leave(self, within_s: float) -> None:

@@ -29,7 +29,7 @@ class Striping:
     @property
     def full(self) -> bool:
         """Return True if there are as many lanes, over all links, as links are allowed."""
-        return self.opening + sum(len(link.lanes.all) for link in self.links.all()) >= self.config.max_links
+        return self.opening + sum(len(link.lanes.all) for link in self.links.all()) >= self.config.internal.max_links
 
     def widen(self, link: Link) -> None:
         """Widen a link that one connection does not fill; repeated calls have no effect."""

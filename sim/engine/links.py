@@ -283,7 +283,7 @@ class VirtualLinks:
                 host.lines[partner.id] = line
                 if not host.watched:
                     host.watched = True
-                    self.events.push(self.events.now + self.config.idle_s, self.look, host)
+                    self.events.push(self.events.now + self.config.internal.idle_s, self.look, host)
         self.events.note(host.index, partner.index, LINKED)
         waiting = host.pending.pop(partner.id, ())
         self.perform(host, host.peer.linked(partner.id, record, self.events.now))
@@ -296,7 +296,7 @@ class VirtualLinks:
         """Close the idle links, and schedule the next check for when another link may become idle."""
         if host.gone:
             return
-        now, idle_s, lines = self.events.now, self.config.idle_s, host.lines
+        now, idle_s, lines = self.events.now, self.config.internal.idle_s, host.lines
         oldest, idle = now, []
         for partner in host.links:
             last_at = lines[partner].last_at
@@ -314,7 +314,7 @@ class VirtualLinks:
     def room(self, host: Host) -> bool:
         """Return True if another link fits; if necessary, close the least recently used idle one for it."""
         links, lines = host.links, host.lines
-        if len(links) < self.config.max_links:
+        if len(links) < self.config.internal.max_links:
             return True
         kept = {*host.peer.view.engaged(), *host.peer.reach.homes}
         idle = [partner for partner in links if partner not in kept]

@@ -90,7 +90,7 @@ class Presence:
         control, streams, now = self.control, self.streams, self.events.now
         control.asking = peer
         donors: list[int] = []
-        for _ in range(min(self.config.donors, MOST_SIDES)):
+        for _ in range(min(self.config.internal.donors, MOST_SIDES)):
             donor = uniform(control.alive, control.rngs[peer], control.fits, donors)
             if donor is None:
                 break

@@ -153,4 +153,4 @@ def liars(spec: AttackersSpec | None, names: Sequence[str], seed: int) -> dict[s
 
 def unguarded(config: Config) -> Config:
     """Return the settings without the checks by which an honest peer refuses or clips."""
-    return dataclasses.replace(config.unfiltered(), norm_bound=ANY_NORM)
+    return dataclasses.replace(config.unfiltered(), internal=dataclasses.replace(config.internal, norm_bound=ANY_NORM))

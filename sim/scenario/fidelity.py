@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from gossip.config import PRESETS, Config
+from gossip.config.internal import Internal
 from gossip.errors import ConfigError
 from sim.scenario.tables import KeyFault
 
@@ -19,10 +20,7 @@ CODECS = ("fp32", "fp16", "bf16")  # Each element by itself, so that many vector
 
 # Settings of gossip.Config that act through messages, links or failures, which the fast level does not play.
 UNPLAYED = (
-    "reply_timeout_s", "boundary_patience_s", "slowest_rate_mb_s", "stall_s", "bench_s", "doubt_s", "probe_period_s",
-    "probe_timeout_min_s", "probe_timeout_max_s", "indirect_probes", "suspicion_periods", "gossip_period_s",
-    "gossip_fanout", "push_pull_period_s", "heal_period_s", "dead_kept_s", "max_members", "progress_period_s",
-    "join_timeout_s", "merge", "seed_backoff_s", "seed_backoff_max_s", "max_links", "idle_s", "hello_timeout_s",
+    "boundary_patience_s", "slowest_rate_mb_s", "stall_s", "join_timeout_s", "merge",
 )  # fmt: skip
 
 
@@ -77,6 +75,8 @@ def unplayed(config: Config) -> Iterator[str]:
     for name in UNPLAYED:
         if getattr(config, name) not in [getattr(preset, name) for preset in presets]:
             yield f"gossip.{name}"
+    if config.internal != Internal():
+        yield "gossip.internal"
 
 
 def beyond(scenario: Scenario) -> Iterator[tuple[str, str]]:

@@ -10,6 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from gossip.config import LARGEST, PRESETS, Config, shown
+from gossip.config.internal import Internal
+from gossip.config.removed import KEYS as REMOVED
+from gossip.config.setting import settings_of
 from gossip.errors import ConfigError
 
 __all__ = [
@@ -155,7 +158,10 @@ def config_of(value: object) -> Config:
     optional = {name for name, wanted in known.items() if type(None) in get_args(wanted)}
     given = cast(Mapping[str, Any], value).items()  # For a key that is never left out, "none" is an ordinary value.
     table = {name: None if setting == NONE and name in optional else setting for name, setting in given}
-    refuse_unknown(table, ["preset", "method", *known])
+    for name in (name for name in table if name in REMOVED):
+        raise KeyFault(name, f"was removed: {REMOVED[name]}.")
+    inner = [name for name, setting in given if isinstance(setting, Internal)]
+    refuse_unknown(table, ["preset", "method", *known, *inner])
     try:
         return Config.from_mapping(table)
     except ConfigError as error:
@@ -179,7 +185,8 @@ def hints(kind: Any) -> dict[str, Any]:
     """Return the types of a dataclass's fields; cached, since it takes a millisecond."""
     if kind not in HINTS:
         resolved = get_type_hints(kind)
-        HINTS[kind] = {field.name: resolved[field.name] for field in dataclasses.fields(kind)}
+        names = settings_of(Config) if kind is Config else [field.name for field in dataclasses.fields(kind)]
+        HINTS[kind] = {name: resolved[name] for name in names}
     return HINTS[kind]
 
 
@@ -204,7 +211,8 @@ def plain(value: Any) -> Any:
     if hasattr(value, "plain") and not isinstance(value, Config):
         return value.plain()
     if isinstance(value, Config):
-        return nearest(fields_of(value), {name: fields_of(getattr(Config, name)()) for name in PRESETS})
+        plain_ = nearest(fields_of(value), {name: fields_of(getattr(Config, name)()) for name in PRESETS})
+        return plain_ if value.internal == Internal() else plain_ | {"internal": value.internal}
     if dataclasses.is_dataclass(value):
         return fields_of(value)
     if isinstance(value, tuple):
@@ -216,6 +224,8 @@ def fields_of(value: Any) -> dict[str, Any]:
     table = {}
     for field in dataclasses.fields(value):
         held = getattr(value, field.name)
+        if isinstance(held, Internal):
+            continue
         if held is not None:
             table[field.name] = plain(held)
         elif field.default is not None:

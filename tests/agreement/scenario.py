@@ -26,6 +26,7 @@ from sim.seeds import derive
 from sim.world.network import NetworkModel
 from tests.agreement import memory_network
 from tests.agreement.memory_network import START_S, World
+from tests.harness.configs import tuned
 
 ELEMENTS = 2_500  # three chunks, the last one short
 STEP_S = 0.1
@@ -58,7 +59,7 @@ class Scenario:
 
     script: Script
     until_s: float
-    config: Config = field(default_factory=lambda: Config(chunk_elements=1024))
+    config: Config = field(default_factory=lambda: tuned(chunk_elements=1024))
     seed: int = 0
 
 

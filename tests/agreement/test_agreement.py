@@ -19,11 +19,11 @@ import pytest
 
 from gossip import kernel
 from gossip.averaging.averager import Averager
-from gossip.config import Config
 from sim.engine.sessions import Sessions
 from tests.agreement import scenario
 from tests.agreement.scenario import Floats, Outcome, Scenario, Script, identity, run_nodes, simulate, start_vector
 from tests.gossip.kernel.building import passes
+from tests.harness.configs import tuned
 
 
 def trio_of_peers() -> Script:
@@ -58,7 +58,7 @@ def states(outcome: Outcome) -> dict[int, str]:
     ids=["default", "bf16", "outer momentum", "by the clock"],
 )
 def test_three_peers_join_through_one_seed_and_mix(changes: dict[str, Any]) -> None:
-    ends = both(Scenario(trio_of_peers(), 30.0, Config(chunk_elements=1024, **changes)))
+    ends = both(Scenario(trio_of_peers(), 30.0, tuned(chunk_elements=1024, **changes)))
     assert {end.run_id for end in ends.values()} == {ends[0].run_id}
     assert all(end.ready and end.exchanges[0] > 20 for end in ends.values())
     assert all(set(states(end).values()) == {"alive"} for end in ends.values())
@@ -83,8 +83,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "exponential in lockstep": {"mixing": "push-sum", "selection": "exponential", "max_version_gap": 0.0},
     "row-stochastic": {"mixing": "row-stochastic", "partners": 2},
     "ring at once": {"selection": "ring", "partners": 0},
-    "clip": {"filter": "clip", "clip_radius": 10.0},
-    "balance": {"filter": "balance", "balance_gamma": 0.9, "balance_rounds": 20.0, "bench_s": 1.0},
+    "clip": {"filter": "clip", "filter_limit": 10.0},
+    "balance": {"filter": "balance", "filter_limit": 20.0, "bench_s": 1.0},
     "lockstep": {"max_version_gap": 0.0},
     "half an interval": {"max_version_gap": 0.5, "mix_every_steps": 2},
     "ring in lockstep": {"selection": "ring", "partners": 0, "max_version_gap": 0.0},
@@ -97,7 +97,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("changes", METHODS.values(), ids=METHODS.keys())
 def test_every_method_ends_the_same_in_both(changes: dict[str, Any]) -> None:
-    ends = both(Scenario(trio_of_peers(), 9.0, Config(chunk_elements=1024, **changes)))
+    ends = both(Scenario(trio_of_peers(), 9.0, tuned(chunk_elements=1024, **changes)))
     few = 1 if changes.get("filter") == "balance" else 3  # who was refused is not heard for a while
     assert all(end.ready and end.exchanges[0] > few for end in ends.values())
     if "filter" in changes:
@@ -112,7 +112,7 @@ def test_every_method_ends_the_same_in_both(changes: dict[str, Any]) -> None:
 def test_nodes_with_compiled_passes_end_as_a_simulator_that_has_numpy(
     codec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = Config(chunk_elements=1024, codec=codec)
+    config = tuned(chunk_elements=1024, codec=codec)
     outcomes = []
     for play, with_what in ((simulate, None), (run_nodes, passes())):
         monkeypatch.setattr(kernel, "passes", with_what)
@@ -132,7 +132,7 @@ def test_a_partner_that_vanishes_in_the_middle_of_a_mix_changes_both_alike(metho
         (7.0, lambda swarm: swarm.partition([0], [2])),
         (13.0, lambda swarm: swarm.heal()),
     ]
-    config = Config(chunk_elements=1024, doubt_s=4.0, **(METHODS[method] | {"mix_every_steps": 2}))
+    config = tuned(chunk_elements=1024, doubt_s=4.0, **(METHODS[method] | {"mix_every_steps": 2}))
     ends = both(Scenario(script, 20.0, config))
     assert ends.keys() == {0, 2}
     assert all(end.steps > 100 for end in ends.values())  # nobody stands for one that is gone
@@ -145,7 +145,7 @@ def test_a_mix_that_was_in_doubt_is_applied_late_and_alike(after_s: float, monke
     late = []
     order = Averager.order
     monkeypatch.setattr(Averager, "order", lambda self, mixing: (order(self, mixing), late.append(mixing.late)))
-    config = Config(chunk_elements=1024, mix_every_steps=2, outer_momentum=0.5, outer_rate=0.7)
+    config = tuned(chunk_elements=1024, mix_every_steps=2, outer_momentum=0.5, outer_rate=0.7)
 
     def cut_off(when_s: float) -> Scenario:
         cut = (when_s, lambda swarm: swarm.partition([0], [1], [2]))
@@ -167,7 +167,7 @@ def test_mixes_that_overlap_are_alike_in_both(monkeypatch: pytest.MonkeyPatch) -
     beside = []
     order = Averager.order
     monkeypatch.setattr(Averager, "order", lambda self, mixing: (order(self, mixing), beside.append(mixing.since)))
-    config = Config(chunk_elements=1024, mix_every_steps=1, outer_momentum=0.5, outer_rate=0.7)
+    config = tuned(chunk_elements=1024, mix_every_steps=1, outer_momentum=0.5, outer_rate=0.7)
     five = [*trio_of_peers(), (0.0, lambda swarm: swarm.add(3, 0)), (0.0, lambda swarm: swarm.add(4, 1))]
     both(Scenario(five, 15.0, config))
     assert len([since for since in beside if since is not None]) > 20
@@ -184,7 +184,7 @@ def test_settling_takes_the_plain_mean_in_both(part: str, monkeypatch: pytest.Mo
         (when_s, lambda swarm, index=index, on=on: swarm.settle(index, on))
         for when_s, on in ((4.5117, True), (8.0131, False)) for index in range(3)
     ]  # fmt: skip
-    config = Config(chunk_elements=1024, mix_every_steps=4, outer_momentum=0.5, outer_rate=0.7, part=part)
+    config = tuned(chunk_elements=1024, mix_every_steps=4, outer_momentum=0.5, outer_rate=0.7, part=part)
     both(Scenario([*trio_of_peers(), *settling], 12.0, config))
     assert plain.count(True) > 10
     assert plain.count(False) > 20
@@ -233,7 +233,7 @@ def test_two_runs_that_meet_become_one() -> None:
         (0.0, lambda swarm: swarm.add(3, 2)),
         (12.0, lambda swarm: swarm.heal()),
     ]
-    config = Config(chunk_elements=1024, join_timeout_s=3.0, heal_period_s=4.7)
+    config = tuned(chunk_elements=1024, join_timeout_s=3.0, heal_period_s=4.7)
     apart = both(Scenario(script[:-1], 11.9, config))
     assert apart[0].run_id == apart[1].run_id != apart[2].run_id == apart[3].run_id
     together = both(Scenario(script, 40.0, config))
@@ -251,7 +251,7 @@ def test_two_fixed_vectors_end_at_their_mean(every: int, monkeypatch: pytest.Mon
             vector += np.float32(1.0)
 
     monkeypatch.setattr(scenario, "train", once)
-    config = Config(chunk_elements=1024, mix_every_steps=every, filter="none")
+    config = tuned(chunk_elements=1024, mix_every_steps=every, filter="none")
     ends = both(Scenario(trio_of_peers()[:2], 20.0, config))
     assert all(end.exchanges[0] > 20 for end in ends.values())
     mean = start_vector(0) + np.float32(0.5)  # whose weights the newcomer took

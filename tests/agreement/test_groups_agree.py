@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gossip.config import Config
 from tests.agreement.scenario import Scenario
 from tests.agreement.test_agreement import both, states, trio_of_peers
+from tests.harness.configs import tuned
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from tests.agreement.test_agreement import both, states, trio_of_peers
     ids=["fp32", "int8", "everybody in bf16", "grid", "outer momentum", "trimmed"],
 )  # fmt: skip
 def test_three_peers_average_as_a_group(changes: dict[str, Any]) -> None:
-    config = Config(chunk_elements=1024, mixing="group", **changes)
+    config = tuned(chunk_elements=1024, mixing="group", **changes)
     ends = both(Scenario(trio_of_peers(), 30.0, config))
     assert all(end.ready and end.exchanges[0] > 20 and end.exchanges[1] == 0 for end in ends.values())
     spread = np.ptp([end.values for end in ends.values()], axis=0).max()
@@ -27,7 +27,7 @@ def test_three_peers_average_as_a_group(changes: dict[str, Any]) -> None:
 
 
 def test_a_killed_member_is_left_out_by_both() -> None:
-    config = Config(chunk_elements=1024, mixing="group")
+    config = tuned(chunk_elements=1024, mixing="group")
     ends = both(Scenario([*trio_of_peers(), (10.0, lambda swarm: swarm.kill(1))], 40.0, config))
     assert states(ends[0]) == {1: "dead", 2: "alive"}
     apart, both_mixed = ends[2].exchanges[0] - ends[0].exchanges[0], min(end.exchanges[0] for end in ends.values())
@@ -41,5 +41,5 @@ def test_groups_go_on_in_both_parts_of_a_cut_swarm_and_heal() -> None:
         (10.0, lambda swarm: swarm.partition([0, 1], [2, 3])),
         (30.0, lambda swarm: swarm.heal()),
     ]
-    ends = both(Scenario(script, 75.0, Config(chunk_elements=1024, mixing="group")))
+    ends = both(Scenario(script, 75.0, tuned(chunk_elements=1024, mixing="group")))
     assert all(set(states(end).values()) == {"alive"} for end in ends.values())

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from gossip.config import Config
 from gossip.wire.messages import Lent
 from node.links.link import Link
 from node.model.pool import VectorPool
@@ -14,6 +13,7 @@ from node.transfers.neighbours import Neighbours
 from tests.agreement import memory_network
 from tests.agreement.scenario import Scenario
 from tests.agreement.test_agreement import METHODS, both, states, trio_of_peers
+from tests.harness.configs import tuned
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ SOME = ["int8", "moniqua4", "fragments and momentum", "mask and int8", "push-sum
 
 @pytest.mark.parametrize("changes", [{}, {"codec": "bf16"}, *[METHODS[name] for name in SOME]], ids=["", "bf16", *SOME])
 def test_methods_end_the_same(changes: dict[str, Any], lent: list[int]) -> None:
-    ends = both(Scenario(trio_of_peers(), 9.0, Config(chunk_elements=1024, **changes)))
+    ends = both(Scenario(trio_of_peers(), 9.0, tuned(chunk_elements=1024, **changes)))
     done = sum(end.exchanges[0] for end in ends.values())
     assert len(lent) > 0.4 * done or changes.get("codec") == "moniqua4"
     if changes.get("codec") == "moniqua4":
@@ -54,6 +54,6 @@ def test_whoever_vanishes_or_is_cut_off_changes_all_alike(lent: list[int]) -> No
         (7.0, lambda swarm: swarm.partition([0], [2])),
         (13.0, lambda swarm: swarm.heal()),
     ]
-    ends = both(Scenario(script, 25.0, Config(chunk_elements=1024, doubt_s=4.0, mix_every_steps=2)))
+    ends = both(Scenario(script, 25.0, tuned(chunk_elements=1024, doubt_s=4.0, mix_every_steps=2)))
     assert states(ends[0])[1] == "dead"
     assert len(lent) > 20

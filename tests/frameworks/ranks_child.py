@@ -23,7 +23,7 @@ SAMPLES, BATCH = 480, 8
 X = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(0))
 held, agreed, drawn, kept = [], [], [], {}
 options = {
-    "seeds": [seed], "settle_s": 0.5, "config": Config(mix_every_steps=2, progress_period_s=0.1, join_timeout_s=20.0),
+    "seeds": [seed], "settle_s": 0.5, "config": Config(mix_every_steps=2, join_timeout_s=20.0),
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ accelerate = pytest.importorskip("accelerate", reason="make test-frameworks")
 from accelerate.data_loader import prepare_data_loader  # noqa: E402
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("default")]
-QUICK = Config(mix_every_steps=2, progress_period_s=0.1, join_timeout_s=3.0)
+QUICK = Config(mix_every_steps=2, join_timeout_s=3.0)
 
 
 def prepared():

@@ -22,7 +22,7 @@ from lightning.pytorch.strategies import FSDPStrategy  # noqa: E402
 from node.adapters.lightning import LightningGossip  # noqa: E402
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("default")]
-QUICK = Config(mix_every_steps=2, progress_period_s=0.1, join_timeout_s=3.0)
+QUICK = Config(mix_every_steps=2, join_timeout_s=3.0)
 DATA = TensorDataset(torch.randn(64, 4, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 3)
 
 

@@ -39,7 +39,7 @@ def test_two_ranks_hold_the_same_bits_at_each_step_and_are_one_node(framework, t
     pytest.importorskip(framework, reason="make test-frameworks")
     model = Nested() if framework == "lightning" else Wrapped("layer")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    other = train(model, optimizer, lambda: time.sleep(0.002), config=Config(mix_every_steps=2, progress_period_s=0.1))
+    other = train(model, optimizer, lambda: time.sleep(0.002), config=Config(mix_every_steps=2))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(CHILD)]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GOSSIP_")}
     environment = {**inherited, "PYTHONPATH": str(CHILD.parents[2]), "OMP_NUM_THREADS": "1"}

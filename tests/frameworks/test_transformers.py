@@ -20,7 +20,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E4
 from node.adapters.transformers import TransformersGossip  # noqa: E402
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("default")]
-QUICK = Config(mix_every_steps=2, progress_period_s=0.1, join_timeout_s=3.0)
+QUICK = Config(mix_every_steps=2, join_timeout_s=3.0)
 
 
 class Points(Dataset):

@@ -41,7 +41,7 @@ def test_retries_back_off_from_a_second_to_a_minute_for_ever():
         assert len(seeds.tick(now, False, (), rng)) == 1
         waits.append(seeds.deadline - now)
     for number, wait in enumerate(waits):
-        backoff = min(2.0**number, CONFIG.seed_backoff_max_s)
+        backoff = min(2.0**number, CONFIG.internal.seed_backoff_max_s)
         assert 0.75 * backoff <= wait <= 1.25 * backoff
     assert len(set(waits)) == 20  # nodes that lost one seed together do not come back together
 
@@ -49,9 +49,9 @@ def test_retries_back_off_from_a_second_to_a_minute_for_ever():
 def test_with_a_link_one_seed_is_tried_at_the_pace_of_healing_unless_it_is_there():
     seeds, rng = Seeds((HERE, THERE), {}, CONFIG, 0.0), random.Random(1)
     assert len(seeds.tick(0.0, True, (), rng)) == 1
-    assert seeds.deadline == CONFIG.heal_period_s
+    assert seeds.deadline == CONFIG.internal.heal_period_s
     assert seeds.tick(seeds.deadline, True, {HERE, THERE}, rng) == []
-    assert seeds.deadline == 2 * CONFIG.heal_period_s
+    assert seeds.deadline == 2 * CONFIG.internal.heal_period_s
 
 
 def test_with_the_last_link_gone_the_seeds_are_asked_soon_and_the_backoff_starts_anew():
@@ -61,9 +61,9 @@ def test_with_the_last_link_gone_the_seeds_are_asked_soon_and_the_backoff_starts
     now = seeds.deadline
     seeds.tick(now, True, (), rng)
     seeds.unlinked(now + 1.0)
-    assert seeds.deadline == now + 1.0 + CONFIG.seed_backoff_s
+    assert seeds.deadline == now + 1.0 + CONFIG.internal.seed_backoff_s
     seeds.tick(seeds.deadline, False, (), rng)
-    assert seeds.deadline <= now + 1.0 + CONFIG.seed_backoff_s + 1.25 * CONFIG.seed_backoff_s
+    assert seeds.deadline <= now + 1.0 + CONFIG.internal.seed_backoff_s + 1.25 * CONFIG.internal.seed_backoff_s
 
 
 def test_without_seeds_there_is_nothing_to_do():
@@ -82,12 +82,12 @@ def test_seeds_that_are_looked_up_are_asked_for_whenever_they_are_tried_alone_an
         now = seeds.deadline
         assert seeds.tick(now, False, (), rng) == [LookUp()]
         pauses.append(seeds.deadline - now)
-    assert pauses[0] <= 1.25 * CONFIG.seed_backoff_s
+    assert pauses[0] <= 1.25 * CONFIG.internal.seed_backoff_s
     assert 0.75 * LOOK_S <= pauses[-1] <= max(pauses) <= 1.25 * LOOK_S, "it may fill at any moment"
     assert seeds.tick(seeds.deadline, True, (), rng) == [LookUp()], "each of two halves may know only itself"
-    assert seeds.deadline - now >= CONFIG.heal_period_s
+    assert seeds.deadline - now >= CONFIG.internal.heal_period_s
     seeds.unlinked(1_000.0)
-    assert seeds.deadline <= 1_000.0 + CONFIG.seed_backoff_s
+    assert seeds.deadline <= 1_000.0 + CONFIG.internal.seed_backoff_s
 
 
 def test_what_was_found_is_dialled_while_it_is_looked_up_anew_and_what_is_gone_no_more():

@@ -12,6 +12,7 @@ from gossip.effects import Dial, MemberState, Notice, Send, Snapshot, TryDial
 from gossip.ids import MemberRecord
 from gossip.state_transfer.joining import Phase
 from gossip.wire.messages import Abort, Accept, Busy, Commit, Fetch, Offer, Outcome, Reach, Refuse, Settled
+from tests.harness.configs import tuned
 from tests.harness.world import ELEMENTS, World, address_of, peer_id
 
 G1, G2 = b"1" * 16, b"2" * 16
@@ -47,7 +48,7 @@ def test_newcomers_take_the_weights_and_then_mix():
 
 
 def test_a_newcomer_takes_part_in_nothing_before_it_has_the_weights():
-    swarm = World(1, config=Config(chunk_elements=1024))
+    swarm = World(1, config=tuned(chunk_elements=1024))
     swarm.network.chunk_s = 1.0
     first, newcomer = swarm.swarm(2)
     swarm.run(5.0)
@@ -150,7 +151,7 @@ def test_a_member_has_us_dial_its_own_address_alone_and_not_often():
 
 # -- numbers that are taken ------------------------------------------------------------------------------------------
 def test_a_session_number_in_use_is_not_taken_by_anything_else():
-    swarm = World(15, config=Config(chunk_elements=1024))
+    swarm = World(15, config=tuned(chunk_elements=1024))
     swarm.network.chunk_s = 1.0
     nodes = swarm.swarm(3)
     swarm.until(swarm.agreed, 60.0)

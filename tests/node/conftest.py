@@ -15,7 +15,7 @@ from gossip.config import Config
 from node import Node
 from node.identity.keys import new_secret
 
-QUICK = Config(mix_every_steps=2, progress_period_s=0.1, join_timeout_s=3.0)
+QUICK = Config(mix_every_steps=2, join_timeout_s=3.0)
 
 
 class Trainee(threading.Thread):

@@ -15,7 +15,6 @@ from gossip.arithmetic.mixing import OuterStep
 from gossip.averaging.averager import Averager
 from gossip.averaging.boundary import Boundary
 from gossip.codecs import CODECS
-from gossip.config import Config
 from gossip.effects import Gather
 from gossip.exchange.groups import group as exchange_group
 from gossip.exchange.session import State
@@ -27,6 +26,7 @@ from node.model.snapshot import ModelState
 from node.transfers import streams
 from node.transfers.gathers import GroupTransfers
 from node.transfers.sessions import StreamSessions
+from tests.harness.configs import tuned
 
 SESSION = 7
 
@@ -115,7 +115,7 @@ class Group:
     """Nodes and links between all of them; ``pump`` moves one chunk over one link, in an order of its own."""
 
     def __init__(self, members=3, elements=5_000, codec="fp32", seed=0, **changes):
-        config = Config(mixing="group", **{"chunk_elements": 1024, **changes})
+        config = tuned(mixing="group", **{"chunk_elements": 1024, **changes})
         self.ids = tuple(PeerId(bytes([k + 1]) * 16) for k in range(members))
         self.codec, self.rng = codec, random.Random(seed)
         vectors = np.random.default_rng(seed).normal(size=(members, elements)).astype(np.float32)

@@ -36,7 +36,7 @@ y = (x @ truth).argmax(1)
 torch.manual_seed(rank)  # each rank another model, until the first has its swarm's
 model = DistributedDataParallel(nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 4)), process_group=group)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-config = Config(mix_every_steps=4, progress_period_s=0.1)
+config = Config(mix_every_steps=4)
 
 address = folder / "address"
 if nodes > 1 and rank // each:

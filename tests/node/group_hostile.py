@@ -318,7 +318,7 @@ def trainee():
 
 def node_of(seeds):
     model, optimizer = trainee()
-    config = Config(mix_every_steps=2, progress_period_s=0.1, join_timeout_s=3.0)
+    config = Config(mix_every_steps=2, join_timeout_s=3.0)
     return Node(model, optimizer, seeds=seeds, config=config, group=dist.group.WORLD)
 
 

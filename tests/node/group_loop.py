@@ -27,7 +27,7 @@ torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2, timeout=patience)
 torch.manual_seed(rank)
 model = nn.Linear(6, 3)
-config = Config(mix_every_steps=4, progress_period_s=0.1, join_timeout_s=3.0)
+config = Config(mix_every_steps=4, join_timeout_s=3.0)
 
 
 def written(name, value):

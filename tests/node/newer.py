@@ -70,7 +70,7 @@ def main(listen: str, *seeds: str) -> None:
     torch.manual_seed(9)
     stop = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
-    config = Config(mix_every_steps=2, progress_period_s=0.1, join_timeout_s=30.0)
+    config = Config(mix_every_steps=2, join_timeout_s=30.0)
     with Node(nn.Linear(4, 2), seeds=seeds, listen=listen, config=config) as trained:
         said = 0.0
         while not stop.is_set():

@@ -10,7 +10,7 @@ from torch import nn
 from gossip.config import Config
 from tests.node.rank_threads import MemoryGroup, RankThread
 
-QUICK = Config(mix_every_steps=2, progress_period_s=0.1, join_timeout_s=3.0)
+QUICK = Config(mix_every_steps=2, join_timeout_s=3.0)
 
 
 def net(seed=0, dtype=torch.float32):

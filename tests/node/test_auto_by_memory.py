@@ -14,7 +14,7 @@ from gossip.exchange.durations import Durations
 from node.model.host_memory import HostMemory
 
 SIZE = 1 << 18
-CONFIG = Config(codec="auto", mix_every_steps=2, progress_period_s=0.1, join_timeout_s=3.0)
+CONFIG = Config(codec="auto", mix_every_steps=2, join_timeout_s=3.0)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory of a host is shared on Linux")
 

@@ -21,6 +21,7 @@ from node import Node
 from node.identity.keys import new_secret
 from node.identity.statedir import StateDir
 from node.model import checkpoint
+from tests.harness.configs import tuned
 
 
 def model(width=4):
@@ -89,7 +90,7 @@ def test_a_node_that_must_join_and_does_joins(train, until, quick):
 
 def test_a_seed_that_comes_up_later_is_found(train, until, quick):
     port = free_port()
-    config = replace(quick, join_timeout_s=0.2, seed_backoff_s=0.2)
+    config = tuned(quick, join_timeout_s=0.2, seed_backoff_s=0.2)
     early = train(model(), seeds=[f"127.0.0.1:{port}"], config=config)
     late = train(model(), listen=f"127.0.0.1:{port}", config=config)
     until(lambda: early.node.metrics().members_alive == late.node.metrics().members_alive == 2)
@@ -173,7 +174,7 @@ def test_a_secret_on_one_side_only_is_refused_with_a_sentence(with_secret, train
     first = train(model(), **({"secret": file} if with_secret == "seed" else {}))
     options = {"secret": file} if with_secret == "newcomer" else {}
     with pytest.raises(LocalError) as error:
-        Node(model(), seeds=[first.node.address], config=replace(quick, hello_timeout_s=2.0), **options).__enter__()
+        Node(model(), seeds=[first.node.address], config=tuned(quick, hello_timeout_s=2.0), **options).__enter__()
     assert "secret" in one_sentence(error)
 
 

@@ -22,7 +22,7 @@ from sim.engine.swarm import Swarm
 from sim.world.network import NetworkModel
 from tests.node.offline import ELEMENTS, OTHER, in_trio, runtime, wants_snapshot
 
-PLAIN = Config(mix_every_steps=1, filter="none", progress_period_s=0.1, outer_momentum=0.0)
+PLAIN = Config(mix_every_steps=1, filter="none", outer_momentum=0.0)
 
 
 def boundary(values=0.0, size=300):
@@ -304,7 +304,7 @@ def test_two_fixed_vectors_end_at_their_mean_in_the_simulator():
     assert np.abs(np.stack(vectors) - 0.5).max() < 1e-6
 
 
-PUSHED = Config(mixing="row-stochastic", mix_every_steps=1, progress_period_s=0.1)
+PUSHED = Config(mixing="row-stochastic", mix_every_steps=1)
 
 
 def test_others_vectors_are_no_movement_of_ones_own_in_the_simulator(monkeypatch):

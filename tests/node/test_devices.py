@@ -19,7 +19,7 @@ CUDA = pytest.param(
     "cuda",
     marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")],
 )
-QUICK = {"mix_every_steps": 2, "progress_period_s": 0.1, "join_timeout_s": 3.0}
+QUICK = {"mix_every_steps": 2, "join_timeout_s": 3.0}
 PLAIN = Config(filter="none", **QUICK)
 WIDTH = 256
 

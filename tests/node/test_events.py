@@ -23,6 +23,7 @@ from node.observe.notices import LEVELS
 from node.transfers.log import OF_OFFERS
 from tests.agreement.memory_network import Trainer
 from tests.agreement.scenario import Scenario, identity, run_nodes
+from tests.harness.configs import tuned
 
 
 def linear(seed=0):
@@ -276,7 +277,7 @@ def test_a_failure_is_told_with_the_partner_and_the_reason_that_was_counted(monk
         (7.0, lambda swarm: swarm.partition([0], [2])),
         (13.0, lambda swarm: swarm.heal()),
     ]
-    run_nodes(Scenario(script, 20.0, Config(chunk_elements=1024, mix_every_steps=2, doubt_s=4.0)))
+    run_nodes(Scenario(script, 20.0, tuned(chunk_elements=1024, mix_every_steps=2, doubt_s=4.0)))
     ids = [identity(index).id.hex() for index in range(3)]
     for index in (0, 2):
         events = [event for event in told[index] if isinstance(event, ExchangeEvent)]

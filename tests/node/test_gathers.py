@@ -18,6 +18,7 @@ from gossip.exchange.session import State
 from gossip.ids import PeerId
 from gossip.wire.frames import PREFIX_BYTES, decode
 from gossip.wire.messages import Chunk
+from tests.harness.configs import tuned
 from tests.node.gather_harness import SESSION, End, Group, in_trio
 
 RAW = [name for name in CODECS if not CODECS[name].needs_spread]
@@ -281,7 +282,7 @@ def test_only_links_over_which_something_is_owed_have_stalled():
 def test_a_mean_that_nobody_may_take_is_reported_with_its_owner(value):
     group = Group(3, 4_000)
     for one in group.nodes:
-        one.config = dataclasses.replace(one.config, norm_bound=1e-9 if one is group.nodes[0] else 10.0)
+        one.config = tuned(one.config, norm_bound=1e-9 if one is group.nodes[0] else 10.0)
     a, b, _ = group.nodes
 
     def lie(sender, to, chunk, body):

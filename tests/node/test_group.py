@@ -11,7 +11,6 @@ import torch
 
 from gossip.arithmetic.layout import Layout, Segment
 from gossip.averaging.boundary import Update
-from gossip.config import Config
 from gossip.ids import parse_address
 from node import QuasiGlobal
 from node.model import flat as vectors
@@ -21,6 +20,7 @@ from node.model.snapshot import ModelState
 from node.model.state import State
 from node.ranks.boundary import RanksBoundary, UpdateTold
 from node.ranks.follower import Follower
+from tests.harness.configs import tuned
 from tests.node.rank_loops import flat, looked, model_of, net, no_errors, pull, ranks, run, same, trained
 from tests.node.rank_threads import MemoryGroup, RankThread, play
 
@@ -122,7 +122,7 @@ def test_all_ranks_hold_the_same_after_every_step_beside_another_node(train, way
     changed, change = [], Follower.change
     monkeypatch.setattr(Follower, "change", lambda side, told: (changed.append(told), change(side, told)))
     options, changes = WAYS[way]
-    config = Config(mix_every_steps=2, progress_period_s=0.1, join_timeout_s=3.0, bench_s=0.2, **changes)
+    config = tuned(mix_every_steps=2, join_timeout_s=3.0, bench_s=0.2, **changes)
 
     def loop(node, rank):
         seen = run(node, 60, pause_s=0.01)

@@ -33,7 +33,7 @@ def alone():
 
 def test_a_group_of_one_is_a_node_over_torchs_own_channel(alone, tmp_path):
     model = nn.Linear(4, 2)
-    with Node(model, config=Config(progress_period_s=0.1), group=alone) as node:
+    with Node(model, config=Config(), group=alone) as node:
         for _ in range(3):
             node.step(samples=5)
         assert node.settle(0.0) is None
@@ -50,7 +50,7 @@ def test_a_group_of_one_is_a_node_over_torchs_own_channel(alone, tmp_path):
 
 def test_a_program_may_have_one_node_after_another_over_one_group(alone):
     for why in ("first", "second"):
-        with Node(nn.Linear(4, 2), config=Config(progress_period_s=0.1), group=alone) as node:
+        with Node(nn.Linear(4, 2), config=Config(), group=alone) as node:
             channel = node._training.ranks.channel
             assert channel.read() == "", "what the node before this one left in the store is not this one's"
             channel.write(why)

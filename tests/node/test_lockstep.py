@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from gossip.config import Config
+from tests.harness.configs import tuned
 
 CHILD = """
 import signal, sys
@@ -19,7 +19,7 @@ import numpy as np
 from gossip.config import Config
 from node import Node
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background begins without it
-config = Config(mix_every_steps=1, max_version_gap=0.0, progress_period_s=0.1)
+config = Config(mix_every_steps=1, max_version_gap=0.0)
 with Node({"x": np.zeros(600, np.float32)}, seeds=sys.argv[1:], config=config) as node:
     print("in", flush=True)
     try:
@@ -28,7 +28,7 @@ with Node({"x": np.zeros(600, np.float32)}, seeds=sys.argv[1:], config=config) a
     except KeyboardInterrupt:
         print("out", flush=True)
 """
-LOCKSTEP = Config(mix_every_steps=1, max_version_gap=0.0, progress_period_s=0.1, bench_s=0.2)
+LOCKSTEP = tuned(mix_every_steps=1, max_version_gap=0.0, bench_s=0.2)
 
 
 def vector() -> dict[str, np.ndarray]:

@@ -14,10 +14,11 @@ import pytest
 from gossip.config import Config
 from gossip.config.config import as_published
 from gossip.config.methods import METHODS
+from tests.harness.configs import tuned
 
 ELEMENTS = 600  # three blocks of a codec, the last one short
 NODES = 3
-QUICK = {"progress_period_s": 0.1, "join_timeout_s": 3.0, "bench_s": 0.2}
+QUICK = {"join_timeout_s": 3.0, "bench_s": 0.2}
 RARELY = 8  # a published interval longer than this is shortened: the method is the same, and the test quicker
 SLOW = {"sparta": 0.7, "clippedgossip": 0.5, "streaming-diloco": 0.7, "int4": 0.7}
 """Methods that bring little at each mix: what of the first disagreement may be left. Of others a twentieth."""
@@ -34,11 +35,11 @@ WITH: dict[str, dict[str, object]] = {
 
 def configured(name: str) -> Config:
     if name in WITH:
-        return Config(**({"mix_every_steps": 2, "filter": "none", "outer_momentum": 0.0} | WITH[name] | QUICK))
+        return tuned(**({"mix_every_steps": 2, "filter": "none", "outer_momentum": 0.0} | WITH[name] | QUICK))
     changes = as_published(name)
     if 1 < changes["mix_every_steps"] < 1000:
         changes["mix_every_steps"] = min(changes["mix_every_steps"], RARELY)
-    return Config(**(changes | QUICK))
+    return tuned(**(changes | QUICK))
 
 
 @dataclass

@@ -11,11 +11,11 @@ import sys
 import numpy as np
 import pytest
 
-from gossip.config import Config
 from node.model import host_memory
+from tests.harness.configs import tuned
 
 SIZE = 1 << 20  # 4 MiB: eight chunks, and a thread reads them
-CONFIG = Config(mix_every_steps=2, stall_s=0.5, bench_s=0.5, progress_period_s=0.1, join_timeout_s=3.0)
+CONFIG = tuned(mix_every_steps=2, stall_s=0.5, bench_s=0.5, join_timeout_s=3.0)
 
 CHILD = """
 import os, signal, sys, threading, time
@@ -23,6 +23,7 @@ import numpy as np
 from gossip.averaging.streams import DifferenceReceiver
 from gossip.config import Config
 from node import Node
+from tests.harness.configs import tuned
 
 take, asked = DifferenceReceiver.take, []
 
@@ -38,7 +39,7 @@ def listen():
 DifferenceReceiver.take = taken
 threading.Thread(target=listen, daemon=True).start()
 vector = np.zeros(int(sys.argv[2]), np.float32)
-config = Config(mix_every_steps=2, stall_s=0.5, bench_s=0.5, progress_period_s=0.1)
+config = tuned(mix_every_steps=2, stall_s=0.5, bench_s=0.5)
 with Node({"x": vector}, seeds=[sys.argv[1]], config=config) as node:
     vector += 1.0
     print("here", flush=True)

@@ -145,7 +145,7 @@ def test_the_outer_step_is_that_of_the_adopted_weights_and_lies_where_they_were_
 
 
 def test_who_joins_mixes_from_the_weights_that_it_adopted(train, until):
-    config = Config(mix_every_steps=1, progress_period_s=0.1, join_timeout_s=3.0)
+    config = Config(mix_every_steps=1, join_timeout_s=3.0)
     first = train(Norm(0), config=config)
     second = train(Norm(1), config=config, seeds=[first.node.address])
     until(lambda: second.node.metrics().exchanges_done > 3)

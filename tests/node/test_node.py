@@ -84,7 +84,7 @@ def test_of_a_part_its_elements_alone_are_copied_and_added(train, until, monkeyp
 
         monkeypatch.setattr(ModelState, name, noted)
     monkeypatch.setattr(TrainingSide, "keeps", lambda self: False)  # a copy for newcomers now and then is whole
-    config = Config(part=part, mix_every_steps=1, progress_period_s=0.1, join_timeout_s=3.0)
+    config = Config(part=part, mix_every_steps=1, join_timeout_s=3.0)
     models = [nn.Linear(400, 50), nn.Linear(400, 50)]
     first = train(models[0], config=config)
     second = train(models[1], config=config, seeds=[first.node.address])

@@ -13,6 +13,7 @@ from gossip.errors import LocalError
 from gossip.ids import parse_address
 from node import Node
 from node.model import checkpoint
+from tests.harness.configs import tuned
 from tests.node.conftest import Trainee
 from tests.node.trainees import linear, spread
 
@@ -236,7 +237,7 @@ def test_a_checkpoint_says_that_its_run_is_finished(train, tmp_path):
 
 
 def test_of_four_donors_one_that_gives_another_model_leaves_no_trace(train, until, quick):
-    config = dataclasses.replace(quick, mix_every_steps=10**6, chunk_elements=1024)
+    config = tuned(quick, mix_every_steps=10**6, chunk_elements=1024)
     models = [linear(1, 20_000) for _ in range(4)]
     donors = [train(models[0], config=config)]
     donors += [train(model, config=config, seeds=[donors[0].node.address]) for model in models[1:]]

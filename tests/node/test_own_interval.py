@@ -10,6 +10,7 @@ import pytest
 
 from gossip.codecs.choice import MOST_INTERVAL
 from node.observe.figures import line_of, status_reading, table_of
+from tests.harness.configs import tuned
 from tests.node.conftest import QUICK
 from tests.node.test_node import mixed
 
@@ -27,7 +28,7 @@ def intervals(nodes):
 
 
 def test_a_node_mixes_more_rarely_where_mixing_would_cost_more_than_its_share(train, until):
-    nodes = pair(train, replace(CONFIG, mixing_share=1e-4), lambda: time.sleep(0.002))
+    nodes = pair(train, tuned(CONFIG, mixing_share=1e-4), lambda: time.sleep(0.002))
     assert all(2 <= each <= MOST_INTERVAL for each in intervals(nodes))
     until(lambda: intervals(nodes) == [MOST_INTERVAL] * 2, 30)
 
@@ -45,7 +46,7 @@ def test_it_is_told_how_often_and_in_which_codec(train, until):
 
 @pytest.mark.parametrize("given", [1, 4])
 def test_a_number_that_is_given_is_kept_whatever_mixing_costs(train, until, given):
-    config = replace(CONFIG, mix_every_steps=given, mixing_share=1e-6)
+    config = tuned(CONFIG, mix_every_steps=given, mixing_share=1e-6)
     nodes = pair(train, config, lambda: time.sleep(0.002), elements=64)
     until(mixed(*nodes, times=6), 30)
     assert intervals(nodes) == [given, given]

@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch import nn
 
-from gossip.config import Config
 from gossip.ids import parse_address
 from node.identity.keys import new_secret
 from node.links import bulk
 from node.transfers import streams
+from tests.harness.configs import tuned
 
 BYTES_S = 1.25e6
 ELEMENTS = 1 << 18  # 1 MiB, so that a vector takes 0.84 s: almost three times as long as a stream may stand still
-SLOW = Config(
-    mix_every_steps=20, progress_period_s=0.1, join_timeout_s=10.0, stall_s=0.3, slowest_rate_mb_s=0.5,
+SLOW = tuned(
+    mix_every_steps=20, join_timeout_s=10.0, stall_s=0.3, slowest_rate_mb_s=0.5,
     chunk_elements=ELEMENTS // 2,
 )  # fmt: skip
 BUFFER_BYTES = 8_192

@@ -271,7 +271,7 @@ def links_of(trainee):
 def test_nodes_mix_over_as_many_connections_as_they_may(
     encrypted, codec, large, train, until, held_up, monkeypatch, tmp_path
 ):
-    config = {"mix_every_steps": 2, "progress_period_s": 0.1, "join_timeout_s": 3.0}
+    config = {"mix_every_steps": 2, "join_timeout_s": 3.0}
     options = {"config": Config(**config, connections=5, codec=codec)}
     if encrypted:
         options["secret"] = tmp_path / "secret"

@@ -19,6 +19,7 @@ from node.links.link import Link
 from node.links.pool import Links
 from node.network.striping import Striping
 from tests.agreement.scenario import Scenario, make_peer
+from tests.harness.configs import tuned
 from tests.memory_stream import memory_stream_pair
 from tests.node.offline import OTHER, in_trio, runtime
 
@@ -58,7 +59,7 @@ def link(peer=OTHER, address=None, named=NAME):
 
 def widening(answers=(), **config):
     links, far = Links(), Far(answers)
-    return Striping(links, far, Config(**config)), links, far
+    return Striping(links, far, tuned(**config)), links, far
 
 
 @in_trio

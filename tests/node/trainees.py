@@ -17,7 +17,7 @@ from node import Metrics, Node
 torch.set_num_threads(1)
 model = nn.Linear(int(sys.argv[2]), 2)
 seeds, state_dir = [s for s in sys.argv[1:2] if s], (sys.argv[3:] or [None])[0]
-with Node(model, seeds=seeds, state_dir=state_dir, config=Config(mix_every_steps=2, progress_period_s=0.1)) as node:
+with Node(model, seeds=seeds, state_dir=state_dir, config=Config(mix_every_steps=2)) as node:
     print(node.id, flush=True)
     for _ in range(20_000):
         node.step(samples=4)

@@ -17,9 +17,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gossip.config import Config
 from sim.engine.swarm import Swarm
 from sim.world.network import NetworkModel
+from tests.harness.configs import tuned
 
 BOUND = 4.0  # standard errors
 SEED = 1
@@ -52,7 +52,7 @@ def told_to_mix(
     on_step: Callable[[int, np.ndarray, int], None] | None = None, **changes: object,
 ) -> Swarm:  # fmt: skip
     """A swarm whose peers hold the rows of this matrix and mix when told to, at full weight."""
-    config = Config(**{"mix_every_steps": None, "mix_every_s": NEVER_S, "staleness_exponent": 0.0, **changes})
+    config = tuned(**{"mix_every_steps": None, "mix_every_s": NEVER_S, "staleness_exponent": 0.0, **changes})
     swarm = Swarm(seed, network, config, on_step, ideal=True)
     for row in matrix:
         swarm.add_peer(row, founder=True, step_s=STEP_S)

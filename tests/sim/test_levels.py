@@ -45,7 +45,7 @@ def made(**tables) -> Scenario:
         ({"membership": {"start": "seed"}}, "membership.start"),
         ({"attackers": {"share": 0.2}}, "attackers"),
         ({"gossip": {"codec": "int8"}}, "gossip.codec"),
-        ({"gossip": {"probe_period_s": 0.7}}, "gossip.probe_period_s"),
+        ({"gossip": {"stall_s": 0.7}}, "gossip.stall_s"),
     ],
 )
 def test_what_the_fast_level_cannot_represent_is_played_message_by_message(tables, key):
@@ -112,7 +112,7 @@ def test_a_run_of_which_nobody_is_left_is_begun_anew_at_the_whole_level(tmp_path
 
 def test_links_that_take_too_long_to_open_are_refused_at_either_level():
     for fidelity in ("auto", "whole", "exchange"):
-        with pytest.raises(ConfigError, match=r"set gossip\.hello_timeout_s above"):
+        with pytest.raises(ConfigError, match=r"set gossip\.stall_s above"):
             simulate(made(fidelity=fidelity, network={"latency": {"kind": "constant", "value_s": 2}}), progress=False)
 
 

@@ -38,8 +38,9 @@ ROOT = Path(__file__).parents[2]
 RECIPE = """
 import torch
 from tests.sim.scenarios import *
+from tests.harness.configs import tuned
 torch.set_num_threads(1)
-group = Config(mix_every_steps=4, mixing="group", group_size=8, reply_timeout_s=0.3)
+group = tuned(mix_every_steps=4, mixing="group", group_size=8, reply_timeout_s=0.3)
 for peers, config in ((6, Config(mix_every_steps=2)), (16, group)):
     print(digest(hostile(peers=peers, task=Task(dataset="tests.sim.jobs:vectors"), gossip=config)))
 """
@@ -293,5 +294,5 @@ def test_data_and_models_of_ones_own_are_trained(own):
 
 def test_what_the_simulator_does_not_do_is_refused_by_name() -> None:
     slow = {"peers": 2, "duration_s": 1.0, "network": {"latency": {"kind": "constant", "value_s": 2.0}}}
-    with pytest.raises(ConfigError, match=r"hello_timeout_s above 8"):
+    with pytest.raises(ConfigError, match=r"stall_s above 8"):
         simulate(Scenario.from_mapping(slow), progress=False)

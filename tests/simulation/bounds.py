@@ -87,7 +87,7 @@ def longest_s(config: Config) -> float:
     before (median and six deviations), which here is twice the longest stream at most."""
     stream_s = 8 * ELEMENTS / (config.slowest_rate_mb_s * 1e6) + 1.0 + 30.0
     asking_s = 4 * max(1, config.partners) * config.reply_timeout_s + config.boundary_patience_s
-    return asking_s + 2 * stream_s + config.stall_s + config.doubt_s + 2.0
+    return asking_s + 2 * stream_s + config.stall_s + config.internal.doubt_s + 2.0
 
 
 def check_bounds(world: World, host: Host) -> None:

@@ -232,7 +232,7 @@ class Judge:
 
     def abort_update(self, host: Host, side: Side, deal: Deal) -> str:
         """Why a side that said COMMIT may have dropped what others apply: nobody who knows could be asked."""
-        world, doubt_s = self.world, self.world.config.doubt_s
+        world, doubt_s = self.world, self.world.config.internal.doubt_s
         if side.committed_s is None:
             return ""
         if host.peer.joining.phase is Phase.ADOPTING:
@@ -364,7 +364,7 @@ class Judge:
         """Whether its owner may have given up asking where it is: for long, or of one that it holds to be gone."""
         partner = session.partner
         gone = partner is not None and push.owner.peer.membership.state(partner) in GONE
-        return gone or self.crowded(push.owner) or self.world.now - push.since_s >= self.world.config.doubt_s
+        return gone or self.crowded(push.owner) or self.world.now - push.since_s >= self.world.config.internal.doubt_s
 
     def settle_push(self, push: Push, host: Host, session: Session) -> None:
         """Its owner has released it: it is merged there, or back here."""

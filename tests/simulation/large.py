@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from gossip.config import Config
+from tests.harness.configs import tuned
 from tests.harness.world import address_of
 from tests.simulation.host import Host, Manners
 from tests.simulation.schedule import Schedule
@@ -87,7 +88,7 @@ class Large(Schedule):
                     settings |= {"selection": own.choice(["exponential", "ring", "nearest", "grid"])}
                 elif own.random() < 0.5:
                     settings |= {"outer_momentum": 0.5, "outer_rate": 0.7}
-        return Config(**settings)
+        return tuned(**settings)
 
     # -- who is there --------------------------------------------------------------------------------------------
     def manners(self) -> Manners:

@@ -15,6 +15,7 @@ from gossip.config import Config
 from gossip.effects import MemberState
 from gossip.ids import MemberRecord, PeerId
 from gossip.state_transfer.joining import Phase
+from tests.harness.configs import tuned
 from tests.harness.world import address_of
 from tests.simulation.bounds import check_bounds, check_exchanges, longest_s
 from tests.simulation.host import Host, Manners
@@ -133,7 +134,7 @@ class Schedule:
         self.found: dict[Host, Host] = {}  # as known() has it when the faults end
 
     def configure(self) -> Config:
-        return Config(**self.overlaps.settings(random_settings(self.rng)))
+        return tuned(**self.overlaps.settings(random_settings(self.rng)))
 
     # -- who is there --------------------------------------------------------------------------------------------
     def enter(

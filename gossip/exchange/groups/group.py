@@ -210,7 +210,7 @@ class Group(Session):
             now: Current time in seconds.
         """
         exchanges, members = self.exchanges, len(self.members)
-        code = norm_accepts(difference_sq, own_sq, exchanges.local.elements, exchanges.config.norm_bound)
+        code = norm_accepts(difference_sq, own_sq, exchanges.local.elements, exchanges.config.internal.norm_bound)
         for peer in refused:
             exchanges.refusals.add(peer, code or "norm")
             exchanges.misbehaviour.note(peer, "refused", now)
@@ -295,7 +295,7 @@ class Group(Session):
             return self.failed("deadline", now)
         if self.initiator:
             return self.fail("deadline")
-        if self.state is VERIFIED or now - self.since < self.exchanges.config.doubt_s:
+        if self.state is VERIFIED or now - self.since < self.exchanges.config.internal.doubt_s:
             return self.doubt(now)
         return self.fail("doubt")
 

@@ -21,7 +21,7 @@ plain = filter_of(Config(mixing="group")).mean
 
 
 def trimmed(trim: int) -> Callable[[Floats], Floats]:
-    return filter_of(Config(mixing="group", filter="trimmed", trim=trim)).mean
+    return filter_of(Config(mixing="group", filter="trimmed", filter_limit=trim)).mean
 
 
 @given(st.integers(1, 40_000), st.integers(2, MAX_GROUP))

@@ -8,9 +8,11 @@ import math
 import pytest
 
 from gossip.config import PRESETS, Config
+from gossip.config.removed import KEYS
 from gossip.config.setting import settings_of
 from gossip.errors import ConfigError
 from gossip.wire.frames import MAX_BODY_BYTES
+from tests.harness.configs import tuned
 
 SETTINGS = settings_of(Config)
 CHOICES = {name: setting.choices for name, (_, setting) in SETTINGS.items() if setting.choices}
@@ -70,11 +72,9 @@ def test_every_number_is_held_to_the_range_that_is_written(name, said):
         ({"mix_every_steps": "8"}, ["mix_every_steps", "'8'", "whole number"]),
         ({"mix_every_steps": 8.0}, ["mix_every_steps", "whole number"]),
         ({"mix_every_steps": "Auto"}, ["mix_every_steps", "'Auto'", '"auto"']),
-        ({"mixing_share": 0.0}, ["mixing_share", "positive"]),
-        ({"mixing_share": 1.5}, ["mixing_share", "positive"]),
         ({"mix_every_steps": True}, ["mix_every_steps", "whole number"]),
-        ({"bench_s": "30"}, ["bench_s", "a number"]),
-        ({"bench_s": None}, ["bench_s", "a number"]),
+        ({"stall_s": "30"}, ["stall_s", "a number"]),
+        ({"stall_s": None}, ["stall_s", "a number"]),
         ({"swarm": 5}, ["swarm", "a text"]),
         ({"swarm": ""}, ["swarm", "64"]),
         ({"swarm": "x" * 65}, ["swarm", "64"]),
@@ -84,10 +84,6 @@ def test_every_number_is_held_to_the_range_that_is_written(name, said):
         ({"incoming_exchanges": 9}, ["incoming_exchanges", "1 and 8"]),
         ({"staleness_exponent": -0.1}, ["staleness_exponent", "0", "4"]),
         ({"staleness_exponent": math.nan}, ["staleness_exponent"]),
-        ({"chunk_elements": 1000}, ["chunk_elements", "1024"]),
-        ({"chunk_elements": 2**20 + 1}, ["chunk_elements", "1048576"]),
-        ({"probe_timeout_min_s": 2.0}, ["probe_timeout_min_s", "probe_timeout_max_s"]),
-        ({"seed_backoff_s": 61.0}, ["seed_backoff_s", "seed_backoff_max_s"]),
         ({"codec": "fp64"}, ["fp64", "bf16"]),
         ({"codec": "moniqua8"}, ["codec = 'moniqua8' was removed", "use int8"]),
         ({"part": "top 0.01"}, ["part = 'top 0.01' was removed", "use 'fragments 8'"]),
@@ -100,9 +96,6 @@ def test_every_number_is_held_to_the_range_that_is_written(name, said):
         ({"partners": 17, "mixing": "row-stochastic"}, ["partners", "16"]),
         ({"group_size": 1, "mixing": "group"}, ["group_size", "2", "16"]),
         ({"group_size": 17, "mixing": "group"}, ["group_size", "16"]),
-        ({"shortcuts": 1.1}, ["shortcuts", "share"]),
-        ({"shortcuts": -0.1}, ["shortcuts"]),
-        ({"shortcuts": math.nan}, ["shortcuts"]),
         ({"max_version_gap": -0.5}, ["max_version_gap", "lockstep"]),
         ({"max_version_gap": math.inf}, ["max_version_gap", "leave it out"]),
         ({"max_version_gap": math.nan}, ["max_version_gap"]),
@@ -117,7 +110,7 @@ def test_what_cannot_work_is_refused_in_words_that_help(changes, words):
 
 
 def test_whole_numbers_may_stand_for_seconds_and_none_for_an_absent_schedule():
-    assert Config(bench_s=30).bench_s == 30
+    assert Config(stall_s=30).stall_s == 30
     assert Config(mix_every_steps=None, mix_every_s=30).mix_every_s == 30
     assert Config(mix_every_steps=8, mix_every_s=None) == Config()
 
@@ -133,7 +126,7 @@ def test_the_defaults_are_random_pairs_that_take_the_mean_of_what_is_not_too_far
         "clip", "none", "none",
     ]  # fmt: skip
     assert config.plain
-    assert config.max_version_gap is config.consensus_target is config.clip_radius is None
+    assert config.max_version_gap is config.consensus_target is config.filter_limit is None
 
 
 @pytest.mark.parametrize(("name", "known"), CHOICES.items())
@@ -194,8 +187,28 @@ def test_an_outer_step_of_parts_or_groups_leaves_room_for_one_exchange(changes, 
     assert not Config(outer_rate=0.5).plain
 
 
+def test_there_are_at_most_25_settings_and_none_of_them_was_removed():
+    assert len(SETTINGS) <= 25
+    assert not SETTINGS.keys() & KEYS.keys()
+
+
 def test_the_longest_chunk_fits_the_longest_body():
-    assert 4 * Config(chunk_elements=2**20).chunk_elements == MAX_BODY_BYTES
+    assert 4 * tuned(chunk_elements=2**20).chunk_elements == MAX_BODY_BYTES
+
+
+@pytest.mark.parametrize(
+    ("config", "reply_s", "hello_s", "bench_s", "chunk"),
+    [
+        (Config.lan(), 5.0, 5.0, 10.0, 131_072),
+        (Config.wan(), 10.0, 10.0, 10.0, 32_768),
+        (Config.datacentre(), 5.0, 5.0, 10.0, 262_144),
+        (Config(boundary_patience_s=60.0), 63.0, 5.0, 10.0, 131_072),
+        (Config(boundary_patience_s=0.1, stall_s=0.1), 0.25, 5.0, 0.5, 131_072),
+    ],
+)
+def test_times_follow_from_the_pauses_of_links_and_of_loops(config, reply_s, hello_s, bench_s, chunk):
+    followed = config.reply_timeout_s, config.hello_timeout_s, config.bench_s, config.chunk_elements
+    assert followed == pytest.approx((reply_s, hello_s, bench_s, chunk))
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
@@ -206,9 +219,9 @@ def read(tmp_path, text):
 
 
 def test_a_file_may_hold_its_keys_at_the_top_or_under_gossip(tmp_path):
-    expected = Config.wan(mix_every_steps=16, bench_s=10)
-    assert read(tmp_path, 'preset = "wan"\nmix_every_steps = 16\nbench_s = 10') == expected
-    assert read(tmp_path, 'name = "x"\n[gossip]\npreset = "wan"\nmix_every_steps = 16\nbench_s = 10') == expected
+    expected = Config.wan(mix_every_steps=16, stall_s=4)
+    assert read(tmp_path, 'preset = "wan"\nmix_every_steps = 16\nstall_s = 4') == expected
+    assert read(tmp_path, 'name = "x"\n[gossip]\npreset = "wan"\nmix_every_steps = 16\nstall_s = 4') == expected
     assert read(tmp_path, "") == Config()
 
 
@@ -218,6 +231,8 @@ def test_a_file_may_hold_its_keys_at_the_top_or_under_gossip(tmp_path):
         ("mix_evry_steps = 8", ["mix_evry_steps", "did you mean 'mix_every_steps'?"]),
         ("zzz = 8", ["'zzz' is not a setting."]),
         ("average_optimizer = true", ["average_optimizer was removed: leave it out"]),
+        ("clip_radius = 1.0", ["clip_radius was removed: set filter_limit."]),
+        ("internal = { bench_s = 1 }", ["'internal' is not a setting."]),
         ('preset = "moon"', ["moon", "lan, wan, datacentre"]),
         ("preset = 5", ["preset", "lan, wan, datacentre"]),
         ("preset = [1]", ["preset", "lan, wan, datacentre"]),
@@ -226,7 +241,7 @@ def test_a_file_may_hold_its_keys_at_the_top_or_under_gossip(tmp_path):
         ('method = "noloco"\nmixing = "push-sum"', ["push-sum", "momentum"]),
         ("gossip = 5", ["[gossip]"]),
         ("mix_every_steps = 'often'", ["mix_every_steps", "whole number"]),
-        ("bench_s = nan", ["bench_s", "positive"]),
+        ("stall_s = nan", ["stall_s", "positive"]),
         ("mix_every_steps = = 8", ["not TOML"]),
     ],
 )

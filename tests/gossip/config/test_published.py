@@ -27,7 +27,7 @@ PUBLISHED = {
     "qg-dsgdm": {"mixing": "pair", "mix_every_steps": 1},
     "moniqua": {"codec": "moniqua4"},
     "clippedgossip": {"filter": "clip", "partners": 0},
-    "balance": {"filter": "balance", "balance_gamma": 0.3, "balance_kappa": 1.0},
+    "balance": {"filter": "balance", "filter_limit": None},
     "local-sgd": {"mix_every_steps": 1_000_000_000},
 }
 
@@ -71,8 +71,8 @@ def test_a_change_that_a_method_excludes_is_refused_as_anywhere():
 @pytest.mark.parametrize("name", METHODS)
 def test_a_file_may_name_a_method(tmp_path, name):
     path = tmp_path / "config.toml"
-    path.write_text(f'[gossip]\nmethod = "{name}"\nbench_s = 7', encoding="utf-8")
-    assert Config.from_toml(path) == Config.published(name, bench_s=7)
+    path.write_text(f'[gossip]\nmethod = "{name}"\nstall_s = 7', encoding="utf-8")
+    assert Config.from_toml(path) == Config.published(name, stall_s=7)
 
 
 def test_a_method_may_begin_from_a_preset_and_a_file_overrides_both():

@@ -23,6 +23,7 @@ CHOICES = {name: setting.choices for name, (_, setting) in settings_of(Config).i
 PUSH = {"mixing": "push-sum"}
 ROWS = {"mixing": "row-stochastic"}
 GROUP = {"mixing": "group"}
+TRIMMED = GROUP | {"filter": "trimmed"}
 RING = {"selection": "ring", "partners": 0}
 OUTER = {"outer_momentum": 0.5, "outer_rate": 0.7}
 
@@ -82,7 +83,12 @@ REFUSED = [
         ["moniqua4", "mask 0.01"],
         [{"codec": "int4", "part": "mask 0.01"}, {"codec": "moniqua4", "part": "fragments 4"}, {"codec": "moniqua4"}],
     ),
-    ({"clip_radius": 1.0, "filter": "none"}, ["clip_radius", "'none'"], [{"clip_radius": 1.0, "filter": "clip"}]),
+    ({"filter_limit": 1.0, "filter": "none"}, ["filter_limit", "'none'"], [{"filter_limit": 1.0, "filter": "clip"}]),
+    (
+        {"filter_limit": 0.5, "mixing": "group", "filter": "trimmed"},
+        ["filter_limit", "1 to 8"],
+        [{"filter_limit": 2, "mixing": "group", "filter": "trimmed"}],
+    ),
     ({"filter": "trimmed"}, ["trimmed", "group"], [GROUP | {"filter": "trimmed"}, {"filter": "clip"}]),
     (
         GROUP | {"filter": "clip"},

@@ -88,7 +88,7 @@ def test_a_tick_ends_the_doubt_about_one_that_is_held_dead():
     partner = swarm.by_id[exchange.partner]
     partner.crash()
     swarm.until(lambda: exchange.state is State.IN_DOUBT, 5.0)
-    swarm.until(lambda: not a.peer.exchanges.table, 0.9 * swarm.config.doubt_s)
+    swarm.until(lambda: not a.peer.exchanges.table, 0.9 * swarm.config.internal.doubt_s)
     assert a.peer.membership.state(partner.id) is MemberState.DEAD
 
 
@@ -102,7 +102,7 @@ def test_who_says_no_commit_is_blamed_for_it_once(answer):
     if answer == "no":
         ended = side.exchanges.on_settled(B, Settled(1, False), 40.0)
     else:
-        ended = side.exchanges.tick(side.table[1].since + side.exchanges.config.doubt_s)
+        ended = side.exchanges.tick(side.table[1].since + side.exchanges.config.internal.doubt_s)
     assert ended == [Release(1)]
     assert side.benched == [B]
 
@@ -170,5 +170,5 @@ def test_one_that_does_not_say_commit_is_counted_at_once_and_only_once():
         while 1 in x.table:
             now = x.deadline
             x.tick(now)
-        assert now >= until + x.config.doubt_s
+        assert now >= until + x.config.internal.doubt_s
         assert x.misbehaviour.levels[B, "wasted"][0] == 1.0

@@ -14,6 +14,7 @@ from gossip.exchange.session import State
 from gossip.exchange.session_table import DOUBT_RETRY_S, VERDICTS
 from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Settled
 from tests.gossip.exchange.sides import A, B, C, Side, answering, offer, streaming, verified
+from tests.harness.configs import tuned
 from tests.harness.world import World
 
 
@@ -100,8 +101,8 @@ def test_doubt_is_asked_after_each_second_and_ends_after_doubt_s():
         now = side.exchanges.deadline
         asked.append((now, side.exchanges.tick(now)))
     assert asked[0] == (1.0 + DOUBT_RETRY_S, [Send(B, Outcome(1))])
-    assert asked[-1] == (1.0 + side.config.doubt_s, [Release(1)])
-    assert len(asked) == side.config.doubt_s / DOUBT_RETRY_S
+    assert asked[-1] == (1.0 + side.config.internal.doubt_s, [Release(1)])
+    assert len(asked) == side.config.internal.doubt_s / DOUBT_RETRY_S
 
 
 def test_a_partner_in_doubt_does_not_keep_us_from_mixing_with_others():
@@ -288,7 +289,7 @@ def test_only_a_partner_that_stays_unreachable_leaves_one_side_alone():
         pair.finish(losses=10_000)
         one_sided += pair.mixes[A] != pair.mixes[B]
         if pair.mixes[A] != pair.mixes[B]:
-            assert pair.now >= pair.sides[A].config.doubt_s
+            assert pair.now >= pair.sides[A].config.internal.doubt_s
     assert one_sided > 0
 
 
@@ -300,7 +301,7 @@ def test_the_mean_is_exactly_kept_whatever_breaks(block):
     for seed in range(20 * block, 20 * block + 20):
         rng = random.Random(seed)
         incoming = rng.choice([1, 2, 3])
-        config = Config(mix_every_steps=3, doubt_s=60.0, bench_s=2.0, incoming_exchanges=incoming, filter="none")
+        config = tuned(mix_every_steps=3, doubt_s=60.0, bench_s=2.0, incoming_exchanges=incoming, filter="none")
         swarm = World(seed, config=config, latency_s=rng.choice([0.001, 0.02, 0.1]))
         nodes = swarm.swarm(5)
         swarm.until(swarm.agreed, 30.0)

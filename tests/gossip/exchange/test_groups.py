@@ -254,8 +254,8 @@ def test_doubt_lasts_from_when_the_inviter_must_have_decided() -> None:
     one = verified()
     decided = one.table[7].deadline
     one.unlinked(A, 1.0)
-    assert one.tick(decided + one.config.doubt_s - 0.1)[0] == Send(A, Outcome(7))
-    assert one.tick(decided + one.config.doubt_s + 1.0) == [Release(7)]
+    assert one.tick(decided + one.config.internal.doubt_s - 0.1)[0] == Send(A, Outcome(7))
+    assert one.tick(decided + one.config.internal.doubt_s + 1.0) == [Release(7)]
 
 
 def test_who_remembers_nothing_of_a_group_proves_nothing() -> None:

@@ -24,6 +24,7 @@ from gossip.wire.messages import (
     Refuse,
     Settled,
 )  # fmt: skip
+from tests.harness.configs import tuned
 from tests.harness.host import Host
 from tests.harness.network import Link
 from tests.harness.world import World
@@ -102,7 +103,7 @@ class GroupWorld(World):
 
 def together(count: int, seed: int = 0, **changes: Any) -> GroupWorld:
     """A swarm whose members know each other, before their first group."""
-    swarm = GroupWorld(seed, Config(mixing="group", **changes))
+    swarm = GroupWorld(seed, tuned(mixing="group", **changes))
     swarm.swarm(count, kind=Member)
     swarm.quiet()
     pairs = [(a, b) for a in swarm.hosts for b in swarm.hosts if a is not b]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ from gossip.exchange.durations import KNOWN, LEAST_S, PARTNERS, Patience
 from gossip.exchange.session import State
 from gossip.wire.messages import Abort, Accept, Busy
 from tests.gossip.exchange.sides import A, B, C, D, E, F, Side, offer
+from tests.harness.configs import tuned
 from tests.harness.world import World
 
 OUTER = Config(outer_momentum=0.5, outer_rate=0.7)
@@ -242,7 +242,7 @@ def test_an_offer_that_is_not_taken_leaves_ours_where_it_is():
 def test_a_far_one_among_near_ones_mixes(config):
     """Its answers take 2 s and more, theirs 0.1 s."""
 
-    swarm = World(5, config=dataclasses.replace(config, bench_s=5.0))
+    swarm = World(5, config=tuned(config, bench_s=5.0))
     *_, far = nodes = swarm.swarm(5)
     swarm.network.latency = lambda a, b: 1.0 if far in (a, b) else 0.01
     swarm.run(300.0)

@@ -125,7 +125,7 @@ def test_a_push_to_one_who_mixes_in_pairs_and_a_pair_with_one_who_pushes_are_ref
 
 
 def test_of_a_vector_that_is_cut_off_less_is_merged_and_it_is_counted():
-    side = taking(Config(mixing="row-stochastic", filter="clip", clip_radius=1.0), mass=1.0)
+    side = taking(Config(mixing="row-stochastic", filter="clip", filter_limit=1.0), mass=1.0)
     assert side.exchanges.streamed(7, 16.0, 1.0, 0.1) == [Send(B, Commit(7)), Merge(7, 0.25), Release(7)]
     assert side.exchanges.refusals.counts == {(B, "clipped"): 1}
 
@@ -194,7 +194,7 @@ def test_a_doubt_is_asked_after_each_second_and_the_mass_comes_back_after_doubt_
         now = side.exchanges.deadline
         asked.append((now, side.exchanges.tick(now)))
     assert [effects for _, effects in asked[:-1]] == [[Send(B, Outcome(1))]] * (len(asked) - 1)
-    assert asked[-1] == (1.0 + SUM.doubt_s, [Merge(1, 0.5), Release(1)])
+    assert asked[-1] == (1.0 + SUM.internal.doubt_s, [Merge(1, 0.5), Release(1)])
 
 
 def test_a_doubt_keeps_nobody_from_pushing_to_others():

@@ -14,9 +14,10 @@ from gossip.effects import Merge, Release, Rename, Send, Snapshot, Transfer
 from gossip.exchange.session import State
 from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Refuse, Settled
 from tests.gossip.exchange.sides import A, B, C, D, Side
+from tests.harness.configs import tuned
 from tests.harness.world import World
 
-SUM = Config(mixing="push-sum", doubt_s=1e6, incoming_exchanges=4)
+SUM = tuned(mixing="push-sum", doubt_s=1e6, incoming_exchanges=4)
 ROWS = Config(mixing="row-stochastic", incoming_exchanges=4)
 
 
@@ -236,7 +237,7 @@ def test_only_a_partner_that_stays_unreachable_for_doubt_s_has_a_mass_counted_tw
     for path in ONE:
         pushes = replay(path, both=False)
         side = pushes.sides[A]
-        side.exchanges.config = Config(mixing="push-sum", doubt_s=30.0)
+        side.exchanges.config = tuned(mixing="push-sum", doubt_s=30.0)
         pushes.wires.clear()
         for me, other in ((A, B), (B, A)):
             pushes.perform(me, pushes.sides[me].exchanges.unlinked(other, 0.0))
@@ -287,7 +288,7 @@ def test_the_sums_are_exact_at_every_moment_whatever_happens(block, partners):
     merged = returned = 0
     for seed in range(40 * block, 40 * block + 40):
         rng = random.Random(seed)
-        config = Config(mixing="push-sum", partners=partners, doubt_s=1e6, incoming_exchanges=rng.choice([1, 2, 4]))
+        config = tuned(mixing="push-sum", partners=partners, doubt_s=1e6, incoming_exchanges=rng.choice([1, 2, 4]))
         pushes = Pushes((A, B, C, D)[: rng.choice([3, 4])], config)
         for _ in range(100):
             disturb(pushes, rng)
@@ -351,7 +352,7 @@ def sums(swarm):
 def test_peers_keep_the_sums_whatever_breaks(seed):
     """Five peers that train and push at random; links break, messages are lost, loops stand still; nobody dies."""
     rng = random.Random(seed)
-    config = Config(mixing="push-sum", mix_every_steps=3, doubt_s=1e6, bench_s=2.0, partners=rng.choice([1, 2]))
+    config = tuned(mixing="push-sum", mix_every_steps=3, doubt_s=1e6, bench_s=2.0, partners=rng.choice([1, 2]))
     swarm = World(seed, config=config, latency_s=rng.choice([0.001, 0.02, 0.1]))
     nodes = swarm.swarm(5)
     swarm.until(swarm.agreed, 30.0)

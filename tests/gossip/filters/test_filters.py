@@ -20,6 +20,7 @@ from gossip.filters.registry import filter_of
 from gossip.ids import PeerId
 from gossip.wire.messages import Offer
 from tests.gossip.exchange.sides import A, B, C, Side
+from tests.harness.configs import tuned
 
 PEERS = [PeerId(number.to_bytes(16, "big")) for number in range(80)]
 
@@ -89,7 +90,8 @@ def test_what_is_unusually_far_counts_whole_to_a_point_and_ever_less_from_there(
 
 def known(radius=20.0):
     """A filter for which this radius is usual of 400 elements."""
-    rule = Clip(Config(filter="clip", clip_factor=1.0))
+    rule = Clip(Config(filter="clip"))
+    rule.usual = 1.0
     for number in range(ENOUGH):
         saw(rule, PEERS[number], radius**2, 400)
     assert rule.radius(400) == pytest.approx(radius)
@@ -127,7 +129,7 @@ def test_lies_tens_of_radii_away_use_up_nothing_that_is_saved():
 
 
 def test_a_fixed_radius_cuts_off_as_published():
-    rule = Clip(Config(filter="clip", clip_radius=0.7))
+    rule = Clip(Config(filter="clip", filter_limit=0.7))
     assert rule.longest(400) == 0.7
     assert rule.held(2.8**2, 0.7)[0] == pytest.approx(0.25, abs=1 / 4096)
     assert rule.held(1.4**2, 0.7)[0] == pytest.approx(0.5, abs=1 / 4096)
@@ -137,7 +139,7 @@ def agree(initiator_radius, responder_radius, difference_sq):
     """Two sides whose filters have these radii (0: none) come to an exchange of a difference; both Mix effects."""
     sides = {}
     for me, other, radius in ((A, B, initiator_radius), (B, A, responder_radius)):
-        sides[me] = Side(me, (other,), Config(filter="clip", clip_radius=radius) if radius else Config())
+        sides[me] = Side(me, (other,), Config(filter="clip", filter_limit=radius) if radius else Config())
     a, b = sides[A].exchanges, sides[B].exchanges
     a.begin(0.0)
     [offered] = a.snapshotted(1, 0.0)
@@ -180,7 +182,8 @@ def test_a_far_one_whose_distances_were_long_takes_all_of_what_others_take_littl
 
 # -- the usual distance ------------------------------------------------------------------------------------------------
 def test_a_radius_follows_the_usual_distance_and_counts_by_the_elements_that_are_mixed():
-    rule = Clip(Config(filter="clip", clip_factor=3.0))
+    rule = Clip(Config(filter="clip"))
+    rule.usual = 3.0
     for number in range(ENOUGH):
         assert rule.radius(400) == 0.0, "too few are known"
         saw(rule, PEERS[number], 100 * 4.0, 100)  # two for each element
@@ -198,7 +201,8 @@ def test_a_radius_follows_the_usual_distance_and_counts_by_the_elements_that_are
     st.randoms(use_true_random=False),
 )
 def test_long_lies_short_of_three_quarters_leave_the_radius_an_honest_one(honest, lies, random):
-    rule = Clip(Config(filter="clip", clip_factor=1.0, norm_bound=1e9))
+    rule = Clip(tuned(filter="clip", norm_bound=1e9))
+    rule.usual = 1.0
     told = honest + lies
     random.shuffle(told)
     for peer, square in zip(PEERS, told, strict=False):
@@ -208,7 +212,7 @@ def test_long_lies_short_of_three_quarters_leave_the_radius_an_honest_one(honest
 
 
 def test_before_enough_is_seen_the_nodes_own_steps_say_what_is_usual():
-    rule = Clip(Config(filter="clip", clip_factor=1.5))
+    rule = Clip(Config(filter="clip"))
     for distance in (math.nan, 0.3, 0.2):
         rule.moved(distance)
     for number in range(ENOUGH):
@@ -220,7 +224,7 @@ def test_before_enough_is_seen_the_nodes_own_steps_say_what_is_usual():
 
 
 def test_what_its_own_steps_have_just_moved_it_widens_a_nodes_radius():
-    rule = Clip(Config(filter="clip", clip_factor=1.5))
+    rule = Clip(Config(filter="clip"))
     for number in range(ENOUGH):
         saw(rule, PEERS[number], 400 * 1.0, 400)
     assert rule.radius(400) == pytest.approx(1.5 * 20)
@@ -233,7 +237,7 @@ def test_what_its_own_steps_have_just_moved_it_widens_a_nodes_radius():
 
 
 def test_a_fixed_radius_is_that_from_the_first_exchange_on():
-    assert Clip(Config(filter="clip", clip_radius=0.7)).radius(10**6) == 0.7
+    assert Clip(Config(filter="clip", filter_limit=0.7)).radius(10**6) == 0.7
 
 
 @pytest.mark.parametrize(("square", "code"), [(1e30, "norm"), (math.nan, "not-finite")])
@@ -250,14 +254,16 @@ def test_what_is_refused_for_its_norm_is_no_usual_distance(square, code):
 
 def test_one_partner_has_one_distance_however_often_it_is_met():
     """Before, the last 16 exchanges said what is usual: with one member for the only partner it said so itself."""
-    rule = Clip(Config(filter="clip", clip_factor=1.0))
+    rule = Clip(Config(filter="clip"))
+    rule.usual = 1.0
     for peer in PEERS[:8]:
         saw(rule, peer, 256 * 1.0, 256)
     for _ in range(200):
         saw(rule, A, 256 * 100.0, 256)
     assert rule.radius(256) == pytest.approx(16.0)
     rule.moved(0.5)
-    alone = Clip(Config(filter="clip", clip_factor=1.0))
+    alone = Clip(Config(filter="clip"))
+    alone.usual = 1.0
     alone.moved(0.5)
     for _ in range(200):
         saw(alone, A, 256 * 100.0, 256)
@@ -269,7 +275,7 @@ def test_what_the_budget_leaves_is_taken_and_then_nothing():
     side = Side(partners=(B,))
     side.local.elements = 400
     x = side.exchanges
-    x.filter = Clip(Config(filter="clip", clip_radius=24.0))
+    x.filter = Clip(Config(filter="clip", filter_limit=24.0))
     for peer in PEERS[:6]:
         x.filter.budget.took(peer, 0.5, 0.0)  # three times the half, and two, come to 3.5 moves
     weights = []
@@ -288,7 +294,7 @@ def test_what_the_budget_leaves_is_taken_and_then_nothing():
 
 
 def test_a_move_is_half_a_difference_as_long_as_the_radius():
-    rule = Clip(Config(filter="clip", clip_radius=2.0))
+    rule = Clip(Config(filter="clip", filter_limit=2.0))
     for peer, weight, length, moves in ((A, 0.5, 1.0, 0.5), (B, 0.25, 2.0, 0.5), (C, 0.5, 50.0, 1.0)):
         rule.take(peer, weight, length**2, 400, list, 3.0)
         assert rule.budget.moved(peer, 3.0) == pytest.approx(moves, rel=0.01)  # a share is a 4,096th of the whole
@@ -306,7 +312,7 @@ def test_balance_is_its_equation(theirs, own, gamma, kappa, progress):
 
 
 def test_balance_narrows_with_the_rounds_up_to_the_last_and_no_further():
-    rule = Balance(Config(filter="balance", balance_gamma=0.3, balance_kappa=1.0, balance_rounds=100.0))
+    rule = Balance(Config(filter="balance", filter_limit=100.0))
     assert [rule.judge(A, 0.29**2, 1.0, 10, version) for version in (0.0, 100.0)] == [None, "balance"]
     assert [rule.judge(A, 0.12**2, 1.0, 10, version) for version in (0.0, 100.0, 1e9)] == [None, "balance", "balance"]
     assert [rule.judge(A, 0.11**2, 1.0, 10, version) for version in (100.0, 1e9)] == [None, None]
@@ -360,7 +366,7 @@ def test_trimming_needs_members_beside_those_it_trims():
 @pytest.mark.parametrize(
     ("config", "sums", "code"),
     [({}, (math.nan, 1.0), "not-finite"), ({}, (1e9, 1.0), "norm"), ({"filter": "balance"}, (1.0, 1.0), "balance"),
-     ({"filter": "clip", "clip_radius": 0.5}, (1.0, 1.0), "clipped")],
+     ({"filter": "clip", "filter_limit": 0.5}, (1.0, 1.0), "clipped")],
 )  # fmt: skip
 def test_a_refusal_is_counted_with_who_and_why(config, sums, code):
     side = Side(config=Config(**config))

@@ -12,6 +12,7 @@ from gossip.membership.table import Table
 from gossip.wire.frames import MAX_HEADER_BYTES, encode
 from gossip.wire.messages import MAX_UPDATES, Ack, Digest, Gossip, Hint, Nack, Ping, PingReq, Records
 from tests.gossip.membership.members import MemberWorld, acquainted, meet, member, peer_id, record_of, sent
+from tests.harness.configs import tuned
 
 ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT
 
@@ -51,7 +52,7 @@ def test_a_member_that_announces_itself_again_and_again_keeps_nobody_from_being_
     for incarnation in range(2, 502):
         me.receive(peer_id(1), Gossip((record_of(1, incarnation=incarnation),)), 0.1)
     probed, now = set(), 0.1
-    while now < 2 * 4 * Config().probe_period_s:  # two rounds
+    while now < 2 * 4 * Config().internal.probe_period_s:  # two rounds
         now = max(now, me.deadline)
         for send in sent(me.tick(now), Ping):
             probed.add(send.to)
@@ -77,7 +78,7 @@ def test_a_table_of_the_largest_records_is_sent_in_frames_that_fit():
 
 
 def test_the_table_stays_within_its_bound_and_forgets_no_departure():
-    me = member(config=Config(max_members=50))
+    me = member(config=tuned(max_members=50))
     me.linked(peer_id(1), record_of(1), 0.0)
     for n in range(2, 400):  # each comes, works and leaves
         now = float(n)
@@ -93,7 +94,7 @@ def test_the_table_stays_within_its_bound_and_forgets_no_departure():
 
 
 def test_the_living_are_never_evicted_for_newcomers():
-    me = member(config=Config(max_members=5))
+    me = member(config=tuned(max_members=5))
     me.linked(peer_id(1), record_of(1), 0.0)
     for n in range(2, 100):
         me.receive(peer_id(1), Gossip((record_of(n),)), float(n))
@@ -107,7 +108,7 @@ def test_the_living_are_never_evicted_for_newcomers():
 
 
 def test_new_members_are_taken_at_a_bounded_rate():
-    me = member(config=Config(max_members=100))
+    me = member(config=tuned(max_members=100))
     me.linked(peer_id(1), record_of(1), 0.0)
     me.receive(peer_id(1), Records(tuple(record_of(n) for n in range(2, 130)), b""), 0.0)
     assert len(me.members()) == 101
@@ -226,7 +227,7 @@ def test_who_cannot_be_dialled_and_names_no_homes_is_probed_by_everybody():
 # -- our own record ---------------------------------------------------------------------------------------------------
 def test_progress_is_signed_once_a_period_and_the_last_value_in_the_end():
     me = acquainted(1)
-    sequence, period_s = me.me.sequence, Config().progress_period_s
+    sequence, period_s = me.me.sequence, Config().internal.progress_period_s
     for step in range(100):
         me.update_me(1.0 + 0.99 * period_s * step / 100, steps=step + 1, samples=8 * (step + 1))
         assert me.my_samples == 8 * (step + 1)

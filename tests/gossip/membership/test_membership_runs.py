@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossip.config import Config
 from gossip.effects import MemberChanged, MemberState, Send
 from gossip.errors import RemoteError
 from gossip.ids import Address, MemberRecord
@@ -14,6 +13,7 @@ from gossip.membership.protocol import Membership
 from gossip.membership.table import Table
 from gossip.wire.messages import Gossip, Hint, Records
 from tests.gossip.membership.members import MemberWorld, acquainted, member, peer_id, record_of, sent
+from tests.harness.configs import tuned
 
 ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT
 RUNS = [bytes([number]) * 16 for number in range(3)]
@@ -218,10 +218,10 @@ def test_a_swarm_that_met_agrees_at_once_and_has_nothing_to_pull():
 
 
 def test_of_too_many_who_meet_the_table_takes_what_it_has_room_for():
-    config = Config(max_members=10)
+    config = tuned(max_members=10)
     me = member(0, config)
     me.meet([record_of(number, address=Address("host", number)) for number in range(1000)], 0.0)
-    assert len(me.members()) < 2 * config.max_members
+    assert len(me.members()) < 2 * config.internal.max_members
     assert set(me.runs()) == {b""}
 
 

@@ -10,6 +10,7 @@ from gossip.config import Config
 from gossip.errors import RemoteError
 from gossip.wire.messages import MAX_RECORDS, MAX_UPDATES, Digest, Gossip, Records
 from tests.gossip.membership.members import member, peer_id, record_of
+from tests.harness.configs import tuned
 
 
 class Counting:
@@ -103,7 +104,7 @@ def test_a_forged_record_among_those_that_are_checked_still_ends_the_link():
 
 def test_the_allowance_of_a_whole_table_is_given_once_however_often_a_link_comes_anew():
     verify = Counting()
-    me = member(verify=verify, config=Config(max_members=2_000))
+    me = member(verify=verify, config=tuned(max_members=2_000))
     for turn in range(20):
         now = turn / 10
         me.linked(peer_id(1), record_of(1, address=None), now)

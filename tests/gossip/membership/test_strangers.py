@@ -12,6 +12,7 @@ from gossip.effects import Dial, MemberChanged, MemberState, Send
 from gossip.ids import Address
 from gossip.wire.messages import Ack, Gossip, Hint, Ping, PingReq, Records
 from tests.gossip.membership.members import MemberWorld, meet, member, peer_id, record_of, sent
+from tests.harness.configs import tuned
 from tests.harness.world import World
 
 ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT
@@ -79,7 +80,7 @@ def test_thousands_of_names_make_the_swarm_no_larger_than_it_may_be():
 
 
 def test_what_one_member_tells_of_fills_no_table_and_drives_nobody_out_whom_we_met():
-    me = member(config=Config(max_members=50))  # room for 100
+    me = member(config=tuned(max_members=50))  # room for 100
     for number in range(1, 11):
         me.linked(peer_id(number), record_of(number), 0.0)
     me.receive(peer_id(2), Records(tuple(record_of(n) for n in range(20, 30)), b""), 0.0)

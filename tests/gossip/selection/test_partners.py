@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from gossip.config import Config
 from gossip.errors import ConfigError
 from gossip.exchange.session import AT_ONCE, Local
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.selection.graphs import Graph
 from gossip.selection.partners import MET, WARY, WARY_S, Partners
 from gossip.selection.registry import selector_of
+from tests.harness.configs import tuned
 
 RUN_ID = b"g" * 16
 
@@ -47,7 +47,7 @@ def record(peer, **changes):
 
 
 def partners(me, peers, linked=(), elements=1000, seed=0, **config):
-    made = Config(**config)
+    made = tuned(**config)
     local = Local("f", elements, 0, run_id=RUN_ID, ready=True, every=made.first_interval)
     graph = Graph.from_file(config["graph"]) if "graph" in config else None
     rule = selector_of(made, elements, graph)

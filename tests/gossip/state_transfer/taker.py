@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from gossip.config import Config
 from gossip.effects import Adopt, ReceivePiece, Release, Send
 from gossip.exchange.session import Local
 from gossip.ids import PeerId
 from gossip.state_transfer.joining import Joining
 from gossip.wire.messages import Fetch, Serving
+from tests.harness.configs import tuned
 
 DONORS = [PeerId(bytes([65 + i]) * 16) for i in range(8)]
 A, B, C, D, E, *_ = DONORS
 RUN_ID, CHUNK, SIZE = b"g" * 16, 1024, 10_000
-CONFIG = Config(chunk_elements=CHUNK)
+CONFIG = tuned(chunk_elements=CHUNK)
 
 
 class Taker:

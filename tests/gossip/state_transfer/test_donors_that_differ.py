@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from gossip.state_transfer.joining import WITNESS_S
 from tests.gossip.state_transfer.taker import CHUNK, CONFIG, DONORS, A, B, C, D, Taker, far
+from tests.harness.configs import tuned
 
 
 @pytest.mark.parametrize("odd", [A, B, C, D])
@@ -163,7 +162,7 @@ def far_from(liars, owner, other):
 @pytest.mark.parametrize("honest", [A, B, C])
 def test_two_colluding_donors_of_three_are_outvoted_by_members_that_gave_nothing(honest):
     liars = {A, B, C} - {honest}
-    taker = Taker(config=dataclasses.replace(CONFIG, donors=3))
+    taker = Taker(config=tuned(CONFIG, donors=3))
     taker.survey(DONORS)
     taker.apart_sq = colluding(*liars)
     taker.receive_all()

@@ -15,6 +15,7 @@ from gossip.state_transfer.joining import RETRY_S, SURVEY_S, Phase
 from gossip.state_transfer.survey import agree
 from gossip.wire.messages import Abort, Fetch, Serving
 from tests.gossip.state_transfer.taker import CHUNK, CONFIG, DONORS, RUN_ID, SIZE, A, B, C, D, Taker, pieces
+from tests.harness.configs import tuned
 from tests.harness.world import World
 
 
@@ -55,7 +56,7 @@ def test_a_model_smaller_than_a_chunk_is_taken_of_several_donors_and_compared_to
 @pytest.mark.parametrize("frozen", [0, 3_000_000])
 def test_of_a_large_model_everything_is_asked_for_in_pieces_that_a_donor_gives(chunk, frozen):
     elements = 70_000_001
-    taker = Taker(elements, elements, dataclasses.replace(CONFIG, chunk_elements=chunk), frozen=frozen)
+    taker = Taker(elements, elements, tuned(CONFIG, chunk_elements=chunk), frozen=frozen)
     taker.local.optimizer_keys = ("m", "v")
     joining, most = taker.joining, most_elements(elements + frozen)
     joining.keys = ("m", "v")
@@ -367,7 +368,7 @@ def test_whatever_fails_everything_arrives_once(seed):
             case _:
                 taker.receive(session, rng.randrange(1, 5))
         sending = [piece.donor for piece in taker.joining.pieces.values()]
-        assert len(sending) == len(set(sending)) <= CONFIG.donors
+        assert len(sending) == len(set(sending)) <= CONFIG.internal.donors
     assert taker.adopt is not None
     assert taker.covered_once()
 
@@ -415,7 +416,7 @@ def test_equal_frozen_weights_make_nobody_odd_and_other_ones_do(odd):
 
         return apart_sq
 
-    config = dataclasses.replace(CONFIG, donors=6)
+    config = tuned(CONFIG, donors=6)
     for lies in (False, True):
         taker = Taker(elements=CHUNK, frozen=60 * CHUNK, config=config)
         taker.apart_sq = distances(taker, lies)

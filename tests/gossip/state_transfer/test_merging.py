@@ -14,6 +14,7 @@ from gossip.exchange.session import State
 from gossip.state_transfer.joining import Phase
 from gossip.state_transfer.runs import STALEMATE_S
 from gossip.state_transfer.trial import ENOUGH, TRIAL_S, TrialEvaluator
+from tests.harness.configs import tuned
 from tests.harness.world import World, address_of
 
 LIAR = b"\xff" * 16
@@ -258,7 +259,7 @@ def test_what_is_on_trial_is_announced_to_the_driver_and_a_newcomer_has_no_trial
 
 @pytest.mark.parametrize("odd", range(4))
 def test_of_four_donors_one_that_gives_another_model_leaves_no_trace(odd):
-    swarm = World(4, config=Config(mix_every_steps=10**6, chunk_elements=1024))
+    swarm = World(4, config=tuned(mix_every_steps=10**6, chunk_elements=1024))
     nodes = [swarm.start(*([0] if number else []), value=1000) for number in range(4)]
     swarm.until(swarm.agreed, 30.0)
     nodes[odd].value = Fraction(5_000)

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from gossip.config import Config
 from gossip.effects import Dial, Send
 from gossip.state_transfer.joining import Phase
 from gossip.state_transfer.runs import Run, outranks
 from gossip.wire.messages import Busy, Fetch, Offer, Refuse
+from tests.harness.configs import tuned
 from tests.harness.world import World, address_of
 
 G1, G2, G3 = b"1" * 16, b"2" * 16, b"3" * 16
@@ -102,7 +102,7 @@ def test_a_node_serves_a_run_whose_weights_it_found_worse_and_leaves_alone():
 def test_runs_that_meet_in_any_way_become_one_and_stay_one(seed):
     """Two or three runs, of like or unlike pace, cut off from each other and healed at random; killed links between."""
     rng = random.Random(seed)
-    config = Config(mix_every_steps=16, chunk_elements=1024, join_timeout_s=4.0)
+    config = tuned(mix_every_steps=16, chunk_elements=1024, join_timeout_s=4.0)
     swarm = World(seed, config=config, latency_s=rng.choice([0.005, 0.05, 0.2]))
     swarm.network.chunk_s = rng.choice([0.001, 0.3])
     groups = rng.choice([2, 3])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gossip.config import Config
 from gossip.errors import ConfigError
+from gossip.filters.clip import Clip
 from sim.engine.sessions import Sessions
 from sim.engine.swarm import Swarm
 from sim.report.describe import in_words
@@ -29,6 +30,7 @@ from sim.scenario.scenario import (
 )
 from sim.simulation import simulate
 from sim.world.network import network_of
+from tests.harness.configs import tuned
 from tests.sim.scenarios import played, small
 
 NAMES = [str(index) for index in range(40)]
@@ -177,7 +179,7 @@ def test_an_attacker_refuses_nothing_and_honest_peers_keep_their_filter(name):
     assert {host.peer.config for host in run.swarm.hosts if host.liar is not None} == {unguarded(config)}
     assert {host.peer.config for host in honest_of(run)} == {config}
     assert unguarded(config).filter == "none"
-    assert unguarded(config).norm_bound > 1e20
+    assert unguarded(config).internal.norm_bound > 1e20
 
 
 def test_an_attacker_that_comes_again_attacks_again():
@@ -220,7 +222,7 @@ def refused(run) -> Counter[str]:
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_no_honest_peer_takes_what_is_not_a_number_however_it_is_sent(way):
-    run = played(averaging(Config(bench_s=1.0, **way), **IDEAL))
+    run = played(averaging(tuned(bench_s=1.0, **way), **IDEAL))
     assert all(np.isfinite(host.vector).all() for host in run.swarm.hosts)
     assert refused(run)["not-finite"] > 0
 
@@ -365,4 +367,4 @@ def moved_by_the_first_it_meets(kind, learning):
 def test_a_newcomer_is_moved_no_further_by_the_first_it_meets_than_its_donors_were_apart(kind, learning):
     """Before its first step, when it knows of no distance of its own."""
     moved, apart = moved_by_the_first_it_meets(kind, learning)
-    assert moved <= 0.5 * Config().clip_factor * max(apart, 1e-3 * math.sqrt(4096)) * 1.1
+    assert moved <= 0.5 * Clip.usual * max(apart, 1e-3 * math.sqrt(4096)) * 1.1

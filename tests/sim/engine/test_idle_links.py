@@ -6,12 +6,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gossip.config import Config
 from gossip.effects import MemberState
 from gossip.wire.messages import Busy
 from sim.engine.links import LOOK_S
 from sim.engine.swarm import Swarm
 from sim.world.network import NetworkModel
+from tests.harness.configs import tuned
 
 LATENCY_S = 0.025
 NEVER_S = 100_000.0
@@ -22,7 +22,7 @@ SILENT = dict.fromkeys(
 
 def swarm_of(peers, congestion="cubic", **config):
     swarm = Swarm(
-        1, NetworkModel(latency_s=LATENCY_S, congestion=congestion), Config(**{"mix_every_steps": 1_000_000} | config)
+        1, NetworkModel(latency_s=LATENCY_S, congestion=congestion), tuned(**{"mix_every_steps": 1_000_000} | config)
     )
     for index in range(peers):
         swarm.add_peer(np.full(64, index, np.float32), seeds=[0] if index else [])

@@ -25,6 +25,7 @@ from sim.scenario.scenario import (
 )
 from sim.simulation import Simulation
 from sim.world.network import NetworkModel
+from tests.harness.configs import tuned
 
 LATENCY_S = 0.025
 RARELY = Config(mix_every_steps=10_000)  # nothing else is sent over a link than what is asked of it here
@@ -175,7 +176,7 @@ def test_a_link_takes_four_latencies_and_with_tls_six(tls, latencies):
 
 @pytest.mark.parametrize(("cut_s", "knock_s"), [(0.5, 1.02), (1.5, 2.04), (4.5, 5.1), (5.5, 7.14)])
 def test_a_dial_into_a_cut_knocks_again_after_each_of_five_seconds_and_after_seven(cut_s, knock_s):
-    swarm = Swarm(1, NetworkModel(latency_s=LATENCY_S, congestion="cubic"), Config(hello_timeout_s=10.0))
+    swarm = Swarm(1, NetworkModel(latency_s=LATENCY_S, congestion="cubic"), tuned(hello_timeout_s=10.0))
     swarm.partition([[0], [1]])
     for index in range(2):
         swarm.add_peer(np.zeros(64, np.float32), seeds=[0] if index else [])
@@ -186,7 +187,7 @@ def test_a_dial_into_a_cut_knocks_again_after_each_of_five_seconds_and_after_sev
 
 def test_a_dial_whose_packets_are_lost_is_late_and_does_not_fail():
     """A fifth of all packets is lost: two of the dial itself, which wait for 1, 2, 3 s, and two Hellos, for 0.25 s."""
-    swarm = swarm_of(1, config=Config(mix_every_steps=10_000, hello_timeout_s=60.0), loss=0.2)
+    swarm = swarm_of(1, config=tuned(mix_every_steps=10_000, hello_timeout_s=60.0), loss=0.2)
     for _ in range(60):
         swarm.add_peer(np.zeros(64, np.float32), seeds=[0])
     took, waiting = [], set(range(1, 61))

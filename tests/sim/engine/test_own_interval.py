@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gossip.config.internal import Internal
 from sim import Scenario, simulate
 from sim.scenario.fidelity import fidelity_of
 from sim.simulation import Simulation
@@ -13,7 +14,8 @@ FAST = {"rate_mbit_s": 10_000}
 AUTO = {"mix_every_steps": "auto", "codec": "auto"}
 
 
-def scenario(steps=120, task=None, network=None, **gossip):
+def scenario(steps=120, task=None, network=None, internal=None, **gossip):
+    gossip |= {"internal": internal} if internal else {}
     return Scenario.from_mapping({
         "peers": PEERS, "duration_s": steps * STEP_S, "membership": {"mode": "ideal"},
         "task": {"dataset": "digits", "model": "mlp", "optimizer": {"lr": 0.3}} | (task or {}),
@@ -43,7 +45,7 @@ def test_peers_on_good_links_mix_every_2_steps_in_int8_and_send_what_fp32_every_
     [
         ({"network": {"rate_mbit_s": 0.05}}, 6, 12),  # 5 KB of int8 take 0.77 s, both ways at once
         ({"task": {"model_mb": 40}, "network": FAST}, 20, 26),  # 10 million parameters at 0.1 s a step: 2 % are 2 ms
-        ({"task": {"model_mb": 40}, "network": FAST, "mixing_share": 0.2}, 2, 3),
+        ({"task": {"model_mb": 40}, "network": FAST, "internal": Internal(mixing_share=0.2)}, 2, 3),
     ],
     ids=["slow links", "a large model", "a large model that may cost more"],
 )

@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from gossip.config import Config
 from gossip.ids import PeerId
 from gossip.membership.dissemination import retransmits
 from sim.engine.swarm import Swarm
 from sim.world.network import NetworkModel
+from tests.harness.configs import tuned
 from tests.sim.oracles import NEVER_S, SEED, Measured, holds
 
 
@@ -20,11 +20,11 @@ class Telling:
     push-pull. ``linked``: everybody holds links to everybody, and nobody dials."""
 
     def __init__(self, n: int, seed: int, latency_s: float, fanout: int = 3, linked: bool = False) -> None:
-        config = Config(
+        config = tuned(
             mix_every_steps=None, mix_every_s=NEVER_S, boundary_patience_s=NEVER_S, probe_period_s=NEVER_S,
             push_pull_period_s=NEVER_S, heal_period_s=NEVER_S, gossip_fanout=fanout,
         )  # fmt: skip
-        self.period_s, self.rng = config.gossip_period_s, np.random.default_rng(seed)
+        self.period_s, self.rng = config.internal.gossip_period_s, np.random.default_rng(seed)
         self.swarm = Swarm(seed, NetworkModel(latency_s=latency_s, rate_bytes_s=math.inf), config)
         for _ in range(n):
             self.swarm.add_peer(np.zeros(1, np.float32), founder=True, step_s=NEVER_S)

@@ -12,6 +12,7 @@ import pytest
 from gossip.arithmetic.correction import credit
 from gossip.config import Config
 from gossip.errors import ConfigError
+from gossip.filters.clip import Clip
 from sim.exchanges import level
 from sim.exchanges.models import Models
 from sim.report.describe import in_words
@@ -232,8 +233,9 @@ def test_a_diverging_swarm_refuses_what_is_no_number():
     assert summary["exchanges_failed"] > 0
 
 
-def test_what_the_filter_cuts_off_is_counted():
-    summary = simulate(scenario(gossip=Config(mix_every_steps=2, clip_factor=0.7)), progress=False).summary
+def test_what_the_filter_cuts_off_is_counted(monkeypatch):
+    monkeypatch.setattr(Clip, "usual", 0.7)
+    summary = simulate(scenario(gossip=Config(mix_every_steps=2)), progress=False).summary
     assert summary["refused"]["clipped"] > 0
 
 

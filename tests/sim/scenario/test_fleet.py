@@ -133,7 +133,7 @@ def test_what_no_peer_can_have_is_refused_in_a_sentence(fleet, tables, said):
 
 
 def test_latencies_that_a_dial_cannot_take_are_refused():
-    with pytest.raises(ConfigError, match="hello_timeout_s"):
+    with pytest.raises(ConfigError, match="stall_s"):
         Simulation(scenario({"number": 1, "latency_ms": 3000}))
 
 
