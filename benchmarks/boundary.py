@@ -120,12 +120,11 @@ def say(process):
 
 def pair(megabytes, seconds, optimizer):
     processes, seed = [], []
-    alone = os.environ | {"GOSSIP_SHARED_MEMORY": "off"}  # shared memory would be counted in both processes
 
     def start(role):
         told = "--megabytes", str(megabytes), "--seconds", str(seconds), "--optimizer", optimizer
         command = [sys.executable, __file__, role, *told, *seed]
-        return subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=alone)
+        return subprocess.Popen(command, stdin=-1, stdout=-1, text=True)
 
     for _ in range(2):
         processes.append(start("trainer"))

@@ -164,7 +164,7 @@ class Crowd:
         self.config = Config(swarm=SWARM)
         self.run_id = run_id
         self.layout: Layout = ModelState({"x": np.zeros(ELEMENTS, np.float32)}).layout
-        self.greeter = Greeter(self.config.swarm, self.layout)  # with no host token: no shared memory
+        self.greeter = Greeter(self.config.swarm, self.layout)
         network = NetworkModel(latency_s=LATENCY_S, congestion="cubic")  # TCP enables idle timeouts
         self.swarm = Swarm(0, network, self.config)
         self.swarm.performers |= {Send: self.send, Dial: self.dial, TryDial: self.try_dial}

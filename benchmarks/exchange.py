@@ -155,10 +155,10 @@ def trainer(kind, seconds, with_node, seed):
 class Pair:
     """Two (or ``count``) processes of this file; if they are nodes, each has the previous one as its seed."""
 
-    def __init__(self, arguments, nodes=True, shared=False, kernel="", count=2):
-        """Start the processes. With ``shared``, nodes pass vectors through shared memory instead of loopback."""
+    def __init__(self, arguments, nodes=True, kernel="", count=2):
+        """Start the processes."""
         self.processes, seed = [], []
-        environment = os.environ | {"GOSSIP_SHARED_MEMORY": "on" if shared else "off", "GOSSIP_KERNEL": kernel}
+        environment = os.environ | {"GOSSIP_KERNEL": kernel}
         for _ in range(count):
             command = [sys.executable, __file__, *map(str, arguments), *seed]
             self.processes.append(subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=environment))
@@ -184,7 +184,7 @@ class Pair:
 
 
 def our_exchange(
-    megabytes, secret=None, codec="fp32", seconds=4.0, threads=True, sealed=True, shared=False, kernel="", outer=False
+    megabytes, secret=None, codec="fp32", seconds=4.0, threads=True, sealed=True, kernel="", outer=False
 ):  # fmt: skip
     pair = Pair(
         ["averager", "--megabytes", megabytes, "--seconds", seconds, "--codec", codec]
@@ -192,7 +192,6 @@ def our_exchange(
         + ([] if threads else ["--loop"])
         + ([] if sealed else ["--tls"])
         + (["--outer"] if outer else []),
-        shared=shared,
         kernel=kernel,
     )
     pair.say()
@@ -207,9 +206,9 @@ def our_exchange(
     }  # fmt: skip
 
 
-def four_averaging(megabytes, shared, seconds=6.0):
+def four_averaging(megabytes, seconds=6.0):
     """Return the GB a second that four processes average together."""
-    pair = Pair(["averager", "--megabytes", megabytes, "--seconds", seconds], shared=shared, count=4)
+    pair = Pair(["averager", "--megabytes", megabytes, "--seconds", seconds], count=4)
     pair.say()
     rows = pair.hear()
     pair.say()
@@ -225,8 +224,7 @@ def four_beside_gloo(megabytes, rounds):
         "gloo all_reduce": lambda: (
             4 * megabytes / 1e3 / script(sys.executable, "gloo_reduce.py", 4, megabytes)["median_s"]
         ),
-        "gossip, memory": lambda: four_averaging(megabytes, True),
-        "gossip": lambda: four_averaging(megabytes, False),
+        "gossip": lambda: four_averaging(megabytes),
     }
     rows = {name: [] for name in jobs}
     for _ in range(rounds):
@@ -241,13 +239,13 @@ def script(python, name, *arguments):
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def slowdown(kind, seconds=6.0, pairs=3, shared=False):
+def slowdown(kind, seconds=6.0, pairs=3):
     """Compare the steps per second of two processes with a mix every 8 steps and without Node, alternately."""
     alone, together, mixes, overhead = [], [], [], []
     for _ in range(pairs):
         for with_node in (False, True):
             flags = ["trainer", "--kind", kind, "--seconds", seconds] + (["--node"] if with_node else [])
-            pair = Pair(flags, nodes=with_node, shared=shared)
+            pair = Pair(flags, nodes=with_node)
             if with_node:
                 pair.say()
             pair.wait_ready()
@@ -298,7 +296,6 @@ def main():
         return
     if args.training:
         slowed = {kind: slowdown(kind, pairs=args.rounds) for kind in args.training}
-        slowed |= {f"{kind}, memory": slowdown(kind, pairs=args.rounds, shared=True) for kind in args.training}
         show(slowed)
         save(args.json, {"training": slowed})
         return
@@ -316,9 +313,7 @@ def main():
         jobs = {
             "raw sockets": lambda: script(sys.executable, "raw_duplex.py", args.megabytes),
             "gossip": lambda: our_exchange(args.megabytes),
-            "gossip, memory": lambda: our_exchange(args.megabytes, shared=True),
             "outer step": lambda: our_exchange(args.megabytes, outer=True),
-            "outer, memory": lambda: our_exchange(args.megabytes, shared=True, outer=True),
             "without threads": lambda: our_exchange(args.megabytes, threads=False),
             "gossip, bf16": lambda: our_exchange(args.megabytes, codec="bf16"),
             "gossip, int8": lambda: our_exchange(args.megabytes, codec="int8"),
@@ -339,7 +334,6 @@ def main():
     found = {"exchange": rows, "median_s": medians}
     if not args.alone:
         slowed = {kind: slowdown(kind) for kind in KINDS}
-        slowed |= {f"{kind}, memory": slowdown(kind, shared=True) for kind in KINDS[:-1]}
         found |= {"training": slowed, "four_gb_s": four_beside_gloo(args.megabytes, args.rounds)}
     save(args.json, found)
     print(f"\nOne exchange of {args.megabytes:g} MB each way, two processes on loopback (medians of {args.rounds})\n")

@@ -235,13 +235,6 @@ class Peer:
             self.seeds.unlinked(now)
         return effects + self.after(now)
 
-    def by_memory(self, peer: PeerId, on: bool) -> None:
-        """Note whether this member reads our vectors in shared memory. Only the driver knows."""
-        if on:
-            self.exchanges.by_memory.add(peer)
-        else:
-            self.exchanges.by_memory.discard(peer)
-
     def dial_failed(self, peer: PeerId | None, now: float) -> list[Effect]:
         """Handle a failed dial of ``peer`` (None: a seed): no answer, or one by another peer."""
         if peer is None or peer in self.linked_peers:

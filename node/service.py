@@ -50,7 +50,6 @@ from node.observe.notices import LOGGER
 from node.settings import Settings, advertised
 from node.transfers.coding import measured
 from node.transport.seeds import SeedLookup
-from node.transport.shared import host_name
 from node.transport.tcp import TcpNetwork
 from node.transport.tls import swarm_contexts
 
@@ -267,7 +266,7 @@ class Service:
             if self.progress is None:
                 self.progress = Console.from_environment(time.time(), self.identity.id.hex(), shown, os.environ)
             contexts = swarm_contexts(self.identity, settings.secret) if settings.secret is not None else None
-            greeter = Greeter(settings.config.swarm, self.state.layout, host_name())
+            greeter = Greeter(settings.config.swarm, self.state.layout)
             runtime = Runtime(
                 peer, settings.config, network, greeter, contexts, self.boundary, self.pool, self.outer, self.notice,
                 self.outer_lock, lookup, self.announce, self.faults,

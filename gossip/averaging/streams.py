@@ -12,7 +12,7 @@ from gossip.arithmetic.mixing import difference
 from gossip.averaging.coverage import Coverage
 from gossip.averaging.vectors import Lease
 from gossip.codecs import ALIGN, Codec, Overflow, Spread, get_codec
-from gossip.codecs.base import numbers, peaks
+from gossip.codecs.base import peaks
 from gossip.errors import ProtocolError
 from gossip.kernel.squares import squares
 from gossip.wire.frames import encode
@@ -136,24 +136,6 @@ class Receiver:
             self.fault = "checksum"
             del self.bodies[chunk.start - self.origin]
             return False
-        return self.taken(chunk)
-
-    def take(self, values: Floats) -> bool:
-        """Use the partner's next values in shared memory, which it may change meanwhile.
-
-        Each value is read once into our memory, and only the copy is checked and used. The copy passes the codec as a
-        chunk would.
-        """
-        chunk = Chunk(self.session, self.origin + self.position, values.size, 0)
-        body = self.place(chunk, self.codec.encoded_bytes(values.size))
-        if self.codec.raw:
-            numbers(body, "<f4", values.size)[:] = values
-        else:
-            self.codec.encode(values.copy(), body, self.session, chunk.start)
-        return self.taken(chunk)
-
-    def taken(self, chunk: Chunk) -> bool:
-        """Use a body that came by a way on which no byte can change; returns as :meth:`arrived`."""
         start = chunk.start - self.origin
         body = self.bodies.pop(start)
         try:
@@ -220,19 +202,6 @@ class DifferenceReceiver(Receiver):
         self.summed = 0  # Length of the prefix whose squares are summed.
         self.early: dict[int, int] = {}  # Stop by start of chunks that wait for their turn to be summed.
         self.own = np.empty(0, np.float32)  # Our values of a chunk as the partner decodes them.
-        self.lying: Floats | None = None  # Their values, if they are read from shared memory.
-
-    def take(self, values: Floats) -> bool:
-        """Compute the difference in one pass if the codec is raw."""
-        if not self.codec.raw:
-            return super().take(values)
-        where = slice(self.position, self.position + values.size)
-        self.coverage.begin(where.start, values.size)
-        self.lying = values
-        self.use(where, memoryview(b""))
-        self.lying = None
-        self.coverage.arrived(where.start)
-        return True
 
     def buffer(self, where: slice, expected: int) -> memoryview:
         if self.codec.raw:
@@ -248,7 +217,7 @@ class DifferenceReceiver(Receiver):
         if self.codec.raw or self.plain:
             if not self.codec.raw:
                 self.codec.decode(body, out, ours, self.session, self.origin + where.start)
-            before = difference(out if self.lying is None else self.lying, ours, out, before)
+            before = difference(out, ours, out, before)
         else:
             own, start = self.own[: out.size], self.origin + where.start
             before = self.codec.subtract(body, ours, out, own, self.session, start, before)

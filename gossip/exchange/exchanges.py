@@ -88,7 +88,6 @@ class Exchanges(Ledger[One]):
         # Partners further away than the bound: the next exchange uses a codec without one.
         self.apart = Recent[PeerId, None](EXCUSED)
         # Peers that read our vectors in shared memory; a driver's channels limit them.
-        self.by_memory: set[PeerId] = set()
 
     # -- our own initiative --------------------------------------------------------------------------------------
     def begin(self, now: float) -> list[Effect]:
@@ -309,8 +308,7 @@ class Exchanges(Ledger[One]):
     def codec(self, partner: PeerId, part: Subset) -> str:
         """Return the codec that we offer this partner for this part now."""
         bounded = part in self.bounded and partner not in self.apart
-        rate = math.inf if partner in self.by_memory else self.durations.rate(partner)
-        return proposed_codec(self.config.codec, bounded, rate, self.local.machine)
+        return proposed_codec(self.config.codec, bounded, self.durations.rate(partner), self.local.machine)
 
     def finished(self, one: Exchange, now: float) -> None:
         """Record that an exchange with one partner has happened."""

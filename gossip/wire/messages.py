@@ -23,7 +23,6 @@ __all__ = [
     "Ack",
     "Begin",
     "Busy",
-    "Came",
     "Chunk",
     "Close",
     "Commit",
@@ -34,8 +33,6 @@ __all__ = [
     "Hint",
     "Invite",
     "Joined",
-    "Lent",
-    "Meet",
     "Message",
     "Nack",
     "Offer",
@@ -44,7 +41,6 @@ __all__ = [
     "PingReq",
     "Reach",
     "Reached",
-    "Read",
     "Records",
     "Refuse",
     "Serving",
@@ -364,44 +360,6 @@ class Chunk:
     checksum: int = integer(2**64 - 1)  # xxh3-64 of the body
 
 
-# -- one host -------------------------------------------------------------------------------------------------
-@message("meet")
-class Meet:
-    """An invitation to a peer on the same host: connect to the abstract socket of this name and send the token there.
-
-    The Hellos show that the host is the same. The two peers can then pass each other shared memory.
-    """
-
-    name: bytes = of("bytes", 16)
-    token: bytes = of("bytes", 16)
-
-
-@message("came")
-class Came:
-    """The answer to Meet: whether the connection succeeded."""
-
-    ok: bool = of("bool")
-
-
-@message("lent")
-class Lent:
-    """A whole stream in shared memory instead of chunks: ``elements`` of float32 from byte ``offset`` on.
-
-    The memory was passed for this session. The sender leaves it unchanged until Read.
-    """
-
-    session: int = integer()
-    offset: int = integer(2**53)  # bytes
-    elements: int = integer(2**48)
-
-
-@message("read")
-class Read:
-    """The receiver has read the lent memory, or does not need it any more."""
-
-    session: int = integer()
-
-
 # -- joining ----------------------------------------------------------------------------------
 @message("fetch")
 class Fetch:
@@ -443,6 +401,6 @@ class StatusReply:
 
 Message = (
     Hello | Close | Ping | Ack | PingReq | Nack | Gossip | Digest | Records | Reach | Reached | Offer | Accept | Busy
-    | Refuse | Commit | Abort | Outcome | Settled | Invite | Joined | Begin | Chunk | Meet | Came | Lent | Read
-    | Fetch | Serving | StatusQuery | StatusReply | Widen | Unknown
+    | Refuse | Commit | Abort | Outcome | Settled | Invite | Joined | Begin | Chunk | Fetch | Serving | StatusQuery
+    | StatusReply | Widen | Unknown
 )  # fmt: skip

@@ -129,9 +129,7 @@ def length_of_items(dataset: Any) -> int:
     """Return a dataset's ``len``, at least one. Raises :class:`DataError` if it cannot be indexed."""
     kind = type(dataset).__name__
     if isinstance(dataset, IterableDataset):
-        raise DataError(
-            f"{kind} is an IterableDataset, which has no parts; divide its files with node.shards."
-        )
+        raise DataError(f"{kind} is an IterableDataset, which has no parts; divide its files with node.shards.")
     if isinstance(dataset, Mapping) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise DataError(f"{kind} cannot be divided; give tensors, or a dataset with __len__ and __getitem__.")
     try:

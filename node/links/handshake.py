@@ -30,17 +30,14 @@ class Greeter:
     Args:
         swarm: The swarm's name.
         layout: The layout of the model; None for an observer, which has no record and trains nothing.
-        host: A token that is equal for processes that can share memory (:func:`node.transport.shared.host_name`).
     """
 
     swarm: str
     layout: Layout | None
-    host: str | None = None
 
     def hello(self, record: MemberRecord | None, share: bytes = b"", lanes: bytes = b"", joins: bytes = b"") -> Hello:
         fingerprint = self.layout.fingerprint if self.layout is not None else ""
-        capabilities = (self.host,) if self.host else ()
-        return Hello(VERSION_MIN, VERSION_MAX, self.swarm, fingerprint, capabilities, record, share, lanes, joins)
+        return Hello(VERSION_MIN, VERSION_MAX, self.swarm, fingerprint, (), record, share, lanes, joins)
 
     async def greet(
         self,

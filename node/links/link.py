@@ -17,7 +17,6 @@ from node.links.frame_reader import FrameReader, nothing
 from node.links.stripes import Stripes
 from node.transport.blocking_io import WHOLE_BYTES, BlockingIoPool, BlockingStream
 from node.transport.byte_stream import ByteStream, PlainStream
-from node.transport.shared import SideChannel
 
 if TYPE_CHECKING:
     from node.links.pool import Links
@@ -66,8 +65,6 @@ class Link:
         self.links: Links | None = None  # The pool, once the link belongs to it.
         self.hands: BlockingIoPool | None = None  # Worker threads for large vectors.
         self.flow: Inflow | None = None  # The vector that a worker thread receives now.
-        self.channel: SideChannel | None = None  # Side channel for shared memory, if the peer is on this host.
-        self.nursery: trio.Nursery | None = None  # For tasks that end with this link.
         self.wake = trio.Event()
         self.clock = trio.lowlevel.current_clock()
         self.used_at = self.clock.current_time()

@@ -86,11 +86,6 @@ class Links:
         return self.closed_ignored + sum(link.ignored for link in self.all())
 
     @property
-    def shared(self) -> int:
-        """Return the number of links whose vectors are read from shared memory instead of being sent."""
-        return sum(link.channel is not None and link.channel.open for link in self.all())
-
-    @property
     def wide(self) -> int:
         """Return the number of links with more than one connection."""
         return sum(bool(len(link.lanes)) for link in self.all())

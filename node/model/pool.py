@@ -7,10 +7,7 @@ import math
 import threading
 import time
 
-import numpy as np
-
 from gossip.averaging.vectors import Floats, Lease, Vector
-from node.model.host_memory import HostMemory
 from node.model.state import State
 
 __all__ = ["VectorPool"]
@@ -24,13 +21,12 @@ class VectorPool:
 
     KEPT = 8  # 2 x (1 outgoing + 2 incoming), and one or two donations to joiners.
     AT_ONCE_ELEMENTS = 1 << 20  # Below this, page faults at a step boundary take only milliseconds.
-    SHARED_ELEMENTS = 65_536  # The least size that is shared: a socket carries smaller ones (400 KB) at the same cost.
+    MAPPED_ELEMENTS = 65_536  # The least size that gets pages of its own, 256 KiB: smaller ones are little to keep.
 
     def __init__(self, state: State) -> None:
         self.state = state
         self.lock = threading.Lock()
         self.free: dict[int, list[Floats]] = {}  # By size, those returned last at the end.
-        self.sharing = False  # Whether large vectors are in memory that other processes of this host can map.
         self.largest = self.held = 0  # In elements: the largest array, and all in `free`.
         # The newest snapshot, for newcomers that come while the training loop is idle. It needs no memory of its own: a
         # free vector holds it, and the next exchange takes that vector last.
@@ -51,7 +47,7 @@ class VectorPool:
                 self.held -= size
                 if array is last:
                     self.last = None
-        return Vector(self.buffer(size) if array is None else array)
+        return Vector(self.state.buffer(size) if array is None else array)
 
     def at_hand(self, elements: int) -> bool:
         """Return True if a vector needs no fresh pages, which cost four times what a copy costs."""
@@ -59,38 +55,12 @@ class VectorPool:
 
     def pass_by(self, elements: int) -> Vector:
         """Return a vector whose memory returns to the system when it is given back; an allocator would keep it."""
-        if not self.sharing and elements >= self.SHARED_ELEMENTS:
+        if elements >= self.MAPPED_ELEMENTS:
             with contextlib.suppress(OSError):
                 vector = Vector.mapped(elements)
                 if self.state.takes(vector.array):
                     return vector
-        return Vector(self.buffer(elements), passing=True)
-
-    def buffer(self, size: int) -> Floats:
-        if self.sharing and size >= self.SHARED_ELEMENTS:
-            with contextlib.suppress(OSError):
-                vector = HostMemory(size).vector
-                if self.state.takes(vector):
-                    return vector
-        return self.state.buffer(size)
-
-    @property
-    def lends(self) -> bool:
-        """Return True if vectors of the weights can be in memory that other processes map, once sharing is on."""
-        large = self.state.layout.exchanged >= self.SHARED_ELEMENTS
-        return large and self.state.takes(np.empty(0, np.float32))
-
-    def share(self) -> None:
-        """Allocate large vectors in shared memory from now on. Vectors in use are replaced when they come back."""
-        with self.lock:
-            if self.sharing:
-                return
-            self.sharing = True
-            for size, kept in list(self.free.items()):
-                dropped = [one for one in kept if self.replaced(one)]
-                self.free[size] = [one for one in kept if not any(one is other for other in dropped)]
-                self.held -= size * len(dropped)
-                self.drop(dropped)
+        return Vector(self.state.buffer(elements), passing=True)
 
     def lease(self, vector: Vector) -> Lease:
         """Add a user to the vector, which is not reused until all leases have ended."""
@@ -138,7 +108,7 @@ class VectorPool:
         """Keep an unused array for the next :meth:`take`. The caller holds the lock."""
         size = array.size
         kept = self.free[size] = self.free.pop(size, [])
-        if len(kept) == self.KEPT or (self.sharing and self.replaced(array)):
+        if len(kept) == self.KEPT:
             self.drop([array])
             return
         kept.append(array)
@@ -148,10 +118,6 @@ class VectorPool:
             oldest = next(iter(self.free))
             self.held -= oldest * len(self.free[oldest])
             self.drop(self.free.pop(oldest))
-
-    def replaced(self, array: Floats) -> bool:
-        """Return True if the array is large and was allocated before sharing began."""
-        return array.size >= self.SHARED_ELEMENTS and HostMemory.of(array) is None and self.state.takes(array)
 
     def drop(self, arrays: list[Floats]) -> None:
         """Forget the newest snapshot if it is in one of these arrays, which are no longer kept."""

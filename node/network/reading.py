@@ -38,7 +38,6 @@ from node.links.pool import Links
 from node.network.striping import Striping
 from node.observe.status import status_page
 from node.transfers.log import ExchangeLog
-from node.transfers.neighbours import OF_NEIGHBOURS
 from node.transfers.sessions import StreamSessions
 from node.transfers.streams import Streams
 
@@ -137,8 +136,6 @@ class Reading:
             raise ProtocolError("A message came that does not belong here.")
         elif isinstance(message, Widen):
             runtime.widening.asked(link, message.connections)
-        elif isinstance(message, OF_NEIGHBOURS):
-            runtime.streams.neighbours.heard(link, message)
         # No answer would go out on an ending link.
         elif not (link.ending and isinstance(message, Offer | Invite | Fetch)):
             if isinstance(message, Offer | Invite | Fetch | Outcome) and counts is not None:

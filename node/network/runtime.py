@@ -71,7 +71,7 @@ __all__ = ["Runtime"]
 LOOK_S = 0.25  # The interval between two checks whether vectors move: below the shortest timeout of a probe.
 PENDING_MESSAGES = 32  # Messages kept for a peer that is being dialled.
 REPORTS = (
-    "adopted", "by_memory", "collected", "compared", "count_votes", "counted", "dial_failed", "dial_tried", "failed",
+    "adopted", "collected", "compared", "count_votes", "counted", "dial_failed", "dial_tried", "failed",
     "finish", "gathered", "leave", "linked", "mended", "merge", "misbehaves", "not_kept", "optimizer", "recalled",
     "restored", "resume", "seed_answered", "seed_is_me", "seeded", "served", "settle", "snapshotted", "spoiled",
     "start", "stepped", "streamed", "tell_figures", "tick", "unlinked",
@@ -112,9 +112,7 @@ class Runtime:
         self.faults = self.doors.faults = faults or self.doors.faults
         self.streams = Streams(
             peer, config, boundary, pool, outer, self.links, self.perform, self.spawn, self.faults, outer_lock,
-            greeter.host,
         )  # fmt: skip
-        self.streams.neighbours.tell = lambda sentence: on_event("memory", sentence)
         self.averager, self.sessions = self.streams.averager, self.streams.sessions
         self.teller = ExchangeLog(peer, config, announce)
         self.streams.on_begun, self.streams.on_over = self.teller.begun, self.teller.over
@@ -343,12 +341,11 @@ class Runtime:
             self.links.add(link)
         try:
             if member is not None:
-                self.streams.neighbours.begin(link, theirs)
                 self.welcome(link, member)
             with trio.CancelScope() as scope:
                 link.cancel_scope, link.hands = scope, self.hands
                 async with trio.open_nursery() as nursery:
-                    link.nursery, reading = nursery, Reading(self, link, member is None)
+                    reading = Reading(self, link, member is None)
                     link.admit = functools.partial(self.admit, link, reading, nursery)
                     nursery.start_soon(self.write, link, scope)
                     nursery.start_soon(link.cut_when_cancelled)
@@ -429,7 +426,6 @@ class Runtime:
         scope.cancel()
 
     def unlink(self, link: Link) -> None:
-        self.streams.neighbours.end(link)
         broken, code = self.sessions.on(link), "idle" if link.orderly else "broken"
         last = self.links.remove(link)
         for session in broken:
@@ -483,7 +479,6 @@ class Runtime:
             for link in self.streams.gathers.stalled(now, self.config.stall_s):
                 self.on_event("transfer", f"A group's stream from {short(link.peer)} stopped; its link is closed.")
                 link.close_now()
-            self.streams.neighbours.watch(now)
             busy = self.streams.busy()
             for link in self.links.all():
                 if link.held_up(now, self.config.stall_s, chunk_s):

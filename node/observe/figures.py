@@ -276,10 +276,6 @@ FIGURES = (
         lambda at: kernel.built(), logged=False, status=True,
     ),
     Figure(
-        "shared_links", "links to members on this host, whose vectors are read from shared memory", "links",
-        lambda at: at.links.shared, logged=False, status=True,
-    ),
-    Figure(
         "lossy_links", "links on which packet loss limits cubic; bbr would not be limited", "links",
         lambda at: at.links.lossy, logged=False, status=True,
     ),

@@ -23,7 +23,7 @@ LEVELS = {
     "twin": logging.WARNING, "unreachable": logging.WARNING, "untaken": logging.WARNING, "waited": logging.WARNING,
     "timeline": logging.WARNING, "waiting": logging.WARNING,
     "finished": logging.INFO, "joined": logging.INFO, "listening": logging.INFO, "member": logging.INFO,
-    "memory": logging.INFO, "merging": logging.INFO, "page": logging.INFO, "started": logging.INFO,
+    "merging": logging.INFO, "page": logging.INFO, "started": logging.INFO,
     "transfer": logging.INFO,
     "exchange.begun": logging.DEBUG, "exchange.done": logging.DEBUG, "exchange.failed": logging.DEBUG,
 }  # fmt: skip

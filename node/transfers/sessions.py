@@ -13,9 +13,8 @@ import trio
 from gossip.averaging.streams import Receiver, Sender
 from gossip.errors import ProtocolError
 from gossip.ids import PeerId
-from gossip.wire.messages import Chunk, Lent
+from gossip.wire.messages import Chunk
 from node.links.link import Link
-from node.transfers.loans import Loan
 from node.transport.sealed import SealedStream
 
 __all__ = ["StreamSession", "StreamSessions"]
@@ -30,13 +29,12 @@ class StreamSession:
     id: int
     partner: PeerId
     link: Link
-    sender: Sender | Loan | None = None
+    sender: Sender | None = None
     receiver: Receiver | None = None
     moved_at: float = 0.0  # The last progress in either direction.
     heard_at: float = 0.0  # The last time that something of the partner's came.
     clock: Callable[[], float] = lambda: 0.0  # trio's clock, for threads too.
     over: bool = False  # Its vectors must not be used any more.
-    borrowing: bool = False  # The partner's vector is read from shared memory.
     wide: bool | None = None  # Whether the partner's vector comes over lanes; its first chunk decides.
     lock: threading.Lock = field(default_factory=threading.Lock)  # A thread may be using the vectors.
 
@@ -48,8 +46,6 @@ class StreamSession:
         assert self.receiver is not None
         with self.lock:
             self.heard_at = self.clock()
-            if self.borrowing:
-                raise ProtocolError("A chunk came of a vector that was lent.")
             if self.wide is not None and self.wide is not wide:
                 raise ProtocolError("Chunks of one vector came over its link and over others.")
             self.wide = wide
@@ -91,9 +87,7 @@ class StreamSessions:
         sealed = isinstance(session.link.stream, SealedStream)
         if session.receiver is not None:
             session.receiver.sealed = sealed
-        if isinstance(session.sender, Loan):
-            session.sender.begin(session.link, session.moved_at)
-        elif session.sender is not None:
+        if session.sender is not None:
             session.sender.sealed = sealed
             session.link.start_bulk(session.id, session.sender, large, shared=True)
         self.changed.unpark_all()
@@ -115,20 +109,7 @@ class StreamSessions:
         session = self.expecting(link, chunk)
         return None if session is None else session.place(chunk, body_bytes, wide)
 
-    def borrows(self, link: Link, lent: Lent) -> tuple[StreamSession, Receiver] | None:
-        """Return the session and the receiver for a lent vector, or None if the session has ended."""
-        session = self.expecting(link, lent)
-        if session is None or session.receiver is None:
-            return None
-        with session.lock:
-            receiver = session.receiver
-            if session.borrowing or receiver.position or receiver.filling:
-                raise ProtocolError("A vector was lent of which a part had come.")
-            if lent.elements != receiver.size:
-                raise ProtocolError(f"{lent.elements} elements were lent where {receiver.size} belong.")
-            return None if session.over else (session, receiver)
-
-    def expecting(self, link: Link, message: Chunk | Lent) -> StreamSession | None:
+    def expecting(self, link: Link, message: Chunk) -> StreamSession | None:
         """Return the session to which this message belongs, or None if it has ended."""
         session = self.table.get(message.session)
         if session is None or session.receiver is None:
@@ -150,8 +131,7 @@ class StreamSessions:
         entry = self.table.pop(session, None)
         if entry is not None:
             entry.end()
-            # A loan belongs to the partner until it says that it has read it.
-            if isinstance(entry.sender, Sender):
+            if entry.sender is not None:
                 entry.link.stop_bulk(session, entry.sender)
 
     def on(self, link: Link) -> list[int]:

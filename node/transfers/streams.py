@@ -23,16 +23,14 @@ from gossip.effects import Effect, Gather, Merge, Mix, ReceivePiece, Rename, Ser
 from gossip.exchange.session import State
 from gossip.ids import PeerId
 from gossip.peer import Peer
-from gossip.wire.messages import Chunk, Lent
+from gossip.wire.messages import Chunk
 from node.faults import Faults
 from node.links.link import Link
 from node.links.pool import Links
 from node.links.stripes import chunk_elements
 from node.model.pool import VectorPool
 from node.transfers.gathers import GroupTransfers
-from node.transfers.loans import Loan
 from node.transfers.log import ExchangeStats
-from node.transfers.neighbours import Neighbours
 from node.transfers.sessions import StreamSession, StreamSessions
 
 __all__ = ["Streams"]
@@ -51,7 +49,7 @@ class Streams:
     def __init__(
         self, peer: Peer, config: Config, boundary: Boundary, pool: VectorPool, outer: OuterStep, links: Links,
         perform: Callable[[list[Effect]], None], spawn: Callable[..., None], faults: Faults,
-        lock: AbstractContextManager[object] | None = None, host: str | None = None,
+        lock: AbstractContextManager[object] | None = None,
     ) -> None:  # fmt: skip
         self.peer, self.config, self.pool = peer, config, pool
         self.links, self.perform, self.spawn, self.faults = links, perform, spawn, faults
@@ -73,10 +71,6 @@ class Streams:
         self.whole = whole  # All exchanges carry vectors of one length, and that is large.
         # Whether exchanges' memory is allocated, and the lock for allocating it.
         self.taken, self.taking = False, threading.Lock()
-        self.neighbours = Neighbours(
-            lambda: peer.membership.me.id, host, config, self.averager, pool, self.sessions, spawn, self.moved,
-            self.served, peer.by_memory, self.touch_beside if whole else None,
-        )  # fmt: skip
         if not (peer.may_join or peer.view.ready):
             self.take_memory()
         movement = self.averager.movement
@@ -112,19 +106,6 @@ class Streams:
         for vector in [self.pool.take() for _ in range(vectors)]:
             vector.array.fill(0.0)
             self.pool.give(vector)
-
-    def touch_again(self) -> None:
-        """Allocate again, if memory was allocated already."""
-        with self.taking:
-            if self.taken:
-                self.touch()
-
-    async def touch_beside(self) -> None:
-        """Allocate vectors at their new place in shared memory, while the loop trains."""
-        try:
-            await trio.to_thread.run_sync(self.touch_again)
-        except Exception as error:
-            self.not_taken(error)
 
     def not_taken(self, error: Exception) -> None:
         self.faults.contain(error, "Taking the memory of an exchange", "it is taken when it is needed")
@@ -210,15 +191,13 @@ class Streams:
         session = StreamSession(number, effect.partner, link, receiver=pair.stream())
         if effect.sends:
             session.sender = self.sender(link, number, pair.ours, pair.codec, self.averager.snapshots[number])
-            self.peer.by_memory(effect.partner, isinstance(session.sender, Loan))
         self.sessions.add(session, effect.sends and large(pair.codec, pair.elements))
 
-    def sender(self, link: Link, number: int, values: Floats, codec: Codec, vector: Vector) -> Sender | Loan:
-        """Return a loan or a stream that brings these values of a vector to a partner."""
-        loan = self.neighbours.lend(link, number, values, codec, vector)
+    def sender(self, link: Link, number: int, values: Floats, codec: Codec, vector: Vector) -> Sender:
+        """Return a stream that brings these values of a vector to a partner."""
         elements = chunk_elements(self.config.chunk_elements, values.size, len(link.lanes))
         most = None if len(link.lanes) else link.movement
-        return loan or Sender(number, values, codec, elements, lease=self.pool.lease(vector), most=most)
+        return Sender(number, values, codec, elements, lease=self.pool.lease(vector), most=most)
 
     def gather(self, effect: Gather) -> None:
         if effect.session not in self.accounts:
@@ -272,7 +251,7 @@ class Streams:
         if self.peer.view.serves(session):
             self.perform(self.peer.served(session, self.now))
 
-    def moved(self, chunk: Chunk | Lent) -> None:
+    def moved(self, chunk: Chunk) -> None:
         """Tell the peer and the averager how far a chunk's session has come."""
         session = self.sessions.table.get(chunk.session)
         if session is None or session.receiver is None:

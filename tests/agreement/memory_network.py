@@ -38,9 +38,6 @@ START_S = 1024.0
 """When trio's clock starts. It jumps by differences, and from here on the difference of two times is exact (Sterbenz:
 the later one is less than twice the earlier), so that it jumps to the very number it was told to."""
 
-HOST: list[str] = []
-"""Where all nodes are, for a test in which they share its memory; as a rule they are nowhere."""
-
 Handler = Callable[[ByteStream], Awaitable[None]]
 OnStep = Callable[[int, np.ndarray, int], None]
 
@@ -195,7 +192,7 @@ class Trainer:
         self.outer = OuterStep(vector.size, *config.outer, config.averaged)
         self.outer.reset(vector)
         self.runtime = Runtime(
-            peer, config, Port(world, index, address), Greeter(config.swarm, state.layout, *HOST), None, self.boundary,
+            peer, config, Port(world, index, address), Greeter(config.swarm, state.layout), None, self.boundary,
             pool, self.outer, lambda kind, sentence: None, announce=self.announce,
         )  # fmt: skip
         self.told: Counter[str] = Counter()  # exchanges done, and failed by the reason, as events told

@@ -410,7 +410,6 @@ def test_nodes_mix_in_threads_which_end_with_them(encrypted, train, until, quick
         options["secret"].write_text(new_secret())
         options["secret"].chmod(0o600)
     monkeypatch.setattr(streams, "LARGE_BYTES", SIZE)
-    monkeypatch.setenv("GOSSIP_SHARED_MEMORY", "off")
     seen = set()
     use = DifferenceReceiver.use
 

@@ -22,7 +22,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "figures.md"
 def source() -> Source:
     swarm = World(9)
     [node] = swarm.swarm(1)
-    links = SimpleNamespace(bytes_sent=1234, bytes_received=56, ignored=3, shared=1, lossy=2, wide=1)
+    links = SimpleNamespace(bytes_sent=1234, bytes_received=56, ignored=3, lossy=2, wide=1)
     return Source(node.peer, links, steps=7, samples=28, swarm_samples=30)
 
 
@@ -52,7 +52,7 @@ def test_a_status_has_its_figures_in_the_order_that_other_versions_read():
         "id", "address", "swarm", "steps", "samples", "swarm_samples", "loss", "members_alive", "exchanges_done",
         "exchanges_failed", "bytes_sent", "bytes_received", "consensus_distance", "ready", "alone", "refused",
         "messages_ignored", "suspicious", "mixed", "failures", "version", "kernel",
-        "shared_links", "lossy_links", "wide_links", "faults", "network_restarts",
+        "lossy_links", "wide_links", "faults", "network_restarts",
         "interval_steps", "codec",
     )  # fmt: skip
     assert status_values(source()) == (
@@ -93,7 +93,7 @@ def test_metrics_are_a_mapping_of_every_figure_that_is_one_value_and_none_before
         "bytes_received": 56, "consensus_distance": None, "partner": None, "ready": True, "alone": False,
         "messages_ignored": 3, "events_dropped": 0, "version": VERSION,
         "kernel": built(),
-        "shared_links": 1, "lossy_links": 2, "wide_links": 1, "faults": 0, "network_restarts": 0,
+        "lossy_links": 2, "wide_links": 1, "faults": 0, "network_restarts": 0,
         "interval_steps": 8, "codec": "fp32",
     }  # fmt: skip
     assert all(getattr(metrics, name) == value for name, value in metrics.items())

@@ -97,7 +97,6 @@ def wide(value):
 def test_a_newcomer_joins_and_mixes_over_a_link_on_which_a_chunk_takes_longer_than_a_stall(
     threads, encrypted, train, until, throttle, monkeypatch, tmp_path, caplog
 ):
-    monkeypatch.setenv("GOSSIP_SHARED_MEMORY", "off")
     monkeypatch.setattr(bulk, "FIRST_ELEMENTS", 1 << 20)  # or chunks would be short from the first on
     if threads:
         monkeypatch.setattr(streams, "LARGE_BYTES", 1)

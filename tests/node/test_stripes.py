@@ -258,7 +258,6 @@ def held_up(monkeypatch):
     monkeypatch.setattr(losses, "LOOK_S", 0.0)
     monkeypatch.setattr(losses, "LEAST_BYTES", 0)
     monkeypatch.setattr(PathRecord, "narrow", True)
-    monkeypatch.setenv("GOSSIP_SHARED_MEMORY", "off")
 
 
 def links_of(trainee):

@@ -122,12 +122,9 @@ def held_mb():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("sharing", [False, True])
-def test_the_memory_of_a_piece_goes_back_to_the_system(sharing):
+def test_the_memory_of_a_piece_goes_back_to_the_system():
     """An allocator keeps it: for pieces of 25 MB two hundred MB were held for good."""
     pool = VectorPool(ModelState({"x": np.zeros(WEIGHTS, np.float32)}))
-    if sharing:
-        pool.share()
     before = held_mb()
     vectors = [pool.pass_by(6_000_000) for _ in range(3)]
     for vector in vectors:

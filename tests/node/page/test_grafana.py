@@ -31,7 +31,7 @@ def exposed():
         consensus_distance=0.5,
     )
     peer.record = SimpleNamespace(loss=0.25)
-    links = SimpleNamespace(bytes_sent=1234, bytes_received=56, ignored=3, shared=1)
+    links = SimpleNamespace(bytes_sent=1234, bytes_received=56, ignored=3)
     text = Exposition().text(Source(peer, links, 7, 28, 30, (0.5,), (1e-6,)))
     samples = [one for family in parser.text_string_to_metric_families(text.decode()) for one in family.samples]
     return {sample.name: set(sample.labels) for sample in samples}
