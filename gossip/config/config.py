@@ -37,6 +37,12 @@ class Config(Derived):
         ConfigError: A value cannot work; the message names what would.
     """
 
+    def __new__(cls, **changes: Any) -> Config:
+        """Refuse removed keys with what to do instead; Python would only say that they are unexpected."""
+        for name in KEYS.keys() & changes.keys():
+            raise unknown(name)
+        return object.__new__(cls)
+
     def __post_init__(self) -> None:
         for name, (field, setting) in settings_of(self).items():
             check(name, getattr(self, name), str(field.type), setting)

@@ -54,7 +54,7 @@ def proposed_codec(configured: str, spread: bool, rate: float | None, machine: M
     Args:
         configured: The codec in the configuration, or AUTO.
         spread: True if a bound on the distance between members is known, which some codecs need.
-        rate: Rate of exchanges with the partner in MB/s: None if unknown, infinite over shared memory.
+        rate: Rate of exchanges with the partner in MB/s: None if unknown.
         machine: Cost of each codec on this machine.
     """
     if configured == AUTO:

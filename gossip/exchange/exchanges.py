@@ -87,7 +87,6 @@ class Exchanges(Ledger[One]):
         self.bounded: set[Subset] = set()  # Parts whose distance has been measured.
         # Partners further away than the bound: the next exchange uses a codec without one.
         self.apart = Recent[PeerId, None](EXCUSED)
-        # Peers that read our vectors in shared memory; a driver's channels limit them.
 
     # -- our own initiative --------------------------------------------------------------------------------------
     def begin(self, now: float) -> list[Effect]:

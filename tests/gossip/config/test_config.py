@@ -187,6 +187,14 @@ def test_an_outer_step_of_parts_or_groups_leaves_room_for_one_exchange(changes, 
     assert not Config(outer_rate=0.5).plain
 
 
+def test_a_removed_key_is_refused_in_python_as_in_a_file():
+    assert sentence(bench_s=1.0).startswith("bench_s was removed: set stall_s")
+    with pytest.raises(ConfigError, match="clip_radius was removed"):
+        dataclasses.replace(Config(), clip_radius=1.0)
+    with pytest.raises(TypeError, match="never_was"):
+        Config(never_was=1)
+
+
 def test_there_are_at_most_25_settings_and_none_of_them_was_removed():
     assert len(SETTINGS) <= 25
     assert not SETTINGS.keys() & KEYS.keys()
