@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # How fast a machine makes an example is no property of what is tested: a busy one fails nothing.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+
+@pytest.fixture(autouse=True)
+def accelerator(request):
+    """Run a test with the marker ``cuda`` on the real device, or on a simulated one, which is returned."""
+    if request.node.get_closest_marker("cuda") is None:
+        yield None
+        return
+    import torch
+
+    from tests.device.cuda import simulated
+
+    if torch.cuda.is_available():
+        yield None
+    else:
+        with simulated() as device:
+            yield device

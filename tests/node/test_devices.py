@@ -15,10 +15,7 @@ from node.model.pool import VectorPool
 from node.model.quasi_global import QuasiGlobal
 from node.model.snapshot import ModelState
 
-CUDA = pytest.param(
-    "cuda",
-    marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")],
-)
+CUDA = pytest.param("cuda", marks=pytest.mark.cuda)
 QUICK = {"mix_every_steps": 2, "join_timeout_s": 3.0}
 PLAIN = Config(filter="none", **QUICK)
 WIDTH = 256
@@ -89,7 +86,6 @@ def test_two_models_meet_at_their_mean(device, codec, train, until):
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
 def test_one_on_the_accelerator_and_one_beside_it_are_one_swarm(train, until):
     models = [model("cuda"), model("cpu", 1)]
     trainees = [train(models[0], config=PLAIN)]

@@ -395,11 +395,10 @@ def test_a_buffer_is_ordinary_memory_without_an_accelerator():
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
 def test_on_cuda_a_read_is_of_its_moment_and_an_add_is_seen_by_the_next_step():
     host = OrderedDict((name, torch.randn(1000, 1000)) for name in "abcd")
-    model = nn.ParameterDict({name: nn.Parameter(t.clone()) for name, t in host.items()})
-    model["a"].data, model["d"].data = model["a"].data.cuda(), model["d"].data.cuda()  # split: cuda, cpu, cuda
+    split = {name: tensor.cuda() if name in "ad" else tensor.clone() for name, tensor in host.items()}
+    model = nn.ParameterDict({name: nn.Parameter(tensor) for name, tensor in split.items()})  # cuda, cpu, cpu, cuda
     state = ModelState(model)
     out = state.buffer(state.size())
     pending = state.begin_read(out)

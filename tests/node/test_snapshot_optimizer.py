@@ -211,7 +211,6 @@ def test_optimizer_state_without_an_optimizer_is_refused():
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
 def test_on_cuda_a_joiner_continues_as_the_original():
     model = mlp().cuda()
     optimizer = torch.optim.AdamW(model.parameters(), 0.01, fused=True)
