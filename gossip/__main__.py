@@ -264,9 +264,9 @@ def methods(
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """List the published methods that are a configuration here, with their papers."""
-    from gossip.config import catalogue
+    from gossip.config import reference as of
 
-    print(catalogue.as_json(name) if json else catalogue.one(name) if name else catalogue.all_methods())
+    print(of.methods_as_json(name) if json else of.one_method(name) if name else of.all_methods())
 
 
 @app.command("config")

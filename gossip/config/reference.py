@@ -1,4 +1,4 @@
-"""The reference of every key, for a terminal and as docs/config.md (``python -m gossip.config.reference``)."""
+"""The reference of keys and methods, for a terminal and as docs/config.md (``python -m gossip.config.reference``)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import sys
 from dataclasses import Field
 from typing import Any
 
-from gossip.config.config import PRESETS, Config, unknown
+from gossip.config.config import PRESETS, Config, as_published, unknown
+from gossip.config.methods import METHODS, Method, method
 from gossip.config.setting import Setting, settings_of
 
-__all__ = ["all_keys", "as_json", "explained", "page"]
+__all__ = ["all_keys", "all_methods", "as_json", "explained", "methods_as_json", "one_method", "page"]
+
+WIDTH = 16  # Of a method's name.
 
 HEAD = """\
 # Every setting
@@ -93,6 +96,44 @@ def page() -> str:
         if len(set(values)) > 1:
             lines.append(f"| `{name}` | " + " | ".join(json.dumps(value) for value in values) + " |")
     return "\n".join(lines) + "\n"
+
+
+# -- gossip methods ----------------------------------------------------------------------------------------------------
+def all_methods() -> str:
+    """Return a line for every method, and how to use one."""
+    lines = [f"{one.name:<{WIDTH}}  {one.title}: {one.paper}" for one in METHODS.values()]
+    return "\n".join((
+        *lines, "",
+        "gossip methods NAME shows the settings of one. Use it in a file of settings or a scenario, as",
+        "method = \"noloco\" under [gossip], or in Python: Config.published(\"noloco\").",
+    ))  # fmt: skip
+
+
+def one_method(name: str) -> str:
+    """Return one method as a [gossip] section, with its needs and its differences from the paper."""
+    found = method(name)
+    lines = [f"# {found.title}: {found.paper}"]
+    if found.needs:
+        lines.append(f"# needs {found.needs}")
+    if found.differs:
+        lines.append(f"# differs: {found.differs}")
+    return "\n".join(
+        (*lines, "[gossip]", *(f"{key} = {json.dumps(value)}" for key, value in as_published(name).items()))
+    )
+
+
+def methods_as_json(name: str | None) -> str:
+    """Return one method, or all by name, as JSON."""
+    if name:
+        return json.dumps(method_described(method(name)))
+    return json.dumps({key: method_described(found) for key, found in METHODS.items()})
+
+
+def method_described(found: Method) -> dict[str, object]:
+    return {
+        "title": found.title, "paper": found.paper, "settings": as_published(found.name), "needs": found.needs,
+        "differs": found.differs,
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

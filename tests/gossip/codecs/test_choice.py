@@ -9,15 +9,13 @@ import pytest
 
 from gossip import kernel
 from gossip.arithmetic.subsets import ALL
-from gossip.codecs import CODECS, COMPILED, NUMPY, fastest
+from gossip.codecs import COMPILED, NUMPY, fastest
 from gossip.config import Config
-from gossip.effects import Transfer
 from gossip.wire.messages import Accept
 from node import Node
 from node.transfers.coding import measured
 from tests.gossip.exchange.sides import B, C, Side, offer
 from tests.gossip.kernel.building import passes
-from tests.harness.world import World
 
 
 @pytest.mark.parametrize(
@@ -57,58 +55,12 @@ def test_a_partner_without_a_past_is_offered_what_the_others_links_bear():
     assert exchanges.codec(B, ALL) == exchanges.codec(C, ALL) == "int8"
 
 
-def test_who_reads_our_vectors_where_they_lie_is_offered_fp32_whatever_the_links_rate():
-    exchanges = Side(config=Config(codec="auto")).exchanges
-    exchanges.durations.rates[B] = exchanges.durations.rates[C] = 10.0
-    exchanges.by_memory.add(B)
-    assert (exchanges.codec(B, ALL), exchanges.codec(C, ALL)) == ("fp32", "int8")
-    exchanges.begin(0.0)
-    [send] = [effect for effect in exchanges.snapshotted(1, 0.0) if hasattr(effect, "message")]
-    assert send.message.codec == "fp32"
-    [transfer] = exchanges.on_accept(B, Accept(1, 0.0, 0.5, "int8"), 0.0)
-    assert transfer.codec == "int8", "the other is configured with that"
-
-
 @pytest.mark.parametrize(("configured", "taken"), [("auto", "int8"), ("fp32", "int8"), ("int4", "int4")])
 def test_what_another_offers_is_answered_as_ever(configured, taken):
     asked = Side(config=Config(codec=configured)).exchanges
-    asked.by_memory.add(B)
     asked.on_offer(B, offer(codec="int8"), 0.0)
     [accept, transfer] = asked.snapshotted(7, 0.0)
     assert (accept.message.codec, transfer.codec) == (taken, taken)
-
-
-@pytest.mark.parametrize("codec", sorted(CODECS.keys() - {"moniqua4"}))
-def test_a_codec_that_was_named_is_used_by_memory_too(codec):
-    exchanges = Side(config=Config(codec=codec)).exchanges
-    exchanges.by_memory.add(B)
-    assert exchanges.codec(B, ALL) == codec
-
-
-def test_peers_go_by_memory_for_as_long_as_their_drivers_say_so():
-    swarm = World(9, config=Config(codec="auto"))
-    one, two = swarm.swarm(2)
-
-    def codecs():
-        begun = len(one.log), len(two.log)
-        swarm.run(5.0)
-        late = [*one.log[begun[0] :], *two.log[begun[1] :]]
-        return {effect.codec for when, effect in late if isinstance(effect, Transfer)}
-
-    swarm.run(20.0)
-    before = codecs()
-    assert before
-    assert "fp32" not in before
-    for host, other in ((one, two), (two, one)):
-        host.peer.by_memory(other.id, True)
-    swarm.run(1.0)  # what was offered before
-    assert codecs() == {"fp32"}
-    for host, other in ((one, two), (two, one)):
-        host.peer.by_memory(other.id, False)
-    swarm.run(1.0)
-    after = codecs()
-    assert after
-    assert "fp32" not in after
 
 
 @pytest.mark.parametrize("has", [True, False])
