@@ -22,7 +22,7 @@ Written by `make reference` from `gossip/config/keys.py`; a test holds that it i
 arguments, `Config(mix_every_steps=4)`; for `gossip run --config FILE` lines of a TOML file, `mix_every_steps = 4`; in a
 scenario the same under `[gossip]`. `preset = "wan"` (or `Config.wan()`) and `method = "noloco"` (or
 `Config.published("noloco")`) name where to start from. `gossip config` lists the keys in the terminal, and `gossip
-config KEY` explains one. What excludes what is refused with the reason; how to choose among methods:
+config KEY` explains one. Settings that exclude each other are refused with the reason; how to choose among methods:
 [algorithms.md](algorithms.md).
 """
 
