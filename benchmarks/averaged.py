@@ -16,7 +16,7 @@ import torch
 from methods import JOBS, SLICE_S, Row, after_mixes, scenario
 
 from gossip.averaging.boundary import Boundary
-from node.average import FACTOR
+from node.loop.average import FACTOR
 from sim.scenario.scenario import Scenario
 from sim.simulation import Simulation
 
@@ -43,7 +43,7 @@ CELLS = {  # data set, condition, learning rate, changes of the default settings
 
 
 class Averages:
-    """The averaged weights of all peers of a simulation, for each factor, computed as in node.average."""
+    """The averaged weights of all peers of a simulation, for each factor, computed as in node.loop.average."""
 
     def __init__(self, simulation):
         self.matrix, self.hosts = simulation.learners.matrix, simulation.swarm.hosts

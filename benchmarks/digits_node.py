@@ -53,7 +53,7 @@ class Diary:
 
     def watch(self, node: Node) -> None:
         """Record the partner of every finished exchange, which a node's metrics do not show."""
-        partners = node._training.peer.partners
+        partners = node._training.network.peer.partners
         succeeded = partners.succeeded
 
         def mixed(partner: bytes) -> None:
@@ -83,9 +83,9 @@ class Diary:
         self.row(
             steps=metrics.steps, done=metrics.exchanges_done, failed=metrics.exchanges_failed, mixes=mixes,
             alive=metrics.members_alive, members=len(node.members), owners=len(side.view.owners),
-            swarm_samples=node.swarm_samples, run_id=side.peer.local.run_id.hex()[:8], ready=side.peer.view.ready,
-            version=side.peer.local.version, finished=node.finished,
-            inside=self.inside, gap=self.gap, links=len(side.runtime.links),
+            swarm_samples=node.swarm_samples, run_id=side.network.peer.local.run_id.hex()[:8],
+            ready=side.network.peer.view.ready, version=side.network.peer.local.version, finished=node.finished,
+            inside=self.inside, gap=self.gap, links=len(side.network.runtime.links),
             accuracy=float((model(images).argmax(1) == labels).float().mean()), norm=float(weights.norm()),
             along=float(weights.sum() / weights.numel() ** 0.5), **process_figures(),
             **(self.tables(node) if self.census else {}),
@@ -98,12 +98,12 @@ class Diary:
         side, done = node._training, threading.Event()
 
         def ask() -> None:
-            runtime = side.runtime
+            runtime = side.network.runtime
             answer["tasks"] = tasks()
-            answer["tables"] = tables({"peer": runtime.peer, "runtime": runtime, "pool": side.pool})
+            answer["tables"] = tables({"peer": runtime.peer, "runtime": runtime, "pool": side.live.pool})
             done.set()
 
-        side.thread.call(ask)
+        side.network.thread.call(ask)
         done.wait(5.0)
         return answer
 
@@ -172,8 +172,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         diary.watch(node)
         diary.row(
             event="joined", id=node.id, address=node.address, seconds=time.monotonic() - entered,
-            fingerprint=side.state.layout.fingerprint, run_id=side.peer.local.run_id.hex(),
-            elements=side.state.layout.size,
+            fingerprint=side.live.state.layout.fingerprint, run_id=side.network.peer.local.run_id.hex(),
+            elements=side.live.state.layout.size,
         )  # fmt: skip
         until = time.monotonic() + arguments.seconds
         for inputs, targets in batches(node, images, labels):
@@ -184,12 +184,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             loss.backward()
             optimizer.step()
             diary.step(node, model, loss, len(inputs))
-            if side.steps > arguments.warm_steps:
+            if side.run.steps > arguments.warm_steps:
                 time.sleep(arguments.step_ms / 1000)
-        side.finish_exchanges(1.0)
+        side.settling.finish_exchanges(1.0)
         diary.look(node, model)
         leaving = time.monotonic()
-    diary.row(event="left", seconds=time.monotonic() - leaving, steps=side.steps)
+    diary.row(event="left", seconds=time.monotonic() - leaving, steps=side.run.steps)
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -36,14 +36,14 @@ def averager(megabytes, seed, secret, seconds, codec, threads, sealed, outer):
     """Exchange as often as possible for some seconds, and print the durations."""
     import numpy as np
 
-    import node.training
+    import node.loop.training
     import node.transfers.streams
     import node.transport.sealed
     from gossip.codecs import get_codec
     from node import Config, Node
 
     node.transport.sealed.IN_PLACE &= sealed
-    node.training.SETTLED = 0.0  # go on exchanging after the two models agree
+    node.loop.settling.SETTLED = 0.0  # go on exchanging after the two models agree
     if not threads:
         node.transfers.streams.LARGE_BYTES = math.inf
     vector = np.zeros(int(megabytes * 1e6) // 4, np.float32)
@@ -51,7 +51,7 @@ def averager(megabytes, seed, secret, seconds, codec, threads, sealed, outer):
         {"x": vector}, seeds=[seed] if seed else (), secret=secret,
         config=Config(codec=codec) if outer else Config(codec=codec, outer_momentum=0.0),
     ) as me:  # fmt: skip
-        took = timed(me._training.runtime.streams)
+        took = timed(me._training.network.runtime.streams)
         vector.fill(1.0 if seed else 0.0)  # joining has overwritten it with the first node's weights
         print(me.address, flush=True)
         while not select.select([sys.stdin], [], [], 0.01)[0]:

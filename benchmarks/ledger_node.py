@@ -117,7 +117,7 @@ def main() -> None:
             steps += 1
             diary.given += batch
             diary.step(node, model, loss, max(1, len(batch)), steps)
-        node._training.finish_exchanges(1.0)
+        node._training.settling.finish_exchanges(1.0)
         diary.look(node, model, steps)
         leaving = time.monotonic()
     diary.row(event="left", seconds=time.monotonic() - leaving, steps=steps, ledger=float(model.ledger), began=began)

@@ -21,6 +21,12 @@ from node import running
 from node.data.files import FileShards
 from node.data.sampler import ShareBatchSampler, Sharers, ShareSampler
 from node.data.sharding import Shard, samples_in
+from node.loop.live import LiveModel, Trained
+from node.loop.ranks.channel import GroupChannel
+from node.loop.ranks.follower import Follower
+from node.loop.ranks.leader import Leader
+from node.loop.ranks.ranks import Ranks
+from node.loop.training import TrainingSide
 from node.model.optimizers import Optimizers
 from node.model.state import State
 from node.observe.events import NodeEvent
@@ -28,12 +34,7 @@ from node.observe.members import Member
 from node.observe.metrics import Metrics
 from node.observe.notices import LOGGER
 from node.observe.reduced import Reduced
-from node.ranks.channel import GroupChannel
-from node.ranks.follower import Follower
-from node.ranks.leader import Leader
-from node.ranks.ranks import Ranks
 from node.settings import Settings
-from node.training import TrainingSide
 
 if TYPE_CHECKING:  # A torch built without it has nodes of one process.
     from torch.distributed import ProcessGroup
@@ -105,9 +106,10 @@ class Node:
         if isinstance(model, State) and optimizers.all:
             raise ConfigError(f"A {type(model).__name__} brings its own state: leave optimizer out.")
         ranks = None if group is None else Ranks(GroupChannel(group))
-        self._training: TrainingSide | Follower
+        trained = Trained(model, optimizers, frozen, keep_average)
+        self._training: TrainingSide | Leader | Follower
         if ranks is not None and not ranks.leads:
-            self._training = Follower(model, optimizers, ranks, frozen, keep_average)
+            self._training = Follower(trained, ranks)
             running.closes_with(self, self._training)
             return
         settings = Settings.gather(
@@ -116,11 +118,10 @@ class Node:
         )  # fmt: skip
         decided = settings.config.for_training(bool(optimizers.quasi_global))
         settings = dataclasses.replace(settings, config=decided)
-        self._training = (
-            TrainingSide(model, optimizers, settings, frozen, keep_average)
-            if ranks is None
-            else Leader(model, optimizers, settings, ranks, frozen, keep_average)
-        )
+        if ranks is None:
+            self._training = TrainingSide(LiveModel(trained, decided), settings)
+        else:
+            self._training = Leader(trained, settings, ranks)
         running.closes_with(self, self._training)
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -183,12 +184,13 @@ class Node:
         training, length = self._training, samples_in(dataset)
         # Use the swarm's count of passes, so that members agree on the sharding of this one, or our own count if it is
         # ahead.
-        first = training.passes = max(training.passes, training.swarm_samples // length)
+        samplers = training.samplers
+        first = samplers.passes = max(samplers.passes, training.swarm_samples // length)
         shard = Shard(
             dataset, batch_size, shuffle, epochs, training.me, lambda: training.view.owners,
             lambda: training.view.changes, first, training.rank, training.size,
         )  # fmt: skip
-        training.passes += epochs
+        samplers.passes += epochs
         return iter(shard)
 
     def sampler(

@@ -13,17 +13,14 @@ import math
 import os
 import random
 import secrets
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
 from gossip import kernel
-from gossip.arithmetic.mixing import OuterStep
-from gossip.averaging.boundary import Boundary
 from gossip.discovery import Bootstrap
 from gossip.errors import IdentityError, LocalError
 from gossip.exchange.session import LocalModel
@@ -36,10 +33,9 @@ from node.faults import LATER_S, Faults, first_cause, place, report_to, trace
 from node.identity.keys import Identity, keep_secret, verify
 from node.identity.statedir import OF_THIS_PROCESS, Memory, StateDir
 from node.links.handshake import Greeter
-from node.loop import LoopHints, WakeEvent
-from node.model.pool import VectorPool
 from node.model.state import State
-from node.network.runtime import Runtime
+from node.network.hints import LoopHints, WakeEvent
+from node.network.runtime import Access, Runtime
 from node.observe import notices
 from node.observe.console import Console
 from node.observe.events import ExchangeEvent, NodeEvent, NoticeEvent, RunEvent
@@ -49,6 +45,7 @@ from node.observe.members import Member, SwarmView, members_of
 from node.observe.notices import LOGGER
 from node.settings import Settings, advertised
 from node.transfers.coding import measured
+from node.transfers.streams import SharedModel
 from node.transport.seeds import SeedLookup
 from node.transport.tcp import TcpNetwork
 from node.transport.tls import swarm_contexts
@@ -67,21 +64,33 @@ LEAVE_S = 1.0  # Seconds for LEFT to be sent.
 HANDOVER_S = 3.0  # Seconds to wait for a node that just ended to release this state directory.
 
 
+class NodeModel(SharedModel, Protocol):
+    """The live model of a node, a :class:`node.loop.live.LiveModel`."""
+
+    @property
+    def state(self) -> State: ...
+    @property
+    def wake(self) -> WakeEvent: ...
+
+
+class Measured(Protocol):
+    """The training loop, as people see it. Both calls come from the network thread."""
+
+    def figures(self) -> Reading:
+        """Return the figures for the progress line and the log."""
+
+    def source(self) -> Source:
+        """Return the source of all figures, for the page."""
+
+
 class Service:
     """The node's network side, which runs in the network thread.
 
-    The training thread reads ``view``, ``signals`` and plain numbers of ``runtime``. ``figures`` serves the progress
-    line and the log, ``source`` the page; both are called in the network thread.
+    The training thread reads ``view``, ``signals`` and plain numbers of ``runtime``.
     """
 
-    def __init__(
-        self, settings: Settings, state: State, boundary: Boundary, pool: VectorPool, outer: OuterStep,
-        outer_lock: threading.Lock, wake: WakeEvent, signals: LoopHints, figures: Callable[[], Reading],
-        source: Callable[[], Source],
-    ) -> None:  # fmt: skip
-        self.settings, self.state, self.boundary, self.pool, self.outer = settings, state, boundary, pool, outer
-        self.outer_lock, self.wake, self.signals, self.figures = outer_lock, wake, signals, figures
-        self.source = source
+    def __init__(self, settings: Settings, live: NodeModel, signals: LoopHints, loop: Measured) -> None:
+        self.settings, self.live, self.signals, self.loop = settings, live, signals, loop
         self.identity = Identity.load(settings.state_dir)
         self.state_dir = StateDir(settings.state_dir)
         self.memory = Memory()  # As last written, or as it would be written.
@@ -160,9 +169,9 @@ class Service:
         if self.runtime is not None:
             # Fail the runtime too, if it has not reported the fault itself.
             self.runtime.fail(error)
-        self.boundary.restart()
+        self.live.boundary.restart()
         self.signals.release()
-        self.wake.set()
+        self.live.wake.set()
         if self.pause_s < LATER_S:
             end = "which begins anew at once while the loop trains on"
         else:
@@ -174,7 +183,7 @@ class Service:
         """Write the last row and the closing table."""
         if self.progress is not None:
             try:
-                self.progress.close(time.time(), self.figures())
+                self.progress.close(time.time(), self.loop.figures())
             except Exception as error:
                 self.faults.contain(error, "A reading of the figures", "there is no closing table")
 
@@ -219,7 +228,7 @@ class Service:
         assert self.page is not None
         while True:
             try:
-                await self.page.serve(lambda: self.here, self.source)
+                await self.page.serve(lambda: self.here, self.loop.source)
             except Exception as error:
                 self.faults.contain(error, "The page", "it is served anew")
                 await trio.sleep(LOOK_S)
@@ -266,11 +275,8 @@ class Service:
             if self.progress is None:
                 self.progress = Console.from_environment(time.time(), self.identity.id.hex(), shown, os.environ)
             contexts = swarm_contexts(self.identity, settings.secret) if settings.secret is not None else None
-            greeter = Greeter(settings.config.swarm, self.state.layout)
-            runtime = Runtime(
-                peer, settings.config, network, greeter, contexts, self.boundary, self.pool, self.outer, self.notice,
-                self.outer_lock, lookup, self.announce, self.faults,
-            )  # fmt: skip
+            greeter = Greeter(settings.config.swarm, self.live.state.layout)
+            runtime = Runtime(peer, Access(network, greeter, contexts, lookup), self.live, self)
             runtime.counts = self.counts
             lockstep = settings.config.max_version_gap is not None  # Release a held loop at once.
             runtime.after_perform = self.after_perform if lockstep else partial(self.signals.read, peer)
@@ -328,11 +334,11 @@ class Service:
                 record, incarnation=self.incarnation, run_id=before.run_id, steps=before.earlier_steps,
                 samples=before.earlier_samples, extra=before.extra,
             )  # fmt: skip
-        config, layout = settings.config, self.state.layout
+        config, layout = settings.config, self.live.state.layout
         graph = Graph.from_file(config.graph) if config.graph else None
         rng = random.Random(secrets.randbits(64))
         model = LocalModel(
-            layout.fingerprint, layout.exchanged, self.state.trained_elements, layout.size - layout.exchanged,
+            layout.fingerprint, layout.exchanged, self.live.state.trained_elements, layout.size - layout.exchanged,
             measured(kernel.built()),
         )  # fmt: skip
         bootstrap = Bootstrap(
@@ -355,7 +361,7 @@ class Service:
     def after_perform(self) -> None:
         """Update the training thread's hints after every decision."""
         if self.runtime is not None and self.signals.read(self.runtime.peer):
-            self.wake.set()
+            self.live.wake.set()
 
     def refresh(self) -> None:
         """Refresh the training thread's view of the swarm."""
@@ -398,7 +404,7 @@ class Service:
         if self.progress is None:
             return LOOK_S
         try:
-            self.progress.tick(time.time(), self.figures)
+            self.progress.tick(time.time(), self.loop.figures)
         except Exception as error:
             self.faults.contain(error, "A reading of the figures", "the next is in a second")
         return min(self.progress.pace_s, LOOK_S)

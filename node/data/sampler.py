@@ -197,6 +197,7 @@ class Samplers:
 
     def __init__(self, sharers: Sharers) -> None:
         self.sharers = sharers
+        self.passes = 0  # Passes over data that are sharded among the members.
         self.last: dict[int, ShareSampler] = {}  # By length.
         self.states: dict[int, Mapping[str, Any]] = {}  # Loaded before their samplers were made.
 

@@ -6,14 +6,12 @@ import functools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import trio
 
-from gossip.arithmetic.mixing import OuterStep
-from gossip.averaging.boundary import Boundary, Visit
-from gossip.config import Config
+from gossip.averaging.boundary import Visit
 from gossip.effects import (
     Dial,
     Effect,
@@ -53,20 +51,19 @@ from node.links.handshake_pool import neighbourhood
 from node.links.link import Link, admits_none
 from node.links.pool import Links
 from node.links.stripes import Lane
-from node.model.pool import VectorPool
 from node.network.reading import FloodError, Reading
 from node.network.striping import Striping
 from node.observe.events import NodeEvent
 from node.observe.losses import Losses
 from node.observe.stalls import STANDS_S, Stalls
 from node.transfers.log import ExchangeLog
-from node.transfers.streams import Streams
+from node.transfers.streams import SharedModel, Streams
 from node.transport.blocking_io import BlockingIoPool
 from node.transport.byte_stream import BrokenLinkError, ByteStream, Network
 from node.transport.seeds import SeedLookup
 from node.transport.tls import Contexts
 
-__all__ = ["Runtime"]
+__all__ = ["Access", "Reporter", "Runtime"]
 
 LOOK_S = 0.25  # The interval between two checks whether vectors move: below the shortest timeout of a probe.
 PENDING_MESSAGES = 32  # Messages kept for a peer that is being dialled.
@@ -79,6 +76,36 @@ REPORTS = (
 """The methods that report everything but messages to a Peer: a fault in one leaves its state inconsistent."""
 
 
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How a node reaches others, and they it.
+
+    Attributes:
+        network: Where it listens, and how it dials.
+        greeter: Its part of a handshake.
+        contexts: Its certificates; None in a swarm without a secret.
+        lookup: The look-up of its seeds, if there is anything to look up.
+    """
+
+    network: Network
+    greeter: Greeter
+    contexts: Contexts | None = None
+    lookup: SeedLookup | None = None
+
+
+class Reporter(Protocol):
+    """The receiver of what people are told, a :class:`node.service.Service`."""
+
+    @property
+    def faults(self) -> Faults: ...
+
+    def notice(self, kind: str, sentence: str) -> None:
+        """Announce an event that is only a sentence."""
+
+    def announce(self, event: NodeEvent) -> None:
+        """Announce a structured event."""
+
+
 class Runtime:
     """The network side of a node, in one trio task tree; ``main`` runs until cancelled.
 
@@ -87,36 +114,31 @@ class Runtime:
     """
 
     def __init__(
-        self, peer: Peer, config: Config, network: Network, greeter: Greeter, contexts: Contexts | None,
-        boundary: Boundary, pool: VectorPool, outer: OuterStep, on_event: Callable[[str, str], None],
-        outer_lock: AbstractContextManager[object] | None = None, lookup: SeedLookup | None = None,
-        announce: Callable[[NodeEvent], None] = lambda event: None, faults: Faults | None = None,
+        self, peer: Peer, access: Access, live: SharedModel, reporter: Reporter
     ) -> None:  # fmt: skip
-        """``on_event`` gets events that are only a sentence, ``announce`` the structured ones."""
-        self.peer, self.config = peer, config
+        self.peer, self.config, config = peer, peer.config, peer.config
         self.failure: BaseException | None = None  # The fault that ends this network side.
         for name in REPORTS:
             setattr(peer, name, self.guarded(getattr(peer, name)))
-        self.on_event, self.announce = on_event, announce
-        self.lookup, self.looking = lookup, False
+        self.on_event = on_event = reporter.notice
+        self.faults = reporter.faults
+        self.lookup, self.looking = access.lookup, False
         self.doors = Connector(
-            network, greeter, contexts, config, lambda: peer.membership.me, self.run_link, self.dial_failed, on_event,
-            frozenset(peer.seeds.seeds), peer.membership.remembers, peer.seed_answered, self.member_hosts,
-            lambda host: self.note(host, "strangers"), self.met_itself,
+            access.network, access.greeter, access.contexts, config, lambda: peer.membership.me, self.run_link,
+            self.dial_failed, on_event, frozenset(peer.seeds.seeds), peer.membership.remembers, peer.seed_answered,
+            self.member_hosts, lambda host: self.note(host, "strangers"), self.met_itself,
         )  # fmt: skip
-        if lookup is not None:
-            lookup.tell = lambda sentence: self.doors.tell(sentence, "seed")
+        if self.lookup is not None:
+            self.lookup.tell = lambda sentence: self.doors.tell(sentence, "seed")
         # Hosts of members, and the turnover at which they were computed.
         self.hosts_seen, self.hosts = -1, frozenset[str]()
         self.links, self.hands = Links(), BlockingIoPool()
-        self.faults = self.doors.faults = faults or self.doors.faults
-        self.streams = Streams(
-            peer, config, boundary, pool, outer, self.links, self.perform, self.spawn, self.faults, outer_lock,
-        )  # fmt: skip
+        self.doors.faults = self.faults
+        self.streams = Streams(peer, live, self.links, self)
         self.averager, self.sessions = self.streams.averager, self.streams.sessions
-        self.teller = ExchangeLog(peer, config, announce)
+        self.teller = ExchangeLog(peer, config, reporter.announce)
         self.streams.on_begun, self.streams.on_over = self.teller.begun, self.teller.over
-        self.stalls = Stalls(peer, lambda: self.counts is not None, announce, on_event)
+        self.stalls = Stalls(peer, lambda: self.counts is not None, reporter.announce, on_event)
         self.widening = Striping(self.links, self.doors, config)
         self.doors.join = self.widening.join
         self.losses = Losses(self.links, on_event, self.widening.widen)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import numpy as np
 import trio
@@ -18,7 +19,6 @@ from gossip.averaging.jobs import Job
 from gossip.averaging.streams import ComparingReceiver, DifferenceReceiver, PieceReceiver, Sender
 from gossip.averaging.vectors import Floats, Vector
 from gossip.codecs import Codec, get_codec
-from gossip.config import Config
 from gossip.effects import Effect, Gather, Merge, Mix, ReceivePiece, Rename, Serve, Snapshot, Transfer
 from gossip.exchange.session import State
 from gossip.ids import PeerId
@@ -40,20 +40,43 @@ LARGE_BYTES = 4 << 20  # The least size for threads: they save no CPU at 4 MB, a
 INLINE_ELEMENTS = 1 << 20  # Arithmetic on up to 4 MB runs inline, 1 to 2 ms; on more in a worker thread.
 
 
-class Streams:
-    """One node's streams, the driver of its averager. All methods but tasks are synchronous and run in trio's thread.
+class SharedModel(Protocol):
+    """What the two threads of a node share of its model, a :class:`node.loop.live.LiveModel`."""
 
-    ``perform`` and ``spawn`` are the Runtime's; ``lock`` guards the outer step.
+    @property
+    def boundary(self) -> Boundary: ...
+    @property
+    def pool(self) -> VectorPool: ...
+    @property
+    def outer(self) -> OuterStep: ...
+    @property
+    def outer_lock(self) -> AbstractContextManager[object]:
+        """The lock of the outer step, which both threads move."""
+
+
+class Tasks(Protocol):
+    """The network side that runs the streams, a :class:`node.network.runtime.Runtime`."""
+
+    faults: Faults
+
+    def perform(self, effects: Iterable[Effect]) -> None:
+        """Perform the effects of a report to the peer."""
+
+    def spawn(self, task: Callable[..., Any], *args: object) -> None:
+        """Run a task until the network side ends."""
+
+
+class Streams:
+    """One node's streams, the driver of its averager.
+
+    All methods but tasks are synchronous and run in trio's thread.
     """
 
-    def __init__(
-        self, peer: Peer, config: Config, boundary: Boundary, pool: VectorPool, outer: OuterStep, links: Links,
-        perform: Callable[[list[Effect]], None], spawn: Callable[..., None], faults: Faults,
-        lock: AbstractContextManager[object] | None = None,
-    ) -> None:  # fmt: skip
-        self.peer, self.config, self.pool = peer, config, pool
-        self.links, self.perform, self.spawn, self.faults = links, perform, spawn, faults
-        self.averager = Averager(peer, config, boundary, pool, outer, self, lock)
+    def __init__(self, peer: Peer, live: SharedModel, links: Links, tasks: Tasks) -> None:
+        config, boundary, pool = peer.config, live.boundary, live.pool
+        self.peer, self.config, self.pool, self.links = peer, config, pool, links
+        self.perform, self.spawn, self.faults = tasks.perform, tasks.spawn, tasks.faults
+        self.averager = Averager(peer, config, boundary, pool, live.outer, self, live.outer_lock)
         self.sessions = StreamSessions()
         self.gathers = GroupTransfers(peer, config, self.averager, pool, links, self.sessions)
         # Durations of the last exchanges. It is replaced, not changed, since the other thread reads it.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import nullcontext
 
 import numpy as np
 import trio
@@ -21,12 +22,13 @@ from gossip.averaging.boundary import Boundary, Visit
 from gossip.config import Config
 from gossip.ids import Address
 from gossip.peer import Peer
+from node.faults import Faults
 from node.links.handshake import Greeter
-from node.loop import StepLoop
+from node.loop.steps import StepLoop
 from node.model.backup import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
-from node.network.runtime import Runtime
+from node.network.runtime import Access, Runtime
 from node.observe.events import ExchangeEvent, NodeEvent
 from node.transport.byte_stream import BrokenLinkError, ByteStream
 from sim.engine.training import REPORT_S, next_look
@@ -191,10 +193,10 @@ class Trainer:
         self.loop.reported_at = trio.current_time()
         self.outer = OuterStep(vector.size, *config.outer, config.averaged)
         self.outer.reset(vector)
-        self.runtime = Runtime(
-            peer, config, Port(world, index, address), Greeter(config.swarm, state.layout), None, self.boundary,
-            pool, self.outer, lambda kind, sentence: None, announce=self.announce,
-        )  # fmt: skip
+        self.pool, self.outer_lock = pool, nullcontext()
+        self.faults = Faults(self.notice)
+        access = Access(Port(world, index, address), Greeter(config.swarm, state.layout))
+        self.runtime = Runtime(peer, access, self, self)
         self.told: Counter[str] = Counter()  # exchanges done, and failed by the reason, as events told
         self.runtime.after_perform = self.after_perform
         self.runtime.counts = lambda: (self.steps, self.steps)
@@ -235,6 +237,9 @@ class Trainer:
         told["replaced"] = counted["replaced"]  # which is not always counted
         assert told <= counted
         assert peer.exchanges.table or told == counted
+
+    def notice(self, kind: str, sentence: str) -> None:
+        """Nobody is told."""
 
     def announce(self, event: NodeEvent) -> None:
         if isinstance(event, ExchangeEvent) and event.kind != "exchange.begun":

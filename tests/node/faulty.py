@@ -44,10 +44,10 @@ class Pair:
         return self.side.service
 
     def mixes(self):
-        return self.side.peer.exchanges.done > 0
+        return self.side.network.peer.exchanges.done > 0
 
     def call(self, function):
-        self.side.thread.call(function)
+        self.side.network.thread.call(function)
 
     def forgive(self):
         """No restart was lately."""
@@ -57,17 +57,17 @@ class Pair:
         """``fault`` makes one in the network side. Another comes in time, is linked and mixes, while the loop goes
         on."""
         self.forgive()
-        old, restarts = self.side.runtime, self.service.faults.restarts
-        steps, samples, run = self.side.steps, self.node.swarm_samples, self.side.peer.view.run_id
+        old, restarts = self.side.network.runtime, self.service.faults.restarts
+        steps, samples, run = self.side.run.steps, self.node.swarm_samples, self.side.network.peer.view.run_id
         began = time.monotonic()
         fault()
-        until(lambda: self.side.runtime is not old, AGAIN_S if soon else 20.0)
-        until(lambda: self.mixes() and len(self.side.runtime.links))
+        until(lambda: self.side.network.runtime is not old, AGAIN_S if soon else 20.0)
+        until(lambda: self.mixes() and len(self.side.network.runtime.links))
         assert time.monotonic() - began < 10.0
         assert self.service.faults.restarts == restarts + 1
-        until(lambda: self.side.steps > steps + 5)
-        assert self.side.peer.id.hex() == self.node.id == self.known_as
-        assert self.side.peer.view.run_id == run
+        until(lambda: self.side.run.steps > steps + 5)
+        assert self.side.network.peer.id.hex() == self.node.id == self.known_as
+        assert self.side.network.peer.view.run_id == run
         assert self.node.swarm_samples >= samples
         assert self.trainees[0].error is None
 

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gossip.config import Config
 from node import Node
-from node.ranks import channel
+from node.loop.ranks import channel
 
 rank, size, folder, seeds = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:]
 fails = os.environ.get("FAILS", "")

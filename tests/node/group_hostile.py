@@ -27,14 +27,14 @@ from gossip.config import Config
 from gossip.errors import LocalError
 from gossip.ids import PeerId
 from node import Node
+from node.loop.ranks import plain
+from node.loop.ranks.boundary import UpdateTold
+from node.loop.ranks.channel import WHY, GroupChannel
+from node.loop.ranks.mirror import Place
+from node.loop.ranks.ranks import FRAME_BYTES, Call, Ranks, StepSummary
+from node.loop.ranks.report import SwarmReport
 from node.observe.members import SwarmView
 from node.observe.metrics import Metrics
-from node.ranks import plain
-from node.ranks.boundary import UpdateTold
-from node.ranks.channel import WHY, GroupChannel
-from node.ranks.mirror import Place
-from node.ranks.ranks import FRAME_BYTES, Call, Ranks, StepSummary
-from node.ranks.report import SwarmReport
 
 PATIENCE_S = 4.0  # of the group: a rank that stands still is waited for so long
 FULL_STEPS = 30  # of an honest loop that nothing ends

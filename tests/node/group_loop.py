@@ -47,8 +47,9 @@ def looked(node, figures):
 
 with Node(model, seeds=seeds, config=config, group=dist.group.WORLD) as node:
     if rank == 0:
-        layout = node._training.state.layout
-        written("joined", [node.address, layout.fingerprint, node._training.peer.view.run_id.hex(), layout.exchanged])
+        layout = node._training.live.state.layout
+        run = node._training.network.peer.view.run_id.hex()
+        written("joined", [node.address, layout.fingerprint, run, layout.exchanged])
     figures, steps, digests = {}, 0, []
     asked_to_stop = torch.zeros(1)
     while not asked_to_stop.item():

@@ -78,12 +78,12 @@ def main(listen: str, *seeds: str) -> None:
             time.sleep(0.005)
             if time.monotonic() > said + 0.2:
                 said = time.monotonic()
-                records = [record for record, _ in trained._training.peer.membership.members()]
+                records = [record for record, _ in trained._training.network.peer.membership.members()]
                 extra = {record.id.hex(): repr(record.extra) for record in records}
                 mixes = trained.metrics().exchanges_done
                 print(json.dumps(seen | {
                     "id": trained.id, "address": trained.address, "mixes": mixes, "extra": extra,
-                    "links": [peer.hex() for peer in list(trained._training.runtime.links.by_peer)],
+                    "links": [peer.hex() for peer in list(trained._training.network.runtime.links.by_peer)],
                 }), flush=True)  # fmt: skip
 
 

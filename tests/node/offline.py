@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import trio
@@ -12,13 +14,14 @@ from gossip.averaging.boundary import Boundary
 from gossip.config import Config
 from gossip.effects import Snapshot
 from gossip.ids import PeerId
+from node.faults import Faults
 from node.links.frame_reader import FrameReader
 from node.links.handshake import Greeter
 from node.links.link import Link
 from node.model.backup import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
-from node.network.runtime import Runtime
+from node.network.runtime import Access, Runtime
 from tests.agreement.scenario import ELEMENTS, Scenario, identity, make_peer
 from tests.memory_stream import memory_stream_pair
 
@@ -36,11 +39,14 @@ def runtime(config=None, vector=None):
     pool = VectorPool(state)
     outer = OuterStep(vector.size, *config.outer)
     events = []
-    made = Runtime(
-        peer, config, None, Greeter(config.swarm, state.layout), None,
-        Boundary(state, pool, KeptWeights(state), config.conserves), pool, outer,
-        lambda kind, sentence: events.append((kind, sentence)),
-    )  # fmt: skip
+    boundary = Boundary(state, pool, KeptWeights(state), config.conserves)
+    live = SimpleNamespace(boundary=boundary, pool=pool, outer=outer, outer_lock=nullcontext())
+
+    def notice(kind, sentence):
+        events.append((kind, sentence))
+
+    reporter = SimpleNamespace(notice=notice, announce=lambda event: None, faults=Faults(notice))
+    made = Runtime(peer, Access(None, Greeter(config.swarm, state.layout)), live, reporter)
     made.events = events
     made.perform(peer.start(trio.current_time()))
     assert peer.view.ready

@@ -18,6 +18,11 @@ def net(seed=0, dtype=torch.float32):
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).to(dtype)
 
 
+def trained_by(node):
+    """What holds the state and the optimizers of this rank, rank 0 or another."""
+    return getattr(node._training, "live", node._training)
+
+
 def flat(model):
     return torch.cat([value.reshape(-1).double() for value in model.state_dict().values()])
 
@@ -66,7 +71,7 @@ def no_errors(played):
 
 
 def model_of(node):
-    return node._training.state._model
+    return trained_by(node).state._model
 
 
 def looked(node):
@@ -77,7 +82,7 @@ def looked(node):
 def run(node, count, pause_s=0.0):
     seen = []
     for step in range(count):
-        node.step(trained(model_of(node), node._training.optimizers.all[0], step), 4)
+        node.step(trained(model_of(node), trained_by(node).optimizers.all[0], step), 4)
         time.sleep(pause_s)
         seen.append(looked(node))
     return seen

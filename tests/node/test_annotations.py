@@ -10,9 +10,9 @@ import torch
 
 from gossip.errors import LocalError
 from gossip.ids import PeerId
+from node.loop.ranks.annotations import fits, hints_of
+from node.loop.ranks.boundary import UpdateTold
 from node.observe.members import SwarmView
-from node.ranks.annotations import fits, hints_of
-from node.ranks.boundary import UpdateTold
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from torch import nn
 
 from gossip.arithmetic.layout import Layout, Segment
 from gossip.errors import LayoutError, LocalError
-from node.average import FACTOR, Average
+from node.loop.average import FACTOR, Average
 from node.model.snapshot import ModelState
 from tests.node.test_state import Plain, drawn
 

@@ -201,8 +201,8 @@ def test_another_model_is_refused_with_both_fingerprints_and_the_first_differenc
     with pytest.raises(LocalError) as error:
         other.__enter__()
     text = one_sentence(error)
-    assert first.side.state.layout.fingerprint[:12] in text
-    assert other._training.state.layout.fingerprint[:12] in text
+    assert first.side.live.state.layout.fingerprint[:12] in text
+    assert other._training.live.state.layout.fingerprint[:12] in text
     assert "'weight' has shape (2, 5) here and (2, 4) there" in text
 
     def told():
@@ -359,7 +359,7 @@ def test_a_full_disk_under_the_state_directory_costs_only_the_memory(quick, tmp_
             (disk / "filler").write_bytes(b"x" * 40_000)
             with contextlib.suppress(OSError):
                 (disk / "more").write_bytes(b"x" * 65_536)
-            node._training.service.remember(node._training.runtime)
+            node._training.service.remember(node._training.network.runtime)
             node.step()
         with Node(model(), state_dir=disk, config=quick) as node:
             assert node.id == who
@@ -422,7 +422,7 @@ def test_an_error_in_the_loop_ends_the_node_and_reaches_the_caller(quick):
 
     with pytest.raises(ZeroDivisionError):
         run()
-    assert node._training.thread.ended.is_set()
+    assert node._training.network.thread.ended.is_set()
 
 
 # Models and optimizers that are not what they seem -------------------------------------------------------------------
@@ -440,10 +440,10 @@ def test_a_layer_that_is_added_later_is_refused_and_not_left_out_in_silence(quic
         node.step()
         given.add_module("activation", nn.ReLU())  # nothing of it could be exchanged
         node._training.loop.visit(0.0, due=True)
-        node._training.state.buffer(1)
+        node._training.live.state.buffer(1)
         given.add_module("head", nn.Linear(4, 2))
         with pytest.raises(LayoutError, match=r"head\.weight.*new Node") as error:
-            node._training.state.buffer(1)
+            node._training.live.state.buffer(1)
         one_sentence(error)
 
 
@@ -454,8 +454,8 @@ def test_a_model_inside_ddp_is_the_model_that_it_is(tmp_path, quick):
         wrapped = nn.parallel.DistributedDataParallel(given)
         with Node(wrapped, config=quick) as node:
             assert (
-                node._training.state.layout.fingerprint
-                == Node(model(), config=quick)._training.state.layout.fingerprint
+                node._training.live.state.layout.fingerprint
+                == Node(model(), config=quick)._training.live.state.layout.fingerprint
             )
             node.step()
             node.save(tmp_path / "run")

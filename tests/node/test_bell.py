@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from node.loop import WakeEvent
+from node.network.hints import WakeEvent
 
 LONG_S = 20.0
 

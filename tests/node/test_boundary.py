@@ -274,7 +274,7 @@ def test_two_fixed_vectors_end_at_their_mean_while_shifts_are_slow(train, until,
     vectors = [np.full(ELEMENTS, value, np.float32) for value in (0.0, 1.0)]
     trainees = [train({"x": vectors[0]}, config=PLAIN)]
     trainees.append(train({"x": vectors[1]}, config=PLAIN, seeds=[trainees[0].node.address]))
-    trainees[1].do(lambda node: (node._training.finish_exchanges(5.0), vectors[1].fill(1.0)))
+    trainees[1].do(lambda node: (node._training.settling.finish_exchanges(5.0), vectors[1].fill(1.0)))
     worst = [0.0]
 
     def look(node):

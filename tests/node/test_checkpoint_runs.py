@@ -15,7 +15,8 @@ from torch import nn
 from gossip.averaging.jobs import Mixing
 from gossip.errors import CheckpointError
 from gossip.wire.records import check, trusting
-from node import Node, held_run
+from node import Node
+from node.loop import held_run
 from node.model import checkpoint
 
 MOST = 2**53 - 1
@@ -55,7 +56,7 @@ def test_a_checkpoint_with_numbers_that_cannot_be_loads_and_its_node_is_not_refu
     with Node(model, config=quick) as node:
         node.load(tmp_path / "run")
         node.step(samples=4)
-        peer = node._training.peer
+        peer = node._training.network.peer
         record = peer.membership.me
         check(record, trusting)
         assert record.run_id.hex() == RUN_ID
@@ -113,7 +114,7 @@ def test_weights_of_no_run_begin_one_and_what_is_not_loaded_is_said(quick, tmp_p
         assert model.weight.unique().tolist() == [1.0]
         node.save(tmp_path / "ours")
         node.load(tmp_path / "ours.safetensors")
-        node._training.heard()
+        node._training.network.heard()
     told = [record.getMessage().split(": ", 1)[1] for record in caplog.records if getattr(record, "kind", "") == "load"]
     assert told == [
         f"{tmp_path / name} is not loaded: the run that this node holds has 4 samples behind it, and stays."
@@ -144,7 +145,7 @@ def test_a_mixing_job_of_earlier_weights_does_not_move_the_outer_step_of_loaded_
     side = second.side
 
     def load(node):
-        averager, pool, call = side.runtime.averager, side.pool, side.thread.call
+        averager, pool, call = side.network.runtime.averager, side.live.pool, side.network.thread.call
         jobs = []
         for _ in range(2):
             snapshot, difference = pool.take(), pool.take()
@@ -154,15 +155,15 @@ def test_a_mixing_job_of_earlier_weights_does_not_move_the_outer_step_of_loaded_
 
         def compute(*what):  # one job runs before the network thread hears of the load, the other afterwards
             jobs[0].run()
-            side.thread.call = call
+            side.network.thread.call = call
             return call(*what)
 
-        side.thread.call = compute
+        side.network.thread.call = compute
         node.load(tmp_path / "run")
         jobs[1].run()
         for job in jobs:
             job.land()
-        return side.outer._phi.copy(), side.outer._momentum.copy(), averager.boundary.owed
+        return side.live.outer._phi.copy(), side.live.outer._momentum.copy(), averager.boundary.owed
 
     phi, momentum, owed = second.do(load)
     assert (phi == 100.0).all()
@@ -183,11 +184,11 @@ def test_load_returns_when_the_network_thread_has_dropped_what_was_pending(train
 
     def load(node):
         monkeypatch.setattr(held_run, "threading", SimpleNamespace(Event=Hasty))
-        side.thread.call(lambda: (waits.set(), gate.wait(20)))
+        side.network.thread.call(lambda: (waits.set(), gate.wait(20)))
         waits.wait(10)
         opening = threading.Timer(0.5, gate.set)
         opening.start()
         node.load(tmp_path / "run")
-        return gate.is_set(), side.runtime.averager.generation
+        return gate.is_set(), side.network.runtime.averager.generation
 
     assert second.do(load) == (True, 1)

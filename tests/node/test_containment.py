@@ -60,15 +60,15 @@ def test_a_fault_at_one_members_message_ends_its_link_and_nothing_else(train, un
     told = []
     trainees = [train(vector())]
     trainees += [train(vector(), seeds=[trainees[0].node.address]) for _ in range(2)]
-    trainees[0].side.runtime.faults.on_event = lambda kind, sentence: told.append(sentence)
-    left = trainees[0].do(lambda node: faulty(node._training.peer, (Ping, Gossip), 3))
+    trainees[0].side.network.runtime.faults.on_event = lambda kind, sentence: told.append(sentence)
+    left = trainees[0].do(lambda node: faulty(node._training.network.peer, (Ping, Gossip), 3))
     until(lambda: not left[0])
     before = trainees[0].node.metrics().exchanges_done
     until(lambda: trainees[0].node.metrics().exchanges_done > before + 5)  # they dial again
     assert len(told) == 1
     assert re.search(r"A message from [0-9a-f]{8} raised ZeroDivisionError in test_containment.py:\d+", told[0])
     assert "stranger" not in told[0]
-    assert trainees[0].side.runtime.faults.count == 3
+    assert trainees[0].side.network.runtime.faults.count == 3
 
 
 def test_a_fault_of_our_own_outside_of_links_is_raised_where_the_user_asks_for_it(train, until):
@@ -78,7 +78,7 @@ def test_a_fault_of_our_own_outside_of_links_is_raised_where_the_user_asks_for_i
         def tick(now):
             raise ZeroDivisionError
 
-        node._training.peer.tick = tick
+        node._training.network.peer.tick = tick
 
     trainee.do(break_down)
     until(lambda: trainee.error is not None)
@@ -103,7 +103,7 @@ def test_a_fault_in_mixing_loses_that_exchange_and_nothing_else(train, until, mo
     until(lambda: not left[0])
     before = trainees[0].node.metrics().exchanges_done
     until(lambda: all(trainee.node.metrics().exchanges_done > before + 5 for trainee in trainees))
-    assert sum(trainee.side.runtime.faults.count for trainee in trainees) == 4
+    assert sum(trainee.side.network.runtime.faults.count for trainee in trainees) == 4
 
 
 @pytest.mark.parametrize("size", [0, 2 * streams.INLINE_ELEMENTS], ids=["at once", "in another thread"])

@@ -46,7 +46,7 @@ def test_nodes_whose_data_pull_apart_stay_closer_once_they_are_corrected(train, 
         time.sleep(0.003)
     apart = sum(seen) / len(seen)
     assert (apart < 3 * PULL) == corrected, "two nodes are pulled apart by eight pulls in an interval"
-    pull = first.side.outer.correction
+    pull = first.side.live.outer.correction
     if corrected:  # of four steps of an interval what the leak leaves, two thirds of it at most
         taken_out = pull.pull[: a.weight.numel()] / (-4 * PULL)
         assert np.all((taken_out > 0.3) & (taken_out < 0.8))
@@ -59,16 +59,16 @@ def test_a_node_that_takes_other_weights_forgets_what_it_learned(train, until):
     first = train(a, work=pulled(a, PULL), config=CORRECTED)
     second = train(b, work=pulled(b, -PULL), config=CORRECTED, seeds=[first.node.address])
     until(mixed(first, second, times=5))
-    correction = second.side.outer.correction
+    correction = second.side.live.outer.correction
     assert correction.pull.any()
     second.side.replaced(np.concatenate([np.zeros(correction.size, np.float32)]))
     assert not correction.pull.any()
 
 
 def test_groups_of_ranks_pushes_and_plain_means_that_are_asked_for_have_none():
-    assert Node(linear(1), config=Config())._training.outer.correction is not None
-    assert Node(linear(1), config=Config(outer_momentum=0.0))._training.outer.correction is None
-    assert Node(linear(1), config=Config(mixing="push-sum"))._training.outer.correction is None
+    assert Node(linear(1), config=Config())._training.live.outer.correction is not None
+    assert Node(linear(1), config=Config(outer_momentum=0.0))._training.live.outer.correction is None
+    assert Node(linear(1), config=Config(mixing="push-sum"))._training.live.outer.correction is None
 
 
 def test_a_loop_without_an_optimizer_may_say_its_learning_rate(train, until):
@@ -76,9 +76,9 @@ def test_a_loop_without_an_optimizer_may_say_its_learning_rate(train, until):
     first = train(a, work=pulled(a, PULL), config=CORRECTED)
     second = train(b, work=pulled(b, -PULL), config=CORRECTED, seeds=[first.node.address])
     until(mixed(first, second, times=5))
-    assert np.isnan(first.side.outer.correction.rate)
+    assert np.isnan(first.side.live.outer.correction.rate)
     first.do(lambda node: [node.step(lr=0.25) for _ in range(4)])
-    assert first.side.outer.correction.rate == 0.25
+    assert first.side.live.outer.correction.rate == 0.25
 
 
 # -- the model's side --------------------------------------------------------------------------------------------------

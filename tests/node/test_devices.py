@@ -113,7 +113,7 @@ def test_the_exchange_that_is_due_has_its_snapshot_from_the_boundary_where_it_be
     monkeypatch.setattr(Boundary, "take_requests", take_requests)
     until(lambda: len(served) > 10)
     after(until, trainees)
-    pool = trainees[0].side.pool
+    pool = trainees[0].side.live.pool
     assert sum(len(kept) for kept in pool.free.values()) <= 2 * VectorPool.KEPT  # and none is lost: they come back
 
 
@@ -157,7 +157,7 @@ def test_the_loss_is_read_without_waiting_for_the_device(device, train, until):
 
     def told():
         trainee.do(report)
-        return trainee.side.peer.membership.me.loss == 0.625
+        return trainee.side.network.peer.membership.me.loss == 0.625
 
     until(told)
 
@@ -185,7 +185,7 @@ def test_the_outer_step_brings_training_nodes_to_one_model(device, outer, train,
         optimizer, work = descending(module, device, lambda p: torch.optim.SGD(p, lr=0.01), target=float(number))
         seeds = [trainees[0].node.address] if trainees else []
         trainees.append(train(module, optimizer, work, config=config, seeds=seeds))
-    assert not trainees[0].side.outer.plain
+    assert not trainees[0].side.live.outer.plain
     after(until, trainees, 20)
     found = torch.stack([flat(module) for module in models])
     assert torch.isfinite(found).all()
@@ -214,7 +214,7 @@ def test_a_newcomer_takes_weights_and_the_optimizers_state(device, fused, train,
         work()  # and from here on it stands still
     before = {name: value.clone() for name, value in first.state_dict().items()}
     founder = train(first, optimizer, config=PLAIN)
-    until(lambda: bool(founder.side.peer.local.optimizer_keys))
+    until(lambda: bool(founder.side.network.peer.local.optimizer_keys))
     fresh = torch.optim.AdamW(second.parameters(), lr=0.01, fused=fused)
     joined = train(second, fresh, config=PLAIN, seeds=[founder.node.address])
     assert all(torch.equal(joined.at_entry[name], before[name]) for name in before if before[name].is_floating_point())

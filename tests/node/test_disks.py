@@ -55,7 +55,7 @@ def test_weights_for_which_there_is_no_folder_are_not_given_up(train, monkeypatc
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(tempfile, "mkdtemp", no_room)
-    kept = trainee.side.boundary.kept
+    kept = trainee.side.live.boundary.kept
     assert kept.keep() is False
     assert kept.why_not == "No temporary folder can be made for them: No space left on device."
 
@@ -86,8 +86,8 @@ with Node(nn.Linear(400, 400), config=Config(mix_every_steps=2), state_dir=folde
     remember = node._training.service.remember
     for _ in range(3):
         node.step(samples=4)
-        node._training.thread.call(remember, node._training.runtime)
-    node._training.heard()
+        node._training.network.thread.call(remember, node._training.network.runtime)
+    node._training.network.heard()
     node.finish(0.0)
     print(before == (book.read_bytes(), (folder / "run.safetensors").read_bytes()))
     print((folder / "state" / "finished").read_text().strip())

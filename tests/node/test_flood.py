@@ -64,10 +64,10 @@ def test_a_thousand_connections_of_one_host_take_little_and_keep_nobody_out(kind
     first = train(nn.Linear(4, 2), secret=secret)
     second = train(nn.Linear(4, 2), secret=secret, seeds=[first.node.address])
     until(lambda: second.node.metrics().exchanges_done > 3)
-    links = set(first.side.runtime.links.all())
+    links = set(first.side.network.runtime.links.all())
     held, resident = descriptors(), resident_bytes()
     with flood(first.node.address, kind, source) as child:
-        lobby, most, fullest = first.side.runtime.doors.lobby, 0, 0
+        lobby, most, fullest = first.side.network.runtime.doors.lobby, 0, 0
         mixed = second.node.metrics().exchanges_done
         began = time.monotonic()
         while time.monotonic() - began < 6.0:
@@ -77,7 +77,7 @@ def test_a_thousand_connections_of_one_host_take_little_and_keep_nobody_out(kind
         assert OF_ONE - 1 <= fullest <= PLACES or kind in ("half-closed", "vanished")
         assert most <= held + PLACES + 16
         assert resident_bytes() - resident < 64 << 20
-        assert set(first.side.runtime.links.all()) >= links, "honest links live on"
+        assert set(first.side.network.runtime.links.all()) >= links, "honest links live on"
         assert second.node.metrics().exchanges_done > mixed + 10
         began = time.monotonic()
         newcomer = train(nn.Linear(4, 2), secret=secret, seeds=[first.node.address])

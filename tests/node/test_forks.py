@@ -75,7 +75,7 @@ def test_a_worker_that_outlives_its_killed_parent_keeps_neither_its_port_nor_its
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((host, int(port)), 5)
     died = time.monotonic()
-    until(lambda: not len(here.side.runtime.links), 10)
+    until(lambda: not len(here.side.network.runtime.links), 10)
     assert time.monotonic() - died < 5, "the end of a link comes with the process, and is not waited for"
     assert alive(child)
 
@@ -91,7 +91,7 @@ with Node(nn.Linear(4, 2), seeds=[sys.argv[1]], config=Config(mix_every_steps=2)
     while node.metrics().exchanges_done < 2:
         node.step()
         time.sleep(0.005)
-    links = [*node._training.runtime.links.all()]
+    links = [*node._training.network.runtime.links.all()]
     began = time.monotonic()
     if not (child := os.fork()):
         sys.exit(0)  # through the end of the with block, which would wait 2 * LEAVE_S for a network thread
@@ -117,7 +117,7 @@ with Node(nn.Linear(4, 2), seeds=[sys.argv[1]], config=Config(mix_every_steps=2)
     while node.metrics().exchanges_done < done + 2:
         node.step()
         time.sleep(0.005)
-    print(links == [*node._training.runtime.links.all()], flush=True)
+    print(links == [*node._training.network.runtime.links.all()], flush=True)
 """
 
 

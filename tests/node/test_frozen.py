@@ -87,7 +87,7 @@ def trainee(train, seed, frozen=True, **options):
 
 def test_a_newcomer_takes_the_frozen_base_and_the_optimizers_state_and_then_exchanges_what_is_trained(train, until):
     first = trainee(train, 0)
-    until(lambda: first.node._training.peer.local.optimizer_keys)
+    until(lambda: first.node._training.network.peer.local.optimizer_keys)
     second = trainee(train, 1, seeds=[first.node.address])
     base = Adapted(0).base
     assert torch.equal(second.at_entry["base"], base)
@@ -119,7 +119,8 @@ def exchange_bytes(train, until, **options):
     second = trainee(train, 0, config=config, seeds=[first.node.address], **options)
 
     def reading(node):
-        return sum(link.bytes_received for link in node._training.runtime.links.all()), node.metrics().exchanges_done
+        links = node._training.network.runtime.links.all()
+        return sum(link.bytes_received for link in links), node.metrics().exchanges_done
 
     until(lambda: second.node.metrics().exchanges_done >= 2)
     before = second.do(reading)
@@ -155,4 +156,4 @@ def test_a_checkpoint_fits_whatever_is_trained_next(train, tmp_path):
     again = train(model)
     again.do(lambda node: node.load(tmp_path / "run"))
     assert torch.equal(model.base, Adapted(0).base)
-    assert Node(Adapted(2))._training.state.layout.contents == again.node._training.state.layout.fingerprint
+    assert Node(Adapted(2))._training.live.state.layout.contents == again.node._training.live.state.layout.fingerprint

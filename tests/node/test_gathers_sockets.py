@@ -43,7 +43,7 @@ def test_nodes_average_as_groups_over_sockets(train, until, quick, changes):
         assert float(flat[0].mean()) == pytest.approx(1.5, abs=0.1)
         assert spread < 1e-5
     # On a busy machine an answer comes too late, or a stream stands until its link is closed; nothing else goes wrong.
-    assert {reason for one in nodes for reason in one.side.peer.exchanges.failed_by} <= {"late", "broken"}
+    assert {reason for one in nodes for reason in one.side.network.peer.exchanges.failed_by} <= {"late", "broken"}
 
 
 def test_a_group_goes_on_when_a_node_goes(train, until, quick):

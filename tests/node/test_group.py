@@ -13,15 +13,15 @@ from gossip.arithmetic.layout import Layout, Segment
 from gossip.averaging.boundary import Update
 from gossip.ids import parse_address
 from node import QuasiGlobal
+from node.loop.ranks.boundary import RanksBoundary, UpdateTold
+from node.loop.ranks.follower import Follower
 from node.model import flat as vectors
 from node.model.backup import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from node.model.state import State
-from node.ranks.boundary import RanksBoundary, UpdateTold
-from node.ranks.follower import Follower
 from tests.harness.configs import tuned
-from tests.node.rank_loops import flat, looked, model_of, net, no_errors, pull, ranks, run, same, trained
+from tests.node.rank_loops import flat, looked, model_of, net, no_errors, pull, ranks, run, same, trained, trained_by
 from tests.node.rank_threads import MemoryGroup, RankThread, play
 
 
@@ -31,7 +31,7 @@ def _channels_are_groups(monkeypatch):
 
 
 def test_ranks_begin_with_the_weights_of_rank_0_and_its_optimizer(quick):
-    _, pair = ranks(lambda node, rank: flat(node._training.state._model))
+    _, pair = ranks(lambda node, rank: flat(trained_by(node).state._model))
     trained(pair[0].model, pair[0].optimizer, 0)  # its momentum is there, the other's is not
     no_errors(play(pair))
     assert torch.equal(pair[0].result, pair[1].result)
@@ -41,7 +41,7 @@ def test_ranks_begin_with_the_weights_of_rank_0_and_its_optimizer(quick):
 
 def test_of_a_partly_frozen_model_with_two_optimizers_all_is_the_same_on_all_ranks(quick):
     def loop(node, rank):
-        model, optimizers = model_of(node), node._training.optimizers.all
+        model, optimizers = model_of(node), trained_by(node).optimizers.all
         for step in range(5):
             loss = model(torch.full((4, 6), float(step))).square().mean()
             for optimizer in optimizers:
@@ -87,7 +87,7 @@ def test_a_model_that_brings_its_own_state_is_the_same_on_all_ranks(quick):
     def loop(node, rank):
         for _ in range(5):
             node.step(samples=4)
-        return node._training.state.weights.tolist()
+        return trained_by(node).state.weights.tolist()
 
     group = MemoryGroup(2)
     pair = [RankThread(one, Doubles(0.1 + one.rank), None, loop, {"config": quick}) for one in group.channels]
@@ -141,7 +141,7 @@ def test_all_ranks_hold_the_same_after_every_step_beside_another_node(train, way
 @pytest.mark.parametrize(("seconds", "sums"), [(0.0, 64), (10.0, 5)], ids=["long steps", "short steps"])
 def test_steps_at_which_nothing_changes_cost_at_most_a_sum_and_nobody_waits_for_it(monkeypatch, seconds, sums):
     """Two at first, until the length of a step is known, and then one in 16, if they are short."""
-    monkeypatch.setattr("node.ranks.leader.SUM_S", seconds)
+    monkeypatch.setattr("node.loop.ranks.leader.SUM_S", seconds)
 
     def loop(node, rank):
         node.settle(0.0)
@@ -157,7 +157,7 @@ def test_steps_at_which_nothing_changes_cost_at_most_a_sum_and_nobody_waits_for_
 
 
 def test_samples_of_all_ranks_are_summed_and_the_last_step_is_in_a_checkpoint(tmp_path, monkeypatch):
-    monkeypatch.setattr("node.ranks.leader.SUM_S", 0.0)
+    monkeypatch.setattr("node.loop.ranks.leader.SUM_S", 0.0)
 
     def loop(node, rank):
         for _step in range(5):
@@ -175,14 +175,14 @@ def test_samples_of_all_ranks_are_summed_and_the_last_step_is_in_a_checkpoint(tm
 
 def test_what_is_loaded_is_on_all_ranks_in_its_own_type(tmp_path):
     def save(node, rank):
-        node._training.optimizers.all[0].param_groups[0]["lr"] = 0.25
+        trained_by(node).optimizers.all[0].param_groups[0]["lr"] = 0.25
         run(node, 3)
         node.save(tmp_path / "run")
         return flat(model_of(node))
 
     def load(node, rank):
         figures = node.load(tmp_path / "run" if rank == 0 else "read by rank 0 alone")
-        optimizer = node._training.optimizers.all[0]
+        optimizer = trained_by(node).optimizers.all[0]
         momenta = [optimizer.state[p]["momentum_buffer"] for p in model_of(node).parameters()]
         return flat(model_of(node)), figures, optimizer.param_groups[0]["lr"], momenta, node.swarm_samples
 
@@ -214,13 +214,13 @@ def test_weights_on_trial_come_and_go_on_all_ranks(train, until, quick):
     _, pair = ranks(loop)
     for rank in pair:
         rank.start()
-    until(lambda: pair[0].node is not None and len(pair[0].node._training.peer.own_run.judge.before) >= 4)
+    until(lambda: pair[0].node is not None and len(pair[0].node._training.network.peer.own_run.judge.before) >= 4)
     side = pair[0].node._training
     larger.do(lambda node: node.step(samples=10**6))
     address = parse_address(larger.node.address)
-    side.thread.call(lambda: side.runtime.doors.dial(address, None))
-    until(lambda: side.kept_in is not None and side.peer.joining.refused, seconds=60.0)
-    stop_at[0] = side.steps + 100
+    side.network.thread.call(lambda: side.network.runtime.doors.dial(address, None))
+    until(lambda: side.run.kept_in is not None and side.network.peer.joining.refused, seconds=60.0)
+    stop_at[0] = side.run.steps + 100
     for rank in pair:
         rank.join(30)
     no_errors(pair)

@@ -119,11 +119,11 @@ def test_the_same_processes_train_on_with_a_new_node_after_all_that(pair, reques
 
 
 def test_the_swarms_other_node_goes_on_and_mixed_with_each_of_these(from_below, bystander):
-    before = bystander.do(lambda node: node._training.steps)
+    before = bystander.do(lambda node: node._training.run.steps)
     assert bystander.do(lambda node: node.metrics().exchanges_done) > 3
-    assert bystander.do(lambda node: bool(torch.isfinite(node._training.state._model.weight).all()))
+    assert bystander.do(lambda node: bool(torch.isfinite(node._training.live.state._model.weight).all()))
     time.sleep(0.2)
-    assert bystander.do(lambda node: node._training.steps) > before
+    assert bystander.do(lambda node: node._training.run.steps) > before
     assert bystander.error is None
 
 
@@ -138,7 +138,7 @@ def test_where_gloo_itself_aborts_a_rank_the_swarm_goes_on(tmp_path, bystander, 
         pair.kill()
     assert -signal.SIGABRT in codes
     assert "Received data size doesn't match expected size" in "".join(pair.errors())
-    before = bystander.do(lambda node: node._training.steps)
+    before = bystander.do(lambda node: node._training.run.steps)
     time.sleep(0.2)
-    assert bystander.do(lambda node: node._training.steps) > before
+    assert bystander.do(lambda node: node._training.run.steps) > before
     assert bystander.error is None

@@ -71,9 +71,9 @@ def group(tmp_path, train):
 
 
 def goes_on(other):
-    before = other.do(lambda node: node._training.steps)
+    before = other.do(lambda node: node._training.run.steps)
     time.sleep(0.2)
-    return other.error is None and other.do(lambda node: node._training.steps) > before
+    return other.error is None and other.do(lambda node: node._training.run.steps) > before
 
 
 def test_strangers_at_every_port_stop_nobody_and_take_no_memory(group):

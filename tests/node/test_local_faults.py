@@ -71,9 +71,9 @@ def test_a_newcomer_is_told_that_nobody_gives_it_the_weights_and_joins_when_some
 ):
     patient = replace(quick, join_timeout_s=60.0)
     donor = train(linear(), config=patient)
-    donating = donor.side.peer.donating
+    donating = donor.side.network.peer.donating
     others = {number: (b"x" * 16, Fetch(number, (), 0, 1), math.inf) for number in range(SERVED_AT_ONCE)}
-    donor.side.thread.call(donating.table.update, others)
+    donor.side.network.thread.call(donating.table.update, others)
     until(lambda: len(donating.table) == len(others))
     address, log = donor.node.address, tmp_path / "log"
     monkeypatch.setenv("GOSSIP_LOG", str(log))
@@ -81,7 +81,7 @@ def test_a_newcomer_is_told_that_nobody_gives_it_the_weights_and_joins_when_some
     newcomer.start()
     until(lambda: log.exists() and said(log, "waiting"), 20)
     assert not newcomer.running.is_set()
-    donor.side.thread.call(donating.table.clear)
+    donor.side.network.thread.call(donating.table.clear)
     assert newcomer.running.wait(20)
     newcomer.stop()
     assert newcomer.error is None
@@ -128,7 +128,7 @@ def test_a_newcomer_takes_the_last_snapshot_of_a_donor_that_stands(train, quick,
             assert newcomer.running.wait(30)
             assert newcomer.error is None
             assert not hang.is_set()
-            assert newcomer.side.peer.local.run_id == donor.side.peer.local.run_id
+            assert newcomer.side.network.peer.local.run_id == donor.side.network.peer.local.run_id
             taken = newcomer.at_entry["weight"]
             assert any(torch.equal(taken, one) for one in [seen_at_first, *seen]), "of a boundary, and whole"
             if steps:
@@ -162,7 +162,7 @@ def test_a_node_whose_state_directory_goes_away_says_so_and_trains_on(quick, unt
         node.step()
         shutil.rmtree(home)
         until(lambda: node.step() or said(log, "state"), 20)
-        steps = node._training.steps
+        steps = node._training.run.steps
         node.step()
-        assert node._training.steps == steps + 1
+        assert node._training.run.steps == steps + 1
     assert len(said(log, "state")) == 1

@@ -57,13 +57,13 @@ class Swarm:
 
             def push(node, vector=vector, noise=noise):
                 vector += noise
-                return node._training.boundary.mass
+                return node._training.live.boundary.mass
 
             self.pushed.append((trainee.do(push), noise))
 
     @property
     def masses(self) -> list[float]:
-        return [trainee.side.boundary.mass for trainee in self.trainees]
+        return [trainee.side.live.boundary.mass for trainee in self.trainees]
 
     @property
     def disagreement(self) -> float:

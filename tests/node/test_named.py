@@ -24,8 +24,10 @@ from node.transport.tcp import TcpNetwork
 async def speak(node, identity, words):
     """Greet as a member, say these bytes, and read until the link ends or a second is over."""
     side = node._training
-    layout = side.state.layout
-    record = signed(MemberRecord(identity.id, identity.public_key, 1, run_id=side.peer.local.run_id), identity.sign)
+    layout = side.live.state.layout
+    record = signed(
+        MemberRecord(identity.id, identity.public_key, 1, run_id=side.network.peer.local.run_id), identity.sign
+    )
     stream = await TcpNetwork(None).connect(parse_address(node.address))
     try:
         reader = FrameReader(stream)

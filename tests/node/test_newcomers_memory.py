@@ -18,9 +18,9 @@ from gossip.config import Config
 from gossip.effects import ReceivePiece
 from gossip.wire.messages import Fetch
 from node import Node
+from node.loop.training import TrainingSide
 from node.model.snapshot import ModelState
 from node.network.runtime import Runtime
-from node.training import TrainingSide
 from node.transfers import streams
 from node.transfers.streams import Streams
 from tests.node.offline import ELEMENTS, OTHER, in_trio, runtime
@@ -49,8 +49,8 @@ def work_of(model, optimizer):
 
 
 def weights_of(side):
-    out = np.empty(side.state.size(), np.float32)
-    side.state.read(out)
+    out = np.empty(side.live.state.size(), np.float32)
+    side.live.state.read(out)
     return out
 
 
@@ -86,7 +86,14 @@ def noted(monkeypatch):
 
 
 def of(side, events):
-    mine = side, side.runtime, side.state, side.outer, side.runtime.streams, side.runtime.averager
+    mine = (
+        side,
+        side.network.runtime,
+        side.live.state,
+        side.live.outer,
+        side.network.runtime.streams,
+        side.network.runtime.averager,
+    )
     return [word for who, word in events if any(who is one for one in mine)]
 
 
@@ -102,7 +109,7 @@ def test_a_newcomer_asks_first_and_has_its_memory_before_it_adopts(train, until,
     optimizers = [torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0) if adam else None for model in models]
     work = work_of(models[0], optimizers[0]) if adam else None
     first = train(models[0], optimizers[0], work, config=config)
-    until(lambda: first.side.steps > 3)
+    until(lambda: first.side.run.steps > 3)
     second = train(models[1], optimizers[1], config=config, seeds=[first.node.address])
     side = second.side
     until(lambda: "steps" in of(side, noted))
@@ -129,17 +136,17 @@ def test_the_outer_step_is_that_of_the_adopted_weights_and_lies_where_they_were_
     models = [Norm(0), Norm(1)]
     optimizers = [torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0) if adam else None for model in models]
     first = train(models[0], optimizers[0], work_of(models[0], optimizers[0]) if adam else None, config=config)
-    until(lambda: first.side.steps > 3)
+    until(lambda: first.side.run.steps > 3)
     second = train(models[1], optimizers[1], config=config, seeds=[first.node.address])
-    outer, parameters = second.side.outer, sum(map(torch.numel, models[1].parameters()))
+    outer, parameters = second.side.live.outer, sum(map(torch.numel, models[1].parameters()))
     [collected] = made
     until(lambda: collected.array.size == parameters)  # the rest of it was given up
     assert np.shares_memory(outer._phi, collected.array)
     assert np.array_equal(outer._phi, weights_of(first.side)[:parameters])
     assert outer._momentum.shape == (parameters,)
     assert not outer._momentum.any()
-    assert second.side.runtime.averager.joining is None
-    assert not any(np.shares_memory(one, outer._phi) for kept in second.side.pool.free.values() for one in kept), (
+    assert second.side.network.runtime.averager.joining is None
+    assert not any(np.shares_memory(one, outer._phi) for kept in second.side.live.pool.free.values() for one in kept), (
         "no exchange writes there"
     )
 
@@ -164,9 +171,9 @@ def test_a_node_alone_has_its_memory_before_its_first_step(train, noted, until, 
     before = before[: before.index("steps")]
     assert before.count("buffer") == 2
     assert before.count("touched") == 1
-    assert ("outer" in before) is not side.outer.plain
-    if not side.outer.plain:
-        assert np.array_equal(side.outer._phi, weights_of(side)[: side.outer.parameters])
+    assert ("outer" in before) is not side.live.outer.plain
+    if not side.live.outer.plain:
+        assert np.array_equal(side.live.outer._phi, weights_of(side)[: side.live.outer.parameters])
 
 
 def test_no_snapshot_is_told_before_the_outer_step_has_begun():
@@ -175,18 +182,18 @@ def test_no_snapshot_is_told_before_the_outer_step_has_begun():
     side = Node({"x": vector}, seeds=["127.0.0.1:9"])._training
     taken, told = [], []
     side.service.runtime = SimpleNamespace(
-        streams=SimpleNamespace(take_memory=lambda: taken.append(side.outer.begun)), at_boundary=None,
-        peer=SimpleNamespace(gives_optimizer=False, sound=True),
+        streams=SimpleNamespace(take_memory=lambda: taken.append(side.live.outer.begun)), at_boundary=None,
+        peer=SimpleNamespace(local=SimpleNamespace(optimizer_keys=()), view=SimpleNamespace(sound=True)),
     )  # fmt: skip
-    side.thread.call = lambda *arguments: told.append(side.outer.begun) or True
+    side.network.thread.call = lambda *arguments: told.append(side.live.outer.begun) or True
     side.report(Visit())
     assert not any(told), "there is nothing to begin with yet"
     told.clear()
-    side.report(Visit(snapshots=[(1, side.pool.take(), 0.0)]))
+    side.report(Visit(snapshots=[(1, side.live.pool.take(), 0.0)]))
     assert taken == [True]
     assert told
     assert all(told)
-    assert np.array_equal(side.outer._phi, vector)
+    assert np.array_equal(side.live.outer._phi, vector)
 
 
 @in_trio

@@ -18,10 +18,10 @@ from gossip.config import Config
 from gossip.errors import LocalError
 from gossip.ids import parse_address
 from node import Node, service
+from node.loop.training import ALONE_S, TrainingSide
 from node.model.snapshot import ModelState
 from node.observe.members import members_of
 from node.observe.status import query
-from node.training import ALONE_S, TrainingSide
 from tests.node.trainees import alive, alone_at, linear, mixed, spread, towards
 
 
@@ -60,7 +60,7 @@ def test_a_node_alone_copies_its_model_for_no_mix_and_for_newcomers_once_a_secon
 
     monkeypatch.setattr(Boundary, "visit", watched)
     first = train(linear())
-    until(lambda: first.side.peer.initiator.lonely)
+    until(lambda: first.side.network.peer.initiator.lonely)
     visits.clear()
     until(lambda: len(visits) > 6)
     assert not any(visits)

@@ -31,9 +31,9 @@ def test_resuming_with_a_state_directory_counts_nothing_twice(train, until, tmp_
     second = train(linear(2), state_dir=tmp_path / "state")
 
     def resume(node):
-        before = node._training.samples
+        before = node._training.run.samples
         meta = node.load(tmp_path / "run")
-        return meta["swarm_samples"], before, node.swarm_samples, node._training.samples
+        return meta["swarm_samples"], before, node.swarm_samples, node._training.run.samples
 
     saved, before, counted, now = second.do(resume)
     assert counted == saved + now - before
@@ -66,7 +66,7 @@ def test_three_nodes_that_resume_count_what_is_behind_their_weights(train, until
 
     def resume(number):
         def load(node):
-            before = node._training.samples
+            before = node._training.run.samples
             saved.append(node.load(tmp_path / f"run{number}")["swarm_samples"])
             return before
 
@@ -110,11 +110,11 @@ def pull(model, target, rate=0.05):
 
 def introduce(one, other):
     address = parse_address(other.node.address)
-    one.side.thread.call(lambda: one.side.runtime.doors.dial(address, None))
+    one.side.network.thread.call(lambda: one.side.network.runtime.doors.dial(address, None))
 
 
 def run_id(trainee):
-    return trainee.side.peer.local.run_id
+    return trainee.side.network.peer.local.run_id
 
 
 def test_another_runs_weights_that_prove_worse_are_put_back(train, until, tmp_path, quick):
@@ -124,11 +124,11 @@ def test_another_runs_weights_that_prove_worse_are_put_back(train, until, tmp_pa
     until(lambda: trained(larger) > 500)
     optimizer = torch.optim.SGD(good.parameters(), lr=0.1, momentum=0.9)
     ours = train(good, optimizer, work=pull(good, 1.0), state_dir=tmp_path)
-    until(lambda: len(ours.side.peer.own_run.judge.before) >= 4 and spread_from(good, 1.0) < 0.1)
+    until(lambda: len(ours.side.network.peer.own_run.judge.before) >= 4 and spread_from(good, 1.0) < 0.1)
     run = run_id(ours)
     larger.do(lambda node: node.step(samples=20 * trained(larger)))
     introduce(ours, larger)
-    until(lambda: ours.side.kept_in is not None and ours.side.peer.joining.refused, seconds=60.0)
+    until(lambda: ours.side.run.kept_in is not None and ours.side.network.peer.joining.refused, seconds=60.0)
     until(lambda: spread_from(good, 1.0) < 0.1)
     assert run_id(ours) == run
     kept = checkpoint.load(tmp_path / "before-merge.safetensors")
@@ -141,12 +141,12 @@ def test_another_runs_weights_that_are_no_worse_stay(train, until, quick):
     larger = train(first, work=pull(first, 1.0))
     until(lambda: trained(larger) > 500)
     ours = train(second, work=pull(second, 1.0))
-    until(lambda: len(ours.side.peer.own_run.judge.before) >= 4)
+    until(lambda: len(ours.side.network.peer.own_run.judge.before) >= 4)
     larger.do(lambda node: node.step(samples=20 * trained(larger)))
     introduce(ours, larger)
     until(lambda: run_id(ours) == run_id(larger), seconds=60.0)
-    assert ours.side.kept_in is not None
-    assert ours.side.kept_in.exists()
+    assert ours.side.run.kept_in is not None
+    assert ours.side.run.kept_in.exists()
 
 
 def test_a_run_is_named_by_its_32_digits(train):
@@ -216,7 +216,7 @@ def test_a_late_comer_has_the_final_weights_before_those_who_finished_are_gone(t
     until(lambda: trained(first) > 100)
     second = Trainee(late, seeds=[first.node.address])
     second.start()
-    until(lambda: first.side.peer.donating.table or second.running.is_set())
+    until(lambda: first.side.network.peer.donating.table or second.running.is_set())
     first.do(lambda node: node.finish())
     first.stop()
     assert second.running.wait(30)

@@ -24,7 +24,7 @@ def pair(train, config, work, elements=1 << 18):
 
 
 def intervals(nodes):
-    return [trainee.side.peer.schedule.every for trainee in nodes]
+    return [trainee.side.network.peer.schedule.every for trainee in nodes]
 
 
 def test_a_node_mixes_more_rarely_where_mixing_would_cost_more_than_its_share(train, until):

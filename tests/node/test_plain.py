@@ -18,13 +18,13 @@ import torch
 import node
 from gossip.errors import CheckpointError, ConfigError, LocalError
 from gossip.ids import PeerId
+from node.loop.ranks.boundary import UpdateTold
+from node.loop.ranks.mirror import Place
+from node.loop.ranks.plain import DEEPEST, MOST_BYTES, RECORD, TUPLE, packed, unpacked
+from node.loop.ranks.report import SwarmReport
 from node.observe.members import Member, SwarmView
 from node.observe.metrics import Metrics
 from node.observe.reduced import Reduced
-from node.ranks.boundary import UpdateTold
-from node.ranks.mirror import Place
-from node.ranks.plain import DEEPEST, MOST_BYTES, RECORD, TUPLE, packed, unpacked
-from node.ranks.report import SwarmReport
 
 NEWS = SwarmReport(
     PeerId(b"i" * 16), "127.0.0.1:1", SwarmView((PeerId(b"o" * 16),), 3, b"run", 1 << 60, 7, 2), False, 4,

@@ -83,7 +83,9 @@ def test_the_optimizer_hears_of_every_mix_when_it_is_in_the_parameters(train, un
     both = (first, second)
     until(lambda: all(len(one.optimizer.jumps) >= 10 for one in both))
     for one in both:
-        heard, done = one.do(lambda node: (list(node._training.optimizers.all[0].jumps), node.metrics().exchanges_done))
+        heard, done = one.do(
+            lambda node: (list(node._training.live.optimizers.all[0].jumps), node.metrics().exchanges_done)
+        )
         assert all(jump.norm() > 0 for jump in heard)
         assert len(heard) <= done  # two that land at one boundary are heard of as one
         assert momenta(one.optimizer).norm() > 0
@@ -192,7 +194,7 @@ def test_mixes_take_the_outer_step_whatever_optimizes_unless_it_has_a_momentum_o
     quasi_global = QuasiGlobal(model.parameters(), lr=0.1)
 
     def outer(optimizer, config=left_open):
-        step = Node(model, optimizer, config=config)._training.outer
+        step = Node(model, optimizer, config=config)._training.live.outer
         return step.alpha, step.beta
 
     assert outer(sgd) == outer(None) == outer([]) == outer((sgd,)) == outer([sgd, sgd]) == (0.5, 0.7)

@@ -142,7 +142,7 @@ def test_two_nodes_reduce_what_both_tell(train, until):
 def test_whoever_tells_no_figures_pays_no_byte(train, until):
     a = train(torch.nn.Linear(2, 2))
     assert a.do(lambda node: node.reduce()) == {}
-    assert a.side.peer.membership.me.extra == ()
+    assert a.side.network.peer.membership.me.extra == ()
 
 
 def test_a_node_that_does_not_run_says_so():

@@ -16,10 +16,10 @@ from gossip.averaging.boundary import Adoption, Boundary, Update
 from gossip.averaging.vectors import Vector
 from gossip.errors import LocalError, RemoteError
 from node.faults import first_cause, trace
+from node.loop.ranks.boundary import RanksBoundary
 from node.model.backup import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
-from node.ranks.boundary import RanksBoundary
 
 
 def boundary_of(vector):
@@ -101,7 +101,7 @@ from node import Node
 
 with Node({"x": np.zeros(8, np.float32)}) as node:
     node.step()
-    node._training.thread.call(lambda: [].pop())
+    node._training.network.thread.call(lambda: [].pop())
     for _ in range(100):
         node.step()
         time.sleep(0.01)

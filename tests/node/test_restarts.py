@@ -45,8 +45,8 @@ def resting(monkeypatch):
 
 
 def test_a_loop_whose_network_side_rests_trains_on_alone_and_each_call_returns(resting, tmp_path):
-    steps = resting.side.steps
-    until(lambda: resting.side.steps > steps + 20)
+    steps = resting.side.run.steps
+    until(lambda: resting.side.run.steps > steps + 20)
     trainee, began = resting.trainees[0], time.monotonic()
     trainee.do(lambda node: node.settle(0.2, wait_s=0.2))
     trainee.do(lambda node: node.save(tmp_path / "one.safetensors"))
@@ -84,12 +84,16 @@ def test_what_is_trained_while_the_network_side_rests_counts_when_it_is_back(pai
     monkeypatch.setattr(faults, "LATER_S", 1.0)
     monkeypatch.setattr(service, "LATER_S", 1.0)
     pair.service.faults._restarted.extend([time.monotonic()] * 3)
-    old, progress, trained = pair.side.runtime, pair.side.peer.local.progress.samples, pair.side.samples
+    old, progress, trained = (
+        pair.side.network.runtime,
+        pair.side.network.peer.local.progress.samples,
+        pair.side.run.samples,
+    )
     pair.call(raises)
     until(lambda: pair.service.resting)
-    until(lambda: pair.side.runtime is not old and pair.mixes())
+    until(lambda: pair.side.network.runtime is not old and pair.mixes())
     assert not pair.service.resting
-    assert pair.side.peer.local.progress.samples >= progress + pair.side.peer.local.samples - trained
+    assert pair.side.network.peer.local.progress.samples >= progress + pair.side.network.peer.local.samples - trained
 
 
 def test_a_port_that_another_has_taken_meanwhile_ends_no_node(pair, monkeypatch):
@@ -105,15 +109,15 @@ def test_a_port_that_another_has_taken_meanwhile_ends_no_node(pair, monkeypatch)
     monkeypatch.setattr(tcp, "listening", taken)
     restarts = pair.service.faults.restarts
     pair.forgive()
-    old = pair.side.runtime
+    old = pair.side.network.runtime
     pair.call(raises)
-    until(lambda: pair.side.runtime is not old and pair.mixes())
+    until(lambda: pair.side.network.runtime is not old and pair.mixes())
     assert pair.service.faults.restarts == restarts + 2
 
 
 def test_a_user_who_asks_for_faults_hears_of_them(train, until):
     trainee = train({"x": np.zeros(8, np.float32)}, on_fault="raise")
-    trainee.side.thread.call(raises)
+    trainee.side.network.thread.call(raises)
     until(lambda: trainee.error is not None)
     error, trainee.error = trainee.error, None
     assert isinstance(error, FaultError)
@@ -126,7 +130,7 @@ def test_what_is_the_users_to_mend_still_reaches_the_user(train, until):
         raise LocalError("The disk is gone.")
 
     trainee = train({"x": np.zeros(8, np.float32)})
-    trainee.side.thread.call(refuses)
+    trainee.side.network.thread.call(refuses)
     until(lambda: trainee.error is not None)
     error, trainee.error = trainee.error, None
     assert str(error) == "The disk is gone."
@@ -162,7 +166,7 @@ def test_a_node_that_cannot_join_for_faults_says_so(monkeypatch):
 def test_a_fault_while_it_joins_begins_the_joining_anew(report, monkeypatch):
     seed = Trainee({"x": np.full(ELEMENTS, 7.0, np.float32)})
     Pair.begin(seed)
-    plain, own = getattr(Peer, report), seed.side.peer
+    plain, own = getattr(Peer, report), seed.side.network.peer
     left = [1]
 
     def faulty(self, *arguments):
@@ -176,8 +180,8 @@ def test_a_fault_while_it_joins_begins_the_joining_anew(report, monkeypatch):
     try:
         Pair.begin(newcomer)
         assert newcomer.side.service.faults.restarts == 1
-        assert newcomer.side.peer.view.run_id == own.run_id
-        until(lambda: newcomer.side.peer.exchanges.done > 0)
+        assert newcomer.side.network.peer.view.run_id == own.run_id
+        until(lambda: newcomer.side.network.peer.exchanges.done > 0)
         assert newcomer.model["x"][0] == pytest.approx(7.0)
     finally:
         end([seed, newcomer])
@@ -191,7 +195,7 @@ def test_a_loop_in_lockstep_is_let_go_on(monkeypatch):
         made.service.faults._restarted.extend([time.monotonic()] * 3)
         made.call(raises)
         until(lambda: made.service.resting)
-        steps = made.side.steps
-        until(lambda: made.side.steps > steps + 20)
+        steps = made.side.run.steps
+        until(lambda: made.side.run.steps > steps + 20)
     finally:
         end(made.trainees)

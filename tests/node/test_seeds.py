@@ -258,7 +258,7 @@ def test_nodes_whose_name_lists_their_own_address_first_find_each_other(resolver
     resolver["swarm"] = [f"127.0.0.{n}" for n in (2, 3, 4)]
     nodes = [launch(model(n), seeds=[f"swarm:{port}"], listen=f"127.0.0.{n}:{port}", config=PATIENT) for n in (2, 3, 4)]
     until(company(*nodes))
-    until(lambda: len({node.side.peer.view.run_id for node in nodes}) == 1)
+    until(lambda: len({node.side.network.peer.view.run_id for node in nodes}) == 1)
     assert not [said for said in begun(caplog) if "starts alone" in said]
 
 
@@ -281,7 +281,7 @@ def test_a_node_that_has_begun_alone_finds_who_comes_to_its_file_later(train, un
     late = train(model(1), config=QUICK)
     file.write_text(late.node.address)
     until(company(early, late))
-    until(lambda: early.side.peer.view.run_id == late.side.peer.view.run_id)
+    until(lambda: early.side.network.peer.view.run_id == late.side.network.peer.view.run_id)
 
 
 def test_a_name_is_resolved_anew_when_the_last_member_is_gone(resolver, train, until):

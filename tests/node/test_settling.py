@@ -6,8 +6,8 @@ import queue
 import threading
 import time
 
+from node.loop.settling import SETTLED
 from node.observe.reduced import settles
-from node.training import SETTLED
 from tests.node.trainees import linear, mixed, spread
 
 
@@ -26,7 +26,7 @@ def settling(trainee, seconds=20.0, wait_s=60.0):
 
 def sharing(trainee):
     """The records of the others that hold its run."""
-    peer = trainee.side.peer
+    peer = trainee.side.network.peer
     return peer.membership.sharing(peer.view.run_id)
 
 
@@ -36,9 +36,9 @@ def test_whoever_settles_waits_for_a_slower_node_and_both_end_with_the_same_weig
     second = train(b, seeds=[first.node.address])
     until(lambda: sharing(first))  # it has heard that the other holds the weights
     early = settling(first, 4.0)
-    until(lambda: first.side.settled_at is not None)
+    until(lambda: first.side.settling.settled_at is not None)
     until(mixed(first, times=5))
-    until(lambda: first.side.peer.exchanges.agreement() < SETTLED)  # another may bring more
+    until(lambda: first.side.network.peer.exchanges.agreement() < SETTLED)  # another may bring more
     second.do(lambda node: b.weight.data.add_(1.0))
     assert early.empty()
     late = settling(second)
@@ -48,7 +48,7 @@ def test_whoever_settles_waits_for_a_slower_node_and_both_end_with_the_same_weig
     assert spread(a, b) < 1e-3
     second.leave.set()
     # They train on, and so nobody need be waited for at what was: the word is taken back.
-    until(lambda: first.side.settled_at is None and second.side.settled_at is None)
+    until(lambda: first.side.settling.settled_at is None and second.side.settling.settled_at is None)
     until(lambda: sharing(second) and not any(settles(one) for one in sharing(second)))
 
 
@@ -58,7 +58,7 @@ def test_whoever_waits_to_settle_waits_for_nobody_that_leaves_or_has_finished(tr
     second = train(b, seeds=[first.node.address])
     until(lambda: sharing(first))  # it has heard that the other holds the weights
     early = settling(first, 0.2)
-    until(lambda: first.side.settled_at is not None)
+    until(lambda: first.side.settling.settled_at is not None)
     second.do(lambda node: node.finish(0.1))
     assert isinstance(early.get(timeout=30), float | None)
     first.leave.set()
@@ -88,7 +88,7 @@ def test_nodes_that_begin_together_show_what_they_trained_once_they_have_settled
     answers = [settling(node) for node in nodes]
     for answer in answers:
         answer.get(timeout=60)
-    trained = sum(node.side.samples for node in nodes)
+    trained = sum(node.side.run.samples for node in nodes)
     for node in nodes:
         assert abs(node.side.swarm_samples / trained - 1) < 0.01
         node.leave.set()

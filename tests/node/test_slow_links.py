@@ -107,12 +107,12 @@ def test_a_newcomer_joins_and_mixes_over_a_link_on_which_a_chunk_takes_longer_th
     first = train(wide(1.0), **with_secret)
     slow = throttle(first.node)
     second = train(wide(2.0), seeds=[slow.address], listen="none", **with_secret)
-    assert second.side.peer.view.run_id == first.side.peer.view.run_id, "it began no run of its own"
-    until(lambda: min(one.side.peer.exchanges.done for one in (first, second)) >= 2, 40.0)
+    assert second.side.network.peer.view.run_id == first.side.network.peer.view.run_id, "it began no run of its own"
+    until(lambda: min(one.side.network.peer.exchanges.done for one in (first, second)) >= 2, 40.0)
     assert slow.passed > 5 * 4 * ELEMENTS, "all of it over the slow link"
     for one in (first, second):
-        assert [row for row in one.side.peer.misbehaviour.rows() if row[1] == "wasted"] == []
-        assert one.side.peer.exchanges.failed_by == {}
+        assert [row for row in one.side.network.peer.misbehaviour.rows() if row[1] == "wasted"] == []
+        assert one.side.network.peer.exchanges.failed_by == {}
         assert not any("does not answer" in said for said in caplog.messages), "though answers wait behind chunks"
 
 

@@ -57,15 +57,15 @@ def test_spoiled_weights_are_said_once_given_to_nobody_and_replaced_by_the_swarm
     broken = []
     one, two, first, model, log = pair(train, quick, monkeypatch, tmp_path, broken)
     until(lambda: two.node.metrics().exchanges_done >= 3, 20)
-    refused = dict(one.side.peer.exchanges.refusals.counts)
+    refused = dict(one.side.network.peer.exchanges.refusals.counts)
     broken.append(True)
-    until(lambda: not two.side.peer.local.sound, 10)
+    until(lambda: not two.side.network.peer.local.sound, 10)
     until(lambda: not finite(model), 5)
     time.sleep(QUIET_S)  # it goes on breaking what it takes
     assert finite(first)
-    assert one.side.peer.exchanges.refusals.counts == refused, "nothing spoiled was ever offered"
+    assert one.side.network.peer.exchanges.refusals.counts == refused, "nothing spoiled was ever offered"
     broken.clear()
-    until(lambda: two.side.peer.local.sound and two.side.peer.view.ready and finite(model), 30)
+    until(lambda: two.side.network.peer.local.sound and two.side.network.peer.view.ready and finite(model), 30)
     done = two.node.metrics().exchanges_done
     until(lambda: two.node.metrics().exchanges_done >= done + 3, 20)
     assert finite(model), "with Adam's spoiled state its next step would spoil the weights again"
@@ -85,9 +85,9 @@ def test_a_loss_that_is_no_number_beside_sound_weights_is_said_once_and_stops_no
     done = two.node.metrics().exchanges_done
     until(lambda: two.node.metrics().exchanges_done >= done + 5, 20)
     assert len(said(log, "loss")) == 1
-    assert two.side.peer.local.sound
+    assert two.side.network.peer.local.sound
     assert finite(model)
-    assert one.side.peer.local.sound
+    assert one.side.network.peer.local.sound
 
 
 def test_weights_that_the_loop_mends_by_itself_are_mixed_again(train, quick, until):
@@ -101,8 +101,8 @@ def test_weights_that_the_loop_mends_by_itself_are_mixed_again(train, quick, unt
         return torch.tensor(math.nan)
 
     alone.work = spoil
-    until(lambda: not alone.side.peer.local.sound, 10)
-    assert not alone.side.peer.view.ready
+    until(lambda: not alone.side.network.peer.local.sound, 10)
+    assert not alone.side.network.peer.view.ready
 
     def mend():
         with torch.no_grad():
@@ -110,4 +110,4 @@ def test_weights_that_the_loop_mends_by_itself_are_mixed_again(train, quick, unt
                 live.copy_(kept)
 
     alone.work = mend
-    until(lambda: alone.side.peer.local.sound and alone.side.peer.view.ready, 10)
+    until(lambda: alone.side.network.peer.local.sound and alone.side.network.peer.view.ready, 10)

@@ -37,13 +37,13 @@ def test_a_run_goes_on_from_the_state_that_another_checkpoint_holds(quick):
             for batch in node.shard(data, 4):
                 node.step(samples=len(batch))
         written = json.dumps(node.state_dict(), allow_nan=False)
-        run_id = node._training.peer.view.run_id
+        run_id = node._training.network.peer.view.run_id
     kept = linear(5)  # its weights are back, by whoever keeps them
     before = [value.clone() for value in kept.parameters()]
     node = Node(kept, config=quick)
     node.load_state_dict(json.loads(written))
     with node:
-        assert node._training.peer.view.run_id == run_id
+        assert node._training.network.peer.view.run_id == run_id
         assert node.swarm_samples == 16
         assert node.state_dict()["passes"] == 2, "the next pass divides the data in another way"
         assert node.state_dict()["version"] == json.loads(written)["version"]

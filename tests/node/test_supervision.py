@@ -93,7 +93,7 @@ def test_every_handler_effect_and_report_is_tried():
 
 @pytest.mark.parametrize("message", MESSAGES, ids=named)
 def test_a_fault_at_a_message_ends_its_link_alone(pair, message, monkeypatch):
-    peer, found = pair.side.peer, pair.service.faults
+    peer, found = pair.side.network.peer, pair.service.faults
     restarts, count, left = found.restarts, found.count, [1]
     plain = HANDLERS[type(message)]
 
@@ -105,19 +105,19 @@ def test_a_fault_at_a_message_ends_its_link_alone(pair, message, monkeypatch):
 
     monkeypatch.setitem(HANDLERS, type(message), handler)
     other = pair.trainees[1].side
-    until(lambda: other.runtime.links.newest(peer.id) is not None)
-    other.thread.call(lambda: other.runtime.links.newest(peer.id).send(message))
-    other.thread.call(lambda: other.runtime.links.flush())
+    until(lambda: other.network.runtime.links.newest(peer.id) is not None)
+    other.network.thread.call(lambda: other.network.runtime.links.newest(peer.id).send(message))
+    other.network.thread.call(lambda: other.network.runtime.links.flush())
     until(lambda: found.count == count + 1)
     before = peer.exchanges.done
     until(lambda: peer.exchanges.done > before)
-    assert pair.side.peer is peer, "the network side stays"
+    assert pair.side.network.peer is peer, "the network side stays"
     assert found.restarts == restarts
 
 
 @pytest.mark.parametrize("effect", EFFECTS, ids=named)
 def test_a_fault_in_performing_an_effect_begins_the_network_side_anew(pair, effect, monkeypatch):
-    runtime, plain = pair.side.runtime, Runtime.perform_one
+    runtime, plain = pair.side.network.runtime, Runtime.perform_one
 
     def perform_one(self, one):
         if self is runtime and type(one) is type(effect):
@@ -134,7 +134,7 @@ def test_a_fault_in_performing_an_effect_begins_the_network_side_anew(pair, effe
 
 @pytest.mark.parametrize("report", REPORTS)
 def test_a_fault_in_a_report_to_the_peer_begins_the_network_side_anew(pair, report):
-    runtime = pair.side.runtime
+    runtime = pair.side.network.runtime
 
     def faulty(*_, **__):
         raise ZeroDivisionError
@@ -153,7 +153,7 @@ async def dies():
 
 @pytest.mark.parametrize("where", ["a call", "a task", "a link's end", "the loop", "the deadline"])
 def test_a_fault_anywhere_in_the_network_thread_begins_the_network_side_anew(pair, where, monkeypatch):
-    runtime = pair.side.runtime
+    runtime = pair.side.network.runtime
 
     def fault():
         match where:
@@ -185,15 +185,15 @@ def test_a_fault_is_told_with_its_traceback_and_counted(pair, caplog):
 
 def test_the_next_network_side_is_a_later_life_of_the_same_node(pair):
     """Members believe a record of a higher incarnation, and dial the address that they know."""
-    record = pair.side.peer.membership.me
+    record = pair.side.network.peer.membership.me
     pair.begins_anew(lambda: pair.call(raises))
-    again = pair.side.peer.membership.me
+    again = pair.side.network.peer.membership.me
     assert (again.id, again.address) == (record.id, record.address)
     assert again.incarnation > record.incarnation
     assert again.steps >= record.steps
     other = pair.trainees[1]
     assert [one.id for one in other.do(lambda node: node.members)][1:] == [pair.known_as]
-    until(lambda: other.side.peer.membership.record(again.id).incarnation >= again.incarnation)
+    until(lambda: other.side.network.peer.membership.record(again.id).incarnation >= again.incarnation)
 
 
 def test_nothing_is_left_behind_by_many_faults(pair):

@@ -89,7 +89,9 @@ def test_a_node_of_ours_joins_the_swarm_of_the_next_version_and_trains_there(tra
     until(lambda: "address" in theirs.said, 60)
     ours = train(nn.Linear(4, 2), seeds=[theirs.said["address"]])
     until(lambda: ours.node.metrics().exchanges_done >= 3 and theirs.said["mixes"] >= 3, 30)
-    records = {record.id.hex(): record for record, _ in ours.do(lambda node: node._training.peer.membership.members())}
+    records = {
+        record.id.hex(): record for record, _ in ours.do(lambda node: node._training.network.peer.membership.members())
+    }
     assert records[theirs.said["id"]].extra == EXTRA
 
 

@@ -58,7 +58,7 @@ def test_who_waits_for_others_begins_no_run_of_its_own_meanwhile(launch, until, 
     config = replace(QUICK, join_timeout_s=0.1)
     nodes = [launch(model(n), seeds=[f"@{file}"], wait_for=2, wait_s=60.0, config=config) for n in range(2)]
     time.sleep(0.5)
-    assert not any(node.side.peer.view.ready for node in nodes), "they would be two runs that meet"
+    assert not any(node.side.network.peer.view.ready for node in nodes), "they would be two runs that meet"
     file.write_text("\n".join(node.made.address for node in nodes))
     until(lambda: all(node.running.is_set() for node in nodes))
     assert len([record for record in caplog.records if record.kind == "started"]) == 1
@@ -68,8 +68,8 @@ def test_members_that_somebody_made_up_end_no_wait(train, launch, until):
     liar = train(model())
     first = launch(model(1), seeds=[liar.node.address], wait_for=3, wait_s=600.0)
     side = first.side
-    until(lambda: side.peer.view.alive == 2)
-    run_id, sender = liar.side.peer.view.run_id, liar.side.peer.id
+    until(lambda: side.network.peer.view.alive == 2)
+    run_id, sender = liar.side.network.peer.view.run_id, liar.side.network.peer.id
     made_up = []
     for port in range(1, 9):
         someone = Identity.load(None)
@@ -77,14 +77,14 @@ def test_members_that_somebody_made_up_end_no_wait(train, launch, until):
             someone.id, someone.public_key, 1, address=Address("127.0.0.1", port), run_id=run_id, ready=True
         )  # fmt: skip
         made_up.append(signed(record, someone.sign))
-    runtime = side.runtime
-    side.thread.call(lambda: runtime.perform(runtime.peer.receive(sender, Gossip(tuple(made_up)), runtime.now)))
-    until(lambda: len(side.peer.membership.members()) == 9)
-    assert side.peer.view.alive == 2
+    runtime = side.network.runtime
+    side.network.thread.call(lambda: runtime.perform(runtime.peer.receive(sender, Gossip(tuple(made_up)), runtime.now)))
+    until(lambda: len(side.network.peer.membership.members()) == 9)
+    assert side.network.peer.view.alive == 2
     assert not first.running.is_set()
     launch(model(2), seeds=[liar.node.address])
     assert first.running.wait(30)
-    assert side.peer.view.alive == 3
+    assert side.network.peer.view.alive == 3
 
 
 def test_a_late_comer_to_a_run_that_is_finished_waits_for_nobody(train, launch):
@@ -102,7 +102,7 @@ def test_a_state_that_others_keep_is_gone_on_with_before_anybody_is_waited_for(t
     node, seen = Node(model(), config=QUICK, wait_for=2), []
     node.load_state_dict(state)
     side = node._training
-    monkeypatch.setattr(side, "wait_for_others", lambda began: seen.append(side.peer.view.run_id.hex()))
+    monkeypatch.setattr(side, "wait_for_others", lambda began: seen.append(side.network.peer.view.run_id.hex()))
     with node:
         assert seen == [state["run_id"]], "those who come meanwhile take the weights of that run"
 

@@ -207,7 +207,7 @@ def test_a_hello_without_a_share_is_one_of_a_node_that_cannot_seal():
 
 # -- nodes -------------------------------------------------------------------------------------------------------------
 def streams_of(trainee):
-    return [link.stream for link in trainee.do(lambda node: node._training.runtime.links.all())]
+    return [link.stream for link in trainee.do(lambda node: node._training.network.runtime.links.all())]
 
 
 def test_nodes_with_a_secret_seal_and_those_that_cannot_mix_with_them_in_tls(train, until, quick, secret, monkeypatch):
@@ -217,7 +217,7 @@ def test_nodes_with_a_secret_seal_and_those_that_cannot_mix_with_them_in_tls(tra
 
     def older(model):
         trainee = train({"x": model}, secret=secret, config=quick)
-        old.add(trainee.side.thread.thread.ident)
+        old.add(trainee.side.network.thread.thread.ident)
         return trainee
 
     first = older(np.zeros(4096, np.float32))

@@ -67,7 +67,7 @@ def test_what_another_offers_is_answered_as_ever(configured, taken):
 def test_a_peer_knows_what_codecs_cost_its_node(has, monkeypatch):
     monkeypatch.setattr(kernel, "passes", passes() if has else None)
     with Node({"x": np.zeros(4, np.float32)}, listen="127.0.0.1:0") as node:
-        machine = node._training.runtime.peer.local.machine
+        machine = node._training.network.runtime.peer.local.machine
     assert machine == measured(kernel.built())
     assert machine.coding_s("fp32") == 0.0 <= machine.coding_s("int8") < 100.0
     assert machine.cores >= 1

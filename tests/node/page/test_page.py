@@ -326,7 +326,7 @@ def test_a_node_leaves_as_quickly_with_a_page_open(train, stream):
     began = time.monotonic()
     node.stop()
     assert time.monotonic() - began < 8
-    assert not node.side.thread.thread.is_alive()
+    assert not node.side.network.thread.thread.is_alive()
 
 
 def test_a_port_that_is_taken_is_said_in_a_sentence():

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from gossip.errors import ConfigError, LocalError
-from node.ranks.annotations import fits, hints_of
+from node.loop.ranks.annotations import fits, hints_of
 
 __all__ = ["MOST_BYTES", "fitting", "line_of", "packed", "spoken", "unpacked", "unreadable"]
 

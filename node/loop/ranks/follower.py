@@ -9,50 +9,43 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from gossip.averaging.boundary import Pending
 from gossip.errors import ConfigError, LayoutError, LocalError
 from gossip.ids import PeerId
 from node import running
-from node.average import Average, Part
 from node.data.sampler import Samplers, Sharers
-from node.held_run import check_state
-from node.model.optimizers import Optimizers
-from node.model.snapshot import ModelState
-from node.model.state import State
+from node.loop.average import Average, Part
+from node.loop.held_run import check_state
+from node.loop.live import Trained
+from node.loop.ranks.boundary import UpdateTold
+from node.loop.ranks.mirror import Mirror
+from node.loop.ranks.plain import fitting, unreadable
+from node.loop.ranks.ranks import Call, Ranks
+from node.loop.ranks.report import Known, SwarmReport
 from node.observe.listeners import Listeners
 from node.observe.members import Member, SwarmView
 from node.observe.metrics import Metrics
 from node.observe.reduced import Reduced
-from node.ranks.boundary import UpdateTold
-from node.ranks.mirror import Mirror
-from node.ranks.plain import fitting, unreadable
-from node.ranks.ranks import Call, Ranks
-from node.ranks.report import Known, SwarmReport
 
 __all__ = ["Follower"]
 
 
 class Follower:
-    """The counterpart of :class:`node.training.TrainingSide` on ranks other than 0.
+    """The counterpart of :class:`node.loop.training.TrainingSide` on ranks other than 0.
 
     :class:`node.node.Node` holds it. It has no thread, identity or settings: those belong to rank 0.
     """
 
     rate = math.nan  # The learning rate that the loop reports. Nodes of several ranks learn no correction from it.
 
-    def __init__(
-        self, model: nn.Module | Mapping[str, Any] | State, optimizers: Optimizers, ranks: Ranks, frozen: bool = False,
-        keep_average: bool = False,
-    ) -> None:  # fmt: skip
+    def __init__(self, trained: Trained, ranks: Ranks) -> None:
         self.ranks, self.rank, self.size = ranks, ranks.rank, ranks.size
-        self.model, self.optimizers = model, optimizers
-        self.state = model if isinstance(model, State) else ModelState(model, optimizers, frozen)
-        self.average = Average(self.state, keep_average)
-        self.mirror = Mirror(self.state, optimizers, ranks)
+        self.model, self.optimizers = trained.model, trained.optimizers
+        self.state = trained.state()
+        self.average = Average(self.state, trained.keep_average)
+        self.mirror = Mirror(self.state, self.optimizers, ranks)
         self.known = Known(ranks)
-        self.passes = 0
         self.lockstep = False
         self.listeners = Listeners(lambda: self.me.hex())  # Never called: events are reported on rank 0.
         self.samplers = Samplers(Sharers.of(self))
@@ -121,7 +114,7 @@ class Follower:
                         result, error, news = fitting(word.what, tuple[Any, LocalError | None, SwarmReport | None])
                         if news is not None:  # None if rank 0 could not start.
                             self.known.hear(news)
-                            self.passes = news.passes
+                            self.samplers.passes = news.passes
                         break
                     case "wait":
                         continue  # Rank 0 waits for its swarm.
@@ -207,7 +200,7 @@ class Follower:
         known = self.known
         return {
             **known.news.run, "steps": known.steps, "samples": self.trained_on,
-            "swarm_samples": known.swarm_samples + known.view.sharers * known.ahead, "passes": self.passes,
+            "swarm_samples": known.swarm_samples + known.view.sharers * known.ahead, "passes": self.samplers.passes,
             "samplers": self.samplers.state(), "finished": known.finished,
         }  # fmt: skip
 

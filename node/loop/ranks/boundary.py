@@ -14,8 +14,8 @@ from gossip.arithmetic.layout import Layout
 from gossip.arithmetic.subsets import Subset
 from gossip.averaging.boundary import Adoption, Boundary, Update, Visit
 from gossip.averaging.vectors import Vector
-from node.ranks.plain import spoken
-from node.ranks.ranks import Ranks
+from node.loop.ranks.plain import spoken
+from node.loop.ranks.ranks import Ranks
 
 __all__ = ["RanksBoundary", "UpdateTold"]
 

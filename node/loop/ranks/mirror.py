@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from gossip.errors import ConfigError
+from node.loop.ranks.plain import fitting, spoken, unreadable
+from node.loop.ranks.ranks import Ranks
 from node.model.optimizers import Optimizers
 from node.model.snapshot import ModelState
 from node.model.state import State
-from node.ranks.plain import fitting, spoken, unreadable
-from node.ranks.ranks import Ranks
 
 __all__ = ["Mirror"]
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gossip.errors import ConfigError, LocalError
-from node.ranks.plain import line_of
+from node.loop.ranks.plain import line_of
 
 if TYPE_CHECKING:  # A torch without it has nodes of one process.
     from torch.distributed import ProcessGroup

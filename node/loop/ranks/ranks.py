@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gossip.errors import LocalError
-from node.ranks.channel import Channel, Silence, Waiting
-from node.ranks.plain import MOST_BYTES, packed, unpacked, unreadable
+from node.loop.ranks.channel import Channel, Silence, Waiting
+from node.loop.ranks.plain import MOST_BYTES, packed, unpacked, unreadable
 from node.running import CLOSED, USED
 
 __all__ = ["LONGEST_GAP", "Call", "Command", "Ranks", "StepSummary"]

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from torch import nn
-
-from gossip.averaging.boundary import Update
 from gossip.errors import LocalError
-from node.held_run import check_state
-from node.model.optimizers import Optimizers
-from node.model.state import State
+from gossip.ids import PeerId
+from node.loop.held_run import check_state
+from node.loop.live import LiveModel, Trained
+from node.loop.ranks.boundary import RanksBoundary
+from node.loop.ranks.mirror import Mirror
+from node.loop.ranks.ranks import LONGEST_GAP, Call, Ranks, StepSummary
+from node.loop.ranks.report import Known, SwarmReport
+from node.loop.training import TrainingSide
 from node.observe.members import Member, SwarmView
 from node.observe.metrics import Metrics
 from node.observe.reduced import Reduced
-from node.ranks.boundary import RanksBoundary
-from node.ranks.mirror import Mirror
-from node.ranks.ranks import LONGEST_GAP, Call, Ranks, StepSummary
-from node.ranks.report import Known, SwarmReport
 from node.settings import Settings
-from node.training import TrainingSide
 
 __all__ = ["Leader"]
 
@@ -33,31 +31,37 @@ SUM_S = 0.01  # Seconds between two all-reduces, each of which costs the loop so
 NEWS_S = 1.0
 
 
-class Leader(TrainingSide):
+class Leader:
     """The training side on rank 0.
 
     Each all-reduce says whether all ranks are to stop at the boundary where they read it, because a change of the model
     waits there. So no rank waits for another at a step without a change.
     """
 
-    boundary: RanksBoundary
+    rank = 0
+    rate = math.nan  # The learning rate that the loop reports. Nodes of several ranks learn no correction from it.
 
-    def __init__(
-        self, model: nn.Module | Mapping[str, Any] | State, optimizers: Optimizers, settings: Settings, ranks: Ranks,
-        frozen: bool = False, keep_average: bool = False,
-    ) -> None:  # fmt: skip
+    def __init__(self, trained: Trained, settings: Settings, ranks: Ranks) -> None:
         self.ranks, self.size, self.known = ranks, ranks.size, Known(ranks)
         self.swapped = False  # Other weights have replaced those of this node.
         self.news_at = 0.0
         self.announced_at = (0.0, 0)  # when, and at which step
         self.asked = False  # by some rank, for what is not said at each step
-        super().__init__(model, optimizers, settings, frozen, keep_average)
-        self.mirror = Mirror(self.state, optimizers, ranks)
-
-    def make_boundary(self, *parts: Any) -> RanksBoundary:
-        return RanksBoundary(self.ranks, *parts)
+        live = LiveModel(trained, settings.config, partial(RanksBoundary, ranks), corrects=False)
+        assert isinstance(live.boundary, RanksBoundary)
+        self.boundary = live.boundary
+        self.side = TrainingSide(live, settings, self, self)
+        self.live, self.network, self.run = live, self.side.network, self.side.run
+        self.average, self.samplers = live.average, self.side.samplers
+        self.listeners = self.side.listeners
+        self.mirror = Mirror(live.state, live.optimizers, ranks)
 
     # -- life ----------------------------------------------------------------------------------------------------
+    @property
+    def model(self) -> Any:
+        """Return the model, by which a second node over it is found."""
+        return self.side.model
+
     def start(self) -> None:
         self.ranks.open()
         try:
@@ -67,37 +71,45 @@ class Leader(TrainingSide):
             raise
 
     def begin(self) -> None:
-        keys = [type(one).__name__ for one in self.optimizers.all]
-        self.ranks.tell("hello", (self.state.layout.fingerprint, keys, self.lockstep))
-        super().start()
+        keys = [type(one).__name__ for one in self.live.optimizers.all]
+        self.ranks.tell("hello", (self.live.state.layout.fingerprint, keys, self.lockstep))
+        self.side.start(self)
         self.swapped = True  # The ranks' models may differ before the start.
 
     def close(self, error: BaseException | None = None) -> None:
         try:
             self.ranks.leave(error)
         finally:
-            self.stop()
+            self.side.stop()
 
     @property
     def lockstep(self) -> bool:
-        return self.config.max_version_gap is not None
+        return self.side.config.max_version_gap is not None
 
     # -- what is looked at: what all ranks know, but where this one speaks for them ----------------------------------
     @property
+    def me(self) -> PeerId:
+        return self.side.me
+
+    @property
+    def address(self) -> str:
+        return self.side.address
+
+    @property
     def view(self) -> SwarmView:
-        return self.service.view if self.ranks.standing else self.known.view
+        return self.side.service.view if self.ranks.standing else self.known.view
 
     @property
     def finished(self) -> bool:
-        return super().finished if self.ranks.standing else self.known.finished
+        return self.side.finished if self.ranks.standing else self.known.finished
 
     @property
     def swarm_samples(self) -> int:
-        return super().swarm_samples if self.ranks.standing else self.known.swarm_samples
+        return self.side.swarm_samples if self.ranks.standing else self.known.swarm_samples
 
     @property
     def trained_on(self) -> int:
-        return self.samples + self.known.ahead
+        return self.run.samples + self.ahead
 
     def members(self) -> tuple[Member, ...]:
         return self.known.members()
@@ -108,16 +120,16 @@ class Leader(TrainingSide):
     # -- steps -----------------------------------------------------------------------------------------------------
     def step(self, loss: Any, samples: int) -> None:
         start, known = time.perf_counter(), self.known
-        self.steps += 1
+        self.run.steps += 1
         known.trained(samples)
         if loss is not None:
-            self.loss.give(loss)
-        visit: Callable[[], None] = partial(self.loop.step, self.steps, start + self.service.clock_s)
+            self.side.loss.give(loss)
+        visit: Callable[[], None] = partial(self.side.loop.step, self.run.steps, start + self.side.service.clock_s)
         if self.lockstep:
             visit()
-            self.heard()
-            known.say(Call.STEP, self.announced(self.loop.waits(self.loop.lands)))
-            visit = self.hold
+            self.network.heard()
+            known.say(Call.STEP, self.announced(self.side.loop.waits(self.side.loop.lands)))
+            visit = self.side.hold
         told = self.look()
         if told is not None and told.stop:
             self.stand(visit)
@@ -125,28 +137,28 @@ class Leader(TrainingSide):
             visit()
         if not self.lockstep and known.rested():
             known.say(Call.STEP, self.announced())
-        self.overheads.append(time.perf_counter() - start)
+        self.side.overheads.append(time.perf_counter() - start)
 
     def look(self) -> StepSummary | None:
         told = self.known.look()
-        self.samples = self.known.samples
+        self.run.samples = self.known.samples
         self.asked |= told is not None and told.asked
         return told
 
     def announced(self, waits: bool = False) -> StepSummary:
-        view, known, now = self.service.view, self.known.view, time.perf_counter()
+        view, known, now = self.side.service.view, self.known.view, time.perf_counter()
         stop = waits or bool(self.boundary.waiting) or view.changes != known.changes or self.news_due
-        (before, steps), self.announced_at = self.announced_at, (now, self.steps)
-        gap = int(SUM_S * (self.steps - steps) / (now - before)) if before else 1
+        (before, steps), self.announced_at = self.announced_at, (now, self.run.steps)
+        gap = int(SUM_S * (self.run.steps - steps) / (now - before)) if before else 1
         return StepSummary(
             stop=stop, swarm_samples=view.swarm_samples, own_samples=view.own_samples, sharers=view.sharers,
-            finished=super().finished, gap=min(max(gap, 1), LONGEST_GAP),
+            finished=self.side.finished, gap=min(max(gap, 1), LONGEST_GAP),
         )  # fmt: skip
 
     def together(self, call: Call, do: Callable[[], T]) -> T:
         """Run ``do`` at a boundary at which all ranks stand; its result or exception goes to all of them."""
         self.known.meet(call)
-        self.samples = self.known.samples
+        self.run.samples = self.known.samples
         self.news_at = 0.0  # So the next report contains members and metrics.
         return self.stand(do)
 
@@ -172,73 +184,74 @@ class Leader(TrainingSide):
             raise error
         return result  # type: ignore[return-value]
 
-    def visit(self) -> None:
-        self.ranks.beat()
-        super().visit()
-
     @property
     def news_due(self) -> bool:
         return self.asked and time.monotonic() - self.news_at > NEWS_S
 
     def fresh(self) -> SwarmReport | None:
         """Return a report for the other ranks; None if this node could not start."""
-        if self.service.runtime is None:
+        if self.side.service.runtime is None:
             return None
         latest = self.known.latest
         if latest is None or not self.news_at or self.news_due:
             self.news_at = time.monotonic()
-            members, metrics = super().members(), super().metrics()
+            members, metrics = self.side.members(), self.side.metrics()
         else:
             members, metrics = latest.members, latest.metrics
         news = SwarmReport(
-            self.me, self.address, self.service.view, self.finished, self.passes, super().state_dict(), members, metrics
-        )
+            self.me, self.address, self.side.view, self.finished, self.samplers.passes, self.run.state_dict(), members,
+            metrics,
+        )  # fmt: skip
         self.known.hear(news)
         return news
 
-    # -- the loop's owner ------------------------------------------------------------------------------------------
-    def mixed(self, updates: Sequence[Update]) -> None:
-        super().mixed(updates)
+    # -- the other ranks, as the training side tells them -----------------------------------------------------------
+    def mixed(self) -> None:
         self.ranks.tell("mixed")
 
-    def replaced(self, vector: Any) -> None:
-        super().replaced(vector)
+    def replaced(self) -> None:
         self.swapped = True
+
+    def beat(self) -> None:
+        self.ranks.beat()
+
+    @property
+    def ahead(self) -> int:
+        return self.known.ahead
 
     # -- calls that all ranks make ---------------------------------------------------------------------------------
     def settle(self, seconds: float, wait_s: float = 0.0) -> float | None:
-        return self.together(Call.SETTLE, partial(super().settle, seconds, wait_s))
+        return self.together(Call.SETTLE, partial(self.side.settle, seconds, wait_s))
 
     def finish(self, seconds: float) -> None:
-        self.together(Call.FINISH, partial(super().finish, seconds))
+        self.together(Call.FINISH, partial(self.side.finish, seconds))
 
     def merge(self, run: str) -> None:
-        self.together(Call.MERGE, partial(super().merge, run))
+        self.together(Call.MERGE, partial(self.side.merge, run))
 
     def reduce(self, figures: Mapping[str, Any]) -> dict[str, Reduced]:
-        return self.together(Call.REDUCE, partial(super().reduce, figures))
+        return self.together(Call.REDUCE, partial(self.side.reduce, figures))
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
-        return self.together(Call.LOAD, partial(super().load, path))
+        return self.together(Call.LOAD, partial(self.side.load, path))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if self.service.runtime is None:
-            super().load_state_dict(state)
+        if self.side.service.runtime is None:
+            self.run.load_state_dict(state)
         else:
-            check_state(state, self.state)
-            self.together(Call.LOAD, partial(super().load_state_dict, state))
+            check_state(state, self.live.state)
+            self.together(Call.LOAD, partial(self.side.load_state_dict, state))
 
-    def go_on(self, meta: Mapping[str, Any], origin: str, put: Callable[[], None]) -> None:
-        def put_everywhere() -> None:
-            put()
-            self.swapped = True
-
-        super().go_on(meta, origin, put_everywhere)
+    def save(self, path: str | os.PathLike[str]) -> None:
+        self.run.save(path, self.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
-        state, ahead = super().state_dict(), self.known.ahead
-        more = self.view.sharers * ahead
-        return state | {"samples": state["samples"] + ahead, "swarm_samples": state["swarm_samples"] + more}
+        state = self.run.state_dict()
+        if self.ranks.standing:
+            return state
+        # What all ranks know, so that each states the same.
+        ahead = self.view.sharers * self.ahead
+        return state | {"swarm_samples": self.swarm_samples + ahead, "members": len(self.view.owners)}
 
 
 def portable(error: BaseException | None) -> LocalError | None:

@@ -1,0 +1,1 @@
+"""The training thread of a node: its loop, its run, and the ranks that train one model together."""
