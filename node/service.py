@@ -73,7 +73,7 @@ class NodeModel(SharedModel, Protocol):
     def wake(self) -> WakeEvent: ...
 
 
-class Measured(Protocol):
+class MeasuredLoop(Protocol):
     """The training loop, as people see it. Both calls come from the network thread."""
 
     def figures(self) -> Reading:
@@ -89,7 +89,7 @@ class Service:
     The training thread reads ``view``, ``signals`` and plain numbers of ``runtime``.
     """
 
-    def __init__(self, settings: Settings, live: NodeModel, signals: LoopHints, loop: Measured) -> None:
+    def __init__(self, settings: Settings, live: NodeModel, signals: LoopHints, loop: MeasuredLoop) -> None:
         self.settings, self.live, self.signals, self.loop = settings, live, signals, loop
         self.identity = Identity.load(settings.state_dir)
         self.state_dir = StateDir(settings.state_dir)

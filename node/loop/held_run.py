@@ -87,10 +87,9 @@ class HeldRun:
         return {
             "fingerprint": self.live.state.layout.contents, "run_id": peer.view.run_id.hex(),
             "version": peer.local.version, "steps": self.steps, "samples": self.samples + ahead,
-            "swarm_samples": self.swarm_samples + self.view.sharers * ahead,
-            "passes": self.samplers.passes, "samplers": self.samplers.state(),
-            "finished": peer.view.finished, "node": self.network.service.identity.id.hex(),
-            "members": len(self.view.owners),
+            "swarm_samples": self.swarm_samples + self.view.sharers * ahead, "passes": self.samplers.passes,
+            "samplers": self.samplers.state(), "finished": peer.view.finished,
+            "node": self.network.service.identity.id.hex(), "members": len(self.view.owners),
         }  # fmt: skip
 
     def save(self, path: str | os.PathLike[str], state: Mapping[str, Any] | None = None) -> None:

@@ -22,7 +22,7 @@ HERE = MemberState.ALIVE, MemberState.SUSPECT
 SETTLED = 1e-4  # |theirs - ours| / |ours| below which nodes agree.
 
 
-class Visitor(Protocol):
+class AtBoundary(Protocol):
     """The training loop at its step boundary."""
 
     def visit(self) -> None:
@@ -32,7 +32,7 @@ class Visitor(Protocol):
 class Settling:
     """The waits of a training loop that takes no steps. Each visits the boundary meanwhile."""
 
-    def __init__(self, live: LiveModel, network: NetworkSide, run: HeldRun, loop: Visitor) -> None:
+    def __init__(self, live: LiveModel, network: NetworkSide, run: HeldRun, loop: AtBoundary) -> None:
         self.live, self.network, self.run, self.loop = live, network, run, loop
         self.own_figures = Figures()  # The figures that other members are told.
         self.settled_at: int | None = None  # The step count at which this loop settled, until it continues.
