@@ -19,6 +19,7 @@ from gossip.arithmetic.subsets import ALL, Subset, lasting_parts
 from gossip.averaging.all_reduce import GroupAverage
 from gossip.averaging.boundary import Adoption, Boundary, Visit
 from gossip.averaging.jobs import Averaging, Beginning, Copying, Job, MakingRoom, Mixing, Reserving, TakingOver
+from gossip.averaging.model import finite_of, torn
 from gossip.averaging.pair import PairAverage
 from gossip.averaging.vectors import Cut, Floats, Vector, Vectors
 from gossip.codecs import Spread, get_codec, needs_spread
@@ -103,7 +104,7 @@ class Averager:
 
     __slots__ = (
         "boundary", "config", "counted", "driver", "generation", "groups", "joining", "lock", "movement", "outer",
-        "pairs", "part", "peer", "snapshots", "spreads", "vectors",
+        "pairs", "part", "peer", "snapshots", "spreads", "vectors", "warned",
     )  # fmt: skip
 
     def __init__(
@@ -120,6 +121,7 @@ class Averager:
         self.generation = 0  # Number of times that the weights were replaced from outside.
         self.counted = 0  # ``taken`` of the newest snapshot whose local progress is counted.
         self.part = ALL  # Part of our next mix.
+        self.warned: set[str] = set()
         size = peer.view.elements
         parts = lasting_parts(config.part, size) if needs_spread(config.codec) else []
         self.spreads = {part: Spread(part.elements(size)) for part in parts}
@@ -443,6 +445,11 @@ class Averager:
                 self.movement.merged(update.sample, ratio)
         for vector in visit.read:
             self.vectors.give(vector)
+        for vector, copy in visit.checks:
+            if vector.finite is None:
+                vector.finite = finite_of(copy)
+        if visit.failed or visit.lost or any(torn(copy) for copy in visit.copies):
+            self.lose(visit)
         current = visit.decided == boundary.decided
         for session, vector, mass in visit.snapshots:
             if not (mass or vector.passing or self.peer.view.concerns(session)):
@@ -459,6 +466,36 @@ class Averager:
             self.use_spare(visit.spare, current)
         if visit.kept is not None:
             self.keep(visit.kept, visit.lives)
+
+    def lose(self, visit: Visit) -> None:
+        """End the exchanges whose snapshots could not be taken; training and the other exchanges go on."""
+        if visit.failed or visit.lost:
+            self.warn(
+                "The model's device has no memory left for an exchange, which is given up: training goes on. Leave "
+                "256 MB of it free."
+            )
+        for session in visit.failed:
+            self.fail(session, "fault")
+        if not any(torn(copy) for copy in visit.copies):
+            return
+        self.warn(
+            "The weights changed outside the optimizer while they were copied, and an exchange is given up: change "
+            "them before node.step(). Copies take their memory on the device first from now on."
+        )
+        snapshots, visit.snapshots = visit.snapshots, ()
+        for session, vector, mass in snapshots:
+            self.failed(session, "fault")
+            self.snapshotted(session, vector, mass)  # The session has ended: it gives the vector back, and the mass.
+        for spare in (visit.spare, visit.kept):
+            if spare is not None:
+                self.vectors.give(spare)
+        visit.spare = visit.kept = None
+
+    def warn(self, sentence: str) -> None:
+        """Tell a person, once for each sentence."""
+        if sentence not in self.warned:
+            self.warned.add(sentence)
+            self.driver.perform([Notice("device", sentence)])
 
     def use_spare(self, spare: Vector, current: bool) -> None:
         for session in self.shares(spare) if current else ():

@@ -13,96 +13,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
 
 from gossip.arithmetic.mixing import push_mass
 from gossip.arithmetic.subsets import Subset
+from gossip.averaging.model import Backup, Model, Pending, Upload
 from gossip.averaging.vectors import Cut, Floats, Positions, Vector, Vectors
 
-__all__ = ["Adoption", "Backup", "Boundary", "Model", "Pending", "Update", "Visit"]
-
-
-class Pending(Protocol):
-    """A copy in progress. Until it is done, its target must not be read and its source must not be written."""
-
-    def done(self) -> bool: ...
-
-
-class Model(Protocol):
-    """The live weights, and the optimizer's state behind them, which only the training loop changes.
-
-    Methods return None if the copy is done already. Frozen weights, which no exchange carries, lie behind the others.
-    """
-
-    @property
-    def finite(self) -> bool | None:
-        """Return True if all values of the last read were finite, None if they were not checked."""
-
-    @property
-    def weighs(self) -> bool:
-        """Return True if a difference may come with its weight, which then costs no extra pass."""
-
-    def size(self) -> int:
-        """Return the number of weights that exchanges carry."""
-
-    def optimizer_range(self) -> range:
-        """Return the range of the optimizer's state, behind all weights, in the vector that newcomers take."""
-
-    def begin_read(self, out: Floats) -> Pending | None:
-        """Begin ``out[:] = weights``."""
-
-    def begin_read_optimizer(self, out: Floats, start: int) -> Pending | None:
-        """Begin ``out[:]`` = the optimizer's state, from ``start`` of what newcomers take on."""
-
-    def begin_read_piece(self, out: Floats, start: int) -> Pending | None:
-        """Begin ``out[:]`` = the weights from ``start`` on, none of them frozen."""
-
-    def begin_read_at(self, out: Floats, positions: Positions) -> Pending | None:
-        """Begin ``out[:] = weights[positions]``."""
-
-    def read_frozen(self, out: Floats, start: int) -> None:
-        """Set ``out[:]`` to the frozen weights from ``start`` on. Any thread may call this."""
-
-    def add(self, values: Floats) -> Pending | None:
-        """Begin ``weights += values``."""
-
-    def add_weighted(self, values: Floats, weight: float) -> Pending | None:
-        """Begin ``weights += weight values``, if the model :attr:`weighs`; ``values`` may be overwritten."""
-
-    def add_read(self, values: Floats, weight: float) -> bool:
-        """Add ``weight values``, then set ``values[:] = weights``, in one pass. Or change nothing and return False."""
-
-    def add_at(self, values: Floats, positions: Positions) -> Pending | None:
-        """Begin ``weights[positions] += values``."""
-
-    def merge(self, vector: Floats, ratio: float) -> Pending | None:
-        """Begin ``weights += ratio (vector - weights)``; ``vector`` may be overwritten."""
-
-    def adopt(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
-        """Overwrite the weights, and the optimizer's state if this optimizer keeps these keys."""
-
-
-class Backup(Protocol):
-    """A backup of the weights while others are on trial."""
-
-    why_not: str
-
-    @property
-    def holds(self) -> bool:
-        """Return True if there is a backup."""
-
-    def keep(self) -> bool:
-        """Back up the weights. Return False, with the reason in ``why_not``, if that is not possible."""
-
-    def distance(self, theirs: Floats) -> tuple[float, float]:
-        """Return ``|theirs - kept|^2`` and ``|kept|^2``."""
-
-    def put_back(self) -> Floats:
-        """Overwrite the live weights with the backup, and return it."""
-
-    def forget(self) -> None:
-        """Discard the backup."""
+__all__ = ["Adoption", "Boundary", "Update", "Visit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +32,7 @@ class Update:
     sample: Floats | None = None  # Sample of a vector to merge, taken before the merge overwrites the vector.
     positions: Positions | None = None
     weight: float = 1.0  # Weight of a difference of all elements.
+    upload: Upload | None = None  # Its values, if they go to a device first.
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,20 +61,26 @@ class Visit:
     decided: int = 0  # ``Boundary.decided`` at the visit: the copies hold all updates until then, and none after.
     spare: Vector | None = None  # A copy for the exchange that is expected to begin now.
     kept: Vector | None = None  # A copy for newcomers that come while the training loop stands.
+    checks: Sequence[tuple[Vector, Pending]] = ()  # Copies that will know whether their values are finite.
+    failed: Sequence[int] = ()  # Sessions whose snapshot found no memory on the model's device.
+    lost: int = 0  # Updates that found no memory there, and are not in the weights.
     lives: int = 0  # ``Boundary.lives`` at the visit: identifies the weights that were copied.
 
     @property
     def updates_alone(self) -> bool:
         """Return True if the visit did nothing that the peer must be told."""
-        return not (self.snapshots or self.spare is not None or self.kept is not None or self.replaced)
+        copied = self.snapshots or self.spare is not None or self.kept is not None
+        return not (copied or self.replaced or self.failed or self.lost)
 
     @property
     def replaced(self) -> bool:
         """Return True if other weights replaced the present ones, or were to."""
         return self.adopted or self.restored or bool(self.not_kept)
 
-    def await_copy(self, copy: Pending | None) -> bool:
-        """Record a copy that is in progress. Return False if there is none to wait for."""
+    def await_copy(self, copy: Pending | None, vector: Vector | None = None) -> bool:
+        """Record a copy that is in progress, into ``vector`` alone. Return False if there is none to wait for."""
+        if copy is not None and vector is not None:
+            self.checks = (*self.checks, (vector, copy))
         if copy is None or copy.done():
             return False
         self.copies = (*self.copies, copy)
@@ -181,7 +106,7 @@ class Boundary:
 
     __slots__ = (
         "adoption", "conserves", "decided", "expected", "kept", "lives", "lock", "mass", "model", "owed", "requests",
-        "rest", "restoring", "sampled", "updates", "vectors", "visits", "wake", "wanted",
+        "rest", "restoring", "sampled", "updates", "uploads", "vectors", "visits", "wake", "wanted",
     )  # fmt: skip
 
     def __init__(
@@ -193,6 +118,9 @@ class Boundary:
         self.conserves = conserves  # A push takes mass away from the model.
         self.lock: AbstractContextManager[object] = nullcontext() if lock is None else lock
         self.wake, self.rest = wake, rest
+        # Whether an update goes to the model's device when it arrives, and is added once it is there. Otherwise the
+        # boundary brings it there, and the device waits.
+        self.uploads = False
         self.mass = 1.0  # Push-sum mass: it changes with the weights, so only in the training loop.
         self.wanted = False
         self.requests: dict[int, Request] = {}  # Requests by session.
@@ -254,6 +182,8 @@ class Boundary:
 
     def want_update(self, update: Update) -> None:
         """Deliver an announced update."""
+        if self.uploads and update.positions is None:
+            update = replace(update, upload=self.model.begin_upload(update.vector.array))
         with self.lock:
             self.updates.append(update)
             self.signal()
@@ -323,7 +253,8 @@ class Boundary:
             keep: Take a copy for newcomers, which may come while the loop stands.
         """
         with self.lock:
-            updates, self.updates = self.updates, []
+            ready = self.uploaded()
+            updates, self.updates = self.updates[:ready], self.updates[ready:]
             self.owed -= len(updates)
             current, wishes, self.requests = not self.owed, self.requests, {}
             requests: dict[int, Request] = {}
@@ -332,8 +263,8 @@ class Boundary:
                 (self.requests if waits else requests)[session] = one
             adoption, self.adoption = self.adoption, None
             restoring, self.restoring = self.restoring, False
-            self.wanted = False
-            if self.rest is not None:
+            self.wanted = bool(self.updates)
+            if self.rest is not None and not self.wanted:
                 self.rest()
             visit = Visit(updates=updates, decided=self.decided)
         if restoring:
@@ -361,16 +292,35 @@ class Boundary:
         visit.lives = self.lives
         return visit
 
-    def copy_piece(self, piece: Vector, visit: Visit) -> None:
-        """Copy a piece for a newcomer. It holds nothing if the optimizer's state has changed its length."""
+    def uploaded(self) -> int:
+        """Return how many updates can be applied without waiting: of those in order, the ones that are uploaded.
+
+        Before the weights are replaced, all must be applied. The caller holds the lock.
+        """
+        if self.adoption is None and not self.restoring:
+            for number, update in enumerate(self.updates):
+                if update.upload is not None and not update.upload.done():
+                    return number
+        return len(self.updates)
+
+    def copy_piece(self, piece: Vector, visit: Visit) -> bool:
+        """Copy a piece for a newcomer. It holds nothing if the optimizer's state has changed its length.
+
+        Return False if there is no memory for it.
+        """
         model, start, stop = self.model, piece.start, piece.start + piece.array.size
         place = model.optimizer_range()
-        if stop <= model.size():
-            visit.await_copy(model.begin_read_piece(piece.array, start))
-        elif place.start <= start and stop <= place.stop:
-            visit.await_copy(model.begin_read_optimizer(piece.array, start))
-        else:
-            piece.start = sys.maxsize
+        try:
+            if stop <= model.size():
+                visit.await_copy(model.begin_read_piece(piece.array, start), piece)
+            elif place.start <= start and stop <= place.stop:
+                visit.await_copy(model.begin_read_optimizer(piece.array, start), piece)
+            else:
+                piece.start = sys.maxsize
+        except MemoryError:
+            self.vectors.give(piece)
+            return False
+        return True
 
     def copied_elements(self, cut: Cut | None) -> int:
         """Return the length of a copy of this cut, the sampled elements included."""
@@ -383,24 +333,35 @@ class Boundary:
         part = None if cut is None else cut.part
         return part in copies or self.vectors.at_hand(self.copied_elements(cut))
 
-    def copy(self, visit: Visit, cut: Cut | None, copies: dict[Subset | None, Vector]) -> Vector:
-        """Copy the live weights, or only the cut. Requests of a visit for the same part share one of ``copies``."""
+    def copy(self, visit: Visit, cut: Cut | None, copies: dict[Subset | None, Vector]) -> Vector | None:
+        """Copy the live weights, or only the cut. Requests of a visit for the same part share one of ``copies``.
+
+        Return None if the model's device has no memory for it.
+        """
         model, part = self.model, None if cut is None else cut.part
         vector = copies.get(part)
         if vector is not None:
             vector.users += 1  # No other thread knows this vector yet.
             return vector
-        if cut is None:
-            vector = copies[part] = self.vectors.take(model.size())
-            visit.await_copy(model.begin_read(vector.array))
-            vector.finite = model.finite
-            return vector
-        elements, sampled = cut.positions.size, self.sampled
-        vector = copies[part] = self.vectors.take(self.copied_elements(cut))
-        vector.cut = cut
-        visit.await_copy(model.begin_read_at(vector.array[:elements], cut.positions))
-        if sampled is not None:
-            visit.await_copy(model.begin_read_at(vector.array[elements:], sampled))
+        vector = self.vectors.take(self.copied_elements(cut))
+        pending = False
+        try:
+            if cut is None:
+                visit.await_copy(model.begin_read(vector.array), vector)
+                vector.finite = model.finite
+            else:
+                elements, sampled = cut.positions.size, self.sampled
+                vector.cut = cut
+                pending = visit.await_copy(model.begin_read_at(vector.array[:elements], cut.positions))
+                if sampled is not None:
+                    visit.await_copy(model.begin_read_at(vector.array[elements:], sampled))
+        except MemoryError:
+            if pending:
+                visit.read.append(vector)  # It is given back once nothing writes to it.
+            else:
+                self.vectors.give(vector)
+            return None
+        copies[part] = vector
         return vector
 
     def fulfil(
@@ -411,8 +372,11 @@ class Boundary:
             mass, vector = 0.0, request.piece
             if vector is None:
                 vector = self.copy(visit, request.cut, copies)
-            else:
-                self.copy_piece(vector, visit)
+            elif not self.copy_piece(vector, visit):
+                vector = None
+            if vector is None:
+                visit.failed = (*visit.failed, session)
+                continue
             if request.pushes:
                 mass, self.mass = push_mass(self.mass, request.pushes, self.conserves)
             snapshots.append((session, vector, mass))
@@ -423,26 +387,38 @@ class Boundary:
 
         ``copies``: all weights will be copied next, perhaps into the vector of the update.
         """
-        values, ratio = update.vector.array, 0.0
-        if update.positions is not None:
-            pending = self.model.add_at(values, update.positions)
-        elif update.mass is None:
-            weight = update.weight
-            if copies is not None and self.model.add_read(values, weight):
-                update.vector.users, update.vector.finite = 0, self.model.finite
-                copies[None] = update.vector
-                return ratio
-            pending = self.model.add(values) if weight == 1.0 else self.model.add_weighted(values, weight)
-        else:
-            total = self.mass + update.mass
-            ratio = update.mass / total
-            pending = self.model.merge(values, ratio)
-            self.mass = total
+        whole = update.mass is None and update.positions is None and update.upload is None
+        if copies is not None and whole and self.model.add_read(update.vector.array, update.weight):
+            update.vector.users, update.vector.finite = 0, self.model.finite
+            copies[None] = update.vector
+            return 0.0
+        ratio = 0.0 if update.mass is None else update.mass / (self.mass + update.mass)
+        try:
+            pending = self.added(update) if update.mass is None else self.merged(update, ratio)
+        except MemoryError:
+            visit.lost += 1
+            self.vectors.give(update.vector)
+            return 0.0
+        if update.mass is not None:
+            self.mass += update.mass
         if visit.await_copy(pending):
             visit.read.append(update.vector)
         else:  # The vector is free at once, and this visit may copy into it.
             self.vectors.give(update.vector)
         return ratio
+
+    def added(self, update: Update) -> Pending | None:
+        values, weight = update.vector.array, update.weight
+        if update.positions is not None:
+            return self.model.add_at(values, update.positions)
+        if update.upload is not None:
+            return update.upload.add()
+        return self.model.add(values) if weight == 1.0 else self.model.add_weighted(values, weight)
+
+    def merged(self, update: Update, ratio: float) -> Pending | None:
+        if update.upload is not None:
+            return update.upload.merge(ratio)
+        return self.model.merge(update.vector.array, ratio)
 
     def adopt(self, adoption: Adoption, visit: Visit, replaced: Callable[[Floats], None]) -> None:
         if adoption.trial:

@@ -53,11 +53,12 @@ class Trained:
 class LiveModel:
     """The model that one training loop trains, and all that depends on its weights.
 
-    ``make_boundary`` makes the step boundary. ``corrects``: learn a correction for the bias of this node's data.
+    ``make_boundary`` makes the step boundary. ``alone``: no other ranks train this model. Only then does the node learn
+    a correction for the bias of its data, and do updates go to a device ahead of their boundary.
     """
 
     def __init__(
-        self, trained: Trained, config: Config, make_boundary: Callable[..., Boundary] = Boundary, corrects: bool = True
+        self, trained: Trained, config: Config, make_boundary: Callable[..., Boundary] = Boundary, alone: bool = True
     ) -> None:
         self.model, self.optimizers = trained.model, trained.optimizers
         self.state = trained.state()
@@ -69,9 +70,11 @@ class LiveModel:
         self.boundary = make_boundary(
             self.state, self.pool, self.backup, config.conserves, threading.Lock(), self.wake.set, self.wake.clear
         )
+        # A loop that stands at its boundary until a mix has landed waits for the update there.
+        self.boundary.uploads = alone and config.max_version_gap is None
         self.outer = OuterStep(self.state.layout.parameters, *config.outer, config.averaged)
         every = config.first_interval
-        if config.kappa and every is not None and corrects:
+        if config.kappa and every is not None and alone:
             self.outer.correction = Correction(
                 self.state.layout.exchanged, self.state.layout.parameters, config.kappa, every
             )

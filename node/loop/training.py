@@ -363,6 +363,8 @@ class TrainingSide:
         if now - self.optimizer_at > 5.0 or (self.live.optimizers.all and not runtime.peer.local.optimizer_keys):
             self.optimizer_at = now
             optimizer = self.optimizer_state()
+            if optimizer is None:
+                self.optimizer_at = -math.inf
         if now - self.viewed_at > REPORT_S:
             self.viewed_at = now
             self.network.thread.call(self.service.refresh)
@@ -403,10 +405,15 @@ class TrainingSide:
             sentence = f"The loss is not finite (step {self.run.steps}); the weights still are, and are mixed."
             self.network.announce("loss", sentence)
 
-    def optimizer_state(self) -> tuple[tuple[str, ...], tuple[tuple[str, float], ...]]:
-        """Return the optimizer state that newcomers get; nothing if it has more tensors than may be exchanged."""
+    def optimizer_state(self) -> tuple[tuple[str, ...], tuple[tuple[str, float], ...]] | None:
+        """Return the optimizer state that newcomers get; nothing if it has more tensors than may be exchanged.
+
+        None if it is still on its way from a device.
+        """
+        state = self.live.state
         try:
-            return self.live.state.optimizer_keys, tuple(self.live.state.optimizer_scalars().items())
+            scalars = state.recent_optimizer_scalars()
+            return None if scalars is None else (state.optimizer_keys, tuple(scalars.items()))
         except LayoutError:
             return (), ()
 

@@ -6,6 +6,7 @@ import copy
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,6 +33,8 @@ class OptimizerState:
 
     def __init__(self, tensors: LiveTensors, optimizers: Optimizers) -> None:
         self._tensors, self._optimizers = tensors, optimizers.all
+        self._copy: ScalarCopy | None = None  # On its way from the device.
+        self._arrived: dict[str, float] | None = None
         ours = {id(tensor) for tensor in tensors.current()}
         for one in self._optimizers:
             if not any(id(parameter) in ours for group in one.param_groups for parameter in group["params"]):
@@ -66,16 +69,39 @@ class OptimizerState:
         return found
 
     def scalars(self) -> dict[str, float]:
-        """Return the state's scalars, each as the largest value over the trained parameters."""
+        """Return the state's scalars, each as the largest value over the trained parameters. Waits for a device."""
+        numbers, there = self.largest()
+        return {**numbers, **({} if there is None else dict(zip(there.names, there.values.tolist(), strict=True)))}
+
+    def recent_scalars(self) -> dict[str, float] | None:
+        """Return the scalars as they were when this was last called, or None before that has arrived.
+
+        One copy brings all of them from the device, and nothing waits for it. Without a device they are the present
+        ones.
+        """
+        numbers, there = self.largest()
+        if there is None:
+            return numbers
+        if self._copy is None or self._copy.done():
+            arrived, self._copy = self._copy, ScalarCopy(there)
+            if arrived is not None and arrived.names == there.names:
+                self._arrived = arrived.scalars()
+        return None if self._arrived is None else {**numbers, **self._arrived}
+
+    def largest(self) -> tuple[dict[str, float], DeviceScalars | None]:
+        """Return each scalar's largest value: numbers of the host, and those that lie on a device."""
         keys = self.keys
-        if not keys:
-            return {}
-        scalars: dict[str, float] = {}
-        for state in self.each():
+        numbers: dict[str, float] = {}
+        there: dict[str, list[Tensor]] = {}
+        for state in self.each() if keys else ():
             for key, value in state.items():
-                if key not in keys and _is_scalar(value):
-                    scalars[key] = max(float(value), scalars.get(key, -math.inf))
-        return scalars
+                if key in keys or not _is_scalar(value):
+                    continue
+                if isinstance(value, Tensor) and value.device.type != "cpu":
+                    there.setdefault(key, []).append(value)
+                else:
+                    numbers[key] = max(float(value), numbers.get(key, -math.inf))
+        return numbers, DeviceScalars.of(there) if there else None
 
     def owners(self) -> dict[int, torch.optim.Optimizer]:
         """Map each tensor's id to its optimizer; computed anew, since groups may be added."""
@@ -177,6 +203,40 @@ class OptimizerState:
             kept = [value for value in state.values() if isinstance(value, Tensor) and value.is_floating_point()]
             if not all(bool(torch.isfinite(value).all()) for value in kept):
                 state.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceScalars:
+    """The largest values of some scalars, on the first device that has any."""
+
+    names: tuple[str, ...]
+    values: Tensor
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Sequence[Tensor]]) -> DeviceScalars:
+        device = next(iter(tensors.values()))[0].device
+        rows = [torch.stack([each.to(device, torch.float32) for each in row]).amax() for row in tensors.values()]
+        return cls(tuple(tensors), torch.stack(rows))
+
+
+class ScalarCopy:
+    """Scalars on their way from a device."""
+
+    def __init__(self, there: DeviceScalars) -> None:
+        self.names = there.names
+        self.event: torch.cuda.Event | None = None
+        if there.values.is_cuda:
+            self.host = torch.empty(len(there.names), pin_memory=True)
+            self.host.copy_(there.values, non_blocking=True)
+            self.event = torch.cuda.current_stream(there.values.device).record_event()
+        else:
+            self.host = there.values.cpu()
+
+    def done(self) -> bool:
+        return self.event is None or self.event.query()  # type: ignore[no-untyped-call]
+
+    def scalars(self) -> dict[str, float]:
+        return dict(zip(self.names, self.host.tolist(), strict=True))
 
 
 def _tried(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:

@@ -2,19 +2,15 @@
 
 Only the training thread touches live tensors, between two steps. A copy is two or three large calls: one C++ call cuts
 the flat buffer into views, one foreach call moves them all. Cutting takes 1 us a tensor. The views are not cached,
-because a cache would pin every buffer.
-
-The CUDA branch is tested as far as a CPU allows; it is not measured.
+because a cache would pin every buffer. On CUDA, :mod:`node.model.device` copies.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -23,34 +19,21 @@ from torch import Tensor, nn
 
 from gossip.averaging.vectors import Vector
 from gossip.errors import CheckpointError, LayoutError
+from node.model.device.copies import Copies, joined, memory_errors
+from node.model.device.downloads import Downloads
+from node.model.device.guard import StepGuard
+from node.model.device.places import Places, sent
+from node.model.device.streams import CopyStreams
+from node.model.device.uploads import Ahead, Change, Uploads, Work
 from node.model.flat import add, add_at, cut, elements, host_of, in_one_pass, merge, plain, runs, stretch, worth
 from node.model.optimizer_state import OptimizerState
 from node.model.optimizers import Optimizers
 from node.model.state import Floats, Positions, State
 from node.model.tensors import LiveTensors, plain_name
 
-__all__ = ["Copies", "ModelState"]
+__all__ = ["Copies", "ModelState", "UploadAhead"]
 
 MAPPED_ELEMENTS = 1 << 16  # The least size of a host vector that gets pages of its own.
-
-
-@dataclass(frozen=True, slots=True)
-class Copies:
-    """Pending copies between a host array and a device.
-
-    Until they are done, do not use the host array: a read still writes it, an addition still reads it.
-    """
-
-    events: tuple[torch.cuda.Event, ...] = ()
-
-    def done(self) -> bool:
-        """Return True once the copies have finished; always True on the CPU. Thread-safe."""
-        return not self.events or all(event.query() for event in self.events)  # type: ignore[no-untyped-call]
-
-    def wait(self) -> None:
-        """Block until the copies have finished."""
-        for event in self.events:
-            event.synchronize()
 
 
 class ModelState(State):
@@ -81,7 +64,8 @@ class ModelState(State):
         self._model, self._tensors = model, LiveTensors(model, frozen)
         given = optimizers if isinstance(optimizers, Optimizers) else Optimizers(optimizers)
         self._state = OptimizerState(self._tensors, given)
-        self._side: dict[torch.device, torch.cuda.Stream] = {}
+        streams, self._guard = CopyStreams(), StepGuard(given.all)
+        self._downloads, self._uploads, self._positions = Downloads(streams, self._guard), Uploads(streams), Places()
         # Device copies of values that are added repeatedly.
         self._held: dict[tuple[torch.device, int], tuple[int, Tensor]] = {}
         self.layout = self._tensors.layout
@@ -103,6 +87,10 @@ class ModelState(State):
         is too small, the next steps are only smaller.
         """
         return self._state.scalars()
+
+    def recent_optimizer_scalars(self) -> dict[str, float] | None:
+        """Return the scalars as of the last call, or None if they have not arrived from the device yet."""
+        return self._state.recent_scalars()
 
     @property
     def trained_elements(self) -> int:
@@ -165,38 +153,32 @@ class ModelState(State):
 
     @torch.no_grad()
     def _begin_read(self, tensors: list[Tensor], out: Floats) -> Copies:
-        events: list[torch.cuda.Event] = []
+        found: list[Copies] = []
         for device, live, host in runs(tensors, out):
-            if device.type != "cuda":
+            if device.type == "cuda":
+                found.append(self._downloads.begin(device, live, host))
+            else:
                 torch._foreach_copy_(cut(host, live), live)
-                continue
-            flat = torch.empty(host.numel(), dtype=torch.float32, device=device)
-            torch._foreach_copy_(cut(flat, live), live)
-            side = self._side_stream(device)
-            side.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(side):
-                host.copy_(flat, non_blocking=True)
-            flat.record_stream(side)  # Keep the allocator from reusing the memory during the copy.
-            events.append(side.record_event())
-        return Copies(tuple(events))
+        return joined(found)
 
     @torch.no_grad()
     def begin_read_at(self, out: Floats, positions: Positions) -> Copies:
-        """Begin to read the weights at these ascending positions; ``out`` has as many elements."""
-        events: list[torch.cuda.Event] = []
-        for device, pieces, host in self._pieces(out, positions):
-            if device.type != "cuda":
-                for live, at, values in pieces:
-                    values.copy_(live.reshape(-1).index_select(0, at))
+        """Begin to read the weights at these ascending positions, which must not change; ``out`` has as many."""
+        assert out.size == positions.size
+        live, host = self._tensors.current(), torch.from_numpy(out)
+        found: list[Copies] = []
+        with memory_errors():
+            places = self._positions.of(positions, live)
+        for run in places:
+            pieces, values = run.pieces(live), host[run.start : run.stop]
+            if run.device.type == "cuda":
+                with memory_errors():
+                    flat = torch.cat([tensor.reshape(-1).index_select(0, at).float() for tensor, at, _, _ in pieces])
+                found.append(self._downloads.begin(run.device, [flat], values, lasting=True))
                 continue
-            flat = torch.cat([live.reshape(-1).index_select(0, at.to(device)).float() for live, at, _ in pieces])
-            side = self._side_stream(device)
-            side.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(side):
-                host.copy_(flat, non_blocking=True)
-            flat.record_stream(side)
-            events.append(side.record_event())
-        return Copies(tuple(events))
+            for tensor, at, low, high in pieces:
+                values[low:high].copy_(tensor.reshape(-1).index_select(0, at))
+        return joined(found)
 
     @torch.no_grad()
     def read_frozen(self, out: Floats, start: int) -> None:
@@ -206,21 +188,20 @@ class ModelState(State):
 
     @torch.no_grad()
     def add_at(self, shift: Floats, positions: Positions) -> Copies:
-        """Add ``shift`` at these ascending positions; it has as many elements."""
-        events: list[torch.cuda.Event] = []
-        for device, pieces, host in self._pieces(shift, positions):
-            if device.type == "cuda":
-                current, side = torch.cuda.current_stream(device), self._side_stream(device)
-                with torch.cuda.stream(side):
-                    host = host.to(device, non_blocking=True)
-                events.append(side.record_event())
-                current.wait_stream(side)
-                host.record_stream(current)
-            start = 0
-            for live, at, values in pieces:
-                add_at(live, at.to(device), host[start : start + values.numel()])
-                start += values.numel()
-        return Copies(tuple(events))
+        """Add ``shift`` at these ascending positions, which must not change; it has as many elements."""
+        assert shift.size == positions.size
+        self._guard.join()
+        live, host = self._tensors.current(), torch.from_numpy(shift)
+        work: list[Work] = []
+        with memory_errors():
+            found = self._positions.of(positions, live)
+        for run in found:
+            change, values = partial(add_pieces, run.pieces(live)), host[run.start : run.stop]
+            if run.device.type == "cuda":
+                work.append(self._uploads.prepared_at(run.device, values, change))
+            else:
+                change([], values.to(run.device))
+        return Copies(tuple(event for one in work for event in one()))
 
     def add(self, shift: Floats) -> Copies:
         """Add ``shift`` to the weights, each in its own dtype, rounded once; later work of the device sees the sum.
@@ -254,32 +235,50 @@ class ModelState(State):
         for device, live, host in runs(self._weights(values), values):
             held = host
             if device.type != "cpu":
+                self._guard.join()
                 of, held = self._held.get((device, host.data_ptr()), (None, host))
                 if of != version:
-                    held = host.to(device)
+                    held, _ = sent(host, device)
                     self._held[device, host.data_ptr()] = version, held
             torch._foreach_add_(live, cut(held, live), alpha=factor)
 
     def merge(self, vector: Floats, weight: float) -> Copies:
         """Add ``weight * (vector - weights)``, as :meth:`add`."""
-        return self._apply(vector, partial(merge, weight=weight))
+        return self._apply(vector, partial(merge, weight=weight), scratch=True)
+
+    def begin_upload(self, values: Floats) -> UploadAhead | None:
+        """Begin to bring an update's values to the device, ahead of the boundary that applies it.
+
+        Any thread may call it. Returns None where nothing would be gained.
+        """
+        try:
+            tensors = self._weights(values)
+            if not any(tensor.is_cuda for tensor in tensors):
+                return None
+            parts = [
+                self._uploads.ahead(device, live, host) if device.type == "cuda" else None
+                for device, live, host in runs(tensors, values)
+            ]
+        except LayoutError:
+            return None  # The boundary raises it where the user sees it.
+        return UploadAhead(self, values, parts) if any(parts) else None
 
     @torch.no_grad()
-    def _apply(self, vector: Floats, change: Callable[[list[Tensor], Tensor], None]) -> Copies:
-        events: list[torch.cuda.Event] = []
-        for device, live, host in runs(self._weights(vector), vector):
+    def _apply(
+        self, vector: Floats, change: Change, scratch: bool = False, ahead: Sequence[Ahead | None] | None = None
+    ) -> Copies:
+        self._guard.join()
+        parts = list(runs(self._weights(vector), vector))
+        on_their_way = ahead or [None] * len(parts)
+        # All devices have their memory before the first changes.
+        work: list[Work] = [
+            self._uploads.prepared(device, live, host, change, found, scratch)
+            for (device, live, host), found in zip(parts, on_their_way, strict=True) if device.type == "cuda"
+        ]  # fmt: skip
+        for device, live, host in parts:
             if device.type != "cuda":
                 change(live, host.to(device))
-                continue
-            current = torch.cuda.current_stream(device)
-            side = self._side_stream(device)
-            with torch.cuda.stream(side):
-                flat = host.to(device, non_blocking=True)
-            events.append(side.record_event())
-            current.wait_stream(side)
-            flat.record_stream(current)
-            change(live, flat)
-        return Copies(tuple(events))
+        return Copies(tuple(event for one in work for event in one()))
 
     @torch.no_grad()
     def write(
@@ -303,6 +302,7 @@ class ModelState(State):
         live = self._tensors.current()
         host = host_of(vector, self.layout.size + len(keys) * self.trained_elements)
         live += self._state.create(keys, examples)
+        self._guard.join()
         torch._foreach_copy_(live, cut(host, live))
         self._state.set_scalars(numbers, examples)
 
@@ -349,6 +349,7 @@ class ModelState(State):
         ]  # fmt: skip
         for difference in (*lacking, *unknown, *other):
             raise CheckpointError(f"it holds another model than this node's (tensor {difference}).")
+        self._guard.join()
         if isinstance(self._model, nn.Module):
             named = {plain_name(name): name for name in self._model.state_dict()}
             self._model.load_state_dict({named[name]: value for name, value in tensors.items()})
@@ -361,28 +362,33 @@ class ModelState(State):
         tensors = self._tensors.current()
         return tensors if vector.size == self.layout.size else tensors[: self._exchanged]
 
-    def _pieces(
-        self, vector: Floats, positions: Positions
-    ) -> Iterator[tuple[torch.device, list[tuple[Tensor, Tensor, Tensor]], Tensor]]:
-        """For each device, yield the tensors that have some of these positions, and their piece of the host vector.
 
-        Each tensor comes with the positions relative to its start, and with its values in the host vector.
-        """
-        assert vector.size == positions.size
-        tensors = self._tensors.current()
-        host, places = torch.from_numpy(vector), torch.from_numpy(positions)
-        ends = np.cumsum([tensor.numel() for tensor in tensors])
-        if positions.size and not 0 <= positions[0] <= positions[-1] < ends[-1]:
-            raise LayoutError("Positions lie outside the model, which has changed meanwhile: make a new Node.")
-        bounds = np.searchsorted(positions, ends).tolist()
-        rows = zip(tensors, [0, *bounds[:-1]], bounds, [0, *ends[:-1].tolist()], strict=True)
-        for device, run in groupby((row for row in rows if row[1] < row[2]), key=lambda row: row[0].device):
-            held = list(run)
-            pieces = [(live, places[low:high] - start, host[low:high]) for live, low, high, start in held]
-            yield device, pieces, host[held[0][1] : held[-1][2]]
+def add_pieces(pieces: list[tuple[Tensor, Tensor, int, int]], _: list[Tensor], values: Tensor) -> None:
+    """Add to each tensor its values at its positions."""
+    for tensor, at, low, high in pieces:
+        add_at(tensor, at, values[low:high])
 
-    def _side_stream(self, device: torch.device) -> torch.cuda.Stream:
-        """Return the CUDA stream for host copies, which overlap with training."""
-        if device not in self._side:
-            self._side[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        return self._side[device]
+
+class UploadAhead:
+    """An update's values on their way to the device.
+
+    Args:
+        state: The model.
+        values: The host vector, which must not change until this is done.
+        parts: For each run of the model's devices, what is on its way.
+    """
+
+    def __init__(self, state: ModelState, values: Floats, parts: Sequence[Ahead | None]) -> None:
+        self._state, self._values, self._parts = state, values, parts
+
+    def done(self) -> bool:
+        """Return True once applying them waits for nothing. Thread-safe."""
+        return all(part.event.query() for part in self._parts if part is not None)  # type: ignore[no-untyped-call]
+
+    def add(self) -> Copies:
+        """Add them, as :meth:`ModelState.add`."""
+        return self._state._apply(self._values, add, ahead=self._parts)
+
+    def merge(self, ratio: float) -> Copies:
+        """Merge them, as :meth:`ModelState.merge`."""
+        return self._state._apply(self._values, partial(merge, weight=ratio), scratch=True, ahead=self._parts)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gossip.arithmetic.layout import Layout, Segment
 from gossip.arithmetic.mixing import finite
-from gossip.averaging.boundary import Pending
+from gossip.averaging.model import Pending, Upload
 from gossip.errors import CheckpointError, LayoutError
 
 __all__ = ["State"]
@@ -33,7 +33,7 @@ class VectorState(ABC):
     required.
 
     **Threads.** The training thread makes all calls, inside ``node.step()`` and related calls, so nothing needs a lock.
-    There are two exceptions. Any thread may call :meth:`buffer` and a :class:`~gossip.averaging.boundary.Pending`'s
+    There are two exceptions. Any thread may call :meth:`buffer` and a :class:`~gossip.averaging.model.Pending`'s
     ``done``. Before the first step, the network's thread calls :meth:`begin_read_at` once while the training thread
     waits. A vector argument belongs to the state until the call returns, or until the returned Pending is done.
     """
@@ -141,6 +141,15 @@ class VectorState(ABC):
         vector *= np.float32(ratio)
         return self.add(vector)
 
+    def begin_upload(self, values: Floats) -> Upload | None:
+        """Begin to bring an update of all elements to a device, ahead of the call that adds it. Any thread may call it.
+
+        Returns:
+            None if nothing is gained: :meth:`add` or :meth:`merge` is called as usual. Otherwise an object that is
+            called instead, once it is done.
+        """
+        return None
+
     def sound(self) -> bool:
         """Return True if every weight is finite."""
         return finite(self._read(self.layout.size))
@@ -171,6 +180,10 @@ class VectorState(ABC):
     def optimizer_scalars(self) -> dict[str, float]:
         """Return the scalars of the optimizer's state (``step``)."""
         return {}
+
+    def recent_optimizer_scalars(self) -> dict[str, float] | None:
+        """Return the scalars, perhaps as of the last call, without waiting for a device; None if there are none yet."""
+        return self.optimizer_scalars()
 
     def optimizer_range(self) -> range:
         """Return the state's place in the vector that newcomers take."""

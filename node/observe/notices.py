@@ -14,7 +14,7 @@ LOGGER = logging.getLogger("gossip")
 # only warnings gets it.
 LEVELS = {
     "alone": logging.WARNING, "together": logging.WARNING, "stalled": logging.WARNING, "moving": logging.WARNING,
-    "asleep": logging.WARNING, "lossy": logging.WARNING,
+    "asleep": logging.WARNING, "device": logging.WARNING, "lossy": logging.WARNING,
     "callback": logging.WARNING, "divided": logging.WARNING, "fault": logging.WARNING, "kept": logging.WARNING,
     "load": logging.WARNING, "log": logging.WARNING, "loss": logging.WARNING, "mended": logging.WARNING,
     "merged": logging.WARNING, "put back": logging.WARNING, "refused": logging.WARNING, "replaced": logging.WARNING,

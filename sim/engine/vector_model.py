@@ -59,6 +59,9 @@ class VectorModel:
     def merge(self, vector: Floats, ratio: float) -> None:
         self.vector += np.float32(ratio) * (vector - self.vector)
 
+    def begin_upload(self, values: Floats) -> None:
+        """Return None: the model lies on the host."""
+
     def adopt(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
         self.vector[:] = vector
 

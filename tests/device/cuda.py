@@ -21,8 +21,7 @@ def simulated(kind: str = "cuda", seed: int = 0) -> Iterator[Device]:
     """Have a device of this kind, in this thread and in all that begin meanwhile."""
     on = Device(kind, seed)
     begin = threading.Thread._bootstrap_inner
-    plain_to, plain_pin = Tensor.to, Tensor.pin_memory
-    plain_tensor, plain_as = torch.tensor, torch.as_tensor
+    plain_to, plain_tensor, plain_as = Tensor.to, torch.tensor, torch.as_tensor
 
     def bootstrap(thread: threading.Thread) -> None:
         with Dispatch(on):
@@ -43,7 +42,9 @@ def simulated(kind: str = "cuda", seed: int = 0) -> Iterator[Device]:
             return tensor
         on.here.to = device
         try:
-            return torch.ops.aten._to_copy(tensor, dtype=dtype, device=place(device), non_blocking=late, memory_format=how)
+            return torch.ops.aten._to_copy(
+                tensor, dtype=dtype, device=place(device), non_blocking=late, memory_format=how
+            )
         finally:
             on.here.to = None
 
@@ -97,9 +98,11 @@ def simulated(kind: str = "cuda", seed: int = 0) -> Iterator[Device]:
 
     cudart = mock.Mock(cudaHostRegister=register, cudaHostUnregister=lambda at: on.pinned.ranges.pop(at, None) and 0)
     patches = {
-        "_lazy_init": lambda: None, "is_available": lambda: True, "device_count": lambda: 1, "is_initialized": lambda: True,
-        "current_device": lambda: 0, "set_device": lambda device: setattr(on.here, "set", str(device)),
-        "Stream": Stream, "Event": Event, "current_stream": current, "default_stream": lambda device=None: _Stream(on, on.default),
+        "_lazy_init": lambda: None, "is_available": lambda: True, "device_count": lambda: 1,
+        "is_initialized": lambda: True, "current_device": lambda: 0,
+        "set_device": lambda device: setattr(on.here, "set", str(device)),
+        "Stream": Stream, "Event": Event, "current_stream": current,
+        "default_stream": lambda device=None: _Stream(on, on.default),
         "stream": stream, "synchronize": lambda device=None: on.synchronize(), "CUDAGraph": CUDAGraph, "graph": graph,
         "is_current_stream_capturing": lambda: on.graph is not None, "empty_cache": lambda: None,
         "set_sync_debug_mode": lambda mode: setattr(on, "strict", mode in ("error", 2)),

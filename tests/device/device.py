@@ -15,7 +15,8 @@ from tests.device.queues import Queue, Queues
 
 __all__ = ["Device", "Wait"]
 
-HERE, TORCH = Path(__file__).parent, Path(torch.__file__).parent
+HERE = Path(__file__).parent
+MACHINERY = (*(str(HERE / name) for name in ("cuda.py", "device.py", "tensors.py")), str(Path(torch.__file__).parent))
 OURS = tuple(str(HERE.parents[1] / package) for package in ("node", "gossip"))
 
 
@@ -96,15 +97,17 @@ class Device:
         self.queues.finish(self.queues.mark(queue or self.current))
 
     def synchronize(self) -> None:
-        for queue in list(self.queues.all):
-            self.queues.finish(self.queues.mark(queue))
+        with self.queues.lock:
+            marks = [self.queues.mark(queue) for queue in self.queues.all if queue.name != "freed"]
+        for mark in marks:
+            self.queues.finish(mark)
 
 
 def noted(what: str) -> Wait:
     frame, at, ours = sys._getframe(1), "", ""
     while frame is not None and not (at and ours):
         name, line = frame.f_code.co_filename, frame.f_lineno
-        if not at and not name.startswith((str(HERE), str(TORCH))):
+        if not at and not name.startswith(MACHINERY):
             at = f"{name}:{line}"
         if not ours and name.startswith(OURS):
             ours = f"{name}:{line}"

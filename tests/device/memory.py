@@ -11,6 +11,8 @@ from torch import Tensor
 
 from tests.device.queues import Queue, Queues
 
+Put = Callable[[Queue, Callable[[], object]], None]
+
 __all__ = ["Block", "Memory", "Pinned", "poison"]
 
 
@@ -56,7 +58,7 @@ class Memory:
         with self.queues.lock:
             self.bytes -= size
 
-    def block(self, base: Tensor, queue: Queue, put: Callable[[Queue, Callable[[], None]], None]) -> Block:
+    def block(self, base: Tensor, queue: Queue, put: Put) -> Block:
         """Give ``base``, fresh and poisoned, to ``queue``. At its end it is poisoned where reuse could begin."""
         size = base.numel() * base.element_size()
         self.reserve(size)
@@ -66,7 +68,12 @@ class Memory:
         return block
 
     def end(
-        self, users: list[Queue], size: int, base: Tensor, queue: Queue, put: Callable[[Queue, Callable[[], None]], None]
+        self,
+        users: list[Queue],
+        size: int,
+        base: Tensor,
+        queue: Queue,
+        put: Callable[[Queue, Callable[[], None]], None],
     ) -> None:
         others = [one for one in users if one is not queue]
         if not others:

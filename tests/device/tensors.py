@@ -90,6 +90,10 @@ class Dispatch(TorchDispatchMode):
         super().__init__()
         self.on = on
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # Skipping would import torch's compiler.
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return dispatched(self.on, func, args, kwargs or {})
 
@@ -198,11 +202,8 @@ def moved(on: Device, source: Tensor, kwargs: dict) -> Tensor:
     like = torch.empty_like(shape, dtype=dtype, memory_format=how)
     host = torch.empty_strided(like.shape, like.stride(), dtype=dtype)
     if to.type == on.kind:
-        target = DeviceTensor(host, on.block(host), on)
-    else:
-        target = on.pinned.add(host) if late else host
-    copied(on, target, source, late)
-    return target
+        return copied(on, DeviceTensor(host, on.block(host), on), source, late)
+    return copied(on, on.pinned.add(host) if late else host, source, late)
 
 
 def copied(on: Device, target: Tensor, source: Tensor, late: bool) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gossip.averaging.boundary import Pending
+from gossip.averaging.model import Pending
 from gossip.errors import ConfigError, LayoutError, LocalError
 from gossip.ids import PeerId
 from node import running

@@ -47,7 +47,7 @@ class Leader:
         self.news_at = 0.0
         self.announced_at = (0.0, 0)  # when, and at which step
         self.asked = False  # by some rank, for what is not said at each step
-        live = LiveModel(trained, settings.config, partial(RanksBoundary, ranks), corrects=False)
+        live = LiveModel(trained, settings.config, partial(RanksBoundary, ranks), alone=False)
         assert isinstance(live.boundary, RanksBoundary)
         self.boundary = live.boundary
         self.side = TrainingSide(live, settings, self, self)

@@ -1,0 +1,119 @@
+"""The interfaces behind a step boundary: the live weights, their backup, and copies in progress."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from gossip.averaging.vectors import Floats, Positions
+
+__all__ = ["Backup", "Model", "Pending", "Upload", "finite_of", "torn"]
+
+
+class Pending(Protocol):
+    """A copy in progress. Until it is done, its target must not be read and its source must not be written."""
+
+    def done(self) -> bool: ...
+
+
+def finite_of(copy: Pending) -> bool | None:
+    """Return whether all values of a finished copy are finite, None if it was not checked."""
+    found: bool | None = getattr(copy, "finite", None)
+    return found
+
+
+def torn(copy: Pending) -> bool:
+    """Return True if a finished copy is of no use, because the weights changed meanwhile."""
+    return bool(getattr(copy, "torn", False))
+
+
+class Upload(Pending, Protocol):
+    """An update's values on their way to the model's device. Once done, applying them waits for nothing."""
+
+    def add(self) -> Pending | None:
+        """Begin ``weights += values``."""
+
+    def merge(self, ratio: float) -> Pending | None:
+        """Begin ``weights += ratio (values - weights)``."""
+
+
+class Model(Protocol):
+    """The live weights, and the optimizer's state behind them, which only the training loop changes.
+
+    Methods return None if the copy is done already. They raise MemoryError if the model's device has no memory for the
+    copy; nothing has changed then. Frozen weights, which no exchange carries, lie behind the others.
+    """
+
+    @property
+    def finite(self) -> bool | None:
+        """Return True if all values of the last read were finite, None if they were not checked."""
+
+    @property
+    def weighs(self) -> bool:
+        """Return True if a difference may come with its weight, which then costs no extra pass."""
+
+    def size(self) -> int:
+        """Return the number of weights that exchanges carry."""
+
+    def optimizer_range(self) -> range:
+        """Return the range of the optimizer's state, behind all weights, in the vector that newcomers take."""
+
+    def begin_read(self, out: Floats) -> Pending | None:
+        """Begin ``out[:] = weights``."""
+
+    def begin_read_optimizer(self, out: Floats, start: int) -> Pending | None:
+        """Begin ``out[:]`` = the optimizer's state, from ``start`` of what newcomers take on."""
+
+    def begin_read_piece(self, out: Floats, start: int) -> Pending | None:
+        """Begin ``out[:]`` = the weights from ``start`` on, none of them frozen."""
+
+    def begin_read_at(self, out: Floats, positions: Positions) -> Pending | None:
+        """Begin ``out[:] = weights[positions]``."""
+
+    def read_frozen(self, out: Floats, start: int) -> None:
+        """Set ``out[:]`` to the frozen weights from ``start`` on. Any thread may call this."""
+
+    def add(self, values: Floats) -> Pending | None:
+        """Begin ``weights += values``."""
+
+    def add_weighted(self, values: Floats, weight: float) -> Pending | None:
+        """Begin ``weights += weight values``, if the model :attr:`weighs`; ``values`` may be overwritten."""
+
+    def add_read(self, values: Floats, weight: float) -> bool:
+        """Add ``weight values``, then set ``values[:] = weights``, in one pass. Or change nothing and return False."""
+
+    def add_at(self, values: Floats, positions: Positions) -> Pending | None:
+        """Begin ``weights[positions] += values``."""
+
+    def merge(self, vector: Floats, ratio: float) -> Pending | None:
+        """Begin ``weights += ratio (vector - weights)``; ``vector`` may be overwritten."""
+
+    def begin_upload(self, values: Floats) -> Upload | None:
+        """Begin to bring an update of all elements to the model's device. Any thread may call this.
+
+        Return None if the model has no device of its own, or no memory there.
+        """
+
+    def adopt(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
+        """Overwrite the weights, and the optimizer's state if this optimizer keeps these keys."""
+
+
+class Backup(Protocol):
+    """A backup of the weights while others are on trial."""
+
+    why_not: str
+
+    @property
+    def holds(self) -> bool:
+        """Return True if there is a backup."""
+
+    def keep(self) -> bool:
+        """Back up the weights. Return False, with the reason in ``why_not``, if that is not possible."""
+
+    def distance(self, theirs: Floats) -> tuple[float, float]:
+        """Return ``|theirs - kept|^2`` and ``|kept|^2``."""
+
+    def put_back(self) -> Floats:
+        """Overwrite the live weights with the backup, and return it."""
+
+    def forget(self) -> None:
+        """Discard the backup."""

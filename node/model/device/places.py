@@ -1,0 +1,96 @@
+"""Positions of a part of the weights, kept on the device for as long as the part is used."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gossip.errors import LayoutError
+from node.model.state import Positions
+
+__all__ = ["Places", "Run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The positions in consecutive tensors of one device.
+
+    Attributes:
+        device: The device.
+        start: The first one's index among all positions.
+        stop: The last one's, plus one.
+        tensors: For each tensor that has some: its number, and the range of its positions in ``at``.
+        at: The positions, each relative to its tensor, on the device.
+        ready: Recorded behind the copy of ``at``; None where that has waited.
+    """
+
+    device: torch.device
+    start: int
+    stop: int
+    tensors: tuple[tuple[int, int, int], ...]
+    at: Tensor
+    ready: torch.cuda.Event | None
+
+    def pieces(self, live: list[Tensor]) -> list[tuple[Tensor, Tensor, int, int]]:
+        """Return each tensor that has some, its positions for work of the current stream, and their range."""
+        if self.ready is not None:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(self.ready)
+            self.at.record_stream(current)
+        return [(live[number], self.at[low:high], low, high) for number, low, high in self.tensors]
+
+
+class Places:
+    """The runs of the last few sets of positions: that of the next mix, and the sampled ones of every snapshot."""
+
+    MOST = 4
+
+    def __init__(self) -> None:
+        self.kept: OrderedDict[int, tuple[Positions, list[torch.device], list[Run]]] = OrderedDict()
+
+    def of(self, positions: Positions, live: list[Tensor]) -> list[Run]:
+        """Return the runs of these ascending positions, which must not change.
+
+        Raises:
+            LayoutError: They lie outside the model.
+        """
+        devices = [tensor.device for tensor in live]
+        if all(device.type == "cpu" for device in devices):
+            return list(placed(positions, live))  # Nothing is copied, and nothing worth its memory.
+        held = self.kept.pop(id(positions), None)  # The array is held too, so that no other has its id.
+        if held is None or held[0] is not positions or held[1] != devices:
+            held = positions, devices, list(placed(positions, live))
+        self.kept[id(positions)] = held
+        while len(self.kept) > self.MOST:
+            self.kept.popitem(last=False)
+        return held[2]
+
+
+def placed(positions: Positions, live: list[Tensor]) -> list[Run]:
+    ends = np.cumsum([tensor.numel() for tensor in live])
+    if positions.size and not 0 <= positions[0] <= positions[-1] < ends[-1]:
+        raise LayoutError("Positions lie outside the model, which has changed meanwhile: make a new Node.")
+    starts, bounds = np.concatenate(([0], ends[:-1])), np.searchsorted(positions, ends)
+    rows = zip(range(len(live)), [0, *bounds[:-1].tolist()], bounds.tolist(), strict=True)
+    runs: list[Run] = []
+    for device, group in groupby((row for row in rows if row[1] < row[2]), key=lambda row: live[row[0]].device):
+        held = list(group)
+        first, last = held[0][1], held[-1][2]
+        counts = [high - low for _, low, high in held]
+        relative = positions[first:last] - np.repeat(starts[[number for number, _, _ in held]], counts)
+        tensors = tuple((number, low - first, high - first) for number, low, high in held)
+        runs.append(Run(device, first, last, tensors, *sent(torch.from_numpy(relative), device)))
+    return runs
+
+
+def sent(host: Tensor, device: torch.device) -> tuple[Tensor, torch.cuda.Event | None]:
+    """Copy to the device; CUDA takes page-locked memory without a wait."""
+    if device.type != "cuda":
+        return host.to(device), None
+    there = host.pin_memory().to(device, non_blocking=True)
+    return there, torch.cuda.current_stream(device).record_event()

@@ -1,0 +1,223 @@
+"""A step boundary over a model on the device: what a mix costs, and what no memory for it costs."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gossip.averaging.boundary import Boundary, Update
+from node.model.backup import KeptWeights
+from node.model.device.downloads import Downloads
+from node.model.device.uploads import Uploads
+from node.model.pool import VectorPool
+from node.model.snapshot import ModelState
+
+pytestmark = pytest.mark.cuda
+SIZE = 600
+
+
+class Loop:
+    """A model of one value, its optimizer, and the boundary that its loop visits."""
+
+    def __init__(self, dtype=torch.float32, value=1.0, **options):
+        self.weights = nn.Parameter(torch.full((SIZE,), value, dtype=dtype, device="cuda"))
+        self.optimizer = torch.optim.SGD([self.weights], 1.0, **options)
+        model = nn.ParameterDict({"w": self.weights})
+        self.state = ModelState(model, self.optimizer)
+        self.pool = VectorPool(self.state)
+        self.boundary = Boundary(self.state, self.pool, KeptWeights(self.state), False, threading.Lock())
+        self.boundary.uploads = True
+
+    def step(self, amount=1.0):
+        self.weights.grad = torch.full_like(self.weights, -amount)
+        self.optimizer.step()
+
+    def brings(self, value):
+        """Have an exchange deliver a difference."""
+        vector = self.pool.take()
+        vector.array.fill(value)
+        self.boundary.begin_update()
+        self.boundary.want_update(Update(vector))
+        return vector
+
+    def visit(self, **options):
+        return self.boundary.visit(lambda vector: None, **options)
+
+    def snapshot(self, session=1):
+        self.boundary.want_snapshot(session)
+        visit = self.visit()
+        return visit, visit.snapshots[0][1]
+
+    def values(self):
+        return set(self.weights.detach().float().cpu().tolist())
+
+
+def finished(visit):
+    torch.cuda.synchronize()
+    assert all(copy.done() for copy in visit.copies)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_snapshot_and_an_addition_at_one_boundary(accelerator, dtype):
+    loop = Loop(dtype)
+    loop.brings(2.0)
+    torch.cuda.synchronize()
+    visit, vector = loop.snapshot()
+    loop.step()
+    finished(visit)
+    assert set(vector.array.tolist()) == {3.0}
+    assert loop.values() == {4.0}
+
+
+def test_an_update_is_added_at_the_first_boundary_at_which_it_is_there(accelerator):
+    if accelerator is not None:
+        accelerator.queues.pace = 0.0
+    loop = Loop()
+    torch.cuda.synchronize()
+    vector = loop.brings(2.0)
+    upload = loop.boundary.updates[0].upload
+    if accelerator is not None:
+        assert not loop.visit().updates
+        assert loop.boundary.wanted
+        assert loop.boundary.owed == 1
+        loop.boundary.want_snapshot(1)
+        assert not loop.visit().snapshots, "a snapshot would lack it"
+    torch.cuda.synchronize()
+    assert upload.done()
+    visit = loop.visit()
+    assert visit.updates[0].vector is vector
+    assert not loop.boundary.wanted
+    assert loop.values() == {3.0}
+
+
+def test_weights_that_are_replaced_have_all_updates_first(accelerator):
+    if accelerator is not None:
+        accelerator.queues.pace = 0.0
+    loop = Loop()
+    loop.boundary.kept.keep()
+    loop.brings(2.0)
+    loop.boundary.want_restore()
+    visit = loop.visit()
+    assert len(visit.updates) == 1
+    assert visit.restored
+
+
+def test_a_large_model_takes_no_memory_for_a_mix(accelerator, monkeypatch):
+    """Beyond 256 MB, here 400 bytes: two portions of an update, and none for a copy."""
+    monkeypatch.setattr(Downloads, "STAGED_ELEMENTS", 100)
+    monkeypatch.setattr(Downloads, "DIRECT_ELEMENTS", 10)
+    monkeypatch.setattr(Uploads, "AHEAD_ELEMENTS", 50)
+    monkeypatch.setattr(Uploads, "PORTION_ELEMENTS", 50)
+    loop = Loop()
+    loop.step()
+    loop.state.begin_read(loop.pool.take().array).wait()
+    loop.step()
+    loop.weights.grad = None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.max_memory_allocated()
+    loop.brings(2.0)
+    torch.cuda.synchronize()
+    visit, vector = loop.snapshot()
+    finished(visit)
+    assert set(vector.array.tolist()) == {5.0}
+    if accelerator is not None:  # A real allocator rounds such sizes up.
+        assert torch.cuda.max_memory_allocated() - before <= 4 * 3 * 50 + 16
+
+
+def test_a_copy_of_weights_that_change_outside_the_optimizer_is_of_no_use(accelerator, monkeypatch):
+    monkeypatch.setattr(Downloads, "STAGED_ELEMENTS", 0)
+    monkeypatch.setattr(Downloads, "DIRECT_ELEMENTS", 1)
+    loop = Loop()
+    out = loop.state.buffer(SIZE)
+    for torn in (False, True, False):
+        loop.state.begin_read(out).wait()
+        loop.step()
+        copies = loop.state.begin_read(out)
+        if torn:
+            with torch.no_grad():
+                loop.weights.mul_(2.0)
+        loop.step()
+        copies.wait()
+        assert copies.done()
+        assert copies.torn == torn
+
+
+def test_captured_steps_are_copied_through_memory_of_their_own(accelerator, monkeypatch):
+    monkeypatch.setattr(Downloads, "STAGED_ELEMENTS", 0)
+    monkeypatch.setattr(Downloads, "DIRECT_ELEMENTS", 1)
+    loop, graph = Loop(), torch.cuda.CUDAGraph()
+    out = loop.state.buffer(SIZE)
+    loop.state.begin_read(out).wait()
+    loop.step()
+    with torch.cuda.graph(graph):
+        loop.optimizer.step()
+    for expected in (2.0, 3.0, 4.0):
+        copies = loop.state.begin_read(out)
+        assert not copies.watches
+        graph.replay()
+        torch.cuda.synchronize()
+        assert copies.done()
+        assert set(out.tolist()) == {expected}
+    adding = loop.state.add(np.full(SIZE, 10.0, np.float32))
+    graph.replay()
+    adding.wait()
+    assert loop.values() == {16.0}
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+def full(accelerator):
+    """Refuse all further memory."""
+    if accelerator is None:
+        pytest.skip("fills a simulated device only")
+    torch.cuda.synchronize()
+    accelerator.memory.limit_bytes = accelerator.memory.bytes
+
+
+def test_a_snapshot_without_memory_holds_up_training_instead(accelerator):
+    loop = Loop()
+    full(accelerator)
+    visit, vector = loop.snapshot()
+    loop.optimizer.param_groups[0]["params"][0].data.zero_()
+    finished(visit)
+    assert set(vector.array.tolist()) == {1.0}
+
+
+def test_a_snapshot_that_finds_no_memory_costs_a_mix_and_not_the_loop(accelerator):
+    loop = Loop(torch.bfloat16)  # Conversion takes memory in any case.
+    full(accelerator)
+    loop.boundary.want_snapshot(1)
+    visit = loop.visit(spare=True, keep=True)
+    assert visit.failed == (1,)
+    assert not visit.snapshots
+    assert visit.spare is visit.kept is None
+    assert not visit.updates_alone
+    assert sum(len(kept) for kept in loop.pool.free.values()) == 1, "the vector has come back"
+    accelerator.memory.limit_bytes = float("inf")
+    visit, vector = loop.snapshot()
+    finished(visit)
+    assert set(vector.array.tolist()) == {1.0}
+
+
+@pytest.mark.parametrize("mass", [None, 1.0])
+def test_an_addition_that_finds_no_memory_changes_nothing(accelerator, mass):
+    loop = Loop()
+    full(accelerator)
+    vector = loop.pool.take()
+    vector.array.fill(5.0)
+    loop.boundary.begin_update()
+    loop.boundary.want_update(Update(vector, mass))
+    visit = loop.visit()
+    assert visit.lost == 1
+    assert loop.boundary.mass == 1.0
+    assert loop.boundary.owed == 0
+    accelerator.memory.limit_bytes = float("inf")
+    assert loop.values() == {1.0}
+    loop.brings(2.0)
+    torch.cuda.synchronize()
+    loop.visit()
+    assert loop.values() == {3.0}

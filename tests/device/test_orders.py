@@ -1,0 +1,60 @@
+"""No order of a node's copies and a loop's steps gives a wrong value; without one of its precautions many do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from node.model.device.downloads import Downloads
+from node.model.device.guard import StepGuard
+from node.model.device.uploads import Uploads
+from tests.device import cuda, tensors
+from tests.device.orders import wrong_values
+
+ORDERS = 6
+
+
+@pytest.fixture
+def large(monkeypatch):
+    """Treat a small model as one that is copied in place and changed in portions."""
+    monkeypatch.setattr(Downloads, "STAGED_ELEMENTS", 0)
+    monkeypatch.setattr(Downloads, "DIRECT_ELEMENTS", 4)
+    monkeypatch.setattr(Uploads, "AHEAD_ELEMENTS", 20)
+    monkeypatch.setattr(Uploads, "PORTION_ELEMENTS", 7)
+
+
+@pytest.mark.parametrize(("dtype", "own_stream"), [(torch.float32, False), (torch.bfloat16, True)])
+def test_every_order_gives_the_hosts_values(dtype, own_stream):
+    assert sum(wrong_values(seed, dtype, own_stream) for seed in range(ORDERS)) == 0
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize(("dtype", "own_stream"), [(torch.float32, True), (torch.bfloat16, False)])
+def test_every_order_gives_them_for_a_model_that_is_copied_in_place(dtype, own_stream):
+    assert sum(wrong_values(seed, dtype, own_stream) for seed in range(ORDERS)) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("large")
+def test_many_orders_give_the_hosts_values():
+    assert sum(wrong_values(seed) for seed in range(100, 400)) == 0
+
+
+@pytest.mark.parametrize(
+    ("owner", "precaution"), [(cuda._Stream, "wait_event"), (tensors.DeviceTensor, "record_stream")]
+)
+def test_without_a_precaution_values_are_wrong(monkeypatch, owner, precaution):
+    monkeypatch.setattr(owner, precaution, lambda *arguments: None)
+    assert any(wrong_values(seed) for seed in range(ORDERS))
+
+
+@pytest.mark.usefixtures("large")
+def test_without_the_guard_values_are_wrong(monkeypatch):
+    def join(guard):
+        """Close the watches, and let no stream wait."""
+        for _, _, watch in guard.pending:
+            watch.close()
+        guard.pending = []
+
+    monkeypatch.setattr(StepGuard, "join", join)
+    assert any(wrong_values(seed) for seed in range(ORDERS))
