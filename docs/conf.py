@@ -18,6 +18,7 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]  # napoleo
 root_doc = "docs/index"
 include_patterns = [
     "docs/**", "examples/notebooks/*.ipynb", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md",
+    "gossip/CONTRACT.md",
 ]  # fmt: skip
 exclude_patterns = [".*", "build", "dist", "data", "runs", "**/.ipynb_checkpoints"]
 

@@ -128,7 +128,7 @@ class CopyFrozen:
 class Transfer:
     """Stream the session's snapshot to the partner and receive its own at the same time: only the elements of ``part``.
 
-    Report ``streamed`` (or ``pushed`` if nothing comes back) or ``failed``.
+    Report ``streamed`` once all that comes back is complete, or ``failed``; the latter alone if nothing comes back.
     """
 
     session: int

@@ -9,30 +9,13 @@ from pathlib import Path
 import pytest
 
 from gossip.peer import Peer
+from tests.gossip.test_contract import names, rows
 
 ROOT = Path(__file__).parents[2]
 DRIVERS = sorted(path for package in ("node", "sim") for path in (ROOT / package).rglob("*.py"))
 PARTS = set(Peer.__annotations__) - {"id", "config", "view"}
-# The facts of a part that a driver reads, besides everything in ``view``. CONTRACT.md lists them for driver writers.
-READ = {
-    "membership": {
-        "book", "changes", "contacted", "me", "members", "my_samples", "owners", "record", "remembers", "rtt_s",
-        "sharers", "sharing", "turnover",
-    },
-    "exchanges": {
-        "agreement", "consensus_distance", "done", "durations", "failed_by", "failures", "last_partner", "next_part",
-        "refusals", "table",
-    },
-    "initiator": {"due_steps", "mix_at", "next_mix", "offering"},
-    "local": {"optimizer_keys", "progress", "run_id", "samples", "version"},
-    "joining": {"lacks", "starved"},
-    "schedule": {"every"},
-    "runs": {"alone"},
-    "own_run": {"state"},
-    "reach": {"homes"},
-    "seeds": {"seeds"},
-    "misbehaviour": {"rows"},
-}  # fmt: skip
+# The facts of a part that a driver reads, besides everything in ``view``.
+READ = {row[0].strip("`"): names(row[1]) for row in rows("What a driver reads")}
 
 
 def is_peer(node: ast.expr) -> bool:
