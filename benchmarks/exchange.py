@@ -37,7 +37,7 @@ def averager(megabytes, seed, secret, seconds, codec, threads, sealed, outer):
     import numpy as np
 
     import node.loop.training
-    import node.transfers.streams
+    import node.network.transfers.streams
     import node.transport.sealed
     from gossip.codecs import get_codec
     from node import Config, Node
@@ -45,7 +45,7 @@ def averager(megabytes, seed, secret, seconds, codec, threads, sealed, outer):
     node.transport.sealed.IN_PLACE &= sealed
     node.loop.settling.SETTLED = 0.0  # go on exchanging after the two models agree
     if not threads:
-        node.transfers.streams.LARGE_BYTES = math.inf
+        node.network.transfers.streams.LARGE_BYTES = math.inf
     vector = np.zeros(int(megabytes * 1e6) // 4, np.float32)
     with Node(
         {"x": vector}, seeds=[seed] if seed else (), secret=secret,

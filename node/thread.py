@@ -17,7 +17,7 @@ __all__ = ["Clock", "Main", "NetworkThread"]
 
 
 class Main(Protocol):
-    """The network thread's main program: a :class:`node.service.Service`."""
+    """The network thread's main program: a :class:`node.network.service.Service`."""
 
     async def main(self, started: Callable[[], None]) -> None:
         """Run to the end; ``started()`` says that it is ready."""

@@ -24,7 +24,8 @@ from benchmarks.replay.links import enter
 from benchmarks.replay.plan import Plan
 from benchmarks.replay.seen import Watch
 from gossip.effects import Effect
-from node import Node, service
+from node import Node
+from node.network import service
 from node.network.runtime import Runtime
 from node.transport import tcp
 from sim.learning.learners import Learners

@@ -12,7 +12,7 @@ from gossip.errors import LocalError
 from gossip.peer import Peer
 from node import running
 from node.network.runtime import Runtime
-from node.service import Service
+from node.network.service import Service
 from node.thread import NetworkThread
 
 __all__ = ["NetworkSide"]

@@ -11,9 +11,9 @@ from gossip.ids import MemberRecord, quantity
 from node.loop.held_run import HeldRun
 from node.loop.live import LiveModel
 from node.loop.network_side import NetworkSide
+from node.network.service import REPORT_S
 from node.observe.figures import known
 from node.observe.reduced import Figures, settles
-from node.service import REPORT_S
 
 __all__ = ["SETTLED", "Settling"]
 

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gossip.arithmetic.correction import Correction, spread
 from gossip.averaging.boundary import Update, Visit
@@ -26,14 +26,17 @@ from node.loop.settling import Settling
 from node.loop.steps import StepLoop
 from node.model.loss import LastLoss
 from node.network.runtime import Runtime
+from node.network.service import LEAVE_S, REPORT_S, Service
 from node.observe.figures import Reading, Source, reading
 from node.observe.listeners import Listeners
 from node.observe.members import Member, SwarmView
 from node.observe.metrics import Metrics
 from node.observe.reduced import Reduced, reduce
 from node.observe.timeline import LoopTimeline
-from node.service import LEAVE_S, REPORT_S, Service
 from node.settings import Settings
+
+if TYPE_CHECKING:  # The page needs optional packages.
+    from node.page.page import Page
 
 __all__ = ["TrainingSide"]
 
@@ -61,7 +64,7 @@ class TrainingSide:
         self.ranks = NoRanks() if ranks is None else ranks
         self.average = live.average
         self.loop = StepLoop(self.config, live.boundary, self, REPORT_S)
-        self.service = Service(settings, live, self.loop.signals, self)
+        self.service = Service(settings, live, self.loop.signals, self, page_of(settings))
         self.samplers = Samplers(Sharers.of(sharing or self))
         self.network = NetworkSide(self.service)
         self.run = HeldRun(live, self.network, self.samplers, self.ranks)
@@ -447,3 +450,15 @@ class TrainingSide:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.run.load_state_dict(state)
+
+
+def page_of(settings: Settings) -> Page | None:
+    """Return the page that the settings ask for.
+
+    Its modules are imported before the network thread starts, which they would delay by a third of a second.
+    """
+    if settings.page is None:
+        return None
+    from node.page.page import Page
+
+    return Page(settings.page, settings.secret, settings.config)

@@ -36,10 +36,10 @@ from node.links.connector import Connector
 from node.links.link import CONTROL_BURST, Link
 from node.links.pool import Links
 from node.network.striping import Striping
+from node.network.transfers.log import ExchangeLog
+from node.network.transfers.sessions import StreamSessions
+from node.network.transfers.streams import Streams
 from node.observe.status import status_page
-from node.transfers.log import ExchangeLog
-from node.transfers.sessions import StreamSessions
-from node.transfers.streams import Streams
 
 __all__ = ["FloodError", "Reading"]
 

@@ -53,11 +53,11 @@ from node.links.pool import Links
 from node.links.stripes import Lane
 from node.network.reading import FloodError, Reading
 from node.network.striping import Striping
+from node.network.transfers.log import ExchangeLog
+from node.network.transfers.streams import SharedModel, Streams
 from node.observe.events import NodeEvent
 from node.observe.losses import Losses
 from node.observe.stalls import STANDS_S, Stalls
-from node.transfers.log import ExchangeLog
-from node.transfers.streams import SharedModel, Streams
 from node.transport.blocking_io import BlockingIoPool
 from node.transport.byte_stream import BrokenLinkError, ByteStream, Network
 from node.transport.seeds import SeedLookup
@@ -94,7 +94,7 @@ class Access:
 
 
 class Reporter(Protocol):
-    """The receiver of what people are told, a :class:`node.service.Service`."""
+    """The receiver of what people are told, a :class:`node.network.service.Service`."""
 
     @property
     def faults(self) -> Faults: ...

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import fields, replace
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import trio
 
@@ -16,8 +16,9 @@ from gossip.config import Config
 from gossip.effects import MemberState
 from gossip.errors import LocalError, RemoteError
 from gossip.ids import Address, PeerId, parse_address
+from gossip.peer import Peer
+from node.faults import Faults
 from node.links.connector import Connector
-from node.network.runtime import Runtime
 from node.observe.events import ExchangeEvent, NodeEvent
 from node.observe.figures import Source, status_reading
 from node.observe.status import ask_figures
@@ -48,6 +49,24 @@ STATIC = {
 }
 
 
+class WatchedNode(Protocol):
+    """The network side of a node, as its page sees it."""
+
+    @property
+    def peer(self) -> Peer: ...
+    @property
+    def doors(self) -> Connector: ...
+    @property
+    def faults(self) -> Faults: ...
+    @property
+    def failure(self) -> BaseException | None:
+        """The fault that ends this network side."""
+
+    @property
+    def now(self) -> float:
+        """The time by the network's clock."""
+
+
 class Page:
     """The page of one node, which runs in the network thread."""
 
@@ -58,7 +77,7 @@ class Page:
         folder = Path(__file__).with_name("static")
         self.static = {path: ((folder / name).read_bytes(), kind) for path, (name, kind) in STATIC.items()}
         self.exposition = Exposition()
-        self.runtime: Callable[[], Runtime] | None = None  # Returns the current runtime, which a fault may replace.
+        self.runtime: Callable[[], WatchedNode] | None = None  # Returns the current runtime, which a fault may replace.
         self.picture: SwarmPicture | None = None
         self.source: Callable[[], Source] | None = None
         self.contain: Callable[[Exception], None] = lambda error: None
@@ -70,7 +89,11 @@ class Page:
         self.asking = trio.CapacityLimiter(ASKED)
         self.longest_s = 0.0  # The longest time between two boundaries, as seen here.
 
-    async def serve(self, runtime: Callable[[], Runtime], source: Callable[[], Source]) -> None:
+    def link(self, seen: Address) -> str:
+        """Return the link that opens the page, listening at ``seen``."""
+        return self.guard.link(seen)
+
+    async def serve(self, runtime: Callable[[], WatchedNode], source: Callable[[], Source]) -> None:
         """Serve until cancelled."""
         self.runtime, self.source = runtime, source
         self.picture = SwarmPicture(runtime().peer.membership.me.id)
@@ -86,7 +109,7 @@ class Page:
                 await trio.sleep(max(LOOK_S, WALK_SHARE * (time.perf_counter() - began)))
 
     def look(
-        self, runtime: Runtime, source: Callable[[], Source], picture: SwarmPicture, nursery: trio.Nursery
+        self, runtime: WatchedNode, source: Callable[[], Source], picture: SwarmPicture, nursery: trio.Nursery
     ) -> None:
         peer, now = runtime.peer, time.monotonic()
         own = status_reading(source())

@@ -23,9 +23,9 @@ from gossip.wire.frames import PREFIX_BYTES, decode
 from node.model.backup import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
-from node.transfers import streams
-from node.transfers.gathers import GroupTransfers
-from node.transfers.sessions import StreamSessions
+from node.network.transfers import streams
+from node.network.transfers.gathers import GroupTransfers
+from node.network.transfers.sessions import StreamSessions
 from tests.harness.configs import tuned
 
 SESSION = 7

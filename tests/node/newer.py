@@ -32,7 +32,7 @@ messages.Offer = Offer  # before anybody else imports it
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
-import node.service  # noqa: E402
+import node.network.service  # noqa: E402
 from gossip.config import Config  # noqa: E402
 from gossip.effects import Send  # noqa: E402
 from gossip.ids import MemberRecord  # noqa: E402
@@ -66,7 +66,7 @@ class NewerPeer(Peer):
 
 
 def main(listen: str, *seeds: str) -> None:
-    node.service.MemberRecord, node.service.Peer = record_of_newer, NewerPeer
+    node.network.service.MemberRecord, node.network.service.Peer = record_of_newer, NewerPeer
     torch.manual_seed(9)
     stop = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()

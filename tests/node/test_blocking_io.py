@@ -30,8 +30,8 @@ from node.links.frame_reader import FrameReader
 from node.links.link import Link
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
-from node.transfers import streams
-from node.transfers.sessions import StreamSession, StreamSessions
+from node.network.transfers import streams
+from node.network.transfers.sessions import StreamSession, StreamSessions
 from node.transport.blocking_io import BlockingIoPool, finished
 from node.transport.byte_stream import PlainStream
 from node.transport.tls import TlsStream

@@ -17,7 +17,7 @@ from gossip.filters.clip import Clip
 from node.model.backup import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import Copies, ModelState
-from node.transfers import streams
+from node.network.transfers import streams
 from sim.engine.swarm import Swarm
 from sim.world.network import NetworkModel
 from tests.node.offline import ELEMENTS, OTHER, in_trio, runtime, wants_snapshot

@@ -12,7 +12,7 @@ import threading
 import pytest
 from torch import nn
 
-import node.service
+import node.network.service
 from gossip.errors import IdentityError, LocalError
 from node import Node, running
 from node.identity.statedir import StateDir
@@ -110,7 +110,7 @@ def test_a_node_may_be_closed_from_another_thread(until):
 
 
 def test_a_state_directory_of_this_process_is_freed_by_closing(tmp_path, monkeypatch):
-    monkeypatch.setattr(node.service, "HANDOVER_S", 0.2)
+    monkeypatch.setattr(node.network.service, "HANDOVER_S", 0.2)
     with (
         Node(nn.Linear(2, 2), config=QUICK, state_dir=tmp_path),
         pytest.raises(IdentityError, match=r"another node of this process: close\(\) that one, or give this one"),

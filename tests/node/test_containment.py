@@ -31,7 +31,7 @@ from gossip.wire.messages import (
 from node.faults import TOLD, Faults
 from node.network import reading
 from node.network.reading import FloodError
-from node.transfers import streams
+from node.network.transfers import streams
 from tests.agreement.scenario import Scenario, make_peer
 from tests.node.offline import ELEMENTS, OTHER, in_trio, link, runtime
 

@@ -17,10 +17,10 @@ from gossip.config import Config
 from gossip.errors import ConfigError
 from gossip.exchange.session_table import REASONS
 from node import Node
+from node.network.transfers.log import OF_OFFERS
 from node.observe.events import ExchangeEvent, MemberEvent, NoticeEvent, RunEvent
 from node.observe.listeners import KEPT, WAITING, Listeners
 from node.observe.notices import LEVELS
-from node.transfers.log import OF_OFFERS
 from tests.agreement.memory_network import Trainer
 from tests.agreement.scenario import Scenario, identity, run_nodes
 from tests.harness.configs import tuned

@@ -85,7 +85,7 @@ import os, sys, time
 from torch import nn
 from gossip.config import Config
 from node import Node
-from node.service import LEAVE_S
+from node.network.service import LEAVE_S
 early = Node(nn.Linear(4, 2), seeds=[sys.argv[1]])
 with Node(nn.Linear(4, 2), seeds=[sys.argv[1]], config=Config(mix_every_steps=2), state_dir=sys.argv[2]) as node:
     while node.metrics().exchanges_done < 2:

@@ -93,7 +93,7 @@ def test_streams_to_a_member_begin_when_there_is_a_link():
 
 
 def test_a_large_slice_is_averaged_beside_and_comes_to_the_same(monkeypatch):
-    monkeypatch.setattr("node.transfers.streams.INLINE_ELEMENTS", 0)
+    monkeypatch.setattr("node.network.transfers.streams.INLINE_ELEMENTS", 0)
     group = Group(3, 9_000, "bf16", filter="trimmed")
 
     async def main():
@@ -113,7 +113,7 @@ def test_a_large_slice_is_averaged_beside_and_comes_to_the_same(monkeypatch):
 @pytest.mark.parametrize("after", [0, 1, 5, 15, 25, 1000])
 def test_whenever_a_group_ends_its_buffers_go_back(after, beside, monkeypatch):
     if beside:
-        monkeypatch.setattr("node.transfers.streams.INLINE_ELEMENTS", 0)
+        monkeypatch.setattr("node.network.transfers.streams.INLINE_ELEMENTS", 0)
     group = Group(3, 9_000, "int8")
 
     async def main():

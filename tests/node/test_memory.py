@@ -15,7 +15,7 @@ from gossip.exchange import exchanges
 from gossip.exchange.exchanges import LARGEST
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
-from node.transfers import streams
+from node.network.transfers import streams
 from sim.engine.swarm import Swarm
 from sim.engine.vector_model import HostVectors
 from sim.world.network import NetworkModel

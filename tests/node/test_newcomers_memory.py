@@ -21,8 +21,8 @@ from node import Node
 from node.loop.training import TrainingSide
 from node.model.snapshot import ModelState
 from node.network.runtime import Runtime
-from node.transfers import streams
-from node.transfers.streams import Streams
+from node.network.transfers import streams
+from node.network.transfers.streams import Streams
 from tests.node.offline import ELEMENTS, OTHER, in_trio, runtime
 
 RARELY = {"mix_every_steps": 1_000_000, "join_timeout_s": 3.0}  # nothing is mixed

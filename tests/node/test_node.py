@@ -17,9 +17,10 @@ from gossip.averaging.boundary import Boundary
 from gossip.config import Config
 from gossip.errors import LocalError
 from gossip.ids import parse_address
-from node import Node, service
+from node import Node
 from node.loop.training import ALONE_S, TrainingSide
 from node.model.snapshot import ModelState
+from node.network import service
 from node.observe.members import members_of
 from node.observe.status import query
 from tests.node.trainees import alive, alone_at, linear, mixed, spread, towards

@@ -11,8 +11,9 @@ import pytest
 
 from gossip.errors import ConfigError, FaultError, LocalError
 from gossip.peer import Peer
-from node import Node, faults, service
+from node import Node, faults
 from node.faults import LATER_S, SOON_S, Faults
+from node.network import service
 from node.transport import tcp
 from tests.node.conftest import QUICK, Trainee, end, until
 from tests.node.faulty import ELEMENTS, Pair, raises

@@ -9,7 +9,7 @@ from gossip.averaging.streams import Receiver
 from gossip.codecs import CODECS
 from gossip.ids import PeerId
 from gossip.wire.messages import Chunk
-from node.transfers.sessions import StreamSession, StreamSessions
+from node.network.transfers.sessions import StreamSession, StreamSessions
 from tests.node.gather_harness import in_trio
 
 B = PeerId(b"B" * 16)

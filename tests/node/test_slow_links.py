@@ -15,7 +15,7 @@ from torch import nn
 from gossip.ids import parse_address
 from node.identity.keys import new_secret
 from node.links import bulk
-from node.transfers import streams
+from node.network.transfers import streams
 from tests.harness.configs import tuned
 
 BYTES_S = 1.25e6

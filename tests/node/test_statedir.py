@@ -119,7 +119,7 @@ def test_a_directory_that_another_process_holds_is_free_when_it_was_killed(tmp_p
 def test_a_second_node_in_a_directory_is_refused_in_a_sentence_and_the_first_goes_on(
     train, quick, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("node.service.HANDOVER_S", 0.2)
+    monkeypatch.setattr("node.network.service.HANDOVER_S", 0.2)
     first = train(nn.Linear(4, 2), state_dir=tmp_path)
     with pytest.raises(IdentityError, match="in use by another node of this process"):
         Node(nn.Linear(4, 2), state_dir=tmp_path, config=quick).__enter__()

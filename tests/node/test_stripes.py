@@ -18,9 +18,9 @@ from node.identity.keys import new_secret
 from node.links.frame_reader import FrameReader
 from node.links.link import Link
 from node.links.stripes import LEAST_ELEMENTS, Lane, chunk_elements
+from node.network.transfers import streams
+from node.network.transfers.sessions import StreamSession, StreamSessions
 from node.observe import losses
-from node.transfers import streams
-from node.transfers.sessions import StreamSession, StreamSessions
 from node.transport.byte_stream import BrokenLinkError
 from node.transport.loss import PathRecord
 from tests.memory_stream import memory_stream_pair

@@ -13,7 +13,7 @@ from gossip.codecs import COMPILED, NUMPY, fastest
 from gossip.config import Config
 from gossip.wire.messages import Accept
 from node import Node
-from node.transfers.coding import measured
+from node.network.transfers.coding import measured
 from tests.gossip.exchange.sides import B, C, Side, offer
 from tests.gossip.kernel.building import passes
 

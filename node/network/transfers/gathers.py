@@ -23,7 +23,7 @@ from gossip.wire.messages import MAX_GROUP, MIN_CHUNK_ELEMENTS, Chunk
 from node.links.link import Link
 from node.links.pool import Links
 from node.model.pool import VectorPool
-from node.transfers.sessions import StreamSessions
+from node.network.transfers.sessions import StreamSessions
 
 __all__ = ["GroupTransfers"]
 

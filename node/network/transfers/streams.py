@@ -29,9 +29,9 @@ from node.links.link import Link
 from node.links.pool import Links
 from node.links.stripes import chunk_elements
 from node.model.pool import VectorPool
-from node.transfers.gathers import GroupTransfers
-from node.transfers.log import ExchangeStats
-from node.transfers.sessions import StreamSession, StreamSessions
+from node.network.transfers.gathers import GroupTransfers
+from node.network.transfers.log import ExchangeStats
+from node.network.transfers.sessions import StreamSession, StreamSessions
 
 __all__ = ["Streams"]
 

@@ -16,7 +16,7 @@ import secrets
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import trio
 
@@ -36,6 +36,8 @@ from node.links.handshake import Greeter
 from node.model.state import State
 from node.network.hints import LoopHints, WakeEvent
 from node.network.runtime import Access, Runtime
+from node.network.transfers.coding import measured
+from node.network.transfers.streams import SharedModel
 from node.observe import notices
 from node.observe.console import Console
 from node.observe.events import ExchangeEvent, NodeEvent, NoticeEvent, RunEvent
@@ -44,14 +46,9 @@ from node.observe.listeners import Listeners
 from node.observe.members import Member, SwarmView, members_of
 from node.observe.notices import LOGGER
 from node.settings import Settings, advertised
-from node.transfers.coding import measured
-from node.transfers.streams import SharedModel
 from node.transport.seeds import SeedLookup
 from node.transport.tcp import TcpNetwork
 from node.transport.tls import swarm_contexts
-
-if TYPE_CHECKING:  # The page needs optional packages.
-    from node.page.page import Page
 
 __all__ = ["LEAVE_S", "REPORT_S", "Service"]
 
@@ -83,14 +80,42 @@ class MeasuredLoop(Protocol):
         """Return the source of all figures, for the page."""
 
 
+class PageServer(Protocol):
+    """The listening socket of a page."""
+
+    async def bind(self) -> Address:
+        """Listen, and return the address."""
+
+    def close(self) -> None:
+        """Stop listening."""
+
+
+class WebPage(Protocol):
+    """The page for browsers and monitors, a :class:`node.page.page.Page`."""
+
+    @property
+    def server(self) -> PageServer: ...
+
+    def heard(self, event: NodeEvent) -> None:
+        """Show an event."""
+
+    def link(self, seen: Address) -> str:
+        """Return the link to the page, as others reach it."""
+
+    async def serve(self, runtime: Callable[[], Runtime], source: Callable[[], Source]) -> None:
+        """Serve the page until cancelled."""
+
+
 class Service:
     """The node's network side, which runs in the network thread.
 
     The training thread reads ``view``, ``signals`` and plain numbers of ``runtime``.
     """
 
-    def __init__(self, settings: Settings, live: NodeModel, signals: LoopHints, loop: MeasuredLoop) -> None:
-        self.settings, self.live, self.signals, self.loop = settings, live, signals, loop
+    def __init__(
+        self, settings: Settings, live: NodeModel, signals: LoopHints, loop: MeasuredLoop, page: WebPage | None = None
+    ) -> None:
+        self.settings, self.live, self.signals, self.loop, self.page = settings, live, signals, loop, page
         self.identity = Identity.load(settings.state_dir)
         self.state_dir = StateDir(settings.state_dir)
         self.memory = Memory()  # As last written, or as it would be written.
@@ -108,7 +133,6 @@ class Service:
         self.listed_at = -math.inf  # By time.monotonic.
         self.listeners = Listeners(lambda: self.identity.id.hex())
         self.progress: Console | None = None
-        self.page = None if settings.page is None else make_page(settings, settings.page)
         self.debugging = LOGGER.isEnabledFor(logging.DEBUG)  # Whether logging wants exchanges, as of the last check.
         self.leaving: trio.Event | None = None
         self.clock_s = 0.0  # The network's clock minus time.perf_counter.
@@ -301,7 +325,7 @@ class Service:
         self.listeners.post(NoticeEvent("listening", time.time(), f"This node listens on {where}."))
         if self.page is not None and page_at is not None:
             seen = advertised(dataclasses.replace(self.settings, advertise=None), page_at, self.known) or page_at
-            self.notice("page", f"The page of this node: {self.page.guard.link(seen)}")
+            self.notice("page", f"The page of this node: {self.page.link(seen)}")
             nursery.start_soon(self.serve_page)
 
     async def serve(self, runtime: Runtime, started: Callable[[], None]) -> None:
@@ -442,10 +466,3 @@ class Service:
         said = self.state_dir.write(self.memory.incarnation, self.memory.samples, self.memory.book)
         if said:
             self.notice("state", said)
-
-
-def make_page(settings: Settings, where: Address) -> Page:
-    """Import the page's modules before the network thread starts, which they would delay by a third of a second."""
-    from node.page.page import Page
-
-    return Page(where, settings.secret, settings.config)
