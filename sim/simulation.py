@@ -26,8 +26,9 @@ from sim.engine.level import WholeLevel
 from sim.engine.swarm import Swarm
 from sim.exchanges.level import ExchangeLevel
 from sim.learning.learners import Learners
-from sim.report.measures import Level, Measures
+from sim.report.measures import Level
 from sim.report.result import Progress, Result
+from sim.report.rows import Measures
 from sim.scenario.adversaries import liars
 from sim.scenario.fidelity import Beyond, Fidelity, fidelity_of
 from sim.scenario.scenario import Scenario

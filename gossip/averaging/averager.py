@@ -21,6 +21,7 @@ from gossip.averaging.boundary import Adoption, Boundary, Visit
 from gossip.averaging.jobs import Averaging, Beginning, Copying, Job, MakingRoom, Mixing, Reserving, TakingOver
 from gossip.averaging.model import finite_of, torn
 from gossip.averaging.pair import PairAverage
+from gossip.averaging.reports import Reports
 from gossip.averaging.vectors import Cut, Floats, Vector, Vectors
 from gossip.codecs import Spread, get_codec, needs_spread
 from gossip.config import Config
@@ -42,45 +43,8 @@ from gossip.effects import (
     Transfer,
     UseLastSnapshot,
 )  # fmt: skip
-from gossip.ids import PeerId
 
-__all__ = ["PERFORM", "Averager", "Driver", "Reports"]
-
-
-class AveragerView(Protocol):
-    """The facts about the peer that an averager reads, of :class:`gossip.view.PeerView`."""
-
-    @property
-    def elements(self) -> int: ...
-    @property
-    def ready(self) -> bool: ...
-    @property
-    def taking(self) -> bool: ...
-    def concerns(self, session: int) -> bool: ...
-    def under_way(self, session: int) -> bool: ...
-    def serves(self, session: int) -> bool: ...
-
-
-class Reports(Protocol):
-    """The receiver of reports, a :class:`gossip.peer.Peer`. The effects of each report are performed at once."""
-
-    @property
-    def view(self) -> AveragerView: ...
-    def counted(self, steps: int, samples: int) -> None: ...
-    def stepped(self, steps: int, samples: int, loss: float | None, now: float) -> list[Effect]: ...
-    def snapshotted(self, session: int, now: float, mass: float = 0.0, moved: float = math.nan) -> list[Effect]: ...
-    def recalled(self, session: int, now: float) -> list[Effect]: ...
-    def spoiled(self, session: int | None, now: float) -> list[Effect]: ...
-    def streamed(self, session: int, difference_sq: float, own_sq: float, now: float) -> list[Effect]: ...
-    def failed(self, session: int, code: str, now: float) -> list[Effect]: ...
-    def gathered(
-        self, session: int, difference_sq: float, own_sq: float, refused: list[PeerId], now: float
-    ) -> list[Effect]: ...
-    def collected(self, session: int, position: int, now: float) -> list[Effect]: ...
-    def compared(self, session: int, difference_sq: float, own_sq: float, now: float) -> list[Effect]: ...
-    def adopted(self, now: float, difference_sq: float = 0.0, own_sq: float = 0.0) -> list[Effect]: ...
-    def not_kept(self, now: float) -> list[Effect]: ...
-    def restored(self, now: float) -> list[Effect]: ...
+__all__ = ["PERFORM", "Averager", "Driver"]
 
 
 class Driver(Protocol):
@@ -190,7 +154,7 @@ class Averager:
         peer, driver = self.peer, self.driver
         if not peer.view.concerns(session):
             if mass > 0 and self.config.conserves:  # The session has ended, so this mass comes back.
-                self.decide(Mixing(self, vector, None, None, 0.0, mass))
+                self.decide(Mixing(self, vector, None, None, Merge(session, mass)))
             else:
                 self.vectors.give(vector)
             return
@@ -316,8 +280,7 @@ class Averager:
         taken = average.take_difference()
         positions = None if pair is None else pair.positions
         own_sq = 0.0 if pair is None else pair.own_sq
-        how = effect.plain, effect.credit, own_sq, effect.every
-        self.decide(Mixing(self, snapshot, taken, positions, effect.weight, None, *how))
+        self.decide(Mixing(self, snapshot, taken, positions, effect, own_sq))
         return True
 
     def merge(self, effect: Merge) -> bool:
@@ -326,7 +289,7 @@ class Averager:
         if snapshot is None:
             return False
         theirs = None if pair is None else pair.take_difference()
-        self.decide(Mixing(self, snapshot, theirs, None, 0.0, effect.mass))
+        self.decide(Mixing(self, snapshot, theirs, None, effect))
         return theirs is not None
 
     def decide(self, mixing: Mixing) -> None:

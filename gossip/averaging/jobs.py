@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from contextlib import AbstractContextManager
+from typing import Protocol
 
+from gossip.arithmetic.mixing import OuterStep
+from gossip.arithmetic.movement import Movement
 from gossip.averaging.all_reduce import GroupAverage
-from gossip.averaging.boundary import Adoption, Update
-from gossip.averaging.vectors import Cut, Positions, Vector
-from gossip.effects import CopyFrozen, CopyPiece
-
-if TYPE_CHECKING:
-    from gossip.averaging.averager import Averager
+from gossip.averaging.boundary import Adoption, Boundary, Update
+from gossip.averaging.reports import Reports
+from gossip.averaging.vectors import Cut, Positions, Vector, Vectors
+from gossip.effects import CopyFrozen, CopyPiece, Merge, Mix
 
 __all__ = ["Averaging", "Beginning", "Copying", "Job", "MakingRoom", "Mixing", "Reserving", "TakingOver"]
 
@@ -30,6 +31,23 @@ class Job(Protocol):
     def fail(self) -> None: ...
 
 
+class JobOwner(Protocol):
+    """The parts of an :class:`gossip.averaging.averager.Averager` that its jobs use."""
+
+    peer: Reports
+    boundary: Boundary
+    vectors: Vectors
+    outer: OuterStep
+    lock: AbstractContextManager[object]
+    movement: Movement | None
+    snapshots: dict[int, Vector]
+    joining: Vector | None
+    generation: int
+
+    def copied_frozen(self, session: int, vector: Vector) -> None: ...
+    def failed(self, session: int, code: str) -> None: ...
+
+
 class Mixing:
     """A job that turns a finished exchange into an update of the model; without a difference the snapshot comes
     back."""
@@ -38,23 +56,24 @@ class Mixing:
                  "own_sq", "plain", "positions", "result", "since", "snapshot", "unweighted", "weight")  # fmt: skip
 
     def __init__(
-        self, averager: Averager, snapshot: Vector, difference: Vector | None, positions: Positions | None,
-        weight: float, mass: float | None, plain: bool = False, credit: float = 0.0, own_sq: float = 0.0,
-        every: int = 0,
+        self, averager: JobOwner, snapshot: Vector, difference: Vector | None, positions: Positions | None,
+        effect: Mix | Merge, own_sq: float = 0.0,
     ) -> None:  # fmt: skip
         self.averager, self.snapshot, self.difference, self.positions = averager, snapshot, difference, positions
-        self.weight, self.mass, self.plain = weight, mass, plain
+        mix = effect if isinstance(effect, Mix) else Mix(effect.session, 0.0)
+        self.weight, self.plain, self.credit, self.every = mix.weight, mix.plain, mix.credit, mix.every
+        self.mass = effect.mass if isinstance(effect, Merge) else None
+        self.own_sq = own_sq
         self.late = False  # A mix with a newer snapshot has taken place.
         self.since: Vector | None = None  # Sum of what other mixes added after the snapshot.
         # Sums of newer snapshots that lack this mix, and whether each sum is new.
         self.later: list[tuple[Vector, bool]] = []
-        self.credit, self.own_sq, self.every = credit, own_sq, every
         self.generation = averager.generation
         self.elements = snapshot.array.size
         self.result: Vector | None = None  # The update: added as a whole or at the positions, or merged with a mass.
         folds = averager.outer.plain and averager.boundary.weighs
         # The boundary applies the weight in its own pass.
-        self.unweighted = folds and mass is None and positions is None
+        self.unweighted = folds and self.mass is None and positions is None
 
     def run(self) -> None:
         averager, snapshot, difference = self.averager, self.snapshot.array, self.difference
@@ -122,7 +141,7 @@ class TakingOver:
 
     __slots__ = ("adoption", "averager", "elements")
 
-    def __init__(self, averager: Averager, adoption: Adoption) -> None:
+    def __init__(self, averager: JobOwner, adoption: Adoption) -> None:
         self.averager, self.adoption, self.elements = averager, adoption, 0
 
     def run(self) -> None:
@@ -146,7 +165,7 @@ class Beginning:
 
     __slots__ = ("averager", "elements", "vector")
 
-    def __init__(self, averager: Averager, vector: Vector) -> None:
+    def __init__(self, averager: JobOwner, vector: Vector) -> None:
         self.averager, self.vector, self.elements = averager, vector, averager.outer.parameters
 
     def run(self) -> None:
@@ -166,7 +185,7 @@ class Copying:
 
     __slots__ = ("averager", "effect", "elements", "vector")
 
-    def __init__(self, averager: Averager, effect: CopyFrozen) -> None:
+    def __init__(self, averager: JobOwner, effect: CopyFrozen) -> None:
         self.averager, self.effect, self.elements = averager, effect, effect.stop - effect.start
         self.vector: Vector | None = None
 
@@ -191,7 +210,7 @@ class MakingRoom:
 
     __slots__ = ("averager", "effect", "elements", "vector")
 
-    def __init__(self, averager: Averager, effect: CopyPiece) -> None:
+    def __init__(self, averager: JobOwner, effect: CopyPiece) -> None:
         self.averager, self.effect, self.elements = averager, effect, effect.stop - effect.start
         self.vector: Vector | None = None
 
@@ -217,7 +236,7 @@ class Reserving:
 
     __slots__ = ("averager", "cut", "elements", "pushes", "session")
 
-    def __init__(self, averager: Averager, session: int, pushes: int, cut: Cut | None) -> None:
+    def __init__(self, averager: JobOwner, session: int, pushes: int, cut: Cut | None) -> None:
         self.averager, self.session, self.pushes, self.cut = averager, session, pushes, cut
         self.elements = averager.boundary.copied_elements(cut)
 
@@ -241,7 +260,7 @@ class Averaging:
 
     __slots__ = ("averaged", "averager", "elements", "group")
 
-    def __init__(self, averager: Averager, group: GroupAverage, averaged: Callable[[], None]) -> None:
+    def __init__(self, averager: JobOwner, group: GroupAverage, averaged: Callable[[], None]) -> None:
         self.averager, self.group, self.averaged = averager, group, averaged
         self.elements = group.parts.size
 

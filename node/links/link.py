@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import trio
 
@@ -17,9 +17,6 @@ from node.links.frame_reader import FrameReader, nothing
 from node.links.stripes import Stripes
 from node.transport.blocking_io import WHOLE_BYTES, BlockingIoPool, BlockingStream
 from node.transport.byte_stream import ByteStream, PlainStream
-
-if TYPE_CHECKING:
-    from node.links.pool import Links
 
 __all__ = ["CONTROL_BURST", "FLUSHED", "Link", "admits_none"]
 
@@ -34,6 +31,19 @@ FLUSHED = 4  # Chunks sent without waking the writer task: by default all of a v
 def admits_none(stream: ByteStream, reader: FrameReader, dialled: bool) -> bool:
     """Refuse every lane: the default of a link that has not begun or has ended."""
     return False
+
+
+class Outboxes(Protocol):
+    """The links of a node as one of them sees them, a :class:`node.links.pool.Links`."""
+
+    gathering: int
+    stirred: list[Link]
+
+    def waits(self, count: int) -> None:
+        """Count bytes that wait in outboxes."""
+
+    def forget(self, link: Link) -> None:
+        """Subtract a closed link's outbox."""
 
 
 class Link:
@@ -62,7 +72,7 @@ class Link:
         self.stirred = False  # Queued in `links.stirred`, to be flushed after the effects in progress.
         self.on_sent: Callable[[int], None] = lambda session: None
         self.on_finished: Callable[[int], None] = lambda session: None
-        self.links: Links | None = None  # The pool, once the link belongs to it.
+        self.links: Outboxes | None = None  # The pool, once the link belongs to it.
         self.hands: BlockingIoPool | None = None  # Worker threads for large vectors.
         self.flow: Inflow | None = None  # The vector that a worker thread receives now.
         self.wake = trio.Event()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import trio
 
@@ -19,9 +19,6 @@ from gossip.wire.messages import Chunk, Widen
 from node.links.bulk import LEAST_ELEMENTS, Bulk, ChunkMotion
 from node.links.frame_reader import FrameReader
 from node.transport.byte_stream import ByteStream
-
-if TYPE_CHECKING:
-    from node.links.link import Link
 
 __all__ = ["LEAST_ELEMENTS", "Lane", "Stripes", "chunk_elements"]
 
@@ -43,10 +40,25 @@ def chunk_elements(most: int, elements: int, connections: int) -> int:
     return min(most, MOST_ELEMENTS, max(share, LEAST_ELEMENTS))
 
 
+class Striped(Protocol):
+    """The link of stripes, a :class:`node.links.link.Link`."""
+
+    lanes: Stripes
+    clock: trio.abc.Clock
+    queued: int  # Frames and messages that were queued so far.
+    taken: int  # Those of them that were taken to be sent.
+    used_at: float
+    on_sent: Callable[[int], None]
+    on_finished: Callable[[int], None]
+
+    @property
+    def ending(self) -> bool: ...
+
+
 class Stripes:
     """The lanes of one link. Only trio's thread touches them."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Striped) -> None:
         self.link = link
         self.all: list[Lane] = []
         self.bulk: dict[int, Bulk] = {}  # By session, as for the link itself.
@@ -106,7 +118,7 @@ class Stripes:
 class Lane:
     """One lane, which belongs to its link and ends with it."""
 
-    def __init__(self, link: Link, stream: ByteStream, reader: FrameReader) -> None:
+    def __init__(self, link: Striped, stream: ByteStream, reader: FrameReader) -> None:
         self.link, self.stream, self.reader = link, stream, reader
         self.movement = ChunkMotion(stream, reader)
         self.open = False  # True once the other side has admitted it too.

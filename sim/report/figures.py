@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from gossip.codecs import AUTO
 from gossip.ids import quantity
+from sim.report.measures import End, Look
 from sim.report.units import bytes_text, count_text, duration_text, figure_text, number, share_text
-
-if TYPE_CHECKING:
-    from sim.report.measures import End, Look
-    from sim.report.result import Result
+from sim.scenario.fidelity import Fidelity
+from sim.scenario.scenario import Scenario
 
 __all__ = ["COLUMNS", "HISTORY", "SHOWN", "SUMMARY", "Column", "Total", "page"]
 
@@ -171,28 +170,41 @@ SUMMARY = (
 )  # fmt: skip
 
 
-def accuracy(one: Result, key: str) -> float:
+class PlayedRun(Protocol):
+    """A run that was played, a :class:`sim.report.result.Result`."""
+
+    @property
+    def scenario(self) -> Scenario: ...
+    @property
+    def summary(self) -> Mapping[str, Any]: ...
+    @property
+    def history(self) -> Sequence[Mapping[str, float]]: ...
+    @property
+    def fidelity(self) -> Fidelity: ...
+
+
+def accuracy(one: PlayedRun, key: str) -> float:
     return number(one.summary["accuracy"][key])
 
 
-def learned(one: Result, text: str) -> str:
+def learned(one: PlayedRun, text: str) -> str:
     """Return the text, or nothing if no model has an accuracy."""
     return "" if math.isnan(accuracy(one, "mean")) else text
 
 
-def measured(one: Result) -> str:
+def measured(one: PlayedRun) -> str:
     """Return the task's metric as text, if it has one."""
     mean, low, high = (number(one.summary["metric"][key]) for key in OF_ACCURACY[:3])
     return "" if math.isnan(mean) else f"{figure_text(mean)} ({figure_text(low)} to {figure_text(high)})"
 
 
-def failed(one: Result) -> str:
+def failed(one: PlayedRun) -> str:
     done, came_to_nothing = one.summary["exchanges_done"], one.summary["exchanges_failed"]
     share = came_to_nothing / (came_to_nothing + done) if came_to_nothing + done else 0.0
     return f"{count_text(came_to_nothing)} ({share_text(share)})"
 
 
-def interval(one: Result) -> str:
+def interval(one: PlayedRun) -> str:
     """How often, and in which codec."""
     steps = one.summary.get("interval_steps")
     codec = "each link's codec" if one.scenario.config.codec == AUTO else one.scenario.config.codec
@@ -200,7 +212,7 @@ def interval(one: Result) -> str:
 
 
 # What matters of a result, in words and with units, in the order in which people ask; "" is left out.
-SHOWN: tuple[tuple[str, Callable[[Result], str]], ...] = (
+SHOWN: tuple[tuple[str, Callable[[PlayedRun], str]], ...] = (
     ("accuracy, mean of peers", lambda one: learned(one, share_text(accuracy(one, "mean")))),
     ("least to greatest", lambda one: learned(
         one, f"{share_text(accuracy(one, 'min'))} to {share_text(accuracy(one, 'max'))}"

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.learning.learners import Learners
-from sim.report.figures import HISTORY, SUMMARY
 from sim.scenario.fidelity import Fidelity
 from sim.scenario.scenario import Scenario
 
-__all__ = ["End", "Level", "Look", "Measures", "spread"]
+__all__ = ["End", "Level", "Look", "spread"]
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -130,22 +129,6 @@ class End:
     def refused(self) -> dict[str, int]:
         """Return the refusals in alphabetical order."""
         return dict(sorted(self.level.refused().items()))
-
-
-class Measures:
-    """The rows of the history and the summary."""
-
-    def __init__(self, level: Level, scenario: Scenario, learners: Learners) -> None:
-        self.level, self.scenario, self.learners = level, scenario, learners
-
-    def row(self) -> dict[str, float]:
-        look = Look(self.level, self.scenario, self.learners)
-        return {column.name: float(column.of(look)) for column in HISTORY}
-
-    def summary(self, last: dict[str, float], fidelity: Fidelity, **spent: float) -> dict[str, Any]:
-        """Return the figures of the end; ``spent`` are the costs as in :class:`End`."""
-        end = End(self.level, self.scenario, last, fidelity, **spent)
-        return {total.name: total.of(end) for total in SUMMARY}
 
 
 def spread(matrix: NDArray[np.float32], rows: Rows) -> tuple[NDArray[np.float32], float]:

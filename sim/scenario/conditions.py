@@ -310,3 +310,31 @@ def preset_of(kind: Any, value: object) -> Any:
     changes = {name: held for name, held in table.items() if name != "preset"}
     refuse_unknown(changes, tables.hints(kind))
     return kind.of(table["preset"], **changes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MembershipSpec:
+    """How peers know each other.
+
+    Attributes:
+        mode: The whole membership "protocol", or an "ideal" sampler that always knows which peers are up. None: the
+            protocol if a scenario is played message by message, and the sampler at the fast level.
+        start: "together": the first peers know each other and hold one model at 0. "seed": peer 0 is alone and the
+            others join through it.
+        join_every_s: Seconds between two peers that join.
+
+    Raises:
+        ConfigError: A value cannot work.
+    """
+
+    mode: Literal["protocol", "ideal"] | None = None
+    start: Literal["together", "seed"] = "together"
+    join_every_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        tables.settle(self)
+        require(0 <= self.join_every_s < math.inf, "join_every_s", self.join_every_s, "a number of seconds from 0 up")
+        unused = self.start == "together" and self.join_every_s > 0
+        require(
+            not unused, "join_every_s", self.join_every_s, "left out, or start = 'seed': it spaces the peers that join"
+        )

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from gossip.config import PRESETS, Config
 from gossip.config.internal import Internal
 from gossip.errors import ConfigError
+from sim.scenario.adversaries import AttackersSpec
+from sim.scenario.conditions import ChurnSpec, MembershipSpec, NetworkSpec
 from sim.scenario.tables import KeyFault
-
-if TYPE_CHECKING:
-    from sim.scenario.scenario import Scenario
+from sim.scenario.task import Task
 
 __all__ = ["Beyond", "Fidelity", "check_exchanges", "fidelity_of"]
 
@@ -53,7 +53,28 @@ class Fidelity(NamedTuple):
         return f"It was played message by message (the whole level), because {self.reason}."
 
 
-def fidelity_of(scenario: Scenario) -> Fidelity:
+class Playable(Protocol):
+    """The parts of a :class:`sim.scenario.scenario.Scenario` on which its level depends."""
+
+    @property
+    def fidelity(self) -> Literal["auto", "whole", "exchange"]: ...
+    @property
+    def gossip(self) -> Config: ...
+    @property
+    def config(self) -> Config: ...
+    @property
+    def membership(self) -> MembershipSpec: ...
+    @property
+    def churn(self) -> ChurnSpec | None: ...
+    @property
+    def network(self) -> NetworkSpec: ...
+    @property
+    def attackers(self) -> AttackersSpec | None: ...
+    @property
+    def task(self) -> Task: ...
+
+
+def fidelity_of(scenario: Playable) -> Fidelity:
     """Return the level that plays a scenario: the requested one, or with "auto" the fast one where it can."""
     if scenario.fidelity == "exchange":
         return Fidelity("exchange")
@@ -63,7 +84,7 @@ def fidelity_of(scenario: Scenario) -> Fidelity:
     return Fidelity("whole", f"the fast level cannot represent {keys[0]}") if keys else Fidelity("exchange")
 
 
-def check_exchanges(scenario: Scenario) -> None:
+def check_exchanges(scenario: Playable) -> None:
     """Raise a :class:`KeyFault` for the first key that ``fidelity = "exchange"`` cannot represent."""
     for key, instead in beyond(scenario):
         raise KeyFault(key, f"is beyond fidelity = 'exchange': {instead}, or play it with fidelity = 'whole'.")
@@ -79,7 +100,7 @@ def unplayed(config: Config) -> Iterator[str]:
         yield "gossip.internal"
 
 
-def beyond(scenario: Scenario) -> Iterator[tuple[str, str]]:
+def beyond(scenario: Playable) -> Iterator[tuple[str, str]]:
     """Yield each key that is not represented, with an alternative."""
     gossip, membership = scenario.config, scenario.membership
     if membership.mode == "protocol":

@@ -5,15 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sim.scenario import tables
-from sim.scenario.conditions import Rate
+from sim.scenario.conditions import NetworkSpec, Rate
 from sim.scenario.distribution import Distribution
 from sim.scenario.tables import KeyFault, require
-
-if TYPE_CHECKING:
-    from sim.scenario.scenario import Scenario
 
 __all__ = ["PeerSpec", "by_name", "check_fleet"]
 
@@ -76,19 +72,19 @@ class PeerSpec:
         return f"{self.name or 'peer' + 's' * (self.to is not None)} ({who}): " + ", ".join(filter(None, own))
 
 
-def check_fleet(scenario: Scenario) -> None:
-    """Raise a :class:`KeyFault` for a peer that cannot belong to this scenario."""
+def check_fleet(fleet: Sequence[PeerSpec], peers: int, network: NetworkSpec) -> None:
+    """Raise a :class:`KeyFault` for a peer that cannot be among so many on this network."""
     known: dict[int, int] = {}
-    latency = scenario.network.latency
-    for place, spec in enumerate(scenario.fleet):
+    latency = network.latency
+    for place, spec in enumerate(fleet):
         key, last = f"fleet[{place}]", spec.numbers[-1]
         which = "number" if spec.to is None else "to"
-        require(last < scenario.peers, f"{key}.{which}", last, f"below peers = {scenario.peers}, counted from 0")
+        require(last < peers, f"{key}.{which}", last, f"below peers = {peers}, counted from 0")
         for number in spec.numbers:
             if number in known:
                 raise KeyFault(f"{key}.number", f"= {number} is named in fleet[{known[number]}] already: name it once.")
             known[number] = place
-        lossless = not spec.loss or scenario.network.congestion is not None
+        lossless = not spec.loss or network.congestion is not None
         require(
             lossless, f"{key}.loss", spec.loss, "0 where network.congestion is 'none': without TCP all lines lose alike"
         )

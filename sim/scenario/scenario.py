@@ -15,7 +15,7 @@ from gossip.config.selections import SELECTIONS
 from gossip.errors import ConfigError
 from sim.scenario import tables
 from sim.scenario.adversaries import COLLUDING, AttackersSpec
-from sim.scenario.conditions import ChurnSpec, Latency, NetworkCut, NetworkSpec, Rate
+from sim.scenario.conditions import ChurnSpec, Latency, MembershipSpec, NetworkCut, NetworkSpec, Rate
 from sim.scenario.distribution import Distribution
 from sim.scenario.fidelity import check_exchanges
 from sim.scenario.fleet import PeerSpec, check_fleet
@@ -71,34 +71,6 @@ class Compute:
         require(self.step_s.mean > 0, "step_s", str(self.step_s), "longer than 0 s: time would stand still")
         long = self.step_s.mean >= SHORTEST_STEP_S
         require(long, "step_s", str(self.step_s), f"{SHORTEST_STEP_S:g} s or longer on average")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MembershipSpec:
-    """How peers know each other.
-
-    Attributes:
-        mode: The whole membership "protocol", or an "ideal" sampler that always knows which peers are up. None: the
-            protocol if a scenario is played message by message, and the sampler at the fast level.
-        start: "together": the first peers know each other and hold one model at 0. "seed": peer 0 is alone and the
-            others join through it.
-        join_every_s: Seconds between two peers that join.
-
-    Raises:
-        ConfigError: A value cannot work.
-    """
-
-    mode: Literal["protocol", "ideal"] | None = None
-    start: Literal["together", "seed"] = "together"
-    join_every_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        tables.settle(self)
-        require(0 <= self.join_every_s < math.inf, "join_every_s", self.join_every_s, "a number of seconds from 0 up")
-        unused = self.start == "together" and self.join_every_s > 0
-        require(
-            not unused, "join_every_s", self.join_every_s, "left out, or start = 'seed': it spaces the peers that join"
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +135,7 @@ class Scenario:
     fleet: tuple[PeerSpec, ...] = ()
     churn: ChurnSpec | None = None
     attackers: AttackersSpec | None = None
-    membership: MembershipSpec = MembershipSpec()
+    membership: MembershipSpec = field(default_factory=MembershipSpec)
     report: ReportSpec = ReportSpec()
 
     def __post_init__(self) -> None:
@@ -186,7 +158,7 @@ class Scenario:
             require(
                 right, f"network.partitions[{place}].groups", cut.groups, f"{self.peers} at most, the number of peers"
             )
-        check_fleet(self)
+        check_fleet(self.fleet, self.peers, self.network)
         self.check_attackers()
         static = SELECTIONS[self.gossip.selection].file and self.churn is not None
         require(

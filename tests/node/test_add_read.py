@@ -12,6 +12,7 @@ from gossip import kernel
 from gossip.arithmetic import live
 from gossip.averaging.jobs import Mixing
 from gossip.config import Config
+from gossip.effects import Mix
 from node.model import flat
 from node.model.snapshot import ModelState
 from tests.gossip.kernel.building import passes
@@ -119,7 +120,7 @@ def test_a_plain_mean_is_weighed_where_it_is_added(spare, way):
     brought = vectors[1].array
     brought[:] = np.arange(brought.size)
     expected = np.float32(1 / 3) * brought
-    averager.decide(Mixing(averager, *vectors, None, 1 / 3, None))
+    averager.decide(Mixing(averager, *vectors, None, Mix(1, 1 / 3)))
     assert [update.weight for update in boundary.updates] == [1.0 if way == "torch" else 1 / 3]
     visit = boundary.visit(lambda vector: None, spare=spare)
     here = pool.take().array

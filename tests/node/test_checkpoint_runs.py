@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from gossip.averaging.jobs import Mixing
+from gossip.effects import Mix
 from gossip.errors import CheckpointError
 from gossip.wire.records import check, trusting
 from node import Node
@@ -151,7 +152,7 @@ def test_a_mixing_job_of_earlier_weights_does_not_move_the_outer_step_of_loaded_
             snapshot, difference = pool.take(), pool.take()
             snapshot.array[:] = difference.array[:] = 1.0
             averager.boundary.begin_update()
-            jobs.append(Mixing(averager, snapshot, difference, None, 0.5, None))
+            jobs.append(Mixing(averager, snapshot, difference, None, Mix(1, 0.5)))
 
         def compute(*what):  # one job runs before the network thread hears of the load, the other afterwards
             jobs[0].run()
