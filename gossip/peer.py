@@ -10,6 +10,7 @@ from typing import Any
 from gossip.config import Config
 from gossip.discovery import Bootstrap, Listening, Reachability, Seeds
 from gossip.effects import Dial, Effect, Notice, Send
+from gossip.exchange import ahead
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.progress import RunProgress
 from gossip.exchange.session import Local, LocalModel, within
@@ -98,7 +99,7 @@ class Peer:
             me.id, members, self.local, config, rng, self.linked_peers.__contains__,
             selector or selector_of(config, model.elements),
         )  # fmt: skip
-        self.exchanges = Exchanges(me.id, self.local, config, self.new_session, self.partners)
+        self.exchanges = Exchanges(me.id, self.local, config, self.new_session, self.partners, ahead)
         self.exchanges.misbehaviour = self.misbehaviour
         self.schedule = Schedule(config, rng)
         self.joining = Joining(self.local, config, self.new_session)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from gossip.arithmetic.mixing import pair_weight
 from gossip.arithmetic.subsets import ALL, Subset
@@ -24,16 +24,16 @@ from gossip.effects import Effect, MemberState, Release, Rename, Send, Snapshot,
 from gossip.exchange.agreement import agreed_codec, answers
 from gossip.exchange.beginning import TRIES, refuses
 from gossip.exchange.durations import LEAST_S
+from gossip.exchange.exchanges import Exchanges
+from gossip.exchange.offer import Exchange
 from gossip.exchange.pair import Pair
 from gossip.exchange.transitions import AHEAD, INITIATOR, RESPONDER, Event, State, Table
 from gossip.ids import PeerId
 from gossip.wire.messages import Abort, Accept, Busy, Joined, Offer, Refuse
 
-if TYPE_CHECKING:
-    from gossip.exchange.exchanges import Exchanges
-    from gossip.exchange.offer import Exchange
+__all__ = ["MIXING", "PairAhead", "ask", "consent"]
 
-__all__ = ["PairAhead", "ask", "consent"]
+MIXING = "ahead"
 
 # States in which no peer has been given anything of ours.
 EARLY = frozenset({State.ASKED, State.AHEAD, State.PREPARING})
@@ -46,7 +46,7 @@ UNDER_WAY = frozenset({State.STREAMING, State.VERIFIED})
 class PairAhead(Pair):
     """A reserved pair. ``allowed`` is the largest weight that the partner's Accept allows, 0 before it arrives."""
 
-    MIXING: ClassVar[str] = "ahead"
+    MIXING: ClassVar[str] = MIXING
     ANSWERED: ClassVar[bool] = False
     TRANSITIONS: ClassVar[Table] = AHEAD
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from gossip.arithmetic.mixing import pair_weight
 from gossip.arithmetic.subsets import ALL, Subset
 from gossip.effects import Effect, Release, Rename, Send, Snapshot
 from gossip.exchange.agreement import agreed_codec, refusal
+from gossip.exchange.exchanges import Exchanges
+from gossip.exchange.offer import Exchange, strangers
 from gossip.exchange.transitions import INITIATOR, RESPONDER, Event, State
 from gossip.ids import PeerId
 from gossip.wire.messages import Busy, Offer, Refuse
 
-if TYPE_CHECKING:
-    from gossip.exchange.exchanges import Exchanges
-    from gossip.exchange.offer import Exchange
-
-__all__ = ["TRIES", "admit", "start", "strangers"]
+__all__ = ["TRIES", "admit", "start"]
 
 TRIES = 4  # Partners asked for each one wanted. Four BUSY in a row mean that all members are mixing.
 
@@ -125,12 +122,6 @@ def incoming(exchanges: Exchanges[Exchange], sender: PeerId) -> int:
     """
     limit = exchanges.partners.incoming()
     return limit - 1 if exchanges.single and sender == exchanges.last_partner and limit > 1 else limit
-
-
-def strangers(exchanges: Exchanges[Exchange], but: Exchange | None = None) -> bool:
-    """Return True if an unverified peer has an exchange."""
-    strange = exchanges.partners.strange
-    return any(one is not but and strange(one.partner) for one in exchanges.table.values())
 
 
 def overdue(exchanges: Exchanges[Exchange], leaving: list[Exchange], now: float) -> list[Exchange]:

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from gossip.arithmetic.subsets import ALL, Subset, fragments_of, lasting_parts
 from gossip.codecs import CODECS, Taken, needs_spread
 from gossip.config import Config
 from gossip.effects import Effect, MemberState
-from gossip.exchange import ahead
 from gossip.exchange.agreement import proposed_codec
 from gossip.exchange.durations import Patience, median
-from gossip.exchange.offer import Exchange
 from gossip.exchange.session import Local, kind_of
 from gossip.exchange.session_table import Ledger, One
 from gossip.exchange.transitions import Event, State
@@ -58,14 +56,43 @@ class PartnerChoice(Protocol):
     def linked(self, peer: PeerId) -> bool: ...
 
 
+class Paired(Protocol):
+    """An exchange with one partner, :class:`gossip.exchange.offer.Exchange`."""
+
+    ANSWERED: ClassVar[bool]
+    session: int
+    partner: PeerId
+    initiator: bool
+    state: State
+    since: float
+    codec: str
+    answer_s: float
+
+    @property
+    def elements(self) -> int: ...
+
+
+class Reservations(Protocol):
+    """The reservation of exchanges, :mod:`gossip.exchange.ahead`."""
+
+    MIXING: str  # In the offers that ask for one.
+
+    def ask(self, exchanges: Exchanges[Any], now: float) -> list[Effect]:
+        """Reserve our next exchange."""
+
+    def consent(self, exchanges: Exchanges[Any], sender: PeerId, offer: Offer, now: float) -> list[Effect]:
+        """Answer an offer that asks for a reservation."""
+
+
 class Exchanges(Ledger[One]):
     """The exchanges of one peer: routing, concurrency limits and memory of outcomes."""
 
     def __init__(
-        self, me: PeerId, local: Local, config: Config, new_session: Callable[[], int], partners: PartnerChoice
-    ) -> None:
+        self, me: PeerId, local: Local, config: Config, new_session: Callable[[], int], partners: PartnerChoice,
+        ahead: Reservations,
+    ) -> None:  # fmt: skip
         super().__init__(me, local, config, new_session)
-        self.partners = partners
+        self.partners, self.ahead = partners, ahead
         self.kind = kind_of(config)
         # Waits for answers to an Offer, and for streams from Accept to COMMIT.
         self.answers, self.streams = Patience(), Patience()
@@ -95,7 +122,7 @@ class Exchanges(Ledger[One]):
 
     def look_ahead(self, now: float) -> list[Effect]:
         """Reserve the next exchange while streams run, because another mix will be due when they end."""
-        return ahead.ask(self, now) if self.foresees else []
+        return self.ahead.ask(self, now) if self.foresees else []
 
     def follow(self, now: float) -> list[Effect]:
         """Begin the exchange that was reserved ahead, if no other is in progress."""
@@ -140,8 +167,8 @@ class Exchanges(Ledger[One]):
 
     # -- messages ------------------------------------------------------------------------------------------------
     def on_offer(self, sender: PeerId, offer: Offer, now: float) -> list[Effect]:
-        if self.foresees and offer.mixing == ahead.PairAhead.MIXING:
-            return ahead.consent(self, sender, offer, now)
+        if self.foresees and offer.mixing == self.ahead.MIXING:
+            return self.ahead.consent(self, sender, offer, now)
         return self.kind.answer(self, sender, offer, now)
 
     def on_invite(self, sender: PeerId, invite: Invite, now: float) -> list[Effect]:
@@ -309,7 +336,7 @@ class Exchanges(Ledger[One]):
         bounded = part in self.bounded and partner not in self.apart
         return proposed_codec(self.config.codec, bounded, self.durations.rate(partner), self.local.machine)
 
-    def finished(self, one: Exchange, now: float) -> None:
+    def finished(self, one: Paired, now: float) -> None:
         """Record that an exchange with one partner has happened."""
         partner = one.partner
         self.remember((partner, one.session), True)
@@ -331,7 +358,7 @@ class Exchanges(Ledger[One]):
         self.unkept.pop(partner, None)
         self.partners.mixed(partner, now, one.initiator)
 
-    def counted(self, one: Exchange) -> None:
+    def counted(self, one: Paired) -> None:
         """Count an exchange towards the mix that the schedule waits for.
 
         Skip exchanges that were resolved from IN_DOUBT: our own mix has moved on, and the partner has earned no trust.

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from gossip.arithmetic.subsets import ALL, Subset
 from gossip.effects import Effect, MemberState, Rename, Send, Transfer
 from gossip.exchange.agreement import answers
-from gossip.exchange.beginning import admit, start, strangers
+from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.session import AT_ONCE, Session
 from gossip.exchange.session_table import DOUBT_RETRY_S
 from gossip.exchange.transitions import Event, State
 from gossip.ids import UNSTATED, Claim, PeerId
 from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Settled
-
-if TYPE_CHECKING:
-    from gossip.exchange.exchanges import Exchanges
 
 __all__ = ["Exchange"]
 
@@ -36,6 +33,7 @@ class Exchange(Session):
     MIXING: ClassVar[str]  # The name in an Offer.
     ANSWERED: ClassVar[bool] = True  # Its answer time counts in the statistics of answers.
 
+    exchanges: Exchanges[Any] = field(repr=False)
     partner: PeerId
     weight: float = 0.5
     theirs: float = 0.0
@@ -97,17 +95,9 @@ class Exchange(Session):
         return []
 
     # -- the beginning -------------------------------------------------------------------------------------------
-    @classmethod
-    def start(cls, exchanges: Exchanges[Any], now: float) -> list[Effect]:
-        return start(cls, exchanges, now)
-
     def carries(self, partners: int) -> int:
         """Return the number of partners that share the mass of our snapshot, 0 if it gives none away."""
         return 0
-
-    @classmethod
-    def answer(cls, exchanges: Exchanges[Any], sender: PeerId, offer: Offer, now: float) -> list[Effect]:
-        return admit(cls, exchanges, sender, offer, now)
 
     @classmethod
     def mismatch(cls, offer: Offer) -> str | None:
@@ -389,3 +379,9 @@ class Exchange(Session):
             told.append(Send(self.partner, Busy(self.session)))
         self.mass = 0.0  # The mass belongs to weights that are being replaced.
         return [*told, *self.drop()]
+
+
+def strangers(exchanges: Exchanges[Exchange], but: Exchange | None = None) -> bool:
+    """Return True if an unverified peer has an exchange."""
+    strange = exchanges.partners.strange
+    return any(one is not but and strange(one.partner) for one in exchanges.table.values())

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from gossip.arithmetic.correction import credit
 from gossip.arithmetic.subsets import ALL
 from gossip.effects import Effect, Mix, Send
+from gossip.exchange.beginning import admit, start
+from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.offer import Exchange
 from gossip.exchange.session import State, version_gap, within
 from gossip.exchange.transitions import PAIR, Table
 from gossip.ids import PeerId
 from gossip.misbehaviour import NEVER
-from gossip.wire.messages import Settled
-
-if TYPE_CHECKING:
-    from gossip.exchange.exchanges import Exchanges
+from gossip.wire.messages import Offer, Settled
 
 __all__ = ["Pair"]
 
@@ -30,6 +29,14 @@ class Pair(Exchange):
 
     MIXING: ClassVar[str] = "pair"
     TRANSITIONS: ClassVar[Table] = PAIR
+
+    @classmethod
+    def start(cls, exchanges: Exchanges[Any], now: float) -> list[Effect]:
+        return start(cls, exchanges, now)
+
+    @classmethod
+    def answer(cls, exchanges: Exchanges[Any], sender: PeerId, offer: Offer, now: float) -> list[Effect]:
+        return admit(cls, exchanges, sender, offer, now)
 
     @classmethod
     def standing(cls, exchanges: Exchanges[Any], sender: PeerId) -> tuple[list[Exchange], bool]:

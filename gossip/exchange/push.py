@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from gossip.effects import Effect, Merge
+from gossip.exchange.beginning import admit, start
+from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.offer import Exchange
 from gossip.exchange.session import State
 from gossip.exchange.transitions import PUSH, Table
@@ -24,6 +26,14 @@ class Push(Exchange):
 
     MIXING: ClassVar[str] = "push"
     TRANSITIONS: ClassVar[Table] = PUSH
+
+    @classmethod
+    def start(cls, exchanges: Exchanges[Any], now: float) -> list[Effect]:
+        return start(cls, exchanges, now)
+
+    @classmethod
+    def answer(cls, exchanges: Exchanges[Any], sender: PeerId, offer: Offer, now: float) -> list[Effect]:
+        return admit(cls, exchanges, sender, offer, now)
 
     @classmethod
     def mismatch(cls, offer: Offer) -> str | None:

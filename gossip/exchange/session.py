@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from gossip.codecs import COMPILED, Machine
 from gossip.config import Config
@@ -15,9 +15,6 @@ from gossip.exchange.progress import RunProgress
 from gossip.exchange.transitions import Event, State, Table
 from gossip.ids import UNSTATED, Claim, PeerId
 from gossip.wire.messages import Invite, Offer, Refuse
-
-if TYPE_CHECKING:
-    from gossip.exchange.exchanges import Exchanges
 
 __all__ = [
     "AT_ONCE",
@@ -52,6 +49,13 @@ def version_gap(theirs: float, ours: float) -> float:
     return min(max(theirs - ours, -MAX_GAP), MAX_GAP)
 
 
+class SessionTable(Protocol):
+    """The table that holds a session, :class:`gossip.exchange.exchanges.Exchanges`; below also as ``exchanges``."""
+
+    def end(self, one: Session) -> list[Effect]:
+        """Forget a session that has ended, and release what belongs to it."""
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Session:
     """One side of an exchange. ``ours`` and ``claim`` are the version and the progress that its Offer or Accept
@@ -62,7 +66,7 @@ class Session:
     TRANSITIONS: ClassVar[Table]
     MANY: ClassVar[bool] = False  # True if more than two members take part.
 
-    exchanges: Exchanges[Any] = field(repr=False)  # The table that holds it.
+    exchanges: SessionTable = field(repr=False)  # The table that holds it.
     session: int
     initiator: bool
     since: float
@@ -85,22 +89,22 @@ class Session:
 
     # -- beginning -----------------------------------------------------------------------------------------------
     @classmethod
-    def start(cls, exchanges: Exchanges[Any], now: float) -> list[Effect]:
+    def start(cls, exchanges: Any, now: float) -> list[Effect]:
         """Begin a mix of our own, if there is room and a partner to ask."""
         raise NotImplementedError
 
     @classmethod
-    def answer(cls, exchanges: Exchanges[Any], sender: PeerId, offer: Offer, now: float) -> list[Effect]:
+    def answer(cls, exchanges: Any, sender: PeerId, offer: Offer, now: float) -> list[Effect]:
         """Answer an offer of a pair or a push."""
         return [Send(sender, Refuse(offer.session, "mixing"))]
 
     @classmethod
-    def invite(cls, exchanges: Exchanges[Any], sender: PeerId, invite: Invite, now: float) -> list[Effect]:
+    def invite(cls, exchanges: Any, sender: PeerId, invite: Invite, now: float) -> list[Effect]:
         """Answer an invitation to a group."""
         return [Send(sender, Refuse(invite.session, "mixing"))]
 
     @staticmethod
-    def most_doubts(exchanges: Exchanges[Any]) -> int:
+    def most_doubts(exchanges: Any) -> int:
         """Return how many exchanges may be in doubt at once: each holds two vectors."""
         raise NotImplementedError
 
@@ -110,7 +114,7 @@ class Session:
         raise NotImplementedError
 
     @classmethod
-    def on_stray(cls, exchanges: Exchanges[Any], event: Event, sender: PeerId, session: int) -> list[Effect]:
+    def on_stray(cls, exchanges: Any, event: Event, sender: PeerId, session: int) -> list[Effect]:
         """Answer a message about a session that has ended, is not the sender's, or does not allow the event now."""
         raise NotImplementedError
 

@@ -33,11 +33,11 @@ def lines(paths: list[Path]) -> int:
 
 
 def imports() -> dict[str, set[str]]:
-    """What each module needs to be loaded. What is for type checkers alone, or inside a function, is needed when the
-    module is there already."""
-    graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True)
+    """What each module imports at its own level, for type checkers too: a type that is needed in both directions is a
+    protocol in the lower module. What is inside a function is needed when the module is there already."""
+    graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=False)
     return {
-        module: graph.find_modules_directly_imported_by(module) & imported_when_loaded(module)
+        module: graph.find_modules_directly_imported_by(module) & imported_at_its_level(module)
         for module in graph.modules
     }
 
@@ -55,16 +55,23 @@ def circles(wanted: dict[str, set[str]]) -> Iterator[str]:
             return
 
 
-def imported_when_loaded(module: str) -> set[str]:
-    """Every name that the module's own level imports, with the names inside it, which may be modules."""
+def imported_at_its_level(module: str) -> set[str]:
+    """Every name that the module's own level imports, under a condition or not, with the names inside it, which may be
+    modules."""
     path = ROOT.joinpath(*module.split("."))
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return names_in(ast.parse(path.read_text(encoding="utf-8")).body)
+
+
+def names_in(body: list[ast.stmt]) -> set[str]:
     names: set[str] = set()
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in body:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.If):
+            names |= names_in(node.body) | names_in(node.orelse)
     return names
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 
 from tests.structure import figures
@@ -11,6 +13,12 @@ MOST = 12  # modules that a reader takes in at a glance
 
 def test_no_imports_go_in_a_circle():
     assert list(figures.circles(figures.imports())) == []
+
+
+def test_an_import_for_type_checkers_counts():
+    wanted = figures.names_in(ast.parse("if TYPE_CHECKING:\n    from node.page.page import Page\nimport math").body)
+    assert wanted == {"math", "node.page.page", "node.page.page.Page"}
+    assert "node.page.page" in figures.imports()["node.loop.training"]
 
 
 def test_a_circle_would_be_found():

@@ -10,22 +10,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from gossip.arithmetic.group_mean import norm_accepts
 from gossip.arithmetic.mixing import stability_limit
 from gossip.codecs import leaner
 from gossip.effects import Dial, Effect, Gather, MemberState, Mix, Send
 from gossip.exchange.agreement import answers, begins
+from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.groups.matchmaking import invitation, join, start, substitute
 from gossip.exchange.session import Session, version_gap, within
 from gossip.exchange.session_table import DOUBT_RETRY_S
 from gossip.exchange.transitions import GROUP, Event, State, Table
 from gossip.ids import UNSTATED, Claim, PeerId
 from gossip.wire.messages import Abort, Begin, Busy, Commit, Invite, Joined, Outcome, Settled
-
-if TYPE_CHECKING:
-    from gossip.exchange.exchanges import Exchanges
 
 __all__ = ["DOUBTS", "Group"]
 
@@ -45,6 +43,7 @@ class Group(Session):
     TRANSITIONS: ClassVar[Table] = GROUP
     MANY: ClassVar[bool] = True
 
+    exchanges: Exchanges[Any] = field(repr=False)
     inviter: PeerId
     codec: str
     mean: float = 0.0  # Mean of the versions.

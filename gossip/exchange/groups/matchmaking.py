@@ -6,26 +6,37 @@ A group that is drawn at random invites a substitute for a busy peer; a group of
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from gossip.codecs import leaner
 from gossip.config.selections import SELECTIONS
 from gossip.effects import Effect, Send, Snapshot
 from gossip.exchange.agreement import refusal
+from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.transitions import INITIATOR, RESPONDER, Event, State
 from gossip.ids import PeerId
 from gossip.wire.messages import MAX_GROUP, Busy, Invite, Refuse
-
-if TYPE_CHECKING:
-    from gossip.exchange.exchanges import Exchanges
-    from gossip.exchange.groups.group import Group
 
 __all__ = ["invitation", "join", "start", "substitute"]
 
 TRIES = 4  # Peers asked for each seat of a random group: with three in four busy most seats are filled.
 
 
-def start(kind: type[Group], exchanges: Exchanges[Group], now: float) -> list[Effect]:
+class Invitable(Protocol):
+    """A group that may still be changed, :class:`gossip.exchange.groups.group.Group`."""
+
+    exchanges: Exchanges[Any]
+    session: int
+    ours: float
+    codec: str
+    candidates: tuple[PeerId, ...]
+    asked: set[PeerId]
+    invited: dict[PeerId, None]
+    versions: dict[PeerId, float]
+
+
+def start(kind: Callable[..., Any], exchanges: Exchanges[Any], now: float) -> list[Effect]:
     """Prepare the invitations of a mix of our own, beginning with the snapshot."""
     if any(one.state is not State.IN_DOUBT for one in exchanges.table.values()):
         return []
@@ -40,7 +51,9 @@ def start(kind: type[Group], exchanges: Exchanges[Group], now: float) -> list[Ef
     return [Snapshot(one.session)]
 
 
-def join(kind: type[Group], exchanges: Exchanges[Group], sender: PeerId, invite: Invite, now: float) -> list[Effect]:
+def join(
+    kind: Callable[..., Any], exchanges: Exchanges[Any], sender: PeerId, invite: Invite, now: float
+) -> list[Effect]:  # fmt: skip
     """Answer an invitation: Refuse for good, Busy, or nothing until our snapshot is taken."""
     local, session, patience_s = exchanges.local, invite.session, exchanges.config.boundary_patience_s
     refused = refusal(local, invite, alike=True, spread=False)
@@ -58,24 +71,24 @@ def join(kind: type[Group], exchanges: Exchanges[Group], sender: PeerId, invite:
     return [*dropped, Snapshot(session)]
 
 
-def candidates(exchanges: Exchanges[Group], now: float) -> tuple[PeerId, ...]:
+def candidates(exchanges: Exchanges[Any], now: float) -> tuple[PeerId, ...]:
     """Return the peers to invite now."""
     group = [peer for peer in exchanges.partners.group(now) if peer != exchanges.me]
     return streamable(exchanges, group)[: MAX_GROUP - 1]
 
 
-def streamable(exchanges: Exchanges[Group], peers: list[PeerId]) -> tuple[PeerId, ...]:
+def streamable(exchanges: Exchanges[Any], peers: list[PeerId]) -> tuple[PeerId, ...]:
     """Return ``peers`` with at most one that cannot be dialled, us included: two could not stream to each other."""
     hidden = [peer for peer in (exchanges.me, *peers) if exchanges.partners.address(peer) is None]
     return tuple(peer for peer in peers if peer not in hidden[1:])
 
 
-def invitation(group: Group) -> Invite:
+def invitation(group: Invitable) -> Invite:
     local = group.exchanges.local
     return Invite(group.session, local.fingerprint, local.run_id, group.ours, group.codec, group.candidates)
 
 
-def substitute(group: Group, now: float) -> list[Effect]:
+def substitute(group: Invitable, now: float) -> list[Effect]:
     """Invite another peer to a free seat, if the selection allows any peer."""
     exchanges = group.exchanges
     config = exchanges.config
@@ -94,13 +107,13 @@ def substitute(group: Group, now: float) -> list[Effect]:
     return [Send(other, invitation(group))]
 
 
-def gives_way(exchanges: Exchanges[Group], sender: PeerId, invite: Invite) -> list[Group] | None:
+def gives_way(exchanges: Exchanges[Any], sender: PeerId, invite: Invite) -> list[Invitable] | None:
     """Return our sessions that give way to this invitation, or None if we are busy.
 
     Any group counts as our mix, so one that we only prepare gives way. When two inviters have invited each other, the
     group of the smaller id goes first. Members that both have invited know that as well.
     """
-    left: list[Group] = []
+    left: list[Invitable] = []
     for one in exchanges.table.values():
         if one.state is State.IN_DOUBT:
             continue

@@ -6,6 +6,7 @@ import itertools
 
 from gossip.config import Config
 from gossip.effects import Send, Snapshot, Transfer
+from gossip.exchange import ahead
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.session import Local
 from gossip.ids import PeerId
@@ -31,6 +32,7 @@ class Side:
             self.config,
             lambda: next(self.sessions),
             self,
+            ahead,
         )
 
     wary_until = 0.0

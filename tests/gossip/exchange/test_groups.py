@@ -9,6 +9,7 @@ import pytest
 
 from gossip.config import Config
 from gossip.effects import Dial, Gather, MemberState, Mix, Release, Send, Snapshot
+from gossip.exchange import ahead
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.groups.group import DOUBTS
 from gossip.exchange.session import MAX_GAP, Local, State
@@ -54,7 +55,7 @@ class Mates:
 
 def groups(me: PeerId, mates: Mates, **changes: object) -> Exchanges:
     local = Local("f", 1000, 1000, run_id=b"g" * 16, version=2.0, ready=True, boundary_at=0.0)
-    return Exchanges(me, local, Config(**{"mixing": "group", **changes}), iter(range(1, 99)).__next__, mates)
+    return Exchanges(me, local, Config(**{"mixing": "group", **changes}), iter(range(1, 99)).__next__, mates, ahead)
 
 
 def invite(session: int, *members: PeerId, **changes: object) -> Invite:
