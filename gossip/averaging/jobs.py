@@ -241,11 +241,7 @@ class Reserving:
         self.elements = averager.boundary.copied_elements(cut)
 
     def run(self) -> None:
-        vectors = self.averager.vectors
-        if not vectors.at_hand(self.elements):
-            vector = vectors.take(self.elements)
-            vector.array.fill(0.0)
-            vectors.give(vector)
+        self.averager.vectors.reserve(self.elements)
 
     def land(self) -> None:
         if self.averager.peer.view.concerns(self.session):

@@ -76,6 +76,9 @@ class Vectors(Protocol):
     def at_hand(self, elements: int) -> bool:
         """Return True if :meth:`take` would return a vector whose memory exists, or is too small to matter."""
 
+    def reserve(self, elements: int) -> None:
+        """Make :meth:`at_hand` true, in a thread that may wait."""
+
     def pass_by(self, elements: int) -> Vector:
         """Return a vector of a length that exchanges do not need; its memory is freed when it is given back."""
 

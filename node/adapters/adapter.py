@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections import deque
 from collections.abc import Iterable, Iterator, Sized
 from itertools import islice
 from types import TracebackType
 from typing import Any, Self
 
+import torch
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
@@ -178,19 +180,35 @@ class ScaleWatch:
 
     The scaler skips a step with non-finite gradients, or makes a fused optimizer skip it, and reports it nowhere. But
     its scale falls with each skipped step, and only then. ``scaler`` is None where there is none.
+
+    On CUDA a scale is read once it has arrived, so that no step waits: a later step is said to be skipped instead.
     """
+
+    MOST = 64  # The most steps that a host can be ahead of its device.
 
     def __init__(self, scaler: Any) -> None:
         self.scaler = scaler
-        self.scale = self.read()
-
-    def read(self) -> float:
-        return 0.0 if self.scaler is None else float(self.scaler.get_scale())
+        self.copies: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()
+        self.skipped = 0  # Steps of which no call has told yet.
+        self.scale = 0.0 if scaler is None else float(scaler.get_scale())
 
     def left_out(self) -> bool:
-        """Return True if the last step was skipped; call it once after each step."""
-        before, self.scale = self.scale, self.read()
-        return self.scale < before
+        """Return True if a step was skipped; call it once after each step."""
+        scale = getattr(self.scaler, "_scale", None)
+        if not isinstance(scale, torch.Tensor) or not scale.is_cuda:
+            before, self.scale = self.scale, 0.0 if self.scaler is None else float(self.scaler.get_scale())
+            return self.scale < before
+        if len(self.copies) < self.MOST:
+            host = torch.empty(scale.shape, dtype=scale.dtype, pin_memory=True)
+            host.copy_(scale, non_blocking=True)
+            self.copies.append((host, torch.cuda.current_stream(scale.device).record_event()))
+        while self.copies and self.copies[0][1].query():  # type: ignore[no-untyped-call]
+            before, self.scale = self.scale, float(self.copies.popleft()[0])
+            self.skipped += self.scale < before
+        if self.skipped:
+            self.skipped -= 1
+            return True
+        return False
 
 
 class EpochSampler(Sampler[int]):

@@ -5,12 +5,12 @@ One copy stays in memory, to be restored at once; one is on disk, for later use.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from gossip.arithmetic.mixing import difference
 from gossip.errors import CheckpointError
@@ -20,6 +20,7 @@ from node.model.state import State
 __all__ = ["KeptWeights"]
 
 Floats = NDArray[np.float32]
+T = TypeVar("T")
 
 
 class KeptWeights:
@@ -50,7 +51,7 @@ class KeptWeights:
             return False
         self.weights = np.empty(self.state.layout.size, np.float32)
         self.state.read(self.weights)
-        self.optimizers = copy.deepcopy(self.live.states(self.live.state_dict()))
+        self.optimizers = on_host(self.live.states(self.live.state_dict()))
         return True
 
     def distance(self, theirs: Floats) -> tuple[float, float]:
@@ -70,3 +71,16 @@ class KeptWeights:
 
     def forget(self) -> None:
         self.weights, self.optimizers = None, []
+
+
+def on_host(value: T) -> T:
+    """Return a copy with all tensors on the host: a device may have no room for an optimizer's state twice."""
+    copied: Any = value
+    if isinstance(value, Tensor):
+        copied = value.detach().to("cpu", copy=True)
+    elif isinstance(value, Mapping):
+        copied = {key: on_host(one) for key, one in value.items()}
+    elif isinstance(value, list | tuple):
+        copied = type(value)([on_host(one) for one in value])
+    result: T = copied
+    return result

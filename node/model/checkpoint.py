@@ -34,6 +34,7 @@ from torch import Tensor
 from gossip.errors import CheckpointError
 from gossip.ids import from_hex
 from gossip.wire.records import within
+from node.model.device import file
 from node.model.optimizers import Optimizers
 from node.model.state import State
 
@@ -123,11 +124,12 @@ def save(
         with _folder_beside(target) as folder:
             text, weights = folder / "text", folder / "weights"
             text.write_text(json.dumps(described, indent=2, allow_nan=False) + "\n")
-            save_file(everything, weights, {"format": "pt", _KEY: json.dumps(document, allow_nan=False)})
+            write = save_file if all(tensor.device.type == "cpu" for tensor in everything.values()) else file.write
+            write(everything, weights, {"format": "pt", _KEY: json.dumps(document, allow_nan=False)})
             # Apply the umask's permissions: the library makes the file readable by its owner alone.
             shutil.copymode(text, weights)
-            for file in (text, weights):
-                with file.open("rb") as opened:
+            for written in (text, weights):
+                with written.open("rb") as opened:
                     os.fsync(opened.fileno())
             os.replace(text, beside)
             os.replace(weights, target)  # Comes last: until here the previous checkpoint stays valid.
@@ -157,9 +159,9 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
     try:
         if place.exists() and not place.is_file():
             raise CheckpointError(f"Could not read {place}: it is no regular file; give a checkpoint's path.")
-        with safe_open(place, framework="pt", device="cpu") as file:
-            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
-            document = json.loads((file.metadata() or {}).get(_KEY, _OTHERS))
+        with safe_open(place, framework="pt", device="cpu") as found:
+            stored = {name: found.get_tensor(name) for name in found.keys()}  # noqa: SIM118 (it is no mapping)
+            document = json.loads((found.metadata() or {}).get(_KEY, _OTHERS))
         if document["version"] not in (_VERSION, _WITH_TRAINING):
             version = document["version"]
             raise CheckpointError(f"{place} has format {version}, this version reads {_WITH_TRAINING}; upgrade it.")
@@ -203,7 +205,10 @@ def _plan(
     meta: Mapping[str, Any],
     training: Mapping[str, Tensor],
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return all tensors to store, each once and on the host, and the JSON document that describes them."""
+    """Return all tensors to store, each once, and the JSON document that describes them.
+
+    Tensors of a device stay there until they are written.
+    """
     for name in tensors:
         if name == "__metadata__" or name.startswith(_OPTIMIZER):
             raise CheckpointError(f"Could not save: a tensor may not be called {name!r} in a checkpoint; rename it.")
@@ -221,7 +226,10 @@ def _plan(
         if tensor.numel() and names.setdefault(view, name) != name:
             tied[name] = names[view]
             continue
-        host = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        if tensor.device.type != "cpu":
+            everything[name] = tensor.detach()
+            continue
+        host = tensor.detach().resolve_conj().resolve_neg().contiguous()
         if host.untyped_storage().data_ptr() in storages:  # Copy overlapping views, so that each is written separately.
             host = host.clone()
         storages.add(host.untyped_storage().data_ptr())
@@ -294,6 +302,11 @@ def _cannot_hold(name: str, tensor: Tensor) -> CheckpointError:
 
 def _with_suffix(path: str | os.PathLike[str]) -> Path:
     given = Path(path)
+    if isinstance(path, str) and re.match(r"[a-z][a-z0-9+.-]+://", path):
+        raise CheckpointError(
+            f"{path} is a URL, and checkpoints are files: give a path, and copy the file there, as fsspec's put_file "
+            "does."
+        )
     # os.path.isdir returns False where Path.is_dir raises PermissionError.
     if os.path.isdir(given) or not given.name:
         raise CheckpointError(f"{given} is a directory; give a file name, as in {given / 'run.safetensors'}.")
@@ -331,8 +344,8 @@ def _looks_like_a_pickle(place: Path) -> bool:
     torch's archives are zip files, and plain pickles start with 0x80.
     """
     try:
-        with place.open("rb") as file:
-            return file.read(4).startswith((b"PK\x03\x04", b"\x80"))
+        with place.open("rb") as opened:
+            return opened.read(4).startswith((b"PK\x03\x04", b"\x80"))
     except OSError:
         return False
 

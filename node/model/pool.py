@@ -50,8 +50,23 @@ class VectorPool:
         return Vector(self.state.buffer(size) if array is None else array)
 
     def at_hand(self, elements: int) -> bool:
-        """Return True if a vector needs no fresh pages, which cost four times what a copy costs."""
+        """Return True if a vector needs no fresh pages, which cost four times what a copy costs.
+
+        Locking pages costs far more and may wait for the device, so a snapshot's difference must have its memory too.
+        """
+        if self.state.locks:
+            return elements < self.SHARED_ELEMENTS or len(self.free.get(elements, ())) > 1
         return elements < self.AT_ONCE_ELEMENTS or bool(self.free.get(elements))
+
+    def reserve(self, elements: int) -> None:
+        """Allocate and touch what :meth:`at_hand` lacks, in a thread that may wait."""
+        for _ in range(2 if self.state.locks else 1):
+            if self.at_hand(elements):
+                return
+            fresh = self.buffer(elements)
+            fresh.fill(0.0)
+            with self.lock:
+                self.keep_free(fresh)
 
     def pass_by(self, elements: int) -> Vector:
         """Return a vector whose memory returns to the system when it is given back; an allocator would keep it."""

@@ -109,9 +109,24 @@ class ModelState(State):
         """Drop optimizer state that is not finite: it would spoil sound weights in the next step."""
         self._state.forget_spoiled()
 
+    def enter_thread(self) -> None:
+        """Use the model's device in this thread: a call without one would open a context on the first."""
+        device = self.device
+        if device is not None:
+            torch.cuda.set_device(device)
+
+    @property
+    def locks(self) -> bool:  # type: ignore[override]
+        return self.device is not None
+
+    @property
+    def device(self) -> torch.device | None:
+        """Return the CUDA device of the model, of its first tensor there if there are several; None if none is."""
+        return next((tensor.device for tensor in self._tensors.current() if tensor.is_cuda), None)
+
     def buffer(self, elements: int) -> Floats:
         """Return a host vector to read into and add from. It is page-locked for CUDA, so that copies overlap."""
-        pinned = any(tensor.is_cuda for tensor in self._tensors.current())
+        pinned = self.device is not None
         if elements >= MAPPED_ELEMENTS and not pinned:
             # The first thread that writes there takes the page faults.
             return Vector.mapped(elements).array
@@ -120,7 +135,7 @@ class ModelState(State):
 
     def takes(self, vector: Floats) -> bool:
         """Return True if any memory will do, because nothing has to be page-locked."""
-        return not any(tensor.is_cuda for tensor in self._tensors.current())
+        return self.device is None
 
     def read(self, out: Floats) -> None:
         """Copy the live tensors into ``out``."""
@@ -252,9 +267,9 @@ class ModelState(State):
         Any thread may call it. Returns None where nothing would be gained.
         """
         try:
-            tensors = self._weights(values)
-            if not any(tensor.is_cuda for tensor in tensors):
+            if self.device is None:
                 return None
+            tensors = self._weights(values)
             parts = [
                 self._uploads.ahead(device, live, host) if device.type == "cuda" else None
                 for device, live, host in runs(tensors, values)
@@ -270,7 +285,6 @@ class ModelState(State):
         self._guard.join()
         parts = list(runs(self._weights(vector), vector))
         on_their_way = ahead or [None] * len(parts)
-        # All devices have their memory before the first changes.
         work: list[Work] = [
             self._uploads.prepared(device, live, host, change, found, scratch)
             for (device, live, host), found in zip(parts, on_their_way, strict=True) if device.type == "cuda"

@@ -49,6 +49,8 @@ class VectorState(ABC):
 
     If so, callers use them instead of multiplying in a pass of their own.
     """
+    locks: bool = False
+    """Whether :meth:`buffer` locks pages, which takes long: the vectors of exchanges are allocated in a worker then."""
     copy_s: float = 0.0
     """Seconds that the last full read took from the training loop. Copies made in advance may take a hundredth of its
     time.
@@ -153,6 +155,9 @@ class VectorState(ABC):
     def sound(self) -> bool:
         """Return True if every weight is finite."""
         return finite(self._read(self.layout.size))
+
+    def enter_thread(self) -> None:  # noqa: B027 (most models need nothing)
+        """Prepare the network's thread, which asks whether copies are done: torch.cuda.set_device, for example."""
 
     def buffer(self, elements: int) -> Floats:
         """Return a vector to read into and add from, for example page-locked memory if copies go to a device."""

@@ -22,6 +22,10 @@ SHARDED = (
     "is sharded over several processes (FSDP): a Node takes models that are whole in each process, as "
     "DistributedDataParallel has them (group=)."
 )
+PARTITIONED = (
+    "has no elements on this rank: DeepSpeed's ZeRO-3 keeps another part of each parameter on each rank, and a Node "
+    "takes models that are whole in each process (ZeRO-1 or 2)."
+)
 Owner = Mapping[str, Any]  # The dict that holds a tensor: a module's parameters or buffers, or the user's mapping.
 
 
@@ -62,6 +66,9 @@ class LiveTensors:
             tensor: Tensor = self.shared[name] if name in self.shared else owner[key]
             if _is_sharded(tensor):
                 raise LayoutError(f"Tensor {name!r} {SHARDED}")
+            # DeepSpeed's attribute for the shape of the whole.
+            if not tensor.numel() and hasattr(tensor, "ds_shape"):
+                raise LayoutError(f"Parameter {name!r} {PARTITIONED}")
             if is_lazy(tensor):
                 raise LayoutError(f"Tensor {name!r} has no shape yet: run one batch through the model first.")
             if not tensor.is_floating_point() and not tensor.is_complex():

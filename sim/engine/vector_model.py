@@ -111,6 +111,9 @@ class HostVectors:
     def at_hand(self, elements: int) -> bool:
         return True
 
+    def reserve(self, elements: int) -> None:
+        """Do nothing: memory is always at hand."""
+
     def pass_by(self, elements: int) -> Vector:
         return Vector(np.empty(elements, np.float32), passing=True)
 

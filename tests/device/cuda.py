@@ -9,6 +9,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from tests.device.device import Device, Graph
 from tests.device.tensors import Dispatch
@@ -54,6 +55,15 @@ def simulated(kind: str = "cuda", seed: int = 0) -> Iterator[Device]:
             return host if device is None else host.to(device)
 
         return make
+
+    plain_groups = Optimizer._group_tensors_by_device_and_dtype
+
+    def groups(lists, with_indices=False):
+        """Group tensors as an optimizer does, by the device that they say."""
+        return {
+            (next(one for row in rows[0] for one in row if one is not None).device, kind): rows
+            for (_, kind), rows in plain_groups(lists, with_indices).items()
+        }
 
     class Stream(_Stream):
         device = on.torch
@@ -120,6 +130,7 @@ def simulated(kind: str = "cuda", seed: int = 0) -> Iterator[Device]:
             (Tensor, "to", to), (Tensor, "cuda", lambda tensor, *args, **kwargs: tensor.to(on.torch, **kwargs)),
             (Tensor, "pin_memory", lambda tensor, *args: on.pinned.add(tensor.clone())),
             (Tensor, "is_pinned", lambda tensor, *args: on.pinned.holds(tensor)),
+            (Optimizer, "_group_tensors_by_device_and_dtype", staticmethod(groups)),
             (Tensor, "cpu", lambda tensor, **kwargs: tensor.to("cpu", **kwargs)),
             (torch, "tensor", made(plain_tensor)), (torch, "as_tensor", made(plain_as)),
         ):  # fmt: skip

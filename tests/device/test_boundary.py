@@ -204,20 +204,27 @@ def test_a_snapshot_that_finds_no_memory_costs_a_mix_and_not_the_loop(accelerato
 
 
 @pytest.mark.parametrize("mass", [None, 1.0])
-def test_an_addition_that_finds_no_memory_changes_nothing(accelerator, mass):
+def test_an_addition_without_memory_is_made_on_the_host(accelerator, mass):
     loop = Loop()
-    full(accelerator)
     vector = loop.pool.take()
     vector.array.fill(5.0)
+    full(accelerator)
     loop.boundary.begin_update()
     loop.boundary.want_update(Update(vector, mass))
     visit = loop.visit()
+    assert not visit.lost
+    assert not visit.copies
+    assert loop.values() == {6.0 if mass is None else 3.0}
+
+
+def test_a_part_that_finds_no_memory_is_lost_and_changes_nothing(accelerator):
+    loop = Loop()
+    full(accelerator)
+    vector = loop.pool.take(10)
+    vector.array.fill(5.0)
+    loop.boundary.begin_update()
+    loop.boundary.want_update(Update(vector, positions=np.arange(0, 100, 10)))
+    visit = loop.visit()
     assert visit.lost == 1
-    assert loop.boundary.mass == 1.0
     assert loop.boundary.owed == 0
-    accelerator.memory.limit_bytes = float("inf")
     assert loop.values() == {1.0}
-    loop.brings(2.0)
-    torch.cuda.synchronize()
-    loop.visit()
-    assert loop.values() == {3.0}

@@ -22,6 +22,8 @@ __all__ = ["Mirror"]
 Described = list[tuple[list[dict[str, Any]], list[dict[Any, Any]]]]
 """For each optimizer: its groups' options, and its state for each parameter."""
 
+Receive = Callable[["Place", Tensor | None, Any], Tensor]
+
 # A tensor of an optimizer's state; models of more than 8 million elements may have larger ones.
 MOST_TENSOR_BYTES = 1 << 30
 
@@ -95,22 +97,20 @@ class Mirror:
             for group, options in zip(optimizer.param_groups, groups, strict=True):
                 if "params" in options:
                     raise unreadable("an optimizer's parameters")
-                for key, value in filled(options, None, self.receive).items():
-                    if isinstance(value, Tensor) and isinstance(group.get(key), Tensor):
-                        # A learning rate on the device, which a compiled step refers to by address.
-                        group[key].copy_(value)
-                    else:
-                        group[key] = value
+                group.update(filled(options, None, self.receive, group))
             for parameter, state in zip(held(optimizer), kept, strict=True):
-                optimizer.state.pop(parameter, None)
+                before = optimizer.state.pop(parameter, {})
                 if state:
-                    optimizer.state[parameter] = filled(state, parameter, self.receive)
+                    optimizer.state[parameter] = filled(state, parameter, self.receive, before)
 
-    def receive(self, place: Place, parameter: Tensor | None) -> Tensor:
+    def receive(self, place: Place, parameter: Tensor | None, before: Any) -> Tensor:
+        """Receive a tensor, into the present one if it has the same shape: a captured step refers to its address."""
         if not place.fits(self.state.layout.size):
             raise unreadable(f"a tensor of {tuple(place.shape)}")
         host = torch.empty(place.shape, dtype=place.dtype)
         self.ranks.send_tensor(host)
+        if isinstance(before, Tensor) and (before.shape, before.dtype) == (host.shape, host.dtype):
+            return before.copy_(host)
         return host.to(parameter.device) if place.beside and parameter is not None else host
 
 
@@ -135,12 +135,14 @@ def stripped(value: Any, parameter: Tensor | None, found: list[Tensor]) -> Any:
     return value
 
 
-def filled(value: Any, parameter: Tensor | None, receive: Callable[[Place, Tensor | None], Tensor]) -> Any:
-    """Replace the placeholders by tensors, in the same order."""
+def filled(value: Any, parameter: Tensor | None, receive: Receive, before: Any = None) -> Any:
+    """Replace the placeholders by tensors, in the same order. ``before`` is the present value in its place."""
     if isinstance(value, Place):
-        return receive(value, parameter)
+        return receive(value, parameter, before)
     if isinstance(value, dict):
-        return {key: filled(one, parameter, receive) for key, one in value.items()}
+        held = before if isinstance(before, Mapping) else {}
+        return {key: filled(one, parameter, receive, held.get(key)) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(filled(one, parameter, receive) for one in value)
+        rows = before if isinstance(before, list | tuple) and len(before) == len(value) else [None] * len(value)
+        return type(value)(filled(one, parameter, receive, was) for one, was in zip(value, rows, strict=True))
     return value

@@ -77,13 +77,14 @@ class Uploads:
 
         Returns:
             A function that queues all of it on the current stream, and returns the events after which ``host`` is free.
-
-        Raises:
-            MemoryError: The device has no memory for two portions.
+            If the device has no memory for two portions, it changes the tensors on the host, and waits.
         """
         cuts = list(portions(live, self.PORTION_ELEMENTS))
         done = 0 if ahead is None else ahead.portions
-        buffers, cuts = self.buffers(device, cuts, done, scratch)
+        try:
+            buffers, cuts = self.buffers(device, cuts, done, scratch)
+        except torch.OutOfMemoryError:
+            return partial(self.on_host, live, host, change)
         return partial(self.work, device, cuts, host, change, ahead, buffers)
 
     def work(
@@ -116,6 +117,17 @@ class Uploads:
         for buffer in buffers:
             buffer.record_stream(current)
         return events
+
+    def on_host(self, live: Sequence[Tensor], host: Tensor, change: Change) -> list[torch.cuda.Event]:
+        """Change the tensors on the host, one after the other, which takes no memory of the device."""
+        start = 0
+        for tensor in live:
+            stop = start + tensor.numel()
+            here = tensor.detach().cpu()
+            change([here], host[start:stop])
+            tensor.copy_(here)
+            start = stop
+        return []
 
     def prepared_at(self, device: torch.device, host: Tensor, change: Change) -> Work:
         """Allocate what an addition of these values at some positions needs, as :meth:`prepared`."""
@@ -160,7 +172,7 @@ class Uploads:
                 return buffers, smaller
             except torch.OutOfMemoryError as error:
                 full = error
-        raise MemoryError(str(full)) from full
+        raise full
 
 
 def portions(live: Sequence[Tensor], most: int) -> Iterator[list[Tensor]]:

@@ -1,0 +1,45 @@
+"""A safetensors file written tensor by tensor, so that a device's tensors are on the host one at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+__all__ = ["write"]
+
+TYPES: Final = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.complex64: "C64",
+}  # fmt: skip
+"""The format's names of types."""
+ALIGNED: Final = 8  # The data begins at a multiple of so many bytes.
+
+
+def write(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:
+    """Write the tensors, those with large elements first so that all are aligned, as the library does.
+
+    Raises:
+        KeyError: The format has no name for a tensor's type, which is the argument.
+        OSError: The file could not be written.
+    """
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    start = 0
+    for name in names:
+        tensor = tensors[name]
+        stop = start + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, stop]}
+        start = stop
+    text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
+    text += b" " * (-len(text) % ALIGNED)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            host = tensors[name].detach().cpu().resolve_conj().resolve_neg().contiguous()
+            file.write(host.reshape(-1).view(torch.uint8).numpy().data)

@@ -1,0 +1,188 @@
+"""What a node does with a model's state on a device, apart from its mixes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from gossip.errors import CheckpointError, LayoutError
+from node.model import checkpoint
+from node.model.backup import KeptWeights
+from node.model.optimizers import Optimizers
+from node.model.pool import VectorPool
+from node.model.snapshot import ModelState
+from node.ranks.mirror import filled, stripped
+from tests.device.cuda import simulated
+from tests.node.vectors import mlp, vector_of
+
+cuda = pytest.mark.cuda
+
+
+def trained(model, **options):
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01, **options)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    return optimizer
+
+
+# -- a device without streams ------------------------------------------------------------------------------------------
+def test_parts_are_read_and_added_on_mps():
+    with simulated("mps"):
+        model, host = mlp().to("mps"), mlp()
+        there, here = ModelState(model), ModelState(host)
+        there.write(np.arange(there.size(), dtype=np.float32))
+        here.write(np.arange(there.size(), dtype=np.float32))
+        places = np.array([3, 7, 130, 150, there.size() - 1])
+        for state in (there, here):
+            state.add_at(np.ones(5, np.float32), places)
+            state.add(np.ones(state.size(), np.float32))
+            state.merge(np.zeros(state.size(), np.float32), 0.5)
+        out = np.empty(5, np.float32)
+        there.begin_read_at(out, places)
+        np.testing.assert_array_equal(vector_of(there), vector_of(here))
+        np.testing.assert_array_equal(out, vector_of(here)[places])
+
+
+# -- positions and the optimizer's scalars -----------------------------------------------------------------------------
+@cuda
+def test_positions_of_a_cut_go_to_the_device_once(accelerator):
+    state = ModelState(mlp().cuda())
+    places, out = np.arange(0, state.size(), 3), state.buffer(len(range(0, state.size(), 3)))
+    state.begin_read_at(out, places).wait()
+    runs = state._positions.of(places, state._tensors.current())
+    state.begin_read_at(out, places).wait()
+    assert state._positions.of(places, state._tensors.current()) is runs
+    for _ in range(10):
+        state._positions.of(places.copy(), state._tensors.current())
+    assert len(state._positions.kept) == state._positions.MOST
+
+
+@cuda
+def test_the_optimizers_scalars_come_in_one_copy_that_nobody_waits_for(accelerator):
+    model = mlp().cuda()
+    optimizer = trained(model, fused=True)
+    state = ModelState(model, optimizer)
+    torch.cuda.synchronize()
+    before = 0 if accelerator is None else len(accelerator.waits)
+    assert state.recent_optimizer_scalars() is None
+    torch.cuda.synchronize()
+    assert state.recent_optimizer_scalars() == {"step": 1.0}
+    assert accelerator is None or len(accelerator.waits) == before
+    assert state.optimizer_scalars() == {"step": 1.0}
+    assert accelerator is None or len(accelerator.waits) == before + 1
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+def test_parameters_that_are_empty_on_this_rank_are_refused():
+    model = mlp()
+    model[0].weight.ds_shape = model[0].weight.shape  # As DeepSpeed's ZeRO-3 leaves it.
+    model[0].weight.data = torch.empty(0)
+    with pytest.raises(LayoutError, match=r"Parameter '0\.weight' has no elements on this rank: DeepSpeed's ZeRO-3"):
+        ModelState(model)
+
+
+@pytest.mark.parametrize("call", [lambda url: checkpoint.save(url, {}, None, {}), checkpoint.load])
+def test_a_checkpoint_at_a_url_is_refused_in_a_sentence(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="s3://bucket/run is a URL, and checkpoints are files"):
+        call("s3://bucket/run")
+    assert not list(tmp_path.iterdir())
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+@cuda
+def test_a_backup_lies_on_the_host(accelerator):
+    model = mlp().cuda()
+    optimizers = Optimizers(trained(model))
+    kept = KeptWeights(ModelState(model, optimizers), optimizers)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    assert kept.keep()
+    assert torch.cuda.memory_allocated() == before
+    moments = optimizers.all[0].state[model[0].weight]["exp_avg"].cpu()
+    trained_on = optimizers.all[0]
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    trained_on.step()
+    kept.put_back()
+    again = trained_on.state[model[0].weight]["exp_avg"]
+    assert again.is_cuda
+    assert torch.equal(again.cpu(), moments)
+
+
+@cuda
+def test_a_checkpoint_is_written_tensor_by_tensor(accelerator, tmp_path):
+    model = mlp().cuda()
+    model.register_buffer("small", torch.tensor([1.5, 2.5], dtype=torch.bfloat16, device="cuda"))
+    model.register_buffer("count", torch.tensor(7, device="cuda"))
+    optimizer = trained(model)
+    checkpoint.save(tmp_path / "there", model.state_dict(), optimizer.state_dict(), {"steps": 3})
+    there = checkpoint.load(tmp_path / "there")
+    checkpoint.save(tmp_path / "here", there.tensors, there.optimizer_state, {"steps": 3})
+    here = checkpoint.load(tmp_path / "here")
+    assert there.meta == here.meta == {"steps": 3}
+    for name, value in model.state_dict().items():
+        assert torch.equal(there.tensors[name], value.cpu())
+        assert there.tensors[name].dtype == here.tensors[name].dtype == value.dtype
+    found = [safetensors.torch.load_file(tmp_path / f"{name}.safetensors") for name in ("there", "here")]
+    assert found[0].keys() == found[1].keys()
+    moments = optimizer.state[model[0].weight]["exp_avg"].cpu()
+    assert torch.equal(there.optimizer_state["state"][0]["exp_avg"], moments)
+
+
+@cuda
+def test_page_locked_memory_is_at_hand_once_a_snapshot_and_its_difference_have_it(accelerator):
+    class Large(VectorPool):
+        SHARED_ELEMENTS = 10
+
+    pool = Large(ModelState(mlp().cuda()))
+    size = pool.state.size()
+    assert not pool.at_hand(size)
+    pool.reserve(size)
+    assert pool.at_hand(size)
+    first, second = pool.take(), pool.take()
+    assert not pool.at_hand(size)
+    pool.give(first)
+    assert not pool.at_hand(size)
+    pool.give(second)
+    assert pool.at_hand(size)
+
+
+@cuda
+def test_an_optimizers_state_from_another_rank_goes_into_the_memory_that_is_there(accelerator):
+    """A captured step refers to it by address."""
+    model = mlp().cuda()
+    optimizer = trained(model, fused=True)
+    weight = model[0].weight
+    held = dict(optimizer.state[weight])
+    sent: list = []
+    described = stripped(held, weight, sent)
+
+    def receive(place, parameter, before):
+        host = torch.full(place.shape, 5.0)
+        return before.copy_(host) if before is not None else host.to(parameter.device)
+
+    taken = filled(described, weight, receive, optimizer.state[weight])
+    assert all(taken[key] is held[key] for key in held)
+    assert float(taken["exp_avg"].sum()) == 5.0 * weight.numel()
+    fresh = filled(described, weight, receive)
+    assert all(fresh[key].is_cuda and fresh[key] is not held[key] for key in held)
+
+
+# -- threads -----------------------------------------------------------------------------------------------------------
+@cuda
+def test_whether_values_are_finite_is_found_on_the_device(accelerator):
+    model = nn.ParameterDict({"w": nn.Parameter(torch.ones(5, device="cuda"))})
+    state = ModelState(model)
+    for value, expected in ((2.0, True), (float("nan"), False), (float("inf"), False)):
+        with torch.no_grad():
+            model["w"][2] = value
+        copies = state.begin_read(state.buffer(5))
+        torch.cuda.synchronize()
+        assert copies.done()
+        assert copies.finite is expected

@@ -1,0 +1,159 @@
+"""Nodes whose models lie on the device: they wait for nothing, and no lack of memory there ends them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from gossip.config import Config
+from node.adapters.adapter import ScaleWatch
+from node.model.device.downloads import Downloads
+from node.model.device.uploads import Uploads
+
+pytestmark = pytest.mark.cuda
+QUICK = {"mix_every_steps": 2, "progress_period_s": 0.1, "join_timeout_s": 3.0}
+PLAIN = Config(filter="none", **QUICK)
+
+
+@pytest.fixture
+def pair(train):
+    """``pair(config)`` starts two nodes that train, each on the device."""
+
+    def start(config=PLAIN, **options):
+        first = train(*trainee(0, **options), config=config)
+        return first, train(*trainee(1, **options), config=config, seeds=[first.node.address])
+
+    return start
+
+
+def trainee(seed, dtype=torch.float32, scaled=False):
+    """A small model on the device, its optimizer, and a step of training that waits for nothing."""
+    torch.manual_seed(seed)
+    between = nn.BatchNorm1d(16) if dtype == torch.float32 else nn.Tanh()
+    model = nn.Sequential(nn.Linear(16, 16), between, nn.Linear(16, 4)).to("cuda", dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=True)
+    batch = torch.arange(16, device="cuda").to(dtype).expand(8, 16).contiguous()
+    scaler = torch.amp.GradScaler("cuda", enabled=scaled, init_scale=4.0)
+
+    def work():
+        optimizer.zero_grad()
+        loss = model(batch).float().square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.detach()
+
+    return model, optimizer, work
+
+
+@pytest.fixture
+def mixes(until):
+    """``mixes(trainees, count)`` waits for so many exchanges of each."""
+
+    def wait(trainees, count):
+        before = [one.node.metrics().exchanges_done for one in trainees]
+        until(lambda: all(one.node.metrics().exchanges_done >= was + count for one, was in zip(trainees, before)))  # noqa: B905
+
+    return wait
+
+
+def weights(one):
+    return one.do(lambda node: torch.cat([value.detach().float().cpu().flatten() for value in one.model.parameters()]))
+
+
+# -- waits -----------------------------------------------------------------------------------------------------------
+PUSH, LOCKSTEP = {"mixing": "push-sum", "filter": "none"}, {"filter": "none", "max_version_gap": 4}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, PUSH, LOCKSTEP, {"part": "fragments 2", "filter": "none"}],
+    ids=["plain", "push", "lockstep", "parts"],
+)
+def test_no_step_and_no_mix_waits_for_the_device(accelerator, pair, mixes, options):
+    if accelerator is None:
+        pytest.skip("waits are counted on the simulated device only")
+    trainees = pair(Config(**QUICK, **options))
+    mixes(trainees, 2)
+    accelerator.waits.clear()
+    for one in trainees:
+        one.side.optimizer_at = -math.inf  # A report of the optimizer's state is due.
+    mixes(trainees, 3)
+    assert {(wait.what, wait.ours) for wait in accelerator.waits if wait.ours} == set()
+
+
+def test_a_large_model_is_copied_in_place_and_changed_in_portions(accelerator, pair, mixes, monkeypatch):
+    monkeypatch.setattr(Downloads, "STAGED_ELEMENTS", 0)
+    monkeypatch.setattr(Downloads, "DIRECT_ELEMENTS", 16)
+    monkeypatch.setattr(Uploads, "AHEAD_ELEMENTS", 100)
+    monkeypatch.setattr(Uploads, "PORTION_ELEMENTS", 50)
+    trainees = pair()
+    if accelerator is not None:
+        accelerator.waits.clear()
+    mixes(trainees, 4)
+    if accelerator is not None:
+        assert {(wait.what, wait.ours) for wait in accelerator.waits if wait.ours} == set()
+    found = [weights(one) for one in trainees]
+    assert torch.isfinite(found[0]).all()
+    assert float((found[0] - found[1]).abs().max()) < 0.05
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_models_mix(pair, mixes, dtype):
+    trainees = pair(dtype=dtype)
+    mixes(trainees, 2)
+    assert all(one.model[0].weight.dtype == dtype for one in trainees)
+    assert all(bool(torch.isfinite(weights(one)).all()) for one in trainees)
+
+
+def test_a_gradient_scaler_beside_a_node(accelerator, pair, mixes):
+    trainees = pair(scaled=True)
+    mixes(trainees, 2)
+    assert all(bool(torch.isfinite(weights(one)).all()) for one in trainees)
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+def test_training_goes_on_while_the_device_has_no_memory_for_mixes(accelerator, pair, mixes, until, caplog):
+    """Conversions of half precision find no room; what the loop itself allocates does."""
+    if accelerator is None:
+        pytest.skip("fills a simulated device only")
+    trainees = pair(dtype=torch.bfloat16)
+    mixes(trainees, 1)
+    accelerator.memory.refuse = lambda size: size >= 4 * 16 * 16  # A whole float32 layer.
+    until(lambda: any(getattr(record, "kind", "") == "device" for record in caplog.records))
+    before = [one.node.metrics().steps for one in trainees]
+    until(lambda: all(one.node.metrics().steps > was + 5 for one, was in zip(trainees, before, strict=True)))
+    accelerator.memory.refuse = lambda size: False
+    mixes(trainees, 1)
+
+
+# -- joining and trials ----------------------------------------------------------------------------------------------
+def test_the_network_thread_uses_the_models_device(accelerator, pair, monkeypatch):
+    used = []
+    plain = torch.cuda.set_device
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: (used.append(str(device)), plain(device)))
+    pair()
+    assert used == ["cuda:0", "cuda:0"]
+
+
+def test_a_skipped_step_is_seen_without_a_wait(accelerator):
+    weight = nn.Parameter(torch.ones(4, device="cuda"))
+    optimizer, scaler = torch.optim.SGD([weight], 0.5), torch.amp.GradScaler("cuda", init_scale=4.0)
+    scaler.scale(weight.sum())  # It lies on the device from the first use on.
+    watch = ScaleWatch(scaler)
+    torch.cuda.synchronize()
+    skips = 0
+    for factor in (1.0, math.inf, 1.0, math.inf, 1.0, 1.0):
+        optimizer.zero_grad()
+        scaler.scale((weight * factor).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        before = 0 if accelerator is None else len(accelerator.waits)
+        skips += watch.left_out()
+        assert accelerator is None or len(accelerator.waits) == before
+    torch.cuda.synchronize()
+    skips += sum(watch.left_out() for _ in range(3))
+    assert skips == 2
