@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+SLOW = {"late", "deadline", "stalled", "broken"}  # Failures of a group whose member takes too long.
+
 
 def linear(value):
     model = nn.Linear(40, 30)
@@ -42,8 +44,9 @@ def test_nodes_average_as_groups_over_sockets(train, until, quick, changes):
     if changes == {}:
         assert float(flat[0].mean()) == pytest.approx(1.5, abs=0.1)
         assert spread < 1e-5
-    # On a busy machine an answer comes too late, or a stream stands until its link is closed; nothing else goes wrong.
-    assert {reason for one in nodes for reason in one.side.network.peer.exchanges.failed_by} <= {"late", "broken"}
+    # On a busy machine a node may stand for longer than the second that a group gives its streams. Any other reason
+    # would be wrong.
+    assert {reason for one in nodes for reason in one.side.network.peer.exchanges.failed_by} <= SLOW
 
 
 def test_a_group_goes_on_when_a_node_goes(train, until, quick):
