@@ -1,4 +1,4 @@
-"""Effects: the actions that a peer wants. A driver performs them in order, without awaiting between them."""
+"""Effects: the actions that a peer asks its driver for. The driver performs them in order and never awaits between."""
 
 from __future__ import annotations
 
@@ -68,7 +68,10 @@ class Dial:
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
-    """Look up the seeds and report ``seeded``. Ignore it during a look-up. Only a peer with ``looks`` emits it."""
+    """Look up the seeds and report ``seeded``; do nothing if a look-up is in progress.
+
+    Only a peer whose ``Bootstrap.looks`` is set emits it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +87,8 @@ class Snapshot:
     """Copy the weights that exchanges carry at the next step boundary for this session; report ``snapshotted``.
 
     ``part`` names the elements that the exchange mixes; the others may be left out. ``pushes`` is the number of
-    partners that this snapshot is pushed to (0: it is exchanged). Its mass is taken from the model's at the same
-    boundary, and reported.
+    partners that this snapshot is pushed to (0: it is exchanged). The mass that they get is taken from the model's at
+    the same boundary, and reported.
     """
 
     session: int
@@ -117,7 +120,7 @@ class UseLastSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class CopyFrozen:
-    """Copy frozen elements [start, stop) for a newcomer, at a step boundary or not; report ``recalled``."""
+    """Copy frozen elements [start, stop) for a newcomer, at any time: no step changes them. Report ``recalled``."""
 
     session: int
     start: int
@@ -126,8 +129,9 @@ class CopyFrozen:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Stream the session's snapshot to the partner and receive its own at the same time: only the elements of ``part``.
+    """Stream the session's snapshot to the partner and receive the partner's at the same time.
 
+    Both streams hold only the elements of ``part``.
     Report ``streamed`` once all that comes back is complete, or ``failed``; the latter alone if nothing comes back.
     """
 
@@ -156,11 +160,11 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Apply ``x += shift(snapshot, difference, weight)`` at the next step boundary: both sides committed.
+    """Apply ``x += shift(snapshot, difference, weight)`` at the next step boundary, since all sides have committed.
 
     ``plain``: take the mean, without outer momentum. ``credit``: the weight of this mix in
-    :class:`gossip.arithmetic.correction.Correction`, which counts in intervals of ``every`` local steps from then on
-    (0: as before).
+    :class:`gossip.arithmetic.correction.Correction`. ``every``: the local steps of an interval from now on, for the
+    correction (0: no change).
     """
 
     session: int
@@ -174,8 +178,8 @@ class Mix:
 class Merge:
     """Apply a pushed vector: at the next step boundary ``x += m / (M + m) (p - x)``, then ``M += m``.
 
-    ``M`` is the model's mass and ``p`` the received vector. If the session received nothing, its own snapshot comes
-    back.
+    ``M`` is the model's mass and ``p`` the received vector. If the session received no vector, a push of ours
+    failed, and its own snapshot is merged back.
     """
 
     session: int
@@ -184,9 +188,9 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class Rename:
-    """Move the snapshot of ``session`` to ``to``, a number that no other partner knows.
+    """Move the snapshot of ``session`` to ``to``, a session number that the last partner does not know.
 
-    Data that still arrives for ``session`` is dropped.
+    Drop data that still arrives for ``session``.
     """
 
     session: int
@@ -195,7 +199,7 @@ class Rename:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """End the session: stop its streams and free its buffers (after Mix: once it is applied)."""
+    """End the session: stop its streams and free its buffers. After a Mix, free them once the mix is applied."""
 
     session: int
 
@@ -228,10 +232,10 @@ class ReceivePiece:
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Overwrite the weights (and optimizer state) with the joining vector at a step boundary; report ``adopted``.
+    """Overwrite the weights (and optimizer state) with the joining vector; report ``adopted``.
 
-    The vector is complete, and the boundary the next one. ``trial``: keep the old weights until Confirm or Restore, and
-    report their distance from the new ones. If they cannot be kept, do not overwrite them, and report ``not_kept``.
+    Do so at the next step boundary: the vector is complete. ``trial``: keep the old weights until Confirm or Restore,
+    and report their distance from the new ones. If they cannot be kept, do not overwrite them; report ``not_kept``.
     """
 
     optimizer_keys: tuple[str, ...]
@@ -260,7 +264,7 @@ class MemberChanged:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A message for a person, once: a kind for logs, and a sentence."""
+    """A message that the user sees once: a kind for logs, and a sentence."""
 
     kind: str
     sentence: str

@@ -170,7 +170,7 @@ class Boundary:
         return sessions
 
     def begin_update(self) -> None:
-        """Announce a decided update, which ``want_update`` delivers or ``excuse`` cancels."""
+        """Announce a decided update, which ``want_update`` delivers or ``abort_update`` cancels."""
         with self.lock:
             self.owed += 1
             self.decided += 1

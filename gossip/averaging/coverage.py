@@ -12,8 +12,10 @@ __all__ = ["Coverage"]
 
 
 class Coverage:
-    """The elements of a vector of ``size`` that have arrived or begun to; each comes once. The number of chunks that a
-    vector can have bounds its memory."""
+    """The ranges of a vector of ``size`` elements that have arrived or are arriving. Each element may come once.
+
+    Its memory is bounded, since a vector has few chunks: each has at least ``MIN_CHUNK_ELEMENTS``, except the last.
+    """
 
     __slots__ = ("came", "filling", "missing", "next", "size")
 
@@ -21,16 +23,20 @@ class Coverage:
         self.size = size
         self.next = 0  # End of the furthest chunk that has begun.
         self.missing: list[tuple[int, int]] = []  # Ascending (start, stop) before ``next`` that have not begun.
-        self.filling: dict[int, int] = {}  # Stop by start of chunks that have begun and not arrived.
+        self.filling: dict[int, int] = {}  # Start to stop of the chunks that have begun and not yet arrived whole.
         self.came = 0  # Elements that have arrived.
 
     def begin(self, start: int, elements: int, anywhere: bool = False) -> None:
-        """Begin a chunk: the next, or, with ``anywhere``, one in a range where none has begun. Raises ProtocolError."""
+        """Record that a chunk begins: the next one, or, with ``anywhere``, one in a range where none has begun.
+
+        Raises:
+            ProtocolError: The chunk is out of place, too small, too large or not aligned.
+        """
         stop, left = start + elements, self.size - start
         if not min(left, MIN_CHUNK_ELEMENTS) <= elements <= left or not left or (start != self.next and not anywhere):
-            raise ProtocolError(f"{elements} elements came for {start} where {self.next} is next.")
+            raise ProtocolError(f"A chunk of {elements} elements came at {start}; {self.next} is next of {self.size}.")
         if start % ALIGN or (elements % ALIGN and elements != left):
-            raise ProtocolError(f"A chunk from {start} to {stop} begins or ends at what is no multiple of {ALIGN}.")
+            raise ProtocolError(f"A chunk from {start} to {stop} does not begin and end at a multiple of {ALIGN}.")
         if start >= self.next:
             if start > self.next:
                 self.missing.append((self.next, start))
@@ -44,7 +50,7 @@ class Coverage:
         at = bisect_right(self.missing, (start, self.size)) - 1
         first, last = self.missing[at] if at >= 0 else (0, 0)
         if not first <= start < stop <= last:
-            raise ProtocolError(f"A chunk from {start} to {stop} came where another had come.")
+            raise ProtocolError(f"A chunk from {start} to {stop} overlaps another.")
         self.missing[at : at + 1] = [gap for gap in ((first, start), (stop, last)) if gap[0] < gap[1]]
 
     def arrived(self, start: int) -> None:

@@ -40,14 +40,14 @@ METHODS = {
             "D-PSGD",
             "Lian et al., NeurIPS 2017, arXiv:1705.09056",
             {**EVERY_STEP, **RING, "max_version_gap": 0.0},
-            differs="a ring, where no graph is given; nobody waits for a neighbour that is gone",
+            differs="a ring unless a graph is given; a node does not wait for a neighbour that is gone",
         ),
         Method(
             "ad-psgd",
             "AD-PSGD",
             "Lian et al., ICML 2018, arXiv:1710.06952",
             {**EVERY_STEP},
-            differs="both sides commit, so that an exchange that fails moves no mean",
+            differs="both sides commit, so that a failed exchange does not move the mean",
         ),
         Method(
             "sgp",
@@ -61,7 +61,7 @@ METHODS = {
             "Overlap SGP",
             "Assran et al., ICML 2019, arXiv:1811.10792",
             {**EVERY_STEP, "selection": "exponential", "mixing": "push-sum", "max_version_gap": 1.0},
-            differs="as SGP; a push may be under way for one step",
+            differs="as SGP; a push may be in flight for one step",
         ),
         Method(
             "gosgd",
@@ -75,14 +75,14 @@ METHODS = {
             "Epidemic Learning",
             "de Vos et al., NeurIPS 2023, arXiv:2310.01972",
             {"mix_every_steps": 8, "mixing": "row-stochastic", "partners": 7, "max_version_gap": 0.0},
-            differs="7 partners, the logarithm of a hundred nodes: set partners to that of your swarm's size",
+            differs="7 partners, log2 of a hundred nodes: set partners to log2 of your swarm's size",
         ),
         Method(
             "moshpit",
             "Moshpit SGD",
             "Ryabinin et al., NeurIPS 2021, arXiv:2103.03239",
             {"mix_every_steps": 8, "selection": "grid", "mixing": "group", "group_size": 4},
-            differs="a group mixes as a whole or not at all; groups are found by the sorted ids, without a table apart",
+            differs="a group mixes as a whole or not at all; groups follow from the sorted ids, without a DHT",
         ),
         Method(
             "diloco",
@@ -90,7 +90,7 @@ METHODS = {
             "Douillard et al., 2023, arXiv:2311.08105",
             {"mix_every_steps": 50, "mixing": "group", "group_size": 0, "outer_momentum": 0.9, "outer_rate": 0.7},
             needs="an inner AdamW, as published",
-            differs="16 nodes together at most; heavy-ball momentum and not Nesterov's",
+            differs="at most 16 nodes mix together; heavy-ball momentum instead of Nesterov's",
         ),
         Method(
             "noloco",
@@ -98,7 +98,7 @@ METHODS = {
             "Kolehmainen et al., 2025, arXiv:2506.10911",
             {"mix_every_steps": 50, "outer_momentum": 0.5, "outer_rate": 0.7},
             needs="an inner Adam, as published",
-            differs="its two outer rates are one, so that one vector travels and not two",
+            differs="one rate in place of its two outer rates, so that one vector travels instead of two",
         ),
         Method(
             "streaming-diloco",
@@ -113,14 +113,14 @@ METHODS = {
                 "max_version_gap": 0.5,
             },
             needs="an inner Adam, as published",
-            differs="random pairs and not everybody; fragments are runs of elements and not layers",
+            differs="random pairs instead of all nodes; fragments are ranges of elements instead of layers",
         ),
         Method(
             "sparta",
             "SPARTA",
             "Baioumy and Cheema, 2025",
             {**EVERY_STEP, "part": "mask 0.005"},
-            differs="random pairs and not everybody",
+            differs="random pairs instead of all nodes",
         ),
         Method(
             "qg-dsgdm",
@@ -134,7 +134,7 @@ METHODS = {
             "Moniqua",
             "Lu and De Sa, ICML 2020, arXiv:2002.11787",
             {**EVERY_STEP, "codec": "moniqua4"},
-            differs="4 bits; the bound is learned, and one that was exceeded is seen and never averaged",
+            differs="4 bits; the bound is learned, and a vector that exceeds it is detected and not averaged",
         ),
         Method(
             "clippedgossip",
@@ -147,14 +147,14 @@ METHODS = {
             "BALANCE",
             "Fang et al., CCS 2024, arXiv:2406.10416",
             {**EVERY_STEP, **RING, "filter": "balance", "max_version_gap": 0.0},
-            differs="a vector that one side refuses is not averaged on the other either",
+            differs="if one side refuses a vector, neither side averages",
         ),
         Method(
             "local-sgd",
             "Local SGD without averaging",
             "Stich, ICLR 2019, arXiv:1805.09767",
             {"mix_every_steps": 1_000_000_000},
-            differs="nobody is ever asked: the baseline that averaging must beat",
+            differs="no node mixes: the baseline that averaging must beat",
         ),
     )
 }

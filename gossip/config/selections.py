@@ -12,9 +12,10 @@ __all__ = ["SELECTIONS", "SelectionRule"]
 
 @dataclass(frozen=True, slots=True)
 class SelectionRule:
-    """One rule.
+    """The properties of one selection rule.
 
-    ``home`` is its module and class in ``gossip.selection``; ``where`` is a report's text, "" for anywhere.
+    ``home`` is its module and class in ``gossip.selection``. ``where`` follows "with a neighbour" in a report; it is
+    empty if a partner may be anywhere.
     """
 
     home: str

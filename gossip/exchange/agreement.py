@@ -13,7 +13,7 @@ FALLBACK = "int8"  # Replaces a codec that needs a bound on the distance between
 
 
 def refusal(local: Local, asked: Offer | Invite, alike: bool, spread: bool) -> str | None:
-    """Return the reason to refuse an offer or invitation whatever this node is doing, or None.
+    """Return the reason to refuse an offer or invitation even if this node is free, or None.
 
     Args:
         local: State of this node.
@@ -40,8 +40,8 @@ def answers(answer: Accept | Joined | Begin, spread: bool) -> bool:
 def begins(begin: Begin, me: PeerId, inviter: PeerId) -> bool:
     """Return True if this Begin describes a valid group that includes us and the inviter."""
     members = begin.members
-    several = 2 <= len(members) <= MAX_GROUP and list(members) == sorted(set(members))
-    return several and me in members and inviter in members and answers(begin, spread=False)
+    valid = 2 <= len(members) <= MAX_GROUP and list(members) == sorted(set(members))
+    return valid and me in members and inviter in members and answers(begin, spread=False)
 
 
 def usable(codec: str, spread: bool) -> bool:
@@ -63,10 +63,16 @@ def proposed_codec(configured: str, spread: bool, rate: float | None, machine: M
 
 
 def agreed_codec(configured: str, proposed: str, offered: str) -> str:
-    """Return the codec with fewer bytes, the partner's (``offered``) or ours.
+    """Return the codec of an exchange that a partner offers: the one with fewer bytes, the partner's or ours.
 
-    A member that asks for few bytes has a slow link, and both sides share that link. A codec that needs a bound on the
-    distance is chosen only if both know the bound for this part. ``proposed`` is the codec that we would offer.
+    A member that asks for few bytes has a slow link, and both sides share that link. With AUTO we have no codec of our
+    own, and take the partner's. A codec that needs a bound on the distance between members is chosen only if both sides
+    are configured for it and know the bound for this part.
+
+    Args:
+        configured: The codec in our configuration, or AUTO.
+        proposed: The codec that we would offer this partner.
+        offered: The codec in the partner's Offer.
     """
     if offered == configured:
         return proposed

@@ -27,10 +27,10 @@ from gossip.wire.messages import Accept, Begin, Invite, Joined, Offer, Settled
 
 __all__ = ["Exchanges", "PartnerChoice"]
 
-SHORT = 4.0  # Mixes may overlap while streams take at most this many times what answers take.
+SHORT = 4.0  # Mixes may overlap while streams take at most this many times as long as answers.
 # Largest vector in elements (64 MiB) whose exchanges overlap: they hold eight vectors instead of two.
 LARGEST = 1 << 24
-EXCUSED = 256  # Partners remembered: as many as there may be links.
+EXCUSED = 256  # Partners to remember in each table: as many as there may be links.
 
 
 class PartnerChoice(Protocol):
@@ -99,7 +99,7 @@ class Exchanges(Ledger[One]):
         self.excused = Recent[PeerId, None](EXCUSED)  # Partners whose last exchange ended for an innocent reason.
         self.single = not config.pushes and config.partners == 1  # Each exchange is a mix, whichever side asked for it.
         self.plain = config.plain
-        self.foresees = config.overlaps  # Exchanges may overlap, or be reserved ahead if streams take most of the time.
+        self.foresees = config.overlaps  # Mixes may overlap; while streams dominate, the next is reserved ahead.
         self.small = local.elements <= LARGEST
         # Partners that broke a reservation and have not finished an exchange since.
         self.unkept = Recent[PeerId, None](EXCUSED)
@@ -108,14 +108,14 @@ class Exchanges(Ledger[One]):
         self.part = Subset.parse(config.part) or ALL
         if self.part.kind == "mask":
             self.part = self.part.drawn(new_session())
-        self.gave_way = False  # Our own mix has made way for another member's since our last one finished.
+        self.gave_way = False  # An exchange of ours has given way to another's since our last one finished.
         # Exchanges of these parts measure the distance between members, which some codecs need.
         self.learns = frozenset(lasting_parts(config.part, local.elements) if needs_spread(config.codec) else ())
         self.bounded: set[Subset] = set()  # Parts whose distance has been measured.
         # Partners further away than the bound: the next exchange uses a codec without one.
         self.apart = Recent[PeerId, None](EXCUSED)
 
-    # -- our own initiative --------------------------------------------------------------------------------------
+    # -- our own mixes -------------------------------------------------------------------------------------------
     def begin(self, now: float) -> list[Effect]:
         """Begin a mix of our own, if there is room and a partner to ask."""
         return self.kind.start(self, now)
@@ -247,8 +247,10 @@ class Exchanges(Ledger[One]):
 
     # -- polling -------------------------------------------------------------------------------------------------
     def look_elsewhere(self, state: Callable[[PeerId], MemberState | None], now: float) -> list[Effect]:
-        """Stop waiting for members that are no longer held ALIVE, and end a doubt if the only member that can resolve
-        it is gone."""
+        """Stop waiting for members that are no longer held ALIVE.
+
+        End an exchange IN_DOUBT if the only member that knows its outcome is gone.
+        """
         lost = [(one, peer) for one in self.table.values() for peer in one.lost(state)]
         effects = [effect for one, peer in lost for effect in one.without(peer, now)]
         for one in [one for one in self.table.values() if one.state is State.IN_DOUBT]:
@@ -269,9 +271,9 @@ class Exchanges(Ledger[One]):
     def engaged(self) -> bool:
         """Return True if no mix of our own may begin now.
 
-        An exchange in progress is a mix already, and a second one would share its bandwidth. Where mixes overlap, an
-        own exchange that waits for its snapshot blocks the next one; otherwise a training loop that stands still would
-        begin as many as allowed.
+        An exchange in progress already counts as our mix, and a second one would share its bandwidth. Where mixes
+        overlap, an exchange of ours that waits for its snapshot blocks the next one. Otherwise a node with a paused
+        training loop would begin as many as allowed.
         """
         if self.overlapping:
             return self.moving >= self.most or any(one.state is State.PREPARING for one in self.outgoing.values())
@@ -290,9 +292,9 @@ class Exchanges(Ledger[One]):
 
     @property
     def most(self) -> int:
-        """Return the limit of exchanges in progress while mixes overlap.
+        """Return the limit of exchanges in progress while mixes overlap: ours, and those that others offer.
 
-        Each holds two vectors, and the sum of what others add meanwhile.
+        Each holds two vectors, and the sum of the differences that other exchanges add meanwhile.
         """
         return 1 + self.partners.incoming()
 
@@ -369,13 +371,15 @@ class Exchanges(Ledger[One]):
             self.gave_way = self.gave_way and not one.initiator
 
     def trained(self, steps: int) -> float:
-        """Return the intervals for which the weights at this step count have been trained since the last mix; 1 if no
-        correction is learned."""
+        """Return the intervals that the weights have been trained since the last mix, at this number of steps.
+
+        It is 1 if no correction is learned.
+        """
         every = self.local.every
         return 1.0 if every is None or not self.config.kappa else max(0, steps - self.local.mixed_steps) / every
 
     def usual(self) -> Taken | None:
-        """Return what an exchange takes at present, None before the first.
+        """Return the usual cost of an exchange (bytes and seconds), None before the first.
 
         The result is the median over the last partners that this node chose. Each partner counts once, so that a few
         slow attackers change nothing.
@@ -389,16 +393,18 @@ class Exchanges(Ledger[One]):
         return Taken(last.elements, last.codec, round(sent * last.elements), seconds)
 
     def intervals(self, now: float) -> float:
-        """Return the mix intervals that this node has had, counted by its own steps if it mixes by steps. No peer can
-        change it."""
+        """Return the number of mix intervals that have passed on this node: in its own steps, or else by time.
+
+        No other peer can change it.
+        """
         every, every_s = self.config.interval_steps, self.config.mix_every_s
         return self.local.steps / every if every else now / (every_s or 1.0)
 
     def excuses(self, partner: PeerId) -> bool:
-        """Return True if an exchange that ended for an innocent reason costs its partner nothing.
+        """Return True if an exchange that ended for an innocent reason is not held against its partner.
 
-        A reason is a claim, and an attacker could repeat it to hold slots. Each partner is therefore believed once for
-        each finished exchange.
+        The reason is the partner's claim, and an attacker could repeat it to hold slots. So each partner is excused
+        once, and again after it has finished an exchange.
         """
         if partner in self.excused:
             return False

@@ -1,4 +1,4 @@
-"""A pair: both sides stream, and both apply the difference when both have sent COMMIT."""
+"""A pair: both sides stream their vectors, and both apply the difference once both have sent COMMIT."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VERIFIED, IN_DOUBT, DONE = State.VERIFIED, State.IN_DOUBT, State.DONE
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Pair(Exchange):
-    """An exchange whose two sides are alike from the Accept on."""
+    """An exchange whose two sides follow the same transitions from the Accept on."""
 
     MIXING: ClassVar[str] = "pair"
     TRANSITIONS: ClassVar[Table] = PAIR
@@ -42,9 +42,10 @@ class Pair(Exchange):
     def standing(cls, exchanges: Exchanges[Any], sender: PeerId) -> tuple[list[Exchange], bool]:
         """Return our exchanges that give way to an offer of ``sender``, and whether the offer must wait.
 
-        Any exchange counts as our mix, so an offer may replace one that we prepare. Until a mix of ours finishes, the
-        next one gives way to no other offer. When two offers cross, the initiator with the smaller id wins. While a
-        parked or overlapping exchange streams, its partner may begin no other.
+        With one partner a mix, an exchange counts as our mix whichever side offered it. So an exchange of ours that is
+        still PREPARING gives way to an offer, but only once until a mix of ours finishes. If two offers cross, the
+        initiator with the smaller id wins. While a parked or overlapping exchange streams, its partner may not begin
+        another.
         """
         leaving: list[Exchange] = []
         waiting = False
@@ -92,9 +93,9 @@ class Pair(Exchange):
             exchanges.bounded.add(part)
         if exchanges.fragments is not None:
             exchanges.fragments.mixed(part)
-        # The version (the weights' age) is averaged as the weights are: by the exchanged difference.
-        if self.theirs > NEVER > self.ours:
+        if self.theirs > NEVER > self.ours:  # No run reaches so many rounds.
             exchanges.misbehaviour.note(partner, "claims", now)
+        # The version (the weights' age) is averaged as the weights are: by the exchanged difference.
         moved = self.weight if part is ALL else self.weight * part.share
         local = exchanges.local
         local.version = within(local.version + moved * version_gap(self.theirs, self.ours))

@@ -18,9 +18,9 @@ class Links:
         self.closed_bytes_sent = 0
         self.closed_bytes_received = 0
         self.closed_ignored = 0
-        self.lossy = 0  # Links on which packet loss limits the rate, at the last look.
-        self.waiting_bytes = 0  # In all outboxes.
-        self.gathering = 0  # The depth of nested effects being performed; their messages are sent together.
+        self.lossy = 0  # Links on which packet loss limited the rate at the last check.
+        self.waiting_bytes = 0  # Sum over all outboxes.
+        self.gathering = 0  # Depth of nested batches of effects; messages are sent when the outermost ends.
         self.stirred: list[Link] = []  # Links to flush after these effects.
 
     def add(self, link: Link) -> bool:
@@ -45,7 +45,10 @@ class Links:
         return not links
 
     def waits(self, count: int) -> None:
-        """Count bytes that wait in outboxes, so that many members that read nothing cannot fill our memory together."""
+        """Add to the bytes that wait in outboxes; over the limit, close the link that holds most.
+
+        Otherwise many members that do not read could fill our memory together.
+        """
         self.waiting_bytes += count
         if self.waiting_bytes > OUTBOXES_BYTES:
             max(self.all(), key=lambda link: -1 if link.closed else link.outbox_bytes).close_now()
@@ -62,14 +65,14 @@ class Links:
             self.waiting_bytes -= link.outbox_bytes
 
     def newest(self, peer: PeerId) -> Link | None:
-        """Return the newest link to a peer on which an exchange may begin, thus not one that either side is closing."""
+        """Return the newest link to a peer that neither side is closing, since an exchange may begin on it."""
         for link in reversed(self.by_peer.get(peer, ())):
             if not link.ending:
                 return link
         return None
 
     def all(self) -> list[Link]:
-        # Copied, since another thread reads it too.
+        # Copy the lists, since another thread calls this while links come and go.
         return [link for links in list(self.by_peer.values()) for link in list(links)]
 
     @property

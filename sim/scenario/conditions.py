@@ -52,7 +52,7 @@ class Latency:
             check_matrix(self.regions, self.rtt_ms)
         else:
             right = self.distribution is not None and self.distribution.kind == self.kind
-            require(right, "distribution", self.distribution, f"a {self.kind} Distribution: Latency.of makes it so")
+            require(right, "distribution", self.distribution, f"a {self.kind} Distribution, as Latency.of sets it")
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -103,7 +103,8 @@ LATENCIES = (*PARAMETERS, "quantiles", "matrix")
 def check_matrix(regions: tuple[str, ...] | None, rtt_ms: tuple[tuple[float, ...], ...] | None) -> None:
     if not regions or not rtt_ms:
         missing = "regions" if not regions else "rtt_ms"
-        raise KeyFault(missing, f"is missing: a matrix has a name ({', '.join(worlds.names('matrix'))}), or both.")
+        names = ", ".join(worlds.names("matrix"))
+        raise KeyFault(missing, f"is missing: a matrix has a name ({names}), or its regions and rtt_ms.")
     square = len(rtt_ms) == len(regions) and all(len(row) == len(regions) for row in rtt_ms)
     require(square, "rtt_ms", rtt_ms, f"a row and a column for each of the {len(regions)} regions")
     for i, row in enumerate(rtt_ms):
@@ -156,7 +157,7 @@ UNLIMITED = "unlimited"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkCut:
-    """A cut: for some time the network is split into so many groups of peers."""
+    """A cut: from ``at_s`` to ``until_s`` the network is split into ``groups`` groups of peers."""
 
     at_s: float
     until_s: float
@@ -180,8 +181,8 @@ class NetworkSpec:
         latency: The latency of the pairs.
         rate_mbit_s: The rates of each peer in Mbit/s.
         loss: The share of lost packets, which TCP sends again.
-        congestion: TCP's congestion control: "cubic", the default of Linux, or "bbr", which a node selects where it
-            may. None: no TCP, so that messages and streams are lost for good, to test a method with failures.
+        congestion: TCP's congestion control: "cubic", the default of Linux, or "bbr", which a node selects where the
+            kernel has it. None: no TCP; lost messages and streams are not sent again, to test a method with failures.
         tls: Links use TLS, whose handshake takes a round trip more.
         partitions: Cuts, which may not overlap.
 
@@ -208,14 +209,14 @@ class NetworkSpec:
 
     @property
     def perfect(self) -> bool:
-        """Return True if everything arrives at once, so that TCP has no effect."""
+        """Return True if latency and loss are 0 and rates unlimited, so that TCP has no effect."""
         distribution, rate = self.latency.distribution, self.rate_mbit_s
         near = distribution is not None and distribution.kind == "constant" and distribution.mean == 0
         return near and rate.up == rate.down == math.inf and not self.loss
 
     @classmethod
     def of(cls, preset: str, **changes: Any) -> NetworkSpec:
-        """Return a named kind of link, with changes."""
+        """Return the spec of a preset, with changes."""
         return cls(**{**worlds.world("network", preset, "preset"), **changes})
 
     @classmethod
@@ -282,7 +283,7 @@ class ChurnSpec:
 
     @classmethod
     def of(cls, preset: str, **changes: Any) -> ChurnSpec:
-        """Return measured churn by name, with changes."""
+        """Return the measured churn of a preset, with changes."""
         return cls(**{**worlds.world("churn", preset, "preset"), **changes})
 
     @classmethod
@@ -303,7 +304,7 @@ def durations(spec: ChurnSpec) -> dict[str, Any]:
 
 
 def preset_of(kind: Any, value: object) -> Any:
-    """Create an object from a table with or without a preset, or from a preset's name alone."""
+    """Create a ``kind`` from a table with or without a preset, or from a preset's name alone."""
     table: Any = {"preset": value} if isinstance(value, str) else value
     if not isinstance(table, Mapping) or "preset" not in table:
         return tables.record(kind, table)

@@ -1,6 +1,7 @@
 """Matchmaking for group means: the peers to invite, substitutes for busy ones, and precedence between groups.
 
-A group that is drawn at random invites a substitute for a busy peer; a group of a grid cannot.
+A group that is drawn at random invites a substitute for a busy peer. A group of a grid cannot, since the grid fixes its
+members.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from gossip.wire.messages import MAX_GROUP, Busy, Invite, Refuse
 
 __all__ = ["invitation", "join", "start", "substitute"]
 
-TRIES = 4  # Peers asked for each seat of a random group: with three in four busy most seats are filled.
+TRIES = 4  # Peers to ask for each seat of a random group: even if three in four are busy, most seats are filled.
 
 
 class Invitable(Protocol):
@@ -37,7 +38,7 @@ class Invitable(Protocol):
 
 
 def start(kind: Callable[..., Any], exchanges: Exchanges[Any], now: float) -> list[Effect]:
-    """Prepare the invitations of a mix of our own, beginning with the snapshot."""
+    """Begin a mix of our own: take the snapshot, after which the candidates are invited."""
     if any(one.state is not State.IN_DOUBT for one in exchanges.table.values()):
         return []
     invited = candidates(exchanges, now)
@@ -54,7 +55,7 @@ def start(kind: Callable[..., Any], exchanges: Exchanges[Any], now: float) -> li
 def join(
     kind: Callable[..., Any], exchanges: Exchanges[Any], sender: PeerId, invite: Invite, now: float
 ) -> list[Effect]:  # fmt: skip
-    """Answer an invitation: Refuse for good, Busy, or nothing until our snapshot is taken."""
+    """Answer an invitation with Refuse or Busy, or take our snapshot, after which we answer Joined."""
     local, session, patience_s = exchanges.local, invite.session, exchanges.config.boundary_patience_s
     refused = refusal(local, invite, alike=True, spread=False)
     if refused is not None:
@@ -78,9 +79,9 @@ def candidates(exchanges: Exchanges[Any], now: float) -> tuple[PeerId, ...]:
 
 
 def streamable(exchanges: Exchanges[Any], peers: list[PeerId]) -> tuple[PeerId, ...]:
-    """Return ``peers`` with at most one that cannot be dialled, us included: two could not stream to each other."""
-    hidden = [peer for peer in (exchanges.me, *peers) if exchanges.partners.address(peer) is None]
-    return tuple(peer for peer in peers if peer not in hidden[1:])
+    """Drop ``peers`` so that at most one member, us included, has no address: two could not stream to each other."""
+    undialable = [peer for peer in (exchanges.me, *peers) if exchanges.partners.address(peer) is None]
+    return tuple(peer for peer in peers if peer not in undialable[1:])
 
 
 def invitation(group: Invitable) -> Invite:
@@ -110,8 +111,8 @@ def substitute(group: Invitable, now: float) -> list[Effect]:
 def gives_way(exchanges: Exchanges[Any], sender: PeerId, invite: Invite) -> list[Invitable] | None:
     """Return our sessions that give way to this invitation, or None if we are busy.
 
-    Any group counts as our mix, so one that we only prepare gives way. When two inviters have invited each other, the
-    group of the smaller id goes first. Members that both have invited know that as well.
+    Any group counts as our mix, so a group of ours that is still PREPARING gives way. If two inviters have invited each
+    other, the group of the smaller id goes first. A member that both have invited follows the same rule.
     """
     left: list[Invitable] = []
     for one in exchanges.table.values():
@@ -119,8 +120,8 @@ def gives_way(exchanges: Exchanges[Any], sender: PeerId, invite: Invite) -> list
             continue
         if one.state not in (State.PREPARING, State.OFFERED):
             return None
-        across = sender in one.candidates and one.inviter in (*invite.members, exchanges.me) and sender < one.inviter
-        if not across and not (one.initiator and one.state is State.PREPARING):
+        crossed = sender in one.candidates and one.inviter in (*invite.members, exchanges.me) and sender < one.inviter
+        if not crossed and not (one.initiator and one.state is State.PREPARING):
             return None
         left.append(one)
     return left
