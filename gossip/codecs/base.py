@@ -1,8 +1,8 @@
 """The interface of codecs: float32 values to bytes and back, with a bounded error.
 
 Both sides of an exchange compute ``d = w (Q(p) - Q(s))``, where ``Q`` is encoding and decoding. So each side also
-computes what the other decodes of its values (:meth:`Codec.quantised`). The two differences are exact negatives. With
-one ``w`` the pair's mean stays exactly the same, whatever the codec loses.
+computes what the other decodes of its values (:meth:`Codec.quantised`). The two differences are exact negatives. Both
+sides use the same ``w``, so the pair's mean stays exactly the same, whatever the codec loses.
 
 All functions work on one chunk in cache-sized blocks: temporaries never exceed 128 KiB, and no Python loop runs per
 element. Bytes are little-endian on every machine.
@@ -32,9 +32,9 @@ class Codec(ABC):
 
     name: ClassVar[str]
     raw: ClassVar[bool] = False
-    """Whether the encoded bytes are the little-endian float32 array itself, so that a sender may send a view of it."""
+    """True if the encoded bytes are the little-endian float32 array itself, so that a sender may send a view of it."""
     needs_spread: ClassVar[bool] = False
-    """Whether it encodes only with bounds on the disagreement: call :meth:`bound` first."""
+    """True if it needs bounds on the distance between members to encode: call :meth:`bound` first."""
     block: ClassVar[int] = 1  # Consecutive values that share a scale.
     relative_error: ClassVar[float]
     """The bound on ``|Q(x) - x| / max |x|`` over a block, if that maximum is between ``smallest`` and ``largest``."""

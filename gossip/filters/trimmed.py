@@ -9,7 +9,7 @@ __all__ = ["Trimmed"]
 
 
 class Trimmed(Filter):
-    """A filter that drops ``filter_limit`` values at either end (1 if left out), or fewer, so that one is left."""
+    """A filter that drops the ``filter_limit`` lowest and highest values (default 1), or fewer so that one is left."""
 
     def mean(self, vectors: Floats) -> Floats:
         return trimmed_mean(vectors, min(int(self.config.filter_limit or 1), (len(vectors) - 1) // 2))

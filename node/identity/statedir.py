@@ -1,4 +1,4 @@
-"""The state that a node keeps over restarts besides its key: known members, and the number of its lives."""
+"""The state that a node keeps across restarts besides its key: address book, incarnation, samples and finished run."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from gossip.wire.records import MAX_INT
 
 __all__ = ["OF_THIS_PROCESS", "Memory", "StateDir"]
 
-VERSION = 1  # The format of the address book. A newer one is incompatible, not just longer.
+VERSION = 1  # The format of the address book. Compatible versions append values; an incompatible one is higher.
 MAX_BOOK_BYTES = 8 << 20  # Ten times BOOK_RECORDS records of the largest size.
-BOOK_RECORDS = 1_024  # The limit of membership; enough to find any swarm again.
-MAX_EXTRA = 64  # Values of newer versions.
+BOOK_RECORDS = 1_024  # As many as membership saves, enough to find any swarm again.
+MAX_EXTRA = 64  # Values that newer versions may append.
 CHECKSUM_BYTES = 8
 OF_THIS_PROCESS = "another node of this process"
-HELD: set[Path] = set()  # By nodes of this process, which the file lock cannot tell apart.
+HELD: set[Path] = set()  # Directories of this process's nodes, which the file lock cannot tell apart.
 os.register_at_fork(after_in_child=HELD.clear)
 
 
@@ -61,7 +61,7 @@ class StateDir:
         self._failing = False  # The last write failed, and that was reported.
         self.holder = ""  # The holder of the directory, if it is not this node.
         self._lock: int | None = None
-        self._extra: tuple[Any, ...] = ()  # From a newer version that ran here before; written back unchanged.
+        self._extra: tuple[Any, ...] = ()  # Values of a newer version that ran here before, written back unchanged.
 
     def take(self) -> bool:
         """Lock the directory until :meth:`release` or the end of the process; return False if another node has it.
@@ -78,7 +78,7 @@ class StateDir:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             file = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError:
-            return True  # Writing the key there will report the trouble.
+            return True  # Writing the key there reports the error.
         try:
             # Not flock: forked loader workers would hold it for some seconds after their node's end.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -206,7 +206,7 @@ def checksum(data: bytes) -> bytes:
 def parse(data: bytes) -> Memory:
     """Return the contents of an address book; raise ValueError, or an error of msgpack, for damaged data."""
     body = data[:-CHECKSUM_BYTES]
-    # A flipped bit in a count would be signed, and refused by all members, so a checksum guards the data.
+    # Without the checksum a flipped bit in a count would get into our signed record, which all members would refuse.
     if len(data) > MAX_BOOK_BYTES or data[-CHECKSUM_BYTES:] != checksum(body):
         raise ValueError
     version, *values = msgpack.unpackb(body, raw=False, max_ext_len=0, max_array_len=20_000)

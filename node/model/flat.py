@@ -19,7 +19,7 @@ from node.model.state import Floats
 
 __all__ = ["add", "add_at", "cut", "elements", "host_of", "in_one_pass", "merge", "plain", "runs", "stretch", "worth"]
 
-LARGE_ELEMENTS = 1 << 20  # For smaller vectors torch's own calls take as long, and are fewer.
+LARGE_ELEMENTS = 1 << 20  # For smaller vectors torch's own calls are as fast, and there are fewer.
 LEAST_ELEMENTS = 1 << 12  # The least size of a tensor that is worth a call of its own within a large vector.
 BLOCK_ELEMENTS = 1 << 16  # Two blocks of 256 KiB stay in the L2 cache.
 
@@ -62,7 +62,7 @@ def stretch(tensors: Sequence[Tensor], start: int, stop: int) -> Iterator[Tensor
 def runs(tensors: list[Tensor], vector: Floats) -> Iterator[tuple[torch.device, list[Tensor], Tensor]]:
     """Yield consecutive tensors on one device with their piece of the host vector.
 
-    That is one run, except for a model that is split over devices.
+    There is one such run, unless the model is split over devices.
     """
     host = host_of(vector, elements(tensors))
     start = 0
@@ -84,7 +84,7 @@ def worth(live: Sequence[Tensor], elements: int) -> bool:
 
 
 def large(elements: int) -> bool:
-    """Return True if our kernel's pass is faster for so many elements of :func:`plain` tensors."""
+    """Return True if our kernel's pass is faster than torch for this many elements of :func:`plain` tensors."""
     return kernel.passes is not None and elements >= LARGE_ELEMENTS
 
 
@@ -96,10 +96,10 @@ def in_one_pass(live: list[Tensor], flat: Tensor, weight: float | None = None, r
         live: Tensors that are :func:`plain`.
         flat: A vector of as many elements.
         weight: The factor; None adds nothing.
-        read: Whether to copy the result into ``flat``.
+        read: True to copy the result into ``flat``.
 
     Returns:
-        Whether all values are finite, where the kernel checks it; otherwise None.
+        True if all values are finite, False if one is not, None if the kernel did not check.
     """
     few: list[Tensor] = []
     theirs: list[Tensor] = []
@@ -126,7 +126,7 @@ def in_one_pass(live: list[Tensor], flat: Tensor, weight: float | None = None, r
 
 
 def in_blocks(rows: list[tuple[Tensor, Tensor]], weight: float | None, read: bool) -> None:
-    """Do the same as the kernel with torch, in blocks that stay in cache between the two calls."""
+    """Do with torch what the kernel does, in blocks that stay in cache between the two calls."""
     for mine, theirs in rows:
         for here, shift in zip(torch.split(mine, BLOCK_ELEMENTS), torch.split(theirs, BLOCK_ELEMENTS), strict=True):
             if weight is not None:
@@ -142,7 +142,7 @@ def add(live: list[Tensor], flat: Tensor, weight: float = 1.0) -> None:
 
 
 def add_at(live: Tensor, at: Tensor, values: Tensor) -> None:
-    """Add at these distinct positions, in the tensor's own dtype, rounded once."""
+    """Add ``values`` at these distinct positions, in the tensor's own dtype, rounded once."""
     flat = live.view(-1) if live.is_contiguous() else live.reshape(-1)
     flat.index_copy_(0, at, (flat.index_select(0, at) + values).to(live.dtype))
     if flat.data_ptr() != live.data_ptr():

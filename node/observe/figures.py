@@ -30,8 +30,8 @@ __all__ = [
 Reading = dict[str, Any]
 """A snapshot of a node: its logged figures by name, None where a value is not known."""
 
-SHOWN = 16  # Rows shown of refusals or misconduct.
-SHORTENED = ("clipped",)  # Reasons for which a vector is taken in part.
+SHOWN = 16  # Rows of a table in `gossip status`: refusals, misbehaviour or recent mixes.
+SHORTENED = ("clipped",)  # Reasons for which a vector is shortened and mixed, not refused.
 HEAD = """\
 # Every figure
 
@@ -61,10 +61,11 @@ class Source:
     steps: int
     samples: int
     swarm_samples: int
-    exchange_s: Iterable[float] = ()  # Of recent exchanges.
+    exchange_s: Iterable[float] = ()  # Durations of recent exchanges.
+    # Durations of recent calls of `node.step`.
     overhead_s: Iterable[float] = ()
     events_dropped: int = 0
-    mixes: Iterable[tuple[str, str, float]] = ()  # Recent ones: partner, codec, age in seconds.
+    mixes: Iterable[tuple[str, str, float]] = ()  # Recent mixes: partner, codec, age in seconds.
     faults: int = 0
     restarts: int = 0
 
@@ -74,7 +75,7 @@ def count(value: int | None) -> str:
 
 
 def pace(row: Reading) -> str:
-    """How often a node mixes, and in which codec, as the end of a sentence; nothing by the clock."""
+    """Return the mixing interval and codec as the end of a sentence; empty text if mixes are timed by the clock."""
     steps = row.get("interval_steps")
     return "" if steps is None else f", every {quantity(steps, 'step')} in {row.get('codec')}"
 
@@ -93,19 +94,19 @@ def seconds(value: float | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure and how it is shown.
+    """One figure, and how it is shown.
 
     Attributes:
         name: Its name in the log.
         meaning: A description for users.
         unit: Its unit.
-        of: Reads it; None for a rate, which follows from ``rate_of``.
-        text: Formats its value, of which None means unknown.
+        of: A function that reads it; None for a rate, which follows from ``rate_of``.
+        text: A function that formats its value; the value None means unknown.
         rate_of: The figure in bytes of which this one is the rate in MB/s.
         logged: The log has it.
         status: ``gossip status`` has it.
-        line: Its part of the live line, with other figures by name, like {samples}, since some belong together.
-        table: Its row of the closing table, likewise.
+        line: Its template in the live line, which may hold further figures by name, like {samples}.
+        table: Its label and template in the closing table, which may hold further figures too.
         column: The head of its column in the table of ``gossip local``.
         heading: The title of its own table in ``gossip status``, if its value is rows of member, reason and count.
         heads: The heads of the last two columns of that table.
@@ -136,8 +137,8 @@ def median(values: Iterable[float]) -> float | None:
 def refused(at: Source) -> tuple[tuple[str, str, int], ...]:
     """Return the members that were refused most often, and the reasons.
 
-    Vectors that a filter shortens do not count, since honest members with their own data often send such vectors. A
-    member that overdoes it is reported as misbehaving.
+    Vectors that a filter shortens do not count, since honest members with their own data often send such vectors.
+    :class:`gossip.misbehaviour.MisbehaviourLog` reports members that send too many.
     """
     whole = [item for item in at.peer.exchanges.refusals.counts.items() if item[0][1] not in SHORTENED]
     counts = sorted(whole, key=lambda item: item[1], reverse=True)[:SHOWN]
@@ -145,7 +146,7 @@ def refused(at: Source) -> tuple[tuple[str, str, int], ...]:
 
 
 def company(row: Reading) -> str:
-    """Return the members as text. Rows of a log, which `gossip local` reads, have no ``ready``."""
+    """Return the number of members as text. Rows of a log, which `gossip local` reads, have no ``ready``."""
     if not row.get("ready", True):
         return "joining"
     return "alone" if row["alone"] else quantity(row["members_alive"], "member")
@@ -294,7 +295,7 @@ FIGURES = (
         metric="gossip_network_restarts_total",
     ),
     Figure(
-        "interval_steps", "local steps between two mixes at present; null by the clock", "local steps",
+        "interval_steps", "local steps between two mixes at present; null if timed by the clock", "local steps",
         lambda at: at.peer.schedule.every, count, status=True,
     ),
     Figure(
@@ -330,6 +331,7 @@ def status_values(at: Source) -> tuple[Any, ...]:
 
 
 def told(templates: Iterable[str | Callable[[Reading], str]], row: Reading) -> list[str]:
+    """Fill templates with the figures of a reading as text."""
     texts = {figure.name: figure.text(row[figure.name]) for figure in FIGURES if figure.name in row}
     return [one.format_map(texts) if isinstance(one, str) else one(row) for one in templates]
 

@@ -56,12 +56,12 @@ class Sessions:
         self.gathers = GroupStreams(events, links)
         self.streams: dict[tuple[Host, int], Flow] = {}  # keyed by sender and session
         self.raw = get_codec("fp32")
-        self.first: dict[int, tuple[Host, PairAverage]] = {}  # the side that has received, until the other side has
+        self.first: dict[int, tuple[Host, PairAverage]] = {}  # the side that received first, by session
         self.failed = 0  # failed exchanges counted by peers that are gone
         self.mixes = 0  # mixes applied; each side of an exchange counts as one
         self.exchanges = 0.0  # exchanges applied; a pair, a push and a group count as one each
         self.durations_s: list[float] = []  # seconds from the request for a snapshot to the mix
-        self.every = 1  # one mix in `every` adds its duration
+        self.every = 1  # one mix in `every` has its duration kept
 
     # -- an exchange ---------------------------------------------------------------------------------------------
     def snapshot(self, host: Host, effect: Snapshot) -> None:
@@ -100,7 +100,7 @@ class Sessions:
         self.stream(host, to, pair.session, values, size_bytes, pair.receives, self.on_stream, encoded)
 
     def sight(self, pair: PairAverage) -> Sight:
-        """Return what attackers know when one of them sends: the partner's snapshot and all honest models."""
+        """Return the knowledge of attackers when one of them sends: the partner's snapshot and all honest models."""
         hosts, at = self.links.by_id.values(), slice(None) if pair.positions is None else pair.positions
         partner = self.links.by_id[pair.partner]
         snapshot = partner.averager.snapshots.get(pair.session)
@@ -164,7 +164,7 @@ class Sessions:
             self.count(host, effect.session, 1 / sides)
 
     def merge(self, host: Host, effect: Merge) -> None:
-        """Add what was pushed to this host, or take back what it could not push."""
+        """Merge a vector that was pushed to this host, or its own that it could not push."""
         if host.averager.merge(effect):
             self.count(host, effect.session, 1.0)  # one exchange, because the pushing side mixes nothing
 
@@ -178,7 +178,7 @@ class Sessions:
             self.remember(self.events.now - host.since[session])
 
     def record(self, host: Host, session: int, reason: str = "") -> None:
-        """Write an exchange that has begun to the timeline; ``reason`` is why it failed, if it did."""
+        """Write an exchange that has begun to the timeline; ``reason`` says why it failed, if it did."""
         begun = host.begun.pop(session, None)
         if begun is not None and host.timeline is not None:
             sides, now = [one.hex() for one in (host.id, *begun[1])], self.events.now

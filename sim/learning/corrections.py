@@ -16,7 +16,14 @@ I64 = NDArray[np.int64]
 
 
 class Corrections:
-    """The drift correction of each peer: ``pull``, float32 (peers, parameters), learned at the rates ``rates``."""
+    """The drift correction of each peer.
+
+    Attributes:
+        pull: The corrections of one interval, float32 (peers, parameters).
+        rates: The learning rates at which they were learned, (peers,).
+        lessons_sq: The running mean squares of the lessons, (peers,).
+        signal: The shares of ``pull`` that are applied, (peers,).
+    """
 
     def __init__(self, peers: int, parameters: int, config: Config) -> None:
         every = config.first_interval
@@ -33,7 +40,7 @@ class Corrections:
 
         Args:
             rows: The peers, shape (exchanges,).
-            shifts: What the exchanges add to each model, ``w (Q(p) - Q(s))``, shape (exchanges, elements).
+            shifts: The differences that each model takes, ``w (Q(p) - Q(s))``, shape (exchanges, elements).
             credits: The weights from :func:`gossip.arithmetic.correction.credit`, shape (exchanges,).
             own_sq: The squared norms of the models, which bound the corrections, shape (exchanges,).
             rates: The learning rates of the peers now, shape (exchanges,).
@@ -59,7 +66,7 @@ class Corrections:
         self.rates[rows] = np.where(rates > 0, rates, self.rates[rows])
 
     def count_in(self, rows: I64, every: I64) -> F64:
-        """Set the rows' intervals to ``every`` steps, and return the factor for each row's correction."""
+        """Set the intervals of these rows to ``every`` steps (0: no change); return the factor for each correction."""
         before = self.every[rows]
         every = np.where(every > 0, every, before)
         self.every[rows] = every
@@ -77,7 +84,7 @@ class Corrections:
         Args:
             models: The models, shape (rows, at least parameters).
             rows: Their rows, shape (rows,).
-            taken: Steps that each has taken, shape (rows,).
+            taken: The steps that each peer has taken, shape (rows,).
             rates: Their learning rates, shape (rows,).
         """
         due = np.flatnonzero(taken % self.spread[rows] == 0)

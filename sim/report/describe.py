@@ -27,7 +27,7 @@ __all__ = ["differences", "in_words"]
 
 MODELS = {"linear": "a linear model", "mlp": "an MLP", "cnn": "a CNN", "gpt": "a small GPT"}
 WORLDS = {"internet": "the internet", "cloud": "a cloud"}
-FEW = 5  # Peers that a sentence names.
+FEW = 5  # Peers that a sentence names at most.
 
 DATASETS = {
     "digits": "digits", "fashion-mnist": "Fashion-MNIST", "mnist": "MNIST", "shakespeare": "Shakespeare's plays",
@@ -93,7 +93,7 @@ def mixing(scenario: Scenario) -> str:
 
 
 def mixed(config: Config) -> str:
-    """Return which part of the model is mixed, unless it is the usual one."""
+    """Return the part of the model that is mixed; empty text for a pair that mixes all of it."""
     kind, _, amount = config.part.partition(" ")
     if kind == "mask":
         return f" a random {100 * float(amount):g} % of its elements"
@@ -103,6 +103,7 @@ def mixed(config: Config) -> str:
 
 
 def whom(config: Config, peers: int) -> str:
+    """Return the partners of a peer: its groups, neighbours or random members."""
     if config.grouped:
         size = config.group_size
         if config.selection == "grid":
@@ -167,7 +168,7 @@ def unlike(scenario: Scenario) -> str:
 
 
 def carried(scenario: Scenario) -> str:
-    """Describe what of the links is modelled, and what is not."""
+    """Say which properties of real links are modelled, and which are not."""
     spec, ideal = scenario.network, scenario.membership.mode == "ideal"
     if not has_tcp(spec, ideal, scenario.fleet):
         return "There is no TCP: a message takes the latency, and a stream its bytes over the rate from the first one."
@@ -264,7 +265,7 @@ def differences(scenarios: Sequence[Scenario]) -> dict[str, list[str]]:
 
 
 def flat(table: Any, above: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every key of a scenario and of its tables, with presets spelled out."""
+    """Yield every dotted key of a scenario and its tables with its value as text; presets are spelled out."""
     for field in dataclasses.fields(table):
         value, key = getattr(table, field.name), above + field.name
         if dataclasses.is_dataclass(value) and type(value).__str__ is object.__str__:

@@ -141,7 +141,7 @@ SUMMARY = (
         lambda end: {key: end.last[f"metric_{key}"] for key in OF_ACCURACY},
     ),
     Total(
-        "interval_steps", "local steps between two mixes at the end, of the median peer; null by the clock",
+        "interval_steps", "local steps between two mixes at the end, of the median peer; null if timed by the clock",
         lambda end: end.level.interval_steps,
     ),
     Total("consensus_distance", "of the last row", lambda end: end.last["consensus_distance"]),

@@ -27,7 +27,7 @@ from gossip.wire.messages import Abort, Begin, Busy, Commit, Invite, Joined, Out
 
 __all__ = ["DOUBTS", "Group"]
 
-DOUBTS = 2  # Groups in doubt at once, two vectors each: the one that a network cut left, and the next.
+DOUBTS = 2  # Groups in doubt at once: the one that a network cut left, and the next. Each holds two vectors.
 PREPARING, OFFERED, STREAMING = State.PREPARING, State.OFFERED, State.STREAMING
 VERIFIED, IN_DOUBT, DONE, DROPPED = State.VERIFIED, State.IN_DOUBT, State.DONE, State.DROPPED
 
@@ -36,8 +36,8 @@ VERIFIED, IN_DOUBT, DONE, DROPPED = State.VERIFIED, State.IN_DOUBT, State.DONE, 
 class Group(Session):
     """One side of a group. A node takes part in one at a time, its own or another's.
 
-    ``invited`` have not answered yet. ``versions`` and ``claims`` are those of the members that take part. ``members``
-    holds all of them, us included and sorted, once that is settled.
+    ``invited`` holds the peers that have not answered yet. ``versions`` and ``claims`` hold the answers of those that
+    take part. ``members`` holds all members, sorted and us included, once they are settled.
     """
 
     TRANSITIONS: ClassVar[Table] = GROUP
@@ -83,9 +83,10 @@ class Group(Session):
 
     @classmethod
     def on_stray(cls, exchanges: Exchanges[Any], event: Event, sender: PeerId, session: int) -> list[Effect]:
-        """Answer a message about a group that does not allow it; stay silent without a record of the group.
+        """Answer a message that our group does not allow, or that is about no group of ours.
 
-        An inviter that restarted has no record, which proves nothing about the outcome.
+        Do not answer a question for the outcome without a record: an inviter that restarted has none, which proves
+        nothing about the outcome.
         """
         match event:
             case Event.JOINED | Event.BEGIN | Event.ACCEPT:
@@ -217,6 +218,7 @@ class Group(Session):
                 exchanges.partners.failed(peer, now)
         if code is not None:
             return self.failed(code, now)
+        # Estimate a pair's distance: |x_i - x_j|^2 is 2 m / (m - 1) times |mean - x_i|^2 in expectation.
         exchanges.seen.append((difference_sq * 2 * members / (members - 1), own_sq))
         self.state = VERIFIED
         self.deadline = now + max(exchanges.config.stall_s, self.deadline - now)
@@ -274,8 +276,10 @@ class Group(Session):
         return self.end(DROPPED)
 
     def lost(self, state: Callable[[PeerId], MemberState | None]) -> list[PeerId]:
-        """Return the members that the group waits for in vain. A streaming member must be DEAD, since suspicion may
-        pass."""
+        """Return the members that the group waits for in vain.
+
+        A streaming member must be DEAD or LEFT, since a SUSPECT one may refute the suspicion.
+        """
         if self.initiator and self.state is OFFERED:
             return [peer for peer in self.invited if state(peer) is not MemberState.ALIVE]
         if self.state is not STREAMING:

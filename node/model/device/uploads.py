@@ -21,7 +21,7 @@ Work = Callable[[], list[torch.cuda.Event]]
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """Values of the first tensors of a device, on their way there."""
+    """Values for the first tensors on a device, whose copy to the device has begun."""
 
     flat: Tensor
     event: torch.cuda.Event
@@ -29,10 +29,10 @@ class Ahead:
 
 
 class Uploads:
-    """Copies from host vectors to one model's device, on a stream of their own."""
+    """Copies from host vectors to the devices of one model, on streams of their own."""
 
     AHEAD_ELEMENTS = 1 << 26  # 256 MB of float32 on the device.
-    # 64 MB: a millisecond over PCIe, so that the call costs nothing beside it; two of them are on the device.
+    # 64 MB take milliseconds over PCIe, so that the cost of a call is negligible. The device holds two portions.
     PORTION_ELEMENTS = 1 << 24
 
     def __init__(self, streams: CopyStreams) -> None:
@@ -73,7 +73,7 @@ class Uploads:
             host: A value for each of their elements.
             change: Queues the change of some tensors by their values on the device, which it may overwrite.
             ahead: The values that were uploaded ahead.
-            scratch: Whether ``change`` allocates as much again.
+            scratch: True if ``change`` allocates as much again.
 
         Returns:
             A function that queues all of it on the current stream, and returns the events after which ``host`` is free.
@@ -101,7 +101,7 @@ class Uploads:
                 stop = start + elements(tensors)
                 change(tensors, ahead.flat[start:stop])
                 start = stop
-        used: list[torch.cuda.Event | None] = [None, None]  # Until then work of the current stream reads a buffer.
+        used: list[torch.cuda.Event | None] = [None, None]  # The current stream reads each buffer until its event.
         for at, tensors in enumerate(cuts[done:]):
             stop, before = start + elements(tensors), used[at % 2]
             values = buffers[at % 2][: stop - start]
@@ -113,7 +113,7 @@ class Uploads:
             current.wait_event(arrived)
             change(tensors, values)
             used[at % 2] = current.record_event()
-            start, events = stop, [arrived]  # The stream's last copy ends last, those ahead included.
+            start, events = stop, [arrived]  # The copies of one stream end in order, the one ahead included.
         for buffer in buffers:
             buffer.record_stream(current)
         return events
@@ -130,10 +130,10 @@ class Uploads:
         return []
 
     def prepared_at(self, device: torch.device, host: Tensor, change: Change) -> Work:
-        """Allocate what an addition of these values at some positions needs, as :meth:`prepared`."""
+        """Allocate what a change at some positions by these values needs; return a function like :meth:`prepared`."""
         side = self.streams.of(device, "up")
         with memory_errors():
-            torch.empty(2 * host.numel(), dtype=torch.float32, device=device)  # The allocator keeps it for the sums.
+            torch.empty(2 * host.numel(), dtype=torch.float32, device=device)  # The allocator keeps it for `change`.
             with torch.cuda.stream(side):
                 flat = torch.empty(host.numel(), dtype=torch.float32, device=device)
 
