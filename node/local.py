@@ -27,20 +27,20 @@ __all__ = ["Child", "LocalSwarm"]
 
 GRACE_S = 5.0  # Between SIGTERM and SIGKILL; leaving a swarm takes under 2 s.
 POLL_PERIOD_S = 0.1
-START_S = 120.0  # Limit until a first node listens, on a machine that reads torch from a slow disk.
-TOGETHER_S = 600.0  # The nodes wait so long for each other: otherwise the first could finish before the last begins.
+START_S = 120.0  # Limit until the first node listens: a machine may read torch from a slow disk.
+TOGETHER_S = 600.0  # The nodes wait this long for each other: otherwise the first could finish before the last begins.
 NODES = 64  # The limit of `gossip local` too: each node is a process of 200 MB and more.
 SEEDS = 3  # Seeds that a newcomer gets: one alive is enough.
 KEPT = 20_000  # Rows of history: half a day of four nodes, some 40 MB.
-TAIL_BYTES = 65_536  # Bytes of a child's output, enough for its last lines.
+TAIL_BYTES = 65_536  # Bytes read from the end of a child's output, enough for its last lines.
 ROWS_BYTES = 1 << 20  # Bytes read from one log at a time: 4,000 rows.
 ERROR_LINES = 20  # Lines shown of a node that ended with an error.
 # Like `python -m gossip`, but -P leaves the current folder out of the search path, so that a gossip.py or node.py there
 # shadows nothing. The packages' own folder is appended for the case that they are not installed.
 START = "import sys; sys.path.append(sys.argv.pop(1)); from gossip.__main__ import main; main()"
 HOME = str(Path(__file__).resolve().parents[1])
-# Settings of this process, for example a seed or a state directory, do not fit every child.
-INHERITED = (
+# GOSSIP_* variables of this process that children do not get: a seed or a state directory does not fit all of them.
+REMOVED = (
     "SEEDS", "LISTEN", "ADVERTISE", "SECRET_FILE", "INSECURE", "STATE_DIR", "CONFIG", "LOG", "PAGE", "PROGRESS",
     "MUST_JOIN", "TRACE", "WAIT_FOR", "WAIT_S",
 )  # fmt: skip
@@ -152,7 +152,7 @@ class LocalSwarm:
             deleted with the swarm.
         threads: Threads of arithmetic per process; processes that each take every core slow one another down.
         config: Keys of :class:`gossip.Config`, as a mapping or as the path of a TOML file.
-        trace: Whether each node writes a timeline into the folder, node-0.trace.json and so on.
+        trace: True if each node writes a timeline into the folder, node-0.trace.json and so on.
 
     Raises:
         ConfigError: The script or the settings cannot work.
@@ -247,7 +247,7 @@ class LocalSwarm:
             options += ["--page", page]
         if wait_for is not None:
             options += ["--wait-for", str(wait_for[0]), "--wait-s", f"{wait_for[1]:g}"]
-        environment = {k: v for k, v in os.environ.items() if k not in {f"GOSSIP_{name}" for name in INHERITED}}
+        environment = {k: v for k, v in os.environ.items() if k not in {f"GOSSIP_{name}" for name in REMOVED}}
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-c", START, HOME, "run", *options, *self._job],
@@ -276,7 +276,7 @@ class LocalSwarm:
         """Return the nodes whose processes have not ended."""
         return [child for child in self.children if child.code is None]
 
-    # -- what it says --------------------------------------------------------------------------------------------
+    # -- logs ----------------------------------------------------------------------------------------------------
     def metrics(self) -> dict[int, dict[str, Any]]:
         """Return the newest logged figures of each node by its number, ended nodes included; see docs/figures.md.
 
@@ -303,10 +303,10 @@ class LocalSwarm:
         return rows
 
     def wait(self, until: Callable[[], object] | None = None, timeout_s: float = 600.0) -> bool:
-        """Wait until ``until()`` holds, or, without it, until every node has ended.
+        """Wait until ``until()`` is true, or, without it, until every node has ended.
 
         Returns:
-            False after ``timeout_s``, or if all nodes have ended and ``until()`` does not hold.
+            False after ``timeout_s``, or if all nodes have ended and ``until()`` is false.
 
         Raises:
             LocalError: A node ended with an error.
@@ -350,7 +350,7 @@ class LocalSwarm:
         return self.children[number]
 
     def _addresses(self) -> list[str]:
-        """Return addresses of running nodes, newest first since they live longest; wait for the first that listens."""
+        """Return the addresses of the newest running nodes, at most ``SEEDS``; wait until one listens."""
         before = time.monotonic()
         while running := self.running:
             self.new_rows()

@@ -1,4 +1,4 @@
-"""Dither that both sides of a session share, from a table: it depends on the session and the position alone.
+"""Dither that both sides of a session share. It comes from a table, and depends only on session and position.
 
 With ``u`` uniform in [-1/2, 1/2), the error of ``Q(x) = s (round(x/s + u) - u)`` is uniform, at most ``s/2`` and
 independent of ``x``. So ``Q`` is unbiased (subtractive dither: Roberts 1962; Schuchman 1964).

@@ -1,4 +1,4 @@
-"""The partners of one peer: the selection rule without the partners that cannot be used now, and the pair weights."""
+"""The partners of one peer: the selection rule over the members that can mix now, back-off, and pair weights."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from gossip.wire.messages import MAX_GROUP
 
 __all__ = ["Partners"]
 
-APART = 0.5  # The least intervals between two mixes that one partner asks for; its share is then two in three.
+APART = 0.5  # Least intervals between two mixes that one partner asks for: at most two of three mixes are with it.
 TRIED = 4  # The number of partners in back-off that are tried if no other is left.
 NEVER = float("-inf")
-# After so many failures in a row with new members, they count as one; a machine that dies is a single failure.
+# After this many failures with new members, they all count as one. A machine that dies causes a single failure.
 WARY = 2
-WARY_S = 5.0  # Ten times the time that a silent partner holds a slot.
-# An honest partner asks as often as it is asked, give or take 2.3; one that always asks comes to 10.
+WARY_S = 5.0  # Ten times as long as a silent partner holds a slot.
+# The decay of a partner's requests minus ours, and the count from which its mixes are extra. An honest partner stays
+# within 2.3; one that always asks tends to 10.
 KEPT, PRESSING = 0.9, 6.0
 MET = 64  # Partners of the last mixes remembered: more than a peer mixes with in half an interval.
 
 
 class Partners:
-    """One peer's choice of partners, which also answers its ``selector`` (:class:`gossip.selection.rule.Candidates`).
+    """One peer's choice of partners. It is what its ``selector`` sees (:class:`gossip.selection.rule.Candidates`).
 
     ``linked`` tells whether there is a link to a member that cannot be dialled.
     """
@@ -48,7 +49,7 @@ class Partners:
         self.vector_mb = 4e-6 * local.elements
         self.now = 0.0
         self.mixes = 0  # Our own mixes that have begun.
-        self.pace = 1.0  # Of the schedule: the fraction of the configured interval between two mixes.
+        self.pace = 1.0  # The schedule's present interval between two mixes, as a fraction of the configured one.
         # The step count and time of the last mix with each partner, and a decaying count of its requests minus ours.
         self.met = Recent[PeerId, tuple[int, float, float]](MET)
         self.wary = 0  # Failures with new members, minus exchanges with such members.
@@ -112,8 +113,8 @@ class Partners:
     def familiar(self) -> list[PeerId]:
         """Return recent partners, if the rule leaves the choice free.
 
-        So a crowd that answers BUSY to all offers is asked once per mix. Among honest members this is a rare second
-        choice, and nearly as random.
+        So a crowd of identities that answers BUSY to all offers is asked only once per mix. Among honest members this
+        choice is rare, and nearly as random as the rule's.
         """
         if not SELECTIONS[self.config.selection].free:
             return []
@@ -134,7 +135,7 @@ class Partners:
         return self.rng.choice(left) if left else None
 
     def declines(self, sender: PeerId, now: float) -> bool:
-        """Return True if this member's offer is answered BUSY, whatever room there is.
+        """Return True if this member's offer is answered BUSY, even if there is room.
 
         Back-off applies in both directions. A member that mixed with us less than half an interval ago must wait, so
         that no peer becomes another's only partner. Neither holds if there is no other partner.
@@ -147,7 +148,7 @@ class Partners:
 
     def just_mixed(self, sender: PeerId, now: float) -> bool:
         met = self.met.get(sender)
-        # With all neighbours at once, each has its own turn.
+        # In a mix with all neighbours, each edge is mixed once anyway.
         if met is None or self.local.settling or self.everybody:
             return False
         config, share = self.config, APART * self.pace
@@ -160,7 +161,7 @@ class Partners:
         return any(peer not in peers and self.shares(peer) for peer in self.alive())
 
     def here(self, partners: Iterable[PeerId]) -> list[PeerId]:
-        """Return the partners that might be met again: ALIVE and in our run."""
+        """Return the partners that may mix again: ALIVE, and with the weights of our run."""
         return self.members.standing(partners, self.local.run_id)
 
     def mixed(self, partner: PeerId, now: float, own: bool) -> None:

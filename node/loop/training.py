@@ -44,15 +44,15 @@ CLOSED_PATIENCE = 3.0  # Times join_timeout_s, for seeds that accept connections
 ALONE_S = 1.0  # The age limit of a lone node's newest snapshot, which newcomers get while its loop is idle.
 LAST_S = 10.0  # The same with other members, where each exchange takes a snapshot.
 LAST_WORK = 100.0  # The least interval between two copies, as a multiple of a copy's duration.
-COPY_RATE = 10e9  # The most bytes a second that a copy may count as, since a GPU's copy overlaps with the loop.
+COPY_RATE = 10e9  # A copy counts as at most so many bytes a second: a GPU's overlaps with the loop and looks faster.
 REPLACED = "Another Node over this model was still running in this process, and is closed now."
 
 
 class TrainingSide:
     """The loop, the run and the network thread behind :class:`node.node.Node`.
 
-    The training thread owns all of it. The network thread runs what ``thread.call`` passes to it. ``ranks`` are those
-    that train the same model, and ``sharing`` is the side whose data the samplers divide; by default this one.
+    The training thread owns all of it. The network thread runs what ``thread.call`` passes to it. ``ranks`` are the
+    other processes that train the same model. ``sharing`` is the side whose data the samplers divide, by default this.
     """
 
     rank, size = 0, 1  # The place among the processes that form one node, and their number.
@@ -70,7 +70,7 @@ class TrainingSide:
         self.run = HeldRun(live, self.network, self.samplers, self.ranks)
         self.settling = Settling(live, self.network, self.run, self)
         self.loss = LastLoss()
-        self.lost_told = False  # Whether a loss that is not finite was reported.
+        self.lost_told = False  # A loss that is not finite was reported.
         self.rate = math.nan  # The learning rate, if the loop passes it and no optimizer has it.
         self.overheads: deque[float] = deque(maxlen=512)
         self.optimizer_at = self.viewed_at = -math.inf
@@ -82,13 +82,13 @@ class TrainingSide:
     # -- life ----------------------------------------------------------------------------------------------------
     @property
     def model(self) -> Any:
-        """Return the model, by which a second node over it is found."""
+        """Return the model, which identifies another node over it (:func:`node.running.enter`)."""
         return self.live.model
 
     def start(self, owner: running.Side | None = None) -> None:
         """Run the network, and join: return when this node holds weights to train.
 
-        ``owner`` is what to close if another node over this model starts; by default this side.
+        ``owner`` is closed if another node over this model starts; by default this side.
         """
         if self.service.runtime is not None:
             raise LocalError(running.USED)
@@ -110,7 +110,7 @@ class TrainingSide:
             self.join()
             if self.finished and not self.live.boundary.lives:
                 self.run.take_final()
-            # Otherwise the weights are another run's, or ahead.
+            # If the weights were replaced, they are of another run or newer than the given state.
             if self.run.given is not None and not self.live.boundary.lives:
                 self.run.go_on(self.run.given, OF_OTHERS, lambda: None)
             self.wait_for_others(began)
@@ -210,7 +210,7 @@ class TrainingSide:
             self.network.thread.check()
             self.visit()
 
-    # -- what is looked at -----------------------------------------------------------------------------------------
+    # -- readings --------------------------------------------------------------------------------------------------
     @property
     def me(self) -> PeerId:
         return self.service.identity.id
@@ -249,7 +249,7 @@ class TrainingSide:
         return service.members
 
     def reduce(self, figures: Mapping[str, Any]) -> dict[str, Reduced]:
-        """Tell other members these figures, and reduce all that were told."""
+        """Tell other members these figures, and reduce the figures of all members."""
         own = self.settling.own_figures
         packed = own.tell(figures, self.network.peer.view.run_id, self.run.swarm_samples)
         records: list[MemberRecord] = []
@@ -303,7 +303,7 @@ class TrainingSide:
             return
         try:
             rate = self.live.optimizers.rate
-            correction.rate = rate if rate == rate else self.rate
+            correction.rate = rate if rate == rate else self.rate  # NaN if no optimizer has it.
             if correction.pull is not None:
                 self.live.state.add_scaled(correction.pull, correction.part(since), correction.version)
         finally:
@@ -325,7 +325,7 @@ class TrainingSide:
         self.ranks.beat()
         self.loop.visit(self.network.now)
 
-    # -- the loop's owner ------------------------------------------------------------------------------------------
+    # -- calls of the step loop ------------------------------------------------------------------------------------
     def mixed(self, updates: Sequence[Update]) -> None:
         """Note that updates of exchanges were added to the model."""
         self.live.mixed(updates)
@@ -379,7 +379,7 @@ class TrainingSide:
     def keeps(self) -> bool:
         """Return True if it is time for a copy of the weights, which serves newcomers while this loop is idle.
 
-        Exchanges leave one. A lone node makes one now and then, in a hundredth of its time.
+        Exchanges leave one. A lone node makes copies that take at most a hundredth of its time.
         """
         peer, now = self.network.runtime.peer, time.monotonic()
         if not (peer.view.ready and self.live.begun) or peer.view.taking:

@@ -43,10 +43,10 @@ from node.observe.status import status_page
 
 __all__ = ["FloodError", "Reading"]
 
-MESSAGES_PER_S = 2_000  # Of one link; a member of the largest swarm sends under a tenth of it.
+MESSAGES_PER_S = 2_000  # Limit of one link; a member of the largest swarm sends less than a tenth of it.
 # Messages that begin no session here.
 ORDINARY = frozenset({Ping, Ack, PingReq, Nack, Gossip, Digest, Records, Accept, Commit})
-STATUS_MESSAGES = 20  # The cost of a status page, in messages: it is up to 64 KiB to write, about a millisecond.
+STATUS_MESSAGES = 20  # The cost of a status page, in messages: up to 64 KiB take about a millisecond to write.
 
 
 class FloodError(ProtocolError):
@@ -74,7 +74,7 @@ class Hearing(Protocol):
 
 
 class Reading:
-    """The reader of one link, until it ends. An ``observer`` is no member and may query only the status."""
+    """The reader of one link, until the link ends. An ``observer`` is not a member and may query only the status."""
 
     __slots__ = ("count", "link", "links", "observer", "runtime", "window")
 
@@ -93,6 +93,7 @@ class Reading:
             runtime.settle()
 
     def cost(self, messages: int) -> None:
+        """Count messages towards the limit of this second; raise FloodError beyond it."""
         used_at = self.link.used_at
         if used_at - self.window >= 1.0:
             self.window, self.count = used_at, 0
@@ -120,6 +121,7 @@ class Reading:
         runtime.perform(runtime.peer.receive(link.peer, message, link.used_at))
 
     def hear(self, message: Message) -> None:
+        """Handle a message that the link, the status page or a new session may concern."""
         runtime, link = self.runtime, self.link
         peer, counts = runtime.peer, runtime.counts
         if isinstance(message, Unknown):
@@ -150,12 +152,12 @@ class Reading:
             links[session] = self.link
         self.take(message)
         if not (known or self.runtime.peer.view.is_with(session, self.link.peer)):
-            links.pop(session, None)  # A refused session is not kept.
+            links.pop(session, None)  # The session was refused.
 
     def on_chunk(self, chunk: Chunk, size: int) -> memoryview | None:
         place = self.runtime.streams.place(self.link, chunk, size)
         if place is None:
-            self.cost(1)  # A chunk of no session counts as a message.
+            self.cost(1)  # A chunk that belongs to no session counts as a message.
         return place
 
     async def on_lane_chunk(self, chunk: Chunk, size: int) -> memoryview | None:

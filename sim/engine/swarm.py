@@ -112,7 +112,7 @@ class Swarm:
 
     @property
     def now(self) -> float:
-        """Virtual time in seconds since the swarm was created."""
+        """Return the virtual time in seconds since the swarm was created."""
         return self.events.now
 
     # -- peers and the network -----------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ class Swarm:
             step_s: Seconds for a step, or a function that draws them.
             samples_per_step: Batch size.
             name: Together with the swarm's seed it determines the peer's randomness; by default the index.
-            founder: Whether the peer starts with the weights of the founders' common run; :meth:`introduce` makes
+            founder: True if the peer starts with the weights of the founders' common run; :meth:`introduce` makes
                 founders known to each other. Any other peer joins, in an ideal swarm without seeds.
             row: The trainer's row for this peer; by default its index.
             liar: Makes the peer an attacker, and computes what it sends.
@@ -170,7 +170,7 @@ class Swarm:
             PeerId(derive(self.seed, name, "id")[:16]), b"", life + 1, address=Address(f"peer-{name}", PORT),
             run_id=derive(self.seed, "" if founder else whose, "genesis")[:16], ready=founder,
         )  # fmt: skip
-        ideal = self.registry is not None  # a newcomer has no seeds then; the book tells it to wait for a run
+        ideal = self.registry is not None  # a newcomer then has no seeds; its book makes it wait for a run
         config, rng = config or self.config, random.Random(derive(self.seed, whose, "peer"))
         members: Members
         if self.registry is None:
@@ -186,7 +186,7 @@ class Swarm:
     def host(
         self, peer: Peer, vector: Floats, name: str, step_s: float, first_step_s: float, samples_per_step: int = 1
     ) -> int:
-        """Run a Peer that the caller created, and return its index; its first step ends in ``first_step_s``."""
+        """Run a Peer that the caller created, and return its index; its first step takes ``first_step_s``."""
         self.network.add(name)
         self.lives.append(0)
         return self.launch(len(self.hosts), peer, vector, name, constant(step_s), samples_per_step, first_step_s)
@@ -224,7 +224,7 @@ class Swarm:
     def revive(self, index: int, seeds: Iterable[int]) -> None:
         """Restart a peer that was killed or has left; the same member begins a new life and fetches the weights."""
         before = self.hosts[index]
-        assert before.gone, "only one that is gone can come again"
+        assert before.gone, "only a peer that is gone can be restarted"
         self.lives[index] += 1
         peer = self.make_peer(before.name, self.lives[index], before.vector.size, seeds, config=before.peer.config)
         if self.training.trainer is not None:
@@ -300,7 +300,7 @@ class Swarm:
             self.training.released(host)
 
     def arm(self, host: Host) -> None:
-        """Arm the host's one timer. If the deadline moves back, the timer fires early: cheaper than another event."""
+        """Arm the host's one timer. If the deadline moves later, it fires early: cheaper than another event."""
         due = host.peer.deadline
         if due < host.armed:
             due = max(due, host.rest_until, self.events.now)

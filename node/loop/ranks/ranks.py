@@ -36,7 +36,7 @@ class Call(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepSummary:
-    """The step summary, an all-reduce: ``samples`` are of all ranks, and the rest comes from rank 0 alone."""
+    """The step summary, an all-reduce: ``samples`` and ``asked`` combine all ranks, the rest is rank 0's."""
 
     samples: int = 0
     asked: bool = False  # A rank has read values that are not in the summary.
@@ -76,9 +76,9 @@ class Ranks:
         self.channel = channel
         self.rank, self.size, self.leads = channel.rank, channel.size, channel.rank == 0
         self.begun: tuple[Call, Tensor, Waiting] | None = None  # The pending all-reduce.
-        self.standing = False  # At a boundary, for commands.
+        self.standing = False  # All ranks are at one boundary, where rank 0 sends commands.
         self.is_open = False
-        self.lost = ""  # Why nothing can be sent any more.
+        self.lost = ""  # The reason why nothing can be sent any more; empty until then.
         self.said_at = 0.0
 
     def open(self) -> None:
@@ -93,8 +93,8 @@ class Ranks:
     # -- sums ----------------------------------------------------------------------------------------------------
     def begin(self, call: Call, samples: int = 0, asked: bool = False, told: StepSummary | None = None) -> None:
         """Begin an all-reduce of this rank's counts; ``told`` is rank 0's part."""
-        assert self.begun is None, "the last sum was not looked at"
-        told = told or StepSummary(sharers=0, gap=0)
+        assert self.begun is None, "the last all-reduce was not taken"
+        told = told or StepSummary(sharers=0, gap=0)  # Other ranks add 0 to rank 0's part.
         row = torch.tensor([
             call, call * call, samples, asked, told.stop, told.swarm_samples, told.own_samples, told.sharers,
             told.finished, told.gap,
@@ -125,6 +125,7 @@ class Ranks:
         except RuntimeError as error:
             raise self.gone(error) from error
         values: list[int] = row.tolist()
+        # The sums of the calls and of their squares fit both only if all ranks made this call.
         if values[0] != call * self.size or values[1] != call * call * self.size:
             raise self.fail(
                 f"The ranks of this node's group are in different calls, this one in {call.name.lower()}: every rank "
@@ -132,7 +133,7 @@ class Ranks:
             )
         return values
 
-    # -- words ---------------------------------------------------------------------------------------------------
+    # -- commands ------------------------------------------------------------------------------------------------
     def tell(self, kind: str, what: Any = None) -> None:
         """Send a command from rank 0 to all others."""
         data = packed([kind, what])
