@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from node.ranks.mirror import filled, stripped
 from torch import nn
 
 from gossip.errors import CheckpointError, LayoutError
@@ -14,7 +15,6 @@ from node.model.backup import KeptWeights
 from node.model.optimizers import Optimizers
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
-from node.ranks.mirror import filled, stripped
 from tests.device.cuda import simulated
 from tests.node.vectors import mlp, vector_of
 

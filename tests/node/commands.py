@@ -12,6 +12,7 @@ import pytest
 from gossip import __main__ as command
 from gossip.ids import PeerId
 from node.identity.keys import new_secret
+from tests.harness import warm
 from tests.node.pretended import script_of
 
 SEED_ID = PeerId(bytes(range(16)))
@@ -26,10 +27,7 @@ def secret_of(folder: Path) -> Path:
 
 def gossip(*args: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GOSSIP_")}
-    return subprocess.run(
-        [sys.executable, "-m", "gossip", *map(str, args)],
-        env={**inherited, **variables}, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    return warm.run("-m", "gossip", *args, env={**inherited, **variables})
 
 
 def refused(monkeypatch, capsys, *args: str | Path) -> tuple[int, str]:

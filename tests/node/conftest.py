@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import queue
+import subprocess
+import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from torch import nn
 from gossip.config import Config
 from node import Node
 from node.identity.keys import new_secret
+from tests.harness import warm
 
 QUICK = Config(mix_every_steps=2, join_timeout_s=3.0)
 
@@ -132,6 +136,17 @@ def end(trainees):
         trainee.stop()
         errors.append(trainee.error)
     assert not any(errors), errors
+
+
+@pytest.fixture
+def warm_nodes(monkeypatch):
+    """The nodes of a LocalSwarm are forked from a process that has imported all that they need."""
+
+    def start(command, **options):
+        assert command[0] == sys.executable
+        return warm.Python(*command[1:], **options)
+
+    monkeypatch.setattr("node.local.subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": start}))
 
 
 @pytest.fixture(name="until")

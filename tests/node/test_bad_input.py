@@ -8,7 +8,6 @@ import os
 import re
 import socket
 import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -21,6 +20,7 @@ from node import Node
 from node.identity.keys import new_secret
 from node.identity.statedir import StateDir
 from node.model import checkpoint
+from tests.harness import warm
 from tests.harness.configs import tuned
 
 
@@ -400,10 +400,8 @@ with Node(nn.Linear(4, 2), seeds=[sys.argv[1]], config=Config(mix_every_steps=2)
 
 def test_a_script_that_raises_keeps_its_own_error_and_leaves_properly(train, until):
     first = train(model())
-    with subprocess.Popen(
-        [sys.executable, "-c", RAISES, first.node.address], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with warm.Python("-c", RAISES, first.node.address, **streams, text=True) as process:
         peer = process.stdout.readline().strip()
         until(lambda: peer in {m.id for m in first.node.members})
         _, errors = process.communicate("\n", timeout=20)

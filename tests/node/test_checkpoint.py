@@ -22,6 +22,7 @@ from torch import nn
 
 from gossip.errors import CheckpointError
 from node.model import checkpoint
+from tests.harness import warm
 
 torch.set_num_threads(1)
 
@@ -382,9 +383,8 @@ print(json.dumps(sorted(os.listdir(folder))))
 
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
     path = tmp_path / "run.safetensors"
-    done = subprocess.run(
-        [sys.executable, "-c", KILLS, str(path), "12"], capture_output=True, text=True, timeout=120, check=True
-    )
+    done = warm.run("-c", KILLS, path, 12, timeout=120)
+    assert done.returncode == 0, done.stderr
     *rounds, files = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rounds) == 12
     for kill in rounds:

@@ -7,12 +7,14 @@ import json
 import os
 import re
 import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import gossip
+from node.cli.local import free_port
+from tests.harness import warm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
@@ -25,17 +27,19 @@ needs_fashion = pytest.mark.skipif(
 )
 
 
-def play(script: str, *args: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """As a user would, with one thread."""
+def play(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """`gossip run` as a user types it."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GOSSIP_")}
-    return subprocess.run(
-        [sys.executable, "-m", "gossip", "run", "--quiet", "--threads", "1", str(EXAMPLES / script), *args],
-        env={**inherited, **variables}, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    return warm.run("-m", "gossip", "run", "--quiet", *words, env={**inherited, **variables}, timeout=120)
+
+
+def play_one(script: str, *args: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """An example, with one thread."""
+    return play("--threads", "1", EXAMPLES / script, *args, **variables)
 
 
 def result_of(script: str, *args: str, **variables: str) -> dict[str, float]:
-    done = play(script, *args, **variables)
+    done = play_one(script, *args, **variables)
     assert done.returncode == 0, done.stderr
     result: dict[str, float] = json.loads(done.stdout)
     return result
@@ -110,14 +114,13 @@ SMALL = ("--layers", "1", "--width", "32", "--context", "64", "--test-windows", 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 def test_two_nodes_learn_the_next_byte(optimizer):
-    script = [str(EXAMPLES / "gpt.py"), "--optimizer", optimizer, "--samples", "1600", *SMALL]
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("GOSSIP_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "gossip", "local", "-n", "2", "--threads", "1", *script],
-        env=variables, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    results = [json.loads(found) for found in re.findall(r"^node \d: (\{.*\})$", done.stdout, re.MULTILINE)]
+    address = f"127.0.0.1:{free_port()}"
+    script = ("--threads", "1", EXAMPLES / "gpt.py", "--optimizer", optimizer, "--samples", "1600", *SMALL)
+    wait = {"GOSSIP_WAIT_FOR": "2", "GOSSIP_WAIT_S": "60"}
+    with ThreadPoolExecutor() as pool:
+        nodes = list(pool.map(lambda place: play(place, address, *script, **wait), ("--listen", "--seed")))
+    assert [node.returncode for node in nodes] == [0, 0], [node.stderr for node in nodes]
+    results = [json.loads(node.stdout) for node in nodes]
     assert len({result["node"] for result in results}) == 2
     assert all(result["steps"] > 10 and result["loss"] < 3.5 for result in results)  # knowing nothing is ln 256 = 5.5
 
@@ -134,13 +137,13 @@ def test_a_node_with_private_text_does_not_learn_what_others_read(tmp_path):
 
 def test_text_that_is_too_short_is_refused(tmp_path):
     (tmp_path / "short.txt").write_text("to be")
-    done = play("gpt.py", "--text", str(tmp_path / "*.txt"))
+    done = play_one("gpt.py", "--text", str(tmp_path / "*.txt"))
     assert done.returncode == 2
     assert "0 of 1 files have more than 2,560 bytes" in done.stderr
 
 
 def test_fashion_mnist_that_is_not_here_is_one_sentence(tmp_path):
-    done = play("fashion_mnist.py", GOSSIP_FASHION_MNIST=str(tmp_path))
+    done = play_one("fashion_mnist.py", GOSSIP_FASHION_MNIST=str(tmp_path))
     assert done.returncode == 1
     assert done.stderr.strip().startswith("Fashion-MNIST is not here: on Debian, apt-get install")
     assert "Traceback" not in done.stderr
@@ -151,6 +154,6 @@ def test_fashion_mnist_that_is_not_here_is_one_sentence(tmp_path):
     ("gpt.py", ("--private", "--parts", "2", "--part", "2"), "--part must be 0 to 1"),
 ])  # fmt: skip
 def test_a_part_that_is_not_there_is_refused(script, args, said):
-    done = play(script, *args)
+    done = play_one(script, *args)
     assert done.returncode == 2
     assert said in done.stderr

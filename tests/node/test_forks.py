@@ -13,6 +13,8 @@ import time
 import pytest
 from torch import nn
 
+from tests.harness import warm
+
 PARENT = """
 import multiprocessing, os, sys, time, torch
 from torch import nn
@@ -38,7 +40,7 @@ def parent():
     started, children = [], []
 
     def start(*seeds):
-        process = subprocess.Popen([sys.executable, "-c", PARENT, *seeds], stdout=subprocess.PIPE, text=True)
+        process = warm.Python("-c", PARENT, *seeds, stdout=subprocess.PIPE, text=True)
         started.append(process)
         address, child = process.stdout.readline().split()
         children.append(int(child))

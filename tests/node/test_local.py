@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
@@ -15,19 +14,30 @@ from pathlib import Path
 
 import pytest
 
+from gossip import __main__ as command
 from node.cli import demo, demo_job, local
 from node.local import Child
+from tests.harness import warm
 from tests.node.pretended import pretended, script_of
 
+pytestmark = pytest.mark.usefixtures("warm_nodes")
 
-def local_command(*words, timeout=60, **options):
-    """`gossip local` as a user types it."""
-    command = [sys.executable, "-m", "gossip", "local", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, **options)
+
+@pytest.fixture
+def local_command(monkeypatch, capsys):
+    """`gossip local` as a user types it, in this process."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["gossip", "local", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            command.main()
+        return subprocess.CompletedProcess(words, ended.value.code or 0, *capsys.readouterr())
+
+    return run
 
 
 # -- gossip local ------------------------------------------------------------------------------------------------------
-def test_a_local_swarm_has_one_seed_and_one_thread_each(tmp_path):
+def test_a_local_swarm_has_one_seed_and_one_thread_each(tmp_path, local_command, monkeypatch):
     script = pretended(
         tmp_path,
         """
@@ -39,9 +49,8 @@ def test_a_local_swarm_has_one_seed_and_one_thread_each(tmp_path):
         sys.exit(4 if "--fail" in sys.argv and seeds is None else 0)
         """,
     )
-    arguments = [sys.executable, "-m", "gossip", "local", "-n", "3", "--log-dir", tmp_path / "logs", script, "--fail"]
-    inherited = {**os.environ, "GOSSIP_SEEDS": "h:1"}  # must not reach the processes
-    done = subprocess.run(arguments, env=inherited, capture_output=True, text=True, timeout=60, check=False)
+    monkeypatch.setenv("GOSSIP_SEEDS", "h:1")  # must not reach the processes
+    done = local_command("-n", "3", "--log-dir", tmp_path / "logs", script, "--fail")
     assert done.returncode == 4  # the worst
     results = sorted(line for line in done.stdout.splitlines() if "noise" not in line)
     own = '"1", ["--fail"]]'
@@ -57,7 +66,7 @@ def test_a_local_swarm_has_one_seed_and_one_thread_each(tmp_path):
     ("options", "waits"),
     [([], ["2", "600"]), (["--wait-for", "1"], ["1", "600"]), (["--wait-s", "7.5"], ["2", "7.5"])],
 )
-def test_a_local_swarm_trains_when_all_are_here_unless_told_otherwise(tmp_path, options, waits):
+def test_a_local_swarm_trains_when_all_are_here_unless_told_otherwise(tmp_path, local_command, options, waits):
     script = pretended(
         tmp_path, 'print(json.dumps([os.environ.get("GOSSIP_WAIT_FOR"), os.environ.get("GOSSIP_WAIT_S")]))'
     )
@@ -66,7 +75,7 @@ def test_a_local_swarm_trains_when_all_are_here_unless_told_otherwise(tmp_path, 
     assert [json.loads(line.partition(": ")[2]) for line in done.stdout.splitlines()] == [waits, waits]
 
 
-def test_a_local_swarm_waits_for_no_more_than_it_starts(tmp_path):
+def test_a_local_swarm_waits_for_no_more_than_it_starts(tmp_path, local_command):
     done = local_command("-n", "2", "--wait-for", "3", pretended(tmp_path, ""))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "gossip: --wait-for 3 waits for more members than -n 2 starts: lower it or raise -n.\n"
@@ -78,7 +87,8 @@ def test_the_script_that_one_starts_with_is_trained_by_four_together_and_ends_on
     page = (Path(__file__).parents[2] / "docs" / "start.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     script = script_of(tmp_path, text)
-    done = local_command("-n", "4", "--log-dir", tmp_path / "logs", script, cwd=tmp_path, timeout=300)
+    words = ("-m", "gossip", "local", "-n", "4", "--log-dir", tmp_path / "logs", script)
+    done = warm.run(*words, cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr
     rows = [(tmp_path / "logs" / f"node-{number}.jsonl").read_text().splitlines() for number in range(4)]
     samples = [json.loads(row[-1])["samples"] for row in rows]
@@ -87,7 +97,7 @@ def test_the_script_that_one_starts_with_is_trained_by_four_together_and_ends_on
     assert len(list(tmp_path.glob("digits-*.safetensors"))) == 4
 
 
-def test_scripts_without_a_node_are_named_and_no_table_of_zeros_is_shown(tmp_path):
+def test_scripts_without_a_node_are_named_and_no_table_of_zeros_is_shown(tmp_path, local_command):
     done = local_command("-n", "2", script_of(tmp_path, "print('trained')"))
     assert done.returncode == 2
     for number in range(2):
@@ -109,8 +119,8 @@ def test_what_the_scripts_print_is_shown_line_by_line_while_they_run(tmp_path):
         sys.stdout.write("last")
         """,
     )
-    command = [sys.executable, "-m", "gossip", "local", "-n", "2", script, tmp_path / "go"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    words = ("-m", "gossip", "local", "-n", "2", script, tmp_path / "go")
+    with warm.Python(*words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         while_they_run = sorted(process.stdout.readline() for _ in range(4))
         assert while_they_run == sorted(f"node {number}: {line}\n" for number in (0, 1) for line in ("trains", "two"))
         (tmp_path / "go").touch()
@@ -210,8 +220,8 @@ def test_sigterm_ends_every_process_of_a_local_swarm(tmp_path):
     )
     pids = tmp_path / "pids"
     pids.mkdir()
-    arguments = [sys.executable, "-m", "gossip", "local", "-n", "2", script, pids]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    words = ("-m", "gossip", "local", "-n", "2", script, pids)
+    with warm.Python(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         until = time.monotonic() + 30
         while len(list(pids.iterdir())) < 2 and time.monotonic() < until:
             time.sleep(0.05)

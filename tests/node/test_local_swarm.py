@@ -18,6 +18,8 @@ from node import local
 from node.local import LocalSwarm
 from tests.node.pretended import pretended, script_of
 
+pytestmark = pytest.mark.usefixtures("warm_nodes")
+
 # A node that trains until it is told otherwise: says whom it was to join through, and ends in order on SIGTERM.
 LASTING = """
     import signal

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import threading
 import time
 
 import numpy as np
 import pytest
 
+from tests.harness import warm
 from tests.harness.configs import tuned
 
 CHILD = """
@@ -40,7 +40,7 @@ def child():
     started = []
 
     def start(seed):
-        process = subprocess.Popen([sys.executable, "-c", CHILD, seed], stdout=subprocess.PIPE, text=True)
+        process = warm.Python("-c", CHILD, seed, stdout=subprocess.PIPE, text=True)
         started.append(process)
         assert process.stdout.readline() == "in\n"
         return process

@@ -79,10 +79,18 @@ def test_three_nodes_that_resume_count_what_is_behind_their_weights(train, until
         began.append(again[-1].do(resume(number)))
     until(lambda: all(trained(one) > 400 for one in again))
     # Nodes count together from here on: those that a busy machine let begin alone have merged by then.
-    until(lambda: len({run_id(one) for one in again}) == 1 and all(one.side.network.peer.membership.sharers == 3 for one in again))
+    until(
+        lambda: (
+            len({run_id(one) for one in again}) == 1
+            and all(one.side.network.peer.membership.sharers == 3 for one in again)
+        )
+    )
     joined_s = time.monotonic()
     until(lambda: time.monotonic() > joined_s + 5.0)
-    exchanged = [(run_id(one).hex()[:8], one.side.network.peer.membership.sharers, one.node.metrics().exchanges_done) for one in again]
+    exchanged = [
+        (run_id(one).hex()[:8], one.side.network.peer.membership.sharers, one.node.metrics().exchanges_done)
+        for one in again
+    ]
     for one in again:
         one.stop()
     made = sum(trained(one) - before for one, before in zip(again, began, strict=True))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import logging
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import torch
 from node import Node
 from node.cli.local import free_port
 from node.observe.notices import LEVELS, LOGGER
+from tests.harness import warm
 from tests.node.conftest import QUICK
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +32,8 @@ progress.event(0.0, "joined", "Took the weights.")
 def heard(setup: str = "", **variables: str) -> list[str]:
     """The lines on stderr."""
     text = PROGRAM.format(setup=setup, variables=variables)
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=True)
+    done = warm.run("-c", text)
+    assert done.returncode == 0, done.stderr
     return done.stderr.splitlines()
 
 

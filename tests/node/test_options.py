@@ -14,7 +14,7 @@ from gossip.errors import ConfigError, IdentityError
 from gossip.ids import Address
 from node.cli import main as cli
 from node.identity.keys import InviteToken, new_secret, parse_secret, read_secret
-from tests.node.commands import NODE, SEED_ID, gossip, secret_of
+from tests.node.commands import SEED_ID, gossip, secret_of
 from tests.node.pretended import script_of
 
 
@@ -100,7 +100,9 @@ def test_a_file_of_our_name_beside_the_script_hides_nothing_of_ours_and_is_named
     (tmp_path / "node").mkdir()
     script_of(tmp_path, "raise RuntimeError('the wrong one')", hidden)
     script_of(tmp_path, "NAME = 'beside'", "helper.py")
-    script = script_of(tmp_path, f"import helper\n{NODE}\nprint(helper.NAME)\nimport sys; sys.exit(7)")
+    script = script_of(
+        tmp_path, "import helper, gossip.config, node.running\nprint(helper.NAME)\nimport sys; sys.exit(7)"
+    )
     here = Path(sys.executable)
     starts = [[here.with_name("gossip")], [here, "-m", "gossip"]]
     for start in starts if hidden != "gossip.py" else starts[:1]:  # Python itself takes a gossip.py for -m gossip

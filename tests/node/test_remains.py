@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,6 +18,7 @@ from node.loop.ranks.boundary import RanksBoundary
 from node.model.backup import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
+from tests.harness import warm
 
 
 def boundary_of(vector):
@@ -112,10 +111,7 @@ with Node({"x": np.zeros(8, np.float32)}) as node:
 def test_a_command_says_what_to_report_and_ends_as_was_asked(tmp_path, how, code):
     script, log = tmp_path / "train.py", tmp_path / "log.jsonl"
     script.write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, "-m", "gossip", "run", "--on-fault", how, "--log", str(log), "--quiet", str(script)],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = warm.run("-m", "gossip", "run", "--on-fault", how, "--log", log, "--quiet", script)
     assert done.returncode == code, done.stderr
     [row] = [row for row in map(json.loads, log.read_text().splitlines()) if row["event"] == "restarted"]
     assert re.search(r"\(IndexError in train.py:\d+\) ended the network side, .* Report the traceback", row["sentence"])

@@ -4,7 +4,6 @@ import random
 import shutil
 import stat
 import subprocess
-import sys
 
 import msgpack
 import pytest
@@ -18,6 +17,7 @@ from node import Node
 from node.identity.keys import InviteToken, new_secret, read_secret
 from node.identity.statedir import VERSION, Memory, StateDir, checksum
 from node.settings import Settings, advertised, own_addresses
+from tests.harness import warm
 
 BOOK = [
     MemberRecord(PeerId(bytes([n]) * 16), b"k" * 32, n, address=Address("10.0.0.5", 7700 + n), extra=("new", n))
@@ -103,9 +103,7 @@ def test_a_directory_belongs_to_one_node_until_it_ends(tmp_path):
 
 
 def test_a_directory_that_another_process_holds_is_free_when_it_was_killed(tmp_path):
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDS, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as holder:
+    with warm.Python("-c", HOLDS, tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout.readline() == "True\n"
         state = StateDir(tmp_path)
         assert not state.take()

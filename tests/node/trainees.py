@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 
 import torch
 from torch import nn
+
+from tests.harness import warm
 
 CHILD = """
 import sys, time, torch
@@ -77,8 +78,7 @@ def children():
     started = []
 
     def start(seed, width=4, *state_dir):
-        command = [sys.executable, "-c", CHILD, seed, str(width), *map(str, state_dir)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        process = warm.Python("-c", CHILD, seed, width, *state_dir, stdout=subprocess.PIPE, text=True)
         started.append(process)
         return process, process.stdout.readline().strip()
 

@@ -1,0 +1,221 @@
+"""Python processes for tests, forked from one that has imported torch and the packages: no test pays for that again.
+
+``Python("-c", text, argument)`` is ``subprocess.Popen([sys.executable, "-c", text, argument])`` in all that its caller
+sees, and so are ``-m`` and a script's path. What is not the same: variables that are read while torch or a package is
+imported (OMP_NUM_THREADS) are those of the first call. A test of imports, of how the interpreter itself ends or of
+such a variable therefore starts a process of its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import gc
+import importlib
+import io
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import types
+from pathlib import Path
+from typing import Any
+
+# torch imports its compiler, which takes as long as all the rest, for the first optimizer.
+PRELOADED = ("torch", "torch._dynamo", "typer", "node.node", "node.cli.main", "node.observe.console")
+FORKS = hasattr(os, "pidfd_open")  # elsewhere than on Linux each process is an ordinary one
+_STARTING = threading.Lock()  # a test may start several processes at once
+
+
+class Python(subprocess.Popen):
+    """A Python process. It takes the options of Popen that a test needs, and its methods are Popen's."""
+
+    def __init__(self, *words: object, **options: Any) -> None:
+        super().__init__([sys.executable, *map(str, words)], **options)
+
+    if FORKS:
+
+        def _execute_child(
+            self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell,
+            p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, restore_signals, gid, gids, uid, umask,
+            start_new_session, process_group,
+        ):  # fmt: skip
+            if preexec_fn or pass_fds or shell or start_new_session or umask != -1:
+                raise ValueError("that needs an ordinary process")
+            asked = {
+                "words": args[1:], "folder": os.fspath(cwd or os.getcwd()), "group": process_group,
+                "variables": dict(os.environ if env is None else env),
+            }  # fmt: skip
+            self.status, other = socket.socketpair()
+            given = zip((p2cread, c2pwrite, errwrite), range(3), strict=True)
+            streams = [own if own != -1 else inherited for own, inherited in given]
+            with other:
+                socket.send_fds(_server(), [b"0"], [*streams, other.fileno()])
+            self.status.sendall(json.dumps(asked).encode())
+            self.status.shutdown(socket.SHUT_WR)
+            self.pid = int(self.status.recv(16))
+            self._child_created = True
+            self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
+
+        def _try_wait(self, flags):
+            try:
+                said = self.status.recv(16, socket.MSG_DONTWAIT if flags & os.WNOHANG else 0)
+            except BlockingIOError:
+                return 0, 0
+            self.status.close()
+            assert said, "what starts processes has ended before this one"
+            return self.pid, int(said)
+
+        def _internal_poll(self, *_args, **_options):
+            if self.returncode is None and self._waitpid_lock.acquire(False):
+                try:
+                    pid, status = self._try_wait(os.WNOHANG)
+                    if pid == self.pid:
+                        self._handle_exitstatus(status)
+                finally:
+                    self._waitpid_lock.release()
+            return self.returncode
+
+
+def run(*words: object, timeout: float = 60.0, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a Python process to its end and return its exit code and what it printed."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
+    with Python(*words, **streams) as process:
+        try:
+            out, errors = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
+
+
+def _server() -> socket.socket:
+    with _STARTING:
+        return _started()
+
+
+@functools.cache
+def _started() -> socket.socket:
+    """Start what the processes are forked from; return where they are asked for."""
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, str(Path(__file__).resolve()), str(its.fileno())]
+    root = Path(__file__).resolve().parents[2]
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    process = subprocess.Popen(
+        command, cwd=root, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[its.fileno()]
+    )
+    its.close()
+
+    @atexit.register
+    def end() -> None:
+        ours.close()
+        process.wait(30)
+
+    return ours
+
+
+# -- in the process that is forked -------------------------------------------------------------------------------------
+class Forking:
+    """Forks on request, and says which process it became and how that ended."""
+
+    def __init__(self, asked: socket.socket) -> None:
+        self.asked = asked
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(asked, selectors.EVENT_READ)
+        self.at_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def serve(self) -> list[str] | None:
+        """Fork until nobody asks any more. In a forked process, return the words of its command line."""
+        while True:
+            for key, _ in self.selector.select():
+                if key.data is not None:
+                    self.reap(key.fd, *key.data)
+                    continue
+                data, files, _, _ = socket.recv_fds(self.asked, 1, 4)
+                if not data:
+                    return None
+                words = self.fork(files)
+                if words is not None:
+                    return words
+
+    def fork(self, files: list[int]) -> list[str] | None:
+        *streams, place = files
+        status = socket.socket(fileno=place)
+        with status.makefile("rb") as file:
+            asked = json.load(file)
+        pid = os.fork()
+        if pid:
+            for own in streams:
+                os.close(own)
+            if asked["group"] != -1:  # the child does the same: neither waits for the other
+                with contextlib.suppress(OSError):
+                    os.setpgid(pid, asked["group"])
+            status.sendall(str(pid).encode())
+            self.selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, status))
+            return None
+        for number, own in enumerate(streams):
+            os.dup2(own, number)
+            os.close(own)
+        for held in [status, self.asked, *(key.data[1] for key in self.selector.get_map().values() if key.data)]:
+            held.close()
+        for held in [key.fd for key in self.selector.get_map().values() if key.data]:
+            os.close(held)
+        self.selector.close()
+        signal.signal(signal.SIGINT, self.at_interrupt)
+        if asked["group"] != -1:
+            os.setpgid(0, asked["group"])
+        os.chdir(asked["folder"])
+        os.environ.clear()
+        os.environ.update(asked["variables"])
+        if os.environ.get("PYTHONUNBUFFERED"):
+            sys.stdout = io.TextIOWrapper(io.FileIO(1, "wb", closefd=False), write_through=True)
+        added = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        sys.path[1:1] = [path for path in added if path and path not in sys.path]
+        return asked["words"]
+
+    def reap(self, descriptor: int, pid: int, status: socket.socket) -> None:
+        self.selector.unregister(descriptor)
+        os.close(descriptor)
+        with status, contextlib.suppress(BrokenPipeError):  # nobody waits for it any more
+            status.sendall(str(os.waitpid(pid, 0)[1]).encode())
+
+
+def become(words: list[str]) -> None:
+    """Do what ``python WORDS`` does; what it raises ends the interpreter as it would there."""
+    kind, *arguments = words
+    if kind == "-P":
+        kind, *arguments = arguments
+        assert kind == "-c"
+        del sys.path[0]
+    elif kind == "-c":
+        sys.path[0] = ""
+    if kind == "-m":
+        name, *arguments = arguments
+        sys.argv, sys.path[0] = [name, *arguments], os.getcwd()
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+        return
+    if kind == "-c":
+        (text, *arguments), file = arguments, "<string>"
+    else:
+        text, file, sys.path[0] = Path(kind).read_text(encoding="utf-8"), kind, str(Path(kind).resolve().parent)
+    sys.argv = [kind, *arguments]
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    if kind != "-c":
+        main.__file__ = file
+    exec(compile(text, file, "exec"), main.__dict__)
+
+
+if __name__ == "__main__":
+    for module in PRELOADED:
+        importlib.import_module(module)
+    gc.freeze()  # what is here stays, and is not copied because a collection looked at it
+    forking = Forking(socket.socket(fileno=int(sys.argv[1])))
+    given = forking.serve()
+    if given is not None:
+        become(given)
