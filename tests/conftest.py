@@ -6,8 +6,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # How fast a machine makes an example is no property of what is tested: a busy one fails nothing.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", patient, max_examples=30)
+settings.register_profile("thorough", patient, max_examples=300)  # for make test-slow, which plays these tests as well
+settings.load_profile("quick")
 
 
 @pytest.fixture(autouse=True)

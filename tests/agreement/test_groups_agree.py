@@ -34,6 +34,7 @@ def test_a_killed_member_is_left_out_by_both() -> None:
     assert abs(apart) <= 1 < 20 < both_mixed  # either may have had one with the first alone
 
 
+@pytest.mark.slow
 def test_groups_go_on_in_both_parts_of_a_cut_swarm_and_heal() -> None:
     script = [
         *trio_of_peers(),

@@ -8,8 +8,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 from gossip.config import Config
 from gossip.errors import LayoutError
@@ -17,6 +15,9 @@ from node import Node
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
+from sklearn.datasets import load_digits  # noqa: E402
+from sklearn.model_selection import train_test_split  # noqa: E402
+
 from node.adapters.jax import Pytree  # noqa: E402
 
 pytestmark = pytest.mark.frameworks

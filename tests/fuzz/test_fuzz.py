@@ -9,19 +9,22 @@ import pytest
 
 from tests.fuzz.engine import Figures, Target, play, play_life
 from tests.fuzz.run import TARGETS, inputs_of, table
+from tests.harness.marks import slow
 
-SLOW = {"handshakes": 40, "scenarios": 300, "checkpoints": 600, "messages": 3_000}
-INPUTS = 1_500
+SLOW = {"handshakes": 15, "scenarios": 100, "checkpoints": 200, "messages": 1_000}
+INPUTS = 500
 
 
+@pytest.mark.parametrize("times", [1, slow(3)])
 @pytest.mark.parametrize("name", list(TARGETS))
-def test_whatever_arrives_raises_only_what_is_declared(name):
+def test_whatever_arrives_raises_only_what_is_declared(name, times):
+    inputs = times * SLOW.get(name, INPUTS)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a parser's own about odd certificates
-        figures = play(TARGETS[name], seed=7, lives=range(10_000), limit=SLOW.get(name, INPUTS))
+        figures = play(TARGETS[name], seed=7, lives=range(10_000), limit=inputs)
     said = "\n".join(f"{find.what}\n{find.detail}\nreplay: {find.replay}" for find in figures.finds.values())
     assert not figures.finds, said
-    assert figures.inputs == SLOW.get(name, INPUTS)
+    assert figures.inputs == inputs
     assert 0 < figures.refused < figures.inputs or not TARGETS[name].declared, (
         "samples all good or all bad find nothing"
     )

@@ -184,7 +184,7 @@ BY_RANK_0 = {
     "an integer of many digits": raw(b"\x92\xa4wait" + msgpack.packb(msgpack.ExtType(plain.INTEGER, b"9" * 100_000))),
     "lists in lists": raw(b"\x92\xa4wait" + b"\x91" * 5000 + b"\xc0"),
     "tuples in tuples": raw(b"\x92\xa4wait" + nested(600)),
-    "many layers of much": raw(b"\x92\xa4wait" + layers(20, 30 << 20)),
+    "many layers of much": lambda ranks, folder: raw(b"\x92\xa4wait" + layers(20, 30 << 20))(ranks, folder),
     "many lists": raw(many(b"\x90")),
     "many mappings": raw(many(b"\x80")),
     "many numbers": raw(many(b"\xcd\xff\xff")),

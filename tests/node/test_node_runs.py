@@ -124,6 +124,10 @@ def introduce(one, other):
     one.side.network.thread.call(lambda: one.side.network.runtime.doors.dial(address, None))
 
 
+def sharers(trainee):
+    return trainee.side.network.peer.membership.sharers
+
+
 def run_id(trainee):
     return trainee.side.network.peer.local.run_id
 

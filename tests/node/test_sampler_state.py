@@ -100,7 +100,7 @@ def test_what_a_loop_leaves_of_a_pass_is_not_waited_for():
     assert again.sampler.number == 2
 
 
-@settings(max_examples=150)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(st.integers(20, 300), groups, st.integers(1, 20), st.booleans(), st.data())
 def test_through_any_changes_and_lives_a_pass_gives_nothing_twice_and_skips_nothing(
     length, members, size, shuffle, data

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gossip.errors import ProtocolError, RemoteError
@@ -251,7 +251,6 @@ def test_two_links_in_the_middle_of_their_records_have_nothing_in_common():
     assert [bytes(found) for *_, found in links] == payloads
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.sampled_from([1, 5, 100, 16_000, 16_400, 70_000, RECORD_BYTES - 1, RECORD_BYTES + 1]), max_size=5),
     st.sampled_from([1_000, AHEAD_BYTES, 70_000, RECORD_BYTES, 600_000]),

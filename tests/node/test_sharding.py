@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
@@ -128,7 +128,6 @@ def test_the_shares_of_all_members_cover_everything_once(length, members, batch_
     assert sorted(seen) == list(range(length))
 
 
-@settings(max_examples=60)
 @given(st.integers(20, 200), groups, st.integers(1, 20), st.integers(0, 12), st.data())
 def test_a_pass_through_any_change_gives_no_index_twice_and_ends_owning_nothing_more(
     length, members, batch_size, when, data

@@ -15,7 +15,7 @@ import trio
 import trio.testing
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gossip.errors import GossipError, ProtocolError, RefusedError
@@ -294,7 +294,6 @@ async def test_eight_megabytes_both_ways_at_once_arrive_intact(pair) -> None:
         await both_ways_at_once(alice, bob, 8_000_000)
 
 
-@settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.integers(0, 70_000), max_size=6),
     st.lists(st.integers(1, 40_000), min_size=1, max_size=6),

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gossip.averaging.streams import ComparingReceiver, DifferenceReceiver, PieceReceiver, Sender
@@ -39,7 +39,6 @@ def codecs(name, a, b):
     return [get_codec(name).bound(spread) for spread in bounds]
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 20_000), st.integers(1024, 4000), st.integers(1024, 4000), st.sampled_from(sorted(CODECS)))
 def test_both_sides_end_with_exact_negatives_whatever_chunks_they_choose(size, ours_chunk, theirs_chunk, name):
     a, b = pair(size)
@@ -103,7 +102,6 @@ def test_a_chunk_after_which_the_next_would_begin_inside_a_block_is_a_protocol_e
     assert [deliver(receiver, *frame) for frame in last] == [True]
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 9000), st.integers(1024, 4000))
 def test_chunks_begin_at_multiples_of_the_alignment(size, chunk_elements):
     sent = [chunk for chunk, _ in frames(Sender(1, pair(size)[0], get_codec("int8"), chunk_elements))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -29,6 +30,7 @@ def rendered(node: ast.AST) -> str:
     return "…"
 
 
+@functools.cache
 def texts() -> str:
     """All texts of the packages, a line each."""
     found = []
@@ -37,16 +39,13 @@ def texts() -> str:
     return "\n".join(re.sub("…+", "…", text) for text in found if len(text) > 3)
 
 
-TEXTS = texts()
-
-
 def test_there_are_sentences():
     assert len(SENTENCES) >= 50
 
 
 @pytest.mark.parametrize("sentence", SENTENCES)
 def test_a_sentence_of_the_page_is_one_of_the_program(sentence):
-    assert sentence.strip("… ") in TEXTS
+    assert sentence.strip("… ") in texts()
 
 
 def test_every_warning_is_on_the_page_by_its_kind():

@@ -19,6 +19,7 @@ def churned(fidelity: str, duration_s: float, mean_s: float, **changes) -> dict:
     return simulate(scenario, progress=False).summary
 
 
+@pytest.mark.slow
 def test_two_hundred_peers_of_short_lives_mix_at_the_fast_level():
     summary = churned("exchange", 300.0, 200.0)
     assert summary["exchanges_done"] > PEERS

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.harness.marks import rest_is_slow
 from tests.simulation.bounds import BOUNDS, tables
 from tests.simulation.explore import ENOUGH, find, outcome
 from tests.simulation.large import Large
@@ -16,7 +17,7 @@ from tests.simulation.transitions import watched
 
 SEEDS = 1000
 BLOCKS = 20
-QUICK = 4  # of the blocks and planted bugs, which make test plays; make test-slow plays the others
+QUICK, QUICK_MUTANTS = 2, 4  # blocks, and planted bugs, that make test plays; make test-slow plays the others
 JUDGED = {3400: "an answer behind a delay spike", 85937: "an inviter that lives again without its memory"}
 FOUND = {
     368: "members that went to and fro between two runs once a second",
@@ -24,16 +25,11 @@ FOUND = {
     30351: "a loop that stood still and began mix after mix",
     68594: "the same, with three others",
 }
-LARGE = {0: "hours", 6: "hours", 14: "hours", 1: "runs", 2: "hours"}  # by seed, what is large: a second or two each
+LARGE = {0: "hours", 1: "runs", 6: "hours", 14: "hours", 2: "hours"}  # by seed, what is large: a second or two each
 WORDS = "from tests.simulation.schedule import play\nprint([play(seed).digest for seed in (3, 4, 9, 16, 23)])"
 
 
-def rest_is_slow(values):
-    """Return the values as parameters, all beyond the first few marked as slow."""
-    return [pytest.param(value, marks=[pytest.mark.slow] * (at >= QUICK)) for at, value in enumerate(values)]
-
-
-@pytest.mark.parametrize("block", rest_is_slow(range(BLOCKS)))
+@pytest.mark.parametrize("block", rest_is_slow(range(BLOCKS), QUICK))
 def test_what_is_promised_holds_in_random_schedules(block):
     share = SEEDS // BLOCKS
     outcomes = [outcome(seed) for seed in range(block * share, (block + 1) * share)]
@@ -52,14 +48,14 @@ def test_what_was_found_once_does_not_come_back(seed):
     assert not outcome(seed, overlaps=False).claim, FOUND[seed]
 
 
-@pytest.mark.parametrize("seed", LARGE)
+@pytest.mark.parametrize("seed", rest_is_slow(LARGE, QUICK))
 def test_what_is_promised_holds_in_large_schedules(seed):
     with watched():
         world = Large(seed, kind=LARGE[seed]).play()
     assert world.events > 1_000
 
 
-@pytest.mark.parametrize("name", rest_is_slow(MUTANTS))
+@pytest.mark.parametrize("name", rest_is_slow(MUTANTS, QUICK_MUTANTS))
 def test_a_planted_bug_is_found(name):
     assert find(name) is not None, f"not within {ENOUGH} seeds"
 

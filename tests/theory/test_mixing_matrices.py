@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.theory.mixing_matrices import (
@@ -84,7 +84,6 @@ def test_a_dumbbell_is_two_cliques_and_one_link():
     assert 0 < spectral_gap(metropolis(graph)) < 0.02 < spectral_gap(metropolis(ring(20)))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 12), st.integers(0, 2**32))
 def test_metropolis_is_symmetric_doubly_stochastic_and_not_negative_on_any_graph(n, seed):
     upper = np.triu(np.random.default_rng(seed).random((n, n)) < 0.4, 1).astype(float)

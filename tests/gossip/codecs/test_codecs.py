@@ -5,7 +5,7 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -58,7 +58,6 @@ numbers = st.one_of(
 
 
 @every_codec
-@settings(max_examples=60)
 @given(
     values=hnp.arrays(np.float32, sizes, elements=numbers, fill=numbers),
     seed=st.integers(0, 2**63 - 1),

@@ -15,6 +15,7 @@ from gossip.exchange.session_table import DOUBT_RETRY_S, VERDICTS
 from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Settled
 from tests.gossip.exchange.sides import A, B, C, Side, answering, offer, streaming, verified
 from tests.harness.configs import tuned
+from tests.harness.marks import rest_is_slow
 from tests.harness.world import World
 
 
@@ -294,7 +295,7 @@ def test_only_a_partner_that_stays_unreachable_leaves_one_side_alone():
 
 
 # -- the mean --------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("block", rest_is_slow(range(10), 3))
 def test_the_mean_is_exactly_kept_whatever_breaks(block):
     """20 random schedules each of 5 nodes: links break, messages are lost, loops stand still; nobody dies."""
     mixes = failures = 0

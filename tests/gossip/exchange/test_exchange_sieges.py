@@ -4,6 +4,7 @@ on mixing with each other."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from gossip.config import Config
 from gossip.wire.messages import Accept, Busy, Chunk, Offer
 from tests.harness.host import Host
+from tests.harness.marks import slow
 from tests.harness.world import World
 
 OUTER = Config(outer_momentum=0.5, outer_rate=0.7)
@@ -88,39 +90,54 @@ class Stalling(Host):
         self.later(every_s, self.offer, nodes, every_s)
 
 
+@functools.cache
+def without_attack(config, seconds, **how):
+    """Return how often honest nodes mix in so many seconds when nobody attacks them."""
+    calm = Siege(config, **how)
+    calm.run(10.0)
+    return calm.mixes(seconds)
+
+
 @pytest.mark.parametrize("config", [OUTER, PLAIN], ids=["outer momentum", "plain"])
 def test_one_that_answers_no_offer_leaves_seven_eighths_of_honest_mixing(config):
     """Four intervals a second. Before: each who asked it waited for 5 s, and answered everybody BUSY meanwhile."""
-    calm, siege = Siege(config, step_s=0.03), Siege(config, step_s=0.03)
-    calm.run(10.0)
+    siege = Siege(config, step_s=0.03)
     siege.run(10.0)
     siege.attack(Silent)
-    assert siege.mixes(30.0) > 0.875 * calm.mixes(30.0)
+    assert siege.mixes(30.0) > 0.875 * without_attack(config, 30.0, step_s=0.03)
     assert sum(node.peer.exchanges.failed_by.get("unanswered", 0) for node in siege.honest) >= 4, "all have asked it"
 
 
-@pytest.mark.parametrize("kind", [Busybody, Stalling])
-@pytest.mark.parametrize("config", [OUTER, PLAIN], ids=["outer momentum", "plain"])
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        pytest.param(OUTER, Stalling, id="outer momentum-Stalling"),
+        pytest.param(PLAIN, Busybody, id="plain-Busybody"),
+        slow(OUTER, Busybody, id="outer momentum-Busybody"),
+        slow(PLAIN, Stalling, id="plain-Stalling"),
+    ],
+)
 def test_a_crowd_of_strangers_leaves_seven_eighths_of_honest_mixing(config, kind):
     """Identities cost nothing, and all that are new count as one. Before, those that stall left 0.79 and 0.28."""
-    calm, siege = Siege(config, step_s=0.03), Siege(config, step_s=0.03)
-    calm.run(10.0)
+    siege = Siege(config, step_s=0.03)
     siege.run(10.0)
     crowd = [siege.attack(kind) for _ in range(20)]
     if kind is Stalling:
         for liar in crowd:
             liar.offer(siege.honest, every_s=1.0)
-    assert siege.mixes(30.0) > 0.875 * calm.mixes(30.0)
+    assert siege.mixes(30.0) > 0.875 * without_attack(config, 30.0, step_s=0.03)
 
 
-@pytest.mark.parametrize("config", [OUTER, PLAIN], ids=["outer momentum", "plain"])
+@pytest.mark.parametrize("config", [slow(OUTER, id="outer momentum"), pytest.param(PLAIN, id="plain")])
 def test_offers_that_are_never_completed_leave_nine_tenths_of_honest_mixing(config):
     calm, siege = Siege(config).mixes(120.0), Siege(config)
     siege.attack(Stalling).offer(siege.honest, every_s=0.1)
     assert siege.mixes(120.0) > 0.9 * calm
 
 
-@pytest.mark.parametrize(("config", "share"), [(OUTER, 0.95), (PLAIN, 0.85)], ids=["outer momentum", "plain"])
+@pytest.mark.parametrize(
+    ("config", "share"), [slow(OUTER, 0.95, id="outer momentum"), pytest.param(PLAIN, 0.85, id="plain")]
+)
 def test_one_that_mixes_all_the_time_is_nobodys_only_partner(config, share):
     """It completes every exchange and always wants another: with whom honest nodes mix is still theirs to choose. With
     plain means it takes their offers beside its own, and so more of them than one who is busy as often as others."""

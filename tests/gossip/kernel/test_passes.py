@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gossip import kernel
@@ -94,7 +94,6 @@ def test_each_pass_has_the_bits_of_numpys(codec, elements, start, compiled):
 
 
 @each
-@settings(max_examples=40)
 @given(data=st.data(), elements=st.integers(1, 700), start=st.integers(0, 300).map(lambda n: 256 * n))
 def test_whatever_bytes_a_peer_sends_both_make_the_same_of_them(codec, data, elements, start):
     size = codec.encoded_bytes(elements)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gossip import codecs, kernel
@@ -80,7 +80,6 @@ def test_where_a_vector_lies_changes_no_sum(which, offset, using):
     assert squares(moved) == squares(values)
 
 
-@settings(max_examples=60)
 @given(
     st.lists(st.floats(width=32), min_size=1, max_size=40), st.integers(0, 4_200), st.integers(1, 700), st.booleans()
 )

@@ -43,7 +43,7 @@ forgotten = st.integers(0, 10)  # seconds ago
 
 
 @given(st.sampled_from([4, 100]), st.lists(held | held | forgotten, max_size=40))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 def test_whatever_is_added_placed_and_forgotten_the_runs_are_those_of_a_recount(limit, operations):
     table = Table(record_of(0, run_id=RUNS[0]), limit, 0.0)  # a full one forgets the longest gone to make room
     for now, operation in enumerate(operations, 1):
@@ -85,7 +85,7 @@ def update_of(number: int, rng: random.Random) -> MemberRecord | Hint:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 def test_whatever_is_heard_the_runs_are_those_of_the_living_and_ready(seed):
     rng = random.Random(seed)
     me, now = member(0, run_id=RUNS[0], ready=rng.random() < 0.5), 0.0

@@ -116,7 +116,6 @@ def test_moshpit_groups_of_m_reach_the_exact_mean_of_m_to_the_d_members_in_d_rou
     assert (values == mean).all()
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 300), st.integers(2, 16), st.integers(0, 5))
 def test_groups_of_any_number_of_members_divide_them_and_are_no_larger_than_asked(n, size, round):
     peers = ids(n)
@@ -128,7 +127,6 @@ def test_groups_of_any_number_of_members_divide_them_and_are_no_larger_than_aske
     assert max(shape, default=0) - min(shape, default=0) <= 1
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(2, 300), st.integers(2, 16))
 def test_no_two_members_are_parted_by_the_grid_whatever_their_number(n, size):
     peers = ids(n)
@@ -232,7 +230,7 @@ class Mortal:
         return view
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(st.data(), st.sampled_from(sorted(SELECTIONS)), st.integers(0, 2**32))
 def test_with_members_coming_and_going_nobody_chooses_itself_or_one_unfit_and_progress_goes_on(data, name, seed):
     swarm, rng, rule = Mortal(data), random.Random(seed), made(name, 24)
@@ -315,7 +313,6 @@ def test_a_graph_of_ids_has_metropolis_weights_the_same_on_both_sides_whatever_e
         assert mine == theirs == expected[a, b]
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data(), st.sampled_from([name for name in SELECTIONS if name not in ("uniform", "nearest")]))
 def test_both_sides_of_a_pair_give_it_one_weight_though_they_see_different_members(data, name):
     swarm = Mortal(data)

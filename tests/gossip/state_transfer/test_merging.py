@@ -15,6 +15,7 @@ from gossip.state_transfer.joining import Phase
 from gossip.state_transfer.runs import STALEMATE_S
 from gossip.state_transfer.trial import ENOUGH, TRIAL_S, TrialEvaluator
 from tests.harness.configs import tuned
+from tests.harness.marks import slow
 from tests.harness.world import World, address_of
 
 LIAR = b"\xff" * 16
@@ -152,9 +153,9 @@ def meet(swarm, limit_s):
     [
         (3, 3, {"right_later_s": 60.0}),
         (3, 3, {}),
-        (1, 5, {}),
-        (1, 5, {"right_later_s": 600.0}),  # one alone with more samples behind it than five have
-        (1, 3, {"left_step_s": 0.004}),  # a GPU alone, 25 times as fast, and three without
+        slow(1, 5, {}),
+        slow(1, 5, {"right_later_s": 600.0}),  # one alone with more samples behind it than five have
+        slow(1, 3, {"left_step_s": 0.004}),  # a GPU alone, 25 times as fast, and three without
         (1, 1, {"right_later_s": 100.0}),
     ],
 )
@@ -180,7 +181,7 @@ def test_after_long_the_run_with_fewer_members_gives_way():
     assert lefts[0].run_id == run_id
 
 
-@pytest.mark.parametrize("mode", ["ask", "never"])
+@pytest.mark.parametrize("mode", ["ask", slow("never")])
 def test_without_consent_runs_stay_apart_and_a_person_hears_of_it(mode):
     swarm, lefts, rights = apart(2, 2, right_later_s=60.0, config=Config(merge=mode))
     swarm.network.sides = None

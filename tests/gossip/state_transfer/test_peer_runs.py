@@ -11,6 +11,7 @@ from gossip.state_transfer.joining import Phase
 from gossip.state_transfer.runs import Run, outranks
 from gossip.wire.messages import Busy, Fetch, Offer, Refuse
 from tests.harness.configs import tuned
+from tests.harness.marks import rest_is_slow
 from tests.harness.world import World, address_of
 
 G1, G2, G3 = b"1" * 16, b"2" * 16, b"3" * 16
@@ -98,7 +99,7 @@ def test_a_node_serves_a_run_whose_weights_it_found_worse_and_leaves_alone():
     assert not one.peer.runs.should_serve(two.peer.membership.me, swarm.now + seconds)
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", rest_is_slow(range(50), 15))
 def test_runs_that_meet_in_any_way_become_one_and_stay_one(seed):
     """Two or three runs, of like or unlike pace, cut off from each other and healed at random; killed links between."""
     rng = random.Random(seed)

@@ -130,7 +130,7 @@ DEEP = b"\x91" * 900 + b"\x90"
 
 
 # -- round trips -----------------------------------------------------------------------------------------------------
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=6 * settings.default.max_examples)
 @given(st.sampled_from(list(MESSAGES.values())).flatmap(messages_of))
 def test_every_message_comes_back_as_it_was(message):
     header, _ = split(encode(message))

@@ -50,7 +50,7 @@ def taken_by_others(record):
     assert read_again(Gossip((record,))) == Gossip((record,))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=4 * settings.default.max_examples)
 @given(STARTS, ANY_NUMBERS, st.lists(OWN, max_size=4))
 def test_whatever_a_node_comes_to_say_of_itself_others_take_it(start, incarnation, changes):
     me = Membership(

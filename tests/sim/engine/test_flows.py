@@ -231,7 +231,7 @@ def worlds(draw):
 
 
 @given(worlds())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples)
 def test_any_streams_end_when_a_plain_fluid_simulation_says(world):
     network, streams = world
     ours, plain = ends_of(streams, network), plainly(streams, network)
@@ -242,7 +242,6 @@ def test_any_streams_end_when_a_plain_fluid_simulation_says(world):
 
 
 @given(st.lists(st.tuples(st.integers(1, PEERS - 1), st.integers(1, 1000)), min_size=1, max_size=12))
-@settings(max_examples=100, deadline=None)
 def test_no_byte_is_lost_or_sent_twice(wanted):
     """A sender that alone limits its streams is never idle before the last ends: that is when all bytes fit."""
     network = Rates(up=[7.0] * PEERS, down=[math.inf] * PEERS)

@@ -59,7 +59,7 @@ records = st.builds(
 
 
 @given(st.lists(st.tuples(st.sampled_from(["there", "there", "leave"]), records), max_size=60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 def test_the_registry_is_what_a_plain_list_of_records_says(operations):
     registry, plain = Registry(), dict[PeerId, MemberRecord]()
     for what, record in operations:
@@ -225,6 +225,7 @@ def test_peers_with_one_table_sort_it_once_and_keep_it_once():
 
 
 # -- beside the protocol ---------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_ideal_and_protocol_learn_alike():
     """Twelve peers, three seeds. Both runs of a seed have one partition and one order of batches, and differ in who
     meets whom: over ten other seeds accuracies differed by 0.5 points (standard deviation) without bias, and the number

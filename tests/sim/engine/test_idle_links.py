@@ -127,6 +127,7 @@ def test_where_there_is_no_tcp_links_last():
     assert linked(swarm)
 
 
+@pytest.mark.slow
 def test_a_swarm_that_was_cut_for_minutes_is_whole_within_ten_seconds_and_its_exchanges_succeed():
     """Twenty-four peers, four minutes: half a minute after it 102 sides of exchanges had failed beside 370 mixes."""
     swarm = swarm_of(24, mix_every_steps=20)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 
 from gossip.averaging.boundary import Visit
 from sim.scenario.scenario import Scenario
@@ -63,6 +64,7 @@ def ladder(seed: int) -> Measured:
     return float(seen.mean() / v), 1 - 1 / (n - 1), float(apart.std() / (2 * v) / math.sqrt(count))
 
 
+@pytest.mark.slow
 def test_partners_are_uniform_whatever_they_hold() -> None:
     assert holds(ladder(SEED))
 
@@ -192,6 +194,7 @@ def quadratic(seed: int) -> tuple[Measured, Measured]:
     )
 
 
+@pytest.mark.slow
 def test_gossip_sgd_on_a_quadratic_disagrees_and_wanders_as_derived() -> None:
     apart, middle = quadratic(SEED)
     assert holds(apart)

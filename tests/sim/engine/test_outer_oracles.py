@@ -10,6 +10,7 @@ import pytest
 from gossip.arithmetic.mixing import stability_limit
 from gossip.config import Config
 from gossip.errors import ConfigError
+from tests.harness.marks import rest_is_slow
 from tests.sim.oracles import SEED, STEP_S, Measured, batch_error, disagreement, exchange, holds, told_to_mix
 
 
@@ -112,6 +113,7 @@ def outer_noise(seed: int) -> Measured:
     return float(seen[warm:].mean()), stationary(n, 0.5, 0.7), batch_error(seen[warm:], 24)
 
 
+@pytest.mark.slow
 def test_the_outer_rule_with_unit_noise_has_the_derived_variance() -> None:
     assert holds(outer_noise(SEED))
 
@@ -134,7 +136,7 @@ def outer_fall(seed: int, alpha: float, beta: float) -> Measured:
     return float(seen.mean()), float(z[0]) * (n - 1) / (2 * n), float(seen.std(ddof=1) / math.sqrt(starts))
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize("alpha", rest_is_slow([0.5, 0.9, 0.0, 0.7], 2))
 def test_the_outer_rule_contracts_below_its_limit_and_is_refused_above(alpha: float) -> None:
     limit = stability_limit(alpha)
     assert holds(outer_fall(SEED, alpha, 0.95 * limit))

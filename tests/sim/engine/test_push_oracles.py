@@ -37,6 +37,7 @@ def test_one_push_leaves_1_minus_n_plus_1_over_2n_n_minus_1_of_the_disagreement(
     assert np.mean(left) == pytest.approx(1 - (n + 1) / (2 * n * (n - 1)), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_pushes_end_away_from_the_mean_by_v0_over_n_n_plus_1():
     n, trials = 6, 4_000
     rng = np.random.default_rng(3)

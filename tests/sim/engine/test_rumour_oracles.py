@@ -12,6 +12,7 @@ from gossip.membership.dissemination import retransmits
 from sim.engine.swarm import Swarm
 from sim.world.network import NetworkModel
 from tests.harness.configs import tuned
+from tests.harness.marks import slow
 from tests.sim.oracles import NEVER_S, SEED, Measured, holds
 
 
@@ -75,6 +76,7 @@ def spreading(seed: int) -> tuple[Measured, Measured]:
     return (float(seen[0]), law[0], float(errors[0])), (float(seen[1]), law[1], float(errors[1]))
 
 
+@pytest.mark.slow
 def test_a_rumour_reaches_nearly_everybody_at_once_and_the_rest_as_derived() -> None:
     first, second = spreading(SEED)
     assert holds(first)
@@ -109,7 +111,7 @@ def rounds_to_all(seed: int, n: int, fanout: int) -> Measured:
     return float(np.mean(seen)), float(np.mean(plain)), error
 
 
-@pytest.mark.parametrize(("n", "fanout"), [(32, 1), (128, 1), (128, 3)])
+@pytest.mark.parametrize(("n", "fanout"), [(32, 1), slow(128, 1), (128, 3)])
 def test_a_rumour_takes_as_many_rounds_as_push_in_plain_rounds(n: int, fanout: int) -> None:
     seen, plain, error = rounds_to_all(SEED, n, fanout)
     assert holds((seen, plain, error))

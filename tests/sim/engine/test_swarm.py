@@ -287,6 +287,7 @@ def test_lost_messages_and_streams_are_survived() -> None:
     assert sum(host.peer.exchanges.failures for host in swarm.hosts) > 0
 
 
+@pytest.mark.slow
 def test_a_hundred_peers_run_for_a_minute() -> None:
     swarm = swarm_of(100, on_step=kicked(20))
     swarm.run_until(60.0)

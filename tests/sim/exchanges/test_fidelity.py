@@ -33,6 +33,7 @@ from sim.scenario.scenario import (
 from sim.seeds import Draws
 from sim.simulation import ExchangeSimulation, simulate
 from sim.world.churn import Uptime
+from tests.harness.marks import rest_is_slow
 
 NO_TIME = NetworkSpec(latency=Distribution.constant(0.0), rate_mbit_s=Rate(math.inf, math.inf))
 SEEDS = range(1, 9)
@@ -89,7 +90,7 @@ CASES = {
     "clipped": {"gossip": Config(mix_every_steps=4)},
     "mlp": {"task": Task(model="mlp", samples_per_peer=16, batch_size=8), "peers": 30},
 }
-QUICK = "no latency", "churn", "clipped"  # make test-slow plays the others
+QUICK = "no latency", "churn"  # make test-slow plays the others
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_a_seed_gives_one_digest_however_often_somebody_looks():
     assert simulate(scenario(seed=2), progress=False).summary["digest"] != digests[0]
 
 
-@pytest.mark.parametrize("case", ["no latency", "internet", "churn", "plain means that overlap"])
+@pytest.mark.parametrize("case", rest_is_slow(["churn", "plain means that overlap", "no latency", "internet"], 2))
 def test_how_often_the_models_follow_changes_no_digest(case, monkeypatch):
     digests = [simulate(scenario(**CASES[case]), progress=False).summary["digest"]]
     monkeypatch.setattr(level, "EACH", 1)

@@ -33,7 +33,7 @@ def tapes(draw):
 
 
 @given(tapes(), st.integers(0, 3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 def test_a_wave_moves_no_row_twice_and_each_row_keeps_its_order(case, behind):
     tape, steps = case
     batch = tape.take(steps - behind)
@@ -58,7 +58,6 @@ def test_a_wave_moves_no_row_twice_and_each_row_keeps_its_order(case, behind):
 
 
 @given(tapes())
-@settings(max_examples=100, deadline=None)
 def test_nothing_is_added_before_both_snapshots(case):
     tape, steps = case
     batch = tape.take(steps)
@@ -78,7 +77,7 @@ def test_nothing_is_added_before_both_snapshots(case):
 
 
 @given(tapes())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 def test_what_is_under_way_is_left_whole_with_what_follows_it(case):
     tape, steps = case
     entries = len(tape.rows)

@@ -64,6 +64,12 @@ def saved(tmp_path_factory):
     return result, folder / "new" / "deep"
 
 
+@pytest.fixture
+def _page_alone(monkeypatch):
+    """The page is drawn, and not each of its pictures once more as a file: :func:`saved` has those."""
+    monkeypatch.setattr(charts, "save_all", lambda results, folder: None)
+
+
 # -- files -------------------------------------------------------------------------------------------------------------
 def test_save_writes_figures_scenario_report_and_a_picture_of_each_panel(saved):
     result, folder = saved
@@ -205,6 +211,7 @@ def test_every_axis_says_its_unit():
             assert "(" in label or label == "peers", f"{panel.name}: {label!r}"
 
 
+@pytest.mark.usefixtures("_page_alone")
 def test_the_same_result_gives_the_same_page(tmp_path):
     first, second = (fake_result().save(tmp_path / name).read_bytes() for name in ("first", "second"))
     assert first == second
@@ -231,6 +238,7 @@ def test_a_task_without_accuracy_has_no_panel_and_no_figure_of_it():
     assert "accuracy" in names_of([result, fake_result()])
 
 
+@pytest.mark.usefixtures("_page_alone")
 def test_a_run_without_exchanges_or_distance_still_has_a_report(tmp_path):
     result = fake_result(peers=1)
     result.exchange_s = np.zeros(0)
@@ -240,6 +248,7 @@ def test_a_run_without_exchanges_or_distance_still_has_a_report(tmp_path):
     assert result.save(tmp_path).exists()
 
 
+@pytest.mark.usefixtures("_page_alone")
 def test_a_run_of_one_row_and_one_that_diverged_still_have_a_report(tmp_path):
     short, diverged = fake_result(name="short"), fake_result(name="diverged")
     del short.history[1:]
