@@ -55,7 +55,7 @@ class VectorPool:
         Locking pages costs far more and may wait for the device, so a snapshot's difference must have its memory too.
         """
         if self.state.locks:
-            return elements < self.SHARED_ELEMENTS or len(self.free.get(elements, ())) > 1
+            return elements < self.MAPPED_ELEMENTS or len(self.free.get(elements, ())) > 1
         return elements < self.AT_ONCE_ELEMENTS or bool(self.free.get(elements))
 
     def reserve(self, elements: int) -> None:
@@ -63,7 +63,7 @@ class VectorPool:
         for _ in range(2 if self.state.locks else 1):
             if self.at_hand(elements):
                 return
-            fresh = self.buffer(elements)
+            fresh = self.state.buffer(elements)
             fresh.fill(0.0)
             with self.lock:
                 self.keep_free(fresh)

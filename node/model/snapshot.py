@@ -24,7 +24,7 @@ from node.model.device.downloads import Downloads
 from node.model.device.guard import StepGuard
 from node.model.device.places import Places, sent
 from node.model.device.streams import CopyStreams
-from node.model.device.uploads import Ahead, Change, Uploads, Work
+from node.model.device.uploads import Change, Uploading, Uploads, Work
 from node.model.flat import add, add_at, cut, elements, host_of, in_one_pass, merge, plain, runs, stretch, worth
 from node.model.optimizer_state import OptimizerState
 from node.model.optimizers import Optimizers
@@ -280,7 +280,7 @@ class ModelState(State):
 
     @torch.no_grad()
     def _apply(
-        self, vector: Floats, change: Change, scratch: bool = False, ahead: Sequence[Ahead | None] | None = None
+        self, vector: Floats, change: Change, scratch: bool = False, ahead: Sequence[Uploading | None] | None = None
     ) -> Copies:
         self._guard.join()
         parts = list(runs(self._weights(vector), vector))
@@ -392,7 +392,7 @@ class UploadAhead:
         parts: For each run of the model's devices, what is on its way.
     """
 
-    def __init__(self, state: ModelState, values: Floats, parts: Sequence[Ahead | None]) -> None:
+    def __init__(self, state: ModelState, values: Floats, parts: Sequence[Uploading | None]) -> None:
         self._state, self._values, self._parts = state, values, parts
 
     def done(self) -> bool:

@@ -144,7 +144,7 @@ class Service:
             LocalError: Before ``started``: the port or the state directory is in use, or the log cannot be written.
         """
         self.leaving = trio.Event()
-        self.state.enter_thread()
+        self.live.state.enter_thread()
         self.clock_s = trio.current_time() - time.perf_counter()
         self.shown = False
         await self.take_state_dir()

@@ -13,11 +13,11 @@ from torch import Tensor
 from gossip.errors import LayoutError
 from node.model.state import Positions
 
-__all__ = ["Places", "Run"]
+__all__ = ["DevicePositions", "Places"]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class DevicePositions:
     """The positions in consecutive tensors of one device.
 
     Attributes:
@@ -51,9 +51,9 @@ class Places:
     MOST = 4
 
     def __init__(self) -> None:
-        self.kept: OrderedDict[int, tuple[Positions, list[torch.device], list[Run]]] = OrderedDict()
+        self.kept: OrderedDict[int, tuple[Positions, list[torch.device], list[DevicePositions]]] = OrderedDict()
 
-    def of(self, positions: Positions, live: list[Tensor]) -> list[Run]:
+    def of(self, positions: Positions, live: list[Tensor]) -> list[DevicePositions]:
         """Return the runs of these ascending positions, which must not change.
 
         Raises:
@@ -71,20 +71,20 @@ class Places:
         return held[2]
 
 
-def placed(positions: Positions, live: list[Tensor]) -> list[Run]:
+def placed(positions: Positions, live: list[Tensor]) -> list[DevicePositions]:
     ends = np.cumsum([tensor.numel() for tensor in live])
     if positions.size and not 0 <= positions[0] <= positions[-1] < ends[-1]:
         raise LayoutError("Positions lie outside the model, which has changed meanwhile: make a new Node.")
     starts, bounds = np.concatenate(([0], ends[:-1])), np.searchsorted(positions, ends)
     rows = zip(range(len(live)), [0, *bounds[:-1].tolist()], bounds.tolist(), strict=True)
-    runs: list[Run] = []
+    runs: list[DevicePositions] = []
     for device, group in groupby((row for row in rows if row[1] < row[2]), key=lambda row: live[row[0]].device):
         held = list(group)
         first, last = held[0][1], held[-1][2]
         counts = [high - low for _, low, high in held]
         relative = positions[first:last] - np.repeat(starts[[number for number, _, _ in held]], counts)
         tensors = tuple((number, low - first, high - first) for number, low, high in held)
-        runs.append(Run(device, first, last, tensors, *sent(torch.from_numpy(relative), device)))
+        runs.append(DevicePositions(device, first, last, tensors, *sent(torch.from_numpy(relative), device)))
     return runs
 
 

@@ -13,14 +13,14 @@ from node.model.device.copies import memory_errors
 from node.model.device.streams import CopyStreams
 from node.model.flat import elements
 
-__all__ = ["Ahead", "Change", "Uploads", "Work"]
+__all__ = ["Change", "Uploading", "Uploads", "Work"]
 
 Change = Callable[[list[Tensor], Tensor], None]
 Work = Callable[[], list[torch.cuda.Event]]
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
+class Uploading:
     """Values for the first tensors on a device, whose copy to the device has begun."""
 
     flat: Tensor
@@ -39,7 +39,7 @@ class Uploads:
         self.streams = streams
 
     @torch.no_grad()
-    def ahead(self, device: torch.device, live: Sequence[Tensor], host: Tensor) -> Ahead | None:
+    def ahead(self, device: torch.device, live: Sequence[Tensor], host: Tensor) -> Uploading | None:
         """Begin to upload values, at most ``AHEAD_ELEMENTS``. Any thread may call it.
 
         Returns:
@@ -59,10 +59,10 @@ class Uploads:
                 flat.copy_(host[:stop], non_blocking=True)
         except torch.OutOfMemoryError:
             return None
-        return Ahead(flat, side.record_event(), count)
+        return Uploading(flat, side.record_event(), count)
 
     def prepared(
-        self, device: torch.device, live: Sequence[Tensor], host: Tensor, change: Change, ahead: Ahead | None = None,
+        self, device: torch.device, live: Sequence[Tensor], host: Tensor, change: Change, ahead: Uploading | None = None,
         scratch: bool = False,
     ) -> Work:  # fmt: skip
         """Allocate what a change of these tensors needs.
@@ -88,7 +88,7 @@ class Uploads:
         return partial(self.work, device, cuts, host, change, ahead, buffers)
 
     def work(
-        self, device: torch.device, cuts: list[list[Tensor]], host: Tensor, change: Change, ahead: Ahead | None,
+        self, device: torch.device, cuts: list[list[Tensor]], host: Tensor, change: Change, ahead: Uploading | None,
         buffers: list[Tensor],
     ) -> list[torch.cuda.Event]:  # fmt: skip
         current, side = torch.cuda.current_stream(device), self.streams.of(device, "up")
