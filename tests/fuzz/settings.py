@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -12,6 +11,7 @@ from gossip.arithmetic.subsets import Subset, check_part
 from gossip.codecs import get_codec
 from gossip.config import Config
 from gossip.config.methods import METHODS
+from gossip.config.setting import settings_of
 from gossip.errors import ConfigError, IdentityError
 from gossip.ids import parse_address
 from gossip.selection.graphs import Graph
@@ -31,7 +31,7 @@ WORDS = (
     "auto", "none", "clip", "balance", "trimmed", "fp32", "bf16", "int8", "moniqua4", "moniqua8", "all", "mask 0.1",
     "top 0.1", "fragments 8", "lan", "wan", "datacentre", *METHODS,
 )  # fmt: skip
-NAMES = tuple(one.name for one in dataclasses.fields(Config))
+NAMES = tuple(settings_of(Config))
 
 
 def setting(rng: Random) -> Any:
@@ -59,7 +59,7 @@ class Configs(Target):
 
         def act() -> None:
             config = Config.from_mapping(table)
-            assert Config.from_mapping(dataclasses.asdict(config)) == config
+            assert Config.from_mapping({name: getattr(config, name) for name in NAMES}) == config
             config.for_training(False)
 
         return table, act

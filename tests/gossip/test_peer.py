@@ -8,10 +8,14 @@ from itertools import pairwise
 import pytest
 
 from gossip.config import Config
+from gossip.discovery import Bootstrap
 from gossip.effects import Dial, MemberState, Notice, Send, Snapshot, TryDial
+from gossip.exchange.session import LocalModel
 from gossip.ids import MemberRecord
+from gossip.membership.protocol import Membership
 from gossip.state_transfer.joining import Phase
 from gossip.wire.messages import Abort, Accept, Busy, Commit, Fetch, Offer, Outcome, Reach, Refuse, Settled
+from gossip.wire.records import trusting, unsigned
 from tests.harness.configs import tuned
 from tests.harness.world import ELEMENTS, World, address_of, peer_id
 
@@ -91,10 +95,12 @@ def test_a_restarted_node_dials_its_address_book():
     swarm = World()
     first = swarm.start()
     book = [MemberRecord(peer_id(n), b"", 1, address=address_of(n), run_id=G1) for n in range(5, 8)]
+    me = MemberRecord(peer_id(9), b"", 1, address=address_of(9), run_id=G2)
+    rng = random.Random(1)
+    members = Membership(me, sign=unsigned, verify=trusting, config=Config(), rng=rng, now=0.0)
     peer = type(first.peer)(
-        MemberRecord(peer_id(9), b"", 1, address=address_of(9), run_id=G2), sign=lambda _: b"",
-        verify=lambda *_: True, config=Config(), fingerprint="f", elements=10, rng=random.Random(1), book=book, now=0.0,
-    )  # fmt: skip
+        members, Config(), LocalModel("f", 10), rng=rng, bootstrap=Bootstrap(book=tuple(book)), now=0.0
+    )
     assert {effect.expect for effect in peer.start(0.0) if isinstance(effect, Dial)} == {r.id for r in book}
     assert not peer.view.ready
 

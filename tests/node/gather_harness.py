@@ -76,8 +76,8 @@ class One:
             codec="fp32", inviter=members[0], candidates=members,
         )  # fmt: skip
         self.peer = SimpleNamespace(
-            exchange={SESSION: exchange}.get,
-            elements=vector.size,
+            exchanges=SimpleNamespace(table={SESSION: exchange}),
+            view=SimpleNamespace(elements=vector.size),
             gathered=lambda *what: self.said.append(("gathered", *what)) or [],
             failed=lambda *what: self.said.append(("failed", *what)) or [],
         )

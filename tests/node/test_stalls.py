@@ -9,7 +9,8 @@ from node.observe.stalls import STANDS_S, Stalls
 
 def stalls():
     """With what was said: kinds and sentences."""
-    peer, said = SimpleNamespace(boundary_at=0.0, ready=True, lacks=0, starved=False), []
+    view, joining = SimpleNamespace(boundary_at=0.0, ready=True), SimpleNamespace(lacks=0, starved=False)
+    peer, said = SimpleNamespace(view=view, joining=joining), []
     one = Stalls(
         peer, lambda: True, lambda event: said.append((event.kind, str(event))), lambda *notice: said.append(notice)
     )
@@ -19,13 +20,13 @@ def stalls():
 def test_a_process_that_stood_still_does_not_blame_its_loop():
     one, peer, said = stalls()
     for now in (1.0, 2.25):
-        peer.boundary_at = now
+        peer.view.boundary_at = now
         one.look(now)
     one.look(62.25)  # stopped for a minute; the loop has had no time since
     one.look(63.5)
     assert [kind for kind, _ in said] == ["asleep"]
     assert "stood still for 60 s" in said[0][1]
-    peer.boundary_at = 63.6
+    peer.view.boundary_at = 63.6
     one.look(64.75)
     assert len(said) == 1, "and nothing is taken back"
 

@@ -33,7 +33,7 @@ def played(monkeypatch):
 
     scenarios = Played()
 
-    def simulate(scenario, progress=True, rows=None):
+    def simulate(scenario, progress=True, rows=None, trace=None):
         scenarios.at(len(scenarios))
         scenarios.append(scenario)
         return fake_result(scenario)

@@ -344,14 +344,14 @@ def test_one_whose_weights_are_no_numbers_spoils_nobody_and_takes_the_swarms_aga
     swarm.introduce()
     swarm.run_until(4.9)
     spoiled = swarm.hosts[2].peer
-    assert spoiled.ready
+    assert spoiled.view.ready
     seen = False
     while swarm.now < 30.0:
         swarm.run_until(swarm.now + 0.1)
         seen = seen or not spoiled.local.sound
         assert all(np.isfinite(host.vector).all() for host in swarm.hosts if host.index != 2)
     assert seen
-    assert spoiled.ready
+    assert spoiled.view.ready
     assert np.isfinite(swarm.hosts[2].vector).all()
     assert not any("not-finite" in str(host.peer.exchanges.refusals.counts) for host in swarm.hosts), "nobody saw it"
     done = spoiled.exchanges.done
@@ -375,7 +375,7 @@ def test_a_loop_that_mends_its_weights_by_itself_mixes_on() -> None:
         swarm.run_until(swarm.now + 0.1)
         seen = seen or not first.local.sound
     assert seen
-    assert first.ready
+    assert first.view.ready
     assert not first.joining.donors, "by itself, and not with the weights of others"
     assert all(np.isfinite(host.vector).all() for host in swarm.alive())
     assert all(swarm.hosts[index].peer.view.ready for index in newcomers)
