@@ -62,8 +62,8 @@ class Uploads:
         return Uploading(flat, side.record_event(), count)
 
     def prepared(
-        self, device: torch.device, live: Sequence[Tensor], host: Tensor, change: Change, ahead: Uploading | None = None,
-        scratch: bool = False,
+        self, device: torch.device, live: Sequence[Tensor], host: Tensor, change: Change,
+        ahead: Uploading | None = None, scratch: bool = False,
     ) -> Work:  # fmt: skip
         """Allocate what a change of these tensors needs.
 
