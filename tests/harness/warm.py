@@ -2,8 +2,8 @@
 
 ``Python("-c", text, argument)`` is ``subprocess.Popen([sys.executable, "-c", text, argument])`` in all that its caller
 sees, and so are ``-m`` and a script's path. What is not the same: variables that are read while torch or a package is
-imported (OMP_NUM_THREADS) are those of the first call. A test of imports, of how the interpreter itself ends or of
-such a variable therefore starts a process of its own.
+imported (OMP_NUM_THREADS) are those of the first call, and modules are not torn down at the end. A test of imports, of
+how the interpreter itself ends or of such a variable therefore starts a process of its own.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class Forking:
 
 
 def become(words: list[str]) -> None:
-    """Do what ``python WORDS`` does; what it raises ends the interpreter as it would there."""
+    """Do what ``python WORDS`` does."""
     kind, *arguments = words
     if kind == "-P":
         kind, *arguments = arguments
@@ -211,6 +211,25 @@ def become(words: list[str]) -> None:
     exec(compile(text, file, "exec"), main.__dict__)
 
 
+def ended(words: list[str]) -> int:
+    """Do what ``python WORDS`` does and return its exit code, or the signal that ends it as a negative number."""
+    code: Any = 0
+    try:
+        become(words)
+    except SystemExit as error:
+        code = error.code
+        if code is not None and not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
+    except BaseException as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    return code or 0
+
+
 if __name__ == "__main__":
     for module in PRELOADED:
         importlib.import_module(module)
@@ -218,4 +237,13 @@ if __name__ == "__main__":
     forking = Forking(socket.socket(fileno=int(sys.argv[1])))
     given = forking.serve()
     if given is not None:
-        become(given)
+        code = ended(given)
+        # As the interpreter ends, but without the teardown of its modules: of 330 ms that took 320.
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if code < 0:
+            signal.signal(-code, signal.SIG_DFL)
+            os.kill(os.getpid(), -code)
+        os._exit(code & 0xFF)
