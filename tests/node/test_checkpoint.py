@@ -319,6 +319,7 @@ print(checkpoint.load(path).meta)
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_previous_checkpoint_and_no_rubbish(tmp_path):
     # A file system of 3 MB in a mount namespace of its own; where that is not allowed, the limit above must do.
     mount = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=3m none "$0" && exec "$@"', str(tmp_path)]

@@ -110,6 +110,7 @@ async def connect_from(source, address):
     return sock
 
 
+@pytest.mark.slow
 def test_eighty_silent_sockets_of_one_address_keep_hardly_anybody_out():
     greeted = tried = 0
 

@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
+@pytest.mark.slow
 def test_each_row_has_its_baseline():
     command = [sys.executable, str(BENCHMARKS / "micro.py"), "--rounds", "1", "--json", "--only", ", "]
     command += ["--seconds", "0.3"]

@@ -50,6 +50,7 @@ def test_one_record_does_not_take_the_run_where_no_losses_are_known():
     assert all("merging" not in node.kinds for node in nodes)
 
 
+@pytest.mark.slow
 def test_weights_that_prove_worse_are_put_back_and_their_run_is_left_alone_for_longer_each_time():
     swarm, nodes, _ = beside_a_liar(value=3_000)
     swarm.until(lambda: any("put back" in node.kinds for node in nodes), 120.0)

@@ -10,6 +10,7 @@ from gossip.exchange.progress import RunProgress
 from gossip.ids import MOST_SAMPLES, Claim
 from sim.engine.swarm import Swarm
 from sim.world.network import NetworkModel
+from tests.harness.marks import slow
 
 STEP_S, SAMPLES, EVERY = 0.1, 8, 8
 
@@ -37,6 +38,7 @@ def errors(swarm: Swarm, before: int = 0) -> list[float]:
     return [host.peer.local.progress.samples / trained - 1 for host in swarm.alive()]
 
 
+@pytest.mark.slow
 def test_fifty_trainers_of_one_pace_count_within_two_percent_and_deaths_take_nothing_away():
     swarm = swarm_of(50)
     swarm.run_until(60.0)
@@ -76,7 +78,7 @@ class Liar(RunProgress):
         return Claim(*[MOST_SAMPLES] * 4)
 
 
-@pytest.mark.parametrize(("honest", "liars"), [(7, 1), (8, 8)])
+@pytest.mark.parametrize(("honest", "liars"), [(7, 1), slow(8, 8)])
 def test_liars_after_ten_silent_minutes_add_at_most_a_fifth_in_a_minute(honest, liars):
     swarm = swarm_of(honest + liars)
     swarm.run_until(600.0)
