@@ -12,6 +12,7 @@ from sim.learning.learners import Learners
 from sim.scenario.scenario import ChurnSpec, MembershipSpec, Scenario, Task
 from sim.simulation import Simulation
 from sim.world.network import NetworkModel
+from tests.harness.marks import slow
 from tests.sim.scenarios import ADAMW, COMING_AND_GOING, MOMENTUM, log_of, played, small
 
 
@@ -50,7 +51,10 @@ KINDS = {
 
 
 @pytest.mark.parametrize("optimizer", [MOMENTUM, ADAMW], ids=["sgd", "adamw"])
-@pytest.mark.parametrize(("task", "tolerance"), KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize(
+    ("task", "tolerance"),
+    [slow(*kind, id=name) if name == "gpt" else pytest.param(*kind, id=name) for name, kind in KINDS.items()],
+)
 def test_batched_steps_are_those_of_one_peer_at_a_time(task, tolerance, optimizer, monkeypatch):
     scenario = small(task=Task(samples_per_peer=20, batch_size=4, optimizer=optimizer, **task))
     batched, plain = both_ways(scenario, monkeypatch)
