@@ -27,7 +27,7 @@ def exposed():
     """Every sample's name, with its labels."""
     [node] = World(9).swarm(1)
     peer = node.peer
-    peer.membership.update_me(0.0, loss=0.25)
+    peer.membership.update_me(1e9, loss=0.25)
     peer.exchanges.seen.append((0.5, 1.0))
     links = SimpleNamespace(bytes_sent=1234, bytes_received=56, ignored=3)
     text = Exposition().text(Source(peer, links, 7, 28, 30, (0.5,), (1e-6,)))
