@@ -38,8 +38,9 @@ from gossip.membership.protocol import Membership
 from gossip.peer import Peer
 from gossip.wire.messages import Close, Fetch, Hello, Invite, Message, Offer, Outcome, StatusQuery, Unknown, Widen
 from gossip.wire.records import trusting
+from node.faults import Faults
 from node.identity.keys import Identity
-from node.links.connector import Connector
+from node.links.connector import Access, Connector
 from node.links.handshake import Greeter
 from node.links.link import Link
 from node.links.pool import Links
@@ -73,10 +74,30 @@ class Gate:
         self.crowd, self.host, self.peer = crowd, host, host.peer
         self.links = Links()
         self.pending: dict[PeerId, deque[Message]] = {}  # messages for peers that are being dialled
-        self.doors = Connector(
-            network, crowd.greeter, None, crowd.config, lambda: self.peer.membership.me, self.run_link,
-            self.dial_failed, lambda kind, sentence: None, frozenset(), self.peer.membership.remembers,
-        )  # fmt: skip
+        self.faults = Faults(self.on_event)
+        self.doors = Connector(Access(network, crowd.greeter), crowd.config, self)
+
+    # -- for the connector -----------------------------------------------------------------------------------------
+    def record(self) -> MemberRecord:
+        return self.peer.membership.me
+
+    def knows(self, peer: PeerId) -> bool:
+        return self.peer.membership.remembers(peer)
+
+    def member_hosts(self) -> tuple[str, ...]:
+        return ()
+
+    def on_event(self, kind: str, sentence: str) -> None:
+        """Ignore what people would be told."""
+
+    def seed_answered(self, seed: Address) -> None:
+        """Ignore it: there are no seeds."""
+
+    def met_itself(self, seed: Address) -> None:
+        """Ignore it: there are no seeds."""
+
+    def strange(self, host: str) -> None:
+        """Ignore failed handshakes."""
 
     # -- effects ---------------------------------------------------------------------------------------------------
     def send(self, to: PeerId, message: Message) -> None:

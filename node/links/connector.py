@@ -7,7 +7,8 @@ import secrets
 import socket
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import trio
 
@@ -23,11 +24,11 @@ from node.links.handshake_pool import HandshakePool, neighbourhood
 from node.links.link import Link
 from node.transport.byte_stream import BrokenLinkError, ByteStream, Network
 from node.transport.sealed import fresh_share, leave_tls
-from node.transport.seeds import Found
+from node.transport.seeds import Found, SeedLookup
 from node.transport.tcp import is_loopback, is_private
 from node.transport.tls import Contexts, TlsStream
 
-__all__ = ["Connector"]
+__all__ = ["Access", "Connector"]
 
 OBSERVED_S = 30.0  # The time an observer has to read the status, page by page.
 DIALS = 16  # Concurrent dials.
@@ -42,54 +43,85 @@ NAMED = 4  # Seeds whose failure is explained in the message that ends a node.
 TOLD = 64  # Distinct refusals that are logged, so that strangers cannot fill the log.
 
 
-class Connector:
-    """The connector: opens links to other nodes and accepts theirs.
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How a node reaches others, and they it.
 
-    Args:
-        me: Returns our own member record.
-        run_link: Runs a link, after its handshake, until it ends.
-        dial_failed: Called with the peer that a dial did not reach (None: a seed).
-        on_event: Logs a sentence under a kind of event.
-        familiar: Tells whether this node has had a link with a member.
-        seed_answered: Called for each seed that accepts a connection, whatever follows.
-        hosts: Returns the hosts of known members.
-        turned_out: Called with the host of each stranger whose handshake failed.
-        met_itself: Called with each seed address that turns out to be this node.
-        join: Runs an accepted connection as a lane of an existing link.
+    Attributes:
+        network: Where it listens, and how it dials.
+        greeter: Its part of a handshake.
+        contexts: Its certificates; None in a swarm without a secret.
+        lookup: The look-up of its seeds, if there is anything to look up.
+    """
+
+    network: Network
+    greeter: Greeter
+    contexts: Contexts | None = None
+    lookup: SeedLookup | None = None
+
+
+class LinkOwner(Protocol):
+    """The network side that links belong to, a :class:`node.network.runtime.Runtime`."""
+
+    @property
+    def faults(self) -> Faults: ...
+
+    def record(self) -> MemberRecord:
+        """Return our own signed record."""
+
+    def knows(self, peer: PeerId) -> bool:
+        """Return True if this is or was a contacted member."""
+
+    def member_hosts(self) -> Collection[str]:
+        """Return the neighbourhoods of members' hosts."""
+
+    async def run_link(self, link: Link, theirs: Hello) -> None:
+        """Run a link from the finished Hello to the end of the stream."""
+
+    def dial_failed(self, peer: PeerId | None) -> None:
+        """Note that a peer (None: a seed) was not reached."""
+
+    def seed_answered(self, seed: Address) -> None:
+        """Note that a seed accepted a connection."""
+
+    def met_itself(self, seed: Address) -> None:
+        """Note that a seed is this node."""
+
+    def strange(self, host: str) -> None:
+        """Note that a handshake from this host led to no member."""
+
+    def on_event(self, kind: str, sentence: str) -> None:
+        """Tell people of an event."""
+
+
+class Connector:
+    """The connector: opens links to other nodes and accepts theirs, for its ``owner``.
+
+    ``seeds`` are the addresses of the seeds, as far as known; ``join`` runs an accepted connection as a lane.
     """
 
     def __init__(
-        self, network: Network, greeter: Greeter, contexts: Contexts | None, config: Config,
-        me: Callable[[], MemberRecord], run_link: Callable[[Link, Hello], Awaitable[None]],
-        dial_failed: Callable[[PeerId | None], None], on_event: Callable[[str, str], None], seeds: frozenset[Address],
-        familiar: Callable[[PeerId], bool] = lambda peer: True,
-        seed_answered: Callable[[Address], None] = lambda address: None,
-        hosts: Callable[[], Collection[str]] = lambda: (), turned_out: Callable[[str], None] = lambda host: None,
-        met_itself: Callable[[Address], None] = lambda address: None,
-        join: Callable[[Link, Hello], Awaitable[None]] | None = None,
-    ) -> None:  # fmt: skip
-        self.network, self.greeter, self.contexts, self.config = network, greeter, contexts, config
-        self.me, self.run_link, self.dial_failed, self.on_event = me, run_link, dial_failed, on_event
-        self.faults = Faults(on_event)
+        self, access: Access, config: Config, owner: LinkOwner, seeds: frozenset[Address] = frozenset()
+    ) -> None:
+        self.network, self.greeter, self.contexts = access.network, access.greeter, access.contexts
+        self.config, self.owner, self.faults = config, owner, owner.faults
+        self.join: Callable[[Link, Hello], Awaitable[None]] | None = None  # Takes a further connection of a link.
         # A refusal by a seed is final; one by an address from hearsay may only mean that the address is stale.
         self.seeds = seeds
         self.names: Mapping[Address, str] = {}  # The name under which the user gave a seed whose address was looked up.
         self.missing: Mapping[str, str] = {}  # For each name that was looked up and gave no seeds: the reason.
         # The peers that are expected at each address being dialled.
         self.dialling: dict[Address, set[PeerId | None]] = {}
-        self.familiar, self.seed_answered, self.hosts = familiar, seed_answered, hosts
-        self.met_itself, self.join = met_itself, join
         self.dial_limit = trio.CapacityLimiter(DIALS)
         self.stranger_limit, self.silent_limit = trio.CapacityLimiter(TO_STRANGERS), trio.CapacityLimiter(TO_SILENT)
         self.budget = DialBudget()
         self.strange: set[Address] = set()  # Addresses being dialled for members known by hearsay only.
         self.silent: OrderedDict[Address, None] = OrderedDict()  # Addresses whose last dial timed out.
-        self.lobby = HandshakePool(self.neighbours, lambda stream: getattr(stream, "heard", True), turned_out)
+        self.lobby = HandshakePool(self.neighbours, lambda stream: getattr(stream, "heard", True), owner.strange)
         self.failures: dict[Address, str] = {}  # The failure of the last dial, for each seed that did not answer.
         self.unanswered: set[Address] = set()  # Seeds whose last dial failed without an answer.
         self.refusals: dict[Address, RefusedError] = {}  # By seed.
         self.told: set[str] = set()
-        self.turned_out = turned_out
         self.nursery: trio.Nursery | None = None
         self.closed = False
 
@@ -110,13 +142,13 @@ class Connector:
 
     def dial(self, address: Address, expect: PeerId | None) -> None:
         """Begin a link to ``address``, where ``expect`` should answer; one dial at a time to one address."""
-        if self.closed or address == self.me().address or (expect is not None and not self.may_dial(address)):
+        if self.closed or address == self.owner.record().address or (expect is not None and not self.may_dial(address)):
             self.spawn(self.report, {expect})
             return
         if address in self.dialling:
             self.dialling[address].add(expect)
             return
-        strange = expect is not None and address not in self.seeds and not self.familiar(expect)
+        strange = expect is not None and address not in self.seeds and not self.owner.knows(expect)
         if strange and len(self.strange) >= TO_STRANGERS + STRANGERS_WAITING:
             self.spawn(self.report, {expect})
             return
@@ -137,16 +169,16 @@ class Connector:
 
     def neighbours(self) -> Collection[str]:
         """Return the networks for which the handshake pool reserves places: members, seeds and ourselves."""
-        mine = self.me().address
+        mine = self.owner.record().address
         hosts = {seed.host for seed in self.seeds} | ({mine.host} if mine is not None else set())
-        return {neighbourhood(host) for host in hosts}.union(self.hosts())
+        return {neighbourhood(host) for host in hosts}.union(self.owner.member_hosts())
 
     def may_dial(self, address: Address) -> bool:
         """Return True if this node may dial an address that came in another's record.
 
         A node on a public address dials no private addresses, and a node on a network dials no loopback address.
         """
-        mine = self.me().address
+        mine = self.owner.record().address
         if mine is None or is_loopback(mine.host):
             return True
         return not is_loopback(address.host) and (is_private(mine.host) or not is_private(address.host))
@@ -157,7 +189,7 @@ class Connector:
 
     def missed(self, hoped: set[PeerId | None]) -> None:
         for peer in hoped:
-            self.dial_failed(peer)
+            self.owner.dial_failed(peer)
 
     async def dial_task(self, address: Address, expect: PeerId | None) -> None:
         greeted: tuple[Link, Hello] | None = None
@@ -174,7 +206,7 @@ class Connector:
                 with trio.move_on_after(self.config.hello_timeout_s):
                     stream = await self.connect(address)
                     if address in self.seeds:
-                        self.seed_answered(address)
+                        self.owner.seed_answered(address)
                     failure = "accepted the connection, but sent no greeting"
                     greeted = await self.handshake(stream, False, expect)
         except RefusedError as error:
@@ -186,7 +218,7 @@ class Connector:
             hoped = self.dialling.pop(address, set())
             self.strange.discard(address)
         if not charged:  # A dial that the budget refused says nothing about a member known by hearsay.
-            self.missed({peer for peer in hoped if peer is None or self.familiar(peer)})
+            self.missed({peer for peer in hoped if peer is None or self.owner.knows(peer)})
             return
         if greeted is not None and greeted[1].record is not None:
             self.budget.prove(address)
@@ -207,7 +239,7 @@ class Connector:
         greeted[0].address = address
         # Do not await between the Hello and `run_link`, which closes the stream.
         self.missed(hoped - {None, greeted[0].peer})
-        await self.run_link(*greeted)
+        await self.owner.run_link(*greeted)
 
     @property
     def refusal(self) -> RefusedError | None:
@@ -262,7 +294,7 @@ class Connector:
 
     def note_refusal(self, error: RefusedError, address: Address, expect: PeerId | None) -> None:
         if error.code == "self" and address in self.seeds:
-            self.met_itself(address)
+            self.owner.met_itself(address)
         if error.code == "self" or (error.code == "closed" and expect is not None):
             return
         if address in self.seeds:
@@ -279,19 +311,19 @@ class Connector:
             if greeted is None:
                 stream.close_now()
                 if visitor in self.lobby.visitors:  # Otherwise the handshake pool has reported it.
-                    self.turned_out(stream.peer_host)
+                    self.owner.strange(stream.peer_host)
                 return
             if greeted[1].record is None:
                 # An observer keeps its place in the handshake pool, so its time is limited.
                 with trio.move_on_after(OBSERVED_S):
-                    await self.run_link(*greeted)
+                    await self.owner.run_link(*greeted)
                 return
         finally:
             self.lobby.leave(visitor)
         if greeted[1].joins and self.join is not None:
             await self.join(*greeted)
         else:
-            await self.run_link(*greeted)
+            await self.owner.run_link(*greeted)
 
     async def greet_stranger(self, stream: ByteStream) -> tuple[Link, Hello] | None:
         try:
@@ -329,7 +361,7 @@ class Connector:
                 await tls.handshake()
                 stream, proven, share = tls, tls.peer_id, fresh_share()
             reader = FrameReader(stream)
-            theirs = await self.greeter.greet(stream, reader, self.me(), proven, expect, share, name, joins)
+            theirs = await self.greeter.greet(stream, reader, self.owner.record(), proven, expect, share, name, joins)
             if share and theirs.share:
                 stream = reader.stream = await leave_tls(tls, share, theirs.share)
         except (OSError, RemoteError):
@@ -374,7 +406,7 @@ class Connector:
     def tell(self, sentence: str, kind: str = "refused") -> None:
         if sentence not in self.told and len(self.told) < TOLD:
             self.told.add(sentence)
-            self.on_event(kind, sentence)
+            self.owner.on_event(kind, sentence)
 
 
 def reason(error: OSError | RemoteError) -> str:

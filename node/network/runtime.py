@@ -6,7 +6,6 @@ import functools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import trio
@@ -44,9 +43,8 @@ from gossip.wire.messages import (
     Settled,
 )  # fmt: skip
 from node.faults import Faults, leaves
-from node.links.connector import Connector
+from node.links.connector import Access, Connector
 from node.links.frame_reader import FrameReader
-from node.links.handshake import Greeter
 from node.links.handshake_pool import neighbourhood
 from node.links.link import Link, admits_none
 from node.links.pool import Links
@@ -59,11 +57,10 @@ from node.observe.events import NodeEvent
 from node.observe.losses import Losses
 from node.observe.stalls import STANDS_S, Stalls
 from node.transport.blocking_io import BlockingIoPool
-from node.transport.byte_stream import BrokenLinkError, ByteStream, Network
+from node.transport.byte_stream import BrokenLinkError, ByteStream
 from node.transport.seeds import SeedLookup
-from node.transport.tls import Contexts
 
-__all__ = ["Access", "Reporter", "Runtime"]
+__all__ = ["Reporter", "Runtime"]
 
 LOOK_S = 0.25  # The interval between two checks whether vectors move: below the shortest timeout of a probe.
 PENDING_MESSAGES = 32  # Messages kept for a peer that is being dialled.
@@ -74,23 +71,6 @@ REPORTS = (
     "start", "stepped", "streamed", "tell_figures", "tick", "unlinked",
 )  # fmt: skip
 """The methods that report everything but messages to a Peer: a fault in one leaves its state inconsistent."""
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """How a node reaches others, and they it.
-
-    Attributes:
-        network: Where it listens, and how it dials.
-        greeter: Its part of a handshake.
-        contexts: Its certificates; None in a swarm without a secret.
-        lookup: The look-up of its seeds, if there is anything to look up.
-    """
-
-    network: Network
-    greeter: Greeter
-    contexts: Contexts | None = None
-    lookup: SeedLookup | None = None
 
 
 class Reporter(Protocol):
@@ -123,17 +103,12 @@ class Runtime:
         self.on_event = on_event = reporter.notice
         self.faults = reporter.faults
         self.lookup, self.looking = access.lookup, False
-        self.doors = Connector(
-            access.network, access.greeter, access.contexts, config, lambda: peer.membership.me, self.run_link,
-            self.dial_failed, on_event, frozenset(peer.seeds.seeds), peer.membership.remembers, peer.seed_answered,
-            self.member_hosts, lambda host: self.note(host, "strangers"), self.met_itself,
-        )  # fmt: skip
+        self.doors = Connector(access, config, self, frozenset(peer.seeds.seeds))
         if self.lookup is not None:
             self.lookup.tell = lambda sentence: self.doors.tell(sentence, "seed")
         # Hosts of members, and the turnover at which they were computed.
         self.hosts_seen, self.hosts = -1, frozenset[str]()
         self.links, self.hands = Links(), BlockingIoPool()
-        self.doors.faults = self.faults
         self.streams = Streams(peer, live, self.links, self)
         self.averager, self.sessions = self.streams.averager, self.streams.sessions
         self.teller = ExchangeLog(peer, config, reporter.announce)
@@ -296,6 +271,20 @@ class Runtime:
             self.looking = False
         self.doors.seeded(found)
         self.perform(self.peer.seeded(found.addresses, found.expected))
+
+    # -- the connector's ----------------------------------------------------------------------------------------
+    def record(self) -> MemberRecord:
+        return self.peer.membership.me
+
+    def knows(self, peer: PeerId) -> bool:
+        return self.peer.membership.remembers(peer)
+
+    def seed_answered(self, seed: Address) -> None:
+        self.peer.seed_answered(seed)
+
+    def strange(self, host: str) -> None:
+        """Count a handshake that led to no member."""
+        self.note(host, "strangers")
 
     def met_itself(self, seed: Address) -> None:
         if self.lookup is not None:

@@ -32,10 +32,11 @@ from gossip.selection.registry import selector_of
 from node.faults import LATER_S, Faults, first_cause, place, report_to, trace
 from node.identity.keys import Identity, keep_secret, verify
 from node.identity.statedir import OF_THIS_PROCESS, Memory, StateDir
+from node.links.connector import Access
 from node.links.handshake import Greeter
 from node.model.state import State
 from node.network.hints import LoopHints, WakeEvent
-from node.network.runtime import Access, Runtime
+from node.network.runtime import Runtime
 from node.network.transfers.coding import measured
 from node.network.transfers.streams import SharedModel
 from node.observe import notices

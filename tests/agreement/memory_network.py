@@ -23,12 +23,13 @@ from gossip.config import Config
 from gossip.ids import Address
 from gossip.peer import Peer
 from node.faults import Faults
+from node.links.connector import Access
 from node.links.handshake import Greeter
 from node.loop.steps import StepLoop
 from node.model.backup import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
-from node.network.runtime import Access, Runtime
+from node.network.runtime import Runtime
 from node.observe.events import ExchangeEvent, NodeEvent
 from node.transport.byte_stream import BrokenLinkError, ByteStream
 from sim.engine.training import REPORT_S, next_look

@@ -15,13 +15,14 @@ from gossip.config import Config
 from gossip.effects import Snapshot
 from gossip.ids import PeerId
 from node.faults import Faults
+from node.links.connector import Access
 from node.links.frame_reader import FrameReader
 from node.links.handshake import Greeter
 from node.links.link import Link
 from node.model.backup import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
-from node.network.runtime import Access, Runtime
+from node.network.runtime import Runtime
 from tests.agreement.scenario import ELEMENTS, Scenario, identity, make_peer
 from tests.memory_stream import memory_stream_pair
 

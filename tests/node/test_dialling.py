@@ -12,11 +12,12 @@ import trio.testing
 from gossip.config import Config
 from gossip.ids import Address, MemberRecord, PeerId
 from node.links import dial_budget
-from node.links.connector import Connector
+from node.links.connector import Access, Connector
 from node.links.dial_budget import DialBudget, site_of
 from node.transport import tcp
 from node.transport.byte_stream import BrokenLinkError
 from node.transport.tcp import TcpNetwork, alternated
+from tests.node.link_owner import LinkOwner
 
 NAMED = Address("node.example", 1)
 ME = MemberRecord(PeerId(b"m" * 16), b"k" * 32, 1, address=Address("198.51.100.1", 7700))
@@ -178,9 +179,8 @@ def dialled(familiar, addresses, seeds=frozenset()):
     network, missed = Refusing(), []
 
     async def main():
-        doors = Connector(
-            network, None, None, Config(), lambda: ME, None, missed.append, lambda *_: None, seeds, lambda _: familiar
-        )
+        owner = LinkOwner(ME, missed=missed.append, told=lambda *_: None, knows=lambda _: familiar)
+        doors = Connector(Access(network, None), Config(), owner, seeds)
         for number, address in enumerate(addresses):
             async with trio.open_nursery() as nursery:
                 doors.nursery = nursery
@@ -216,7 +216,7 @@ def test_whoever_asks_to_be_tried_at_another_host_is_tried_within_the_budget():
     network = Refusing()
 
     async def main():
-        doors = Connector(network, None, None, Config(), lambda: ME, None, print, print, frozenset())
+        doors = Connector(Access(network, None), Config(), LinkOwner(ME))
         for address in PORTS:
             await doors.try_dial(address, "192.0.2.77")
         assert len(network.dials) == 16

@@ -10,11 +10,12 @@ import trio
 from gossip.config import Config
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.wire.messages import Hello
-from node.links.connector import Connector
+from node.links.connector import Access, Connector
 from node.transport import tcp
 from node.transport.byte_stream import BrokenLinkError
 from node.transport.tcp import TcpNetwork
 from tests.memory_stream import memory_stream_pair
+from tests.node.link_owner import LinkOwner
 
 THERE = Address("127.0.0.1", 7)
 ME, ASKED, OTHER = (MemberRecord(PeerId(name * 16), b"k" * 32, 1) for name in (b"m", b"a", b"o"))
@@ -57,9 +58,7 @@ def test_a_dial_that_is_cancelled_as_its_hello_ends_leaves_no_stream_open():
                     link.stream.close_now()
 
             greeting = Greeting(ASKED, nursery.cancel_scope.cancel)
-            doors = Connector(
-                OneStream(near), greeting, None, Config(), lambda: ME, run_link, missed.append, print, frozenset()
-            )
+            doors = Connector(Access(OneStream(near), greeting), Config(), LinkOwner(ME, run_link, missed.append))
             doors.nursery = nursery
             doors.dial(THERE, ASKED.id)
             doors.dial(THERE, OTHER.id)
@@ -112,10 +111,8 @@ def test_a_fault_before_the_hello_ends_that_connection_and_nothing_else(where):
     async def main():
         async with trio.open_nursery() as nursery:
             network = OneStream(near) if where == "greet" else Faulty()
-            doors = Connector(
-                network, Faulty(), None, Config(), lambda: ME, None, missed.append,
-                lambda kind, sentence: told.append((kind, sentence)), frozenset(),
-            )  # fmt: skip
+            owner = LinkOwner(ME, missed=missed.append, told=lambda kind, sentence: told.append((kind, sentence)))
+            doors = Connector(Access(network, Faulty()), Config(), owner)
             doors.nursery = nursery
             if where == "accept":
                 await doors.accept(near)

@@ -13,12 +13,13 @@ from gossip.config import Config
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.wire.frames import encode
 from gossip.wire.messages import VERSION_MAX, VERSION_MIN, Hello
-from node.links.connector import DIALS, STRANGERS_WAITING, TO_STRANGERS, Connector, reason
+from node.links.connector import DIALS, STRANGERS_WAITING, TO_STRANGERS, Access, Connector, reason
 from node.links.frame_reader import FrameReader
 from node.links.handshake import Greeter
 from node.links.handshake_pool import FIRST_FLIGHT_S, OF_ONE, OF_OTHERS, PLACES, HandshakePool, neighbourhood
 from node.transport.byte_stream import BrokenLinkError, PlainStream
 from node.transport.tcp import TcpNetwork
+from tests.node.link_owner import LinkOwner
 
 ME = MemberRecord(PeerId(b"m" * 16), b"", 1, address=Address("10.0.0.1", 7))
 
@@ -122,9 +123,7 @@ def test_eighty_silent_sockets_of_one_address_keep_hardly_anybody_out():
         async def run_link(link, _theirs):
             link.stream.close_now()
 
-        doors = Connector(
-            network, Greeter("s", None), None, Config(swarm="s"), lambda: ME, run_link, print, print, frozenset()
-        )
+        doors = Connector(Access(network, Greeter("s", None)), Config(swarm="s"), LinkOwner(ME, run_link))
 
         async def silent():
             while True:
@@ -189,7 +188,7 @@ def dialling(autojump_clock, familiar, dials, then):
             missed.append(peer)
             took[peer] = trio.current_time() - begun[0]
 
-        doors = Connector(network, None, None, Config(), lambda: ME, None, failed, print, frozenset(), familiar)
+        doors = Connector(Access(network, None), Config(), LinkOwner(ME, missed=failed, knows=familiar))
         async with trio.open_nursery() as nursery:
             doors.nursery = nursery
             for address, peer in dials:
