@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from swarm_lab import Cut, Lab, Patient, namespaces_missing
 
 from gossip.ids import PeerId
+from node.data.sampler import Sharers
 from node.data.sharding import Shard
 
 Figures = dict[str, Any]
@@ -181,7 +182,8 @@ def dead_share_covered(number: signal.Signals) -> Figures:
         victim, *rest = lab.swarm(4)
         ids = sorted(PeerId(bytes.fromhex(m.id)) for m in lab.patients)
         mine = PeerId(bytes.fromhex(victim.id))
-        share = {int(i) for i in next(iter(Shard(range_of(length), length, False, 1, mine, lambda: ids, lambda: 0)))}
+        sharers = Sharers(lambda: mine, lambda: ids, lambda: 0, lambda: 0, lambda: 0)
+        share = {int(i) for i in next(iter(Shard(range_of(length), length, False, 1, sharers)))}
         at = victim.signal(number)
         time.sleep(12)
         done = {index for row in victim.looks for index in row["given"]}

@@ -186,10 +186,7 @@ class Node:
         # ahead.
         samplers = training.samplers
         first = samplers.passes = max(samplers.passes, training.swarm_samples // length)
-        shard = Shard(
-            dataset, batch_size, shuffle, epochs, training.me, lambda: training.view.owners,
-            lambda: training.view.changes, first, training.rank, training.size,
-        )  # fmt: skip
+        shard = Shard(dataset, batch_size, shuffle, epochs, samplers.sharers, first)
         samplers.passes += epochs
         return iter(shard)
 

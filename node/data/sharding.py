@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,28 @@ from gossip.ids import PeerId
 from node.data.division import I64, Pass, of_rank
 
 __all__ = ["Shard", "length_of_items", "samples_in"]
+
+
+class DataSharers(Protocol):
+    """The members that share the data, as :class:`node.data.sampler.Sharers`."""
+
+    @property
+    def rank(self) -> int:
+        """Return this process's rank within its node."""
+
+    @property
+    def ranks(self) -> int:
+        """Return the number of ranks of the node."""
+
+    @property
+    def me(self) -> Callable[[], PeerId]: ...
+    @property
+    def members(self) -> Callable[[], Sequence[PeerId]]:
+        """Return the ids of all live members."""
+
+    @property
+    def changes(self) -> Callable[[], int]:
+        """Return a counter that changes whenever that set does; read before every batch."""
 
 
 class Shard:
@@ -36,13 +58,9 @@ class Shard:
         batch_size: Samples per batch and rank.
         shuffle: Shuffle the share, by ``(pass, me)`` alone; otherwise it is ascending.
         epochs: Passes per iteration.
-        me: This node's id.
-        members: Returns the ids of all live members.
-        epoch_of_members: Returns a counter that changes whenever that set does; read before every batch.
+        sharers: The members that share the data, and this process among them.
         first_pass: The number of the first pass. Nodes that agree on it divide the dataset without overlap; each number
             divides it differently, so that over the passes every node sees all data.
-        rank: This process's rank within its node.
-        ranks: The number of ranks of the node.
 
     Raises:
         DataError: The dataset cannot be divided.
@@ -55,12 +73,8 @@ class Shard:
         batch_size: int,
         shuffle: bool,
         epochs: int,
-        me: PeerId,
-        members: Callable[[], Sequence[PeerId]],
-        epoch_of_members: Callable[[], int],
+        sharers: DataSharers,
         first_pass: int = 0,
-        rank: int = 0,
-        ranks: int = 1,
     ) -> None:
         if batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}; a batch needs at least 1 sample.")
@@ -70,11 +84,11 @@ class Shard:
         self._batch_size = batch_size
         self._shuffle = shuffle
         self._epochs = epochs
-        self._me = me
-        self._members = members
-        self._epoch_of_members = epoch_of_members
+        self._me = sharers.me()
+        self._members = sharers.members
+        self._epoch_of_members = sharers.changes
         self._pass = first_pass
-        self._rank, self._ranks = rank, ranks
+        self._rank, self._ranks = sharers.rank, sharers.ranks
 
     def __iter__(self) -> Iterator[Any]:
         for _ in range(self._epochs):

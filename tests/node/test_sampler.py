@@ -33,7 +33,9 @@ def test_the_passes_of_all_members_cover_everything_once_whatever_their_seeds(le
 @given(st.integers(1, 200), groups, st.integers(1, 40), st.booleans())
 def test_a_sampler_gives_what_a_shard_gives_index_by_index_and_in_batches(length, members, size, shuffle):
     swarm = Swarm(*members)
-    shard = Shard(torch.arange(length), size, shuffle, 2, IDS[0], lambda: swarm.alive, lambda: 0)
+    shard = Shard(
+        torch.arange(length), size, shuffle, 2, Sharers(lambda: IDS[0], lambda: swarm.alive, *[lambda: 0] * 3)
+    )
     batches, indices = swarm.sampler(length, size, shuffle), swarm.sampler(length, shuffle=shuffle)
     want = [batch.tolist() for batch in shard]
     assert [*batches, *batches] == want

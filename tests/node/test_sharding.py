@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 from gossip.errors import ConfigError, DataError
 from gossip.ids import PeerId
 from node.data.division import MAX_BUCKETS, owned
+from node.data.sampler import Sharers
 from node.data.sharding import Shard
 from tests.theory.rendezvous import owners
 
@@ -22,6 +23,10 @@ torch.set_num_threads(1)
 
 IDS = [PeerId(bytes([n]) * 16) for n in range(64)]
 groups = st.sets(st.sampled_from(IDS), min_size=1, max_size=12).map(sorted)
+
+
+def sharers(me, members, changes, **ranks):
+    return Sharers(lambda: me, members, changes, lambda: 0, lambda: 0, **ranks)
 
 
 class Swarm:
@@ -35,8 +40,9 @@ class Swarm:
         self.alive = list(members)
         self.epoch += 1
 
-    def shard(self, dataset, batch_size=4, shuffle=True, epochs=1, me=IDS[0], **more):
-        return Shard(dataset, batch_size, shuffle, epochs, me, lambda: self.alive, lambda: self.epoch, **more)
+    def shard(self, dataset, batch_size=4, shuffle=True, epochs=1, me=IDS[0], first_pass=0, **ranks):
+        here = sharers(me, lambda: self.alive, lambda: self.epoch, **ranks)
+        return Shard(dataset, batch_size, shuffle, epochs, here, first_pass)
 
 
 def indices(shard):
@@ -190,7 +196,7 @@ def test_a_change_between_the_counter_and_the_members_is_seen_at_the_next_batch(
             return alive
         return swarm.alive
 
-    shard = Shard(torch.arange(100), 10, True, 1, IDS[0], members, lambda: swarm.epoch)
+    shard = Shard(torch.arange(100), 10, True, 1, sharers(IDS[0], members, lambda: swarm.epoch))
     assert sorted(indices(shard)) == list(range(100))
 
 
@@ -208,7 +214,7 @@ def test_a_share_of_no_samples_gives_nothing_and_ends():
         asked.append(None)
         return 0
 
-    assert list(Shard(torch.arange(1), 4, True, 1, poor, lambda: members, counter)) == []
+    assert list(Shard(torch.arange(1), 4, True, 1, sharers(poor, lambda: members, counter))) == []
     assert len(asked) == 1
 
 
