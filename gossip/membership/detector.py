@@ -78,7 +78,7 @@ class Detector:
     def __init__(self, table: Table, rumours: Rumours, config: Config, rng: random.Random, now: float) -> None:
         self.health = 0
         self.targets: dict[PeerId, list[Probe]] = {}  # outstanding probes by target
-        self._table, self._rumours, self._config, self._rng = table, rumours, config, rng
+        self.table, self.rumours, self.config, self._rng = table, rumours, config, rng
         self._probes: dict[int, Probe] = {}
         self._relays = 0
         # (when, seq). A timer is stale if its probe ended or is due at another time.
@@ -100,7 +100,7 @@ class Detector:
             if probe is not None and probe.due_s == due_s:
                 self._give_up(probe, now, out, failed)
         if now >= self._next_s:
-            self._next_s = now + self._config.internal.probe_period_s * (1 + self.health)
+            self._next_s = now + self.config.internal.probe_period_s * (1 + self.health)
             self._probe_next(now, out, failed)
         self._settle()
         return failed
@@ -117,8 +117,8 @@ class Detector:
 
     def request(self, asker: PeerId, message: PingReq, now: float, out: list[Effect]) -> None:
         """Probe a member on behalf of ``asker``."""
-        entry = self._table.entries.get(message.target)
-        if entry is self._table.mine:
+        entry = self.table.entries.get(message.target)
+        if entry is self.table.mine:
             out.append(Send(asker, Ack(message.seq, ())))
         elif entry is None or not entry.reachable or self._relays >= MAX_RELAYS:
             out.append(Send(asker, Nack(message.seq)))
@@ -139,7 +139,7 @@ class Detector:
         if probe is None:
             return
         if sender == probe.target:
-            entry = self._table.entries.get(sender)
+            entry = self.table.entries.get(sender)
             if entry is not None and not probe.indirect:
                 rtt_s = now - probe.started_s
                 # Smoothed RTT with a gain of 1/8 (Jacobson 1988).
@@ -190,7 +190,7 @@ class Detector:
         if entry.linked:
             return self.doubt(entry, now, out)
         peer = entry.record.id
-        accused = entry.accused_by(self._table.mine.record.id)  # a second failure adds no information
+        accused = entry.accused_by(self.table.mine.record.id)  # a second failure adds no information
         if peer not in self.targets and entry.state in (ALIVE, SUSPECT) and entry.contacted and not accused:
             # Skip members that we probe only for an asker. If helpers asked helpers in turn, one death would make
             # everybody ask everybody (5,600 requests for each death among 1,000 members).
@@ -214,7 +214,7 @@ class Detector:
 
     # -- one probe -----------------------------------------------------------------------------------------------------
     def _probe_next(self, now: float, out: list[Effect], failed: list[Entry]) -> None:
-        entries = self._table.entries
+        entries = self.table.entries
         for _ in range(2):
             while self._ring:
                 peer = self._ring.pop()
@@ -222,7 +222,7 @@ class Detector:
                 entry = entries.get(peer)
                 if entry is not None and self._is_ours(entry) and self._own(entry.record.id) is None:
                     return self._probe(entry, now, out, failed)
-            self._ring = [*self._table.contacted, *self._table.suspects]  # refilled once in N periods
+            self._ring = [*self.table.contacted, *self.table.suspects]  # refilled once in N periods
             self._rng.shuffle(self._ring)
             self._waiting = set(self._ring)
         return None
@@ -237,9 +237,9 @@ class Detector:
         if (entry.state is not ALIVE and entry.state is not SUSPECT) or not entry.contacted:
             return False
         homes = entry.record.homes
-        if entry.reachable or self._table.mine.record.id in homes:
+        if entry.reachable or self.table.mine.record.id in homes:
             return True
-        entries, named_s = self._table.entries, entry.named_s
+        entries, named_s = self.table.entries, entry.named_s
         return not any(
             home in entries and entries[home].state is ALIVE and entries[home].life_s <= named_s for home in homes
         )
@@ -255,14 +255,14 @@ class Detector:
             self._ask_others(probe, entry, now, out, failed)
 
     def _ping(self, probe: Probe, entry: Entry, out: list[Effect]) -> None:
-        updates: tuple[Update, ...] = self._rumours.take(PIGGYBACK, 1, self._table.size)
+        updates: tuple[Update, ...] = self.rumours.take(PIGGYBACK, 1, self.table.size)
         if entry.state is SUSPECT:
             # Lifeguard's buddy system: the suspect learns of the suspicion from its prober.
             updates = (entry.hint(), *updates)
         out.append(Send(entry.record.id, Ping(probe.seq, updates)))
 
     def _give_up(self, probe: Probe, now: float, out: list[Effect], failed: list[Entry]) -> None:
-        entry = self._table.entries.get(probe.target)
+        entry = self.table.entries.get(probe.target)
         if probe.asker is not None:
             out.append(Send(probe.asker, Nack(probe.asker_seq)))
             self._end(probe)
@@ -272,15 +272,15 @@ class Detector:
             self._ask_others(probe, entry, now, out, failed)
 
     def _ask_others(self, probe: Probe, entry: Entry, now: float, out: list[Effect], failed: list[Entry]) -> None:
-        config, entries, target = self._config, self._table.entries, entry.record.id
+        config, entries, target = self.config, self.table.entries, entry.record.id
         probe.indirect = True
         helpers: list[Entry] = []
         if entry.record.address is None:  # only members that have a link with it can ping it
             homes = [entries[home] for home in entry.record.homes if home in entries]
             helpers = [
-                h for h in homes if h.state is ALIVE and h is not self._table.mine and h.contacted and h.reachable
+                h for h in homes if h.state is ALIVE and h is not self.table.mine and h.contacted and h.reachable
             ]
-        helpers = helpers or self._table.sample(INDIRECT_PROBES, self._rng, without=target)
+        helpers = helpers or self.table.sample(INDIRECT_PROBES, self._rng, without=target)
         if not helpers:
             self._fail(probe, failed)
             return
@@ -291,7 +291,7 @@ class Detector:
         out.extend(Send(helper.record.id, request) for helper in helpers)
 
     def _timeout_s(self, entry: Entry) -> float:
-        shortest, longest = self._config.internal.probe_timeout_min_s, self._config.internal.probe_timeout_max_s
+        shortest, longest = self.config.internal.probe_timeout_min_s, self.config.internal.probe_timeout_max_s
         timeout_s = longest if entry.rtt_s is None else min(longest, max(shortest, 3 * entry.rtt_s))
         return timeout_s * (1 + self.health)
 
@@ -299,7 +299,7 @@ class Detector:
         # Helpers that sent not even a Nack count against our own health. Without helpers, we cannot tell (Lifeguard).
         self.blame_ourselves(len(probe.asked) - len(probe.nacks) if probe.asked else 1)
         self._end(probe)
-        entry = self._table.entries.get(probe.target)
+        entry = self.table.entries.get(probe.target)
         if entry is not None and entry.state in (ALIVE, SUSPECT):
             failed.append(entry)
 

@@ -69,10 +69,7 @@ class Membership:
         self._detector = Detector(self._table, self._rumours, config, rng, now)
         self._introductions = Introductions(self._table, rng, now)
         self.misbehaviour = misbehaviour if misbehaviour is not None else MisbehaviourLog()
-        self._view = MemberStates(
-            self._table, self._rumours, self._detector, self._introductions, sign, verify, config, now,
-            self.misbehaviour,
-        )  # fmt: skip
+        self._view = MemberStates(self._detector, self._introductions, sign, verify, self.misbehaviour, now)
         self._myself = Myself(me, self._table, self._rumours, sign, config, now)
         self._push_pull = PushPull(me.id, self._table, config, rng, now)
         self._heal_s = now + rng.random() * config.internal.heal_period_s

@@ -18,15 +18,13 @@ from __future__ import annotations
 import heapq
 import math
 
-from gossip.config import Config
 from gossip.effects import Effect, MemberChanged, MemberState, Send
 from gossip.ids import MemberRecord, PeerId
 from gossip.membership.accusations import Accusers, accusation, is_signed
 from gossip.membership.detector import Detector, suspicion_s
-from gossip.membership.dissemination import Rumours, told_before
+from gossip.membership.dissemination import told_before
 from gossip.membership.entry import VERIFIED_BURST, VERIFIED_PER_S, Allowance, Entry
 from gossip.membership.strangers import Introductions
-from gossip.membership.table import Table
 from gossip.misbehaviour import NEVER, MisbehaviourLog
 from gossip.wire.messages import Gossip, Hint, Update
 from gossip.wire.records import Sign, Verify, check, claims_more, mere_progress, newer
@@ -47,12 +45,12 @@ class MemberStates:
     """The states of the other members. No other place changes them."""
 
     def __init__(
-        self, table: Table, rumours: Rumours, detector: Detector, introductions: Introductions, sign: Sign,
-        verify: Verify, config: Config, now: float, misbehaviour: MisbehaviourLog,
+        self, detector: Detector, introductions: Introductions, sign: Sign, verify: Verify,
+        misbehaviour: MisbehaviourLog, now: float,
     ) -> None:  # fmt: skip
-        self._misbehaviour = misbehaviour
-        self._table, self._rumours, self._detector, self._config = table, rumours, detector, config
-        self._introductions = introductions
+        self._detector, self._introductions, self._misbehaviour = detector, introductions, misbehaviour
+        table, config = detector.table, detector.config
+        self._table, self._rumours, self._config = table, detector.rumours, config
         self._sign, self._verify = sign, verify
         self._me = table.mine.record.id
         self._intake = Allowance(INTAKE_PER_S, float(config.internal.max_members), now)
