@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 from gossip.codecs import AUTO
 from gossip.config import Config
+from gossip.config.setting import settings_of
 from gossip.errors import ConfigError
 from sim.scenario.scenario import Scenario, value_of
 
@@ -87,7 +87,7 @@ def played(scenario: Scenario, candidate: Candidate) -> Scenario:
 
 def parse(text: str) -> Candidate:
     """Return the candidate in a text like ``"mix_every_steps=4 codec=int8"``. Raises :class:`ConfigError`."""
-    known, changes = {field.name for field in dataclasses.fields(Config)}, dict[str, Any]()
+    known, changes = settings_of(Config), dict[str, Any]()
     for word in text.split():
         key, equals, value = word.partition("=")
         key = key.removeprefix("gossip.")

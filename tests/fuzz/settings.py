@@ -54,7 +54,7 @@ class Configs(Target):
 
     def prepare(self) -> tuple[object, Callable[[], object]]:
         rng = self.rng
-        names = (*NAMES, "preset", "method", "", "selectoin")
+        names = (*NAMES, "preset", "method", "", "selectoin", "internal", "bench_s")
         table = {rng.choice(names): setting(rng) for _ in range(rng.choice((1, 1, 2, 3, 5)))}
 
         def act() -> None:
