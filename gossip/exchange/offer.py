@@ -150,7 +150,10 @@ class Exchange(Session):
             return self.drop()
         exchanges, asked = self.exchanges, self.asked
         again, crowded = self.state is State.OFFERED, strangers(exchanges, but=self)
-        partner = exchanges.partners.choose(asked, now, again, crowded) if len(asked) < self.tries else None
+        # Another exchange may have begun since this one was prepared. Overlapping mixes have different partners.
+        mixing = [one.partner for one in exchanges.table.values() if not one.idle] if exchanges.overlapping else []
+        excluded = asked.union(mixing)
+        partner = exchanges.partners.choose(excluded, now, again, crowded) if len(asked) < self.tries else None
         if partner is None:
             exchanges.gave_up = True
             return self.drop()

@@ -50,7 +50,8 @@ class Pair(Exchange):
         leaving: list[Exchange] = []
         waiting = False
         for own in exchanges.table.values():
-            if own.partner == sender and own.state in (STREAMING, VERIFIED) and (own.parked or exchanges.overlapping):
+            begun = own.state in (STREAMING, VERIFIED) or (own.state is PREPARING and not own.initiator)
+            if own.partner == sender and begun and (own.parked or exchanges.overlapping):
                 waiting = True
             elif own.parked:
                 continue

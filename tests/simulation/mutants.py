@@ -177,6 +177,17 @@ def unbounded_table(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # -- overlapping mixes -----------------------------------------------------------------------------------------------
+@mutant(Pair, "standing")
+def partner_twice(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A partner whose mix with us streams may begin another beside it."""
+
+    def standing(exchanges: Any, sender: Any) -> tuple[list[Exchange], bool]:
+        leaving, waiting = original(exchanges, sender)
+        return leaving, waiting and not exchanges.overlapping
+
+    return staticmethod(standing)
+
+
 @mutant(Exchanges, "most")
 def one_too_many(original: Any) -> Any:
     """One mix more overlaps than there may be."""

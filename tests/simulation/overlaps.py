@@ -72,11 +72,13 @@ def check_overlaps(world: World, host: Host) -> int:
     exchanges = host.peer.exchanges
     if not exchanges.overlapping or host.liar:
         return 0
-    streaming = sum(one.state in STREAMS and not one.parked for one in exchanges.table.values())
-    most = 1 + host.peer.partners.incoming()
-    if streaming > most:
-        world.fail("so many exchanges at a time, and one next", f"{host!r}: {streaming} overlap, and {most} may")
-    return streaming
+    streaming = [one.partner for one in exchanges.table.values() if one.state in STREAMS and not one.parked]
+    count, most = len(streaming), 1 + host.peer.partners.incoming()
+    if count > most:
+        world.fail("so many exchanges at a time, and one next", f"{host!r}: {count} overlap, and {most} may")
+    if len(set(streaming)) < count:
+        world.fail("overlapping mixes have different partners", f"{host!r}: {count} with {len(set(streaming))}")
+    return count
 
 
 STREAMS = (State.STREAMING, State.VERIFIED)

@@ -8,7 +8,7 @@ import pytest
 
 from gossip.arithmetic.mixing import pair_cap
 from gossip.config import Config
-from gossip.effects import Send, Snapshot
+from gossip.effects import Release, Send, Snapshot
 from gossip.exchange import exchanges
 from gossip.exchange.exchanges import SHORT
 from gossip.exchange.session import State
@@ -97,6 +97,21 @@ def test_beside_a_stream_its_partner_begins_no_other():
     assert x.table[1].state is State.STREAMING
     assert x.on_offer(B, offer(9), 0.2) == [Send(B, Busy(9))]
     assert x.on_offer(C, offer(10), 0.2) == [Snapshot(10)]
+
+
+def test_beside_a_consent_its_partner_begins_no_other():
+    x = waiting().exchanges
+    assert x.on_offer(B, offer(9), 0.0) == [Snapshot(9)]
+    assert x.on_offer(B, offer(10), 0.0) == [Send(B, Busy(10))]
+
+
+def test_a_mix_does_not_ask_a_partner_whose_own_mix_came_while_it_was_prepared():
+    x = waiting(partners=(B, C)).exchanges
+    x.begin(0.0)
+    assert x.on_offer(C, offer(9), 0.0) == [Release(1), Snapshot(9)], "one of our mixes gives way"
+    x.begin(0.0)
+    assert x.on_offer(B, offer(10), 0.0) == [Snapshot(10)], "and the next one does not"
+    assert x.snapshotted(2, 0.1) == [Release(2)]
 
 
 def test_nobody_agrees_ahead_where_exchanges_overlap():
