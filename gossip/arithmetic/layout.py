@@ -16,16 +16,17 @@ __all__ = ["Layout", "LayoutSummary", "Segment"]
 
 Kind = Literal["parameter", "buffer", "frozen"]
 SENT: Final[dict[Kind, bool | int]] = {"parameter": False, "buffer": True, "frozen": 2}
-"""The wire value of each kind. Kinds are in the vector in this order."""
+"""The wire value of each kind. The vector holds the kinds in this order."""
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
-"""The dtypes that can be averaged: float8 has no arithmetic, complex does not fit float32, and integers have no
-mean.
+"""The dtypes that can be averaged.
+
+float8 has no arithmetic, complex does not fit float32, and integers have no mean.
 """
 
 MAX_NAME_CHARACTERS = 512  # The longest names seen in real models are under 150.
 MAX_DIMENSIONS = 64  # torch's own limit.
-MAX_EXTENT = 1 << 48  # Of one dimension and of a whole model: far above memory, far below an int64's overflow.
+MAX_EXTENT = 1 << 48  # Limit of a dimension and of a model: far above memory, far below an int64's overflow.
 MAX_SUMMARY_SEGMENTS = 4096  # The longest array that a frame header may hold.
 # A frame header holds 64 KiB, and Hello also carries a signed record.
 MAX_SUMMARY_BYTES = 48 * 1024
@@ -49,7 +50,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class LayoutSummary:
-    """Another node's statement about its layout, only for messages to people, never for allocation."""
+    """Another node's statement about its layout. It is only for messages to users, never for allocation."""
 
     fingerprint: str
     size: int  # In elements.
@@ -76,7 +77,7 @@ class Layout:
     exchanged: int  # Elements of the prefix that exchanges carry: all but the frozen ones.
     parameters: int  # Elements of the prefix of parameters.
     fingerprint: str  # 32 hexadecimal digits, equal exactly if names, order, shapes, dtypes and kinds are.
-    # The fingerprint as if nothing were frozen. Checkpoints use it, and so fit whatever is trained next.
+    # The fingerprint as if nothing were frozen. Checkpoints use it, so that they fit whichever tensors are frozen next.
     contents: str
 
     def __init__(self, segments: Iterable[Segment]) -> None:
@@ -116,8 +117,8 @@ class Layout:
     def summary(self) -> tuple[object, ...]:
         """Return the wire form, ``(fingerprint, size, count, ((name, shape, dtype, kind), ...))``.
 
-        It is limited to 48 KiB of msgpack and 4096 tensors. A larger model sends only its first ones, with the count of
-        all.
+        It is limited to 48 KiB of msgpack and 4096 tensors. A larger model sends only its first tensors, with the
+        count of all.
         """
         sent: list[tuple[object, ...]] = []
         room = MAX_SUMMARY_BYTES - 64  # For the fingerprint and the two counts.
@@ -155,7 +156,7 @@ class Layout:
         return LayoutSummary(fingerprint, _count(size), _count(count), tuple(parsed))
 
     def difference(self, other: Layout | LayoutSummary) -> str:
-        """Return one sentence on the first difference between this layout ("here") and the other ("there"), for people.
+        """Return a sentence for users on the first difference between this layout ("here") and the other ("there").
 
         It is empty if the fingerprints agree. With a truncated summary it claims nothing about the rest.
         """
@@ -206,7 +207,7 @@ def fingerprint_of(ordered: Iterable[Segment]) -> str:
 
 
 def _shown(name: str) -> str:
-    """Return a name for people: quoted, with control characters escaped (any peer may send it), and truncated."""
+    """Return a name to print: quoted, with control characters escaped (any peer may send it), and truncated."""
     return repr(name if len(name) <= SHOWN_NAME_CHARACTERS else name[:SHOWN_NAME_CHARACTERS] + "...")
 
 
@@ -218,7 +219,7 @@ def _packed_bytes(segment: Segment) -> int:
 
 def _items(value: object, least: int, most: int) -> tuple[object, ...]:
     if not isinstance(value, tuple | list) or not least <= len(value) <= most:
-        raise ProtocolError("A layout's summary has a list of the wrong length, or none where one belongs.")
+        raise ProtocolError("A layout's summary has a list of the wrong length, or another value in its place.")
     return tuple(cast("tuple[object, ...]", value))
 
 

@@ -38,7 +38,7 @@ class Config(Derived):
     """
 
     def __new__(cls, **changes: Any) -> Config:
-        """Refuse removed keys with what to do instead; Python would only say that they are unexpected."""
+        """Refuse removed keys, and say what to do instead; Python would only call them unexpected."""
         for name in KEYS.keys() & changes.keys():
             raise unknown(name)
         return object.__new__(cls)
@@ -63,11 +63,11 @@ class Config(Derived):
         """Return this Config with open choices decided for a training loop.
 
         A node that mixes its whole vector with one partner gets NoLoCo's outer step and the correction. With
-        ``quasi_global`` momentum it gets neither, since a second momentum over the mixes takes from the first. A Node
+        ``quasi_global`` momentum it gets neither, since a second momentum over the mixes costs accuracy. A Node
         always calls this; a simulator does not for vectors without training.
 
         Args:
-            quasi_global: Whether an optimizer uses quasi-global momentum.
+            quasi_global: True if an optimizer uses quasi-global momentum.
 
         Returns:
             A new Config, or this one if nothing is open.
@@ -140,7 +140,7 @@ class Config(Derived):
     def from_mapping(cls, table: Mapping[str, Any]) -> Config:
         """Create a Config from a mapping of the same keys, as in a scenario's ``[gossip]`` section.
 
-        ``internal`` is accepted as an object alone, which no file can hold.
+        ``internal`` is accepted only as an :class:`Internal`, which no file can hold.
         """
         changes = dict(table)
         if (name := changes.pop("method", None)) is not None:
@@ -157,13 +157,13 @@ class Config(Derived):
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """Return the table of a TOML file; raise ConfigError, which calls it a ``what``, if it cannot be read."""
+    """Return the table of a TOML file; raise ConfigError if it cannot be read. ``what`` names the file in errors."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"Cannot read the {what} {path}: {error.strerror}.") from error
     except RecursionError as error:
-        raise ConfigError(f"{path} nests tables too deeply: none of a {what} lies deeper than a few.") from error
+        raise ConfigError(f"{path} nests tables too deeply: a {what} needs only a few levels.") from error
     # A TOMLDecodeError, invalid UTF-8, or a number of thousands of digits.
     except ValueError as error:
         raise ConfigError(f"{path} is not TOML: {error}.") from error

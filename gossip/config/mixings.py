@@ -12,12 +12,12 @@ __all__ = ["MIXINGS", "MixingRule"]
 
 @dataclass(frozen=True, slots=True)
 class MixingRule:
-    """One way in which vectors combine. Parts, outer momentum and codecs with bounds only fit the mean of two.
+    """The properties of one mixing. Parts, outer momentum and codecs with bounds only fit the mean of two.
 
     Attributes:
         home: Module and class in ``gossip.exchange``.
-        means: The text after its name in the reference.
-        does: A report's word for what a node does.
+        means: Its description in the reference.
+        does: The verb in a report's sentence about a node.
     """
 
     home: str

@@ -22,7 +22,7 @@ from node.observe.figures import columns_of
 
 __all__ = ["Screen", "ending_on_signals", "free_port", "run_local"]
 
-LINE_PERIOD_S = 10.0  # Without a terminal to rewrite: 360 lines an hour per node.
+LINE_PERIOD_S = 10.0  # Seconds between lines where no terminal can rewrite them: 360 an hour per node.
 PORT_TRIES = 3  # Another program may take the free port before our node does: rare once, never three times.
 
 
@@ -59,7 +59,7 @@ class Screen:
         if self._live is not None:
             self._live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
         elif now_s - self._shown_s >= LINE_PERIOD_S:
-            news = [longer(line) for line in lines]
+            news = [with_coarse_wait(line) for line in lines]
             if new := [line for line, told in zip(lines, news, strict=True) if told not in self._shown]:
                 self.say("\n".join(new))
             self._shown_s, self._shown = now_s, news
@@ -76,8 +76,8 @@ class Screen:
             print(line, flush=True)
 
 
-def longer(line: str) -> str:
-    """Reduce a waiting time to its power of two, so that a log repeats the line only when the time has doubled."""
+def with_coarse_wait(line: str) -> str:
+    """Replace a waiting time by its power of two, so that a log repeats the line only when the time has doubled."""
     return re.sub(r"(\d+) s so far", lambda waited: f"{int(waited[1]).bit_length()}", line)
 
 
@@ -90,11 +90,11 @@ def run_local(
     Args:
         script: The training script.
         args: The script's own arguments.
-        nodes: How many processes to start.
+        nodes: Number of processes to start.
         threads: Threads of arithmetic of each process.
         config: A TOML file with the keys of gossip.Config.
         log_dir: Keeps logs and outputs; without it they are deleted at the end.
-        wait_for: How many members each node waits for before it trains, and for how many seconds at most.
+        wait_for: Members for which each node waits before it trains, and the most seconds to wait.
         trace: A file for the timeline of all nodes.
 
     Returns:
@@ -145,7 +145,7 @@ def watch(swarm: LocalSwarm, first: Child, port: int) -> bool:
 
 
 def show_prints(swarm: LocalSwarm, screen: Screen) -> bool:
-    """Print what the scripts printed since the last call, and return whether that was anything."""
+    """Print the lines that the scripts printed since the last call; return True if there were any."""
     lines = [f"node {child.number}: {line}" for child in swarm.children for line in child.new_lines()]
     for line in lines:
         screen.print(line)
@@ -153,12 +153,12 @@ def show_prints(swarm: LocalSwarm, screen: Screen) -> bool:
 
 
 def report(swarm: LocalSwarm) -> None:
-    """Print failures and a table to stderr."""
+    """Print failures and the table of final figures to stderr."""
     from rich.console import Console
     from rich.table import Table
 
     for child in swarm.children:
-        if child.code:  # All of it was shown when it happened, which may be pages above.
+        if child.code:  # Its last lines were shown when it ended, perhaps pages above.
             for line in last_lines(child.err, 1):
                 print(f"node {child.number}: {line}", file=sys.stderr)
     if not any(child.figures for child in swarm.children):  # A table of zeros would hide the reason.
@@ -215,7 +215,7 @@ def free_port() -> int:
 
 
 def was_taken(child: Child, port: int) -> bool:
-    """Return True if another program has the node's port, or had it according to the node."""
+    """Return True if another program holds the node's port, or held it when the node tried to listen."""
     return is_taken(port) or any("Cannot listen on" in line for line in last_lines(child.err, ERROR_LINES))
 
 

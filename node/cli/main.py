@@ -31,7 +31,7 @@ from node.identity.keys import new_secret as make_secret
 __all__ = ["RunSettings", "demo", "invite", "local", "run", "secret", "status", "top"]
 
 
-# A script may still read its data for so long after its last import; then it is told that it has no Node yet.
+# A script may read its data for this long after its last import. Then its user is told that it has made no Node.
 NODELESS_S = 15.0
 WITH_NODE = "Put 'with Node(model, optimizer) as node:' around its loop"
 
@@ -158,9 +158,12 @@ def leave(_signal: int, _frame: FrameType | None) -> NoReturn:
 
 
 def environment_of(settings: RunSettings, environment: Mapping[str, str]) -> dict[str, str | None]:
-    """Return changes to the variables that Node reads (None: unset), checked before the script loads for minutes.
+    """Return changes to the variables that Node reads (None: unset).
 
-    Raises :class:`GossipError`, one sentence, for a setting that cannot work.
+    They are checked here, since a script may take minutes to reach its Node.
+
+    Raises:
+        GossipError: A setting cannot work.
     """
     from node.settings import Settings  # Imported here, because it imports trio.
 
@@ -209,7 +212,7 @@ def environment_of(settings: RunSettings, environment: Mapping[str, str]) -> dic
         changes["GOSSIP_TRACE"] = str(settings.trace.resolve())
     changes["GOSSIP_PROGRESS"] = "off" if settings.quiet else "line"
     after = {name: value for name, value in {**environment, **changes}.items() if value is not None}
-    Settings.gather(None, None, None, None, None, None, after)  # As Node will.
+    Settings.gather(None, None, None, None, None, None, after)  # Raises what Node would.
     return changes
 
 
@@ -241,14 +244,14 @@ def resolve_seeds(texts: Sequence[str]) -> tuple[list[str], bytes | None]:
 
 
 def keep_invited(secret: bytes, state_dir: Path | None) -> Path:
-    """Write an invite's secret, readable by its owner alone, into the state directory or a temporary one."""
+    """Write an invite's secret into the state directory or a temporary one; only the owner can read it."""
     if state_dir is not None:
         return keep_secret(secret, state_dir)
     return keep_secret(secret, folder_of_this_process())
 
 
 def folder_of_this_process() -> Path:
-    """Create a temporary folder that its owner alone can read, and that is deleted with this process."""
+    """Create a temporary folder that only its owner can read, and delete it when this process ends."""
     folder = Path(tempfile.mkdtemp(prefix="gossip-"))  # Created with mode 0700.
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
@@ -346,7 +349,7 @@ def short_name(who: str) -> str:
 
 
 def top(address: str, *, secret_file: Path | None, timeout_s: float, every_s: float) -> int:
-    """Show a swarm in the terminal until ^C; only once where there is no terminal."""
+    """Show a swarm in the terminal until ^C; without a terminal print it once."""
     from node.cli.top import run_top
 
     return run_top(lambda: ask(address, secret_file, timeout_s), every_s)
@@ -387,7 +390,7 @@ def links(addresses: Sequence[str], *, secret_file: Path | None) -> dict[str, An
 
 
 def shown(value: Any) -> str:
-    """Return a figure as text for people."""
+    """Return a figure as text."""
     match value:
         case None:
             return "-"

@@ -1,7 +1,7 @@
 """The average of a node's weights over its last mixes: the model to evaluate, apart from the trained one.
 
 A node is nearest to its swarm's average just after a mix, and each mix approaches it from another side. The average of
-its weights ``x`` at these moments is nearer than any of them, and sends no byte (docs/decisions/0097):
+its weights ``x`` at these moments is nearer than any of them, and costs no traffic (docs/decisions/0097):
 
     e <- e + max(1 - FACTOR, 1/n) (x - e)        just after mix n since the average began
 
@@ -30,7 +30,7 @@ __all__ = ["FACTOR", "Average", "Part"]
 Part: TypeAlias = Positions | None
 """The elements of a mix, ascending; None for all."""
 
-FACTOR = 0.8  # The average's share that stays at a mix: 0.9 lags where mixes are rare, 0.5 keeps more noise.
+FACTOR = 0.8  # Share of the average that a mix leaves: 0.9 lags where mixes are rare, 0.5 keeps more noise.
 
 NOT_KEPT = (
     "This node keeps no average: make it with Node(..., keep_average=True), which takes one more vector of the model's "
@@ -41,7 +41,7 @@ NOT_KEPT = (
 class Average:
     """The average of one node, or of one rank of a node; empty unless it is ``kept``.
 
-    Only the training thread uses it. Inside :meth:`shown` the model holds the average. All that changes the training
+    Only the training thread uses it. Inside :meth:`shown` the model holds the average. Code that changes the training
     weights calls :meth:`check` first.
     """
 
@@ -51,7 +51,7 @@ class Average:
             self._store = TensorStore(state) if isinstance(state, ModelState) else VectorStore(state)
         self._size = max(state.layout.exchanged, 1)
         self._taken = 0  # Elements that were mixed since the average began.
-        self._depth = 0  # The depth of nested blocks that show it.
+        self._depth = 0  # Depth of nested :meth:`shown` blocks.
 
     @property
     def mixes(self) -> int:
@@ -72,9 +72,9 @@ class Average:
         self._taken = 0
 
     def settled(self, before: int) -> None:
-        """Start again if mixes without training followed the first ``before`` ones.
+        """Start again if mixes without training have followed the first ``before`` mixes.
 
-        Their result is better than an average over the way there.
+        The last of them is better than an average that includes earlier ones.
         """
         if self.mixes > before:
             self.forget()
@@ -158,13 +158,14 @@ class Store(Protocol):
 class TensorStore:
     """The average of a model's tensors, each in float32 or its own wider type, on its tensor's device.
 
-    While the average is shown, an average of its tensor's type moves into the model, and the training weights take its
-    memory. For half-precision tensors the training weights need memory of their own, half as much again.
+    While the average is shown, an average that has its tensor's type exists only in the model, and the backup of the
+    training weights takes its place in memory. For half-precision tensors the average stays too, so that the backup
+    needs memory of its own, half as much again.
     """
 
     def __init__(self, state: ModelState) -> None:
         self._state = state
-        # None while the model holds it.
+        # By place; None while only the model holds it.
         self._averages: list[Tensor | None] = [beside(tensor) for tensor in state.exchanged()]
         self._kept: dict[int, Tensor] = {}  # Training weights, by place, while the average is shown.
 
@@ -237,7 +238,7 @@ class TensorStore:
 
 
 class VectorStore:
-    """The average of a model with a State of its own: one float32 vector on the host.
+    """The average of a model whose State is not :class:`ModelState`: one float32 vector on the host.
 
     While it is shown, the training weights are kept as a checkpoint would hold them.
 

@@ -18,8 +18,8 @@ __all__ = ["Curve", "SwarmPicture", "number"]
 ROWS = 256  # Members shown: a longer page is unreadable, and takes 64 KiB to send each second.
 TRACED = 64  # Members whose losses are kept: 20 kB each.
 POINTS = 512  # Points of one curve: the columns of a chart on a telephone.
-OLD_S = 6.0  # The age of the last answer from which a row is old: two queries went unanswered.
-NAMED = 40  # Characters of a version.
+OLD_S = 6.0  # Seconds since its last answer after which a row is old: two queries went unanswered.
+NAMED = 40  # Characters of a version, a codec or a reason that are shown.
 PACE_S = 10.0  # The window for samples per second: steps may take seconds, and exchanges change the swarm's count.
 
 
@@ -86,7 +86,7 @@ class SwarmPicture:
         self.own = Curve()
         self.paces = Pace(), Pace()  # For this node's samples and for the swarm's.
 
-    # -- what is looked at -----------------------------------------------------------------------------------------
+    # -- members and this node -------------------------------------------------------------------------------------
     def look(self, members: Iterable[tuple[MemberRecord, MemberState]], own: Mapping[str, Any], now: float) -> None:
         """Record the members that this node knows and its own figures, as in a status; call it about once a second."""
         self.answered(self.me, own, now)
@@ -108,7 +108,7 @@ class SwarmPicture:
         self.own.add(round(time.time(), 1), mine.row["consensus_distance"], mine.sent, mine.received, *paces)
 
     def trace(self, record: MemberRecord) -> None:
-        """Add the member's loss to its curve, if it has trained since."""
+        """Add the member's loss to its curve, if it has trained since the last point."""
         progress = self.progress(record)
         steps, loss = progress["steps"], progress["loss"]
         if loss is None:
@@ -122,8 +122,8 @@ class SwarmPicture:
     def progress(self, record: MemberRecord) -> dict[str, Any]:
         """Return a member's steps, samples and loss.
 
-        They come from its last answer, which counts this life as its other figures do. Without one they come from its
-        record, which counts all its lives.
+        They come from its last answer, which counts only this life, as its other figures do. Without an answer they
+        come from its record, which counts all its lives.
         """
         told = self.told.get(record.id)
         said = {"steps": record.steps, "samples": record.samples, "loss": number(record.loss)}
@@ -147,7 +147,7 @@ class SwarmPicture:
             ),
         }  # fmt: skip
 
-    # -- what others say -------------------------------------------------------------------------------------------
+    # -- answers of members ----------------------------------------------------------------------------------------
     def answered(self, peer: PeerId, metrics: Mapping[str, Any], now: float) -> None:
         """Record a member's own figures. Only their shape can be checked."""
         row = row_of(metrics)
@@ -170,7 +170,7 @@ class SwarmPicture:
             self.asked[peer] = now
         return can[:count]
 
-    # -- what a page is told ---------------------------------------------------------------------------------------
+    # -- data for a page -------------------------------------------------------------------------------------------
     def history(self) -> dict[str, Any]:
         """Return the data that a page begins with."""
         return {
@@ -184,6 +184,7 @@ class SwarmPicture:
 
 
 def row_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures that a page shows, with invalid values replaced."""
     names = (
         "steps", "samples", "swarm_samples", "loss", "exchanges_done", "exchanges_failed", "bytes_sent",
         "bytes_received", "consensus_distance", "interval_steps",

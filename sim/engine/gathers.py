@@ -34,7 +34,7 @@ class GroupStreams:
         return not (self.streamed or self.early)
 
     def gather(self, host: Host, group: GroupAverage) -> None:
-        """Stream to every linked member; a later call serves the members linked since."""
+        """Stream its slice to every linked member; a later call serves the members linked since."""
         key = host, group.session
         first, streamed = key not in self.streamed, self.streamed.setdefault(key, {})
         values = group.ours if host.liar is None else host.liar.sends(group.ours, group.session)
@@ -93,6 +93,7 @@ class GroupStreams:
         self.finish(host, group)
 
     def said(self, host: Host, group: GroupAverage) -> Floats:
+        """Return the mean of this host's slice as the others decode it; an attacker falsifies it."""
         assert group.mean is not None
         mean = group.mean if host.liar is None else host.liar.sends(group.mean, group.session)
         return group.send(mean, group.slices[group.place].start)

@@ -10,7 +10,7 @@ from gossip.wire.messages import Accept, Busy, Commit, Fetch, Offer, Serving
 
 __all__ = ["Sizes"]
 
-SESSION, RUN, VERSION = 1 << 61, bytes(16), 1.5  # values that encode to the usual length
+SESSION, RUN, VERSION = 1 << 61, bytes(16), 1.5  # values of the usual encoded length
 
 
 class Sizes:

@@ -18,7 +18,7 @@ __all__ = ["End", "Level", "Look", "spread"]
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
-BLOCK_ROWS = 256
+BLOCK_ROWS = 256  # Rows of one pass, so that temporary arrays stay small.
 
 
 class Level(Protocol):
@@ -55,7 +55,7 @@ class Level(Protocol):
 
     @property
     def interval_steps(self) -> int | None:
-        """Local steps between two mixes at present, of the median peer; None by the clock."""
+        """Return the median peer's local steps between two mixes at present; None if mixes are timed by the clock."""
 
     @property
     def mixes(self) -> int:
@@ -63,7 +63,7 @@ class Level(Protocol):
 
     @property
     def exchanges(self) -> float:
-        """Return the finished exchanges: the mixes, each counted by its side's share."""
+        """Return the finished exchanges: each mix counts as its side's share of an exchange."""
 
     @property
     def failed(self) -> int:
@@ -117,7 +117,7 @@ class End:
 
     level: Level
     scenario: Scenario
-    last: dict[str, float]  # A row of the history.
+    last: dict[str, float]  # The last row of the history.
     fidelity: Fidelity
     done: float  # The played share of the run, 0 to 1.
     wall_s: float
