@@ -14,8 +14,8 @@ from gossip.errors import LocalError
 
 __all__ = ["LATER_S", "Faults", "first_cause", "leaves", "place", "report_to", "trace"]
 
-TOLD = 64  # Distinct places that are logged: an attacker could trigger one fault a thousand times a second.
-RESTARTS, WITHIN_S = 3, 600.0  # So many fast restarts; if it fails again within this time, the fault is not rare.
+TOLD = 64  # Distinct places that are logged, once each: an attacker could trigger faults all the time.
+RESTARTS, WITHIN_S = 3, 600.0  # After this many restarts within this time, the next ones are slow.
 SOON_S, LATER_S = 0.1, 60.0
 TEXT = 200  # Characters of an exception's text, which only the log shows.
 DEEP = 40  # Frames of a traceback: a recursion has a thousand.
@@ -36,7 +36,7 @@ class Faults:
         self._restarted: deque[float] = deque(maxlen=RESTARTS)
 
     def contain(self, error: BaseException, what: str, end: str) -> None:
-        """Count and log a fault that ``what`` raised; ``end`` says in a clause what follows.
+        """Count and log a fault that ``what`` raised; ``end`` is a clause on the consequence.
 
         A LocalError is for the user, and a cancellation or interrupt must not be stopped: both are raised again.
         """
@@ -77,10 +77,10 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """Return the error that the user can act on.
+    """Return the error on which the user can act.
 
-    It is neither a nursery's group, nor trio's wrapper, nor a cancellation that accompanies the error. A LocalError
-    comes before others.
+    It is neither a nursery's group, nor trio's wrapper, nor a cancellation that accompanies the error. A LocalError is
+    preferred to others.
     """
     found = list(leaves(error))
     for kind in (LocalError, Exception, BaseException):

@@ -11,11 +11,11 @@ __all__ = ["Movement"]
 
 Floats = NDArray[np.float32]
 
-SAMPLED = 4_096  # In elements: their sum of squares errs by 2 % if elements are alike, and costs microseconds.
+SAMPLED = 4_096  # Elements to sample: their sum of squares errs by 2 % if elements are alike, in microseconds.
 
 
 class Movement:
-    """The movement of a vector of ``size`` elements by the training loop's own steps, without what others added."""
+    """The movement of a vector of ``size`` elements by the training loop's own steps, without that of exchanges."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -54,7 +54,7 @@ class Movement:
         return self.moved(self.sample(snapshot))
 
     def moved(self, now: Floats) -> float:
-        """Return the same for a :meth:`sample`, which is kept."""
+        """Return the same as :meth:`since` for a :meth:`sample`, which is kept and must not be changed."""
         before, self.expected = self.expected, now
         if before is None:
             return math.nan

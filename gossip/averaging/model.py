@@ -16,7 +16,7 @@ class Pending(Protocol):
 
 
 def finite_of(copy: Pending) -> bool | None:
-    """Return whether all values of a finished copy are finite, None if it was not checked."""
+    """Return True if all values of a finished copy are finite, False if one is not, None if they were not checked."""
     found: bool | None = getattr(copy, "finite", None)
     return found
 
@@ -27,7 +27,7 @@ def torn(copy: Pending) -> bool:
 
 
 class Upload(Pending, Protocol):
-    """An update's values on their way to the model's device. Once done, applying them waits for nothing."""
+    """An update's values on their way to the model's device. Once they are there, applying them does not wait."""
 
     def add(self) -> Pending | None:
         """Begin ``weights += values``."""
@@ -61,10 +61,10 @@ class Model(Protocol):
         """Begin ``out[:] = weights``."""
 
     def begin_read_optimizer(self, out: Floats, start: int) -> Pending | None:
-        """Begin ``out[:]`` = the optimizer's state, from ``start`` of what newcomers take on."""
+        """Begin to set ``out[:]`` to optimizer state, from position ``start`` of the vector that newcomers take."""
 
     def begin_read_piece(self, out: Floats, start: int) -> Pending | None:
-        """Begin ``out[:]`` = the weights from ``start`` on, none of them frozen."""
+        """Begin to set ``out[:]`` to the weights from ``start`` on, none of them frozen."""
 
     def begin_read_at(self, out: Floats, positions: Positions) -> Pending | None:
         """Begin ``out[:] = weights[positions]``."""
@@ -79,7 +79,7 @@ class Model(Protocol):
         """Begin ``weights += weight values``, if the model :attr:`weighs`; ``values`` may be overwritten."""
 
     def add_read(self, values: Floats, weight: float) -> bool:
-        """Add ``weight values``, then set ``values[:] = weights``, in one pass. Or change nothing and return False."""
+        """Add ``weight values``, then set ``values[:] = weights``, in one pass; if impossible, only return False."""
 
     def add_at(self, values: Floats, positions: Positions) -> Pending | None:
         """Begin ``weights[positions] += values``."""

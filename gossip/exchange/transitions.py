@@ -52,12 +52,12 @@ __all__ = ["AHEAD", "GROUP", "INITIATOR", "PAIR", "PUSH", "RESPONDER", "Event", 
 
 class State(Enum):
     ASKED = auto()  # We have asked for a reservation, and there is no answer yet.
-    AHEAD = auto()  # The pair is reserved, and begins when neither side has another exchange in progress.
+    AHEAD = auto()  # The pair is reserved, and begins when our exchange in progress has ended.
     PREPARING = auto()  # Our snapshot is not taken yet.
     OFFERED = auto()
     STREAMING = auto()
     VERIFIED = auto()  # Our COMMIT is sent, and theirs has not arrived.
-    IN_DOUBT = auto()  # In doubt: VERIFIED, but the link broke or COMMIT is late. It takes no slot any more.
+    IN_DOUBT = auto()  # The outcome is unknown: the link broke, or a COMMIT is late. It takes no slot any more.
     DONE = auto()  # The exchange has happened.
     DROPPED = auto()  # The exchange ended without a result.
 

@@ -32,7 +32,7 @@ class Ending:
         run_id: The run that the votes are about.
         partners: The members that finished an exchange with us in this run.
         voters: The members that said that the run is finished, in the order in which they did. Some have left since.
-        present: The members that shared our run at the last look.
+        present: The members that shared our run at the last :meth:`tick`.
     """
 
     def __init__(self, local: Local, membership: Members, before: bytes = b"") -> None:
@@ -43,6 +43,7 @@ class Ending:
         self.present: set[PeerId] = set()
 
     def finish(self, now: float) -> None:
+        """Note that the run is finished, and tell the others."""
         self.local.finished = True
         self.membership.update_me(now, finished=True)
 
@@ -93,7 +94,7 @@ class Ending:
         )  # fmt: skip
 
     def began(self, now: float) -> list[Effect]:
-        """Handle a start alone, with weights of our own."""
+        """Handle a start with our own weights: finish at once if this node finished its run in an earlier life."""
         if not self.before:
             return []
         self.finish(now)
@@ -102,7 +103,7 @@ class Ending:
         ]
 
     def taken(self, finished: bool, now: float) -> list[Effect]:
-        """Handle the weights of a run that we have just adopted.
+        """Handle the adoption of a run's weights.
 
         Args:
             finished: True if most of the donors said that the run is finished. Donors may be few. They are outweighed

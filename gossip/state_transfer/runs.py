@@ -2,7 +2,7 @@
 
 A run is identified by its run id. If two runs share a swarm, the members of the run with fewer samples
 take the other's weights. They do so if the other has at least as many members, if its weights pass a trial
-(:mod:`gossip.state_transfer.trial`), or if a person consents. A member avoids its former run for a while. If nothing is
+(:mod:`gossip.state_transfer.trial`), or if the user consents. A member avoids its former run for a while. If nothing is
 decided for long, the run with fewer members gives way.
 """
 
@@ -31,7 +31,9 @@ EQUAL_SHARE = 1 / 64  # relative difference of samples up to which two runs coun
 
 
 class Run(NamedTuple):
-    samples: int
+    """A run, by the records of its members."""
+
+    samples: int  # lower median of the members' progress
     run_id: bytes
     members: int = 0  # ALIVE and ready
 
@@ -57,7 +59,7 @@ class Starter(Protocol):
 
 
 class Runs:
-    """The decision which run's weights this peer should have. ``linked`` holds the peers with a link to us."""
+    """The choice of the run whose weights this peer holds. ``linked`` holds the peers with a link to us."""
 
     def __init__(
         self, joining: Joining, membership: Members, linked: Container[PeerId], own: Starter, rng: random.Random,
@@ -67,14 +69,14 @@ class Runs:
         self.local, self.config = joining.local, joining.config
         self.join_by = now + self.config.join_timeout_s
         self.must_join = False  # do not begin a run only because no member offers one
-        self.wait_for: Callable[[], bool] = lambda: False  # whether a seed answers; then no peer begins alone
+        self.wait_for: Callable[[], bool] = lambda: False  # true if a seed answers; then no peer begins alone
         self.ripe_at = math.inf
         self.next_at = now
         self.changes_seen = -1  # changes of the membership when we last found nothing to do
         self.divided_since = math.inf  # when we first saw another run
         self.noticed = b""  # the run that the latest notice was about
         self.alone: bool = False
-        self.alone_since = math.inf  # when this node became alone; infinite once people are told
+        self.alone_since = math.inf  # when this node became alone; infinite once that is reported
         self.told_alone = False
         self.spoiled_at, self.mend_s = -math.inf, MEND_S
 
@@ -88,21 +90,21 @@ class Runs:
         self.spoiled_at, self.changes_seen = now, -1
 
     def consent(self, run_id: bytes, now: float) -> None:
-        """Merge into this run because a person wants it, regardless of samples."""
+        """Merge into this run because the user wants it, whatever its samples."""
         self.joining.consented, self.noticed = run_id, b""
         self.changes_seen, self.next_at = -1, now
         self.joining.left_alone.pop(run_id, None)
 
     @property
     def deadline(self) -> float:
-        """When to call :meth:`tick`. Infinite for a ready node while no member comes or goes."""
+        """Return the time to call :meth:`tick`; infinity for a ready node while no member comes or goes."""
         membership = self.membership
         if self.local.ready and membership.changes == self.changes_seen and self.alone is not membership.company:
             return max(self.next_at, self.alone_since + self.config.join_timeout_s)
         return self.next_at
 
     def tick(self, now: float) -> list[Effect]:
-        """Once a second, check for loneliness, for a run to join and for a larger run to merge into."""
+        """Check once a second if this node is alone, has a run to join, or a larger run to merge into."""
         if now < self.next_at:
             return []
         self.next_at = now + CONSIDER_S
@@ -150,7 +152,7 @@ class Runs:
         return rival.members > mine.members or (rival.members == mine.members and rival.run_id > mine.run_id)
 
     def divided(self, rivals: list[Run], mine: Run) -> list[Effect]:
-        """Report once that another run exists about which a person may decide."""
+        """Report once that another run exists, so that the user can decide."""
         rival = max(rivals)
         if self.config.merge == "auto" or self.noticed == rival.run_id:
             return []
@@ -168,8 +170,7 @@ class Runs:
         """Start without another run: take our own run's weights from its members, or begin.
 
         A node begins if it is ahead of every run that it sees. It also begins if all members wait and its id is the
-        smallest, or if no member is reachable at the time-out. Ready members are not waited for, even if they gave
-        nothing.
+        smallest. At the time-out it begins if no member is reachable, or if members gave it no weights.
         """
         same = self.donors(self.local.run_id)
         if same and self.joining.gives(self.local.run_id, now):
@@ -184,7 +185,7 @@ class Runs:
             # A smaller id that we know by hearsay may exist: wait for it, but not for ever.
             smallest = mine < min(others) and (mine < min(self.membership.alive()) or now >= self.ripe_at + HEARSAY_S)
             if now >= self.ripe_at and smallest:
-                return self.own.begin(now, "Everybody here waits for weights: this node, whose id is smallest, begins.")
+                return self.own.begin(now, "All members wait for weights: this node, whose id is smallest, begins.")
         if now >= self.join_by and (others or not self.wait_for()):
             text = "No member gave its weights" if others else "No member could be reached"
             text += ": this node starts alone, and merges when it meets others."

@@ -101,6 +101,7 @@ class Greeter:
         proven: PeerId | None,
         expected: PeerId | None,
     ) -> None:
+        """Raise a RemoteError if their Hello does not fit ours; see :meth:`greet` for the arguments."""
         host = stream.peer_host
         if theirs.version_min > VERSION_MAX or theirs.version_max < VERSION_MIN:
             raise RefusedError(
@@ -134,7 +135,10 @@ class Greeter:
             raise RefusedError("layout", "")
 
     async def refuse(self, stream: ByteStream, reader: FrameReader, theirs: Hello, error: RemoteError) -> RefusedError:
-        """Send a Close with the reason, never the exception's own text; read the other side's; name the difference."""
+        """Send a Close with the reason, never the exception's own text, and return the error for our user.
+
+        If the layouts differ, the other side's Close holds its layout, and the error names the first difference.
+        """
         layout = self.layout
         sentence = {
             "version": f"this node speaks protocol {spoken(VERSION_MIN, VERSION_MAX)}, the other side "

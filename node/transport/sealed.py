@@ -27,7 +27,7 @@ SHARE_BYTES = 32  # Random bytes from each side, as many as a key has.
 LENGTH_BYTES = 4  # The length prefix of a record: ciphertext and tag.
 TAG_BYTES = 16
 RECORD_BYTES = 262_144  # The largest record: it stays in cache together with the plaintext.
-AROUND_BYTES = LENGTH_BYTES + TAG_BYTES
+AROUND_BYTES = LENGTH_BYTES + TAG_BYTES  # The overhead of a record.
 AHEAD_BYTES = 16_384  # Read-ahead for short reads; below WHOLE_BYTES, so that a thread returns with what has come.
 ROOM_BYTES = 2 * (RECORD_BYTES + AROUND_BYTES) + AHEAD_BYTES  # Room for a chunk of the default size in one system call.
 ROOMS_KEPT = 8  # One for each thread that carries large vectors.
@@ -48,9 +48,9 @@ def fresh_share() -> bytes:
 def direction_keys(dialler: bytes, acceptor: bytes) -> tuple[bytes, bytes]:
     """Derive the keys of the dialler and of the acceptor, from each side's share followed by its id.
 
-    Neither side alone determines a key, so no key repeats while one of them draws at random. The ids bind the keys to
+    Neither side alone determines a key, so no key repeats if one side draws at random. The ids bind the keys to
     the two members. Otherwise a man in the middle could dial with the share that it was just given, and splice two
-    connections. Both sides would then take each other for it.
+    connections. Each side would then take the other for the man in the middle.
     """
     both = HKDF(algorithm=hashes.SHA256(), length=64, salt=None, info=b"gossip sealed 1").derive(dialler + acceptor)
     return both[:32], both[32:]
@@ -106,7 +106,7 @@ class Sealer:
         self.ended = False
 
     async def send(self, write: Write, *pieces: Piece) -> None:
-        """Send all pieces as records, by means of ``write``."""
+        """Send all pieces as records with ``write``."""
         if self.torn or self.ended:
             raise BrokenLinkError(f"The encrypted connection to {self.peer_host} broke.")
         self.torn = True
@@ -216,10 +216,10 @@ class Opener:
         return into[:0] if fits else into
 
     async def hold(self, read: Read, count: int, more: int = 0) -> None:
-        """Wait until ``count`` bytes are here, of which another ``more`` bytes are certain to follow.
+        """Wait until ``count`` bytes are here; another ``more`` bytes are certain to follow them.
 
-        All that is certain is read in one call. Bytes that may never come are not asked for, since a thread would block
-        for them.
+        All bytes that are certain are read in one call. Others are not asked for: a thread would block if they never
+        come.
         """
         self.move(count)
         while self.stop - self.start < count:
@@ -268,7 +268,7 @@ class SealedStream:
             self.opener.begin(self.tls.behind())
             self.tls = None
         if self.opener.ready:
-            await trio.lowlevel.checkpoint()  # Nothing below waits, and a fast sender must not starve other tasks.
+            await trio.lowlevel.checkpoint()  # Nothing below may wait, and a fast sender must not starve others.
         return await self.opener.take(self.inner.receive_into, buffer)
 
     async def send_all(self, data: Piece) -> None:

@@ -101,7 +101,7 @@ class OneByOne:
 class Training:
     """The training loops of all hosts. Without a trainer, models change only through mixes.
 
-    ``perform(host, effects)`` is the swarm's.
+    ``perform(host, effects)`` is the swarm's method.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Training:
         self.events, self.hosts, self.perform, self.trainer = events, hosts, perform, trainer
         self.by_steps = config.interval_steps is not None
         self.lockstep = config.max_version_gap is not None
-        # A due mix takes its snapshot before it is requested, except in push-sum: there the snapshot takes mass along.
+        # A due mix of a pair takes its snapshot before it is requested. A push cannot, since its snapshot takes mass.
         self.ahead = config.paired
         self.steps = 0  # steps of all peers that have been counted
         self.arm: Callable[[Host], None]  # arms a host's timer; set by the swarm
@@ -267,7 +267,7 @@ class Training:
     def recall(self, host: Host) -> bool:
         """Return True if the vector is still the model of the last boundary, so that it can be copied during a step.
 
-        It is not if the step in progress was computed already. The copy must then wait for the next boundary.
+        If the step in progress was computed already, the copy must wait for the next boundary.
         """
         self.seen(host)
         if host.taken > host.steps:
@@ -304,7 +304,7 @@ class Training:
             self.compute(self.events.now)
         else:
             self.catch_up(host)
-        assert host.taken == host.steps, "a step that has not ended was computed for one whose model changes"
+        assert host.taken == host.steps, "a step that has not ended was computed for a host whose model changes"
 
     def catch_up(self, host: Host) -> None:
         missing = host.steps - host.taken
@@ -341,9 +341,10 @@ class Training:
             self.trainer.train(np.array(rows), np.array(counts))
 
     def end(self, host: Host) -> None:
-        """End the loop in the middle of a step, which is still computed.
+        """End the loop in the middle of a step, but compute this step.
 
-        A lazy trainer may have computed it already. Computing it always keeps the next life's batches reproducible.
+        A lazy trainer may have computed it already. If it is always computed, the next life's batches are
+        reproducible.
         """
         self.count(host, self.events.now)
         if self.trainer is not None and host.ready and host.waiting is None:

@@ -39,6 +39,7 @@ INK, MUTED, GRID, SHADE = "#1f2328", "#59636e", "#dfe3e8", "#eceff3"
 WIDE = 20.0  # An axis over more than this ratio is logarithmic.
 BINS = 32
 TICKS = 3  # The least ticks on a logarithmic axis, before more digits are used.
+# Leading digits of ticks, from few to many.
 DIGITS = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9))
 Floats = NDArray[np.float64]
 
@@ -51,7 +52,7 @@ class Panel:
     title: str
     caption: str
     draw: Callable[[Axes, Sequence[Result]], None]
-    about_time: bool = True
+    about_time: bool = True  # Its x axis is virtual time.
     many: Callable[[Axes, Sequence[Result]], None] | None = None  # For several results, if that differs.
     many_caption: str = ""
 
@@ -66,7 +67,9 @@ class Panel:
 
 def panels_of(results: Sequence[Result]) -> list[Panel]:
     """Return the panels with data: no accuracy for a task without one, no durations without exchanges."""
-    return [panel for panel in PANELS if panel.name not in UNLESS or any(UNLESS[panel.name](each) for each in results)]
+    return [
+        panel for panel in PANELS if panel.name not in HAS_DATA or any(HAS_DATA[panel.name](each) for each in results)
+    ]
 
 
 def cuts(results: Sequence[Result]) -> tuple[NetworkCut, ...]:
@@ -152,8 +155,8 @@ def consensus(axes: Axes, results: Sequence[Result]) -> None:
 def distances(result: Result) -> Floats:
     """Return the consensus distance, without values that a logarithmic axis cannot show well.
 
-    A swarm that starts from one model begins at 0, or at the rounding error of that. Such a point would press all else
-    into the top of the picture.
+    A swarm that starts from one model begins at 0, or at the rounding error of that. Such a point would press all other
+    points into the top of the picture.
     """
     distance = result.column("consensus_distance")
     greatest = positive(distance).max(initial=0.0)
@@ -280,7 +283,7 @@ PANELS = (
           about_time=False, many=durations_of_many,
           many_caption="Share of the finished exchanges that took no longer, from the snapshot to the mix."),
 )  # fmt: skip
-UNLESS: dict[str, Callable[[Result], bool]] = {
+HAS_DATA: dict[str, Callable[[Result], bool]] = {
     "accuracy": lambda result: bool(np.isfinite(result.column("accuracy_mean")).any()),
     "metric": lambda result: bool(np.isfinite(result.column("metric_mean")).any()),
     "consensus": lambda result: bool(positive(result.column("consensus_distance")).size),
