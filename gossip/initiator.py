@@ -20,7 +20,7 @@ IDLE = Phase.IDLE  # reading an Enum's attributes is slow
 
 
 class Initiator:
-    """The initiative of one peer. Drivers read when its next mix is due."""
+    """The mixes that one peer begins. Drivers read when the next one is due."""
 
     def __init__(
         self, exchanges: Exchanges[Any], partners: Partners, schedule: Schedule, joining: Joining, rng: random.Random
@@ -35,18 +35,18 @@ class Initiator:
     # -- for the driver ------------------------------------------------------------------------------------------
     @property
     def offering(self) -> bool:
-        """True if we may not begin a mix: one is in progress, or as many as may overlap."""
+        """Return True if we may not begin a mix: one is in progress, or as many as may overlap."""
         exchanges = self.exchanges
         return exchanges.engaged if exchanges.overlapping else bool(exchanges.outgoing)
 
     @property
     def due_steps(self) -> int:
-        """The step count of our next mix, at which to call ``stepped``, unless :attr:`offering`."""
+        """Return the step count of our next mix, at which to call ``stepped``, unless :attr:`offering`."""
         return self.schedule.steps_beside(self.exchanges.coming)
 
     @property
     def mix_at(self) -> float:
-        """The time from which a due mix may begin, so that a driver takes a snapshot with it.
+        """Return the time from which a due mix may begin, so that a driver takes a snapshot with it.
 
         It is infinite while other exchanges prevent a mix, and if no partner was found the last time. The first mix
         with a new partner then begins a step later, and a node that stays alone copies nothing.
@@ -57,13 +57,13 @@ class Initiator:
 
     @property
     def next_mix(self) -> tuple[float, float]:
-        """:attr:`due_steps` (infinite while :attr:`offering`) and :attr:`mix_at`, which a driver reads together."""
+        """Return :attr:`due_steps`, infinite while :attr:`offering`, and :attr:`mix_at` for drivers that read both."""
         return math.inf if self.offering else self.due_steps, self.mix_at
 
     # -- for the peer --------------------------------------------------------------------------------------------
     @property
     def deadline(self) -> float:
-        """When to call :meth:`begin`, for mixing by the clock."""
+        """Return the time to call :meth:`begin`, if mixes are timed by the clock."""
         exchanges, schedule = self.exchanges, self.schedule
         if self.joining.phase is not IDLE or not self.local.ready or self.offering or exchanges.upcoming:
             return math.inf
@@ -85,7 +85,7 @@ class Initiator:
         return effects
 
     def ended(self, now: float) -> list[Effect]:
-        """Note which exchanges ended or began to stream: schedule the next mix, and begin what was reserved."""
+        """Handle exchanges that ended or began to stream: schedule the next mix, or begin the reserved one."""
         exchanges, schedule, local = self.exchanges, self.schedule, self.local
         effects: list[Effect] = []
         if exchanges.mixed_at:

@@ -52,7 +52,7 @@ class Peer:
         config: The configuration.
         model: The model that exchanges carry.
         rng: The source of all random choices.
-        bootstrap: What the peer begins with besides its record.
+        bootstrap: The seeds, the address book and the terms of the start.
         selector: The partner selection; by default that of ``config``, which must not name a file.
         now: The current time.
     """
@@ -62,17 +62,17 @@ class Peer:
     view: PeerView  # what a driver reads between two calls
     local: Local  # the state of this node that several parts read
     membership: Members  # the members, and our own record
-    partners: Partners  # whom to mix with
-    schedule: Schedule  # when to mix
+    partners: Partners  # the choice of partners
+    schedule: Schedule  # the times of mixes
     initiator: Initiator  # the mixes that we begin
     exchanges: Exchanges[Any]  # the mixes in progress
-    runs: Runs  # which run's weights to have
+    runs: Runs  # the choice of the run whose weights to have
     own_run: OwnRun  # the run whose weights we have
     joining: Joining  # the weights that we fetch
     donating: Donating  # the weights that we give
     ending: Ending  # the votes on the end of the run
     seeds: Seeds
-    reach: Reachability  # whether others can dial us
+    reach: Reachability  # the test of whether others can dial us
     misbehaviour: MisbehaviourLog
 
     def __init__(
@@ -123,7 +123,7 @@ class Peer:
     # -- time ----------------------------------------------------------------------------------------------------
     @property
     def deadline(self) -> float:
-        """When to call :meth:`tick`. Drivers read it after every call, so empty parts are skipped."""
+        """Return the time to call :meth:`tick`. Drivers read it after every call, so empty parts are skipped."""
         if self.local.left:
             return math.inf
         soonest, other = self.runs.deadline, self.membership.deadline
@@ -175,7 +175,7 @@ class Peer:
         return self.own_run.resume(run_id, samples, version, now, finished)
 
     def merge(self, run_id: bytes, now: float) -> list[Effect]:
-        """Take this run's weights because a person wants it, regardless of samples."""
+        """Take this run's weights because the user wants it, whatever its samples."""
         self.runs.consent(run_id, now)
         return []
 
@@ -246,7 +246,7 @@ class Peer:
         return effects + self.after(now)
 
     def seed_answered(self, seed: Address) -> None:
-        """Note that this seed accepted a connection, whatever comes of it."""
+        """Note that this seed accepted a connection, even if no link follows."""
         self.seeds.answered(seed)
 
     def seeded(self, seeds: tuple[Address, ...], expected: Mapping[Address, PeerId]) -> list[Effect]:
@@ -255,10 +255,11 @@ class Peer:
         return [] if self.linked_peers else [self.seeds.dial(seed) for seed in new]
 
     def seed_is_me(self, seed: Address) -> None:
-        """Drop a seed that is this peer itself: there is no other to wait for."""
+        """Drop a seed that is this peer itself, so that it does not wait for it."""
         self.seeds.renew(tuple(other for other in self.seeds.seeds if other != seed), self.seeds.expected)
 
     def dial_tried(self, asker: PeerId, ok: bool, now: float) -> list[Effect]:
+        """Tell ``asker`` whether its address accepted our connection."""
         return [Send(asker, Reached(ok))]
 
     def refresh_homes(self, now: float) -> None:
@@ -280,7 +281,7 @@ class Peer:
 
     @property
     def unsettled(self) -> bool:
-        """True if :meth:`after` has anything to note."""
+        """Return True if :meth:`after` has something to handle."""
         exchanges = self.exchanges
         moved = exchanges.freed or exchanges.began
         busy = exchanges.mixed_at or exchanges.gave_up or self.joining.phase is not IDLE
@@ -373,7 +374,7 @@ class Peer:
         self.local.optimizer_keys, self.local.optimizer_scalars = keys, scalars
 
     def recalled(self, session: int, now: float) -> list[Effect]:
-        """Handle an earlier snapshot for this session: the training loop is at no boundary."""
+        """Handle a snapshot that was not taken at a boundary: an earlier one, or frozen weights."""
         return self.donating.snapshotted(session)
 
     def mended(self, now: float) -> list[Effect]:
@@ -472,7 +473,7 @@ class Peer:
         return effects + self.after(now) if self.unsettled else effects
 
     def after(self, now: float) -> list[Effect]:
-        """Note what ended: credit partners, and schedule the next mix."""
+        """Handle ended exchanges: credit their partners, and schedule the next mix."""
         exchanges, joining = self.exchanges, self.joining
         effects: list[Effect] = []
         if self.misbehaviour.news:

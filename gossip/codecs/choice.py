@@ -1,4 +1,4 @@
-"""The choice of a link's codec, and of the number of steps between mixes, by their costs."""
+"""The choice of a link's codec and of the steps between two mixes, by their costs."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Machine:
 
     def work_s(self, codec: str) -> float:
         """Return how much an exchange delays training: the boundary stops it, and the cores share the rest."""
-        beside_s = self.weight * CARRYING_S_PER_GB + self.coding_s(codec)
-        return self.weight * BOUNDARY_S_PER_GB + beside_s / self.cores
+        carried_s = self.weight * CARRYING_S_PER_GB + self.coding_s(codec)
+        return self.weight * BOUNDARY_S_PER_GB + carried_s / self.cores
 
 
-# The simulator must decide alike on every machine, so it uses these (`make bench-codecs`).
+# Measured by `make bench-codecs`. The simulator uses these constants, so that it decides alike on every machine.
 COMPILED = Machine({"fp32": 0.0, "bf16": 0.03, "int8": 0.08})
 NUMPY = Machine({"fp32": 0.0, "bf16": 0.49, "int8": 0.95})
 
@@ -53,7 +53,7 @@ BYTES_PER_ELEMENT_STEP = 0.5
 
 SLACK = 0.05  # The share by which rounding may exceed a limit: int8 needs 0.4 % for its scales.
 MOST_INTERVAL = 64  # In local steps: with longer intervals nodes drift apart on any data.
-SHORTEST_S = 1e-9
+SHORTEST_S = 1e-9  # A shorter step was not timed.
 # The largest share of the time between two mixes that an exchange may take; beyond it the next mix is delayed.
 LINK = 1.0
 
@@ -61,7 +61,7 @@ LINK = 1.0
 def fastest(rate_mb_s: float | None, machine: Machine) -> str:
     """Return the codec with the least ``bytes / rate + CPU`` at this rate; bf16 while the rate is unknown.
 
-    With the compiled passes int8 wins below 5,000 MB/s, more than nearly all sockets. With numpy fp32 wins above about
+    With the compiled passes int8 wins below 5,000 MB/s, which few sockets exceed. With numpy fp32 wins above about
     1,000 MB/s, int8 below about 540 MB/s, and bf16 between them. At an infinite rate fp32 wins. Coarser codecs trade
     accuracy for bytes, so only the user chooses them.
     """

@@ -15,7 +15,7 @@ AUTO_FILTER = ("clip", "none")  # For filter = "auto": the first one that fits t
 
 @dataclass(frozen=True, slots=True)
 class FilterRule:
-    """One filter.
+    """The properties of one filter.
 
     ``home`` is its module and class in ``gossip.filters``; ``does`` follows its name in the reference.
     """

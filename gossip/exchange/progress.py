@@ -26,14 +26,14 @@ __all__ = ["RunProgress"]
 
 PARTNERS = 5  # Last partners whose member counts are used by a node without an address.
 BEYOND = 16  # Largest member count that such a node takes from its partners, as a multiple of its own.
-INTERVALS = 2  # Limit of one exchange, in intervals of what a node adds between two mixes.
+INTERVALS = 2  # Limit of one exchange, in intervals: an interval is the samples that a node adds between two mixes.
 LEAST_INTERVALS = 0.25  # Least budget of all exchanges between two mixes, in intervals: numbers must be able to meet.
 GAPS = 8  # Budget as a multiple of the lower quartile of the last gaps.
 MOST_INTERVALS = 16  # Largest budget, in intervals.
 WIDER = 8  # Longest interval that a node takes over from its partners, as a multiple of its own.
 EXCHANGES = 8  # Last exchanges whose gaps count, and over which a node averages its own interval.
 ENOUGH = 4  # Exchanges with partners that the node chose, from which on only their gaps count.
-STEPS = 16  # Assumed steps between two mixes if the configuration gives seconds instead.
+STEPS = 16  # Assumed steps between two mixes if mixes are timed by the clock.
 
 
 class RunProgress:
@@ -90,8 +90,10 @@ class RunProgress:
 
     @property
     def claim(self) -> Claim:
-        """Return the claim for an exchange that begins now. A node that trains nothing takes over the smallest limit
-        of its last partners."""
+        """Return the claim for an exchange that begins now.
+
+        A node that trains nothing takes over the smallest limit of its last partners.
+        """
         if not self._step:
             most = min(claim.most for claim in self._partners) if len(self._partners) == PARTNERS else 0
             return Claim(self.samples, min(most, MOST_SAMPLES), self.contacted)

@@ -10,12 +10,12 @@ from gossip.ids import PeerId
 __all__ = ["Balance", "balance_accepts"]
 
 GAMMA = 0.3  # The threshold at the beginning, as a share of our own vector's length: gamma.
-KAPPA = 1.0  # How fast it falls: to 1/e at the end of the training: kappa.
-ROUNDS = 1000.0  # The mixing rounds of the whole training, if filter_limit does not say.
+KAPPA = 1.0  # The rate at which it falls, to 1/e at the end of the training: kappa.
+ROUNDS = 1000.0  # The mixing rounds of the whole training, if filter_limit is not set.
 
 
 class Balance(Filter):
-    """A filter by the length of our own vector and the progress of training."""
+    """A filter with a threshold that follows the length of our own vector and the progress of training."""
 
     def judge(self, partner: PeerId, difference_sq: float, own_sq: float, size: int, version: float) -> str | None:
         refused = super().judge(partner, difference_sq, own_sq, size, version)

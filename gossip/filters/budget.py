@@ -1,4 +1,4 @@
-"""Budgets: a bound on how far one partner may move a node, three typical partners' movement and two exchanges more.
+"""Budgets: a bound on how far one partner may move a node, three times a typical partner's movement plus two moves.
 
 A lie shorter than the clip radius is taken whole, so a partner that comes often could move a node without limit.
 Movement is counted in moves: half a difference of the radius' length is one. Partner p's movement decays with the
@@ -10,7 +10,7 @@ If a difference would take S_p beyond B, only the rest is taken. Only the node's
 peer can speed up the decay. Let B be the largest bound within t intervals. Then p takes at most ``B (1 + t / T)`` in
 that time: S_p is at most B at the end, and at most B dt / T of it decays in dt.
 
-``SAVED`` makes room for chance. Two nodes of a large swarm may meet three times in a few intervals and then not for
+``SAVED`` allows for chance. Two nodes of a large swarm may meet three times in a few intervals and then not for
 long. Meanwhile the median of sums of one or two meetings is small.
 """
 
@@ -25,7 +25,7 @@ from gossip.recent import Recent
 __all__ = ["FACTOR", "MEMORY", "OTHERS", "PARTNERS", "SAVED", "Budget"]
 
 FACTOR = 3.0  # Times the median of the other partners: a partner of four times our pace is met 2.5 times as often.
-# In moves: without them 4 % of the exchanges of 32 honest nodes met the budget, with one 0.7, with two 0.1.
+# In moves: without them 4 % of the exchanges of 32 honest nodes hit the budget, with one 0.7 %, with two 0.1 %.
 SAVED = 2.0
 MEMORY = 64.0  # Intervals in which movement is forgotten (T).
 # The least number of other partners for a budget: one alone would set it, and a liar could set it to nothing.
@@ -49,8 +49,8 @@ class Budget:
     def left(self, partner: PeerId, at: float, here: Here) -> float:
         """Return how many moves this partner has left; infinity without a budget.
 
-        Only partners that are ``here`` count. Otherwise a node that is left after others died would be held to the
-        recent movement of the dead.
+        Only partners that are ``here`` count. Otherwise the movement of members that have died would bound those that
+        remain.
         """
         others = sorted([self.moved(peer, at) for peer in here(self._moved) if peer != partner])
         if len(others) < OTHERS:
@@ -58,5 +58,5 @@ class Budget:
         return max(0.0, FACTOR * others[len(others) // 2] + SAVED - self.moved(partner, at))
 
     def took(self, partner: PeerId, moves: float, at: float) -> None:
-        """Count an exchange that moves us so far."""
+        """Count an exchange that moved us by this many moves."""
         self._moved[partner] = self.moved(partner, at) + moves, at

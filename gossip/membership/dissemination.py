@@ -15,8 +15,8 @@ from gossip.wire.messages import Update
 __all__ = ["Rumours", "retransmits", "told_before"]
 
 LEVELS = 24  # more than the 20 retransmissions of the largest table
-# As often as in the smallest swarm. A missed progress update is replaced by the owner's next one. Each member that
-# knows the accusers finds out by itself that a suspect is dead.
+# A mere update is sent as often as in the smallest swarm. A missed progress update is replaced by the owner's next one.
+# Each member that knows the accusers finds out by itself that a suspect is dead.
 MERE_TELLINGS = 4
 MAX_RUMOURS = 1024  # push-pull carries the rest: 32 a frame and 6 frames a second send 1,024 updates in 5 s
 
@@ -58,7 +58,7 @@ class Rumours:
         Args:
             update: The record or hint.
             now: The current time.
-            mere: If set, the update asks for no frame and counts as sent so many times. It still asks for one if it
+            mere: If set, the update asks for no frame and counts as sent this many times. It still asks for one if it
                 replaces an update that does.
         """
         # A record and a hint never replace each other: progress of a suspect would silence its accusers.
@@ -148,7 +148,7 @@ class Rumours:
 
 
 def told_before(members: int) -> int:
-    """Return the times sent that a mere update starts with: it is sent last and expires first."""
+    """Return the number of times that a mere update counts as sent at first: it is sent last and expires first."""
     return min(retransmits(members), LEVELS) - MERE_TELLINGS
 
 

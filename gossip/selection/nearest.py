@@ -14,7 +14,7 @@ from gossip.selection.rule import Candidates, Options, Uniform, uniform
 __all__ = ["Nearest"]
 
 NEAR = 4  # The cheapest members: noise stays within 5 % of that of mixing with all seven others of a region.
-ENOUGH = 64  # With so many measured members, no more unknown ones are tried: of eight regions, eight are in our own.
+ENOUGH = 64  # With this many measured members, no unknown ones are tried: of eight regions, eight are in our own.
 MOST = 128  # The most measurements. Beyond it the costlier half is forgotten, which would not be chosen anyway.
 TRIES = 8  # Draws to find an unknown member.
 SMOOTHING = 0.25  # The weight of a new measurement: one exchange on a busy link does not make a partner far.
@@ -35,7 +35,7 @@ class Nearest(Uniform):
 
     An exchange costs ``round trip + vector_mb / rate`` (s, MB, MB/s), from past exchanges and probes. A partner's
     unknown value counts as the median of the known ones. While fewer than 64 members are measured, an unknown one is
-    tried with the probability that is missing.
+    tried with the probability ``1 - measured / 64``.
 
     **Spectral gap.** Members near to each other form cliques, which near choices alone never leave: gap 0. With
     shortcuts the expected mixing matrix is (1 - p) times that one plus p times uniform choice's. The first has
@@ -52,8 +52,8 @@ class Nearest(Uniform):
         0.1            0.102     0.12   1.90 (1.38)
         0.05           0.051     0.07   2.97 (1.72)
 
-    At 0.1 exchanges cost an eighth, and members are 1.4 times as far apart and not 3. Most of the disagreement that
-    noise causes lies within a clique, and is mixed there at full speed.
+    At 0.1 exchanges cost an eighth, and members are 1.4 times as far apart, not 3 times as the gap suggests. Most of
+    the disagreement that noise causes lies within a clique, and is mixed there at full speed.
     """
 
     name = "nearest"

@@ -11,7 +11,7 @@ __all__ = ["NodeTimeline"]
 
 LOOP, EVENTS = "training loop", "events"
 NOTED_S = 0.001  # A call of step() without a visit to the boundary is a span of its own if it takes longer.
-TRACKS = 64  # Tracks of exchanges at the same time: more than there may be links is impossible.
+TRACKS = 64  # Most tracks for simultaneous exchanges; further ones share the last track.
 
 
 class NodeTimeline:
@@ -27,7 +27,7 @@ class NodeTimeline:
 
     def __init__(self, writer: TimelineWriter, process: int, name: str) -> None:
         self.writer, self.number = writer, process
-        self.since: float | None = None  # The end of the last step boundary.
+        self.since: float | None = None  # The end of the loop's last span.
         self.busy_until: list[float] = []  # By track of exchanges, the end of its last span.
         writer.process(process, name)
 
@@ -88,7 +88,7 @@ class NodeTimeline:
         self.writer.instant(self.number, EVENTS, name, at_s, **args)
 
     def track(self, begin_s: float, end_s: float) -> str:
-        """Return a track on which no exchange of this time is shown yet."""
+        """Return a track that is free at ``begin_s``, or the last one if all tracks are in use."""
         for number, until in enumerate(self.busy_until):
             if until <= begin_s:
                 self.busy_until[number] = end_s

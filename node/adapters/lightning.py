@@ -21,8 +21,8 @@ class LightningGossip(Adapter, Callback):  # type: ignore[misc]
     """A Lightning callback, for automatic and manual optimization, with one optimizer or several.
 
     ``Trainer(callbacks=[LightningGossip(samples=100_000, seeds=[...])])``. A batch after which ``trainer.global_step``
-    has moved is a step of the node; the batches since the last one are its samples. Divide the data with
-    ``DataLoader(dataset, sampler=gossip.sampler(dataset))``. Lightning's checkpoints hold the run, and ``fit(...,
+    has moved is a step of the node; its samples are those of the batches since the last such batch. Divide the data
+    with ``DataLoader(dataset, sampler=gossip.sampler(dataset))``. Lightning's checkpoints hold the run, and ``fit(...,
     ckpt_path=...)`` resumes it. The nodes settle before a checkpoint is written, unless a validation has just used
     these weights. Processes of DDP are one node. The node leaves when ``fit`` ends, however it ends.
 
@@ -43,7 +43,7 @@ class LightningGossip(Adapter, Callback):  # type: ignore[misc]
         self.batch_size = batch_size
         self.trainer: Any = None
         self.steps = 0  # Steps over all of the trainer's optimizers that the node has counted.
-        self.seen = 0  # Samples since then.
+        self.seen = 0  # Samples since the last counted step.
         self.settled_at = -1  # The global_step of the last settling; the next one needs a new step.
         self.scale = ScaleWatch(None)
 
@@ -102,7 +102,7 @@ class LightningGossip(Adapter, Callback):  # type: ignore[misc]
             vars(self.trainer).pop("save_checkpoint", None)
         super().close()
 
-    # -- between -----------------------------------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------------------------------------
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:

@@ -1,4 +1,4 @@
-"""The page of one node: it takes a look every second, queries members while a page is open, and answers requests."""
+"""The page of one node: it looks at the swarm each second, queries members while it is open, and answers requests."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from node.page.web import Answer, Asked, WebServer
 
 __all__ = ["Page"]
 
-LOOK_S = 1.0  # The rate at which members' own counts arrive.
+LOOK_S = 1.0  # Seconds between two looks at the swarm.
 WALK_SHARE = 100.0  # Pause after a look, as a multiple of its duration: it walks the table, 16 ms for 10,000 members.
 STREAMS = 16  # Concurrent event streams, of 20 kB a second each.
 ASKED = 8  # Members queried per second while a page is open: 32 take four seconds.
 ASK_S = 2.0  # Limit for an answer, a third of the age at which a row is old.
 SENTENCES = 50  # Recent sentences that a page begins with.
 SENTENCE = 400  # Characters of each sentence.
-HEALTHY_S = 30.0  # Seconds without a step boundary that count as healthy: an evaluation may take so long.
+HEALTHY_S = 30.0  # Seconds without a step boundary that count as healthy: an evaluation may take this long.
 # The same as a multiple of the longest time between two boundaries so far; the larger limit counts.
 HEALTHY_TIMES = 3.0
 STATIC = {
@@ -82,7 +82,7 @@ class Page:
         self.source: Callable[[], Source] | None = None
         self.contain: Callable[[Exception], None] = lambda error: None
         self.sentences: list[dict[str, Any]] = []
-        self.counted = 0  # Sentences so far.
+        self.counted = 0  # Number of sentences so far.
         self.watching = 0
         self.state = b""  # The event of the last look, which all streams send.
         self.looked = trio.Event()
@@ -111,6 +111,7 @@ class Page:
     def look(
         self, runtime: WatchedNode, source: Callable[[], Source], picture: SwarmPicture, nursery: trio.Nursery
     ) -> None:
+        """Update the picture, query members if a page is open, and wake the event streams."""
         peer, now = runtime.peer, time.monotonic()
         own = status_reading(source())
         stood_s = runtime.now - peer.view.boundary_at
@@ -216,7 +217,7 @@ class Page:
         return max(HEALTHY_S, HEALTHY_TIMES * self.longest_s)
 
     def health(self) -> tuple[HTTPStatus, str]:
-        """Return whether steps advance, and if not, why."""
+        """Return OK if steps advance, else an error status, and a sentence with the reason."""
         assert self.runtime is not None
         runtime = self.runtime()
         peer, stood_s = runtime.peer, runtime.now - runtime.peer.view.boundary_at
@@ -238,7 +239,7 @@ def event_of(name: str, data: Any) -> bytes:
 
 
 def settings_of(config: Config) -> dict[str, str]:
-    """Return every key whose value is not the default."""
+    """Return every key whose value is not the default, with the value as text."""
     plain = Config()
     values = {field.name: (getattr(config, field.name), getattr(plain, field.name)) for field in fields(config)}
     return {name: str(value)[:SENTENCE] for name, (value, default) in values.items() if value != default}

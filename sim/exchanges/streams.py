@@ -35,7 +35,7 @@ class StreamTimes:
         self.keys = [int.from_bytes(derive(seed, name, "lines")[:8], "little") for name in names]
         self.lines = Recent[int, Line](LINES * len(names))  # LRU cache, keyed by sender and receiver
         self.durations_s: list[float] = []  # seconds from the request for a snapshot to the mix
-        self.every = 1  # one mix in `every` adds its duration
+        self.every = 1  # one mix in `every` has its duration kept
         self.sent = 0  # bytes of the streams counted so far
         self._begin: list[float] = []  # begin times of streams that are not counted yet
         self._left = 1  # mixes until the next duration is kept

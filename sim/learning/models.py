@@ -131,7 +131,7 @@ class _Block(nn.Module):
         batch, time, width = x.shape
         qkv = self.queries_keys_values(self.attention_norm(x))  # (batch, time, 3 width)
         q, k, v = qkv.view(batch, time, 3 * self.heads, -1).transpose(1, 2).chunk(3, 1)  # (batch, heads, time, head)
-        heard = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # (batch, heads, time, head)
-        x = x + self.attention_out(heard.transpose(1, 2).reshape(batch, time, width))
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # (batch, heads, time, head)
+        x = x + self.attention_out(attended.transpose(1, 2).reshape(batch, time, width))
         added: torch.Tensor = self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x))))
         return x + added

@@ -69,8 +69,9 @@ class Renewal(Churn):
         rng = generator(self.seed, name, "churn")
         now = 0.0
         if self.start == "steady":
-            # Start at a random time of a process without beginning. It is up in proportion to the means. The rest of
-            # the current duration is longer than a fresh one where long ones are rare (Distribution.residual).
+            # Start at a random time of a process without beginning. The chance to be up is the mean time up over the
+            # sum of both means. The rest of the current duration is longer than a fresh one where long ones are rare
+            # (Distribution.residual).
             assert self.down is not None
             if rng.random() * (self.up.mean + self.down.mean) < self.up.mean:
                 ends = max(self.up.residual(rng), SHORTEST_S)
@@ -92,6 +93,8 @@ def drawn(times: Distribution, rng: np.random.Generator) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Row:
+    """A session in a trace, with its line in the file."""
+
     peer: int
     from_s: float
     until_s: float
