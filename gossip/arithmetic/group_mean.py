@@ -77,7 +77,7 @@ def trimmed_mean(vectors: NDArray[np.float32], trim: int) -> NDArray[np.float32]
     ``vectors`` is (members, elements) with more than ``2 trim`` members. The result is float32 (elements,).
     """
     members = len(vectors)
-    assert members > 2 * trim, "a trimmed mean needs members beside those it trims"
+    assert members > 2 * trim, "a trimmed mean needs more members than it trims"
     if trim == 0:
         return np.asarray(vectors.mean(axis=0, dtype=np.float32))
     ordered = np.partition(vectors, (trim, members - trim - 1), axis=0)

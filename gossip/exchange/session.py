@@ -32,7 +32,7 @@ __all__ = [
 
 AT_ONCE = 32  # Limit of a mix with all neighbours: each needs a vector. Other neighbours follow the next time.
 MAX_VERSION = 2**53  # Limit of a record: with a larger mean, all others would refuse our own record.
-# Rounds that one exchange counts for at most: few mixes bring back a member that was away, none reach 2^53.
+# Most rounds by which one exchange moves a version: few mixes bring back a member that was away, none reach 2^53.
 MAX_GAP = 1_000.0
 
 
@@ -44,13 +44,13 @@ def within(version: float) -> float:
 def version_gap(theirs: float, ours: float) -> float:
     """Return the staleness of our weights against theirs in mixing rounds, within ``MAX_GAP`` either way.
 
-    One exchange moves weights no further, and a version is only a claim.
+    The bound is needed because a version is only the partner's claim.
     """
     return min(max(theirs - ours, -MAX_GAP), MAX_GAP)
 
 
 class SessionTable(Protocol):
-    """The table that holds a session, :class:`gossip.exchange.exchanges.Exchanges`; below also as ``exchanges``."""
+    """The table that holds a session: a :class:`gossip.exchange.exchanges.Exchanges`."""
 
     def end(self, one: Session) -> list[Effect]:
         """Forget a session that has ended, and release what belongs to it."""
@@ -58,8 +58,10 @@ class SessionTable(Protocol):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Session:
-    """One side of an exchange. ``ours`` and ``claim`` are the version and the progress that its Offer or Accept
-    states."""
+    """One side of an exchange.
+
+    ``ours`` and ``claim`` are the version and the progress that its Offer or Accept states.
+    """
 
     # The events that each state of the initiator and of the responder allows, and the next states. Exchanges checks
     # them before it passes any event on.
@@ -182,7 +184,7 @@ class Local:
     settling: bool = False
     boundary_at: float = 0.0  # Time at which the training loop was last at a step boundary.
     steps: int = 0  # Steps of the training loop in this life, as last reported.
-    samples: int = 0  # Its samples.
+    samples: int = 0  # Samples of these steps.
     mixed_steps: int = 0  # Steps that the weights held at the snapshot of the last finished exchange.
     finished: bool = False  # The run has reached its end.
     left: bool = False  # This peer has said LEFT.

@@ -15,8 +15,8 @@ from gossip.membership.entry import Entry
 
 __all__ = ["Arrears"]
 
-PERIOD_S = 60.0
-NEVER = -1  # the value of ``awaited`` for an entry that is not awaited
+PERIOD_S = 60.0  # Samples of the current and the previous period count at most.
+NEVER = -1  # the value of ``Entry.awaited`` for a member that is linked or not in our run
 
 
 class Arrears:

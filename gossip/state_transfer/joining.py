@@ -5,8 +5,8 @@ Phases::
     IDLE -> SURVEY (ask the donors) -> COLLECTING (fetch pieces) -> ADOPTING (at our step boundary) -> IDLE.
 
 If a donor dies, stalls or is busy, another one fetches the rest of its piece from the last whole chunk on. The pieces
-come from different members, whose weights differ by the consensus distance. The newcomer so starts inside the swarm's
-spread.
+come from different members, whose weights differ by the consensus distance. So the newcomer starts within the
+swarm's spread.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ MOST_DOUBLINGS = 10  # doublings of the time to avoid a run whose weights were w
 
 
 class Phase(Enum):
+    """The phase of a transfer; the module's docstring has their order."""
+
     IDLE = auto()
     SURVEY = auto()
     COLLECTING = auto()
@@ -67,14 +69,14 @@ class Piece:
 
 
 class Joining:
-    """The newcomer's side. ``local.run_id`` changes only when the weights are ours."""
+    """The newcomer's side. ``local.run_id`` changes only once the weights are adopted."""
 
     def __init__(self, local: Local, config: Config, new_session: Callable[[], int]) -> None:
         self.local, self.config, self.new_session = local, config, new_session
         self.phase = Phase.IDLE
-        self.left_alone = Recent[bytes, float](MOST_RUNS)  # runs whose members gave nothing, and how long to avoid them
+        self.left_alone = Recent[bytes, float](MOST_RUNS)  # runs to avoid, and until when
         self.run_id = b""
-        self.consented = b""  # the run that a person told us to merge into
+        self.consented = b""  # the run into which the user told us to merge
         self.began = 0.0
         self.deadline = float("inf")
         self.surveys: dict[int, PeerId] = {}
@@ -160,7 +162,7 @@ class Joining:
         """End the survey: agree on the state to fetch, cut it into pieces and request them."""
         if not self.answers:
             return self.stop()
-        # A module that an optimizer trains also fetches its state; otherwise there is nowhere to put it.
+        # Fetch the optimizer's state only if we have an optimizer: otherwise there is nowhere to put it.
         agreed = agree(self.answers, self.local.optimizer_keys, bool(self.local.trained_elements))
         self.keys, self.scalars, self.version = agreed.keys, agreed.scalars, agreed.version
         self.swarm_samples, self.finished = agreed.swarm_samples, agreed.finished
@@ -260,7 +262,7 @@ class Joining:
         return [*self.compare_in(False, now), *self.compare_in(True, now)]
 
     def compare_in(self, frozen: bool, now: float) -> list[Effect]:
-        """Compare a chunk of every donor, including donors that have gone: their pieces are adopted all the same."""
+        """Compare a chunk of every donor, including donors that have gone, since their pieces are adopted as well."""
         ranges: dict[PeerId, list[tuple[int, int]]] = {}
         for start, stop, donor in self.given:
             if start < stop and (start in self.frozen) == frozen:
@@ -291,7 +293,7 @@ class Joining:
         ]
 
     def compared(self, session: int, apart_sq: float, own_sq: float, now: float) -> list[Effect]:
-        """Note how far the other donor's chunk is from that of its owner."""
+        """Note the squared distance of the other donor's chunk from its owner's."""
         comparison = self.comparisons.get(session)
         if comparison is None:
             return []
@@ -353,12 +355,12 @@ class Joining:
 
     @property
     def frozen(self) -> range:
-        """The frozen elements of the joining vector."""
+        """Return the range of the frozen elements in the joining vector."""
         return range(self.local.elements, self.local.weights)
 
     @property
     def spread_sq(self) -> float:
-        """The donors' spread: :func:`gossip.state_transfer.comparing.spread_sq` of their weights."""
+        """Return the donors' spread: :func:`gossip.state_transfer.comparing.spread_sq` of their weights."""
         return spread_sq([one for one in self.compared_all if one.start not in self.frozen], self.local.elements)
 
     def give_back(self, session: int, now: float, tell: bool = True) -> list[Effect]:
@@ -419,13 +421,13 @@ class Joining:
 
     @property
     def lacks(self) -> int:
-        """The number of missing elements of the run that we fetch."""
+        """Return the number of elements that are still missing."""
         ranges = [*self.missing, *((piece.start, piece.stop) for piece in self.pieces.values())]
         return sum(stop - start for start, stop in ranges)
 
     @property
     def starved(self) -> bool:
-        """True if ranges are missing and no donor is left: Peer should name others."""
+        """Return True if ranges are missing and no donor is left: Peer should name others."""
         return self.phase is Phase.COLLECTING and bool(self.missing) and not self.pieces
 
     def tick(self, now: float) -> list[Effect]:

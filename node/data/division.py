@@ -23,8 +23,11 @@ U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 
 MAX_BUCKETS: Final = 65_536
-"""Up to here every sample is a bucket of its own. More buckets would only cost: among 1,000 members a share is 65
-buckets +- 12 %, which is less than the spread of their speeds."""
+"""Up to this number of samples each sample is a bucket.
+
+More buckets would only cost time: among 1,000 members a share is 65 buckets +- 12 %, which is less than the spread of
+their speeds.
+"""
 
 _BLOCK: Final = 1 << 20  # Indices hashed at once: 8 MiB per temporary array, whatever the dataset's length.
 
@@ -79,7 +82,7 @@ class Pass:
     ) -> None:  # fmt: skip
         self.length, self.number, self.seed, self.me = length, number, seed, me
         self.members, self.changes = members, changes
-        self.seen: int | None = None
+        self.seen: int | None = None  # The value of ``changes`` at the last division.
         self.parts: list[Part] = []  # Given in this life, before the last change of members.
         self.given = np.zeros(length, dtype=np.bool_)  # (samples,), True if given before the last change of members.
         self.rivals: tuple[PeerId, ...] | None = None
@@ -121,6 +124,7 @@ class Pass:
             self.divide()
 
     def divide(self) -> None:
+        """Compute the pending indices anew if the set of members has changed."""
         rivals = tuple(sorted({*self.members()} - {self.me}))
         if rivals == self.rivals:
             return
@@ -161,8 +165,8 @@ class Pass:
 def of_rank(taken: I64, rank: int, ranks: int) -> I64:
     """Return one rank's part of the indices that its node takes.
 
-    All ranks get equally many, since they wait for each other's gradients at each step. If the number does not divide,
-    some indices come twice.
+    All ranks get equally many, since they wait for each other's gradients at each step. If their number is no
+    multiple of ``ranks``, some indices come twice.
     """
     if ranks == 1 or not len(taken):
         return taken

@@ -118,7 +118,7 @@ class ShareSampler(Sampler[int]):
         if before and one.over:
             one = Pass(self.length, number + 1, self.seed, sharers.me(), sharers.members, sharers.changes)
         trained = sharers.own_samples()
-        # The loader has taken all of the last pass, which its loop may still train on: the new pass begins behind it.
+        # The loader has taken all of the last pass, but its loop may still train on it: the new pass begins after it.
         if self.begun and self.begun[-1][0].exhausted:
             last, since = self.begun[-1]
             trained = max(trained, since + last.total)
@@ -152,15 +152,16 @@ class ShareSampler(Sampler[int]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue the pass of a state at the next ``iter``, unless the swarm is ahead of it by then.
 
-        Indices given in it are left out, whatever the identity and members then were. If the state could not name all
-        members, some are given again. Raises DataError for a malformed state, and for one of another length.
+        Indices given in it are left out, even if the node id or the members have changed. If the state could not name
+        all members, some indices are given again. Raises DataError for a malformed state, and for one of another
+        length.
         """
         number, parts = parsed(state, self.length)
         self.next_number, self.before, self.begun = number, parts, []
 
 
 class ShareBatchSampler(BatchSampler):
-    """A sampler of batches, dividing the data again between batches. Without ``drop_last`` the last may be short."""
+    """A sampler of batches that follows changes of members. Without ``drop_last`` the last batch may be short."""
 
     sampler: ShareSampler
 

@@ -1,4 +1,4 @@
-"""The events of a node, for programs. ``str(event)`` is the sentence for people."""
+"""The events of a node, for programs. ``str(event)`` is a sentence for users."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RunEvent(NoticeEvent):
 
 @dataclass(frozen=True, slots=True)
 class StalledEvent(NoticeEvent):
-    """The loop has reached no step boundary (``stalled``), or does so again (``moving``), after so many seconds."""
+    """The loop has reached no step boundary for ``seconds`` (``stalled``), or reaches one again (``moving``)."""
 
     seconds: float
 

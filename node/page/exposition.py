@@ -16,7 +16,7 @@ from node.observe.figures import FIGURES, VERSION, Source, known
 __all__ = ["KIND", "Exposition"]
 
 KIND = prometheus_client.CONTENT_TYPE_LATEST
-# From small models to slow links.
+# Bounds of the histogram's buckets, from small models to slow links.
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 

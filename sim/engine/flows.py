@@ -50,7 +50,7 @@ class Flows:
 
     @property
     def sent_bytes(self) -> int:
-        """Payload bytes sent until now, including the sent part of open streams."""
+        """Return the payload bytes sent until now, including the sent part of open streams."""
         now = self.events.now
         return self.ended_bytes + sum(flow.sent(now) for flows in self.sending.values() for flow in flows)
 
@@ -92,7 +92,7 @@ class Flows:
 
     def stop(self, flow: Flow) -> None:
         """End a stream, complete or not, without calling ``done``."""
-        if self.sending[flow.sender].pop(flow, 0) is None:
+        if self.sending[flow.sender].pop(flow, 0) is None:  # Values are None: 0 means that it has ended already.
             del self.receiving[flow.receiver][flow]
             self.ended_bytes += flow.sent(self.events.now)
             flow.due = math.inf
@@ -105,6 +105,7 @@ class Flows:
             self.pace(flow)
 
     def pace(self, flow: Flow) -> None:
+        """Set a stream's rate to its present share, and schedule its end."""
         now, network = self.events.now, self.network
         rate = min(
             shared(network.up_bytes_s(flow.sender), self.sending[flow.sender]),

@@ -24,10 +24,12 @@ MOST_STEPS = 800  # It learns for at most this many steps, so that a plan ends i
 MOST_PEERS = 32  # Peers whose pairs determine how long an exchange takes.
 LEARNING_RATE = 0.1  # SGD's rate for STEPS steps; a longer run learns more slowly, so that all of it matters.
 TASK: dict[str, Any] = {"dataset": "digits", "model": "mlp", "partition": {"kind": "dirichlet", "alpha": 0.3}}
-"""A perceptron of 4,810 parameters on handwritten digits, where each peer has its own classes. Mixing too rarely or too
-coarsely costs accuracy, as with a large model."""
+"""A perceptron of 4,810 parameters on handwritten digits, where each peer has its own classes.
+
+Mixing too rarely or too coarsely costs accuracy, as with a large model.
+"""
 FAST_S, FAST_BYTES_S = 1e-3, 1.2e9  # datacentre: at most this one-way latency, and at least this rate.
-# lan: the same limits; the rate is twelve times the one at which it gives a transfer up.
+# lan: the same two limits; the rate is twelve times the slowest that the preset accepts.
 NEAR_S, NEAR_BYTES_S = 5e-3, 6e6
 
 
@@ -79,8 +81,8 @@ class World:
             raise ConfigError(f"{source}: a plan is for 2 nodes or more, which mix with each other.")
         if not scenario.trains:
             raise ConfigError(f"{source}: a plan needs a task that is learned: leave task.dataset out.")
-        said: Any = held.get("gossip", {})
-        world = cls(scenario, said)
+        section: Any = held.get("gossip", {})
+        world = cls(scenario, section)
         if length_s is not None:
             return world
         steps = min(max(STEPS, MIXES * world.exchange_steps("fp32")), MOST_STEPS)
