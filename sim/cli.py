@@ -134,7 +134,7 @@ def results_of(
 ) -> Iterator[tuple[int, Result]]:
     """Yield the number and the result of each job as it finishes.
 
-    ^C is passed on; the partial results of the runs that it interrupts are put into ``seen`` first.
+    ^C is raised again, after the partial results of the runs that it interrupts were put into ``seen``.
     """
     from sim.jobs import Workers, cores
 

@@ -17,8 +17,8 @@ from gossip import kernel
 
 __all__ = ["add_read", "divided"]
 
-THREAD_ELEMENTS = 1 << 23  # For each thread, which takes a hundred microseconds to start and to end.
-MOST_THREADS = 8  # Memory is no faster with more.
+THREAD_ELEMENTS = 1 << 23  # Elements for each thread, which takes a hundred microseconds to start and to end.
+MOST_THREADS = 8  # More threads do not make memory faster.
 
 Floats = NDArray[np.float32]
 Rows = list[tuple[Floats, Floats]]  # Weights, and as many elements of a vector.
@@ -30,7 +30,7 @@ def add_read(rows: Rows, weight: float | None = None, read: bool = True, threads
     The arrays are one-dimensional and contiguous. The compiled passes are required.
 
     Returns:
-        Whether all read values are finite.
+        True if all read values are finite.
     """
     passes = kernel.passes
     assert passes is not None

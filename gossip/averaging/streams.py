@@ -53,12 +53,12 @@ class Sender:
             codec: Codec of the chunks.
             chunk_elements: Largest chunk.
             origin: Position of the vector in the whole one, if it is a slice.
-            lease: Use of the vector that ``vector`` is a view of.
+            lease: The lease of the memory behind ``vector``; :meth:`let_go` ends it.
             most: Source of a smaller limit of chunks, which may change.
         """
         self.lease, self.most = lease, most
         self.session, self.vector, self.codec, self.origin = session, vector, codec, origin
-        # Each scale of a codec belongs to fixed positions.
+        # Chunks are multiples of ALIGN, since each scale of a codec belongs to fixed positions.
         self.chunk_elements = min(max(chunk_elements // ALIGN, 1) * ALIGN, vector.size)
         self.position = 0
         self.buffer = bytearray(0 if codec.raw else codec.encoded_bytes(self.chunk_elements))
@@ -67,7 +67,7 @@ class Sender:
         """Return the header and body of the next chunk, None after the last.
 
         One buffer is enough, because the link sends a frame before it asks for the next. With ``apart`` several frames
-        are sent at once, so each gets its own.
+        are sent at once, so each gets a buffer of its own.
         """
         if self.done:
             return None
@@ -118,16 +118,16 @@ class Receiver:
         """
         start = chunk.start - self.origin
         if start < 0:
-            raise ProtocolError(f"A chunk came from {chunk.start} on, before {self.origin} where its vector begins.")
+            raise ProtocolError(f"A chunk begins at {chunk.start}, before its vector, which begins at {self.origin}.")
         expected = self.codec.encoded_bytes(chunk.elements)
         if body_bytes != expected:
-            raise ProtocolError(f"A chunk of {body_bytes} bytes came where {expected} belong.")
+            raise ProtocolError(f"A chunk has {body_bytes} bytes instead of {expected}.")
         self.coverage.begin(start, chunk.elements, anywhere)
         body = self.bodies[start] = self.buffer(slice(start, start + chunk.elements), expected)
         return body
 
     def arrived(self, chunk: Chunk) -> bool:
-        """Check and use the body, which is filled. Return False with the reason in ``fault`` if that fails.
+        """Check and use a filled body. Return False, with the reason in ``fault``, if that fails.
 
         The reason is "checksum", or "overflow" if a difference exceeds the codec's bound and another codec would do.
         """
@@ -169,7 +169,7 @@ class Receiver:
         return self.coverage.done
 
     def scratch(self, expected: int) -> memoryview:
-        """Return a buffer to read into. It grows at the first chunk as a rule, since all are of one size."""
+        """Return a buffer to read into. Usually it is allocated at the first chunk, since all have one size."""
         room = self.spare.pop() if self.spare else bytearray()
         if len(room) < expected:
             room = bytearray(expected)
@@ -200,7 +200,7 @@ class DifferenceReceiver(Receiver):
         self.peaks, self.errors = np.empty(blocks, np.float32), np.empty(blocks, np.float32)
         self.difference_sq = self.own_sq = 0.0
         self.summed = 0  # Length of the prefix whose squares are summed.
-        self.early: dict[int, int] = {}  # Stop by start of chunks that wait for their turn to be summed.
+        self.early: dict[int, int] = {}  # Start to stop of the chunks that wait for their turn to be summed.
         self.own = np.empty(0, np.float32)  # Our values of a chunk as the partner decodes them.
 
     def buffer(self, where: slice, expected: int) -> memoryview:

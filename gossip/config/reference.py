@@ -13,7 +13,7 @@ from gossip.config.setting import Setting, settings_of
 
 __all__ = ["all_keys", "all_methods", "as_json", "explained", "methods_as_json", "one_method", "page"]
 
-WIDTH = 16  # Of a method's name.
+WIDTH = 16  # Width of a method's name.
 
 HEAD = """\
 # Every setting

@@ -92,6 +92,7 @@ def grouped(config: Derived) -> str | None:
 
 
 def timed(config: Derived) -> str | None:
+    """Return why a bound on staleness does not fit the other settings, or None."""
     if config.max_version_gap is not None and config.mix_every_steps is None:
         return "max_version_gap counts intervals of steps: set mix_every_steps (as 8), or leave it out."
     return None
@@ -114,6 +115,7 @@ def paced(config: Derived) -> str | None:
 
 
 def chosen(config: Derived) -> str | None:
+    """Return why the selection of partners does not fit the other settings, or None."""
     if SELECTIONS[config.selection].file and not config.graph:
         return "selection = 'graph' needs the file of its edges: set graph (as 'edges.txt', lines of two members)."
     if config.graph and not SELECTIONS[config.selection].file:
@@ -139,6 +141,7 @@ def chosen(config: Derived) -> str | None:
 
 
 def cut(config: Derived) -> str | None:
+    """Return why a part of the vector does not fit the codec, or None."""
     if needs_spread(config.codec) and config.part.startswith("mask"):
         return (
             f"codec = {config.codec!r} with part = {config.part!r} cannot work: it learns bounds of the same elements "
@@ -148,6 +151,7 @@ def cut(config: Derived) -> str | None:
 
 
 def filtered(config: Derived) -> str | None:
+    """Return why the filter does not fit the other settings, or None."""
     rule, limit = FILTERS[config.filtering], config.filter_limit
     if limit is not None and not rule.limit:
         return f"filter_limit is for filter = {filters_that(lambda rule: rule.limit)}, and filter is {config.filter!r}."

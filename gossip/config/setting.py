@@ -17,7 +17,7 @@ LARGEST = 2**53  # The largest integer: exact as a float too.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One key.
+    """The range and the texts of one key.
 
     Numbers are ``positive``, or between ``least`` and ``most``, both included unless ``below`` excludes ``most``. All
     are finite. Texts are one of ``choices``, or of a ``form`` that Config checks itself.

@@ -12,13 +12,13 @@ from gossip.recent import Recent
 
 __all__ = ["Clip", "clip_factor"]
 
-# Partners in the sample whose lower quartile sets a radius: it is honest even if three quarters are too long.
+# Partners in the sample. Its lower quartile sets the radius, and is honest even if three quarters are too long.
 REMEMBERED = 16
-ENOUGH = 4  # The least number of them for a radius without a stand-in.
-WHOLE = 5 / 3  # In radii, the longest that is ever taken whole: honest nodes with uneven data are up to so far away.
+ENOUGH = 4  # The least partners for a radius without a stand-in.
+WHOLE = 5 / 3  # In radii, the longest that is ever taken whole: honest nodes with uneven data are up to this far away.
 GAIN = 1 / 32  # In radii, saved by each exchange for longer ones; with two at once a fifth of flipped signs took over.
-LEAST = 0.5  # In radii, taken of the furthest: with 1 flipped signs drag nodes along, with 0 halves stay apart.
-OWN = 0.5  # The share of its own steps' square that is added to the usual square: twice as much lets more lies in.
+LEAST = 0.5  # In radii, the part of the furthest: at 1 flipped signs drag nodes along, at 0 two halves stay apart.
+OWN = 0.5  # The share of the own movement's square that is added to the usual square: 1 lets more lies in.
 
 
 def clip_factor(difference_sq: float, radius: float) -> float:
@@ -62,8 +62,8 @@ class Clip(Filter):
         # The mean square of an element's difference, in the last exchange with each partner.
         self.squares = Recent[PeerId, float](REMEMBERED)
         self.budget = Budget()
-        self.spare = 0.0  # In radii.
-        self.recent = 0.0  # How far local steps alone went between the last two snapshots.
+        self.spare = 0.0  # Radii saved for longer differences.
+        self.recent = 0.0  # Distance that local steps alone went between the last two snapshots.
         self.movement = 0.0  # The largest of these distances.
         self.donors_sq = 0.0  # Mean square of an element's difference between the donors of our weights.
 
@@ -106,16 +106,16 @@ class Clip(Filter):
         return (1.0 if wanted >= reach else share(wanted, reach)), reach
 
     def longest(self, elements: int) -> float:
-        """Return the longest difference of so many elements that is taken whole; 0 means any."""
+        """Return the longest difference of this many elements that is taken whole; 0 means any."""
         return self.radius(elements) * (1.0 + self.spare if self.config.filter_limit is None else 1.0)
 
     def radius(self, elements: int) -> float:
-        """Return the clip radius for so many elements, 0 for none: fixed, or a multiple of the usual distance.
+        """Return the clip radius for this many elements, 0 for none: fixed, or a multiple of the usual distance.
 
-        In the second case :func:`taper` decides how much of longer differences is taken. Usual is the lower quartile of
-        the seen distances, one for each partner: meeting more often gives a partner no more influence. Lies are further
-        away than the truth, and a node that fell for a few is far from all others. With a median, half of its distances
-        could be lies or their echo, and it would fall for the next.
+        In the second case :func:`taper` decides how much of longer differences is taken. The usual distance is the
+        lower quartile of those seen, one for each partner: meeting more often gives a partner no more influence. Lies
+        are further away than the truth, and a node that fell for a few is far from all others. With a median, half of
+        its distances could be lies or their echo, and it would fall for the next.
 
         Before enough distances are seen, the node's own steps replace them, since no peer can forge these. Nodes with
         the same weights that then move by ``m`` each are at most ``2 m`` apart. So are nodes that mix at random and

@@ -1,7 +1,7 @@
 """The base class of filters, which accepts everything that is not broken.
 
-A node cuts off by its own knowledge. If both sides of a pair take the whole difference, the mean stays the same. If one
-side cuts off more than the other, the mean moves by that. If either side refuses, the exchange does not happen.
+Each node cuts off by its own knowledge. If both sides of a pair take the whole difference, the mean stays the same. If
+one side cuts off more than the other, the mean moves by that. If either side refuses, the exchange does not happen.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Filter:
         """Return None to accept the partner's vector, otherwise the reason's code.
 
         Args:
-            partner: Whose vector it is.
+            partner: The sender of the vector.
             difference_sq: ``|theirs - mine|^2`` over ``size`` elements.
             own_sq: ``|mine|^2`` over ``size`` elements.
             size: The number of elements that are mixed.
@@ -50,7 +50,7 @@ class Filter:
         """Return the share of an accepted difference that is taken, and the reasons if it is below 1.
 
         Args:
-            partner: Whose vector it is. A filter learns from it.
+            partner: The sender of the vector. A filter learns from its distance.
             weight: The share of the difference that would move us.
             difference_sq: ``|theirs - mine|^2`` over ``size`` elements.
             size: The number of elements that are mixed.

@@ -18,7 +18,7 @@ __all__ = ["Myself", "Own"]
 PROGRESS = frozenset({"steps", "samples", "progress", "loss", "version", "extra"})
 # Minimum time between two records with figures, for each member: 10 a second in the whole swarm.
 PROGRESS_S_PER_MEMBER = 0.1
-# Times N^2: mere progress is signed 50 / N times a second in the whole swarm, which costs each member as little.
+# Interval of mere progress, times N^2: all members together sign 50 / N records a second.
 REFRESH_S = 0.02
 REFRESH_MOST_S = 1_800.0  # maximum age of the loss, samples and steps, which people read
 MAX_LIVES = 8  # members may hold records of several earlier lives, but not of many
@@ -45,7 +45,7 @@ class Own(TypedDict, total=False):
 
 
 class Myself:
-    """Our own record. ``record`` is the last signed one; ``due_s`` is when :meth:`tick` has something to sign."""
+    """Our own record. ``record`` is the last signed one; at ``due_s`` :meth:`tick` has something to sign."""
 
     def __init__(
         self, record: MemberRecord, table: Table, rumours: Rumours, sign: Sign, config: Config, now: float
@@ -64,7 +64,7 @@ class Myself:
 
     @property
     def samples(self) -> int:
-        """The samples trained in all lives, signed or not."""
+        """Return the samples trained in all lives, signed or not."""
         return int(self._pending.get("samples", self.record.samples))
 
     def tick(self, now: float) -> None:
@@ -120,7 +120,7 @@ class Myself:
 
     @property
     def _pending_s(self) -> float:
-        """When pending progress is due."""
+        """Return the time at which pending progress is due."""
         return self._progress_s if "extra" in self._pending else self._refresh_s
 
     def _period_s(self) -> float:

@@ -14,16 +14,18 @@ __all__ = ["BENCHED", "BackOff"]
 
 # 10 s, 20 s ... 160 s: one failure costs others half a second of a slot, and a repaired link is soon noticed.
 DOUBLINGS = 4
-SILENCE = 0.25  # Of the time, for a silent partner: it has wasted no stream, and may have been busy.
+SILENCE = 0.25  # Share of that time for a silent partner: it has wasted no stream, and may have been busy.
 PARDON_S = 1.0  # If no other partner is left, a failed one is tried again after this time.
 BENCHED = 256  # Partners remembered, as many as there may be links.
 
 
 @dataclass(slots=True)
 class Benched:
+    """A partner in back-off."""
+
     since: float
     until: float
-    failures: int  # In a row.
+    failures: int  # Failures in a row.
     shunned: bool  # Its own offers are declined too.
 
 

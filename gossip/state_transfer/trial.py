@@ -10,7 +10,7 @@ __all__ = ["TrialEvaluator"]
 
 REMEMBERED = 16  # losses of our own weights to keep
 ENOUGH = 4  # losses needed for a verdict, of our weights and of the tried ones
-TRIAL_S = 60.0  # a loop without a loss for so long is evaluating or paused; the trial does not wait for it
+TRIAL_S = 60.0  # a loop without a loss for this long is evaluating or paused; the trial does not wait for it
 
 
 class TrialEvaluator:
@@ -29,7 +29,7 @@ class TrialEvaluator:
 
     @property
     def sees(self) -> bool:
-        """True if enough losses of our own weights are known for a verdict."""
+        """Return True if enough losses of our own weights are known for a verdict."""
         return len(self.before) >= ENOUGH
 
     @property
@@ -60,7 +60,7 @@ class TrialEvaluator:
     def verdict(self) -> bool:
         """Return True if the losses so far are not clearly worse; False without any.
 
-        Their mean may be at most twice the mean of ours, or that mean plus three standard deviations if this is larger.
+        Their mean may be at most twice the mean of ours, or ours plus three standard deviations if that is larger.
         """
         if not self._after:
             return False

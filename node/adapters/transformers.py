@@ -60,7 +60,7 @@ class TransformersGossip(Block, TrainerCallback, ExportableState):  # type: igno
         self.model: Any = None
         self.scale = ScaleWatch(None)
         self.loss: float | None = None  # transformers passes its callbacks no loss but that of the logs.
-        # Behind the callback that decides when to evaluate and save, and before the loggers.
+        # Insert it after the callback that decides when to evaluate and save, and before the loggers.
         callbacks = trainer.callback_handler.callbacks
         flow = [number for number, callback in enumerate(callbacks) if isinstance(callback, DefaultFlowCallback)]
         callbacks.insert(flow[0] + 1 if flow else 0, self)
@@ -139,7 +139,7 @@ class TransformersGossip(Block, TrainerCallback, ExportableState):  # type: igno
 
 
 class WholeSampler(EpochSampler):
-    """A sampler of the node's whole share, in the same order on every process of the node.
+    """A sampler of the node's whole share, in the same order in every process of the node.
 
     accelerate's loaders give each process its batches of it, and would drop most of an already divided share.
     """

@@ -13,7 +13,7 @@ from node.transport.tcp import is_loopback
 
 __all__ = ["DialBudget", "site_of"]
 
-BURST = 16.0  # Dials without a handshake: equal to the concurrent dials, so that a living host never lacks one.
+BURST = 16.0  # Dials without a handshake: as many as run at once, so that a living host never lacks one.
 REFILL_S = 120.0  # The time after which one more dial is allowed.
 SITES = 4_096  # Hosts that are remembered; the least recently used go first.
 PROVEN = 4_096  # Addresses that are remembered, likewise.

@@ -26,7 +26,7 @@ Flags = NDArray[np.bool_]
 class Acceptance:
     """The filters of all rows, applied to batches of exchanges in which no row occurs twice.
 
-    ``ready`` (rows,) states for each row whether it may take part in exchanges.
+    ``ready`` (rows,) is True for each row that may take part in exchanges.
     """
 
     def __init__(self, config: Config, rows: int, elements: int, ready: Sequence[bool]) -> None:

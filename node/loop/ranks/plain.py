@@ -21,8 +21,8 @@ T = TypeVar("T")
 TUPLE, INTEGER, TYPE, RECORD, MAPPING, ERROR = range(6)  # Codes of msgpack's extension types.
 KINDS: dict[str, type[Any]] = {}  # Records and mappings that may be sent, by name.
 
-MOST_BYTES = 32 << 20  # One value: the placeholders of some 200,000 optimizer tensors, or six full member tables.
-MOST_CONTAINERS = 1 << 20  # Lists and mappings in one value: each takes at least 60 bytes for one byte sent.
+MOST_BYTES = 32 << 20  # Limit of a value: placeholders of some 200,000 optimizer tensors, or six full member tables.
+MOST_CONTAINERS = 1 << 20  # Limit of lists and mappings in one value: each takes 60 bytes or more for one byte sent.
 DEEPEST = 24  # Nested extension types: each level takes 40 KB of the C stack, of which a thread has 8 MB.
 # Each level of nesting copies its bytes: COPIES times the size in all, and SMALL_BYTES more.
 COPIES, SMALL_BYTES = 8, 1 << 20
@@ -108,14 +108,14 @@ def extended(depth: int, value: Any) -> Any:
 def unpacked(data: bytes, hint: Any = Any) -> Any:
     """Return the value that :func:`packed` was given. Only constructors of registered types run.
 
-    Whatever the bytes are, this takes less than a GB and a few levels of the stack.
+    For any bytes this takes less than a GB and a few levels of the stack.
 
     Args:
         data: At most ``MOST_BYTES`` bytes.
         hint: The annotation that the value must fit.
 
     Raises:
-        LocalError: The bytes are not an encoding of such a value; its text says in one sentence why.
+        LocalError: The bytes are not an encoding of such a value; its text says why.
     """
     if len(data) > MOST_BYTES:
         raise unreadable(f"{len(data)} bytes at once")

@@ -34,7 +34,7 @@ class Watch:
         return self.torn
 
     def close(self) -> bool:
-        """End the watch, because the device's later work waits for the copy. Return True if that is too late."""
+        """End the watch, as later work of the device waits for the copy. Return True if a tensor had changed before."""
         self.look()
         self.closed = True
         self.tensors = []
@@ -48,7 +48,7 @@ class Copies:
     Until they are done, do not use the host array: a read still writes it, an addition still reads it.
 
     Attributes:
-        events: Recorded behind the copies.
+        events: Events recorded after the copies.
         flags: Page-locked booleans that say for each device whether all copied values are finite.
         watches: Watch tensors that are copied in place.
     """
@@ -72,7 +72,7 @@ class Copies:
 
     @property
     def finite(self) -> bool | None:
-        """Return whether all copied values are finite, None if they were not checked. Valid once done."""
+        """Return True if all copied values are finite, None if they were not checked. Valid once done."""
         return all(bool(flag) for flag in self.flags) if self.flags else None
 
     @property
