@@ -21,7 +21,7 @@ PATIENCE_S = 10.0  # wait after the first answer: a swarm of two has no three me
 TRY_EVERY_S = 10.0  # interval at which one member may have another dial its address
 # Time between a verdict and the next round; doubles while the verdict stays the same.
 AGAIN_S, MOST_AGAIN_S = 240.0, 3_600.0
-HOMES = 3
+HOMES = 3  # members that probe for a peer which others cannot dial
 ANSWERING = 1  # unanswered dials of a seed that still counts as answering: one may be on its way
 BUSY_S = 5.0  # interval of dials to a seed that accepts connections but finishes no Hello
 LOOK_S = 5.0  # interval of look-ups without a link: the list may have been empty a moment ago
@@ -30,7 +30,7 @@ HOME_PING_S = 20.0  # a third of the idle time-out, so that a home's link is nev
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """What a peer begins with to find its swarm.
+    """The terms of a peer's start: how it finds its swarm, and when it may begin a run.
 
     Attributes:
         seeds: The addresses to dial first.
@@ -70,13 +70,13 @@ class Seeds:
         self.unanswered = dict.fromkeys(seeds, ANSWERING + 1)  # dials in a row that no seed accepted
 
     def answered(self, seed: Address) -> None:
-        """Note that the seed accepted a connection, whatever came of it."""
+        """Note that the seed accepted a connection, even if no link followed."""
         if seed in self.unanswered:
             self.unanswered[seed] = 0
 
     @property
     def answering(self) -> bool:
-        """True if a seed accepts connections: then there is a swarm to join, which may be busy."""
+        """Return True if a seed accepts connections: then there is a swarm to join, which may be busy."""
         return any(dials <= ANSWERING for dials in self.unanswered.values())
 
     def dial(self, seed: Address) -> Dial:
@@ -102,7 +102,7 @@ class Seeds:
             now: The current time.
             linked: True if we have a link.
             alive: The addresses of ALIVE members, which need no dial.
-            rng: For jitter and choice.
+            rng: The source of jitter and of the choice of a seed.
         """
         if now < self.deadline:
             return []
@@ -160,6 +160,7 @@ class Reachability:
         return min(self.next_ping_at, self.decide_at, self.again_at)
 
     def linked(self, peer: PeerId, me: MemberRecord) -> list[Effect]:
+        """Ask a newly linked member whether it can dial us, if this round needs more answers."""
         self.wanted = me.address or self.wanted
         if self.settled or me.address is None or len(self.asked) >= ASKED or peer in self.asked:
             return []
@@ -231,7 +232,7 @@ class Reachability:
 
 
 def answer_reach(asker: PeerId, record: MemberRecord | None) -> list[Effect]:
-    """Dial only the address in the asker's own signed record: so no peer can make us scan ports."""
+    """Dial only the address in the asker's own signed record, so that no peer can make us scan ports."""
     if record is None or record.address is None:
         return [Send(asker, Reached(False))]
     return [TryDial(asker, record.address)]

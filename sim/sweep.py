@@ -136,7 +136,7 @@ class Sweep:
     def table(self, *, brief: bool = False) -> tuple[list[str], list[tuple[str, ...]]]:
         """Return heads and rows of text: means over the seeds for each combination, and half the range of accuracy.
 
-        ``brief`` leaves out what does not fit the 80 columns of a terminal.
+        ``brief`` leaves out columns that do not fit into a terminal of 80 characters.
         """
         learns = any(not math.isnan(value) for value in self.column("accuracy_mean", self.rows))
         unknown = [] if learns else [row for row in SHOWN if row[0].startswith("accuracy")]
@@ -155,7 +155,7 @@ class Sweep:
 
     @property
     def answer(self) -> str:
-        """The range of the one swept number in which accuracy is within a point of the best; "" if not applicable."""
+        """Return the range of the one swept number with accuracy within a point of the best; "" if not applicable."""
         (key, texts), *others = self.axes.items()
         values = numbers(texts)
         if others or values is None or len(texts) < 2:

@@ -139,7 +139,7 @@ def lasting_parts(part: str, elements: int) -> list[Subset]:
 
 
 def read(text: str) -> Subset | None:
-    """Parse a part as a person may write it; a share keeps six digits."""
+    """Parse a part as a user may write it; a share keeps six digits."""
     found = FORM.fullmatch(text)
     if found is None:
         return None

@@ -40,9 +40,9 @@ class GroupAverage:
         length = own.stop - own.start
         self.rows = vectors.take(ours.size + (MAX_GROUP + 1) * ALIGN)  # Slices consist of whole blocks.
         self.parts: Floats = self.rows.array[: len(self.members) * length].reshape(len(self.members), length)
-        self.difference: Vector | None = vectors.take(ours.size)  # Until the caller takes it.
-        self.missing: dict[int, Receiver | None] = {}  # Members whose values of our slice have not all come.
-        self.awaited: dict[int, Receiver | None] = {}  # Members whose means have not all come.
+        self.difference: Vector | None = vectors.take(ours.size)  # The means minus ours, until taken.
+        self.missing: dict[int, Receiver | None] = {}  # Members whose values of our slice have not all arrived.
+        self.awaited: dict[int, Receiver | None] = {}  # Members whose means have not all arrived.
         for place, where in enumerate(self.slices):
             if place != self.place and length:
                 self.missing[place] = None
@@ -113,7 +113,7 @@ class GroupAverage:
     def average(self) -> None:
         """Compute the mean of our slice and its difference from ours, both as all members decode them.
 
-        It touches nothing that arriving chunks do.
+        It uses no memory that arriving chunks write.
         """
         config, place = self.config, self.place
         assert self.difference is not None

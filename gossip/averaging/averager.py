@@ -364,7 +364,7 @@ class Averager:
         if visit is not None and visit.replaced:
             peer.counted(steps, samples)
             self.weights_replaced(visit)
-        driver.perform(peer.stepped(steps, samples, loss, driver.now))  # First, as an Offer states the model's age.
+        driver.perform(peer.stepped(steps, samples, loss, driver.now))  # First: an Offer states the model's age.
         if visit is not None:
             self.updated(visit)
 
@@ -455,7 +455,7 @@ class Averager:
         visit.spare = visit.kept = None
 
     def warn(self, sentence: str) -> None:
-        """Tell a person, once for each sentence."""
+        """Tell the user each sentence once."""
         if sentence not in self.warned:
             self.warned.add(sentence)
             self.driver.perform([Notice("device", sentence)])

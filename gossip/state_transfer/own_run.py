@@ -57,10 +57,10 @@ class OwnRun:
         self.judge = TrialEvaluator()
         self.reborn = members.me.incarnation > 1
 
-    # -- over a fault --------------------------------------------------------------------------------------------
+    # -- after a fault -------------------------------------------------------------------------------------------
     @property
     def state(self) -> RunState:
-        """The state for a new Peer (``go_on_from``): plain numbers only, since this peer may have failed."""
+        """Return the state for a new Peer (``go_on_from``): plain numbers only, since this peer may have failed."""
         local, me = self.local, self.membership.me
         return RunState(
             local.run_id, local.progress.samples, local.version, local.ready, local.sound, local.finished,
@@ -85,7 +85,7 @@ class OwnRun:
         else:
             local.sound = before.sound
 
-    # -- ours ----------------------------------------------------------------------------------------------------
+    # -- our own weights -----------------------------------------------------------------------------------------
     def begin(self, now: float, why: str) -> list[Effect]:
         """Become ready with our own weights. No samples are behind them, except those of a checkpoint."""
         self.local.ready = True
@@ -133,10 +133,10 @@ class OwnRun:
         self.membership.update_me(now, steps=self.local.steps, samples=self.local.samples, version=self.local.version)
 
     def mixed(self, now: float) -> None:
-        """Schedule the next mix an interval from now: the weights are a run's from now on."""
+        """Schedule the next mix an interval from now, since the weights have just become those of a run."""
         self.schedule.begin(self.local.steps, now)
 
-    # -- another's -----------------------------------------------------------------------------------------------
+    # -- another run's weights -----------------------------------------------------------------------------------
     def adopted(self, now: float, difference_sq: float = 0.0, own_sq: float = 0.0) -> list[Effect]:
         """Handle the adopted joining vector.
 

@@ -30,7 +30,7 @@ from node.transport.tls import Contexts, TlsStream
 
 __all__ = ["Access", "Connector"]
 
-OBSERVED_S = 30.0  # The time an observer has to read the status, page by page.
+OBSERVED_S = 30.0  # The time limit for an observer to read the status, page by page.
 DIALS = 16  # Concurrent dials.
 NAME_BYTES = 16  # The length of a link's name, by which lanes join it.
 # Concurrent dials to members known by hearsay: their addresses may belong to anybody and drop packets.
@@ -120,7 +120,7 @@ class Connector:
         self.lobby = HandshakePool(self.neighbours, lambda stream: getattr(stream, "heard", True), owner.strange)
         self.failures: dict[Address, str] = {}  # The failure of the last dial, for each seed that did not answer.
         self.unanswered: set[Address] = set()  # Seeds whose last dial failed without an answer.
-        self.refusals: dict[Address, RefusedError] = {}  # By seed.
+        self.refusals: dict[Address, RefusedError] = {}  # Refusals of this node, by seed.
         self.told: set[str] = set()
         self.nursery: trio.Nursery | None = None
         self.closed = False

@@ -1,4 +1,4 @@
-"""The network thread as the training thread sees it: what it calls there, and what it reads."""
+"""The network thread as the training thread sees it: its calls there, and the values that it reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["NetworkSide"]
 
 
 class NetworkSide:
-    """The service and its thread. A fault replaces the runtime and its peer, so nobody keeps a reference to either."""
+    """The service and its thread. A fault replaces the runtime and its peer, so keep no reference to either."""
 
     def __init__(self, service: Service) -> None:
         self.service, self.thread = service, NetworkThread()
@@ -61,5 +61,5 @@ class NetworkSide:
         self.thread.call(tell)
 
     def announce(self, kind: str, sentence: str) -> None:
-        """Have the network thread tell people of an event."""
+        """Have the network thread tell the user of an event."""
         self.thread.call(self.runtime.on_event, kind, sentence)

@@ -28,7 +28,7 @@ class Striping:
 
     @property
     def full(self) -> bool:
-        """Return True if there are as many lanes, over all links, as links are allowed."""
+        """Return True if all links together have as many lanes as a node may have links."""
         return self.opening + sum(len(link.lanes.all) for link in self.links.all()) >= self.config.internal.max_links
 
     def widen(self, link: Link) -> None:

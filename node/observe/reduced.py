@@ -18,8 +18,8 @@ __all__ = ["Figures", "Reduced", "reduce", "settles", "told_in"]
 
 SETTLING = ""  # The name under which a loop reports that it waits in settle; no figure has this name.
 
-StepSummary = dict[str, tuple[float, int]]
-"""By name: the value, and the swarm's samples when it was measured."""
+Values = dict[str, tuple[float, int]]
+"""Figures by name: the value, and the swarm's samples when it was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class Figures:
 
     def __init__(self) -> None:
         self.run = b""  # The run on whose weights they were measured.
-        self.told: StepSummary = {}
-        self.settling = False  # Others that settle need not wait for us.
+        self.told: Values = {}
+        self.settling = False  # Our loop waits in settle, so that others in settle need not wait for it.
 
     def settle(self, on: bool, run: bytes, swarm_samples: int) -> bytes:
         """Return the packed figures for our record, when the loop begins or ends to settle."""
@@ -66,7 +66,7 @@ class Figures:
             if math.isfinite(value):
                 told[name] = value, within("samples", swarm_samples)
         packed: bytes = msgpack.packb(told, use_bin_type=True) if told else b""
-        # Room is always kept for this mark.
+        # Always keep room for the mark of settling.
         settled: bytes = msgpack.packb(told | {SETTLING: (1.0, 0)}, use_bin_type=True)
         if not keepable((settled,)):
             room = MAX_EXTRA_BYTES - 3 - (len(settled) - len(packed))
@@ -87,7 +87,7 @@ def number_of(name: object, value: Any) -> float:
         raise ConfigError(f"Figure {name!r} is no number ({error}): give a float, or a tensor of one.") from None
 
 
-def told_in(record: MemberRecord) -> StepSummary:
+def told_in(record: MemberRecord) -> Values:
     """Return the figures in a member's record. Others pass them on unchecked, so malformed ones are ignored."""
     packed = record.extra[0] if record.extra else None
     if type(packed) is not bytes:
@@ -96,7 +96,7 @@ def told_in(record: MemberRecord) -> StepSummary:
         found = msgpack.unpackb(packed)
     except ValueError:
         return {}
-    told: StepSummary = {}
+    told: Values = {}
     for name, row in found.items() if isinstance(found, dict) else ():
         if isinstance(name, str) and isinstance(row, list) and len(row) == 2:
             value, samples = row
@@ -110,7 +110,7 @@ def settles(record: MemberRecord) -> bool:
     return SETTLING in told_in(record)
 
 
-def reduce(own: StepSummary, records: Iterable[MemberRecord]) -> dict[str, Reduced]:
+def reduce(own: Values, records: Iterable[MemberRecord]) -> dict[str, Reduced]:
     """Return each figure reduced over ``own`` and these records."""
     rows: dict[str, list[tuple[float, int]]] = {}
     for told in (own, *map(told_in, records)):

@@ -51,7 +51,7 @@ def require_matplotlib() -> None:
 
 # -- pictures ----------------------------------------------------------------------------------------------------------
 def draw(results: Sequence[Result], panel: Panel | None = None, *, key: bool = True) -> Figure:
-    """Return a figure of one panel, or of all panels with their titles. With ``key`` it says which curve is which."""
+    """Return a figure of one panel, or of all panels with their titles. ``key`` adds the key of the curves."""
     from matplotlib.figure import Figure
 
     with styled():

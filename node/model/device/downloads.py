@@ -20,9 +20,9 @@ __all__ = ["Downloads"]
 class Downloads:
     """Copies from one model's live tensors.
 
-    A small model is first copied on its device, which takes microseconds, and from there to the host. Of a large one
-    only what changes unseen is: buffers, tensors without an optimizer, and small tensors. The others go to the host
-    from where they lie, and the guard lets their optimizer wait.
+    A small model is first copied on its device, which takes microseconds, and from there to the host. Of a large model
+    only tensors without the guard's protection are copied so: buffers, tensors without an optimizer, and small ones.
+    The others go to the host from their own memory, and the guard makes their optimizer wait.
     """
 
     STAGED_ELEMENTS = 1 << 26  # 256 MB of float32 on the device: below, a whole copy is cheaper than many small ones.
@@ -39,7 +39,7 @@ class Downloads:
             device: The device.
             live: The tensors.
             host: A vector for all their elements; page-locked, or the host waits.
-            lasting: Whether nothing will change the tensors, which need no copy then.
+            lasting: True if nothing will change the tensors, which then need no copy on the device.
 
         Raises:
             MemoryError: The device has no memory for it. Nothing has begun.
@@ -91,9 +91,9 @@ class Downloads:
         return flat
 
     def flags(self, sources: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Begin to copy whether all values are finite, which the device sees much faster than a host could.
+        """Begin to copy a flag that says if all values are finite, which a device checks much faster than a host.
 
-        Return nothing if there is no room for one number a tensor: the host looks then.
+        Return nothing if there is no room for one number per tensor: then the host checks.
         """
         flag = torch.empty((), dtype=torch.bool, pin_memory=True)
         try:

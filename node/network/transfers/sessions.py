@@ -32,10 +32,10 @@ class StreamSession:
     sender: Sender | None = None
     receiver: Receiver | None = None
     moved_at: float = 0.0  # The last progress in either direction.
-    heard_at: float = 0.0  # The last time that something of the partner's came.
+    heard_at: float = 0.0  # The last time that a chunk of the partner's began or arrived.
     clock: Callable[[], float] = lambda: 0.0  # trio's clock, for threads too.
     over: bool = False  # Its vectors must not be used any more.
-    wide: bool | None = None  # Whether the partner's vector comes over lanes; its first chunk decides.
+    wide: bool | None = None  # True if the partner's vector comes over lanes; its first chunk decides.
     lock: threading.Lock = field(default_factory=threading.Lock)  # A thread may be using the vectors.
 
     def place(self, chunk: Chunk, body_bytes: int, wide: bool = False) -> memoryview | None:
@@ -64,7 +64,7 @@ class StreamSession:
     def end(self) -> None:
         """Mark the session as ended, after waiting for a thread in the middle of a chunk.
 
-        That takes a millisecond as a rule, and some ten for the largest chunk that a peer may send, in int8.
+        That usually takes a millisecond, and some ten for the largest chunk that a peer may send, in int8.
         """
         with self.lock:
             self.over = True
@@ -77,7 +77,7 @@ class StreamSessions:
         self.table: dict[int, StreamSession] = {}
         self.links: dict[int, Link] = {}  # The link that a session began on.
         self.recent: deque[int] = deque(maxlen=RECENT)
-        self.changed = trio.lowlevel.ParkingLot()  # Stripes whose chunks belong to a session that is not agreed yet.
+        self.changed = trio.lowlevel.ParkingLot()  # Lanes whose chunks belong to a session that is not agreed yet.
 
     def add(self, session: StreamSession, large: bool = False) -> None:
         """Start a session's streams. ``large``: sending is worth a thread."""
@@ -93,7 +93,7 @@ class StreamSessions:
         self.changed.unpark_all()
 
     def late(self, session: int) -> None:
-        """Drop whatever still comes for this session."""
+        """Drop chunks that still come for this session."""
         self.recent.append(session)
         self.changed.unpark_all()
 
@@ -141,7 +141,7 @@ class StreamSessions:
     def stalled(self, now: float, stall_s: float) -> list[StreamSession]:
         """Return the sessions in which nothing, or nothing of the partner's, moved for ``stall_s`` seconds.
 
-        The second condition counts while data of the partner is due. Otherwise a partner that reads ours and sends
+        The second condition applies while data of the partner is due. Otherwise a partner that reads ours and sends
         nothing would hold its session until the deadline. All chunks on a link count for each of its sessions, since
         streams on one link take turns.
         """
@@ -152,7 +152,7 @@ class StreamSessions:
         ]  # fmt: skip
 
     def moved_at(self, session: StreamSession) -> float:
-        """Return the time of the last progress of what is still to move, in either direction."""
+        """Return the time of the last progress of vectors that still move, in either direction."""
         link, sender = session.link, session.sender
         sent = link.sent_at if sender is not None and not sender.done else -math.inf
         return max(session.moved_at, sent, link.received_at if self.awaits(session) else -math.inf)

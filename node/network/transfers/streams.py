@@ -41,7 +41,7 @@ INLINE_ELEMENTS = 1 << 20  # Arithmetic on up to 4 MB runs inline, 1 to 2 ms; on
 
 
 class SharedModel(Protocol):
-    """What the two threads of a node share of its model, a :class:`node.loop.live.LiveModel`."""
+    """The parts of a model that both threads of a node use: a :class:`node.loop.live.LiveModel`."""
 
     @property
     def boundary(self) -> Boundary: ...
@@ -81,7 +81,7 @@ class Streams:
         self.gathers = GroupTransfers(peer, config, self.averager, pool, links, self.sessions)
         # Durations of the last exchanges. It is replaced, not changed, since the other thread reads it.
         self.durations: tuple[float, ...] = ()
-        self.began: dict[int, float] = {}  # When each session requested its snapshot.
+        self.began: dict[int, float] = {}  # The time at which each session requested its snapshot.
         self.accounts: dict[int, ExchangeStats] = {}  # Exchanges whose streams have begun.
         self.on_begun: Callable[[ExchangeStats], None] = lambda account: None
         self.on_over: Callable[[ExchangeStats], None] = lambda account: None
@@ -92,7 +92,7 @@ class Streams:
         self.queued = 0
         whole = config.part == "all" and not config.grouped and large(get_codec("fp32"), peer.view.elements)
         self.whole = whole  # All exchanges carry vectors of one length, and that is large.
-        # Whether exchanges' memory is allocated, and the lock for allocating it.
+        # True once exchanges' memory is allocated, and the lock for allocating it.
         self.taken, self.taking = False, threading.Lock()
         if not (peer.may_join or peer.view.ready):
             self.take_memory()
@@ -405,5 +405,5 @@ class TakingMemory:
 
 
 def large(codec: Codec, elements: int) -> bool:
-    """Return True if so many elements are worth a thread."""
+    """Return True if this many elements are worth a thread."""
     return codec.encoded_bytes(elements) >= LARGE_BYTES
