@@ -1,7 +1,7 @@
 """The misbehaviour log: misbehaviour is counted by member and kind, and reported once faults cannot explain it.
 
 Nothing is decided here. A node's protections (filters, back-off, rate limiters) act at once by themselves. The log
-names the culprit, so that a person can revoke its secret.
+names the culprit, so that the user can revoke its secret.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KEPT = 1_024  # Members and kinds to count, 200 KiB. A flood of identities evict
 TOLD = 256
 
 KINDS: dict[str, tuple[float, float, str]] = {
-    # kind: (count above those forgiven that is reported, seconds until one is forgiven, description)
+    # kind: (count, beyond those forgiven, that is reported; seconds until one is forgiven; description)
     "fault": (3.0, 60.0, "bytes or messages that no honest node sends"),
     "flood": (3.0, 60.0, "messages beyond every allowance"),
     "unread": (3.0, 60.0, "more questions than it reads answers"),  # a stopped peer asks nothing
@@ -47,7 +47,7 @@ class MisbehaviourLog:
     def __init__(self) -> None:
         # Count above those forgiven, and since when.
         self.levels: dict[tuple[PeerId | str, str], tuple[float, float]] = {}
-        self.counts: dict[tuple[PeerId | str, str], int] = {}  # total counts of the reported ones
+        self.counts: dict[tuple[PeerId | str, str], int] = {}  # total counts of reported misbehaviour
         self.news: list[Notice] = []  # notices to report
 
     def note(self, who: PeerId | str, kind: str, now: float, times: float = 1.0) -> None:
@@ -84,7 +84,7 @@ class MisbehaviourLog:
         return news
 
     def rows(self) -> Iterator[tuple[str, str, int]]:
-        """Yield the reported ones: (id or address, kind, count)."""
+        """Yield the reported misbehaviour: (id or address, kind, count)."""
         for (who, kind), count in self.counts.items():
             yield who if isinstance(who, str) else who.hex(), kind, count
 

@@ -21,8 +21,10 @@ MAX_MASS = 2.0**32  # The largest swarm holds less mass in all.
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Push(Exchange):
-    """A one-way exchange. Without conservation of mass (row-stochastic weights) the initiator forgets a push, and is
-    never in doubt."""
+    """A one-way exchange.
+
+    Without conservation of mass (row-stochastic weights) the initiator forgets a push, and is never in doubt.
+    """
 
     MIXING: ClassVar[str] = "push"
     TRANSITIONS: ClassVar[Table] = PUSH

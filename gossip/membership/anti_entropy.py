@@ -60,7 +60,7 @@ class PushPull:
             self._send(sender, buckets, buckets if digest.hashes else b"", out)
 
     def quiet(self, entry: Entry | None, now: float) -> bool:
-        """Return True if this member's records need no gossip: we asked for everything, and others know it."""
+        """Return True if this member's records need no gossip: we asked for its whole table, which others know."""
         return entry is not None and entry.asked_all and now < entry.asked_s + self._config.internal.push_pull_period_s
 
     def answer(self, sender: PeerId, entry: Entry | None, records: Records, out: list[Effect]) -> None:

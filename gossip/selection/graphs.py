@@ -16,7 +16,7 @@ __all__ = ["Graph"]
 Kind = Literal["rank", "address", "id"]
 Name = int | Address | str  # A node's rank, its listening address, or the first digits of its id.
 
-ID_DIGITS = 8  # As shown to people. A decimal number with as many digits is the beginning of an id and not a rank.
+ID_DIGITS = 8  # As in all output. A decimal number with as many digits is the beginning of an id and not a rank.
 MAX_NODES = 10_000  # The most members of a swarm.
 SAID = {"rank": "a rank", "address": "an address", "id": "the beginning of an id"}
 

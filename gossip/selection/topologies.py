@@ -20,7 +20,7 @@ from gossip.selection.rule import Candidates, Options, Selector
 
 __all__ = ["Exponential", "Grid", "OnGraph", "Ranked", "Ring", "Torus"]
 
-GOLDEN = (5**0.5 - 1) / 2  # In ranks per cycle, as a share of n: its multiples are spread evenly for all n.
+GOLDEN = (5**0.5 - 1) / 2  # Shift of ranks per cycle, as a share of n: its multiples are spread evenly for all n.
 MAX_GROUP = 16  # Members of a grid's group: each streams slices with every other at once.
 
 
@@ -68,8 +68,8 @@ class Torus(Ranked):
     one row earlier. A member without a fitting neighbour in row and column takes the ring's neighbours.
     """
 
-    # Not the two factors of n nearest to its root: a prime number of members would be a ring. 32 members mix better in
-    # rows of 6 with a short last one (gap 0.163) than as 4 by 8 (0.117).
+    # Rows of the factor of n nearest to its root would be worse: a prime number of members would be a ring. 32 members
+    # mix better in rows of 6 with a short last one (gap 0.163) than as 4 by 8 (0.117).
 
     name = "torus"
 
@@ -89,8 +89,8 @@ class Torus(Ranked):
 class Exponential(Ranked):
     """One peer per round: the one ``2^(round mod ceil(log2 n))`` ranks ahead (Assran et al. 2019; Ying et al. 2021).
 
-    The graph is directed: we send there, and receive from as far behind us. If it does not fit, or was asked already,
-    the next power replaces it. If no power fits, the next member that does.
+    The graph is directed: we send to that peer, and receive from the one as far behind us. If it does not fit, or was
+    asked already, the next power replaces it. If no power fits, the next member that fits does.
     """
 
     name = "exponential"
@@ -163,7 +163,7 @@ class Grid(Ranked):
 
 
 class OnGraph(Ranked):
-    """A static graph from a file: only its edges are used, since a missing one may be forbidden.
+    """A static graph from a file: only its edges are used, since a missing edge may be forbidden.
 
     Members outside the graph do not mix.
     """

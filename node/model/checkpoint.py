@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file that holds everything, and a small JSON description for people.
+"""Checkpoints: one safetensors file that holds everything, and a small JSON file that describes it.
 
 Weights keep their own names, so that any tool that reads safetensors can read them. Where a node keeps an average of
 its weights, that average is the model to evaluate and has the plain names. The weights that training continues from are
@@ -252,7 +252,7 @@ def _placed(name: str, tensor: Tensor, tensors: dict[str, Tensor]) -> str:
 def _encode(value: Any, what: str, where: str, tensors: dict[str, Tensor] | None) -> Any:
     """Convert ``value`` to strict JSON. Tensors go into ``tensors`` as ``optimizer/<where>``; None allows no tensors.
 
-    What JSON lacks becomes an object with one key: ``$tensor``, ``$tuple``, ``$float`` (nan, inf) or ``$map``.
+    A value that JSON lacks becomes an object with one key: ``$tensor``, ``$tuple``, ``$float`` (nan, inf) or ``$map``.
     """
     if isinstance(value, np.generic):  # A schedule computed in numpy gives such numbers.
         value = value.item()

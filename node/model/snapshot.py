@@ -51,7 +51,7 @@ class ModelState(State):
     Args:
         model: A module, or a mapping of names to tensors and arrays.
         optimizers: As for :class:`Optimizers`.
-        frozen: Whether to exchange frozen parameters like all others.
+        frozen: True to exchange frozen parameters like all others.
 
     Raises:
         LayoutError: Here, if a tensor cannot be exchanged. In any later call, if a tensor was replaced by another
@@ -389,14 +389,14 @@ class UploadAhead:
     Args:
         state: The model.
         values: The host vector, which must not change until this is done.
-        parts: For each run of the model's devices, what is on its way.
+        parts: The values on their way, for each run of the model's devices; None for a CPU.
     """
 
     def __init__(self, state: ModelState, values: Floats, parts: Sequence[Uploading | None]) -> None:
         self._state, self._values, self._parts = state, values, parts
 
     def done(self) -> bool:
-        """Return True once applying them waits for nothing. Thread-safe."""
+        """Return True once applying them does not wait. Thread-safe."""
         return all(part.event.query() for part in self._parts if part is not None)  # type: ignore[no-untyped-call]
 
     def add(self) -> Copies:

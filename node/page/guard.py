@@ -14,7 +14,7 @@ from node.transport.tcp import is_loopback
 __all__ = ["OPEN", "Guard", "token_of"]
 
 TOKEN_DIGITS = 32  # Hexadecimal: 128 bits, which cannot be guessed.
-OPEN = "/healthz"  # Reports only whether this node trains, to launchers that can send no token.
+OPEN = "/healthz"  # Open to launchers that can send no token: it only says whether this node trains.
 
 
 def token_of(secret: bytes) -> str:
@@ -50,7 +50,7 @@ class Guard:
     def refuses(
         self, path: str, query: str, host: str, authorization: str, cookie: str
     ) -> tuple[HTTPStatus, str] | None:
-        """Return why a request is refused, or None if it is not. The texts are as the visitor sent them."""
+        """Return the status and sentence of a refusal, or None to admit. Texts are as the visitor sent them."""
         if path == OPEN:
             return None
         if self.token is None:

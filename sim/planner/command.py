@@ -34,7 +34,7 @@ def plan(
     quiet: bool = False,
     jobs: int | None = None,
 ) -> int:
-    """Play settings on the links of a file or table, and report which to take.
+    """Simulate settings on the links of a file or table, and report which to take.
 
     Args:
         file: A scenario's file.

@@ -1,4 +1,4 @@
-"""Formatting of figures for people: seconds, bytes, shares and counts."""
+"""Formatting of figures as text: seconds, bytes, shares and counts."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ ACKNOWLEDGES = 1.0173
 TIMEOUT_S = 0.2  # The least excess of a retransmission timeout over the round trip (Linux: TCP_RTO_MIN).
 LONGEST_TIMEOUT_S = 120.0  # TCP_RTO_MAX.
 REORDERED = 1.25  # Round trips until a gap that others follow is filled: a quarter allows for reordering (RFC 8985).
-UNFOLLOWED = 3  # So many last segments have too few after them to show a gap; a probe after two round trips does.
+UNFOLLOWED = 3  # The last segments, which too few others follow to show a gap. A probe after two round trips does.
 PACED = 1.5  # Windows per round trip that bbr sends while it looks for the rate (2.89 of the rate before).
 # bbr lets two round trips of the rate be in flight, and three quanta of two segments. The part beyond one round trip
 # stands in the queue on average: at 50 ms and 20, 10 and 2 Mbit/s 19, 36 and 46 ms (here 24, 26, 39).
@@ -47,7 +47,7 @@ STANDING, QUANTA = 0.45, 6
 PROBE_EVERY_S, PROBE_S = 10.0, 0.2
 # From one SYN to the next while nothing answers: the timer is 2 % late (1.02, 2.04, 3.07, 4.09, 5.11, 7.13 s).
 SYN_S, SYN_EVEN = 1.02, 5
-EPOCHS = 64  # Losses of one stream that are drawn singly; the rest goes at Mathis' rate.
+EPOCHS = 64  # Losses of one stream that are drawn one by one; the rest goes at Mathis' rate.
 QUEUE_S = 0.1  # The queue of a home router before a slow link, in seconds at its rate.
 LEAST_QUEUE_BYTES = 65_536  # The least size of that queue.
 
@@ -88,7 +88,7 @@ class Transport:
         return rtt + TIMEOUT_S
 
     def retransmitted_at(self, sent_at: float, now: float, rtt: float) -> float:
-        """Return when data that was sent at ``sent_at`` and never acknowledged is sent again next."""
+        """Return the next time at which data sent at ``sent_at`` and never acknowledged is sent again."""
         at, timeout_s = sent_at, self.timeout_s(rtt)
         while at < now:
             at += timeout_s
@@ -205,7 +205,7 @@ class Transport:
         return took_s + full_s
 
     def lossy(self, line: Line, segments: float) -> bool:
-        """Return True if one of so many segments is lost."""
+        """Return True if one of this many segments is lost."""
         if line.clear < 0:
             line.clear = self.gap(line)
         if line.clear >= segments:
@@ -268,7 +268,7 @@ class Transport:
     def epoch(
         self, line: Line, segments: float, at_s: float, rtt: float, full: float, recovers: bool, loses: bool
     ) -> float:
-        """Return the seconds for so many segments until a loss.
+        """Return the seconds for this many segments until a loss.
 
         Slow start lasts up to the threshold, or until HyStart sees its own queue; then the curve follows. ``recovers``:
         the window does not grow for one round, while lost segments are sent again. ``loses``: the last segment is lost,
@@ -326,7 +326,7 @@ class Transport:
 
 
 def syn_again_s(tries: int) -> float:
-    """Return when an unanswered dial sends its next SYN, in seconds after its first.
+    """Return the time at which an unanswered dial sends its next SYN, in seconds after its first.
 
     The kernel's intervals lead to 1, 2, 3, 4, 5, 7, 11 ... s; the first are even since Linux 6.5
     (tcp_syn_linear_timeouts).

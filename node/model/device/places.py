@@ -26,7 +26,7 @@ class DevicePositions:
         stop: The last one's, plus one.
         tensors: For each tensor that has some: its number, and the range of its positions in ``at``.
         at: The positions, each relative to its tensor, on the device.
-        ready: Recorded behind the copy of ``at``; None where that has waited.
+        ready: The event after the copy of ``at``; None if the copy is done.
     """
 
     device: torch.device
@@ -61,7 +61,7 @@ class Places:
         """
         devices = [tensor.device for tensor in live]
         if all(device.type == "cpu" for device in devices):
-            return list(placed(positions, live))  # Nothing is copied, and nothing worth its memory.
+            return list(placed(positions, live))  # Nothing is copied to a device, so nothing is worth keeping.
         held = self.kept.pop(id(positions), None)  # The array is held too, so that no other has its id.
         if held is None or held[0] is not positions or held[1] != devices:
             held = positions, devices, list(placed(positions, live))

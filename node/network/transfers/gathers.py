@@ -110,7 +110,7 @@ class GroupTransfer:
 
     group: GroupAverage
     out: dict[int, tuple[Link, Parts]] = field(default_factory=dict)
-    # By place: the link that a member uses, and when data last came over it.
+    # By place: the link that a member uses, and the time of the last data over it.
     heard: dict[int, tuple[Link, float]] = field(default_factory=dict)
 
 
