@@ -60,10 +60,10 @@ class Node:
         secret: The file with the swarm's secret.
         state_dir: The directory for the node's key and address book. None gives a new identity at every start.
         config: The :class:`~gossip.config.Config`.
-        join_or_fail_s: Raise LocalError unless a swarm's weights are here within so many seconds. The message names
-            what became of each seed. Without it, a node that reaches no peer finally starts alone.
-        wait_for: Return once so many members are here, this one included (default 1).
-        wait_s: Go on after so many seconds (default 60) without them. Raise LocalError then if a launcher started
+        join_or_fail_s: Raise LocalError unless a swarm's weights are here within this many seconds. The message has
+            the outcome of each seed. Without it, a node that reaches no peer finally starts alone.
+        wait_for: Return once this many members are here, this one included (default 1).
+        wait_s: Go on after this many seconds (default 60) without them. Raise LocalError then if a launcher started
             members on other hosts and none of them came.
         group: A process group of torch.distributed that trains one model. All its ranks form this one node, and each
             makes a Node. The settings of rank 0 count.
@@ -153,7 +153,7 @@ class Node:
         It never waits for the network or a GPU.
 
         Args:
-            loss: A scalar tensor or number, for people.
+            loss: A scalar tensor or number, for display.
             samples: The batch's size.
             lr: The learning rate, if the node was given no torch optimizer that has it.
 
@@ -175,7 +175,7 @@ class Node:
         Args:
             dataset: A dataset with a length.
             batch_size: Samples in a batch.
-            shuffle: Whether to shuffle each pass.
+            shuffle: True to shuffle each pass.
             epochs: The number of passes.
 
         Returns:
@@ -205,8 +205,8 @@ class Node:
         Args:
             dataset_or_length: A dataset, or its number of samples.
             batch_size: If given, the result is for DataLoader's ``batch_sampler``, otherwise for ``sampler``.
-            shuffle: Whether to shuffle each pass.
-            drop_last: Whether to drop an incomplete last batch.
+            shuffle: True to shuffle each pass.
+            drop_last: True to drop an incomplete last batch.
             seed: The seed of the shuffling.
 
         Raises:
@@ -227,7 +227,7 @@ class Node:
             files: Paths, URLs or other texts, the same on all nodes. Give several per node: shares of few files are
                 uneven, and a node whose share is empty reads a file that another one reads too.
             epochs: Passes per ``iter``; None: without end.
-            shuffle: Whether to shuffle the files in each pass.
+            shuffle: True to shuffle the files in each pass.
             samples: The samples in all files together, if known: members then agree on the number of the pass.
 
         Raises:
@@ -243,7 +243,7 @@ class Node:
 
         Args:
             seconds: The most that this takes.
-            wait_s: At the end of a run, a barrier before it: mix for at most so many seconds until all other members
+            wait_s: At the end of a run, a barrier before it: mix for at most this many seconds until all other members
                 have also called this, have finished or are gone.
 
         Returns:
@@ -274,7 +274,7 @@ class Node:
         """
         self._training.merge(run)
 
-    # -- what it says --------------------------------------------------------------------------------------------
+    # -- readings ------------------------------------------------------------------------------------------------
     @property
     def id(self) -> str:
         """Return this node's id, 32 hexadecimal digits: the hash of its public key."""
@@ -308,8 +308,8 @@ class Node:
         """Return True if this node's run has finished.
 
         :meth:`finish` was called here or on most members, or the donors of this node's weights said so. A loop that
-        asks ends with its swarm, and a late node's does not begin: ``while not node.finished and node.swarm_samples <
-        samples``.
+        checks it ends with its swarm, and that of a late node does not begin: ``while not node.finished and
+        node.swarm_samples < samples``.
         """
         return self._training.finished
 
@@ -396,9 +396,9 @@ class Node:
         return self._training.load(path)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return which run this is, its progress, and the pass over the data, for checkpoints of other tools.
+        """Return the run's id, its progress, and the pass over the data, for checkpoints of other tools.
 
-        Those hold weights and optimizer themselves. The values are numbers, texts and booleans, as JSON has them.
+        Such checkpoints hold weights and optimizer themselves. The values are numbers, texts and booleans, as in JSON.
         """
         return self._training.state_dict()
 

@@ -83,7 +83,7 @@ class Played:
 
     @property
     def done(self) -> float:
-        """Progress of the run, 0 to 1."""
+        """Return the progress of the run, 0 to 1."""
         scenario = self.scenario
         if scenario.duration_s is not None:
             return min(1.0, self.level.now / scenario.duration_s)
@@ -233,7 +233,7 @@ class Simulation(Played):
 
     def go(self, row: int, session: Uptime, sessions: Iterator[Uptime]) -> None:
         index = self.indices[row]
-        assert index is not None, "who goes has come"
+        assert index is not None, "a peer that goes has come"
         if session.farewell:
             self.swarm.leave(index)
         else:

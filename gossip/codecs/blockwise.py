@@ -130,7 +130,7 @@ class Blockwise(Codec):
         self, passes: kernel.Passes, elements: int, values: Any, data: Any, encoded: Any, own: Any, out: Any,
         seed: int, start: int, before: tuple[float, float] = (0.0, 0.0),
     ) -> tuple[float, float]:  # fmt: skip
-        """Compute what the places other than None ask for, in one pass of the kernel."""
+        """Compute those of ``encoded``, ``own`` and ``out`` that are not None, in one pass of the kernel."""
         return passes.blockwise(
             elements, values, data, encoded, own, out, start, self.block, self.bits, self.share, SCALES, INVERSES,
             self.noise, beginnings(seed, start, elements), *before,

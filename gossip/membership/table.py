@@ -22,7 +22,7 @@ ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState
 DIGEST = struct.Struct(f"<{MAX_BUCKETS}Q")
 MAX_HASHES = 1 << 14  # cached hashes, 4 MiB: in a simulation every peer asks for the same ones
 MOST_OF_ONE = 3 / 4  # share of the table for one introducer: room for the largest swarm and for many that left it
-HEARSAY = 4  # hearsay members count for N up to so many times the contacted, since new ids cost nothing
+HEARSAY = 4  # hearsay members count for N up to this many times the contacted, since new ids cost nothing
 VOUCHED = 8  # strangers that one home makes owners of data: a liar counts for nine at most, and all data has an owner
 
 
@@ -59,7 +59,7 @@ class Table:
 
     @property
     def size(self) -> int:
-        """N of every formula: the number of participating members, ourselves included.
+        """Return N of every formula: the number of participating members, ourselves included.
 
         Hearsay is capped. Otherwise a liar with a thousand ids would slow every member's progress to one in 100 s.
         """
@@ -113,7 +113,7 @@ class Table:
             self._look(entry)
 
     def progress(self, entry: Entry, record: MemberRecord, now: float) -> None:
-        """Do the part of :meth:`place` that new counts alone need. Most records bring nothing else."""
+        """Do the part of :meth:`place` that suffices for new counts. Most records bring nothing else."""
         entry.record, entry.named_s = record, now
 
     def forget(self, before_s: float) -> None:
@@ -305,7 +305,7 @@ class Table:
         return peer in self._forgotten
 
     def owners(self) -> list[PeerId]:
-        """Return the sorted ids of the ALIVE and ready that are contacted or vouched for, ourselves included.
+        """Return the sorted ids of ALIVE and ready members, contacted or vouched for, ourselves included.
 
         The result is cached until a change.
         """
@@ -314,11 +314,11 @@ class Table:
         return self._owners[1]
 
     def runs(self) -> list[bytes]:
-        """Return the runs of the ALIVE and ready that had a link with us, our own among them."""
+        """Return the runs of ALIVE and ready members that had a link with us, our own among them."""
         return list(self._sharers_of)
 
     def sharers(self, run_id: bytes) -> int:
-        """Return the number of these members that hold this run."""
+        """Return the number of ALIVE, ready and contacted members that hold this run."""
         return self._sharers_of.get(run_id, 0)
 
     def sample(

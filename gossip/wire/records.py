@@ -35,8 +35,10 @@ __all__ = [
 Sign = Callable[[bytes], bytes]
 """Sign a payload with our own key and return the signature."""
 Verify = Callable[[bytes, bytes, bytes], bool]
-"""Return True if the public key signed the payload: (public key, payload, signature). It must refuse invalid keys,
-including an empty one."""
+"""Return True if the public key signed the payload: (public key, payload, signature).
+
+It must refuse invalid keys, including an empty one.
+"""
 
 DOMAIN = "gossip member record 1"  # domain separation: nothing else signed by the same key can pass as a record
 MAX_INT = 2**53  # exact in a double too: every language reads the same number
@@ -165,7 +167,7 @@ def check(record: MemberRecord, verify: Verify) -> None:
         raise RemoteError("record", "A member record is not signed by its owner.")
 
 
-# -- what may be signed -----------------------------------------------------------------------------------------------
+# -- bounds of the fields ---------------------------------------------------------------------------------------------
 def within(name: str, value: Any) -> Any:
     """Return the nearest value of a field that :func:`check` and the readers of a frame accept.
 

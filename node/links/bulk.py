@@ -59,7 +59,7 @@ class ChunkMotion:
         received_at: The time at which :meth:`look` last found new bytes of a chunk that is being received.
         sent_at: The same for a chunk that is being sent.
         elements: The largest number of elements for the next chunk. A message waits for the chunk before it, so chunks
-            become shorter where they take long.
+            become shorter on slow links.
     """
 
     def __init__(self, stream: ByteStream, reader: FrameReader) -> None:
@@ -85,7 +85,7 @@ class ChunkMotion:
             self.elements = min(2 * self.elements, MOST_ELEMENTS)
 
     def look(self, now: float) -> bool:
-        """Note and return whether bytes of a chunk have moved since the last look."""
+        """Note the movement of bytes; return True if bytes of a chunk have moved since the last look."""
         received = self.reader.bytes_received if self.socket is None else self.socket.bytes_received
         sent = 0 if self.socket is None else self.socket.bytes_sent
         if self.filling and received > self._received:
@@ -98,7 +98,7 @@ class ChunkMotion:
 
 @dataclass(slots=True)
 class Sending:
-    """A batch for one send: control frames, and perhaps one chunk behind them."""
+    """A batch for one send: control frames, and perhaps one chunk after them."""
 
     pieces: list[bytes | memoryview]  # The bytes that the kernel has not taken yet.
     control_bytes: int

@@ -1,4 +1,4 @@
-"""What the network thread writes for a training loop to read, without locks."""
+"""Hints that the network thread writes, and that a training loop reads without locks."""
 
 from __future__ import annotations
 

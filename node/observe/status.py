@@ -28,7 +28,7 @@ MAX_ROWS = 50_000  # Members that we ask for: 40 MB, twice what a table holds, s
 MAX_TEXT = 300  # Characters: an address.
 NOBODY = b"\xff" * 16  # No member's id comes after it.
 METRICS = ("id", "address", "swarm", *(figure.name for figure in STATUS))
-"""In this order; later versions append theirs."""
+"""The metrics of a reply in their order; later versions append theirs."""
 
 
 def status_page(

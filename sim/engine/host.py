@@ -90,9 +90,9 @@ class Host:
         self.ends: list[float] = []  # end times of steps, past and future
         self.cursor = 0  # index in `ends` of the first step that has not been counted
         self.steps = 0  # steps of this life that have been counted
-        self.waiting: tuple[float, list[float]] | None = None  # since when the loop is held, and its postponed ends
+        self.waiting: tuple[float, list[float]] | None = None  # start of the wait at a boundary, and its postponed ends
         self.taken = 0  # steps of this life that the vector contains; may exceed `steps`
-        self.ready = False  # whether the loop trained at the last boundary
+        self.ready = False  # the loop trained at the last boundary
         self.visit_at = math.inf  # the scheduled visit to a step boundary
         self.visiting = False  # it is at a boundary; its timer is armed once, at the end of the visit
         self.reported_at = -math.inf
@@ -112,7 +112,7 @@ class Host:
             wish: Called when the network side needs a visit to the next boundary.
             recall: Returns True if the vector still equals the model at the last boundary.
             parameters: Number of elements that the outer step covers; by default all.
-            corrects: Whether the trainer applies the drift correction that exchanges teach.
+            corrects: True if the trainer applies the drift correction that exchanges teach.
         """
         vector = self.vector
         outer = OuterStep(parameters or vector.size, *config.outer, config.averaged)
@@ -160,7 +160,7 @@ Lesson = tuple[Floats, float, float, int]
 
 
 class Lessons(Correction):
-    """A correction that only queues what exchanges teach, until the peer's next boundary.
+    """A correction that only queues the lessons of exchanges, until the peer's next boundary.
 
     The trainer may compute a step before it ends. The correction must therefore not change in the middle of a step.
     """

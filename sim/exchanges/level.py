@@ -33,7 +33,7 @@ EACH, ALL = 8, 1 << 15
 
 
 class ExchangeLevel:
-    """A swarm simulated exchange by exchange. ``sessions`` states when each of the peers ``names`` is up."""
+    """A swarm simulated exchange by exchange. ``sessions`` has the times at which each of the peers ``names`` is up."""
 
     def __init__(
         self, scenario: Scenario, names: Sequence[str], network: NetworkModel, learners: Learners,
@@ -70,7 +70,7 @@ class ExchangeLevel:
     # -- time ----------------------------------------------------------------------------------------------------
     @property
     def now(self) -> float:
-        """Virtual time in seconds since the swarm was created."""
+        """Return the virtual time in seconds since the swarm was created."""
         return self.events.now
 
     def run_until(self, when: float) -> None:

@@ -37,7 +37,7 @@ __all__ = ["COLLUDING", "AttackersSpec", "Liar", "Sight", "liars", "little_devia
 
 Floats = NDArray[np.float32]
 
-# What passes the norm bound and does the most harm; for ipm what He et al. (2022) take. That of alie follows its share.
+# Scales that pass the norm bound and do the most harm; that of ipm is He et al.'s (2022). alie's follows its share.
 SCALES = {"sign-flip": 1.0, "scaled": 10.0, "random": 1.0, "ipm": 0.1, "dissensus": 1.0}
 COLLUDING = ("alie", "ipm", "dissensus")  # kinds that need to see the honest models
 ANY_NORM = 1e30
@@ -45,7 +45,7 @@ ANY_NORM = 1e30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttackersSpec:
-    """What a ``share`` of the peers, rounded, sends in the place of their models.
+    """The attack: a ``share`` of the peers, rounded, sends these vectors in the place of its models.
 
     With x for the attacker's own model, y for the receiver's, and mean and deviation element by element over the honest
     peers: "sign-flip", ``-scale x``; "scaled", ``scale x``; "random", N(0, scale^2) in each element; "nan", nothing

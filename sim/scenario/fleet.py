@@ -21,7 +21,7 @@ class PeerSpec:
     Attributes:
         number: The peer's number, from 0.
         to: The last number of a range.
-        name: A name for people.
+        name: A name for reports.
         rate_mbit_s: Its rates in Mbit/s.
         latency_ms: One-way latency of its own line, in addition to that of its pairs.
         loss: Packet loss on its own line, in addition to that of its pairs.
@@ -73,7 +73,7 @@ class PeerSpec:
 
 
 def check_fleet(fleet: Sequence[PeerSpec], peers: int, network: NetworkSpec) -> None:
-    """Raise a :class:`KeyFault` for a peer that cannot be among so many on this network."""
+    """Raise a :class:`KeyFault` for a peer that does not fit the number of peers or this network."""
     known: dict[int, int] = {}
     latency = network.latency
     for place, spec in enumerate(fleet):

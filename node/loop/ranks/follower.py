@@ -49,9 +49,9 @@ class Follower:
         self.lockstep = False
         self.listeners = Listeners(lambda: self.me.hex())  # Never called: events are reported on rank 0.
         self.samplers = Samplers(Sharers.of(self))
-        self.vector = np.empty(0, np.float32)  # of the last change
-        self.pending: Pending | None = None  # until it is done
-        self.changed: list[Part] = []  # at this boundary
+        self.vector = np.empty(0, np.float32)  # The vector of the last change.
+        self.pending: Pending | None = None  # The copy of the last change, until it is done.
+        self.changed: list[Part] = []  # The parts that have changed at this boundary.
 
     # -- life ----------------------------------------------------------------------------------------------------
     def start(self) -> None:
@@ -195,7 +195,7 @@ class Follower:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Do nothing: rank 0 writes the file, and no rank waits for it."""
 
-    # -- what is looked at -----------------------------------------------------------------------------------------
+    # -- readings --------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         known = self.known
         return {
