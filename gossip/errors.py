@@ -18,7 +18,7 @@ __all__ = [
 
 
 class GossipError(Exception):
-    """The base of all exceptions of this library. ``str(error)`` is one sentence for a person."""
+    """The base of all exceptions of this library. ``str(error)`` is one sentence for the user."""
 
 
 class LocalError(GossipError):

@@ -118,7 +118,7 @@ class Boundary:
         self.conserves = conserves  # A push takes mass away from the model.
         self.lock: AbstractContextManager[object] = nullcontext() if lock is None else lock
         self.wake, self.rest = wake, rest
-        # Whether an update goes to the model's device when it arrives, and is added once it is there. Otherwise the
+        # True if an update goes to the model's device when it arrives, and is added once it is there. Otherwise the
         # boundary brings it there, and the device waits.
         self.uploads = False
         self.mass = 1.0  # Push-sum mass: it changes with the weights, so only in the training loop.

@@ -135,7 +135,7 @@ class Exchange(Session):
     def serves(self) -> bool:
         """Return True if another exchange can use its snapshot.
 
-        The snapshot must hold all weights, give no mass away, and hold all that finished exchanges have brought.
+        The snapshot must hold all weights, give no mass away, and include the differences of all finished exchanges.
         """
         current = self.after == self.exchanges.done
         return self.state is State.OFFERED and self.part is ALL and not self.mass and current
@@ -195,7 +195,7 @@ class Exchange(Session):
         return self.offer(now)
 
     def refuse(self, sender: PeerId, now: float) -> list[Effect]:
-        # We ask it no more for a while; it may still offer to us.
+        # Do not ask this partner for a while; it may still offer to us.
         self.exchanges.partners.failed(sender, now, silent=True)
         return self.offer(now)
 
@@ -258,7 +258,7 @@ class Exchange(Session):
 
     @property
     def ways(self) -> tuple[bool, bool]:
-        """Return whether we send our vector, and whether we receive the partner's."""
+        """Return two flags: we send our vector, and we receive the partner's."""
         return True, True
 
     def streamed(self, difference_sq: float, own_sq: float, now: float) -> list[Effect]:

@@ -125,7 +125,7 @@ class KerasWeights(State):
         self.base = held if keras.backend.backend() == "torch" else [np.array(one) for one in held]
 
     def sync(self) -> None:
-        """Check that frozen weights still are, and bring the weights back from jax.
+        """Check that frozen weights are still frozen, and bring the weights back from jax.
 
         While ``fit`` runs on jax it keeps the weights elsewhere, so each access costs a transfer.
         """
@@ -167,7 +167,7 @@ class KerasWeights(State):
         self.hold_frozen()
 
     def pieces(self, elements: int) -> Iterator[tuple[Any, Segment, int, int]]:
-        """Yield the variables of a vector of so many elements, with their segments and bounds."""
+        """Yield the variables of a vector of this many elements, with their segments and bounds."""
         for variable, (segment, start, stop) in zip(self.variables, self._places(), strict=True):
             if stop <= elements:
                 yield variable, segment, start, stop

@@ -14,8 +14,8 @@ from node.observe.status import query
 __all__ = ["asked", "tables"]
 
 MOST = 32  # Nodes that are asked: a plan is about links, and more nodes add nothing.
-LONGEST_S = 60.0  # A longer round trip is a lie.
-FASTEST_MB_S = 1e5  # A faster rate is a lie.
+LONGEST_S = 60.0  # A longer round trip is taken for false.
+FASTEST_MB_S = 1e5  # A faster rate is taken for false.
 TIMEOUT_S = 5.0
 
 Answer = Mapping[str, Any]

@@ -18,11 +18,11 @@ __all__ = ["FileShards"]
 class FileShards(Iterable[str]):
     """This node's share of ``files``, one name at a time, divided again as members come and go.
 
-    Each ``iter`` is one pass (:class:`node.data.division.Pass`), in which no file comes twice at this node. Before the
-    next file after a change of members, a dead member's files are included and a newcomer's left out. A node whose
-    share is empty, because there are hardly more files than members, gets one file of its own choice, which another
-    member reads too: no node is without data. Across the swarm a file is read at least once per pass, not exactly
-    once.
+    Each ``iter`` is one pass (:class:`node.data.division.Pass`), in which no file comes twice at this node. From the
+    next file after a change of members on, a dead member's files are included and a newcomer's are left out. A node
+    whose share is empty, because there are hardly more files than members, gets one file of its own choice, which
+    another member reads too: no node is without data. Across the swarm a file is read at least once per pass, not
+    exactly once.
 
     In a worker process of a DataLoader each worker gets its part of the share. The members are those at the time when
     the worker started, so that workers which start with each pass follow the swarm, and persistent ones do not.

@@ -30,7 +30,7 @@ __all__ = ["LiveModel", "Trained"]
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a program gives a node to train.
+    """The model and the optimizers that a program gives a node to train.
 
     Attributes:
         model: A torch module, a mapping of names to tensors or arrays, or a state.
@@ -70,7 +70,7 @@ class LiveModel:
         self.boundary = make_boundary(
             self.state, self.pool, self.backup, config.conserves, threading.Lock(), self.wake.set, self.wake.clear
         )
-        # A loop that stands at its boundary until a mix has landed waits for the update there.
+        # With max_version_gap the loop waits at its boundary for the update, so it is not uploaded ahead.
         self.boundary.uploads = alone and config.max_version_gap is None
         self.outer = OuterStep(self.state.layout.parameters, *config.outer, config.averaged)
         every = config.first_interval
@@ -80,7 +80,7 @@ class LiveModel:
             )
         self.outer_lock = threading.Lock()  # The training thread resets the outer step that the network's threads move.
         self.archive = Archive(self.state, self.optimizers)
-        self.begun = False  # Whether there are weights, its own or others', from which mixing starts.
+        self.begun = False  # There are weights, its own or others', from which mixing starts.
 
     def mix_from_here(self) -> None:
         """Start mixing from the current weights."""

@@ -33,7 +33,7 @@ class OptimizerState:
 
     def __init__(self, tensors: LiveTensors, optimizers: Optimizers) -> None:
         self._tensors, self._optimizers = tensors, optimizers.all
-        self._copy: ScalarCopy | None = None  # On its way from the device.
+        self._copy: ScalarCopy | None = None  # The copy that is on its way from the device.
         self._arrived: dict[str, float] | None = None
         ours = {id(tensor) for tensor in tensors.current()}
         for one in self._optimizers:
@@ -55,7 +55,7 @@ class OptimizerState:
         owners = self.owners()
         for parameter in self.trained():
             state = owners[id(parameter)].state.get(parameter, {})
-            # "step" is a scalar by meaning, but the shape of a scalar parameter would not tell.
+            # "step" is always a scalar, but its shape does not show that if the parameter is a scalar too.
             mine = {k for k, v in state.items() if k != "step" and _is_state_of(v, parameter)}
             if not mine or mine != (keys or mine):
                 return ()
@@ -169,7 +169,7 @@ class OptimizerState:
         return kept
 
     def create(self, keys: Sequence[str], examples: Mapping[int, Mapping[str, Any]]) -> list[Tensor]:
-        """Return the same as :meth:`tensors`, after creating what is missing as zeros."""
+        """Return the same as :meth:`tensors`, after creating missing tensors as zeros."""
         trained, states = (self.trained(), self.each()) if keys else ([], [])
         made = list[Tensor]()
         for key in keys:
@@ -189,8 +189,8 @@ class OptimizerState:
                     state[key].fill_(number)
                 # Scalars are on the host, but on the parameter's device if the optimizer is fused or captured.
                 elif isinstance(example, Tensor):
-                    beside = parameter.device if example.is_cuda else example.device
-                    state[key] = torch.full_like(example, number, device=beside)
+                    device = parameter.device if example.is_cuda else example.device
+                    state[key] = torch.full_like(example, number, device=device)
                 else:
                     state[key] = type(example)(number)
 
@@ -240,7 +240,7 @@ class ScalarCopy:
 
 
 def _tried(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-    """Return a small parameter like the group's, and what the optimizer keeps for it after one step."""
+    """Return a small parameter like the group's, and the state that the optimizer keeps for it after one step."""
     like = group["params"][0]
     parameter = nn.Parameter(torch.zeros(2, 2, dtype=like.dtype, device=like.device))
     parameter.grad = torch.zeros_like(parameter)

@@ -23,9 +23,9 @@ from node.observe.figures import RATES, Reading, line_of, table_of
 
 __all__ = ["Console"]
 
-REWRITE_PERIOD_S = 0.25  # On a terminal: as fast as an eye follows numbers.
+REWRITE_PERIOD_S = 0.25  # On a terminal: as fast as an eye can follow numbers.
 LINE_PERIOD_S = 10.0  # In a file: 360 lines an hour.
-ROW_PERIOD_S = 1.0  # The rate at which members' own counts arrive.
+ROW_PERIOD_S = 1.0  # The period at which members' own counts arrive.
 SPARSE_PERIOD_S = 10.0  # Between the rows of a long run: about 9,000 rows a day, 3 MB.
 DENSE = 60  # Between these two periods: a row for each sixtieth of the time since the start.
 
@@ -191,7 +191,7 @@ class _Log:
         return cls(path, handle)
 
     def write(self, row: Mapping[str, Any]) -> str | None:
-        """Write a row; return None, or why that failed."""
+        """Write a row; return None, or the reason why that failed."""
         text = json.dumps({key: _finite(value) for key, value in row.items()}, separators=(",", ":"), allow_nan=False)
         data = (text + "\n").encode()
         self._follow()

@@ -1,4 +1,4 @@
-"""A live model held as one flat vector, with the interface of :class:`gossip.averaging.boundary.Boundary`."""
+"""A live model held as one flat vector, its backup and its vectors, as a step boundary and an averager use them."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class Clocks(Protocol):
     """The step times of all peers. A peer's steps, like its batches, are counted over all its lives."""
 
     def begin(self, peer: int, done: int, now: float, phase: float) -> None:
-        """Start a peer's loop with ``done`` steps counted and the fraction ``phase`` of its first step behind it."""
+        """Start a peer's loop with ``done`` steps counted and the fraction ``phase`` of its first step done."""
 
     def time(self, peer: int, steps: int) -> float:
         """Return the virtual time at which the peer has done ``steps`` steps."""

@@ -39,7 +39,7 @@ def candidates(
     Args:
         scenario: The scenario to play.
         steps_of: Returns the local steps that pass while two whole vectors are exchanged with a codec.
-        suited: What all candidates but the first begin with: a preset and the file's keys. Without it they change the
+        suited: The base of all candidates but the first: a preset and the file's keys. Without it they change the
             file's keys.
     """
     every = {codec: paces(steps_of(codec)) for codec in TRIED}

@@ -51,7 +51,7 @@ class RanksBoundary(Boundary):
         self.ranks = ranks
         self.door = threading.Lock()  # Acquired before `self.lock`, never while holding it.
         self.is_open = False
-        self.waiting: list[Callable[[], None]] = []  # In the order of the requests.
+        self.waiting: list[Callable[[], None]] = []  # Requests that wait for the opening, in their order.
 
     def open(self) -> None:
         with self.door:
@@ -76,13 +76,14 @@ class RanksBoundary(Boundary):
                 self.waiting.append(partial(Boundary.want_restore, self))
 
     def wish(self, wish: Callable[[], None]) -> None:
+        """Make this request at once if the boundary is open, otherwise when it opens."""
         with self.door:
             if self.is_open:
                 wish()
             else:
                 self.waiting.append(wish)
 
-    # -- the network's -------------------------------------------------------------------------------------------
+    # -- called by the network -----------------------------------------------------------------------------------
     @property
     def weighs(self) -> bool:
         """Return False, since each rank adds the values that it receives as they are."""
@@ -108,7 +109,7 @@ class RanksBoundary(Boundary):
                     self.restoring, self.wanted = False, bool(self.updates)
                     self.waiting.append(partial(Boundary.want_restore, self))
 
-    # -- the training loop's -------------------------------------------------------------------------------------
+    # -- called by the training loop -----------------------------------------------------------------------------
     def apply(self, update: Update, visit: Visit, copies: dict[Subset | None, Vector] | None = None) -> float:
         """Send the update to the other ranks first: applying it here overwrites its vector if it merges or copies."""
         values, positions, ratio = update.vector.array, update.positions, None
