@@ -52,7 +52,7 @@ class NewerPeer(Peer):
         return [*super().linked(peer, record, now), Send(peer, Dance(3, ("waltz",)))]
 
     def tick(self, now):
-        if self.view.ready and self.membership.me.extra != EXTRA:  # who takes another run's weights begins its figures afresh
+        if self.view.ready and self.membership.me.extra != EXTRA:
             self.membership.update_me(now, extra=EXTRA)
         return super().tick(now)
 
