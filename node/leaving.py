@@ -11,7 +11,7 @@ _asked = False
 
 
 def ask() -> None:
-    """Note that SIGTERM came."""
+    """Note that SIGTERM has arrived."""
     global _asked
     _asked = True
 

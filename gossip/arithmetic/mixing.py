@@ -138,7 +138,7 @@ def check_outer(alpha: float, beta: float, group: int = 2) -> None:
 
 
 class OuterStep:
-    """The outer momentum step of one node: it computes what a finished exchange adds to the live parameters.
+    """The outer momentum step of one node: it computes the shift that a finished exchange adds to live parameters.
 
     This is NoLoCo's step (Kolehmainen et al. 2025), with its two rates equal, so that only one vector is sent. Let
     ``phi`` be the parameters after the last mix and ``mean = s + w d`` the pair's mean:
@@ -221,9 +221,9 @@ class OuterStep:
 
         Args:
             snapshot: ``s`` as it was taken.
-            difference: It is overwritten and returned.
+            difference: ``Q(p) - Q(s)``. It is overwritten and returned.
             weight: The pair's weight.
-            positions: If given, the elements of ``snapshot`` and ``difference``.
+            positions: If given, the positions in the vector of the elements of ``snapshot`` and ``difference``.
             late: A newer snapshot was mixed, so this one's local progress is already counted. The shift is then the
                 plain difference. ``phi`` moves by it as the parameters do, so that it counts as no progress.
             plain: ``phi`` moves to the mean, and the momentum is not used.
@@ -317,7 +317,7 @@ def outer_step(
 ) -> None:
     """Apply the outer momentum step of one node, or of many as rows.
 
-    ``phi`` and ``momentum`` move towards ``snapshot + weight difference``. ``difference`` becomes what is to be added
+    ``phi`` and ``momentum`` move towards ``snapshot + weight difference``. ``difference`` becomes the shift to add
     to the live parameters. All arrays are contiguous.
     """
     if kernel.passes is not None:
@@ -347,7 +347,7 @@ def outer_step_beside(
 
     The local progress ``snapshot + since - phi`` takes the step, and ``weight difference`` is added plainly. If several
     differences from one disagreement had momentum, they would take the node beyond the mean. All arrays are contiguous.
-    ``difference`` becomes what is to be added to the live parameters.
+    ``difference`` becomes the shift to add to the live parameters.
     """
     w, a, b = np.float32(weight), np.float32(alpha), np.float32(beta)
     for start in range(0, len(difference), BLOCK_ELEMENTS):

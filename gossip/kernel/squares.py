@@ -1,7 +1,7 @@
 """Sums of squares in one fixed order, the same on all machines.
 
-A sum depends on its order, and that of BLAS differs between processors. It is written twice, here for numpy and in
-``passes.c``, and every bit is equal.
+A sum depends on its order, and that of BLAS differs between processors. The sum is written twice, here for numpy and
+in ``passes.c``, with the same result to the last bit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def squares(values: Floats, before: float = 0.0) -> float:
 
 
 def summed(values: Floats, before: float) -> float:
-    """Do the same with numpy."""
+    """Do the same as :func:`squares` with numpy."""
     blocks = -(-values.size // BLOCK)
     chain = np.empty(1 + blocks * LANES)
     chain[0] = before

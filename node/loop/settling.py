@@ -17,7 +17,7 @@ from node.observe.reduced import Figures, settles
 
 __all__ = ["SETTLED", "Settling"]
 
-FAREWELL_S = 0.5  # For a newcomer to request the next piece of a finished run's weights.
+FAREWELL_S = 0.5  # Time for a newcomer to request the next piece of a finished run's weights.
 HERE = MemberState.ALIVE, MemberState.SUSPECT
 SETTLED = 1e-4  # |theirs - ours| / |ours| below which nodes agree.
 
@@ -46,7 +46,8 @@ class Settling:
     def settle(self, seconds: float, wait_s: float = 0.0) -> float | None:
         """Mix without training until the nodes agree, or for ``seconds``, once all have come or after ``wait_s``.
 
-        Returns the consensus distance.
+        Returns:
+            The consensus distance; None if it is unknown.
         """
         peer = self.network.peer
         before, averaged = peer.exchanges.done, self.live.average.mixes
@@ -77,7 +78,10 @@ class Settling:
     def meet(self, wait_s: float) -> bool:
         """Announce that this loop settles, and mix until all other members have come, have finished or are gone.
 
-        It waits ``wait_s`` seconds at most: a member that lies costs no more. Returns whether it had to wait.
+        It waits ``wait_s`` seconds at most, so that a member that lies costs no more.
+
+        Returns:
+            True if it had to wait.
         """
         until, looked_at, waited = time.monotonic() + wait_s, -math.inf, False
         missing: int | None = 0

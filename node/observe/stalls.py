@@ -44,7 +44,7 @@ class Stalls:
         self.look_at_donors(now)
 
     def look_at_loop(self, now: float) -> None:
-        """Report once that no boundary is reached, for whatever reason: no member can mix with this node meanwhile.
+        """Report once that no boundary is reached, since no member can mix with this node meanwhile.
 
         A loop with steps that long is reported at the first of them, and again only for a stall twice as long.
         """

@@ -35,7 +35,7 @@ class Loss:
 
     @property
     def ceiling_mb_s(self) -> float:
-        """Return what cubic reaches on such a path, in MB/s, whatever the path carries.
+        """Return the rate that cubic reaches on such a path, in MB/s, even if the path could carry more.
 
         ``segment / rtt * sqrt(3 / 2) / sqrt(loss)`` (Mathis et al., 1997, equation 3).
         """

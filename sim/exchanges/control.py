@@ -36,7 +36,7 @@ __all__ = ["Control"]
 class Control:
     """The decisions of all peers. Each list holds one entry per peer.
 
-    ``patient``: whether anything takes so long that a peer may background it.
+    ``patient``: True if anything takes so long that a peer may background it.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Control:
         self.rngs = [cast(random.Random, one) for one in draws]  # Draws has all methods that gossip calls
         peers = len(draws)
         self.alive: list[int] = []
-        self.ready = [False] * peers  # whether the peer is up and has the run's weights
+        self.ready = [False] * peers  # the peer is up and has the run's weights
         self.schedules = [Schedule(config, rng) for rng in self.rngs]
         self.table: list[list[Meeting]] = [[] for _ in range(peers)]  # exchanges in progress
         self.moving = [0] * peers  # number of exchanges that take a slot
@@ -60,8 +60,8 @@ class Control:
         self.met = [Recent[int, int](MET) for _ in range(peers)]  # step count at the last mix, by recent partner
         self.last_partner = [-1] * peers
         self.strangers = Strangers(self.table, self.met)
-        self.answers: dict[int, Patience] = {}  # how long answers take, by peer
-        self.waits: dict[int, Patience] = {}  # how long streams with their commits take, by peer
+        self.answers: dict[int, Patience] = {}  # the durations of answers, by peer
+        self.waits: dict[int, Patience] = {}  # the durations of streams with their commits, by peer
         self.asking = -1  # the peer that selects a partner now; see fits()
         self.plain, self.overlaps, self.incoming = config.plain, config.overlaps, config.incoming_limit
         self.most = config.incoming_limit + 1  # limit of exchanges in progress where mixes overlap

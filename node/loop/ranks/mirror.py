@@ -24,7 +24,7 @@ Described = list[tuple[list[dict[str, Any]], list[dict[Any, Any]]]]
 
 Receive = Callable[["Place", Tensor | None, Any], Tensor]
 
-# A tensor of an optimizer's state; models of more than 8 million elements may have larger ones.
+# Limit of a tensor of an optimizer's state; models of more than 8 million elements may have larger ones.
 MOST_TENSOR_BYTES = 1 << 30
 
 
@@ -37,7 +37,7 @@ class Place:
     beside: bool  # True if it lies on its parameter's device, which differs by rank; otherwise it lies on the host.
 
     def fits(self, elements: int) -> bool:
-        """Return True if an optimizer of a model of so many elements can keep such a tensor."""
+        """Return True if an optimizer of a model of this many elements can keep such a tensor."""
         size = math.prod(self.shape, start=self.dtype.itemsize)
         return min(self.shape, default=0) >= 0 and size <= max(MOST_TENSOR_BYTES, 128 * elements)
 
