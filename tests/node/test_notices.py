@@ -114,7 +114,8 @@ def test_every_kind_of_notice_has_its_level():
     told = {kind for call in calls for kind in kinds(call)}
     assert {"alone", "spoiled", "member", "loss", "seed", "merged", "joined", "put back", "state"} <= told
     assert told <= set(LEVELS), "a kind without a level"
-    assert set(LEVELS) - told == {"log", "refused", "exchange.done", "callback", "timeline"}, "these are given otherwise"
+    otherwise = {"log", "refused", "exchange.done", "callback", "timeline"}
+    assert set(LEVELS) - told == otherwise, "these are given otherwise"
 
 
 def test_a_healthy_start_warns_of_nothing(caplog, train, launch, until):
