@@ -1,4 +1,4 @@
-"""The peer of an averager: what it is told, and what is read of it."""
+"""The peer of an averager: the reports that it gets, and the facts that are read from it."""
 
 from __future__ import annotations
 

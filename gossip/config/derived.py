@@ -39,7 +39,7 @@ class Derived(Keys):
     def bench_s(self) -> float:
         """Return how long a partner that failed is not asked; the time doubles up to 16 times this.
 
-        What is seen to fail sooner may also be tried again sooner.
+        A node that notices failures sooner may also try again sooner.
         """
         return self.internal.bench_s or min(10.0, 5.0 * self.stall_s)
 

@@ -105,7 +105,7 @@ class PairAhead(Pair):
     def patience_s(self) -> float:
         """Return how long a free peer waits for its partner: the usual time of a stream.
 
-        Two pairs that swap partners are at most so far apart, and keep in step from then on.
+        Two pairs that swap partners start at most this far apart, and keep in step from then on.
         """
         exchanges = self.exchanges
         usual_s = 0.75 * exchanges.streams.usual_s  # The usual time is at least twice the median.

@@ -36,7 +36,7 @@ DOUBTED = 2
 
 
 class Introductions:
-    """A rate-limited dialler of strangers. ``due_s`` is when to call :meth:`tick`."""
+    """A rate-limited dialler of strangers. At ``due_s`` call :meth:`tick`."""
 
     def __init__(self, table: Table, rng: random.Random, now: float) -> None:
         self._table, self._rng = table, rng
@@ -57,7 +57,7 @@ class Introductions:
             self.due_s = entry.try_s
 
     def failed(self, entry: Entry, now: float) -> bool:
-        """Note a failed dial. Return True after so many that the member may not exist.
+        """Note a failed dial. Return True after enough of them that the member may not exist.
 
         The first failure only makes other strangers go first.
         """

@@ -99,7 +99,7 @@ class Selector(ABC):
     def weight(self, swarm: Candidates, partner: PeerId) -> float:
         """Return the largest weight of a pair's difference: 1/2, or less with ``at_once``.
 
-        With ``at_once`` every node must keep a share of itself. The weight must follow from what both sides know alike
+        With ``at_once`` every node must keep a share of itself. The weight must follow from facts that both sides share
         (the method, the graph's file, an id) and not from which members are alive. Otherwise two views would give two
         weights, and the swarm's mean would move.
         """

@@ -1,4 +1,4 @@
-"""Comparison of what the donors of a newcomer gave: a chunk from each is fetched from the next donor as well.
+"""Comparison of the pieces that a newcomer's donors gave: a chunk from each is fetched from the next donor as well.
 
 The donors form a ring, so each takes part in two comparisons. Members of one run differ by the consensus distance, and
 so do their chunks. A donor gave something else if both its comparisons are far and another comparison is not. A donor
@@ -42,7 +42,7 @@ class Comparison:
 
     @property
     def mean_sq(self) -> float:
-        """The mean square of the difference, for one element."""
+        """Return the mean square of the difference, for one element."""
         mean_sq = self.apart_sq / max(self.stop - self.start, 1)
         return mean_sq if math.isfinite(mean_sq) else math.inf
 
@@ -65,7 +65,7 @@ def odd_ones(results: list[Comparison]) -> set[PeerId]:
 
 
 def differ(results: list[Comparison]) -> bool:
-    """Return whether any two donors gave models that are far from each other."""
+    """Return True if any two donors gave models that are far from each other."""
     limit_sq = far_sq(results)
     return any(one.answered and not one.mean_sq <= limit_sq for one in results)
 

@@ -15,7 +15,7 @@ __all__ = ["HandshakePool", "Visitor", "neighbourhood"]
 PLACES = 64  # Half of it is for addresses of known members: silent sockets fill this pool, never that of links.
 OF_OTHERS = PLACES // 2  # Places for unknown addresses.
 OF_ONE = 8  # Places for one unknown address: a few nodes behind one router that restart together.
-FIRST_FLIGHT_S = 1.0  # A connection silent for so long is evicted before one in the middle of its handshake.
+FIRST_FLIGHT_S = 1.0  # A connection silent for this long is evicted before one in the middle of its handshake.
 
 
 @functools.lru_cache(maxsize=4_096)  # Recomputed for all members whenever one joins or leaves.

@@ -63,7 +63,7 @@ class HeldRun:
         self.steps = self.samples = 0
         self.shown = SwarmView(), 0  # A view, and the sample count shown with it.
 
-    # -- what is looked at -----------------------------------------------------------------------------------------
+    # -- readings --------------------------------------------------------------------------------------------------
     @property
     def view(self) -> SwarmView:
         return self.network.service.view
@@ -93,7 +93,7 @@ class HeldRun:
         }  # fmt: skip
 
     def save(self, path: str | os.PathLike[str], state: Mapping[str, Any] | None = None) -> None:
-        """Write a checkpoint with this metadata, by default that of now."""
+        """Write a checkpoint with this metadata, by default the present one."""
         meta = dict(self.state_dict() if state is None else state)
         with self.live.average.in_checkpoint() as training:
             figures = {"averaged_mixes": self.live.average.mixes} if training else {}

@@ -35,7 +35,7 @@ class KeptWeights:
         self.state, self.live, self.save = state, optimizers or Optimizers(), save
         self.weights: Floats | None = None
         self.optimizers: list[dict[str, Any]] = []
-        self.why_not = ""  # Why the last backup failed.
+        self.why_not = ""  # The reason why the last backup failed.
 
     @property
     def holds(self) -> bool:

@@ -41,7 +41,7 @@ class LoopTimeline:
 
     # -- the training thread ---------------------------------------------------------------------------------------
     def stepped(self, steps: int, seconds: float) -> None:
-        """Record a call of ``step()`` that has just returned, after so many seconds."""
+        """Record a call of ``step()`` that has just returned, after this many seconds."""
         if self.node is None:
             return
         now, visit, self.visit = time.time(), self.visit, None
@@ -49,7 +49,7 @@ class LoopTimeline:
         self.node.stepped(steps, now - seconds, now, **figures)
 
     def spent(self, name: str, seconds: float) -> None:
-        """Record so many seconds, which end now, that the loop spent on something other than steps."""
+        """Record this many seconds, which end now, that the loop spent on something other than steps."""
         if self.node is not None:
             now, self.visit = time.time(), None
             self.node.spent(name, now - seconds, now)

@@ -204,7 +204,7 @@ def paths(kind: type, above: str = "") -> Iterator[str]:
 
 # -- dataclasses to tables ---------------------------------------------------------------------------------------------
 def plain(value: Any) -> Any:
-    """Return what TOML can hold of a value: the result of its method ``plain``, or a dataclass's fields.
+    """Return a value in a form that TOML can hold: the result of its method ``plain``, or a dataclass's fields.
 
     A field that is None is left out, or is the text "none" if its default is another value.
     """

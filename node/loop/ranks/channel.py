@@ -71,7 +71,7 @@ class Channel(Protocol):
     def wait(self, work: Waiting, seconds: float | None = None) -> bool:
         """Wait until the work is done.
 
-        With ``seconds`` it returns after that time whether the work is done. Without, it waits for the group's timeout
+        With ``seconds`` it returns after that time, True if the work is done. Without, it waits for the group's timeout
         and then raises Silence. Raises RuntimeError if the work failed.
         """
 
@@ -132,7 +132,7 @@ class GroupChannel:
             self.wait(self.opened.broadcast([flat], options))
 
     def send_over(self, device: torch.device, piece: Tensor) -> None:
-        """Broadcast in the current stream, behind the gradients of the last step."""
+        """Broadcast in the current stream, after the gradients of the last step."""
         there = piece.to(device) if self.rank == 0 else torch.empty_like(piece, device=device)
         dist.broadcast(there, self.first, group=self.group)
         if self.rank:

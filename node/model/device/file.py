@@ -18,7 +18,7 @@ TYPES: Final = {
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.complex64: "C64",
 }  # fmt: skip
 """The format's names of types."""
-ALIGNED: Final = 8  # The data begins at a multiple of so many bytes.
+ALIGNED: Final = 8  # The data begins at a multiple of this many bytes.
 
 
 def write(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Statistics of exchanges for people: the bytes that moved, the duration, and the distance between the weights."""
+"""Statistics of exchanges for users: the bytes that moved, the duration, and the distance between the weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ExchangeStats:
     codec: str
     exchange: Session | None  # The peer's session.
     done: bool = False  # It did not fail.
-    seconds: float = 0.0  # Since the request for a snapshot.
+    seconds: float = 0.0  # Seconds since the request for a snapshot.
     bytes_sent: int = 0
     bytes_received: int = 0
     distance: float | None = None  # Between the weights, scaled to all elements; in a group, from the mean.
