@@ -14,14 +14,14 @@ TIMED = 256  # Partners whose durations are remembered.
 KEPT = 8  # Last exchanges that count for each partner.
 SMOOTHING = 0.75  # Weight of the old rate: one exchange that shares the link does not make it slow.
 
-LEAST_S = 0.5  # Time that a scheduler, a garbage collection or a lost packet may add to anything.
+LEAST_S = 0.5  # Time that a scheduler, a garbage collection or a lost packet may add to any wait.
 KNOWN = 4  # Waits needed before a usual time is known, and waits that count for each partner.
-AFRESH = 8  # Waits after which the usual time is computed again: a median of 64 is the slowest part of a mix.
+AFRESH = 8  # Waits between two computations of the usual time: a median of 64 is the slowest part of a mix.
 PARTNERS = 16  # Last partners whose waits count, so that no partner sets the median by answering often.
 
 
 class Durations:
-    """The durations and rates of the last exchanges, by partner; the partner of longest ago is forgotten first."""
+    """Durations and rates of the last exchanges, by partner; the one that mixed longest ago is forgotten first."""
 
     def __init__(self) -> None:
         self.past: dict[PeerId, list[float]] = {}

@@ -1,4 +1,4 @@
-"""Several timelines as one: nodes beside each other, with their clocks aligned by the exchanges that they share.
+"""A merge of several nodes' timelines into one, with their clocks aligned by the exchanges that they share.
 
 Both sides of an exchange begin their streams within a latency of each other and end them together, so half the sum of
 the differences at both ends estimates the difference of two clocks, as NTP does. The median over all exchanges of a
@@ -95,7 +95,7 @@ def read(path: Path) -> list[Event]:
 
 
 def align(files: Sequence[Sequence[Event]]) -> list[float | None]:
-    """Return what to add to the times of each file, in microseconds; None where nothing is known."""
+    """Return the microseconds to add to the times of each file; None as in :class:`Merged`."""
     seen = [streams(events) for events in files]
     shifts: list[float | None] = [0.0, *[None] * (len(files) - 1)]
     reached = [0]
@@ -119,4 +119,4 @@ def streams(events: Sequence[Event]) -> Mapping[str, tuple[float, float]]:
         if isinstance(name, str):
             found[name] = event["ts"], event["ts"] + event.get("dur", 0.0)
             counts[name] += 1
-    return {name: both for name, both in found.items() if counts[name] == 1}  # Not of a simulator's whole swarm.
+    return {name: both for name, both in found.items() if counts[name] == 1}  # A simulator's has both.

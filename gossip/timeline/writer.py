@@ -27,8 +27,8 @@ class TimelineWriter:
     """A file of trace events. Its methods may be called from any thread and never wait for the disk.
 
     A *process* is a row of the picture with a name, here a node; each of its *tracks* holds spans that do not overlap
-    or that nest. Times are in seconds; a file's spans may come in any order. An error while writing, as of a full disk,
-    ends the timeline and nothing else: :meth:`close` returns it.
+    or that nest. Times are in seconds; a file's spans may come in any order. An error while writing, such as a full
+    disk, ends the timeline and nothing else: :meth:`close` returns it.
 
     Args:
         path: The file to write; an existing one is overwritten.
@@ -98,7 +98,7 @@ class TimelineWriter:
             self.queue.put(event)
 
     def close(self) -> OSError | None:
-        """Write what is queued, close the file, and return the first error of the disk, if there was one."""
+        """Write the queued events, close the file, and return the first error of the disk, if there was one."""
         self.queue.put(None)
         self.thread.join(CLOSE_S)
         return self.failure

@@ -19,7 +19,7 @@ __all__ = ["BrokenLinkError", "ByteStream", "Network", "PlainStream", "socket_of
 
 
 class BrokenLinkError(RemoteError):
-    """The connection ended without a close: it was reset, cut off half-way, or closed by us under a waiting task."""
+    """The connection ended without a close: it was reset, cut off half-way, or closed by us while a task waited."""
 
     def __init__(self, sentence: str) -> None:
         super().__init__("broken", sentence)
@@ -226,7 +226,7 @@ class PlainStream:
         if self._socket.fileno() < 0:
             return
         if self._lent:
-            with contextlib.suppress(OSError):  # The other side was faster.
+            with contextlib.suppress(OSError):  # The other side has ended the connection already.
                 self._socket.shutdown(socket.SHUT_RDWR)
         trio.lowlevel.notify_closing(self._socket)
         self._socket.close()

@@ -22,14 +22,14 @@ Flags = NDArray[np.bool_]
 # take a snapshot for an exchange. GIVE: take a donor's snapshot for a newcomer. DROP: free the snapshots of an
 # exchange. TAKE: adopt the weights that the donors gave.
 ADD, SNAP, GIVE, DROP, TAKE = 0, 1, 2, 3, 4
-MOST_SIDES = 16  # sides of an exchange, or donors of a newcomer, that the 4 bits of an entry's code can number
+MOST_SIDES = 16  # limit on an exchange's sides and a newcomer's donors: a code has 4 bits for their number
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Entries sorted by row, and within a row in the order of execution; all arrays have shape (entries,).
 
-    ``side`` is 0 for the initiator and 1 for the responder; for a donor it is its place among the donors.
+    ``side`` is 0 for the initiator and 1 for the responder; for a donor it is the index among the donors.
     """
 
     row: I64
@@ -72,12 +72,12 @@ class Tape:
 
         Args:
             done: Steps that each row has done by now, shape (rows,).
-            cut: Whether to split exchanges in progress. If False, they stay on the tape with all later entries of their
+            cut: True to split exchanges in progress. If False, they stay on the tape with all later entries of their
                 rows, unless at least half of the passed entries would stay.
         """
         self._note()
         row, steps, code = (np.array(values, np.int64) for values in (self.rows, self.steps, self.codes))
-        order = np.lexsort((code & 7, steps, row))  # a stable sort: of one boundary in the order of decision
+        order = np.lexsort((code & 7, steps, row))  # stable: equal keys keep the order of decision
         taken = (steps <= done[row])[order]
         if not cut:
             closed = taken & ~under_way(row[order], code[order], taken)

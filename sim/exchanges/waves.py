@@ -15,7 +15,7 @@ I64 = NDArray[np.int64]
 
 
 class Units:
-    """The units of a batch that can run together.
+    """A batch divided into units, each of which is executed in one go.
 
     Most exchanges are whole units: two snapshots and two additions, with nothing in between on either row. Otherwise
     each entry is a unit of its own, and an addition waits for both snapshots.
@@ -54,10 +54,10 @@ class Units:
         entries = np.flatnonzero(kept)
         self.first[self.unit[entries]] = entries
         self.last[self.unit[entries]] = entries
-        asked = np.flatnonzero(heads & (batch.side == 0))
-        self.first[self.unit[asked]] = asked
-        asked = np.flatnonzero(heads & (batch.side == 1))
-        self.last[self.unit[asked]] = asked
+        initiators = np.flatnonzero(heads & (batch.side == 0))
+        self.first[self.unit[initiators]] = initiators
+        responders = np.flatnonzero(heads & (batch.side == 1))
+        self.last[self.unit[responders]] = responders
         self._entries = entries  # sorted by row, without the additions of whole exchanges
 
     def waves(self) -> Iterator[I64]:
@@ -72,9 +72,9 @@ class Units:
         at = place[self.first], place[self.last]  # indices into `entries`, by unit
         # Count what a unit waits for: its turn on each of its rows, and for an addition the partner's snapshot.
         waits = 1 + (at[0] != at[1]).astype(np.int64)
-        other = self._awaited_by()
-        told = other >= 0
-        np.add.at(waits, other[told], 1)
+        waiter = self._awaited_by()
+        awaited = waiter >= 0
+        np.add.at(waits, waiter[awaited], 1)
         begin = np.ones(count, bool)
         begin[1:] = row[1:] != row[:-1]
         heads = unit[begin]
@@ -87,8 +87,8 @@ class Units:
             one, two = at[0][ready], at[1][ready]
             ended = np.concatenate([one, two[two != one]])
             behind = following[ended]
-            told = other[ready]
-            heads = np.concatenate([unit[behind[behind >= 0]], told[told >= 0]])
+            waiting = waiter[ready]
+            heads = np.concatenate([unit[behind[behind >= 0]], waiting[waiting >= 0]])
         assert not waits.any(), "every row's entries were played"
 
     def _awaited_by(self) -> I64:

@@ -24,6 +24,6 @@ class Measures:
         return {column.name: float(column.of(look)) for column in HISTORY}
 
     def summary(self, last: dict[str, float], fidelity: Fidelity, **spent: float) -> dict[str, Any]:
-        """Return the figures of the end; ``spent`` are the costs as in :class:`End`."""
+        """Return the final figures; ``spent`` are the costs as in :class:`End`."""
         end = End(self.level, self.scenario, last, fidelity, **spent)
         return {total.name: total.of(end) for total in SUMMARY}

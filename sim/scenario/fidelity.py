@@ -16,7 +16,7 @@ from sim.scenario.task import Task
 __all__ = ["Beyond", "Fidelity", "check_exchanges", "fidelity_of"]
 
 FILTERS = ("none", "clip")  # These refuse no finite vector, so no decision depends on values.
-CODECS = ("fp32", "fp16", "bf16")  # Each element by itself, so that many vectors are one call.
+CODECS = ("fp32", "fp16", "bf16")  # Each element is encoded by itself, so that one call encodes many vectors.
 
 # Settings of gossip.Config that act through messages, links or failures, which the fast level does not play.
 UNPLAYED = (

@@ -1,4 +1,4 @@
-"""A scenario: peers, their task, and the world around them; frozen, and with its seed a whole experiment."""
+"""A scenario of the simulator: peers, their task and their surroundings. It is frozen, and its seed repeats a run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = [
     "Task",
 ]
 
-SHORTEST_STEP_S = 1e-6  # Nothing trains faster, and virtual time must pass.
+SHORTEST_STEP_S = 1e-6  # No model trains faster than this, and virtual time must advance.
 MOST_ROWS = 400  # The most rows of a history.
 
 
@@ -106,8 +106,8 @@ class Scenario:
         peers: The number of peers.
         duration_s: The end in virtual seconds; exactly one of this and ``rounds`` is given.
         rounds: The end, as mixes per peer on average.
-        fidelity: "whole" plays every message of every peer, "exchange" each exchange as one event, and "auto" the
-            second if that can represent the scenario.
+        fidelity: "whole" plays every message of every peer, "exchange" each exchange as one event. "auto" is
+            "exchange" if that can represent the scenario, else "whole".
         task: The task to learn.
         gossip: The settings of each peer.
         compute: Step times.
@@ -151,7 +151,7 @@ class Scenario:
             require(value is None or 0 < value < math.inf, key, value, "a positive number")
         alone = self.rounds is not None and self.peers == 1
         require(
-            not alone, "peers", self.peers, "2 or more, or duration_s must stand for rounds: one has none to mix with"
+            not alone, "peers", self.peers, "2 or more, or duration_s must stand for rounds: one peer has no partner"
         )
         for place, cut in enumerate(self.network.partitions):
             right = cut.groups <= self.peers
@@ -176,7 +176,7 @@ class Scenario:
 
     @property
     def config(self) -> Config:
-        """Return the settings of each peer, where open ones are decided as a node decides them."""
+        """Return the settings of each peer, with the open ones decided as on a node."""
         return self.gossip.for_training(self.task.optimizer.quasi_global > 0) if self.trains else self.gossip
 
     def check_attackers(self) -> None:
@@ -229,7 +229,7 @@ class Scenario:
         if seed is not None:
             given["seed"] = seed
         ends = {key: given.pop(key) for key in ENDS if key in given}
-        if ends:  # They replace the file's, which may have none.
+        if ends:  # These replace the end that the file gives, if it gives one.
             table = {key: held for key, held in table.items() if key not in ENDS} | ends
         try:
             scenario = cls.from_mapping(table)
@@ -292,14 +292,14 @@ def value_of(text: str) -> Any:
     """Parse the command line's ``key=value``: as TOML if possible, else as text."""
     try:
         table = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):  # No TOML, a number of thousands of digits, or a thousand brackets.
+    except (ValueError, RecursionError):  # Not TOML, a number of thousands of digits, or a thousand brackets.
         return text
     value = table["value"]
     return value if len(table) == 1 and isinstance(value, str | int | float | bool | list | dict) else text
 
 
 def elsewhere(fault: UnknownKey) -> ConfigError:
-    """Suggest another table for an unknown key, which may have strayed."""
+    """Suggest the table to which an unknown key may belong."""
     if "did you mean" in fault.said:
         return fault
     known = [*tables.paths(Scenario), *(f"gossip.{name}" for name in (*tables.hints(Config), "preset"))]

@@ -45,8 +45,8 @@ class Leader:
         self.ranks, self.size, self.known = ranks, ranks.size, Known(ranks)
         self.swapped = False  # Other weights have replaced those of this node.
         self.news_at = 0.0
-        self.announced_at = (0.0, 0)  # when, and at which step
-        self.asked = False  # by some rank, for what is not said at each step
+        self.announced_at = (0.0, 0)  # time and step count of the last announcement
+        self.asked = False  # True if a rank has read values that are not in the summary
         live = LiveModel(trained, settings.config, partial(RanksBoundary, ranks), alone=False)
         assert isinstance(live.boundary, RanksBoundary)
         self.boundary = live.boundary
@@ -86,7 +86,7 @@ class Leader:
     def lockstep(self) -> bool:
         return self.side.config.max_version_gap is not None
 
-    # -- what is looked at: what all ranks know, but where this one speaks for them ----------------------------------
+    # -- readings: the values that all ranks know, or at a boundary those of this rank -------------------------------
     @property
     def me(self) -> PeerId:
         return self.side.me
@@ -130,8 +130,8 @@ class Leader:
             self.network.heard()
             known.say(Call.STEP, self.announced(self.side.loop.waits(self.side.loop.lands)))
             visit = self.side.hold
-        told = self.look()
-        if told is not None and told.stop:
+        summary = self.look()
+        if summary is not None and summary.stop:
             self.stand(visit)
         elif not self.lockstep:
             visit()
@@ -140,10 +140,10 @@ class Leader:
         self.side.overheads.append(time.perf_counter() - start)
 
     def look(self) -> StepSummary | None:
-        told = self.known.look()
+        summary = self.known.look()
         self.run.samples = self.known.samples
-        self.asked |= told is not None and told.asked
-        return told
+        self.asked |= summary is not None and summary.asked
+        return summary
 
     def announced(self, waits: bool = False) -> StepSummary:
         view, known, now = self.side.service.view, self.known.view, time.perf_counter()
@@ -177,7 +177,7 @@ class Leader:
             if self.swapped:
                 ranks.tell("mirror")
                 self.mirror.give()
-                self.average.forget()  # that of a checkpoint is not on the other ranks
+                self.average.forget()  # the other ranks lack the average of a checkpoint
                 self.swapped = False
             ranks.tell("done", (result, portable(error), self.fresh()))
         if error is not None:
@@ -205,7 +205,7 @@ class Leader:
         self.known.hear(news)
         return news
 
-    # -- the other ranks, as the training side tells them -----------------------------------------------------------
+    # -- messages of the training side to the other ranks -----------------------------------------------------------
     def mixed(self) -> None:
         self.ranks.tell("mixed")
 
@@ -249,7 +249,7 @@ class Leader:
         state = self.run.state_dict()
         if self.ranks.standing:
             return state
-        # What all ranks know, so that each states the same.
+        # Figures that all ranks know, so that each returns the same state.
         ahead = self.view.sharers * self.ahead
         return state | {"swarm_samples": self.swarm_samples + ahead, "members": len(self.view.owners)}
 
