@@ -25,7 +25,7 @@ __all__ = ["Settings", "advertised"]
 
 WAIT_S = 60.0  # Time to wait for members: jobs that are launched together begin within a minute, or not at all.
 LOOPBACK = "127.0.0.1"
-ELSEWHERE = Address("192.0.2.1", 9)  # Reserved for documentation: an address that leads outwards.
+ELSEWHERE = Address("192.0.2.1", 9)  # Reserved for documentation: outside every local network.
 ON_FAULT = ("restart", "raise")
 SIOCGIFADDR = 0x8915  # Linux's number; elsewhere the call fails as on an interface without an address.
 
@@ -46,7 +46,7 @@ class Settings:
     wait_for: int = 1  # Members to wait for before training begins, this one included.
     wait_s: float = WAIT_S  # The most seconds to wait for them.
     page: Address | None = None  # Where the web page listens.
-    others: Address | None = None  # An address on the way to the other hosts of a launch.
+    others: Address | None = None  # The coordinator of the launch, on the way to its other hosts.
     trace: Path | None = None  # A file for the timeline of this node.
     on_fault: str = "restart"  # Or "raise": how to react to a fault of this library in the network side.
 
@@ -76,7 +76,7 @@ class Settings:
         """Read the settings and write nothing: the service later keeps the secret in the state directory.
 
         With ``launched``, if a launcher started members on other hosts, listen where those can reach this node unless
-        told otherwise. Raises ConfigError or IdentityError, one sentence, for settings that cannot work.
+        ``listen`` says otherwise. Raises ConfigError or IdentityError, one sentence, for settings that cannot work.
         """
         given: list[object] = [seeds] if isinstance(seeds, str) or callable(seeds) else list(seeds or ())
         if not given:

@@ -46,7 +46,7 @@ HOST_PATTERN = re.compile(r"[0-9A-Za-z._:%-]{1,253}")  # 253 is the longest name
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """An Ed25519 key pair. The private half is in no ``repr`` and leaves only encrypted."""
+    """An Ed25519 key pair. The private half is in no ``repr``; only :meth:`pem` returns it."""
 
     _key: Ed25519PrivateKey = field(repr=False, compare=False)
     public_key: bytes = field(init=False)  # 32 bytes.

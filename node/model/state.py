@@ -32,10 +32,11 @@ class VectorState(ABC):
     are any, vectors to read and to add may also have ``layout.exchanged`` elements, and :meth:`read_frozen` is
     required.
 
-    **Threads.** The training thread makes all calls, inside ``node.step()`` and related calls, so nothing needs a lock.
-    There are two exceptions. Any thread may call :meth:`buffer` and a :class:`~gossip.averaging.model.Pending`'s
-    ``done``. Before the first step, the network's thread calls :meth:`begin_read_at` once while the training thread
-    waits. A vector argument belongs to the state until the call returns, or until the returned Pending is done.
+    **Threads.** The training thread makes nearly all calls, inside ``node.step()`` and related calls, so they need no
+    lock. Any thread may call :meth:`buffer`, :meth:`read_frozen`, :meth:`begin_upload` and a
+    :class:`~gossip.averaging.model.Pending`'s ``done``. The network's thread calls :meth:`enter_thread` when it starts,
+    and :meth:`begin_read_at` once before the first step, while the training thread waits. A vector argument belongs to
+    the state until the call returns, or until the returned Pending is done.
     """
 
     layout: Layout
@@ -170,8 +171,7 @@ class VectorState(ABC):
         """
         return type(self).buffer is VectorState.buffer
 
-    # -- the optimizer's state, behind the weights: ``trained_elements`` for each key
-    # -----------------------------------
+    # -- the optimizer's state, after the weights: ``trained_elements`` for each key ---------------------------------
     @property
     def optimizer_keys(self) -> tuple[str, ...]:
         """Return the sorted names of the optimizer's state tensors that newcomers get."""

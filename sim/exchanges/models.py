@@ -60,12 +60,12 @@ class Models:
         self.kept: dict[int, dict[int, F32]] = {}  # snapshots of exchanges in progress, by exchange and side
         # Bookkeeping of overlapping outer steps. `counted`: by row, the step count of the newest snapshot whose local
         # progress has entered the outer step. `flying`: by row and exchange, the step counts of snapshots in progress.
-        # `since`: by row and exchange, the sum of what mixes have added since that snapshot.
+        # `since`: by row and exchange, the sum of the shifts that were added since that snapshot.
         self.counted = np.full(len(self.matrix), -1)
         self.flying: dict[int, dict[int, int]] = {}
         self.since: dict[tuple[int, int], F32] = {}
         self.left: dict[int, F64] = {}  # each side's weight after filtering, (2,), by exchange
-        self.void = set[int]()  # exchanges that were dropped before a snapshot, which must not be kept
+        self.void = set[int]()  # exchanges dropped before a snapshot, which must then not be kept
         self.half = set[int]()  # exchanges that are over for one side
 
     def play(self, done: I64, cut: bool = True) -> None:
@@ -274,7 +274,7 @@ class Models:
             self.over(number)
 
     def trained_of(self, pairs: list[tuple[int, int]], rows: I64) -> F64:
-        """Return what :meth:`since_mix` does for kept snapshots: own and partners' intervals, shape (2, rows)."""
+        """Return the result of :meth:`since_mix` for kept snapshots: own and partners' intervals, shape (2, rows)."""
         trained = [(self.trained[number][side], self.trained[number][1 - side]) for number, side in pairs]
         self.mixed_at[rows] = np.maximum(self.mixed_at[rows], [ours[0] for ours, _ in trained])
         return np.array([[ours[1] for ours, _ in trained], [theirs[1] for _, theirs in trained]]) / self.every
@@ -322,8 +322,8 @@ class Models:
             beside = np.zeros(len(rows), bool)
             for place, number in enumerate(numbers or ()):
                 if mixed[place]:
-                    what = int(rows[place]), number, ours[place], difference[place]
-                    beside[place] = self.shift_beside(*what)
+                    row = int(rows[place])
+                    beside[place] = self.shift_beside(row, number, ours[place], difference[place])
             alone = mixed & ~beside
             if alone.all():
                 self.outer(rows, ours, difference)

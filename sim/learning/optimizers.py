@@ -269,8 +269,8 @@ def orthogonalised(matrices: torch.Tensor) -> torch.Tensor:
     for _ in range(ITERATIONS):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    brought: torch.Tensor = x.mT if tall else x
-    return brought
+    result: torch.Tensor = x.mT if tall else x
+    return result
 
 
 class Clipped:

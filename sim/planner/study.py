@@ -23,8 +23,8 @@ from sim.scenario.tables import toml_text
 __all__ = ["Study", "Tried"]
 
 POINT = 0.01  # Accuracy that counts as equal to the best.
-SHY = 0.02  # The reported time is that of an accuracy so far below the best final one.
-NEVER = "–"  # noqa: RUF001  Shown where it was not reached.
+SHY = 0.02  # The reported time is that of an accuracy this far below the best final one.
+NEVER = "–"  # noqa: RUF001  Shown where the accuracy was never reached.
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class Tried:
 
     @property
     def label(self) -> str:
-        """Its name, with the interval that nodes chose where it leaves that to them."""
+        """Return its name, with the interval that nodes chose if it leaves that to them."""
         chosen = self.candidate.changes.get("mix_every_steps") == AUTO and self.intervals
         steps = f" (every {quantity(statistics.median_low(self.intervals), 'step')})" if chosen else ""
         return self.candidate.name + steps
@@ -65,7 +65,7 @@ class Tried:
         return statistics.fmean(0.0 if math.isnan(each) else each for each in self.accuracy)
 
     def seconds_to(self, accuracy: float) -> float:
-        """Return the median over the seeds of the time to a mean accuracy; infinite if most runs never had it."""
+        """Return the median over the seeds of the time to a mean accuracy; infinite if most runs never reached it."""
         return statistics.median(first_at(*curve, accuracy) for curve in self.curves)
 
     def below(self, other: Tried) -> tuple[float, float]:
@@ -94,7 +94,7 @@ class Study:
         if all(math.isnan(each) for outcome in self.outcomes for each in outcome.accuracy):
             raise LocalError("None of the settings learned anything: check the task and its optimizer.")
 
-    # -- what follows --------------------------------------------------------------------------------------------
+    # -- conclusions ---------------------------------------------------------------------------------------------
     @property
     def given(self) -> Tried:
         return next(outcome for outcome in self.outcomes if outcome.candidate.name == GIVEN)
@@ -131,22 +131,22 @@ class Study:
         """Return the recommendation and its certainty as sentences."""
         choice, best, given = self.choice, self.best, self.given
         length = duration_text(self.world.scenario.duration_s or 0.0)
-        told = [f"Take {choice.label}: {share_text(choice.mean)} after {length}, {sending(choice)}."]
+        sentences = [f"Take {choice.label}: {share_text(choice.mean)} after {length}, {sending(choice)}."]
         if best is not choice:
             gap, error = choice.below(best)
-            told.append(
+            sentences.append(
                 f"The best, {best.candidate.name}, is {points(gap, error)} better and sends "
                 f"{ratio(best, choice)} as much."
             )
         if given is not choice and given is not best:
             gap, error = choice.below(given)
             if math.isnan(gap):
-                return [*told, "The given settings diverged.", self.sureness, *self.deadlines]
+                return [*sentences, "The given settings diverged.", self.sureness, *self.deadlines]
             better = "better" if gap < 0 else "worse"
             more = f"send {ratio(given, choice)} as much"
-            told.append(f"It is {points(abs(gap), error)} {better} than the given settings, which {more}.")
-        told.append(self.sureness)
-        return told + self.deadlines
+            sentences.append(f"It is {points(abs(gap), error)} {better} than the given settings, which {more}.")
+        sentences.append(self.sureness)
+        return sentences + self.deadlines
 
     @property
     def deadlines(self) -> list[str]:
@@ -198,8 +198,8 @@ class Study:
 
     def to_toml(self) -> str:
         """Return the text of a file for ``gossip run --config``."""
-        said = "".join(f"# {sentence}\n" for sentence in self.sentences)
-        return said + toml_text({"gossip": self.settings()})
+        comments = "".join(f"# {sentence}\n" for sentence in self.sentences)
+        return comments + toml_text({"gossip": self.settings()})
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the study as plain data for JSON."""

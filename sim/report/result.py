@@ -1,4 +1,4 @@
-"""The result of a simulation: rows over virtual time, figures of the end, and a report."""
+"""The result of a simulation: rows over virtual time, final figures, and a report."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Progress(NamedTuple):
     """The progress of a simulation."""
 
     virtual_s: float
-    done: float  # 0 to 1.
+    done: float  # From 0 to 1.
     events: int
     events_s: float  # Per second of real time.
     left_s: float  # Real time; inf while unknown.
@@ -45,7 +45,7 @@ class Result:
     Attributes:
         scenario: The scenario that was played.
         history: Rows of COLUMNS, in order of virtual time.
-        summary: The figures of the end, as in docs/figures.md.
+        summary: The final figures, as in docs/figures.md.
         exchange_s: Durations of a sample of the finished exchanges, in seconds, (sample,).
     """
 
@@ -242,7 +242,7 @@ def plain(value: Any) -> Any:
 
 
 def check_column(name: str, columns: Sequence[str]) -> None:
-    """Raise :class:`ConfigError` for an unknown column, which would otherwise be drawn as nothing."""
+    """Raise :class:`ConfigError` for an unknown column, which would otherwise give an empty plot."""
     if name not in columns:
         near = difflib.get_close_matches(name, columns, 1)
         meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(columns)}."

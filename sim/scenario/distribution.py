@@ -63,12 +63,12 @@ class Distribution:
             endless = not math.isfinite(self.mean)
         except OverflowError:
             endless = True
-        steers = names.index("sigma" if "sigma" in names else names[0])
-        require(not endless, names[steers], self.parameters[steers], "nearer to 1: the mean would be endless")
+        index = names.index("sigma" if "sigma" in names else names[0])
+        require(not endless, names[index], self.parameters[index], "nearer to 1: the mean would be endless")
 
     @classmethod
     def constant(cls, value_s: float) -> Distribution:
-        """Return a constant of so many seconds."""
+        """Return a constant of this many seconds."""
         return cls("constant", (float(value_s),))
 
     @classmethod
@@ -88,7 +88,7 @@ class Distribution:
 
     @classmethod
     def weibull(cls, shape: float, scale_s: float) -> Distribution:
-        """Return a Weibull distribution. Below shape 1 long durations tend to go on, as of spot machines."""
+        """Return a Weibull distribution. Below shape 1 long durations tend to go on, as on spot machines."""
         return cls("weibull", (float(shape), float(scale_s)))
 
     # -- tables ------------------------------------------------------------------------------------------------------

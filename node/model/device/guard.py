@@ -18,8 +18,8 @@ class StepGuard:
     """A wait before each optimizer step, and before each change by this library, for copies in progress.
 
     Only the training thread uses it. Tensors are covered once their optimizer was seen to step through Python: a
-    captured or compiled step changes weights without a word. A loop that writes weights elsewhere (through ``.data``
-    even unseen) must do so before ``node.step()``; a change that is seen costs the copy.
+    captured or compiled step changes weights without a call to the guard. A loop that writes weights elsewhere
+    (through ``.data`` even unseen) must do so before ``node.step()``; a change that is noticed invalidates the copy.
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
