@@ -94,13 +94,13 @@ class MemberRecord:
     run_id: bytes = b""  # 16 bytes: the id of the run of its weights
     steps: int = 0  # steps in all lives
     samples: int = 0  # samples that this member trained in all lives, for any run
-    progress: int = 0  # samples behind its weights, by all members: gossip.exchange.progress
+    progress: int = 0  # samples of all members that shaped its weights: gossip.exchange.progress
     loss: float | None = None
-    version: float = 0.0  # mixing rounds behind its weights, averaged with them
+    version: float = 0.0  # mixing rounds that shaped its weights, averaged with them
     finished: bool = False  # the owner says that the run is finished and training has ended
     signature: bytes = b""  # 64 bytes over all other fields
-    # Bytes in the first place are figures for other owners. Values that a newer version signs are kept and relayed
-    # unchanged.
+    # If the first item is bytes, these are figures that users combine over the swarm. Items that a newer version signs
+    # are kept and relayed unchanged.
     extra: tuple[Any, ...] = ()
 
 
@@ -110,7 +110,7 @@ class Claim:
 
     samples: int = 0  # its progress
     most: int = 0  # maximum change of samples by one exchange that it accepts
-    members: int = 1  # members of its run that it is linked with, itself included; a count of its own, not hearsay
+    members: int = 1  # members of its run that it is linked with, itself included; by its own count
     interval: int = 0  # samples that it adds between two of its mixes
 
 

@@ -14,7 +14,7 @@ __all__ = ["call", "find"]
 
 
 def call(named: str, key: str) -> Any:
-    """Call a function that :func:`find` finds, and return its result; its exceptions pass unchanged to its author."""
+    """Call a function that :func:`find` finds, and return its result; its exceptions pass unchanged."""
     return find(named, key)()
 
 

@@ -1,4 +1,4 @@
-"""Jobs: arithmetic on whole vectors, which a driver runs in any thread, and what follows it in order."""
+"""Jobs: arithmetic on whole vectors, which a driver runs in any thread. Their consequences follow in order."""
 
 from __future__ import annotations
 
@@ -49,8 +49,7 @@ class JobOwner(Protocol):
 
 
 class Mixing:
-    """A job that turns a finished exchange into an update of the model; without a difference the snapshot comes
-    back."""
+    """A job that turns a finished exchange into an update of the model; without a difference, into the snapshot."""
 
     __slots__ = ("averager", "credit", "difference", "elements", "every", "generation", "late", "later", "mass",
                  "own_sq", "plain", "positions", "result", "since", "snapshot", "unweighted", "weight")  # fmt: skip
@@ -153,14 +152,14 @@ class TakingOver:
             self.averager.boundary.want_adoption(self.adoption)
 
     def fail(self) -> None:
-        """Do nothing: neither step can fail."""
+        """Do nothing: neither ``run`` nor ``land`` can fail."""
 
 
 class Beginning:
     """A job that prepares the outer step's memory, once the step has taken over the vector that a newcomer collected.
 
-    It frees what lies behind the outer step's part, and allocates the momentum, while the training loop runs and before
-    anything is mixed.
+    It frees the vector's part that the outer step does not use, and allocates the momentum, while the training loop
+    runs and before anything is mixed.
     """
 
     __slots__ = ("averager", "elements", "vector")

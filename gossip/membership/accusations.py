@@ -18,7 +18,7 @@ from gossip.wire.records import Sign, Verify, trusting
 __all__ = ["Accusers", "accusation", "is_signed"]
 
 DOMAIN = "gossip accusation 1"
-MAX_ACCUSATIONS = 32  # Live accusations of one accuser. A member probes 12 others during one suspicion among 1,000.
+MAX_ACCUSATIONS = 32  # Live accusations of one accuser. In a swarm of 1,000 it probes 12 others during one suspicion.
 STRIKES = 3  # Net refuted accusations after which an accuser is ignored. Packet loss causes one now and then.
 SILENCE_S = 30.0  # the first time that an accuser is ignored; each further time lasts twice as long
 DOUBLINGS = 7  # doublings of SILENCE_S, up to about an hour
@@ -67,8 +67,8 @@ class Accusers:
     def heard(self, by: PeerId, met: bool, now: float) -> bool:
         """Return True if one more accusation by this member counts.
 
-        An accuser whose latest accusations proved false may have fewer live ones. It cannot accuse everybody before the
-        first refutation arrives.
+        An accuser whose latest accusations proved false may have fewer live ones, so that it cannot accuse all members
+        before the first refutation arrives.
         """
         standing = self._credits.get(by if met else STRANGERS)
         own = self._credits.get(by)

@@ -15,7 +15,7 @@ __all__ = ["Donating", "allowed_s", "most_elements"]
 STANDS = "asleep"  # code of a Refuse: the loop is paused, and without a step there is no optimizer state to copy
 SERVED_AT_ONCE = 2  # Pieces that a donor streams at once. Each has its own memory.
 PIECE_ELEMENTS = 6 << 20  # elements of the largest piece: 25 MB, which a step boundary copies in a few milliseconds
-PIECES = 16  # Pieces of a larger model's weights. A newcomer waits for so many step boundaries of each donor.
+PIECES = 16  # Pieces of a larger model's weights. A newcomer waits for this many step boundaries of each donor.
 
 
 class Donating:
@@ -46,7 +46,7 @@ class Donating:
         seconds = allowed_s(self.config, fetch.stop - fetch.start)
         self.table[fetch.session] = (sender, fetch, now + seconds)
         if fetch.start >= local.weights:
-            # Half the time-out, so that the newcomer learns of it in time.
+            # Half the time-out, so that the newcomer learns of a refusal in time.
             self.awaited[fetch.session] = now + self.config.reply_timeout_s / 2
             return [CopyPiece(fetch.session, fetch.start, fetch.stop)]
         if fetch.start >= local.elements:
@@ -54,12 +54,12 @@ class Donating:
             return [CopyFrozen(fetch.session, fetch.start, fetch.stop)]
         self.awaited[fetch.session] = now + self.config.boundary_patience_s
         if asleep:
-            return self.stands(fetch.session)
+            return self.handle_asleep(fetch.session)
         if local.elements <= PIECE_ELEMENTS:  # the piece is the whole model, and an exchange may use the same snapshot
             return [Snapshot(fetch.session)]
         return [CopyPiece(fetch.session, fetch.start, fetch.stop)]
 
-    def stands(self, session: int) -> list[Effect]:
+    def handle_asleep(self, session: int) -> list[Effect]:
         """Handle a training loop that reaches no step boundary, so that it takes no snapshot.
 
         An earlier snapshot of the weights may exist. There is none of the optimizer's state.
@@ -90,8 +90,8 @@ class Donating:
 
     def tick(self, now: float) -> list[Effect]:
         late = self.abandon([session for session, (_, _, deadline) in self.table.items() if deadline <= now])
-        standing = [session for session, until in self.awaited.items() if until <= now]
-        return late + [effect for session in standing for effect in self.stands(session)]
+        asleep = [session for session, until in self.awaited.items() if until <= now]
+        return late + [effect for session in asleep for effect in self.handle_asleep(session)]
 
     def abandon(self, sessions: list[int]) -> list[Effect]:
         """End these sessions, and tell each newcomer to ask another donor at once."""
@@ -113,5 +113,5 @@ def most_elements(weights: int) -> int:
 
 
 def allowed_s(config: Config, elements: int) -> float:
-    """Return the seconds that a donor has for so many elements of float32."""
+    """Return the seconds that a donor has for this many float32 elements."""
     return config.reply_timeout_s + 4 * elements / (config.slowest_rate_mb_s * 1e6)
