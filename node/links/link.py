@@ -20,7 +20,7 @@ from node.transport.byte_stream import ByteStream, PlainStream
 
 __all__ = ["CONTROL_BURST", "FLUSHED", "Link", "admits_none"]
 
-OUTBOX_FRAMES = 1_024  # A peer that reads none of so many frames has stopped, and the link is closed.
+OUTBOX_FRAMES = 1_024  # A peer that reads none of this many frames has stopped, and the link is closed.
 OUTBOX_BYTES = 8 << 20  # The same limit in bytes: the largest member table, 10,000 records of 519 B, is 5 MB.
 CONTROL_BURST = 32  # Control frames between two chunks, so that neither starves the other.
 BURST_BYTES = 256 << 10  # Their size limit, since they are copied into one buffer.
@@ -145,8 +145,8 @@ class Link:
         Args:
             session: The session of the vector.
             bulk: The vector.
-            large: A worker thread pays off; ``next_frame`` may then be called in it.
-            shared: Stripes may carry the vector, if there are any.
+            large: True if a worker thread is worth its cost; it may then call ``next_frame``.
+            shared: True if stripes may carry the vector.
         """
         if shared and len(self.lanes):
             self.lanes.start(session, bulk)
@@ -170,7 +170,7 @@ class Link:
             bulk.let_go()
 
     def stir(self) -> None:
-        """Note that there is something to send: now, or with the other results of the effects being performed."""
+        """Wake the writer, now or after the effects that are being performed."""
         if self.links is None or not self.links.gathering:
             self.wake.set()
         else:
@@ -323,7 +323,7 @@ class Link:
         if isinstance(self.stream, PlainStream):
             pieces = batch.pieces = self.stream.send_now(pieces)  # One system call for all pieces.
             if not pieces:
-                await trio.lowlevel.checkpoint()  # Let other tasks run even so.
+                await trio.lowlevel.checkpoint()  # Let other tasks run, although nothing waited.
         for piece in pieces:
             await self.stream.send_all(piece)
         self.sent(batch)
@@ -395,7 +395,7 @@ class Link:
 
         Args:
             on_message: Called with each message that is not a chunk.
-            on_chunk: Returns the buffer for a body of so many bytes; None if the session has ended and the body is
+            on_chunk: Returns the buffer for a body of this many bytes; None if the session has ended and the body is
                 discarded.
             on_body: Called when that buffer is full.
             flow_of: Returns the vector of a chunk if a worker thread may receive it.

@@ -223,11 +223,11 @@ def _share(name: str, value: Any) -> Tensor:
 
 
 def _is_read_only(value: Any) -> bool:
-    """Return True if the array is known to be read-only. DLPack tells since version 1, and torch does not ask."""
+    """Return True if the array is known to be read-only. DLPack states it since version 1, and torch ignores it."""
     if isinstance(value, np.ndarray):
         return not value.flags.writeable
     try:
-        says = "dltensor_versioned" in repr(value.__dlpack__(max_version=(1, 0)))
-        return says and not np.from_dlpack(value).flags.writeable
+        versioned = "dltensor_versioned" in repr(value.__dlpack__(max_version=(1, 0)))
+        return versioned and not np.from_dlpack(value).flags.writeable
     except (AttributeError, TypeError, ValueError, BufferError, RuntimeError):  # An older DLPack, or not on the host.
         return False

@@ -153,13 +153,13 @@ class Learners:
         # Sort by falling number of steps, so that the rows that still train are always a prefix.
         order = np.lexsort((rows, -counts))
         rows, counts = rows[order], counts[order]
-        with np.errstate(all="ignore"):  # a diverging model is a result of the scenario and no error
+        with np.errstate(all="ignore"):  # a diverging model is a result, not an error
             for start in range(0, len(rows), DRAWN_AT_ONCE):
                 self._train(rows[start : start + DRAWN_AT_ONCE], counts[start : start + DRAWN_AT_ONCE])
 
     @property
     def copied_at_once(self) -> int:
-        """Largest number of rows for :meth:`train_copies`; 0 if nothing trains or the optimizer has state."""
+        """Return the largest number of rows for :meth:`train_copies`; 0 if nothing trains or the optimizer has state."""
         if self._stack is None or self._optimizer.moments > 0:
             return 0
         return min(self._stack.models_at_once, len(self.taken))

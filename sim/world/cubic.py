@@ -36,7 +36,7 @@ COMPRESSED = 0.25
 # The part of a round's excess over a round trip that stands before a sender on average, less as its stream begins and
 # ends; the rest delays acknowledgements at the other end. Measured: 19 to 23 ms at 20 Mbit/s, 60 at 2 (here 22, 64).
 HERE = 0.375
-STANDS = 1.125  # In round trips: HyStart sees its own queue.
+STANDS = 1.125  # In round trips: from this duration of a window on, HyStart sees the stream's own queue.
 ROUNDS = 256  # Rounds of one stream; the rest goes at the full rate.
 
 
