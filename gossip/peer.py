@@ -373,6 +373,12 @@ class Peer:
         """Set the parts of the optimizer's state that a newcomer can get."""
         self.local.optimizer_keys, self.local.optimizer_scalars = keys, scalars
 
+    def not_taken(self, session: int, now: float) -> list[Effect]:
+        """Handle a snapshot that cannot be taken for lack of memory: its session ends."""
+        given = session in self.donating.table
+        effects = self.donating.abandon([session]) if given else self.exchanges.spoiled(session)
+        return effects + self.after(now)
+
     def recalled(self, session: int, now: float) -> list[Effect]:
         """Handle a snapshot that was not taken at a boundary: an earlier one, or frozen weights."""
         return self.donating.snapshotted(session)

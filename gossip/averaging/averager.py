@@ -438,7 +438,7 @@ class Averager:
                 "256 MB of it free."
             )
         for session in visit.failed:
-            self.fail(session, "fault")
+            self.driver.soon(self.not_taken, session)
         if not any(torn(copy) for copy in visit.copies):
             return
         self.warn(
@@ -447,12 +447,15 @@ class Averager:
         )
         snapshots, visit.snapshots = visit.snapshots, ()
         for session, vector, mass in snapshots:
-            self.failed(session, "fault")
+            self.not_taken(session)
             self.snapshotted(session, vector, mass)  # The session has ended: it gives the vector back, and the mass.
         for spare in (visit.spare, visit.kept):
             if spare is not None:
                 self.vectors.give(spare)
         visit.spare = visit.kept = None
+
+    def not_taken(self, session: int) -> None:
+        self.driver.perform(self.peer.not_taken(session, self.driver.now))
 
     def warn(self, sentence: str) -> None:
         """Tell the user each sentence once."""

@@ -46,6 +46,7 @@ class JobOwner(Protocol):
 
     def copied_frozen(self, session: int, vector: Vector) -> None: ...
     def failed(self, session: int, code: str) -> None: ...
+    def not_taken(self, session: int) -> None: ...
 
 
 class Mixing:
@@ -247,7 +248,7 @@ class Reserving:
             self.averager.boundary.want_snapshot(self.session, None, self.pushes, self.cut)
 
     def fail(self) -> None:
-        self.averager.failed(self.session, "fault")
+        self.averager.not_taken(self.session)
 
 
 class Averaging:

@@ -80,7 +80,7 @@ class Event(StrEnum):
     BEGIN = "begin"
     # Reports of the driver.
     SNAPSHOTTED = "snapshotted"
-    SPOILED = "spoiled"  # Our snapshot is not finite.
+    SPOILED = "spoiled"  # Our snapshot is not finite, or cannot be taken.
     STREAMED = "streamed"
     GATHERED = "gathered"
     LINKED = "linked"  # There is a link to a member of the group.

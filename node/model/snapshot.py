@@ -22,7 +22,8 @@ from gossip.errors import CheckpointError, LayoutError
 from node.model.device.copies import Copies, joined, memory_errors
 from node.model.device.downloads import Downloads
 from node.model.device.guard import StepGuard
-from node.model.device.places import Places, sent
+from node.model.device.lasting import LastingValues
+from node.model.device.places import Places
 from node.model.device.streams import CopyStreams
 from node.model.device.uploads import Change, Uploading, Uploads, Work
 from node.model.flat import add, add_at, cut, elements, host_of, in_one_pass, merge, plain, runs, stretch, worth
@@ -31,7 +32,7 @@ from node.model.optimizers import Optimizers
 from node.model.state import Floats, Positions, State
 from node.model.tensors import LiveTensors, plain_name
 
-__all__ = ["Copies", "ModelState", "UploadAhead"]
+__all__ = ["Copies", "ModelState", "UpdateUpload", "device_of"]
 
 MAPPED_ELEMENTS = 1 << 16  # The least size of a host vector that gets pages of its own.
 
@@ -66,10 +67,10 @@ class ModelState(State):
         self._state = OptimizerState(self._tensors, given)
         streams, self._guard = CopyStreams(), StepGuard(given.all)
         self._downloads, self._uploads, self._positions = Downloads(streams, self._guard), Uploads(streams), Places()
-        # Device copies of values that are added repeatedly.
-        self._held: dict[tuple[torch.device, int], tuple[int, Tensor]] = {}
+        self._lasting = LastingValues()
         self.layout = self._tensors.layout
         self._exchanged = sum(segment.kind != "frozen" for segment in self.layout.segments)  # Number of tensors.
+        self.locks = self.device is not None
         self.weighs = worth(self._tensors.current()[: self._exchanged], self.layout.exchanged)
 
     @property
@@ -116,10 +117,6 @@ class ModelState(State):
             torch.cuda.set_device(device)
 
     @property
-    def locks(self) -> bool:  # type: ignore[override]
-        return self.device is not None
-
-    @property
     def device(self) -> torch.device | None:
         """Return the CUDA device of the model, of its first tensor there if there are several; None if none is."""
         return next((tensor.device for tensor in self._tensors.current() if tensor.is_cuda), None)
@@ -152,6 +149,7 @@ class ModelState(State):
             copies, self.finite = Copies(), in_one_pass(live, host_of(out, elements(live)))
         else:
             copies, self.finite = self._begin_read(live, out), None
+        self.locks = bool(copies.events)  # A model may be moved.
         self.copy_s = time.perf_counter() - began
         return copies
 
@@ -248,26 +246,29 @@ class ModelState(State):
     def add_scaled(self, values: Floats, factor: float, version: int) -> None:
         """Add ``factor * values`` with one foreach call for each device, which caches the values by their version."""
         for device, live, host in runs(self._weights(values), values):
-            held = host
-            if device.type != "cpu":
-                self._guard.join()
-                of, held = self._held.get((device, host.data_ptr()), (None, host))
-                if of != version:
-                    held, _ = sent(host, device)
-                    self._held[device, host.data_ptr()] = version, held
-            torch._foreach_add_(live, cut(held, live), alpha=factor)
+            if device.type == "cpu":
+                torch._foreach_add_(live, cut(host, live), alpha=factor)
+                continue
+            self._guard.join()
+            try:
+                held = self._lasting.of(device, host, version)
+            except torch.OutOfMemoryError:
+                change = partial(add_scaled, factor=factor)
+                self._uploads.prepared(device, live, host, change)()
+            else:
+                torch._foreach_add_(live, cut(held, live), alpha=factor)
 
     def merge(self, vector: Floats, weight: float) -> Copies:
         """Add ``weight * (vector - weights)``, as :meth:`add`."""
         return self._apply(vector, partial(merge, weight=weight), scratch=True)
 
-    def begin_upload(self, values: Floats) -> UploadAhead | None:
+    def begin_upload(self, values: Floats) -> UpdateUpload | None:
         """Begin to bring an update's values to the device, ahead of the boundary that applies it.
 
         Any thread may call it. Returns None where nothing would be gained.
         """
         try:
-            if self.device is None:
+            if not self.locks:
                 return None
             tensors = self._weights(values)
             parts = [
@@ -276,7 +277,7 @@ class ModelState(State):
             ]
         except LayoutError:
             return None  # The boundary raises it where the user sees it.
-        return UploadAhead(self, values, parts) if any(parts) else None
+        return UpdateUpload(self, values, parts) if any(parts) else None
 
     @torch.no_grad()
     def _apply(
@@ -377,13 +378,22 @@ class ModelState(State):
         return tensors if vector.size == self.layout.size else tensors[: self._exchanged]
 
 
+def device_of(state: State) -> torch.device | None:
+    """Return the CUDA device of a model, None if it has none."""
+    return state.device if isinstance(state, ModelState) else None
+
+
+def add_scaled(live: list[Tensor], flat: Tensor, factor: float) -> None:
+    torch._foreach_add_(live, cut(flat, live), alpha=factor)
+
+
 def add_pieces(pieces: list[tuple[Tensor, Tensor, int, int]], _: list[Tensor], values: Tensor) -> None:
     """Add to each tensor its values at its positions."""
     for tensor, at, low, high in pieces:
         add_at(tensor, at, values[low:high])
 
 
-class UploadAhead:
+class UpdateUpload:
     """An update's values on their way to the device.
 
     Args:

@@ -66,11 +66,11 @@ class LiveTensors:
             tensor: Tensor = self.shared[name] if name in self.shared else owner[key]
             if _is_sharded(tensor):
                 raise LayoutError(f"Tensor {name!r} {SHARDED}")
+            if is_lazy(tensor):
+                raise LayoutError(f"Tensor {name!r} has no shape yet: run one batch through the model first.")
             # DeepSpeed's attribute for the shape of the whole.
             if not tensor.numel() and hasattr(tensor, "ds_shape"):
                 raise LayoutError(f"Parameter {name!r} {PARTITIONED}")
-            if is_lazy(tensor):
-                raise LayoutError(f"Tensor {name!r} has no shape yet: run one batch through the model first.")
             if not tensor.is_floating_point() and not tensor.is_complex():
                 continue
             if tensor.layout != torch.strided:

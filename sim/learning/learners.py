@@ -159,7 +159,7 @@ class Learners:
 
     @property
     def copied_at_once(self) -> int:
-        """Return the largest number of rows for :meth:`train_copies`; 0 if nothing trains or the optimizer has state."""
+        """Return the most rows for :meth:`train_copies`; 0 if nothing trains or the optimizer has state."""
         if self._stack is None or self._optimizer.moments > 0:
             return 0
         return min(self._stack.models_at_once, len(self.taken))

@@ -49,16 +49,24 @@ def wrong_values(seed: int, dtype: torch.dtype = torch.float32, own_stream: bool
         before = len(on.waits)
         free = [there.state.buffer(there.state.size()) for _ in range(8)]
         reading, adding = [], []
+        pull, version = np.ones(there.state.size(), np.float32), 0
         if own_stream:
             on.here.stream = torch.cuda.Stream().queue
         for _ in range(CALLS):
-            match rng.choice(["read", "read", "part", "piece", "add", "add", "at", "merge", "step", "step", "look"]):
+            match rng.choice(
+                ["read", "read", "part", "piece", "add", "add", "at", "merge", "step", "step", "look", "scaled"]
+            ):
                 case "step":
                     amount = rng.randint(0, 2)
                     there.step(amount)
                     here.step(amount)
                 case "look":
                     on.queues.drift()
+                case "scaled":
+                    pull += rng.randint(0, 1)
+                    version += 1
+                    for side in (there, here):
+                        side.state.add_scaled(pull, 2.0, version)
                 case kind if free:
                     vector = free.pop()
                     if kind in ("read", "part", "piece"):

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from gossip.averaging.boundary import Boundary, Update
+from gossip.averaging.boundary import Adoption, Boundary, Update
 from node.model.backup import KeptWeights
 from node.model.device.downloads import Downloads
 from node.model.device.uploads import Uploads
+from node.model.optimizers import Optimizers
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 
@@ -28,8 +29,8 @@ class Loop:
         self.optimizer = torch.optim.SGD([self.weights], 1.0, **options)
         model = nn.ParameterDict({"w": self.weights})
         self.state = ModelState(model, self.optimizer)
-        self.pool = VectorPool(self.state)
-        self.boundary = Boundary(self.state, self.pool, KeptWeights(self.state), False, threading.Lock())
+        self.pool, optimizers = VectorPool(self.state), Optimizers(self.optimizer)
+        self.boundary = Boundary(self.state, self.pool, KeptWeights(self.state, optimizers), False, threading.Lock())
         self.boundary.uploads = True
 
     def step(self, amount=1.0):
@@ -169,6 +170,22 @@ def test_captured_steps_are_copied_through_memory_of_their_own(accelerator, monk
     assert loop.values() == {16.0}
 
 
+def test_weights_on_trial_are_put_back_with_the_optimizers_state(accelerator):
+    loop = Loop(momentum=0.5)
+    loop.step()
+    loop.boundary.want_adoption(Adoption(np.full(SIZE, 9.0, np.float32), trial=True))
+    visit = loop.visit()
+    assert visit.adopted
+    assert loop.values() == {9.0}
+    assert visit.apart == (SIZE * 49.0, SIZE * 4.0)
+    loop.step()
+    loop.boundary.want_restore()
+    assert loop.visit().restored
+    assert loop.values() == {2.0}
+    loop.step(0.0)
+    assert loop.values() == {2.5}, "with the momentum of before"
+
+
 # -- memory ----------------------------------------------------------------------------------------------------------
 def full(accelerator):
     """Refuse all further memory."""
@@ -190,8 +207,14 @@ def test_a_snapshot_without_memory_holds_up_training_instead(accelerator):
 def test_a_snapshot_that_finds_no_memory_costs_a_mix_and_not_the_loop(accelerator):
     loop = Loop(torch.bfloat16)  # Conversion takes memory in any case.
     full(accelerator)
+    accelerator.memory.limit_bytes += 100
+    accelerator.queues.pace = 0.0
     loop.boundary.want_snapshot(1)
     visit = loop.visit(spare=True, keep=True)
+    (free,) = loop.pool.free.values()
+    free[0].fill(4.0)
+    torch.cuda.synchronize()
+    assert (free[0] == 4.0).all(), "nothing writes there any more"
     assert visit.failed == (1,)
     assert not visit.snapshots
     assert visit.spare is visit.kept is None

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from node.ranks.mirror import filled, stripped
 from torch import nn
 
 from gossip.errors import CheckpointError, LayoutError
+from node.loop.ranks.channel import GroupChannel
+from node.loop.ranks.mirror import filled, stripped
 from node.model import checkpoint
 from node.model.backup import KeptWeights
 from node.model.optimizers import Optimizers
@@ -138,7 +139,7 @@ def test_a_checkpoint_is_written_tensor_by_tensor(accelerator, tmp_path):
 @cuda
 def test_page_locked_memory_is_at_hand_once_a_snapshot_and_its_difference_have_it(accelerator):
     class Large(VectorPool):
-        SHARED_ELEMENTS = 10
+        MAPPED_ELEMENTS = 10
 
     pool = Large(ModelState(mlp().cuda()))
     size = pool.state.size()
@@ -174,6 +175,23 @@ def test_an_optimizers_state_from_another_rank_goes_into_the_memory_that_is_ther
     assert all(fresh[key].is_cuda and fresh[key] is not held[key] for key in held)
 
 
+@cuda
+def test_values_that_are_added_again_and_again_find_no_memory_and_are_added(accelerator):
+    if accelerator is None:
+        pytest.skip("fills a simulated device only")
+    model = nn.ParameterDict({"w": nn.Parameter(torch.ones(600, device="cuda"))})
+    state, pull = ModelState(model), np.full(600, 3.0, np.float32)
+    accelerator.memory.limit_bytes = accelerator.memory.bytes
+    state.add_scaled(pull, 2.0, 1)
+    assert set(model["w"].tolist()) == {7.0}
+    accelerator.memory.limit_bytes = float("inf")
+    for version, expected in ((1, 13.0), (1, 19.0), (2, 21.0)):
+        if version == 2:
+            pull.fill(1.0)
+        state.add_scaled(pull, 2.0, version)
+        assert set(model["w"].tolist()) == {expected}
+
+
 # -- threads -----------------------------------------------------------------------------------------------------------
 @cuda
 def test_whether_values_are_finite_is_found_on_the_device(accelerator):
@@ -186,3 +204,20 @@ def test_whether_values_are_finite_is_found_on_the_device(accelerator):
         torch.cuda.synchronize()
         assert copies.done()
         assert copies.finite is expected
+
+
+def test_vectors_of_ranks_go_over_the_models_device(monkeypatch, tmp_path):
+    """And not over the current one, which is the first on every rank that has not called set_device."""
+    dist = torch.distributed
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        monkeypatch.setattr(dist, "get_backend_config", lambda group: "cpu:gloo,cuda:nccl")
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        for place, expected in ((None, "cuda:0"), (torch.device("cuda", 1), "cuda:1")):
+            channel = GroupChannel(dist.group.WORLD)
+            channel.place = place
+            channel.open()
+            channel.close()
+            assert str(channel.device) == expected
+    finally:
+        dist.destroy_process_group()

@@ -18,7 +18,7 @@ jnp = jax.numpy
 from sklearn.datasets import load_digits  # noqa: E402
 from sklearn.model_selection import train_test_split  # noqa: E402
 
-from node.adapters.jax import Pytree  # noqa: E402
+from node.adapters.jax import Arriving, Pytree  # noqa: E402
 
 pytestmark = pytest.mark.frameworks
 
@@ -220,3 +220,16 @@ def test_a_mapping_of_jax_arrays_is_refused_and_left_alone():
     with pytest.raises(LayoutError, match=r"node\.adapters\.jax\.Pytree"):
         Node({"w": array})
     assert array.tolist() == [1, 1, 1]
+
+
+def test_a_large_vector_is_copied_by_a_thread_of_its_own(monkeypatch):
+    monkeypatch.setattr(Arriving, "LARGE_ELEMENTS", 4)
+    tree = Pytree({"w": jnp.arange(8.0)})
+    out = np.full(8, np.nan, np.float32)
+    copy = tree.begin_read(out)
+    until = time.monotonic() + 10
+    while not copy.done():
+        assert time.monotonic() < until
+    assert out.tolist() == list(range(8))
+    assert copy._copying is not None
+    assert copy.done()

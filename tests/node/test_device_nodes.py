@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 from gossip.config import Config
-from node.adapters.adapter import ScaleWatch
+from node.adapters.adapter import Adapter, ScaleWatch
 from node.model.device.downloads import Downloads
 from node.model.device.uploads import Uploads
+from tests.node.rank_threads import MemoryGroup, RankThread, play
 
 pytestmark = pytest.mark.cuda
-QUICK = {"mix_every_steps": 2, "progress_period_s": 0.1, "join_timeout_s": 3.0}
+QUICK = {"mix_every_steps": 2, "join_timeout_s": 3.0}
 PLAIN = Config(filter="none", **QUICK)
 
 
@@ -130,6 +131,28 @@ def test_training_goes_on_while_the_device_has_no_memory_for_mixes(accelerator, 
     mixes(trainees, 1)
 
 
+def test_a_loop_that_writes_weights_elsewhere_costs_an_exchange_and_is_copied_first_from_then_on(
+    train, mixes, until, caplog, monkeypatch
+):
+    monkeypatch.setattr(Downloads, "STAGED_ELEMENTS", 0)
+    monkeypatch.setattr(Downloads, "DIRECT_ELEMENTS", 16)
+    trainees = []
+    for seed in range(2):
+        model, optimizer, work = trainee(seed)
+
+        def clipped(model=model, work=work):
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.clamp_(-1.0, 1.0)
+            return work()
+
+        seeds = [trainees[0].node.address] if trainees else []
+        trainees.append(train(model, optimizer, clipped, config=PLAIN, seeds=seeds))
+    until(lambda: any(getattr(record, "kind", "") == "device" for record in caplog.records))
+    mixes(trainees, 3)
+    assert all(one.side.live.state._guard.blind for one in trainees)
+
+
 # -- joining and trials ----------------------------------------------------------------------------------------------
 def test_the_network_thread_uses_the_models_device(accelerator, pair, monkeypatch):
     used = []
@@ -137,6 +160,43 @@ def test_the_network_thread_uses_the_models_device(accelerator, pair, monkeypatc
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: (used.append(str(device)), plain(device)))
     pair()
     assert used == ["cuda:0", "cuda:0"]
+
+
+def test_an_adapter_on_the_device(train, until):
+    founder = train(*trainee(0), config=PLAIN)
+    adapter = Adapter(settle_s=0.2, config=PLAIN, seeds=[founder.node.address])
+    model, optimizer, work = trainee(1)
+    adapter.begin(model, optimizer)
+    try:
+        until(lambda: adapter.step(work(), 4) or adapter.node.metrics().exchanges_done > 1)
+        adapter.settle()
+    finally:
+        adapter.close()
+    assert model[0].weight.is_cuda
+    assert all(bool(torch.isfinite(value).all()) for value in model.parameters())
+
+
+def test_ranks_on_the_device_hold_the_same_weights(train, monkeypatch):
+    monkeypatch.setattr("node.node.GroupChannel", lambda group: group)
+    founder = train(*trainee(0), config=PLAIN)
+    group = MemoryGroup(2)
+    options = {"config": PLAIN, "seeds": [founder.node.address]}
+
+    def loop(node, rank):
+        for _ in range(60):
+            node.step(ranks[rank].work(), 4)
+        node.settle(0.3)
+        return torch.cat([value.detach().cpu().flatten() for value in ranks[rank].model.parameters()])
+
+    ranks = []
+    for channel in group.channels:
+        model, optimizer, work = trainee(1 + channel.rank)
+        ranks.append(RankThread(channel, model, optimizer, loop, options))
+        ranks[-1].work = work
+    play(ranks)
+    assert [rank.error for rank in ranks] == [None, None]
+    assert torch.equal(ranks[0].result, ranks[1].result)
+    assert str(group.channels[1].place) == "cuda:0"
 
 
 def test_a_skipped_step_is_seen_without_a_wait(accelerator):

@@ -44,13 +44,14 @@ class RanksBoundary(Boundary):
     is open. Until then it counts as owed, so that no snapshot is exchanged without it.
     """
 
-    __slots__ = ("door", "is_open", "ranks", "waiting")
+    __slots__ = ("door", "is_open", "lost", "ranks", "waiting")
 
     def __init__(self, ranks: Ranks, *args: Any) -> None:
         super().__init__(*args)
         self.ranks = ranks
         self.door = threading.Lock()  # Acquired before `self.lock`, never while holding it.
         self.is_open = False
+        self.lost = False  # An update is in the other ranks' weights and not in these.
         self.waiting: list[Callable[[], None]] = []  # Requests that wait for the opening, in their order.
 
     def open(self) -> None:
@@ -119,4 +120,6 @@ class RanksBoundary(Boundary):
         self.ranks.send(values)
         if positions is not None:
             self.ranks.send(np.array(positions))  # Copied, since they may be read-only.
-        return super().apply(update, visit, copies)
+        lost, ratio = visit.lost, super().apply(update, visit, copies)
+        self.lost |= visit.lost > lost
+        return ratio

@@ -49,6 +49,8 @@ class Channel(Protocol):
 
     rank: int
     size: int
+    place: torch.device | None
+    """The device of this rank's model, set before the channel opens; None for the host."""
 
     def open(self) -> None:
         """Open the channel; all ranks call this. Raises RuntimeError if a rank does not come."""
@@ -99,6 +101,7 @@ class GroupChannel:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.first = dist.get_global_rank(group, 0)
         self.device: torch.device | None = None  # The device for vectors, if any.
+        self.place: torch.device | None = None  # The model's device.
         self.patience = patience_of(group)
         self.store: Any = None  # torch's stubs know neither stores nor the methods of a gloo group.
         self.control: Any = None
@@ -113,7 +116,8 @@ class GroupChannel:
         self.store = prefixed(f"gossip/{number}", store_of(self.group))
         self.control = dist.ProcessGroupGloo(self.store, self.rank, self.size, self.patience)
         if "cuda:nccl" in str(dist.get_backend_config(self.group)):
-            self.device = torch.device("cuda", torch.cuda.current_device())
+            # Without torch.cuda.set_device the current device is the first, on every rank.
+            self.device = self.place or torch.device("cuda", torch.cuda.current_device())
 
     def close(self) -> None:
         self.store = self.control = None

@@ -23,6 +23,7 @@ from node.loop.ranks.mirror import Mirror
 from node.loop.ranks.plain import fitting, unreadable
 from node.loop.ranks.ranks import Call, Ranks
 from node.loop.ranks.report import Known, SwarmReport
+from node.model.snapshot import device_of
 from node.observe.listeners import Listeners
 from node.observe.members import Member, SwarmView
 from node.observe.metrics import Metrics
@@ -45,6 +46,7 @@ class Follower:
         self.state = trained.state()
         self.average = Average(self.state, trained.keep_average)
         self.mirror = Mirror(self.state, self.optimizers, ranks)
+        ranks.channel.place = device_of(self.state)
         self.known = Known(ranks)
         self.lockstep = False
         self.listeners = Listeners(lambda: self.me.hex())  # Never called: events are reported on rank 0.

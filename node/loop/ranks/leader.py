@@ -18,6 +18,7 @@ from node.loop.ranks.mirror import Mirror
 from node.loop.ranks.ranks import LONGEST_GAP, Call, Ranks, StepSummary
 from node.loop.ranks.report import Known, SwarmReport
 from node.loop.training import TrainingSide
+from node.model.snapshot import device_of
 from node.observe.members import Member, SwarmView
 from node.observe.metrics import Metrics
 from node.observe.reduced import Reduced
@@ -55,6 +56,7 @@ class Leader:
         self.average, self.samplers = live.average, self.side.samplers
         self.listeners = self.side.listeners
         self.mirror = Mirror(live.state, live.optimizers, ranks)
+        ranks.channel.place = device_of(live.state)
 
     # -- life ----------------------------------------------------------------------------------------------------
     @property
@@ -174,11 +176,11 @@ class Leader:
                 ranks.check()  # If the channel has failed there is no rank to tell.
                 error = raised
             boundary.shut()
-            if self.swapped:
+            if self.swapped or boundary.lost:  # The others have an update that found no memory here.
                 ranks.tell("mirror")
                 self.mirror.give()
                 self.average.forget()  # the other ranks lack the average of a checkpoint
-                self.swapped = False
+                self.swapped = boundary.lost = False
             ranks.tell("done", (result, portable(error), self.fresh()))
         if error is not None:
             raise error

@@ -9,7 +9,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from node.model.device.copies import Copies, memory_errors
+from node.model.device.copies import Copies
 from node.model.device.guard import StepGuard
 from node.model.device.streams import CopyStreams
 from node.model.flat import cut, elements
@@ -42,7 +42,7 @@ class Downloads:
             lasting: True if nothing will change the tensors, which then need no copy on the device.
 
         Raises:
-            MemoryError: The device has no memory for it. Nothing has begun.
+            MemoryError: The device has no memory for it. Nothing writes to ``host``.
         """
         current, side = torch.cuda.current_stream(device), self.streams.of(device, "down")
         self.guard.arm()
@@ -70,9 +70,13 @@ class Downloads:
             else:
                 held = True  # No room for another copy: training waits for this one instead.
         side.wait_stream(current)
-        with memory_errors(), torch.cuda.stream(side):  # A conversion takes memory for its tensor.
-            torch._foreach_copy_(pieces, sources, non_blocking=True)
-            flags = self.flags(sources)
+        try:
+            with torch.cuda.stream(side):  # A conversion takes memory for its tensor.
+                torch._foreach_copy_(pieces, sources, non_blocking=True)
+                flags = self.flags(sources)
+        except torch.OutOfMemoryError as error:
+            side.synchronize()  # Nothing may write to the host vector any more, nor read what trains.
+            raise MemoryError(str(error)) from error
         for source in sources:
             source.record_stream(side)  # Keep the allocator from reusing the memory during the copy.
         event = side.record_event()

@@ -65,10 +65,10 @@ def test_what_came_or_fits_nowhere_is_refused_and_changes_nothing(start, element
 
 def test_over_one_connection_only_the_next_may_come():
     coverage = Coverage(SIZE)
-    with pytest.raises(ProtocolError, match="where 0 is next"):
+    with pytest.raises(ProtocolError, match="0 is next"):
         coverage.begin(4_096, 4_096)
     coverage.begin(0, 4_096)
-    with pytest.raises(ProtocolError, match="where 4096 is next"):
+    with pytest.raises(ProtocolError, match="4096 is next"):
         coverage.begin(0, 4_096)
 
 

@@ -1,0 +1,57 @@
+"""Values that are added repeatedly, kept on the device until they change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["LastingValues"]
+
+# 64 MB is page-locked at a time, and not a vector of the whole model.
+PORTION_ELEMENTS = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Values on a device, as of a version."""
+
+    version: int
+    flat: Tensor
+    ready: torch.cuda.Event | None
+
+
+class LastingValues:
+    """Device copies of host vectors, by the vector's address. Only the training thread uses it."""
+
+    def __init__(self) -> None:
+        self.held: dict[tuple[torch.device, int], Held] = {}
+
+    def of(self, device: torch.device, host: Tensor, version: int) -> Tensor:
+        """Return the values for work of the current stream.
+
+        Raises:
+            torch.OutOfMemoryError: The device has no memory for them.
+        """
+        key = device, host.data_ptr()
+        held = self.held.get(key)
+        if held is None or held.version != version:
+            self.held.pop(key, None)  # It makes room for the next.
+            held = None
+            held = self.held[key] = Held(version, *sent(device, host))
+        if held.ready is not None:
+            current = torch.cuda.current_stream(device)
+            current.wait_event(held.ready)
+            held.flat.record_stream(current)
+        return held.flat
+
+
+def sent(device: torch.device, host: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """Copy to the device; CUDA takes page-locked memory without a wait."""
+    if device.type != "cuda":
+        return host.to(device), None
+    flat = torch.empty(host.numel(), dtype=torch.float32, device=device)
+    for there, here in zip(torch.split(flat, PORTION_ELEMENTS), torch.split(host, PORTION_ELEMENTS), strict=True):
+        there.copy_(here.pin_memory(), non_blocking=True)
+    return flat, torch.cuda.current_stream(device).record_event()
