@@ -74,7 +74,7 @@ REPORTS = (
 
 
 class Reporter(Protocol):
-    """The receiver of what people are told, a :class:`node.network.service.Service`."""
+    """The receiver of the events that users see, a :class:`node.network.service.Service`."""
 
     @property
     def faults(self) -> Faults: ...
@@ -119,7 +119,7 @@ class Runtime:
         self.losses = Losses(self.links, on_event, self.widening.widen)
         self.pending: dict[PeerId, deque[Message]] = {}  # For peers that are being dialled.
         self.clock = trio.lowlevel.current_clock()
-        self.timer, self.armed = trio.CancelScope(), -math.inf  # It ends when the peer's next tick is due.
+        self.timer, self.armed = trio.CancelScope(), -math.inf  # The timer ends when the peer's next tick is due.
         self.parted = config.part != "all"
         self.stopping = False
         self.nursery: trio.Nursery | None = None
@@ -165,7 +165,7 @@ class Runtime:
         """Wrap a report to the peer: a fault in it ends this network side, and the caller gets no effects."""
 
         @functools.wraps(report)
-        def told(*args: Any, **named: Any) -> Any:
+        def reported(*args: Any, **named: Any) -> Any:
             try:
                 return report(*args, **named)
             except RemoteError:  # A member caused it, which ends its link.
@@ -174,7 +174,7 @@ class Runtime:
                 self.fail(error)
                 return []
 
-        return told
+        return reported
 
     # -- effects -------------------------------------------------------------------------------------------------
     def perform(self, effects: Iterable[Effect]) -> None:

@@ -190,7 +190,7 @@ class TlsStream:
         The other side's bytes belong to TLS up to its own ``close_notify``. There ``receive_into`` returns 0, and
         :meth:`behind` has the rest.
         """
-        # OpenSSL would look in it for the other side's close_notify, and fail at any other data.
+        # OpenSSL would look for the other side's close_notify in these bytes, and fail at any other data.
         came = self._incoming.read()
         try:
             self._tls.unwrap()

@@ -17,7 +17,7 @@ DATASETS = ("digits", "fashion-mnist", "mnist", "shakespeare", "averaging")
 MODELS = ("linear", "mlp", "cnn", "gpt")
 LOSSES = ("cross-entropy", "mse")
 USUAL_RATES = {"adamw": 0.001, "muon": 0.02}
-LARGEST = 1_000_000  # peers, and sizes of a task: a slip of the keyboard is found before memory runs out
+LARGEST = 1_000_000  # peers, and sizes of a task: a typing error is found before memory runs out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,16 +52,16 @@ class Partition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
-    """torch.optim.SGD (lr, momentum, weight_decay), AdamW (lr, betas, weight_decay), or with ``quasi_global`` momentum
-    :class:`node.model.quasi_global.QuasiGlobal` (lr, quasi_global, weight_decay), with its arithmetic; or Muon
-    (sim/learning/optimizers.py), with AdamW at the rate ``adam_lr`` (betas) for what is no matrix or an embedding.
+    """The optimizer of the peers, with the arithmetic of torch's.
 
-    ``clip_norm``: a gradient's norm is at most so large, as torch.nn.utils.clip_grad_norm_ has it.
+    "sgd" is torch.optim.SGD (lr, momentum, weight_decay), or with ``quasi_global`` momentum
+    :class:`node.model.quasi_global.QuasiGlobal` (lr, quasi_global, weight_decay). "adamw" is torch.optim.AdamW (lr,
+    betas, weight_decay). "muon" is Muon (sim/learning/optimizers.py), with AdamW (betas) at the rate ``adam_lr`` for
+    embeddings and for parameters that are no matrix.
 
-    It is torch.optim.SGD (lr, momentum, weight_decay), AdamW (lr, betas, weight_decay), or with ``quasi_global``
-    momentum :class:`node.model.quasi_global.QuasiGlobal` (lr, quasi_global, weight_decay), with the same arithmetic.
-    With ``schedule`` "cosine" the rate rises to ``lr`` over ``warmup_steps``, falls to ``min_lr`` until
-    ``schedule_steps``, and stays there. It counts each peer's own steps, in all its lives.
+    ``clip_norm`` limits the norm of a gradient, as torch.nn.utils.clip_grad_norm_ does. With ``schedule`` "cosine" the
+    rate rises to ``lr`` over ``warmup_steps``, falls to ``min_lr`` until ``schedule_steps``, and stays there. It counts
+    each peer's own steps, in all its lives.
 
     Raises:
         ConfigError: A value cannot work.
@@ -124,7 +124,7 @@ class Optimizer:
 
     @classmethod
     def parse(cls, value: object) -> Optimizer:
-        """From a table, or a name alone. adamw and muon must name their lr: sgd's default would make them diverge."""
+        """Parse a table, or a name alone. adamw and muon must name their lr: sgd's default would make them diverge."""
         table: Any = {"name": value} if isinstance(value, str) else value
         name = table.get("name") if isinstance(table, Mapping) else None
         if isinstance(name, str) and name in USUAL_RATES and "lr" not in table:
@@ -154,7 +154,7 @@ class Task:
         partition: How the data set is divided.
         batch_size: Samples per step.
         optimizer: The optimizer.
-        samples_per_peer: None divides the data set among the peers. A number gives each its own draw of so many
+        samples_per_peer: None divides the data set among the peers. A number gives each its own draw of this many
             samples, which may overlap with others'. If there are fewer than 8 samples per peer (1,437 digits among
             10,000 peers), None means 16 drawn with overlap.
         hidden: The width of the mlp; None: 64.
