@@ -16,9 +16,9 @@ Both partners add exact negatives. So the sum of all ``c`` stays 0, and the swar
 which it was learned.
 
 Without a leak, the variance of a node about the mean tends to the plain pair mean's divided by ``1 - kappa/limit`` for
-noise. For a constant pull it tends to 0 (3 times its square with plain means). :func:`correction_limit` has the limit.
-Such control variates are known from SCAFFOLD (Karimireddy et al., ICML 2020), and from ProxSkip and LED (arXiv
-2310.07983), there for a server or a fixed graph.
+noise. For a constant pull it tends to 0; with plain means it tends to 3 times the pull's square.
+:func:`correction_limit` has the limit. Such control variates are known from SCAFFOLD (Karimireddy et al., ICML 2020),
+and from ProxSkip and LED (arXiv 2310.07983), there for a server or a fixed graph.
 
 Each exchange takes away a tenth of ``c`` (:data:`LEAK`), so that about a third of a constant pull is left. Otherwise
 ``c`` would add up the pushes of a patient liar in one direction, below what a filter sees: one such member in five of a
@@ -155,9 +155,9 @@ class Correction:
             self.pull = np.zeros(self.size, np.float32)
         self._learned_at = self.rate if 0.0 < self.rate < math.inf else self._learned_at
         pull = self.pull[: self.parameters]
-        taught = difference[: self.parameters]
-        add_scaled(pull, scale, taught, share)
-        lesson_sq = (weight * credit) ** 2 * float(taught.dot(taught))
+        lesson = difference[: self.parameters]
+        add_scaled(pull, scale, lesson, share)
+        lesson_sq = (weight * credit) ** 2 * float(lesson.dot(lesson))
         self._lessons_sq = mean_lesson(self._lessons_sq * scale * scale, lesson_sq)
         self.signal = settled(pull, own_sq, self.every, self._lessons_sq)
         self.version += 1

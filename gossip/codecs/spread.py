@@ -28,7 +28,7 @@ class Spread:
     FLOOR: ClassVar[float] = 0.5
     """A block's bound is at least this share of the 90th percentile of all blocks.
 
-    A block that stood still (a unit that never fired) may begin to move, and a smaller bound there saves nothing.
+    A block that did not change (a unit that never fired) may begin to change, and a smaller bound there saves nothing.
     Overflows as above without it: 1.9 | 3.2 %.
     """
 

@@ -31,7 +31,7 @@ INFINITY, QUIET_NAN = 0x7F800000, 0x7FC00000  # As float32 bits.
 def peaks(values: Floats, block: int) -> Floats:
     """Return the largest magnitude of each ``block`` values, the last run perhaps shorter: (ceil(n / block),).
 
-    It is NaN if one of them is. Magnitudes are compared as integers, which have the floats' order: numpy takes the
+    A run with a NaN gives NaN. Magnitudes are compared as integers, which have the floats' order: numpy takes the
     maximum of rows of 256 at 21 GB/s that way, and at 12 GB/s as floats.
     """
     if block == 1:

@@ -193,7 +193,7 @@ class Detector:
         accused = entry.accused_by(self.table.mine.record.id)  # a second failure adds no information
         if peer not in self.targets and entry.state in (ALIVE, SUSPECT) and entry.contacted and not accused:
             # Skip members that we probe only for an asker. If helpers asked helpers in turn, one death would make
-            # everybody ask everybody (5,600 requests for each death among 1,000 members).
+            # all members ask all others (5,600 requests for each death among 1,000 members).
             self._probe(entry, now, out, failed, refused=True)
         for probe in self.targets.get(peer, ())[:]:
             if not probe.indirect:
@@ -231,7 +231,7 @@ class Detector:
         """Return True if we should probe this member.
 
         Strangers are probed only by members that had a link with them: a made-up stranger never answers and would lower
-        our health. An undialable member is probed by the members linked with it, and by its homes. Everybody probes it
+        our health. An undialable member is probed by the members linked with it, and by its homes. All probe it
         when no home is ALIVE, or every home restarted after it was named and so forgot it.
         """
         if (entry.state is not ALIVE and entry.state is not SUSPECT) or not entry.contacted:

@@ -43,7 +43,7 @@ from gossip.wire.records import Sign, Verify, acceptable, claims_more, signed
 __all__ = ["Membership"]
 
 FAREWELLS = 8  # members, besides the linked ones, that we tell directly when we leave
-DEAD_KEPT_S = 86_400.0  # The dead are remembered and dialled for a day: longer than a cut lasts that somebody mends.
+DEAD_KEPT_S = 86_400.0  # The dead are remembered and dialled for a day: longer than a cut that is repaired lasts.
 HEAL_ALONE = 3  # dials each probe period while we know no ALIVE member
 ENOUGH_LINKS = 24  # links that suffice for gossip: among 1,000 members, records were as fresh as with random targets
 BOOK = 1_024  # records saved for the next start: 256 KiB
@@ -171,7 +171,7 @@ class Membership:
         return self._done(out)
 
     def unlinked(self, peer: PeerId, now: float, orderly: bool = False) -> list[Effect]:
-        """Note that the last link to ``peer`` is gone; unless ``orderly``, probe it before anybody accuses it."""
+        """Note that the last link to ``peer`` is gone; unless ``orderly``, probe it before any member accuses it."""
         out: list[Effect] = []
         entry = self._table.entries.get(peer)
         if entry is not None:

@@ -1,8 +1,8 @@
 """Encoding and decoding of frames, with all limits; no sockets.
 
 A frame is a 12-byte prefix (magic, header length, body length), one msgpack map and a raw body. Only a Chunk has a
-body. The receiver checks its length against our own layout. So a peer's numbers never decide how much memory we
-allocate.
+body. The receiver checks the body's length against its own layout. So a peer's numbers never decide how much memory it
+allocates.
 
 Additions of newer versions are skipped: unknown keys, and unknown messages if the sender's Hello named a newer version.
 Additions to a record are kept, since its owner signed them. All of this counts against the limits of a header.
@@ -162,7 +162,7 @@ def unique_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 # -- records -----------------------------------------------------------------------------------------------------
 RECORD_FIELDS = tuple(field.name for field in dataclasses.fields(MemberRecord) if field.name != "extra")
-HINT_FIELDS = len(dataclasses.fields(Hint))  # a record has twice as many fields, so that the two cannot be confused
+HINT_FIELDS = len(dataclasses.fields(Hint))  # plus MAX_HINT_EXTRA they are fewer than a record's, so the two differ
 LOSS = RECORD_FIELDS.index("loss")
 VERSION = RECORD_FIELDS.index("version")
 
@@ -279,7 +279,7 @@ def read_any(value: Any, bound: int) -> Any:
     return tuple(freeze(item, 1) for item in read_list(value, bound))
 
 
-# -- what is written of our own values ----------------------------------------------------------------------------
+# -- our own values, made acceptable for the readers --------------------------------------------------------------
 def write_int(value: Any, bound: int) -> int:
     return value if type(value) is int and 0 <= value <= bound else whole(value, bound)
 

@@ -181,7 +181,7 @@ class ScaleWatch:
     The scaler skips a step with non-finite gradients, or makes a fused optimizer skip it, and reports it nowhere. But
     its scale falls with each skipped step, and only then. ``scaler`` is None where there is none.
 
-    On CUDA a scale is read once it has arrived, so that no step waits: a later step is said to be skipped instead.
+    On CUDA a scale is read once it has arrived, so that no step waits: a later step is then reported as skipped.
     """
 
     MOST = 64  # The most steps that a host can be ahead of its device.
@@ -189,7 +189,7 @@ class ScaleWatch:
     def __init__(self, scaler: Any) -> None:
         self.scaler = scaler
         self.copies: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()
-        self.skipped = 0  # Steps of which no call has told yet.
+        self.skipped = 0  # Skipped steps that no call has reported yet.
         self.scale = 0.0 if scaler is None else float(scaler.get_scale())
 
     def left_out(self) -> bool:

@@ -51,7 +51,7 @@ class NetworkModel:
             raise ConfigError("tls needs a congestion control: it is spoken over TCP.")
 
     def bytes_of(self, encoded_bytes: int) -> int:
-        """Return the bytes on a link for a vector of so many encoded bytes."""
+        """Return the bytes on a link for a vector of this many encoded bytes."""
         return encoded_bytes if self.weight == 1.0 else max(1, round(self.weight * encoded_bytes))
 
     def add(self, name: str) -> None:
@@ -71,11 +71,11 @@ class NetworkModel:
         return self.latency_s
 
     def up_bytes_s(self, peer: int) -> float:
-        """Return what this peer can send, over all its streams."""
+        """Return the bytes per second that this peer can send, over all its streams."""
         return self.rate_bytes_s
 
     def down_bytes_s(self, peer: int) -> float:
-        """Return what this peer can receive, over all its streams."""
+        """Return the bytes per second that this peer can receive, over all its streams."""
         return self.rate_bytes_s
 
     @property
@@ -93,7 +93,7 @@ class NetworkModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnevenNetwork(NetworkModel):
-    """A network of equal pairs, with different rates down and up (``rate_bytes_s``)."""
+    """A network of equal pairs, with different rates down (``down_rate_bytes_s``) and up (``rate_bytes_s``)."""
 
     down_rate_bytes_s: float = 12.5e6
 
