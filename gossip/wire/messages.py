@@ -130,7 +130,7 @@ class Unknown:
     tag: str
 
 
-# -- a link's first and last words ------------------------------------------------------------
+# -- the first and last frames of a link ------------------------------------------------------
 @message("hello")
 class Hello:
     """The first frame of both sides.

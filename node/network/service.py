@@ -1,4 +1,4 @@
-"""A node's network side from start to end: it makes the Peer and its Runtime, reports for people, and keeps the state.
+"""A node's network side from start to end: it makes the Peer and its Runtime, reports to users, and keeps the state.
 
 It is also their supervisor. If a fault of this library leaves the Peer inconsistent, its network side ends (links,
 sessions, listening socket, tasks). A new one starts with the same identity, run, weights, outer step and address book.
@@ -72,7 +72,7 @@ class NodeModel(SharedModel, Protocol):
 
 
 class MeasuredLoop(Protocol):
-    """The training loop, as people see it. Both calls come from the network thread."""
+    """The training loop's figures for users. Both calls come from the network thread."""
 
     def figures(self) -> Reading:
         """Return the figures for the progress line and the log."""
@@ -390,7 +390,7 @@ class Service:
             self.live.wake.set()
 
     def refresh(self) -> None:
-        """Refresh the training thread's view of the swarm."""
+        """Update the training thread's view of the swarm."""
         if self.runtime is not None:
             self.view = self.view.refreshed(self.runtime.peer)
 
@@ -399,7 +399,7 @@ class Service:
         self.refresh()
         self.view = dataclasses.replace(self.view, settled=self.view.settled + 1)
 
-    # -- for people ----------------------------------------------------------------------------------------------
+    # -- events and figures for users ----------------------------------------------------------------------------
     def notice(self, kind: str, sentence: str) -> None:
         """Announce an event in one sentence."""
         now_s, peer = time.time(), None if self.runtime is None else self.runtime.peer
@@ -410,7 +410,10 @@ class Service:
             self.announce(NoticeEvent(kind, now_s, sentence))
 
     def announce(self, event: NodeEvent, **fields: str) -> None:
-        """Post an event to listeners and people; exchanges only when debugging. ``fields`` are for the log alone."""
+        """Post an event to listeners, the page and the log.
+
+        The log gets exchanges only when debugging. ``fields`` are for the log alone.
+        """
         self.listeners.post(event)
         if self.page is not None:
             self.page.heard(event)
@@ -465,6 +468,6 @@ class Service:
         except Exception as error:
             self.faults.contain(error, "A reading of the members", "the last one is kept")
             return
-        said = self.state_dir.write(self.memory.incarnation, self.memory.samples, self.memory.book)
-        if said:
-            self.notice("state", said)
+        warning = self.state_dir.write(self.memory.incarnation, self.memory.samples, self.memory.book)
+        if warning:
+            self.notice("state", warning)

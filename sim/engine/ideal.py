@@ -111,8 +111,8 @@ class IdealMembers:
 
         :meth:`record` returns None for this peer, so it never selects itself.
         """
-        everybody = self._registry.alive
-        return everybody if len(everybody) > 1 else ()
+        members = self._registry.alive
+        return members if len(members) > 1 else ()
 
     def contacted(self) -> Sequence[PeerId]:
         return self.alive()
@@ -157,11 +157,11 @@ class IdealMembers:
         return 0
 
     def standing_of(self, run_id: bytes) -> tuple[int, int]:
-        said = self._registry.progress
+        stated = self._registry.progress
         records = self.sharing(run_id)
         if self.me.run_id == run_id:
             records.append(self.me)
-        return median_low([said.get(record.id, 0) for record in records]) if records else 0, len(records)
+        return median_low([stated.get(record.id, 0) for record in records]) if records else 0, len(records)
 
     def book(self) -> list[MemberRecord]:
         return []
