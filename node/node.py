@@ -34,7 +34,7 @@ from node.observe.members import Member
 from node.observe.metrics import Metrics
 from node.observe.notices import LOGGER
 from node.observe.reduced import Reduced
-from node.settings import Settings
+from node.settings import NodeOptions, Settings
 
 if TYPE_CHECKING:  # A torch built without it has nodes of one process.
     from torch.distributed import ProcessGroup
@@ -112,10 +112,10 @@ class Node:
             self._training = Follower(trained, ranks)
             running.closes_with(self, self._training)
             return
-        settings = Settings.gather(
-            seeds, listen, advertise, secret, state_dir, config, join_or_fail_s=join_or_fail_s, wait_for=wait_for,
-            wait_s=wait_s, page=page, launched=group is None, on_fault=on_fault, trace=trace,
-        )  # fmt: skip
+        options = NodeOptions(
+            seeds, listen, advertise, secret, state_dir, config, join_or_fail_s, wait_for, wait_s, page, on_fault, trace
+        )
+        settings = Settings.gather(options, launched=group is None)
         decided = settings.config.for_training(bool(optimizers.quasi_global))
         settings = dataclasses.replace(settings, config=decided)
         if ranks is None:

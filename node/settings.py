@@ -21,13 +21,34 @@ from node.transport.launch import other_hosts
 from node.transport.seeds import SeedSource, parse_seed, read_seeds, source_of
 from node.transport.tcp import is_loopback, routed
 
-__all__ = ["Settings", "advertised"]
+__all__ = ["NodeOptions", "Settings", "advertised"]
 
 WAIT_S = 60.0  # Time to wait for members: jobs that are launched together begin within a minute, or not at all.
 LOOPBACK = "127.0.0.1"
 ELSEWHERE = Address("192.0.2.1", 9)  # Reserved for documentation: outside every local network.
 ON_FAULT = ("restart", "raise")
 SIOCGIFADDR = 0x8915  # Linux's number; elsewhere the call fails as on an interface without an address.
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """The options of a node, as a program gives them to :class:`node.node.Node`; None and empty: not given.
+
+    An option that is not given comes from its environment variable, by which the command line passes its flags.
+    """
+
+    seeds: Iterable[str] | Callable[[], Iterable[str]] | None = None
+    listen: str | None = None
+    advertise: str | None = None
+    secret: str | os.PathLike[str] | None = None
+    state_dir: str | os.PathLike[str] | None = None
+    config: Config | None = None
+    join_or_fail_s: float | None = None
+    wait_for: int | None = None
+    wait_s: float | None = None
+    page: str | None = None
+    on_fault: str | None = None
+    trace: str | os.PathLike[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,27 +78,14 @@ class Settings:
 
     @classmethod
     def gather(
-        cls,
-        seeds: Iterable[str] | Callable[[], Iterable[str]] | None,
-        listen: str | None,
-        advertise: str | None,
-        secret: str | os.PathLike[str] | None,
-        state_dir: str | os.PathLike[str] | None,
-        config: Config | None,
-        environment: Mapping[str, str] = os.environ,
-        join_or_fail_s: float | None = None,
-        wait_for: int | None = None,
-        wait_s: float | None = None,
-        page: str | None = None,
-        launched: bool = False,
-        on_fault: str | None = None,
-        trace: str | os.PathLike[str] | None = None,
+        cls, options: NodeOptions, environment: Mapping[str, str] = os.environ, launched: bool = False
     ) -> Settings:
         """Read the settings and write nothing: the service later keeps the secret in the state directory.
 
         With ``launched``, if a launcher started members on other hosts, listen where those can reach this node unless
         ``listen`` says otherwise. Raises ConfigError or IdentityError, one sentence, for settings that cannot work.
         """
+        seeds, config = options.seeds, options.config
         given: list[object] = [seeds] if isinstance(seeds, str) or callable(seeds) else list(seeds or ())
         if not given:
             given = [text for text in environment.get("GOSSIP_SEEDS", "").split(",") if text.strip()]
@@ -96,14 +104,14 @@ class Settings:
             key = seed.secret or key
             if seed.expected is not None:
                 expected |= dict.fromkeys(seed.addresses, seed.expected)
-        file = secret if secret is not None else environment.get("GOSSIP_SECRET_FILE")
-        folder = state_dir if state_dir is not None else environment.get("GOSSIP_STATE_DIR")
+        file = options.secret if options.secret is not None else environment.get("GOSSIP_SECRET_FILE")
+        folder = options.state_dir if options.state_dir is not None else environment.get("GOSSIP_STATE_DIR")
         if key is None and not file and folder and not environment.get("GOSSIP_INSECURE"):
             file = kept_secret(Path(folder))
         if file:
             key = read_secret(Path(file))
         others = other_hosts(environment) if launched else None
-        where = listen or environment.get("GOSSIP_LISTEN")
+        where = options.listen or environment.get("GOSSIP_LISTEN")
         if where:
             bound = None if where == "none" else parse_address(where)
         else:
@@ -119,7 +127,7 @@ class Settings:
                 f"Listening on {bound} without a secret would let anybody change this model: make one with "
                 "'gossip secret' and give it with --secret-file, or say --insecure on a network you trust."
             )
-        shown = advertise or environment.get("GOSSIP_ADVERTISE")
+        shown = options.advertise or environment.get("GOSSIP_ADVERTISE")
         if config is None:
             path = environment.get("GOSSIP_CONFIG")
             config = Config.from_toml(path) if path else Config()
@@ -131,12 +139,13 @@ class Settings:
         return cls(
             tuple(dict.fromkeys(addresses)), expected, bound, parse_address(shown) if shown else None, key,
             Path(folder) if folder else None, config,
-            seconds(environment, "GOSSIP_MUST_JOIN") if join_or_fail_s is None else join_or_fail_s,
-            tuple(sources), members(environment.get("GOSSIP_WAIT_FOR", "1") if wait_for is None else wait_for),
-            waited(seconds(environment, "GOSSIP_WAIT_S") if wait_s is None else wait_s),
-            paged(page or environment.get("GOSSIP_PAGE"), key), others,
-            traced(trace or environment.get("GOSSIP_TRACE")),
-            faulty(on_fault or environment.get("GOSSIP_ON_FAULT") or "restart"),
+            seconds(environment, "GOSSIP_MUST_JOIN") if options.join_or_fail_s is None else options.join_or_fail_s,
+            tuple(sources),
+            members(environment.get("GOSSIP_WAIT_FOR", "1") if options.wait_for is None else options.wait_for),
+            waited(seconds(environment, "GOSSIP_WAIT_S") if options.wait_s is None else options.wait_s),
+            paged(options.page or environment.get("GOSSIP_PAGE"), key), others,
+            traced(options.trace or environment.get("GOSSIP_TRACE")),
+            faulty(options.on_fault or environment.get("GOSSIP_ON_FAULT") or "restart"),
         )  # fmt: skip
 
 

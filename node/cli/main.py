@@ -165,7 +165,7 @@ def environment_of(settings: RunSettings, environment: Mapping[str, str]) -> dic
     Raises:
         GossipError: A setting cannot work.
     """
-    from node.settings import Settings  # Imported here, because it imports trio.
+    from node.settings import NodeOptions, Settings  # Imported here, because it imports trio.
 
     changes: dict[str, str | None] = {}
     secret_file = settings.secret_file
@@ -212,7 +212,7 @@ def environment_of(settings: RunSettings, environment: Mapping[str, str]) -> dic
         changes["GOSSIP_TRACE"] = str(settings.trace.resolve())
     changes["GOSSIP_PROGRESS"] = "off" if settings.quiet else "line"
     after = {name: value for name, value in {**environment, **changes}.items() if value is not None}
-    Settings.gather(None, None, None, None, None, None, after)  # Raises what Node would.
+    Settings.gather(NodeOptions(), after)  # Raises what Node would.
     return changes
 
 

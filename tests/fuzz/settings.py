@@ -15,7 +15,7 @@ from gossip.config.setting import settings_of
 from gossip.errors import ConfigError, IdentityError
 from gossip.ids import parse_address
 from gossip.selection.graphs import Graph
-from node.settings import Settings
+from node.settings import NodeOptions, Settings
 from sim.scenario.scenario import Scenario
 from sim.scenario.tables import toml_text
 from tests.fuzz.engine import Target
@@ -248,7 +248,7 @@ class Addresses(Target):
         environment = {key: text, "GOSSIP_LISTEN": text if key == "GOSSIP_LISTEN" else "none"}
 
         def act() -> None:
-            Settings.gather((), None, None, None, None, Config(), environment)
+            Settings.gather(NodeOptions(config=Config()), environment)
 
         return environment, act
 

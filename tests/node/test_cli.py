@@ -17,7 +17,7 @@ from gossip.errors import ConfigError
 from gossip.ids import Address
 from node.cli import main as cli
 from node.identity.keys import InviteToken, new_secret, parse_secret, read_secret
-from node.settings import Settings
+from node.settings import NodeOptions, Settings
 from tests.node.commands import SEED_ID, gossip, refused, secret_of
 from tests.node.pretended import script_of
 
@@ -26,7 +26,7 @@ from tests.node.pretended import script_of
 def test_a_time_to_join_reaches_the_node(tmp_path):
     settings = cli.RunSettings(must_join=2.5)
     assert cli.environment_of(settings, {})["GOSSIP_MUST_JOIN"] == "2.5"
-    gather = partial(Settings.gather, (), None, None, None, None, None)
+    gather = partial(Settings.gather, NodeOptions())
     assert gather({"GOSSIP_MUST_JOIN": "2.5"}).join_or_fail_s == 2.5
     assert gather({}).join_or_fail_s is None
     for text in ("soon", "nan", "-1", "0", "inf"):
@@ -210,7 +210,7 @@ def test_what_an_invite_brought_is_found_at_the_next_start_without_one(tmp_path)
     first = cli.environment_of(cli.RunSettings(seeds=(invite,), state_dir=state), {})
     assert first["GOSSIP_SECRET_FILE"] == str(state / "swarm.secret")
     again = cli.environment_of(cli.RunSettings(state_dir=state, listen="0.0.0.0:7700"), {})
-    assert Settings.gather(None, None, None, None, None, None, again).secret == secret
+    assert Settings.gather(NodeOptions(), again).secret == secret
     other = secret_of(tmp_path)
     assert cli.environment_of(cli.RunSettings(state_dir=state, secret_file=other), {})["GOSSIP_SECRET_FILE"] == str(
         other

@@ -8,7 +8,7 @@ from torch import nn
 from gossip.errors import ConfigError, LocalError
 from gossip.ids import Address
 from node import Node
-from node.settings import Settings, advertised
+from node.settings import NodeOptions, Settings, advertised
 from node.transport.launch import other_hosts
 from tests.node.conftest import QUICK
 
@@ -53,7 +53,7 @@ def test_srun_over_several_machines_names_the_one_that_it_was_called_on():
 
 # -- settings ----------------------------------------------------------------------------------------------------------
 def gathered(environment, **given):
-    return Settings.gather((), None, None, None, None, None, environment, launched=True, **given)
+    return Settings.gather(NodeOptions(**given), environment, launched=True)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from gossip.errors import ConfigError, LocalError
 from gossip.ids import Address, PeerId, parse_address
 from node import Node
 from node.identity.keys import InviteToken, new_secret, parse_secret
-from node.settings import Settings
+from node.settings import NodeOptions, Settings
 from node.transport import seeds as module
 from node.transport.seeds import MOST_FOUND, MOST_TEXTS, SeedLookup
 from tests.node.conftest import QUICK
@@ -30,7 +30,7 @@ PATIENT = replace(QUICK, join_timeout_s=25.0)
 
 def lookup(*texts, secret=None, bound=HERE, told=None):
     """As a node makes it of what it is given."""
-    given = Settings.gather(texts, None, None, None, None, None, {})
+    given = Settings.gather(NodeOptions(seeds=texts), {})
     tell = (lambda sentence: None) if told is None else told.append
     return SeedLookup(given.seeds, given.expected, given.sources, secret or given.secret, bound, tell)
 
@@ -217,7 +217,7 @@ def test_a_file_that_holds_an_invite_brings_the_secret_with_which_a_node_begins(
     secret = parse_secret(new_secret())
     file = tmp_path / "seeds"
     file.write_text("10.0.0.5:1\n" + InviteToken(secret, (Address("10.0.0.4", 1),), SOMEBODY).text)
-    given = Settings.gather(None, "0.0.0.0:0", None, None, None, None, {"GOSSIP_SEEDS": f"a:1,@{file}"})
+    given = Settings.gather(NodeOptions(listen="0.0.0.0:0"), {"GOSSIP_SEEDS": f"a:1,@{file}"})
     assert given.secret == secret
     assert given.sources == (file,)
     assert given.seeds == (Address("a", 1),)
@@ -225,7 +225,7 @@ def test_a_file_that_holds_an_invite_brings_the_secret_with_which_a_node_begins(
 
 def test_the_path_of_a_file_is_where_it_was_when_the_node_was_made(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    given = Settings.gather(["@seeds"], None, None, None, None, None, {})
+    given = Settings.gather(NodeOptions(seeds=["@seeds"]), {})
     monkeypatch.chdir("/")
     assert given.sources == (tmp_path / "seeds",)
 

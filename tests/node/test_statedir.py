@@ -16,7 +16,7 @@ from gossip.wire.records import MAX_INT
 from node import Node
 from node.identity.keys import InviteToken, new_secret, read_secret
 from node.identity.statedir import VERSION, Memory, StateDir, checksum
-from node.settings import Settings, advertised, own_addresses
+from node.settings import NodeOptions, Settings, advertised, own_addresses
 from tests.harness import warm
 
 BOOK = [
@@ -160,7 +160,7 @@ def test_a_copy_of_a_directory_is_noticed_at_the_seed(train, quick, tmp_path):
 
 # -- what a start finds ------------------------------------------------------------------------------------------------
 def gathered(state_dir, *seeds, environment=None):
-    return Settings.gather(seeds, None, None, None, state_dir, Config(), environment=environment or {})
+    return Settings.gather(NodeOptions(seeds=seeds, state_dir=state_dir, config=Config()), environment or {})
 
 
 def secret_in(folder):

@@ -16,7 +16,7 @@ from gossip.wire.messages import Gossip
 from gossip.wire.records import signed
 from node import Node
 from node.identity.keys import Identity
-from node.settings import Settings
+from node.settings import NodeOptions, Settings
 from tests.node.conftest import QUICK
 
 
@@ -109,7 +109,7 @@ def test_a_state_that_others_keep_is_gone_on_with_before_anybody_is_waited_for(t
 
 # -- settings ----------------------------------------------------------------------------------------------------------
 def gathered(environment, **given):
-    return Settings.gather((), None, None, None, None, None, environment, **given)
+    return Settings.gather(NodeOptions(**given), environment)
 
 
 def test_arguments_win_over_the_environment_and_one_waits_for_nobody():

@@ -82,6 +82,18 @@ def fullest() -> tuple[str, int]:
     return str(folder.relative_to(ROOT)), count
 
 
+def constructors(most: int) -> dict[str, int]:
+    """The classes whose constructors take more arguments than this."""
+    counts = {}
+    for path in production():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for made in node.body if isinstance(node, ast.ClassDef) else ():
+                if isinstance(made, ast.FunctionDef) and made.name == "__init__":
+                    given = made.args
+                    counts[node.name] = len([*given.posonlyargs, *given.args, *given.kwonlyargs]) - 1
+    return {name: count for name, count in counts.items() if count > most}
+
+
 def double() -> list[str]:
     """Class names that two modules have."""
     names = Counter(

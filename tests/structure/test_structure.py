@@ -35,6 +35,12 @@ def test_no_folder_is_full():
     assert count <= MOST, f"{folder} has {count} modules"
 
 
+def test_a_constructor_takes_what_a_reader_keeps_in_mind():
+    public = {"Node": 16}
+    of_one_caller = {"Host": 12, "Neighbours": 11, "Presence": 9, "Swarm": 8}
+    assert figures.constructors(7) == public | of_one_caller
+
+
 def test_no_class_has_anothers_name():
     assert figures.double() == []
 

@@ -9,7 +9,7 @@ import pytest
 from gossip.errors import ConfigError
 from gossip.ids import Address
 from node.page.guard import Guard, token_of
-from node.settings import Settings
+from node.settings import NodeOptions, Settings
 
 SECRET = b"s" * 32
 AWAY = Address("192.0.2.7", 7780)
@@ -55,7 +55,7 @@ def test_a_token_follows_from_the_secret_and_is_no_part_of_it():
 def gathered(page, secret_file=None, **environment):
     pytest.importorskip("h11", reason="the page needs gossip-trainer[page]")
     pytest.importorskip("prometheus_client", reason="the page needs gossip-trainer[page]")
-    return Settings.gather(None, None, None, secret_file, None, None, environment, page=page)
+    return Settings.gather(NodeOptions(secret=secret_file, page=page), environment)
 
 
 def test_off_loopback_there_is_no_page_without_a_secret_not_even_insecurely():
@@ -75,4 +75,4 @@ def test_where_it_is_comes_from_the_argument_or_the_environment():
 def test_without_what_serves_it_a_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'gossip-trainer\[page\]'"):
-        Settings.gather(None, None, None, None, None, None, {"GOSSIP_PAGE": "127.0.0.1:0"})
+        Settings.gather(NodeOptions(), {"GOSSIP_PAGE": "127.0.0.1:0"})
