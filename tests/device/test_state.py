@@ -1,4 +1,4 @@
-"""What a node does with a model's state on a device, apart from its mixes."""
+"""A model's state on a device, apart from its mixes: parts, scalars, backups, checkpoints, ranks."""
 
 from __future__ import annotations
 

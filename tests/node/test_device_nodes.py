@@ -71,9 +71,12 @@ PUSH, LOCKSTEP = {"mixing": "push-sum", "filter": "none"}, {"filter": "none", "m
 
 @pytest.mark.parametrize(
     "options",
-    [{}, PUSH, LOCKSTEP, {"part": "fragments 2", "filter": "none"}],
-    ids=["plain", "push", "lockstep", "parts"],
-)
+    [
+        pytest.param({}, id="plain"), pytest.param({"part": "fragments 2", "filter": "none"}, id="parts"),
+        pytest.param(PUSH, id="push", marks=pytest.mark.slow),
+        pytest.param(LOCKSTEP, id="lockstep", marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
 def test_no_step_and_no_mix_waits_for_the_device(accelerator, pair, mixes, options):
     if accelerator is None:
         pytest.skip("waits are counted on the simulated device only")
@@ -102,7 +105,7 @@ def test_a_large_model_is_copied_in_place_and_changed_in_portions(accelerator, p
     assert float((found[0] - found[1]).abs().max()) < 0.05
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 def test_half_precision_models_mix(pair, mixes, dtype):
     trainees = pair(dtype=dtype)
     mixes(trainees, 2)
