@@ -133,7 +133,7 @@ class HeldRun:
                 f"{origin} is not loaded: the run that this node holds has {quantity(self.swarm_samples, 'sample')} "
                 "behind it, and stays."
             )
-            self.network.announce("load", text)
+            self.network.notice("load", text)
             return
         self.live.average.forget()
         put()
@@ -177,7 +177,7 @@ class HeldRun:
             self.kept_in = Path(folder) / "before-merge.safetensors"
         self.save(self.kept_in)
         text = f"The weights of this node's run are kept in {self.kept_in}; node.load takes them back."
-        self.network.announce("kept", text)
+        self.network.notice("kept", text)
 
     def take_final(self) -> None:
         """Load the final weights of a finished run from the state directory, if no member is left.
@@ -203,7 +203,7 @@ class HeldRun:
                 self.save(path)
             except CheckpointError as error:
                 text = f"The final weights are not kept in the state directory: {error}"
-                self.network.announce("state", text)
+                self.network.notice("state", text)
 
 
 def check_state(given: object, state: State) -> None:

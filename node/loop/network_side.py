@@ -60,6 +60,6 @@ class NetworkSide:
 
         self.thread.call(tell)
 
-    def announce(self, kind: str, sentence: str) -> None:
+    def notice(self, kind: str, sentence: str) -> None:
         """Have the network thread tell the user of an event."""
         self.thread.call(self.runtime.on_event, kind, sentence)

@@ -97,7 +97,7 @@ class Settling:
         if missing:
             others = quantity(missing, "member") + (" that has" if missing == 1 else " that have")
             text = f"Waited {wait_s:g} s to settle with {others} not come: this node settles without."
-            self.network.announce("waited", text)
+            self.network.notice("waited", text)
         return waited
 
     def missing(self) -> int | None:
@@ -133,12 +133,12 @@ class Settling:
     def finish(self, seconds: float) -> None:
         """Mark the run as complete. Wait while newcomers fetch its weights, for up to ``seconds``."""
         if not self.network.peer.view.finished:
-            self.network.announce("finished", "This run is finished: this node's program said so.")
+            self.network.notice("finished", "This run is finished: this node's program said so.")
         self.network.tell_peer(lambda peer, now: peer.finish(now))
         self.network.heard()
         self.run.keep_final()
         if said := self.network.service.state_dir.finish(self.network.peer.view.run_id):
-            self.network.announce("state", said)
+            self.network.notice("state", said)
         now = time.monotonic()
         until, quiet_at = now + seconds, now + FAREWELL_S
         while now < until and (now < quiet_at or self.network.peer.view.serving):

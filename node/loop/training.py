@@ -104,7 +104,7 @@ class TrainingSide:
         try:
             self.network.thread.start(self.service)
             if before:
-                self.network.announce("replaced", REPLACED)
+                self.network.notice("replaced", REPLACED)
             if self.timeline is not None:
                 self.timeline.start(self.me.hex())
             self.join()
@@ -204,7 +204,7 @@ class TrainingSide:
                     "with the weights, this one included: this node goes on with them, and with the others when they "
                     "come."
                 )
-                self.network.announce("waited", text)
+                self.network.notice("waited", text)
                 return
             self.live.wake.wait(0.02)
             self.network.thread.check()
@@ -406,7 +406,7 @@ class TrainingSide:
             self.network.tell_peer(lambda peer, now: peer.spoiled(None, now))
         elif lost:
             sentence = f"The loss is not finite (step {self.run.steps}); the weights still are, and are mixed."
-            self.network.announce("loss", sentence)
+            self.network.notice("loss", sentence)
 
     def optimizer_state(self) -> tuple[tuple[str, ...], tuple[tuple[str, float], ...]] | None:
         """Return the optimizer state that newcomers get; nothing if it has more tensors than may be exchanged.

@@ -101,8 +101,6 @@ def kinds(call: ast.Call) -> list[str]:
         said = call.args[0]
     elif name in ("event", "tell") and len(call.args) > 1:  # progress.event(now, kind, ...), tell(sentence, kind)
         said = call.args[1]
-    elif name == "announce" and isinstance(call.args[0], ast.Constant):  # network.announce(kind, sentence)
-        said = call.args[0]
     else:
         return []
     return [one.value for one in ast.walk(said) if isinstance(one, ast.Constant) and isinstance(one.value, str)]
