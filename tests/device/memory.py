@@ -108,4 +108,4 @@ class Pinned:
 
     def holds(self, tensor: Tensor) -> bool:
         at = tensor.data_ptr()
-        return not tensor.numel() or any(start <= at < stop for start, stop in self.ranges.items())
+        return not tensor.numel() or any(start <= at < stop for start, stop in tuple(self.ranges.items()))
