@@ -281,7 +281,8 @@ def test_a_node_that_has_begun_alone_finds_who_comes_to_its_file_later(train, un
     late = train(model(1), config=QUICK)
     file.write_text(late.node.address)
     until(company(early, late))
-    until(lambda: early.side.network.peer.view.run_id == late.side.network.peer.view.run_id)
+    # Two young runs of one speed each know an older count of the other, until both count as equal.
+    until(lambda: early.side.network.peer.view.run_id == late.side.network.peer.view.run_id, 60.0)
 
 
 def test_a_name_is_resolved_anew_when_the_last_member_is_gone(resolver, train, until):
