@@ -86,4 +86,4 @@ def test_the_api_is_there_with_its_docstrings():
         "gossip.simulate",
     ):
         assert f'id="{name}"' in text, name
-    assert "Never waits for the network" in text
+    assert "never waits for the network" in text
