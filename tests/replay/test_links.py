@@ -159,7 +159,7 @@ def test_nothing_is_left_of_who_is_killed_with_signal_9():
     if why := missing():
         pytest.skip(why)
     program = (
-        "import sys, time\nfrom replay.links import EmulatedLinks\n"
+        "import sys, time\nfrom benchmarks.replay.links import EmulatedLinks\n"
         "with EmulatedLinks(2) as links:\n    print(links.process.pid, flush=True)\n    time.sleep(60)\n"
     )
     owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=os.environ)
