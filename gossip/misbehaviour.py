@@ -67,7 +67,7 @@ class MisbehaviourLog:
             self.counts[key] = round(level)
             self.news.append(Notice("suspicious", sentence(who, kind)))
 
-    def abort_update(self, who: PeerId | str, kind: str) -> None:
+    def take_back(self, who: PeerId | str, kind: str) -> None:
         """Take back one count after the opposite behaviour."""
         key = (who, kind)
         entry = self.levels.get(key)

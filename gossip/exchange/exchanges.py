@@ -354,7 +354,7 @@ class Exchanges(Ledger[One]):
             self.answers.add(partner, one.answer_s)
         self.done += 1
         self.last_partner = partner
-        self.misbehaviour.abort_update(partner, "wasted")
+        self.misbehaviour.take_back(partner, "wasted")
         self.excused.pop(partner, None)
         self.apart.pop(partner, None)
         self.unkept.pop(partner, None)

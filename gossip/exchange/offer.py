@@ -276,7 +276,7 @@ class Exchange(Session):
         for code in why:
             exchanges.refusals.add(partner, code)
         if taken == 1.0:
-            exchanges.misbehaviour.abort_update(partner, "clipped")
+            exchanges.misbehaviour.take_back(partner, "clipped")
         else:
             exchanges.misbehaviour.note(partner, "clipped", now)
             self.weight, self.taken = self.weight * taken, taken

@@ -81,8 +81,8 @@ def test_a_member_that_is_cut_off_less_often_than_not_is_never_named():
     misbehaviour = MisbehaviourLog()
     for number in range(10_000):
         misbehaviour.note(A, "clipped", number * 0.1)
-        misbehaviour.abort_update(A, "clipped")
-        misbehaviour.abort_update(B, "clipped")
+        misbehaviour.take_back(A, "clipped")
+        misbehaviour.take_back(B, "clipped")
     assert misbehaviour.take() == []
     assert B not in {who for who, _ in misbehaviour.levels}
 

@@ -227,10 +227,10 @@ class Judge:
         if (host, number) in self.of:
             side = self.of[host, number].sides[host]
             if not side.mixed and not side.excused:
-                side.excused = self.abort_update(host, side, self.of[host, number])
+                side.excused = self.excuse(host, side, self.of[host, number])
             self.end(host, number)
 
-    def abort_update(self, host: Host, side: Side, deal: Deal) -> str:
+    def excuse(self, host: Host, side: Side, deal: Deal) -> str:
         """Why a side that said COMMIT may have dropped what others apply: nobody who knows could be asked."""
         world, doubt_s = self.world, self.world.config.internal.doubt_s
         if side.committed_s is None:
