@@ -21,7 +21,7 @@ from node.transport.launch import other_hosts
 from node.transport.seeds import SeedSource, parse_seed, read_seeds, source_of
 from node.transport.tcp import is_loopback, routed
 
-__all__ = ["NodeOptions", "Settings", "advertised"]
+__all__ = ["NodeOptions", "Settings", "advertised", "traced"]
 
 WAIT_S = 60.0  # Time to wait for members: jobs that are launched together begin within a minute, or not at all.
 LOOPBACK = "127.0.0.1"

@@ -278,6 +278,7 @@ def local(
     """Run a swarm of processes on this machine; return the worst of their exit codes."""
     from node.cli.local import run_local
     from node.local import TOGETHER_S
+    from node.settings import traced  # Imported here, because it imports trio.
 
     check_script(script)
     if wait_for is not None and wait_for > nodes:
@@ -285,10 +286,8 @@ def local(
     if config is not None:
         Config.from_toml(config)
     wait = (nodes if wait_for is None else wait_for, TOGETHER_S if wait_s is None else wait_s)
-    if trace is not None and not trace.resolve().parent.is_dir():
-        raise ConfigError(f"The timeline's folder {trace.resolve().parent} does not exist: make it first.")
     return run_local(
-        script, args, nodes=nodes, threads=threads, wait_for=wait, config=config, log_dir=log_dir, trace=trace
+        script, args, nodes=nodes, threads=threads, wait_for=wait, config=config, log_dir=log_dir, trace=traced(trace)
     )
 
 

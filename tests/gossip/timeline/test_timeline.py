@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -53,7 +54,7 @@ def test_events_beyond_the_bound_are_counted_and_not_written(tmp_path):
 
 
 def test_a_full_disk_ends_the_timeline_and_raises_nowhere():
-    writer = TimelineWriter(__import__("pathlib").Path("/dev/full"))
+    writer = TimelineWriter(Path("/dev/full"))
     for number in range(10_000):
         writer.span(1, "loop", "train", number, number + 1)
     failure = writer.close()
