@@ -26,14 +26,18 @@ class Allowance:
         self._rate, self._burst = rate, burst
         self._tokens, self._at_s = burst, now
 
-    def take(self, now: float) -> bool:
-        """Take one token. Return False if there is none."""
+    def take(self, now: float, spare: int = 0) -> bool:
+        """Take one token. Return False if fewer than ``spare`` would be left."""
         self._tokens = min(self._burst, self._tokens + (now - self._at_s) * self._rate)
         self._at_s = now
-        if self._tokens < 1:
+        if self._tokens < 1 + spare:
             return False
         self._tokens -= 1
         return True
+
+    def wait_s(self, spare: int = 0) -> float:
+        """Return the seconds from the last :meth:`take` until the next one can succeed."""
+        return max(0.0, 1 + spare - self._tokens) / self._rate
 
     def give_back(self) -> None:
         """Undo one :meth:`take`."""

@@ -94,11 +94,14 @@ class Introductions:
             address, introducer = entry.record.address, entry.introducer
             assert address is not None
             assert introducer is not None
-            self._later(entry, now)  # back off unless it answers: one dial at a time
             of_host = self._of_host(introducer, address.host, now)
-            if not of_host.take(now):  # the introducer names many ports of a host that does not answer
+            spare = int(entry.tries > 0)  # a member that was never dialled goes first
+            if not of_host.take(now, spare):  # the introducer names many ports of a host that does not answer
                 self._allowance.give_back()
+                # An answered dial returns its token, so some try before a token would be made.
+                entry.try_s = now + of_host.wait_s(spare) * self._rng.uniform(0.25, 1.25)
                 continue
+            self._later(entry, now)  # back off unless it answers: one dial at a time
             self._under_way[entry.record.id] = now, of_host
             out.append(Dial(address, entry.record.id))
 
