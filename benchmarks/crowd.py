@@ -75,7 +75,7 @@ class Gate:
         self.links = Links()
         self.pending: dict[PeerId, deque[Message]] = {}  # messages for peers that are being dialled
         self.faults = Faults(self.on_event)
-        self.doors = Connector(Access(network, crowd.greeter), crowd.config, self)
+        self.connector = Connector(Access(network, crowd.greeter), crowd.config, self)
 
     # -- for the connector -----------------------------------------------------------------------------------------
     def record(self) -> MemberRecord:
@@ -108,10 +108,10 @@ class Gate:
         record = self.peer.membership.record(to)
         if record is not None and record.address is not None:
             self.pending.setdefault(to, deque(maxlen=PENDING)).append(message)
-            self.doors.dial(record.address, to)
+            self.connector.dial(record.address, to)
 
     async def try_dial(self, asker: PeerId, address: Address) -> None:
-        ok = await self.doors.try_dial(address)
+        ok = await self.connector.try_dial(address)
         self.perform(self.peer.dial_tried(asker, ok, self.crowd.catch_up()))
 
     def dial_failed(self, peer: PeerId | None) -> None:
@@ -213,9 +213,9 @@ class Crowd:
         self.began = trio.current_time() - self.swarm.now
         async with trio.open_nursery() as self.nursery:
             for gate in self.gates:
-                gate.doors.open(self.nursery)
+                gate.connector.open(self.nursery)
             for gate in self.gates[:FIRST]:
-                gate.doors.dial(node, None)
+                gate.connector.dial(node, None)
             self.nursery.start_soon(self.keep_time)
             self.nursery.start_soon(self.watch)
 
@@ -248,7 +248,7 @@ class Crowd:
         if effect.address in self.swarm.links.dials.by_address:
             self.swarm.links.dial(host, effect)
         else:
-            self.gates[host.index].doors.dial(effect.address, effect.expect)
+            self.gates[host.index].connector.dial(effect.address, effect.expect)
 
     def try_dial(self, host: Host, effect: TryDial) -> None:
         if effect.address in self.swarm.links.dials.by_address:

@@ -53,7 +53,7 @@ BOUNDED: dict[str, tuple[int, str]] = {
     "partners.bench": (20_000, "one for each member"),
     "refusals.counts": (256, "partners and reasons"),
     "misbehaviour": (1_024, "members and kinds of misconduct"),
-    "doors.told": (64, "refusals told to people"),
+    "connector.told": (64, "refusals told to people"),
     "durations": (20_000, "one for each partner"),
     "pool.free": (24, "vectors: eight of the largest in all"),
 }

@@ -217,12 +217,12 @@ def status(
     secret_file: SecretFile = None,
     json: Json = False,
     timeout_s: TimeoutS = 5.0,
-    everybody: Annotated[bool, typer.Option("--all", help="Name those who left as well.")] = False,
+    with_left: Annotated[bool, typer.Option("--all", help="Name the members that left as well.")] = False,
 ) -> None:
     """Ask a running node for its id, its members and its metrics."""
     from node.cli import main as cli
 
-    cli.status(address, secret_file=secret_file, as_json=json, timeout_s=timeout_s, everybody=everybody)
+    cli.status(address, secret_file=secret_file, as_json=json, timeout_s=timeout_s, with_left=with_left)
 
 
 @app.command()

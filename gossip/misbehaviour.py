@@ -26,7 +26,7 @@ KINDS: dict[str, tuple[float, float, str]] = {
     "unread": (3.0, 60.0, "more questions than it reads answers"),  # a stopped peer asks nothing
     "wasted": (4.0, 900.0, "exchanges that it let come to nothing"),  # each finished exchange excuses one
     "refused": (3.0, 900.0, "vectors that did not pass the checks"),  # the back-off grows with each
-    "clipped": (16.0, 60.0, "vectors far from everybody's"),  # each vector that passes whole excuses one
+    "clipped": (16.0, 60.0, "vectors far from all others"),  # each vector that passes whole excuses one
     # Without other partners an honest peer makes 16/s.
     "pestering": (200.0, 0.05, "offers all the time while it was to wait"),
     "claims": (3.0, 60.0, "numbers that cannot be"),
@@ -90,5 +90,5 @@ class MisbehaviourLog:
 
 
 def sentence(who: PeerId | str, kind: str) -> str:
-    subject = f"Somebody at {who}" if isinstance(who, str) else f"Member {short(who)}"
+    subject = f"A peer at {who}" if isinstance(who, str) else f"Member {short(who)}"
     return f"{subject} misbehaves: {KINDS[kind][2]}."

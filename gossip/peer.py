@@ -37,7 +37,7 @@ __all__ = ["Peer"]
 BOOK_DIALS = 4  # members of the address book to dial at once after a restart
 MEET_S = 0.5  # delay from the first link until a newcomer asks for weights: a table arrives within a round trip or two
 NEVER = -math.inf
-STRANGER = Bootstrap()  # Knows nobody.
+STRANGER = Bootstrap()  # A peer that knows no member.
 IDLE = Phase.IDLE  # reading an Enum's attributes is slow
 MEMBERSHIP = frozenset({Ping, Ack, PingReq, Nack, Gossip, Digest, Records})
 
@@ -359,8 +359,8 @@ class Peer:
             self.membership.update_me(now, ready=False)
             self.runs.spoiled(now)
             text = (
-                f"The weights are not finite any more (step {self.local.steps}): this node gives them to nobody, and "
-                "takes the swarm's as soon as a member gives them."
+                f"The weights are not finite any more (step {self.local.steps}): this node gives them to no member, "
+                "and takes the swarm's as soon as a member gives them."
             )
             effects.append(Notice("spoiled", text))
         return effects + self.after(now)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 __all__ = ["CLOSED", "MADE", "USED", "closes_with", "enter", "leave", "made", "note_made"]
 
 USED = "This Node was used already: make a new one for each run."
-CLOSED = "This Node is closed, and what is trained reaches nobody: make a new one to go on."
+CLOSED = "This Node is closed, and what is trained reaches no member: make a new Node to go on."
 
 MADE = "GOSSIP_MADE"  # Names the file by which `gossip run` learns of Nodes in processes that its script starts.
 

@@ -350,8 +350,8 @@ def play_at(
         for _ in simulation.slices():
             if scenario.fidelity == "auto" and simulation.stranded:
                 raise Beyond(
-                    "Nobody who holds weights is left, and the fast level begins no new run.",
-                    "the fast level begins no new run where nobody who holds weights is left",
+                    "No peer that holds weights is left, and the fast level begins no new run.",
+                    "the fast level begins no new run where no peer that holds weights is left",
                 )
             done, now = simulation.done, time.perf_counter()
             if done >= due - 1e-9 or done >= 1.0:

@@ -38,7 +38,7 @@ class Keys:
     group_size: int = key(
         4, 'members of one group, for `mixing = "group"` and for `grid`',
         "larger groups agree faster and fail more often", unit="members", least=2, most=MOST_PARTNERS,
-        zero=f"everybody, {MOST_PARTNERS} at most",
+        zero=f"all members, {MOST_PARTNERS} at most",
     )
     partners: int = key(
         1, "partners of one mix; more than 1 for pushes only",
@@ -48,20 +48,20 @@ class Keys:
 
     # -- when to mix (gossip.schedule) -------------------------------------------------------------------------------
     mix_every_steps: int | str | None = key(
-        8, "local steps for each finished exchange, whoever asked for it, jittered by a quarter; `\"auto\"`: as few as "
+        8, "local steps for each finished exchange, own or requested, jittered by a quarter; `\"auto\"`: as few as "
         "a node can afford, at no more bytes than fp32 every 8",
         '`"auto"` with `codec = "auto"` on any link; else fewer keep nodes closer, more send less',
         section="When to mix", unit="local steps", positive=True, word=AUTO, left_out="mixing by the clock alone",
     )
     mix_every_s: float | None = key(
-        None, "or so many seconds, whichever comes first",
+        None, "the same in seconds; the earlier of the two counts",
         "steps take minutes, or machines differ by orders of magnitude", unit="s", positive=True,
         left_out="mixing by steps alone",
     )
     max_version_gap: float | None = key(
         None, "intervals that a loop trains on while a mix is under way, before it waits",
-        "staleness must be bounded, as a paper has it; it makes everybody wait for slow links", unit="intervals",
-        least=0, least_is="lockstep pairs", left_out="no bound, nobody waits",
+        "staleness must be bounded, as a paper has it; it makes all nodes wait for slow links", unit="intervals",
+        least=0, least_is="lockstep pairs", left_out="no bound: no loop waits",
     )
     consensus_target: float | None = key(
         None, "keep nodes so many local steps apart: mix up to 4 times as often, or as rarely",
@@ -72,7 +72,7 @@ class Keys:
     # -- how to mix (gossip.mixing states the equations) -------------------------------------------------------------
     mixing: str = key(
         "pair", "how vectors combine: " + ", ".join(f"`{name}` {rule.means}" for name, rule in MIXINGS.items()),
-        "`group` for up to 16 equal machines on a LAN; pushes where nothing may be waited for", section="How to mix",
+        "`group` for up to 16 equal machines on a LAN; pushes where no node may wait for another", section="How to mix",
         choices=tuple(MIXINGS),
     )
     outer_momentum: float | None = key(
@@ -148,7 +148,7 @@ class Keys:
 
     # -- joining -----------------------------------------------------------------------------------------------------
     join_timeout_s: float = key(
-        20.0, "with nobody reachable for so long a node starts alone, and merges later",
+        20.0, "a node that reaches no member for so long starts alone, and merges later",
         "longer where seeds start late; `join_or_fail_s` of Node ends it instead", section="Joining", unit="s",
         positive=True,
     )

@@ -72,7 +72,7 @@ def grouped(config: Derived) -> str | None:
     if not SELECTIONS[config.selection].groups:
         return (
             f"mixing = {config.mixing!r} with selection = {config.selection!r} cannot work: a group is drawn from "
-            "everybody or from a grid. Use selection = 'grid' (exact means in few rounds) or 'uniform'."
+            "all members or from a grid. Use selection = 'grid' (exact means in few rounds) or 'uniform'."
         )
     if config.partners != 1:
         return f"partners = {config.partners} is not for groups: group_size says how many average together."
@@ -121,7 +121,7 @@ def chosen(config: Derived) -> str | None:
     if config.graph and not SELECTIONS[config.selection].file:
         return f"graph = {config.graph!r} is for selection = 'graph', and selection is {config.selection!r}."
     if config.selection == "grid" and config.group_size == 0:
-        return "group_size = 0 (everybody) has no grid: use selection = 'uniform', or a group_size from 2 to 16."
+        return "group_size = 0 (all members) has no grid: use selection = 'uniform', or a group_size from 2 to 16."
     if config.partners == 0 and not SELECTIONS[config.selection].neighbours:
         return (
             f"partners = 0 mixes with all neighbours at once, and selection = {config.selection!r} has no neighbours: "

@@ -84,11 +84,11 @@ class Rumours:
         self._gossiped_s = now
         self.due_s = now + self._period_s if self.pressing else math.inf
 
-    def nobody(self) -> None:
+    def pause(self) -> None:
         """Stop the timer: there is no member to gossip to."""
         self.due_s = math.inf
 
-    def somebody(self, now: float) -> None:
+    def resume(self, now: float) -> None:
         """Restart the timer: there is a member to gossip to."""
         if self.pressing and self.due_s == math.inf:
             self.due_s = max(now, self._gossiped_s + self._period_s)

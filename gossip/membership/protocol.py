@@ -285,7 +285,7 @@ class Membership:
     def _gossip(self, now: float, out: list[Effect]) -> None:
         targets = self._listeners()
         if not targets:
-            self._rumours.nobody()
+            self._rumours.pause()
             return
         pressing = self._rumours.pressing
         updates = self._rumours.take(MAX_UPDATES, len(targets), self._table.size) if pressing else ()

@@ -308,7 +308,7 @@ class MemberStates:
         if not entry.contacted:
             self._table.meet(entry, now)
             self._introductions.over(entry.record.id)
-            self._rumours.somebody(now)
+            self._rumours.resume(now)
             if entry.state is ALIVE:
                 self.before[entry.record.id] = None  # the driver has not heard of this state yet
                 self._detector.joined(entry.record.id)

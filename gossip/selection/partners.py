@@ -43,7 +43,7 @@ class Partners:
     ) -> None:  # fmt: skip
         self.me, self.members, self.local, self.config, self.rng = me, members, local, config, rng
         self.linked, self.selector = linked, selector
-        self.everybody = config.partners == 0  # A mix is with all neighbours at once.
+        self.all_at_once = config.partners == 0  # A mix is with all neighbours at once.
         self.incoming_limit, self.pushes = config.incoming_limit, config.pushes
         self.bench = BackOff(config.bench_s)
         self.vector_mb = 4e-6 * local.elements
@@ -129,7 +129,7 @@ class Partners:
         return self.wary >= WARY and peer not in self.met and peer != self.me
 
     def find(self, asked: set[PeerId]) -> PeerId | None:
-        if not self.everybody:
+        if not self.all_at_once:
             return self.selector.choose(self, asked, self.rng)
         left = [peer for peer in self.ours() if peer not in asked and self.fits(peer)]
         return self.rng.choice(left) if left else None
@@ -149,7 +149,7 @@ class Partners:
     def just_mixed(self, sender: PeerId, now: float) -> bool:
         met = self.met.get(sender)
         # In a mix with all neighbours, each edge is mixed once anyway.
-        if met is None or self.local.settling or self.everybody:
+        if met is None or self.local.settling or self.all_at_once:
             return False
         config, share = self.config, APART * self.pace
         every = self.local.every
@@ -182,12 +182,12 @@ class Partners:
     def wanted(self) -> int:
         """Return the number of partners of a mix of our own, and count the mix."""
         self.mixes += 1
-        return min(len(self.ours()), AT_ONCE) if self.everybody else self.config.partners
+        return min(len(self.ours()), AT_ONCE) if self.all_at_once else self.config.partners
 
     @property
     def several(self) -> bool:
         """Return True if a mix of our own is several exchanges."""
-        return self.everybody or self.config.partners > 1
+        return self.all_at_once or self.config.partners > 1
 
     def counts(self, mixed: Collection[PeerId]) -> bool:
         """Return True if an exchange with one of these partners counts as a mix of the schedule.
@@ -195,7 +195,7 @@ class Partners:
         With all neighbours, only our own exchanges count: if theirs delayed the schedule, an edge would be mixed every
         other time. A partner that asks all the time does not count either: its mixes come in addition to ours.
         """
-        if self.everybody:
+        if self.all_at_once:
             return any(partner > self.me for partner in mixed)
         return any(partner not in self.met or self.met[partner][2] < PRESSING for partner in mixed)
 
@@ -210,13 +210,13 @@ class Partners:
 
     def incoming(self) -> int:
         """Return the limit of incoming exchanges at the same time as our own."""
-        if self.everybody:
+        if self.all_at_once:
             return min(max(1, len(self.selector.neighbours(self))), AT_ONCE)
         return self.incoming_limit
 
     def cap(self, partner: PeerId, others: int) -> float:
         """Return the largest weight of a pair: with all neighbours at once, the Metropolis weight."""
-        if self.everybody:
+        if self.all_at_once:
             return min(0.5, self.selector.weight(self, partner))
         return 0.5 if self.pushes else pair_cap(others)
 

@@ -28,7 +28,7 @@ def selector(name: str, options: Options = PLAIN) -> Selector:
         raise ConfigError(f"selection = {name!r} uses no graph: leave the graph out, or set selection = 'graph'.")
     if options.at_once and rule.free:
         raise ConfigError(
-            f"selection = {name!r} has everybody for a neighbour, too many to mix with at once: mix with one of them, "
+            f"selection = {name!r} makes all members neighbours, too many to mix with at once: mix with one of them, "
             f"or set selection = 'ring', 'torus' or 'graph'."
         )
     module, _, kind = rule.home.partition(":")

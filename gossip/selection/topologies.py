@@ -107,13 +107,13 @@ class Exponential(Ranked):
         order, rank = self.order(swarm)
         n = len(order)
         powers = (n - 1).bit_length()
-        nobody = True
+        found = False
         for power in range(powers):
             peer = order[(rank + (1 << (swarm.round + power) % powers)) % n]
             if swarm.fits(peer):
-                nobody = False
+                found = True
                 yield peer
-        if nobody:
+        if not found:
             yield from beside(order, rank, swarm.fits)[:1]
 
     def weight(self, swarm: Candidates, partner: PeerId) -> float:

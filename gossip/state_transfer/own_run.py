@@ -215,7 +215,7 @@ class OwnRun:
                 "first."
             )
         if joining.stateless:
-            text += " Nobody who has the optimizer's state takes a step at the moment: it begins afresh."
+            text += " No member that has the optimizer's state takes a step at the moment: the state begins afresh."
         self.mixed(now)
         local.finished = False
         ended = self.ending.taken(joining.finished and not merged, now)

@@ -72,7 +72,7 @@ class NodeTimeline:
             reason: The reason of its failure; empty if it was applied.
             **args: Further figures.
         """
-        track, others = self.track(asked_s, end_s), " and ".join(side[:8] for side in sides[1:]) or "nobody"
+        track, others = self.track(asked_s, end_s), " and ".join(side[:8] for side in sides[1:]) or "no member"
         name = f"{'failed: ' + reason if reason else 'exchange'} with {others}"
         self.writer.span(self.number, track, name, asked_s, end_s, **args)
         if begun_s is None:

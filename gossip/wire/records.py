@@ -158,7 +158,7 @@ def check(record: MemberRecord, verify: Verify) -> None:
     if len(record.id) != 16 or len(record.run_id) not in (0, 16):
         raise RemoteError("record", "A member record holds an id or a run id that is not 16 bytes.")
     if record.address is not None and not (record.address.host and 0 < record.address.port < 65536):
-        raise RemoteError("record", "A member record holds an address that nobody can dial.")
+        raise RemoteError("record", "A member record holds an address that no peer can dial.")
     if record.extra and not keepable(record.extra):
         raise RemoteError("record", "A member record holds more than this version could tell on.")
     if record.public_key and record.id != peer_id_of(record.public_key):

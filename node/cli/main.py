@@ -299,10 +299,10 @@ def demo(*, nodes: int, as_json: bool, limit_s: float, page: bool = False, opens
 
 
 # -- gossip status, secret, invite -------------------------------------------------------------------------------------
-def status(address: str, *, secret_file: Path | None, as_json: bool, timeout_s: float, everybody: bool = False) -> None:
+def status(address: str, *, secret_file: Path | None, as_json: bool, timeout_s: float, with_left: bool = False) -> None:
     """Print the status of a running node.
 
-    Members that left are only counted, unless ``everybody``, since a node remembers them for a day. JSON has them all.
+    Members that left are only counted, unless ``with_left``, since a node remembers them for a day. JSON has them all.
     """
     answer = ask(address, secret_file, timeout_s)
     if as_json:
@@ -323,7 +323,7 @@ def status(address: str, *, secret_file: Path | None, as_json: bool, timeout_s: 
     members = Table("member", "address", "state", "steps", "samples", "loss", "ready")
     left = 0
     for member in answer["members"]:
-        if member["state"] == "left" and not everybody:
+        if member["state"] == "left" and not with_left:
             left += 1
             continue
         cells = (member[key] for key in ("address", "state", "steps", "samples", "loss", "ready"))

@@ -94,6 +94,11 @@ class LinkOwner(Protocol):
         """Tell people of an event."""
 
 
+def has_sent(stream: ByteStream) -> bool:
+    """Return True if a byte has come over a stream, as far as the stream can tell."""
+    return getattr(stream, "heard", True)
+
+
 class Connector:
     """The connector: opens links to other nodes and accepts theirs, for its ``owner``.
 
@@ -117,7 +122,7 @@ class Connector:
         self.budget = DialBudget()
         self.strange: set[Address] = set()  # Addresses being dialled for members known by hearsay only.
         self.silent: OrderedDict[Address, None] = OrderedDict()  # Addresses whose last dial timed out.
-        self.lobby = HandshakePool(self.neighbours, lambda stream: getattr(stream, "heard", True), owner.strange)
+        self.handshake_pool = HandshakePool(self.neighbours, has_sent, owner.strange)
         self.failures: dict[Address, str] = {}  # The failure of the last dial, for each seed that did not answer.
         self.unanswered: set[Address] = set()  # Seeds whose last dial failed without an answer.
         self.refusals: dict[Address, RefusedError] = {}  # Refusals of this node, by seed.
@@ -305,12 +310,12 @@ class Connector:
         if self.closed:
             stream.close_now()
             return
-        visitor = self.lobby.enter(stream, trio.current_time())
+        visitor = self.handshake_pool.enter(stream, trio.current_time())
         try:
             greeted = await self.greet_stranger(stream)
             if greeted is None:
                 stream.close_now()
-                if visitor in self.lobby.visitors:  # Otherwise the handshake pool has reported it.
+                if visitor in self.handshake_pool.visitors:  # Otherwise the handshake pool has reported it.
                     self.owner.strange(stream.peer_host)
                 return
             if greeted[1].record is None:
@@ -319,7 +324,7 @@ class Connector:
                     await self.owner.run_link(*greeted)
                 return
         finally:
-            self.lobby.leave(visitor)
+            self.handshake_pool.leave(visitor)
         if greeted[1].joins and self.join is not None:
             await self.join(*greeted)
         else:

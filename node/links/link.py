@@ -37,7 +37,7 @@ class Outboxes(Protocol):
     """The links of a node as one of them sees them, a :class:`node.links.pool.Links`."""
 
     gathering: int
-    stirred: list[Link]
+    to_flush: list[Link]
 
     def waits(self, count: int) -> None:
         """Count bytes that wait in outboxes."""
@@ -69,7 +69,7 @@ class Link:
         self.admit: Callable[[ByteStream, FrameReader, bool], bool] = admits_none
         self.sending: Sending | None = None  # The batch in progress; its rest goes next.
         self.resting = False  # The writer task is idle.
-        self.stirred = False  # Queued in `links.stirred`, to be flushed after the effects in progress.
+        self.flush_due = False  # Queued in `links.to_flush`, to be flushed after the effects in progress.
         self.on_sent: Callable[[int], None] = lambda session: None
         self.on_finished: Callable[[int], None] = lambda session: None
         self.links: Outboxes | None = None  # The pool, once the link belongs to it.
@@ -134,8 +134,8 @@ class Link:
         self.outbox.append(frame)
         self.outbox_bytes += len(frame)
         self.queued += 1
-        if not self.stirred:
-            self.stir()
+        if not self.flush_due:
+            self.request_flush()
         if self.links is not None:
             self.links.waits(len(frame))
 
@@ -155,8 +155,8 @@ class Link:
         if large:
             self.large.add(session)
         self.behind[session] = self.queued
-        if not self.stirred:
-            self.stir()
+        if not self.flush_due:
+            self.request_flush()
 
     def stop_bulk(self, session: int, bulk: Bulk) -> None:
         """Send no more chunks of a vector. It is released once the chunk in flight is sent."""
@@ -169,13 +169,13 @@ class Link:
         if bulk not in self.lanes.held and (self.sending is None or self.sending.bulk is not bulk):
             bulk.let_go()
 
-    def stir(self) -> None:
+    def request_flush(self) -> None:
         """Wake the writer, now or after the effects that are being performed."""
         if self.links is None or not self.links.gathering:
             self.wake.set()
         else:
-            self.stirred = True
-            self.links.stirred.append(self)
+            self.flush_due = True
+            self.links.to_flush.append(self)
 
     def finish(self) -> None:
         """Close the link once the outbox is sent."""
@@ -223,7 +223,7 @@ class Link:
 
         The writer task sends the rest and handles errors.
         """
-        self.stirred, stream = False, self.stream
+        self.flush_due, stream = False, self.stream
         if self.resting and self.sending is None and isinstance(stream, PlainStream):
             # Taking frames can end a stream, which may flush again. Frames queued by that stay in the outbox, behind
             # these.

@@ -21,7 +21,7 @@ class Links:
         self.lossy = 0  # Links on which packet loss limited the rate at the last check.
         self.waiting_bytes = 0  # Sum over all outboxes.
         self.gathering = 0  # Depth of nested batches of effects; messages are sent when the outermost ends.
-        self.stirred: list[Link] = []  # Links to flush after these effects.
+        self.to_flush: list[Link] = []  # Links to flush after these effects.
 
     def add(self, link: Link) -> bool:
         """Add a link; return True if it is the first one to its peer."""
@@ -55,8 +55,8 @@ class Links:
 
     def flush(self) -> None:
         """Send the messages that the finished effects queued."""
-        while self.stirred:
-            self.stirred.pop().flush()
+        while self.to_flush:
+            self.to_flush.pop().flush()
 
     def forget(self, link: Link) -> None:
         """Subtract a closed link's outbox, which is never sent."""

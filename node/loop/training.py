@@ -163,15 +163,15 @@ class TrainingSide:
                 )
             self.visit()
             runtime = self.network.runtime
-            ready, refusal = runtime.peer.view.ready and not self.live.boundary.wanted, runtime.doors.refusal
+            ready, refusal = runtime.peer.view.ready and not self.live.boundary.wanted, runtime.connector.refusal
             waited_s = time.monotonic() - began
             # A seed that only closes connections may be busy, or a forwarder whose node is down: retry it for a while.
             patient = waited_s < CLOSED_PATIENCE * self.config.join_timeout_s and not ready
             final = refusal is not None and not (patient if refusal.code == "closed" else ready)
-            if final and not runtime.doors.dialling and not len(runtime.links):
+            if final and not runtime.connector.dialling and not len(runtime.links):
                 raise LocalError(f"Could not join: {refusal}") from refusal
             if limit_s is not None and waited_s > limit_s and not ready:
-                raise LocalError(f"Could not join within {limit_s:g} s: {runtime.doors.why_alone()}.")
+                raise LocalError(f"Could not join within {limit_s:g} s: {runtime.connector.why_alone()}.")
             if ready:
                 self.begin_alone()
                 self.visit()  # Also takes a copy for newcomers: the first step may be far off.
@@ -196,8 +196,8 @@ class TrainingSide:
                 if self.settings.others is not None and alive < 2:
                     raise LocalError(
                         f"Waited {wait_s:g} s for {count} members that were launched together, and none of the others "
-                        f"came to this node at {self.address} ({self.network.runtime.doors.why_alone()}): it does not "
-                        "train alone. Look whether the others run and can reach this address."
+                        f"came to this node at {self.address} ({self.network.runtime.connector.why_alone()}): it does "
+                        "not train alone. Look whether the others run and can reach this address."
                     )
                 text = (
                     f"Waited {wait_s:g} s for {quantity(count, 'member')}, of whom {here} are here "
@@ -272,7 +272,7 @@ class TrainingSide:
         runtime = self.network.runtime
         return Source(
             runtime.peer, runtime.links, self.run.steps, self.run.samples, self.run.swarm_samples,
-            runtime.streams.durations, self.overheads, self.service.listeners.dropped, runtime.teller.mixes(),
+            runtime.streams.durations, self.overheads, self.service.listeners.dropped, runtime.exchange_log.mixes(),
             self.service.faults.count, self.service.faults.restarts,
         )  # fmt: skip
 

@@ -58,13 +58,13 @@ class Hearing(Protocol):
 
     peer: Peer
     config: Config
-    doors: Connector
+    connector: Connector
     faults: Faults
     links: Links
     sessions: StreamSessions
     streams: Streams
-    teller: ExchangeLog
-    widening: Striping
+    exchange_log: ExchangeLog
+    striping: Striping
     counts: Callable[[], tuple[int, int]] | None
 
     @property
@@ -127,17 +127,17 @@ class Reading:
         if isinstance(message, Unknown):
             return
         if isinstance(message, StatusQuery):
-            now, swarm, mixes = counts() if counts is not None else (0, 0), runtime.config.swarm, runtime.teller.mixes()
-            faults = runtime.faults.count, runtime.faults.restarts
+            now, faults = counts() if counts is not None else (0, 0), (runtime.faults.count, runtime.faults.restarts)
+            swarm, mixes = runtime.config.swarm, runtime.exchange_log.mixes()
             link.send(status_page(peer, self.links, swarm, message.after, mixes, now, faults))
         elif isinstance(message, Close):
             link.orderly = link.orderly or message.code == "idle"
             if message.code in ("layout", "swarm", "version"):
-                runtime.doors.tell(f"A member refused this node: {message.sentence}")
+                runtime.connector.tell(f"A member refused this node: {message.sentence}")
         elif isinstance(message, Hello) or self.observer:
             raise ProtocolError("A message came that does not belong here.")
         elif isinstance(message, Widen):
-            runtime.widening.asked(link, message.connections)
+            runtime.striping.asked(link, message.connections)
         # No answer would go out on an ending link.
         elif not (link.ending and isinstance(message, Offer | Invite | Fetch)):
             if isinstance(message, Offer | Invite | Fetch | Outcome) and counts is not None:

@@ -103,20 +103,20 @@ class Runtime:
         self.on_event = on_event = reporter.notice
         self.faults = reporter.faults
         self.lookup, self.looking = access.lookup, False
-        self.doors = Connector(access, config, self, frozenset(peer.seeds.seeds))
+        self.connector = Connector(access, config, self, frozenset(peer.seeds.seeds))
         if self.lookup is not None:
-            self.lookup.tell = lambda sentence: self.doors.tell(sentence, "seed")
+            self.lookup.tell = lambda sentence: self.connector.tell(sentence, "seed")
         # Hosts of members, and the turnover at which they were computed.
         self.hosts_seen, self.hosts = -1, frozenset[str]()
         self.links, self.hands = Links(), BlockingIoPool()
         self.streams = Streams(peer, live, self.links, self)
         self.averager, self.sessions = self.streams.averager, self.streams.sessions
-        self.teller = ExchangeLog(peer, config, reporter.announce)
-        self.streams.on_begun, self.streams.on_over = self.teller.begun, self.teller.over
+        self.exchange_log = ExchangeLog(peer, config, reporter.announce)
+        self.streams.on_begun, self.streams.on_over = self.exchange_log.begun, self.exchange_log.over
         self.stalls = Stalls(peer, lambda: self.counts is not None, reporter.announce, on_event)
-        self.widening = Striping(self.links, self.doors, config)
-        self.doors.join = self.widening.join
-        self.losses = Losses(self.links, on_event, self.widening.widen)
+        self.striping = Striping(self.links, self.connector, config)
+        self.connector.join = self.striping.join
+        self.losses = Losses(self.links, on_event, self.striping.widen)
         self.pending: dict[PeerId, deque[Message]] = {}  # For peers that are being dialled.
         self.clock = trio.lowlevel.current_clock()
         self.timer, self.armed = trio.CancelScope(), -math.inf  # The timer ends when the peer's next tick is due.
@@ -135,7 +135,7 @@ class Runtime:
         try:
             async with trio.open_nursery() as nursery:
                 self.nursery = nursery
-                self.doors.open(nursery)
+                self.connector.open(nursery)
                 nursery.start_soon(self.keep_time)
                 nursery.start_soon(self.streams.mixer)
                 nursery.start_soon(self.watch)
@@ -145,7 +145,7 @@ class Runtime:
         except Exception as error:
             self.fail(error)
         finally:
-            self.stopping = self.doors.closed = True
+            self.stopping = self.connector.closed = True
         if self.failure is not None:
             raise self.failure
 
@@ -158,7 +158,7 @@ class Runtime:
             raise error
         if self.failure is None:
             self.failure = error
-            self.stopping = self.doors.closed = True
+            self.stopping = self.connector.closed = True
             self.nursery.cancel_scope.cancel()
 
     def guarded(self, report: Callable[..., Any]) -> Callable[..., Any]:
@@ -220,7 +220,7 @@ class Runtime:
                 streams.transfer(effect)
             case Gather(session):
                 # Members that did not answer the invitation were counted before it began.
-                self.teller.offer_over(session)
+                self.exchange_log.offer_over(session)
                 streams.gather(effect)
             case Mix():
                 streams.mix(effect)
@@ -228,14 +228,14 @@ class Runtime:
                 streams.merge(effect)
             case Rename():
                 streams.rename(effect)
-                self.teller.offer_over(effect.session)
+                self.exchange_log.offer_over(effect.session)
             case Release(session):
                 begun, link = session in streams.accounts, self.sessions.links.get(session)
                 streams.release(session)
                 if not begun:
-                    self.teller.offer_over(session, None if link is None else link.peer)
+                    self.exchange_log.offer_over(session, None if link is None else link.peer)
             case Dial(address, expect):
-                self.doors.dial(address, expect)
+                self.connector.dial(address, expect)
             case ReceivePiece():
                 streams.collect(effect)
             case Serve():
@@ -247,7 +247,7 @@ class Runtime:
             case Notice(kind, sentence):
                 self.on_event(kind, sentence)
             case MemberChanged(peer, before, after):
-                self.teller.member_changed(peer, before, after)
+                self.exchange_log.member_changed(peer, before, after)
             case _:
                 self.averager.perform(effect)
 
@@ -269,7 +269,7 @@ class Runtime:
             return
         finally:
             self.looking = False
-        self.doors.seeded(found)
+        self.connector.seeded(found)
         self.perform(self.peer.seeded(found.addresses, found.expected))
 
     # -- the connector's ----------------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ class Runtime:
 
     async def try_dial(self, asker: PeerId, address: Address) -> None:
         link = self.links.newest(asker)
-        ok = await self.doors.try_dial(address, "" if link is None else link.stream.peer_host)
+        ok = await self.connector.try_dial(address, "" if link is None else link.stream.peer_host)
         self.perform(self.peer.dial_tried(asker, ok, self.now))
 
     def send(self, to: PeerId, message: Message) -> None:
@@ -317,7 +317,7 @@ class Runtime:
         if link is None or link.peer != to or isinstance(message, Offer | Fetch | Outcome | Settled):
             link = self.links.newest(to)
             if isinstance(message, Offer):
-                self.teller.offered[message.session] = to, self.now
+                self.exchange_log.offered[message.session] = to, self.now
         if link is not None:
             if isinstance(message, Offer):  # A Fetch that is not only a query was bound to its link by ReceivePiece.
                 self.sessions.links[message.session] = link
@@ -329,7 +329,7 @@ class Runtime:
         if record is None or record.address is None or self.stopping:
             return
         self.pending.setdefault(to, deque(maxlen=PENDING_MESSAGES)).append(message)
-        self.doors.dial(record.address, to)
+        self.connector.dial(record.address, to)
 
     # -- reports of the training thread --------------------------------------------------------------------------
     def at_boundary(
@@ -502,7 +502,7 @@ class Runtime:
         if self.counts is not None:
             self.peer.counted(*self.counts())
         self.perform(self.peer.leave(self.now))
-        self.stopping = self.doors.closed = True
+        self.stopping = self.connector.closed = True
         for link in self.links.all():
             link.finish()
         with trio.move_on_after(within_s):

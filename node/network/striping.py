@@ -22,8 +22,8 @@ class Striping:
     The side that dialled a link opens its lanes, since the other side may be unable to; either side may request them.
     """
 
-    def __init__(self, links: Links, doors: Connector, config: Config) -> None:
-        self.links, self.doors, self.config = links, doors, config
+    def __init__(self, links: Links, connector: Connector, config: Config) -> None:
+        self.links, self.connector, self.config = links, connector, config
         self.opening = 0
 
     @property
@@ -54,12 +54,12 @@ class Striping:
         for _ in range(connections if connections > 1 else 0):
             if not self.full:
                 self.opening += 1
-                self.doors.spawn(self.open_one, link)
+                self.connector.spawn(self.open_one, link)
 
     async def open_one(self, link: Link) -> None:
         try:
             assert link.address is not None
-            lane = await self.doors.dial_lane(link.address, link.peer, link.named)
+            lane = await self.connector.dial_lane(link.address, link.peer, link.named)
         except (OSError, RemoteError):  # The link works without it.
             return
         finally:

@@ -26,7 +26,7 @@ __all__ = ["PAGE", "ask_figures", "query", "status_page"]
 PAGE = 100  # Members of at most 400 B (a host name has 255) in one header of 64 KiB.
 MAX_ROWS = 50_000  # Members that we ask for: 40 MB, twice what a table holds, since any node may be answering.
 MAX_TEXT = 300  # Characters: an address.
-NOBODY = b"\xff" * 16  # No member's id comes after it.
+AFTER_ALL = b"\xff" * 16  # No member's id comes after it.
 METRICS = ("id", "address", "swarm", *(figure.name for figure in STATUS))
 """The metrics of a reply in their order; later versions append theirs."""
 
@@ -79,7 +79,7 @@ async def ask_figures(address: Address, secret: bytes | None, timeout_s: float) 
 
     At most a page of its members is read, whatever it sends. Raises OSError, RemoteError, trio.TooSlowError.
     """
-    return await ask(address, secret, timeout_s, NOBODY)
+    return await ask(address, secret, timeout_s, AFTER_ALL)
 
 
 async def ask(address: Address, secret: bytes | None, timeout_s: float, after: bytes = b"") -> dict[str, Any]:

@@ -55,7 +55,7 @@ class WatchedNode(Protocol):
     @property
     def peer(self) -> Peer: ...
     @property
-    def doors(self) -> Connector: ...
+    def connector(self) -> Connector: ...
     @property
     def faults(self) -> Faults: ...
     @property
@@ -120,7 +120,7 @@ class Page:
         picture.look([(peer.membership.me, MemberState.ALIVE), *peer.membership.members()], own, now)
         if self.watching:
             for who, address in picture.next_to_ask(ASKED, now):
-                nursery.start_soon(self.ask, runtime.doors, picture, who, address)
+                nursery.start_soon(self.ask, runtime.connector, picture, who, address)
             self.state = self.state_of(picture)
         looked, self.looked = self.looked, trio.Event()
         looked.set()
@@ -129,18 +129,18 @@ class Page:
         status, why = self.health()
         return event_of("state", {**picture.state(), "health": why, "healthy": status is HTTPStatus.OK})
 
-    async def ask(self, doors: Connector, picture: SwarmPicture, who: PeerId, text: str) -> None:
+    async def ask(self, connector: Connector, picture: SwarmPicture, who: PeerId, text: str) -> None:
         """Query one member for its own figures, within the dial budget; its row stays if it does not answer."""
         if self.asking.available_tokens < 1:
             return
         async with self.asking:
             try:
                 address = parse_address(text)
-                if not doors.may_dial(address) or not doors.budget.take(address, trio.current_time()):
+                if not connector.may_dial(address) or not connector.budget.take(address, trio.current_time()):
                     return
                 answer = await ask_figures(address, self.secret, ASK_S)
                 if answer["id"] == who.hex():
-                    doors.budget.prove(address)
+                    connector.budget.prove(address)
                     picture.answered(who, answer["metrics"], time.monotonic())
             except (OSError, RemoteError, LocalError, trio.TooSlowError):
                 pass

@@ -55,7 +55,7 @@ CODES = {kind: code for code, kind in enumerate(MESSAGES.values())}  # codes in 
 LINKED, BROKEN, IDLE = 200, 201, 202
 
 
-def nobody_asks(host: Host) -> None:
+def unobserved(host: Host) -> None:
     """Do nothing; the default until the swarm sets the callback for the training loop."""
 
 
@@ -211,7 +211,7 @@ class VirtualLinks:
         self.dials = Dials(self.carrier, config, perform, self.begin)
         self.transport, self.cut, self.after = self.carrier.transport, self.carrier.cut, self.carrier.after
         self.by_id: dict[PeerId, Host] = {}
-        self.seen: Callable[[Host], None] = nobody_asks
+        self.seen: Callable[[Host], None] = unobserved
         self.posted = 0
         self.message_bytes = 0  # sent, estimated from one frame in WEIGHED
 

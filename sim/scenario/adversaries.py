@@ -138,7 +138,7 @@ def colluding(kind: str, scale: np.float32, sight: Sight) -> Floats:
         lie = mean - scale * honest.std(axis=0)
     elif kind == "ipm":
         lie = -scale * mean
-    else:  # He et al. (2022), Dissensus, where everybody is met alike: the weights of a row are equal
+    else:  # He et al. (2022), Dissensus, where all members are met alike: the weights of a row are equal
         lie = partner - scale * np.float32(len(honest) / attackers) * (mean - partner)
     return lie
 

@@ -230,7 +230,7 @@ class Trainer:
         under_way |= peer.joining.comparisons.keys()
         assert sessions.links.keys() | sessions.table.keys() <= under_way
         assert self.runtime.streams.began.keys() <= under_way
-        assert self.runtime.streams.accounts.keys() | self.runtime.teller.offered.keys() <= under_way
+        assert self.runtime.streams.accounts.keys() | self.runtime.exchange_log.offered.keys() <= under_way
         assert averager.snapshots.keys() | averager.pairs.keys() | averager.groups.keys() <= under_way
 
         counted = Counter(peer.exchanges.failed_by, done=peer.exchanges.done)

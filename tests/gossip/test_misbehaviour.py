@@ -91,7 +91,7 @@ def test_a_stranger_is_named_by_its_address():
     misbehaviour = MisbehaviourLog()
     for number in range(17):
         misbehaviour.note("192.0.2.7", "strangers", 1e-3 * number)
-    assert "Somebody at 192.0.2.7 misbehaves" in misbehaviour.take()[0].sentence
+    assert "A peer at 192.0.2.7 misbehaves" in misbehaviour.take()[0].sentence
 
 
 def test_a_flood_of_identities_costs_a_bounded_table():

@@ -24,7 +24,7 @@ def test_a_closed_node_says_that_it_trains_with_nobody(call):
     one = Node(nn.Linear(2, 2), config=QUICK).start()
     one.step()
     one.close()
-    with pytest.raises(LocalError, match="This Node is closed, and what is trained reaches nobody: make a new one"):
+    with pytest.raises(LocalError, match="This Node is closed, and what is trained reaches no member: make a new Node"):
         getattr(one, call)()
 
 

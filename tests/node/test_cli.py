@@ -187,7 +187,7 @@ def test_of_those_who_left_the_status_has_a_count_and_names_them_when_asked(monk
         cli.status("127.0.0.1:7700", secret_file=None, timeout_s=2.0, **{"as_json": False, **how})
         return capsys.readouterr().out
 
-    shown, everybody = printed(), printed(everybody=True)
+    shown, everybody = printed(), printed(with_left=True)
     assert "and 3 members that left within a day; --all names them" in shown
     assert "fefefefe" in shown
     assert "10101010" not in shown

@@ -180,11 +180,11 @@ def dialled(familiar, addresses, seeds=frozenset()):
 
     async def main():
         owner = LinkOwner(ME, missed=missed.append, told=lambda *_: None, knows=lambda _: familiar)
-        doors = Connector(Access(network, None), Config(), owner, seeds)
+        connector = Connector(Access(network, None), Config(), owner, seeds)
         for number, address in enumerate(addresses):
             async with trio.open_nursery() as nursery:
-                doors.nursery = nursery
-                doors.dial(address, PeerId(number.to_bytes(16, "big")))
+                connector.nursery = nursery
+                connector.dial(address, PeerId(number.to_bytes(16, "big")))
                 await trio.testing.wait_all_tasks_blocked()
                 nursery.cancel_scope.cancel()  # a seed's task waits with its notice
 
@@ -216,11 +216,11 @@ def test_whoever_asks_to_be_tried_at_another_host_is_tried_within_the_budget():
     network = Refusing()
 
     async def main():
-        doors = Connector(Access(network, None), Config(), LinkOwner(ME))
+        connector = Connector(Access(network, None), Config(), LinkOwner(ME))
         for address in PORTS:
-            await doors.try_dial(address, "192.0.2.77")
+            await connector.try_dial(address, "192.0.2.77")
         assert len(network.dials) == 16
-        await doors.try_dial(PORTS[0], "192.0.2.1")
+        await connector.try_dial(PORTS[0], "192.0.2.1")
         assert len(network.dials) == 17, "at its own host"
 
     trio.run(main)

@@ -67,12 +67,12 @@ def test_a_thousand_connections_of_one_host_take_little_and_keep_nobody_out(kind
     links = set(first.side.network.runtime.links.all())
     held, resident = descriptors(), resident_bytes()
     with flood(first.node.address, kind, source) as child:
-        lobby, most, fullest = first.side.network.runtime.doors.lobby, 0, 0
+        handshake_pool, most, fullest = first.side.network.runtime.connector.handshake_pool, 0, 0
         mixed = second.node.metrics().exchanges_done
         began = time.monotonic()
         while time.monotonic() - began < 6.0:
             most = max(most, descriptors())
-            fullest = max(fullest, len(lobby))
+            fullest = max(fullest, len(handshake_pool))
             time.sleep(0.05)
         assert OF_ONE - 1 <= fullest <= PLACES or kind in ("half-closed", "vanished")
         assert most <= held + PLACES + 16
@@ -85,5 +85,5 @@ def test_a_thousand_connections_of_one_host_take_little_and_keep_nobody_out(kind
         assert time.monotonic() - began < 5.0
         assert child.poll() is None
     assert {member.state for member in first.node.members} == {"alive"}
-    until(lambda: len(lobby) == 0, 30.0)
+    until(lambda: len(handshake_pool) == 0, 30.0)
     until(lambda: descriptors() <= held + 16, 30.0)

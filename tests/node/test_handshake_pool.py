@@ -34,7 +34,7 @@ class Stream:
         self.closed = True
 
 
-def lobby(known=()):
+def handshake_pool(known=()):
     return HandshakePool(lambda: set(known), lambda stream: stream.heard)
 
 
@@ -52,7 +52,7 @@ def test_an_ipv6_network_is_one_neighbour(host, place):
 
 
 def test_one_address_has_eight_places_and_the_one_that_keeps_silent_goes_first():
-    pool = lobby()
+    pool = handshake_pool()
     streams = [Stream("192.0.2.1", heard=number == 0) for number in range(OF_ONE)]
     for number, stream in enumerate(streams):
         pool.enter(stream, 0.1 * number)
@@ -62,7 +62,7 @@ def test_one_address_has_eight_places_and_the_one_that_keeps_silent_goes_first()
 
 
 def test_of_many_addresses_the_one_with_the_most_gives_a_place_up():
-    pool = lobby()
+    pool = handshake_pool()
     few = [Stream(f"192.0.2.{number}", heard=True) for number in range(OF_OTHERS - OF_ONE)]
     many = [Stream("198.51.100.1", heard=True) for _ in range(OF_ONE)]
     for stream in (*few, *many):
@@ -73,7 +73,7 @@ def test_of_many_addresses_the_one_with_the_most_gives_a_place_up():
 
 
 def test_half_of_the_pool_is_for_addresses_of_members():
-    pool = lobby(known={"10.0.0.9"})
+    pool = handshake_pool(known={"10.0.0.9"})
     strangers = [Stream(f"192.0.2.{number}") for number in range(200)]
     for stream in strangers:
         pool.enter(stream, 0.0)
@@ -86,7 +86,7 @@ def test_half_of_the_pool_is_for_addresses_of_members():
 
 
 def test_whoever_comes_is_let_in_and_the_pool_keeps_its_bound():
-    rng, pool = random.Random(1), lobby(known={"10.0.0.9"})
+    rng, pool = random.Random(1), handshake_pool(known={"10.0.0.9"})
     here = []
     for step in range(3_000):
         stream = Stream(rng.choice(["10.0.0.9", "192.0.2.1", f"198.51.100.{rng.randrange(99)}"]), rng.random() < 0.5)
@@ -123,7 +123,7 @@ def test_eighty_silent_sockets_of_one_address_keep_hardly_anybody_out():
         async def run_link(link, _theirs):
             link.stream.close_now()
 
-        doors = Connector(Access(network, Greeter("s", None)), Config(swarm="s"), LinkOwner(ME, run_link))
+        connector = Connector(Access(network, Greeter("s", None)), Config(swarm="s"), LinkOwner(ME, run_link))
 
         async def silent():
             while True:
@@ -135,11 +135,11 @@ def test_eighty_silent_sockets_of_one_address_keep_hardly_anybody_out():
                     await trio.sleep(0.02)
 
         async with trio.open_nursery() as nursery:
-            doors.open(nursery)
+            connector.open(nursery)
             for _ in range(80):
                 nursery.start_soon(silent)
             await trio.sleep(0.3)
-            assert len(doors.lobby) <= OF_ONE
+            assert len(connector.handshake_pool) <= OF_ONE
             hello = encode(Hello(VERSION_MIN, VERSION_MAX, "s", "", (), None))
             for _ in range(100):
                 tried += 1
@@ -188,16 +188,16 @@ def dialling(autojump_clock, familiar, dials, then):
             missed.append(peer)
             took[peer] = trio.current_time() - begun[0]
 
-        doors = Connector(Access(network, None), Config(), LinkOwner(ME, missed=failed, knows=familiar))
+        connector = Connector(Access(network, None), Config(), LinkOwner(ME, missed=failed, knows=familiar))
         async with trio.open_nursery() as nursery:
-            doors.nursery = nursery
+            connector.nursery = nursery
             for address, peer in dials:
-                doors.dial(address, peer)
+                connector.dial(address, peer)
             begun = [trio.current_time()]
             await trio.sleep(8.0)  # and what swallowed packets once is known by then
             begun = [trio.current_time()]
             for address, peer in then:
-                doors.dial(address, peer)
+                connector.dial(address, peer)
             await trio.sleep(4.0)
             nursery.cancel_scope.cancel()
 

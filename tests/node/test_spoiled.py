@@ -71,7 +71,7 @@ def test_spoiled_weights_are_said_once_given_to_nobody_and_replaced_by_the_swarm
     assert finite(model), "with Adam's spoiled state its next step would spoil the weights again"
     assert finite(first)
     assert 1 <= len(said(log, "spoiled")) <= 4, "once each time, and ever more rarely"
-    assert "gives them to nobody" in said(log, "spoiled")[0]
+    assert "gives them to no member" in said(log, "spoiled")[0]
     assert not said(log, "loss")
 
 

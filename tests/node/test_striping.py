@@ -57,14 +57,14 @@ def link(peer=OTHER, address=None, named=NAME):
     return made
 
 
-def widening(answers=(), **config):
+def striping(answers=(), **config):
     links, far = Links(), Far(answers)
     return Striping(links, far, tuned(**config)), links, far
 
 
 @in_trio
 async def test_who_dialled_opens_them_once_and_who_was_dialled_asks_once():
-    one, links, far = widening([None] * 9, connections=4)
+    one, links, far = striping([None] * 9, connections=4)
     ours, theirs = link(address=THERE), link(PeerId(b"x" * 16))
     for each in (ours, theirs):
         links.add(each)
@@ -80,7 +80,7 @@ async def test_who_dialled_opens_them_once_and_who_was_dialled_asks_once():
 @pytest.mark.parametrize(("most", "asked", "opened"), [(4, 2, 2), (4, 64, 4), (1, 8, 0), (4, 1, 0), (4, 0, 0)])
 @in_trio
 async def test_who_is_asked_opens_no_more_than_it_may_itself(most, asked, opened):
-    one, links, far = widening([None] * 9, connections=most)
+    one, links, far = striping([None] * 9, connections=most)
     ours = link(address=THERE)
     links.add(ours)
     one.asked(ours, asked)
@@ -92,7 +92,7 @@ async def test_who_is_asked_opens_no_more_than_it_may_itself(most, asked, opened
 @in_trio
 async def test_nobody_is_asked_who_knows_nothing_of_it_or_where_one_is_all_there_may_be():
     for named, most in ((b"", 8), (NAME, 1)):
-        one, links, far = widening(connections=most)
+        one, links, far = striping(connections=most)
         for each in (link(address=THERE, named=named), link(named=named)):
             links.add(each)
             one.widen(each)
@@ -102,7 +102,7 @@ async def test_nobody_is_asked_who_knows_nothing_of_it_or_where_one_is_all_there
 
 @in_trio
 async def test_who_dialled_asks_for_nothing_that_it_can_open_itself():
-    one, links, _ = widening()
+    one, links, _ = striping()
     theirs = link()
     links.add(theirs)
     with pytest.raises(ProtocolError):
@@ -111,7 +111,7 @@ async def test_who_dialled_asks_for_nothing_that_it_can_open_itself():
 
 @in_trio
 async def test_all_links_together_have_as_many_as_there_may_be_links():
-    one, links, far = widening([None] * 9, connections=8, max_links=3)
+    one, links, far = striping([None] * 9, connections=8, max_links=3)
     for number in range(3):
         ours = link(PeerId(bytes([number]) * 16), THERE)
         links.add(ours)
@@ -121,7 +121,7 @@ async def test_all_links_together_have_as_many_as_there_may_be_links():
 
 @in_trio
 async def test_a_dial_that_fails_leaves_the_link_as_it_is():
-    one, links, far = widening([OSError(), ProtocolError("no"), None], connections=3)
+    one, links, far = striping([OSError(), ProtocolError("no"), None], connections=3)
     ours = link(address=THERE)
     links.add(ours)
     one.widen(ours)
@@ -133,7 +133,7 @@ async def test_a_dial_that_fails_leaves_the_link_as_it_is():
 @in_trio
 async def test_what_comes_when_its_link_is_gone_is_closed():
     late = link()
-    one, links, _ = widening([late], connections=2)
+    one, links, _ = striping([late], connections=2)
     ours = link(address=THERE)
     links.add(ours)
     one.opening += 1
@@ -149,7 +149,7 @@ async def test_what_comes_when_its_link_is_gone_is_closed():
 ])  # fmt: skip
 @in_trio
 async def test_a_lane_is_let_in_by_the_name_that_its_own_link_was_given(peer, joins, connections, lets_in):
-    one, links, _ = widening(connections=connections)
+    one, links, _ = striping(connections=connections)
     theirs, admitted = link(), []
     theirs.admit = lambda stream, reader, dialled: admitted.append((stream, dialled)) or True
     theirs.lanes.all += [object()] * 2
@@ -179,7 +179,7 @@ async def with_lane():
         nursery.start_soon(node.run_link, ours, Hello(1, 1, "default", "", (), RECORD))
         await trio.testing.wait_all_tasks_blocked()
         lane = Link(beside, FrameReader(beside), OTHER)
-        await node.widening.join(lane, Hello(1, 1, "default", "", (), RECORD, joins=NAME))
+        await node.striping.join(lane, Hello(1, 1, "default", "", (), RECORD, joins=NAME))
         reader = FrameReader(other)
         assert isinstance((await reader.message())[0], Widen)
         assert node.links.wide == 1

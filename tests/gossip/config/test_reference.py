@@ -41,7 +41,7 @@ def test_every_key_says_what_a_person_asks(name):
 def test_one_key_is_explained_with_what_the_presets_make_of_it():
     assert explained("mix_every_steps") == (
         "mix_every_steps = 8\n"
-        "  meaning         local steps for each finished exchange, whoever asked for it, jittered by a quarter; "
+        "  meaning         local steps for each finished exchange, own or requested, jittered by a quarter; "
         '"auto": as few as a node can afford, at no more bytes than fp32 every 8\n'
         "  unit            local steps\n"
         '  range           a positive whole number, or "auto"; left out: mixing by the clock alone\n'

@@ -53,7 +53,7 @@ REFUSED = [
     (PUSH | {"consensus_target": 2.0}, ["consensus_target", "pairs"], [PUSH, {"consensus_target": 2.0}]),
     (
         GROUP | {"selection": "ring"},
-        ["group", "'ring'", "everybody"],
+        ["group", "'ring'", "all members"],
         [GROUP | {"selection": "grid"}, GROUP | {"selection": "uniform"}],
     ),
     (GROUP | {"partners": 2}, ["partners = 2", "group_size"], [GROUP | {"group_size": 3}]),

@@ -76,7 +76,7 @@ def test_for_progress_alone_no_frame_goes_out():
     rumours = Rumours(0.5, 0.0)
     rumours.put(record_of(1), 0.0, told_before(100))
     assert (rumours.pressing, rumours.due_s) == (False, math.inf)
-    rumours.somebody(1.0)
+    rumours.resume(1.0)
     assert rumours.due_s == math.inf
     assert rumours.take(8, 1, 100) == (record_of(1),), "a ping takes it along"
     rumours.put(record_of(2), 2.0)

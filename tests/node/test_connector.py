@@ -58,10 +58,10 @@ def test_a_dial_that_is_cancelled_as_its_hello_ends_leaves_no_stream_open():
                     link.stream.close_now()
 
             greeting = Greeting(ASKED, nursery.cancel_scope.cancel)
-            doors = Connector(Access(OneStream(near), greeting), Config(), LinkOwner(ME, run_link, missed.append))
-            doors.nursery = nursery
-            doors.dial(THERE, ASKED.id)
-            doors.dial(THERE, OTHER.id)
+            connector = Connector(Access(OneStream(near), greeting), Config(), LinkOwner(ME, run_link, missed.append))
+            connector.nursery = nursery
+            connector.dial(THERE, ASKED.id)
+            connector.dial(THERE, OTHER.id)
         with trio.fail_after(10), pytest.raises(BrokenLinkError):
             await far.receive_into(memoryview(bytearray(1)))
 
@@ -112,14 +112,14 @@ def test_a_fault_before_the_hello_ends_that_connection_and_nothing_else(where):
         async with trio.open_nursery() as nursery:
             network = OneStream(near) if where == "greet" else Faulty()
             owner = LinkOwner(ME, missed=missed.append, told=lambda kind, sentence: told.append((kind, sentence)))
-            doors = Connector(Access(network, Faulty()), Config(), owner)
-            doors.nursery = nursery
+            connector = Connector(Access(network, Faulty()), Config(), owner)
+            connector.nursery = nursery
             if where == "accept":
-                await doors.accept(near)
+                await connector.accept(near)
             elif where == "try":
-                assert not await doors.try_dial(THERE)
+                assert not await connector.try_dial(THERE)
             else:
-                doors.dial(THERE, ASKED.id)
+                connector.dial(THERE, ASKED.id)
         if where in ("greet", "accept"):
             with trio.fail_after(10), pytest.raises(BrokenLinkError):
                 await far.receive_into(memoryview(bytearray(1)))
