@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnContext
+from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
 from typing import Any, Self
 
@@ -58,6 +58,18 @@ class Assignment:
     trace: Path | None = None  # a file for the run's timeline
 
 
+def start_context() -> ForkServerContext | SpawnContext:
+    """Return the way to start workers: forks of one process that has imported the simulator, where there are forks.
+
+    A fork of this process would copy the threads' locks without the threads that hold them.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["sim.simulation"])
+    return context
+
+
 class Workers:
     """A pool of processes that simulate: ``with Workers(jobs, at_once) as workers``; none survives the block.
 
@@ -74,8 +86,7 @@ class Workers:
         self.processes: dict[Connection, multiprocessing.process.BaseProcess] = {}
 
     def __enter__(self) -> Self:
-        # A fork would copy the threads' locks without the threads that hold them.
-        context = multiprocessing.get_context("spawn")
+        context = start_context()
         for _ in range(self.at_once):
             self.start(context)
         return self
@@ -87,7 +98,7 @@ class Workers:
             process.join()
             connection.close()
 
-    def start(self, context: SpawnContext) -> None:
+    def start(self, context: ForkServerContext | SpawnContext) -> None:
         ours, theirs = context.Pipe()
         process = context.Process(target=work, args=(theirs,), daemon=True)
         process.start()
