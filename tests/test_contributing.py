@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md: its examples are two files each, and do what it says when they are put into the packages."""
+"""CONTRIBUTING.md: its examples are two files each, and work when all are put into a copy of the packages at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -18,10 +17,25 @@ SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", (ROOT / "CONTRIBUTING
 
 Files = dict[str, str]
 
+SELECTION, MIXING, FILTER, CODEC, EFFECT, FIGURE = (
+    "A new rule for whom to mix with", "A new way of mixing", "A new filter", "A new codec", "A new effect",
+    "A new figure",
+)  # fmt: skip
+FILES = {
+    SELECTION: ["gossip/config/selections.py", "gossip/selection/backwards.py"],
+    MIXING: ["gossip/config/mixings.py", "gossip/exchange/gentle.py"],
+    FILTER: ["gossip/config/filters.py", "gossip/filters/within.py"],
+    CODEC: ["gossip/codecs/cut.py", "gossip/codecs/__init__.py"],
+    EFFECT: ["gossip/effects.py", "gossip/averaging/averager.py"],
+    FIGURE: ["gossip/view.py", "node/observe/figures.py", "sim/report/measures.py", "sim/report/figures.py"],
+}
+
 
 def files_of(section: str) -> Files:
-    """The files that the examples of a section make or change, by their paths, as they are then. What is added to one
-    stands below a line that is there already, and there alone."""
+    """Return the files that a section's examples make or change, by path, in their state afterwards.
+
+    What is added to a file stands below a line that is there already, and there alone.
+    """
     files: Files = {}
     for kind, path, body in re.findall(r"```(python|diff)\n# (\S+)\n(.*?)```", SECTIONS[section], re.S):
         if kind == "python":
@@ -43,156 +57,85 @@ def files_of(section: str) -> Files:
     return files
 
 
-@pytest.fixture
-def python(tmp_path):
-    """Runs a script with the packages of a copy that has these files; gives what it wrote on stdout, as JSON."""
-
-    def run(files: Files, script: str) -> object:
-        for package in ("gossip", "node", "sim"):
-            shutil.copytree(ROOT / package, tmp_path / package)  # Bytecode too: what is unchanged is not compiled.
-        for path, text in files.items():
-            (tmp_path / path).write_text(text, encoding="utf-8")
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("GOSSIP_")}
-        environment["PYTHONPATH"] = os.pathsep.join((str(tmp_path), str(ROOT)))  # the tests' helpers are in ROOT
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(script)], cwd=tmp_path, env=environment, timeout=120, check=False,
-            capture_output=True, text=True,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    return run
+@pytest.mark.parametrize("section", FILES)
+def test_each_example_is_two_files(section):
+    assert list(files_of(section)) == FILES[section]
 
 
-# Plays a configuration in both drivers, which must end bit for bit the same, and simulates it among liars.
-PLAY = """
-    import json
-    import gossip
-    from gossip.config import Config
-    from gossip.config.reference import described, page
-    from gossip.errors import ConfigError
-    from pathlib import Path
-    from sim.scenario.scenario import Scenario
-    from sim.simulation import simulate
-    from gossip.codecs import self_test
-    from tests.agreement.test_agreement import both, trio_of_peers
-    from tests.agreement.scenario import Scenario as Agreed
-    from tests.harness.configs import tuned
-
-    assert Path(gossip.__file__).parent == Path("gossip").resolve(), "the copy is what runs"
-    self_test()
-    ends = both(Agreed(trio_of_peers(), 15.0, tuned(chunk_elements=1024, **{changes})))
-    small = dict(peers=6, duration_s=8.0, task=dict(dataset="averaging", elements=400), gossip={changes})
-    result = simulate(Scenario.from_mapping({{**small, "attackers": {{"share": 0.2}}}}), progress=False)
-    try:
-        Config(**{{"mixing": "group", **{changes}}})
-        refusal = ""
-    except ConfigError as error:
-        refusal = str(error)
-    print(json.dumps({{
-        "choices": described("{key}")["range"], "meaning": described("{key}")["meaning"], "refusal": refusal,
-        "mixed": [end.exchanges[0] for end in ends.values()], "refused": result.summary["refused"],
-        "documented": {what!r} in page(),
-    }}))
-"""
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    """What :data:`PLAY` saw in a copy of the packages that has the files of all sections."""
+    folder = tmp_path_factory.mktemp("copy")
+    files: Files = {}
+    for section in FILES:
+        made = files_of(section)
+        assert not made.keys() & files.keys(), section
+        files |= made
+    head = "FILTERS: dict[str, FilterRule] = {\n"
+    row = '    "median": FilterRule("median:Median", "takes the middle of a group\'s values", groups=True),\n'
+    assert head in files["gossip/config/filters.py"]
+    files["gossip/config/filters.py"] = files["gossip/config/filters.py"].replace(head, head + row)
+    files |= {"gossip/filters/median.py": MEDIAN, "train.py": TRAIN}
+    for package in ("gossip", "node", "sim"):
+        shutil.copytree(ROOT / package, folder / package)  # Bytecode too: what is unchanged is not compiled.
+    for path, text in files.items():
+        (folder / path).write_text(text, encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GOSSIP_")}
+    environment["PYTHONPATH"] = os.pathsep.join((str(folder), str(ROOT)))  # the tests' helpers are in ROOT
+    done = subprocess.run(
+        [sys.executable, "-c", PLAY], cwd=folder, env=environment, timeout=120, check=False, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
-def test_a_rule_for_whom_to_mix_with_is_two_files(python):
-    files = files_of("A new rule for whom to mix with")
-    assert list(files) == ["gossip/config/selections.py", "gossip/selection/backwards.py"]
-    changes = {"selection": "backwards"}
-    seen = python(files, PLAY.format(changes=changes, key="selection", what="backwards"))
+def test_a_rule_for_whom_to_mix_with(played):
+    seen = played["selection"]
     assert seen["choices"].endswith(", backwards")
     assert "'backwards' cannot work" in seen["refusal"]
     assert min(seen["mixed"]) > 5
     assert seen["documented"]
 
 
-def test_a_way_of_mixing_is_two_files(python):
-    files = files_of("A new way of mixing")
-    assert list(files) == ["gossip/config/mixings.py", "gossip/exchange/gentle.py"]
-    said = "`gentle` a quarter of the way to each other"
-    seen = python(files, PLAY.format(changes={"mixing": "gentle"}, key="mixing", what=said))
+def test_a_way_of_mixing(played):
+    seen = played["mixing"]
     assert seen["choices"].endswith(", gentle")
-    assert seen["meaning"].endswith(said)
+    assert seen["meaning"].endswith("`gentle` a quarter of the way to each other")
     assert min(seen["mixed"]) > 5
     assert seen["documented"]
 
 
-def test_a_filter_is_two_files(python):
-    files = files_of("A new filter")
-    assert list(files) == ["gossip/config/filters.py", "gossip/filters/within.py"]
-    said = "`within` refuses who is further away than we are long"
-    seen = python(files, PLAY.format(changes={"filter": "within"}, key="filter", what=said))
+def test_a_filter(played):
+    seen = played["filter"]
     assert seen["choices"].endswith(", within")
-    assert seen["meaning"].endswith(said)
+    assert seen["meaning"].endswith("`within` refuses who is further away than we are long")
     assert "filter = 'within' judges a pair" in seen["refusal"]
     assert min(seen["mixed"]) > 5
     assert seen["refused"]["within"] > 5, "of liars, who are twice as far away as one is long"
     assert seen["documented"]
 
 
-def test_a_filter_of_groups_is_two_files_as_well(python, tmp_path):
-    rows, head = "gossip/config/filters.py", "FILTERS: dict[str, FilterRule] = {\n"
-    text = (ROOT / rows).read_text("utf-8")
-    assert head in text
-    row = '    "median": FilterRule("median:Median", "takes the middle of a group\'s values", groups=True),\n'
-    files = {rows: text.replace(head, head + row), "gossip/filters/median.py": MEDIAN}
-    changes = {"mixing": "group", "filter": "median"}
-    seen = python(files, PLAY.format(changes=changes, key="filter", what="`median` takes the middle"))
+def test_a_filter_of_groups(played):
+    seen = played["groups"]
     assert min(seen["mixed"]) > 5
-    assert (tmp_path / "asked").exists()
+    assert seen["asked"]
     assert seen["documented"]
 
 
-def test_an_effect_of_vectors_is_two_files(python):
-    files = files_of("A new effect")
-    assert list(files) == ["gossip/effects.py", "gossip/averaging/averager.py"]
-    script = """
-        import json
-        import numpy as np
-        import trio
-        from gossip.config import Config
-        from gossip.effects import Outdate
-        from sim.engine.swarm import Swarm
-        from sim.world.network import NetworkModel
-        from tests.node.offline import runtime
-
-        swarm = Swarm(0, NetworkModel(), Config())
-        host = swarm.hosts[swarm.add_peer(np.zeros(8, np.float32))]
-        forgotten = []
-        type(host.averager.vectors).forget = lambda self: forgotten.append("sim")
-        swarm.perform(host, [Outdate()])
-
-        async def main():
-            node = runtime()
-            vector = node.streams.pool.take()
-            node.streams.pool.keep(vector)
-            before = node.streams.pool.recall() is vector
-            node.perform([Outdate()])
-            forgotten.append(("node", before, node.streams.pool.recall() is None))
-
-        trio.run(main)
-        print(json.dumps(forgotten))
-    """
-    assert python(files, script) == ["sim", ["node", True, True]]
-
-
-def test_a_codec_is_two_files(python):
-    files = files_of("A new codec")
-    assert list(files) == ["gossip/codecs/cut.py", "gossip/codecs/__init__.py"]
-    seen = python(files, PLAY.format(changes={"codec": "fp24"}, key="codec", what="moniqua4, fp24, auto"))
+def test_a_codec(played):
+    seen = played["codec"]
     assert seen["choices"].endswith(", fp24, auto")
     assert min(seen["mixed"]) > 5
     assert seen["documented"]
 
 
-def test_a_figure_of_a_node_and_one_of_a_simulation_are_two_files_each(python):
-    files = files_of("A new figure")
-    assert list(files) == [
-        "gossip/view.py", "node/observe/figures.py", "sim/report/measures.py", "sim/report/figures.py",
-    ]  # fmt: skip
-    seen = python({**files, "train.py": TRAIN}, FIGURES)
+def test_an_effect_of_vectors(played):
+    assert played["effect"] == ["sim", ["node", True, True]]
+
+
+def test_a_figure_of_a_node_and_one_of_a_simulation(played):
+    seen = played["figures"]
     assert seen["row"]["exchanging"] == 0
     assert seen["line"].endswith("  0 under way")
     assert "| `exchanging` | now | exchanges | log, line, `node.metrics()` |" in seen["page"]
@@ -213,7 +156,7 @@ class Median(Filter):
         return np.median(vectors, axis=0).astype(np.float32)
 """
 
-# Two real nodes with a log each, and a simulation.
+# The script of two real nodes.
 TRAIN = """
 import time
 import torch
@@ -225,18 +168,76 @@ with Node({"w": torch.zeros(8)}, config=Config(mix_every_steps=2)) as node:
         node.step(samples=1)
         time.sleep(0.01)
 """
-FIGURES = """
-    import json
-    import sys
-    import gossip
-    from gossip.__main__ import main
-    from node.observe.figures import line_of, page
-    from pathlib import Path
-    from sim.report import figures, pages
-    from sim.scenario.scenario import Scenario
-    from sim.simulation import simulate
 
-    assert Path(gossip.__file__).parent == Path("gossip").resolve(), "the copy is what runs"
+# Plays each configuration in both drivers, which must end bit for bit the same, and simulates it among liars; performs
+# the effect in both drivers; and reads the figures of two real nodes and of a simulation.
+PLAY = """
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import trio
+
+import gossip
+from gossip.__main__ import main
+from gossip.codecs import self_test
+from gossip.config import Config
+from gossip.config.reference import described, page
+from gossip.effects import Outdate
+from gossip.errors import ConfigError
+from node.observe import figures as node_figures
+from sim.engine.swarm import Swarm
+from sim.report import figures, pages
+from sim.scenario.scenario import Scenario
+from sim.simulation import simulate
+from sim.world.network import NetworkModel
+from tests.agreement.scenario import Scenario as Agreed
+from tests.agreement.test_agreement import both, trio_of_peers
+from tests.harness.configs import tuned
+from tests.node.offline import runtime
+
+assert Path(gossip.__file__).parent == Path("gossip").resolve(), "the copy is what runs"
+self_test()
+
+
+def play(key, what, **changes):
+    ends = both(Agreed(trio_of_peers(), 15.0, tuned(chunk_elements=1024, **changes)))
+    small = dict(peers=6, duration_s=8.0, task=dict(dataset="averaging", elements=400), gossip=changes)
+    result = simulate(Scenario.from_mapping({**small, "attackers": {"share": 0.2}}), progress=False)
+    try:
+        Config(**{"mixing": "group", **changes})
+        refusal = ""
+    except ConfigError as error:
+        refusal = str(error)
+    return {
+        "choices": described(key)["range"], "meaning": described(key)["meaning"], "refusal": refusal,
+        "mixed": [end.exchanges[0] for end in ends.values()], "refused": result.summary["refused"],
+        "documented": what in page(), "asked": Path("asked").exists(),
+    }
+
+
+def effect():
+    swarm = Swarm(0, NetworkModel(), Config())
+    host = swarm.hosts[swarm.add_peer(np.zeros(8, np.float32))]
+    vectors, forgotten = type(host.averager.vectors), []
+    usual, vectors.forget = vectors.forget, lambda self: forgotten.append("sim")
+    swarm.perform(host, [Outdate()])
+    vectors.forget = usual
+
+    async def node():
+        node = runtime()
+        vector = node.streams.pool.take()
+        node.streams.pool.keep(vector)
+        before = node.streams.pool.recall() is vector
+        node.perform([Outdate()])
+        forgotten.append(("node", before, node.streams.pool.recall() is None))
+
+    trio.run(node)
+    return forgotten
+
+
+def read_figures():
     sys.argv = ["gossip", "local", "-n", "2", "--log-dir", "logs", "train.py"]
     try:
         main()
@@ -245,8 +246,22 @@ FIGURES = """
     row = json.loads(Path("logs/node-0.jsonl").read_text().splitlines()[-1])
     small = dict(peers=6, duration_s=8.0, task=dict(dataset="averaging", elements=8))
     result = simulate(Scenario.from_mapping(small), progress=False)
-    print(json.dumps({
-        "row": row, "line": line_of(row), "page": page(), "head": result.csv_text().splitlines()[0],
-        "furthest": list(result.column("furthest")), "report": pages.rows_table(result), "sim_page": figures.page(),
-    }))
+    return {
+        "row": row, "line": node_figures.line_of(row), "page": node_figures.page(),
+        "head": result.csv_text().splitlines()[0], "furthest": list(result.column("furthest")),
+        "report": pages.rows_table(result), "sim_page": figures.page(),
+    }
+
+
+seen = {
+    "selection": play("selection", "backwards", selection="backwards"),
+    "mixing": play("mixing", "`gentle` a quarter of the way to each other", mixing="gentle"),
+    "filter": play("filter", "`within` refuses who is further away than we are long", filter="within"),
+    "codec": play("codec", "moniqua4, fp24, auto", codec="fp24"),
+    "groups": play("filter", "`median` takes the middle", mixing="group", filter="median"),
+    "effect": effect(),
+}
+sys.stdout, stdout = sys.stderr, sys.stdout
+seen["figures"] = read_figures()
+print(json.dumps(seen), file=stdout)
 """
