@@ -17,7 +17,7 @@ from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from node.transport import byte_stream
 from node.transport.byte_stream import TURNS
-from tests.node.test_blocking_io import FP32, SOCKET_BYTES, in_trio, loopback_pair
+from tests.node.carriers import FP32, SOCKET_BYTES, in_trio, loopback_pair
 
 SMALL, LARGE = 1_024, 1 << 18  # elements: what both sockets hold at once, and twice what they hold
 

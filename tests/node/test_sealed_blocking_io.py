@@ -1,10 +1,8 @@
-"""Threads carry sealed vectors as they carry others: bit for bit, and no longer than anybody wants them."""
+"""Threads that carry sealed vectors: records that chunks end inside, changed bytes, and when a stream is lent."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import time
 
 import numpy as np
 import pytest
@@ -17,40 +15,17 @@ from gossip.wire.frames import PREFIX_BYTES, decode, encode
 from gossip.wire.messages import Nack
 from node.links.frame_reader import FrameReader
 from node.transport.blocking_io import BlockingIoPool, BlockingSealed
-from node.transport.byte_stream import BrokenLinkError
 from node.transport.sealed import RECORD_BYTES, leave_tls
+from tests.node.carriers import CHUNK, FP32, SIZE, End, at_work, in_trio, loopback_pair, sealed_pair, until, vectors
 from tests.node.sealing import ACCEPTOR, DIALLER
-from tests.node.test_blocking_io import (
-    CHUNK,
-    ENDS,
-    FP32,
-    SIZE,
-    End,
-    at_work,
-    in_trio,
-    loopback_pair,
-    until,
-    unwanted_is_not_waited_for,
-    vectors,
-)
+from tests.node.test_blocking_io import unwanted_is_not_waited_for
 from tests.node.test_tls import receive_exactly, tls_ends
 
 
-async def sealed_pair():
-    """Two ends of which each has read that the other left TLS."""
-    alice, bob = await tls_ends(loopback_pair)
-    ends = [await leave_tls(alice, DIALLER, ACCEPTOR), await leave_tls(bob, ACCEPTOR, DIALLER)]
-    for end in ends:
-        await end.send_all(b"w")
-    for end in ends:
-        await receive_exactly(end, 1)
-    return ends
-
-
-@pytest.mark.parametrize("chunk", [CHUNK, 3 * RECORD_BYTES // 4 + 256])
 @pytest.mark.parametrize("name", ["fp32", "int8"])
 @in_trio
-async def test_a_large_vector_goes_both_ways_in_threads_bit_for_bit(name, chunk):
+async def test_chunks_that_end_inside_a_record_go_both_ways_bit_for_bit(name):
+    chunk = 3 * RECORD_BYTES // 4 + 256
     a, b = vectors()
     codec = get_codec(name)
     streams = await sealed_pair()
@@ -116,30 +91,6 @@ async def some_of_a_chunk(other, theirs, count, spoiled=None):
         sealed[spoiled] ^= 1
     await other.inner.send_all(sealed[:count])
     return sealed[count:]
-
-
-@pytest.mark.parametrize("how", ENDS)
-@in_trio
-async def test_what_ends_a_link_in_the_middle_of_a_sealed_chunk_ends_both_threads(how):
-    """One of them waits for the rest of a record, the other for a partner that reads nothing."""
-    ours, theirs = vectors()
-    near, far = await sealed_pair()
-    end = End(near, ours)
-    began = time.monotonic()
-    with contextlib.suppress(BaseExceptionGroup):  # of BrokenLinkErrors; what cancels raises nothing
-        async with trio.open_nursery() as nursery:
-            end.begin(nursery)
-            await some_of_a_chunk(far, theirs, 100_000)
-            await until(lambda: at_work() == ["gossip-receive", "gossip-send"])
-            await trio.sleep(0.05)  # both wait in the kernel
-            ENDS[how](end, far, nursery)
-    assert at_work() == []
-    assert not end.receiver.threads, "nothing of it is used"
-    assert end.receiver.position == 0
-    assert time.monotonic() - began < 10
-    assert end.link.hands.lend(end.link.stream) is None
-    with pytest.raises(BrokenLinkError):  # a record may be half out
-        await near.send_all(b"more")
 
 
 @pytest.mark.parametrize("place", [200, 150_000, -1])
