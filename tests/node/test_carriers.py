@@ -39,6 +39,13 @@ from tests.node.carriers import (
 each_carrier = pytest.mark.parametrize("name", CARRIERS)
 
 
+async def all_arrived(name, ends):
+    """Wait for both vectors, and until the loop has both links back from the threads."""
+    await until(lambda: all(end.receiver.done for end in ends))
+    if CARRIERS[name].threads:
+        await until(lambda: all(end.flowed for end in ends) and not at_work())
+
+
 @each_carrier
 @pytest.mark.parametrize("codec", ["fp32", "bf16", "int8"])
 @in_trio
@@ -49,9 +56,7 @@ async def test_a_vector_goes_both_ways_bit_for_bit(name, codec):
         ends = await two_ends(name, nursery, a, b, coded)
         for end in ends:
             end.begin(nursery)
-        await until(lambda: all(end.receiver.done for end in ends))
-        if CARRIERS[name].threads:
-            await until(lambda: all(end.flowed for end in ends))
+        await all_arrived(name, ends)
         nursery.cancel_scope.cancel()
     quantised = np.empty_like(a), np.empty_like(b)
     coded.quantised(a, quantised[0], 1)
@@ -76,7 +81,8 @@ async def test_messages_go_beside_a_vector_in_order(name):
             for end in ends:
                 end.link.send(message)
             await trio.sleep(0.001)
-        await until(lambda: all(end.receiver.done and len(end.messages) == 16 for end in ends))
+        await all_arrived(name, ends)
+        await until(lambda: all(len(end.messages) == 16 for end in ends))
         nursery.cancel_scope.cancel()
     assert ends[0].messages == ends[1].messages == said
     assert np.array_equal(ends[0].receiver.out, b - a)
