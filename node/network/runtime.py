@@ -34,7 +34,6 @@ from gossip.ids import Address, MemberRecord, PeerId, short
 from gossip.peer import Peer
 from gossip.wire.messages import (
     Abort,
-    Close,
     Fetch,
     Hello,
     Message,
@@ -42,14 +41,12 @@ from gossip.wire.messages import (
     Outcome,
     Settled,
 )  # fmt: skip
-from node.faults import Faults, leaves
+from node.faults import Faults
 from node.links.connector import Access, Connector
-from node.links.frame_reader import FrameReader
 from node.links.handshake_pool import neighbourhood
-from node.links.link import Link, admits_none
+from node.links.link import Link
 from node.links.pool import Links
-from node.links.stripes import Lane
-from node.network.reading import FloodError, Reading
+from node.network.link_life import LinkLife
 from node.network.striping import Striping
 from node.network.transfers.log import ExchangeLog
 from node.network.transfers.streams import SharedModel, Streams
@@ -57,7 +54,6 @@ from node.observe.events import NodeEvent
 from node.observe.losses import Losses
 from node.observe.stalls import STANDS_S, Stalls
 from node.transport.blocking_io import BlockingIoPool
-from node.transport.byte_stream import BrokenLinkError, ByteStream
 from node.transport.seeds import SeedLookup
 
 __all__ = ["Reporter", "Runtime"]
@@ -343,117 +339,11 @@ class Runtime:
     # -- a link's life -------------------------------------------------------------------------------------------
     async def run_link(self, link: Link, theirs: Hello) -> None:
         """Run a link from the finished Hello to the end of the stream."""
-        member = theirs.record
-        if member is not None:
-            if self.stopping or (len(self.links) >= self.config.internal.max_links and not self.make_room()):
-                self.pending.pop(link.peer, None)
-                link.stream.close_now()
-                return
-            self.links.add(link)
-        try:
-            if member is not None:
-                self.welcome(link, member)
-            with trio.CancelScope() as scope:
-                link.cancel_scope, link.hands = scope, self.hands
-                async with trio.open_nursery() as nursery:
-                    reading = Reading(self, link, member is None)
-                    link.admit = functools.partial(self.admit, link, reading, nursery)
-                    nursery.start_soon(self.write, link, scope)
-                    nursery.start_soon(link.cut_when_cancelled)
-                    try:
-                        await reading.run()
-                    except Exception as error:
-                        self.contain(link, error)
-                    finally:
-                        link.admit = admits_none
-                        link.finish()
-                        scope.deadline = trio.current_time() + 1.0
-        except* RemoteError as group:
-            self.blame(link, group)
-        except* Exception as error:
-            self.contain(link, error)
-        finally:
-            link.stream.close_now()
-            if link.fault:
-                self.on_event("fault", link.fault)
-            if link.unread:
-                self.note(link.peer, "unread")
-            if member is not None:
-                try:
-                    self.unlink(link)
-                except Exception as error:
-                    self.contain(link, error)
-
-    def admit(self, link: Link, reading: Reading, nursery: trio.Nursery, stream: ByteStream, reader: FrameReader,
-              dialled: bool) -> bool:  # fmt: skip
-        """Start a lane of the link, until it ends; return False if the link is ending."""
-        if self.stopping or link.ending:
-            return False
-        nursery.start_soon(Lane(link, stream, reader).run, dialled, reading.on_lane_chunk, reading.on_body)
-        return True
-
-    def contain(self, link: Link, error: Exception) -> None:
-        """Contain a fault that a member's link caused: it ends that link only.
-
-        The other side is told the kind of the fault, but never its text, which may contain anything.
-        """
-        if isinstance(error, RemoteError):
-            raise error
-        self.faults.contain(error, f"A message from {short(link.peer)}", "its link is closed")
-        kind = type(next(leaves(error))).__name__
-        link.send(Close("fault", f"your message caused a fault here ({kind}).", ()))
-
-    def welcome(self, link: Link, member: MemberRecord) -> None:
-        pending = self.pending.pop(link.peer, None)
-        self.perform(self.peer.linked(link.peer, member, self.now))
-        for message in pending or ():
-            if self.peer.view.meant(link.peer, message):
-                self.send(link.peer, message)
-
-    def blame(self, link: Link, group: BaseExceptionGroup[RemoteError]) -> None:
-        """Record misbehaviour if the member at its other end, not just the network, ended a link."""
-        for error in group.exceptions:
-            if isinstance(error, BaseExceptionGroup):
-                self.blame(link, error)
-            elif not isinstance(error, BrokenLinkError):
-                self.note(link.peer, "flood" if isinstance(error, FloodError) else "fault")
+        await LinkLife(self, link).run(theirs)
 
     def note(self, who: PeerId | str, kind: str) -> None:
         """Report a misbehaviour that :mod:`gossip.misbehaviour` counts."""
         self.perform(self.peer.misbehaves(who, kind, self.now))
-
-    async def write(self, link: Link, scope: trio.CancelScope) -> None:
-        def sent(session: int) -> None:
-            entry = self.sessions.table.get(session)
-            if entry is not None:
-                entry.moved_at = link.used_at
-
-        try:
-            await link.write_loop(sent, self.streams.served)
-            with trio.move_on_after(1.0):
-                await link.stream.aclose()
-        except RemoteError:
-            pass
-        scope.cancel()
-
-    def unlink(self, link: Link) -> None:
-        broken, code = self.sessions.on(link), "idle" if link.orderly else "broken"
-        last = self.links.remove(link)
-        for session in broken:
-            self.sessions.links.pop(session, None)
-            self.perform(self.peer.failed(session, code, self.now))
-        if last:
-            self.perform(self.peer.unlinked(link.peer, self.now, orderly=link.orderly))
-        self.streams.gathers.unlinked(link)
-
-    def make_room(self) -> bool:
-        """Close the link that has been idle longest and has no session, if there is one."""
-        busy = self.streams.busy()
-        idle = [link for link in self.links.all() if link not in busy and link.peer not in self.peer.reach.homes]
-        if not idle:
-            return False
-        min(idle, key=lambda link: link.used_at).retire()
-        return True
 
     # -- time ----------------------------------------------------------------------------------------------------
     async def keep_time(self) -> None:

@@ -30,6 +30,7 @@ from gossip.wire.messages import (
 )
 from node.faults import TOLD, Faults
 from node.network import reading
+from node.network.link_life import LinkLife
 from node.network.reading import FloodError
 from node.network.transfers import streams
 from tests.agreement.scenario import Scenario, make_peer
@@ -186,7 +187,7 @@ async def test_an_offer_whose_session_is_over_is_not_sent_when_its_link_comes():
     ):
         node.pending.setdefault(OTHER, deque()).append(message)
     node.links.add(ours)
-    node.welcome(ours, OTHER_RECORD)
+    LinkLife(node, ours).welcome(OTHER_RECORD)
     assert not node.sessions.links
     sent = [message for message in waiting(ours) if isinstance(message, Offer | Invite | Fetch | Abort | Settled)]
     assert sent == [Abort(5, "late"), Settled(9, True)]
@@ -253,7 +254,7 @@ async def test_an_offer_that_crosses_the_end_of_an_idle_link_benches_nobody():
     node.averager.updated(node.averager.boundary.visit(lambda vector: None))
     assert ours in node.sessions.links.values()
     reading.Reading(node, ours, False).on_message(Close("idle", "", ()))
-    node.unlink(ours)
+    LinkLife(node, ours).unlink()
     assert not benched
     assert not peer.exchanges.table
 
