@@ -141,7 +141,7 @@ def test_a_failure_has_its_reason_and_no_arrow(node):
     found = node.found()
     assert [one["name"] for one in spans(found) if one["name"] != "streams"] == [
         "failed: late with bbbbbbbb",
-        "failed: unanswered with nobody",
+        "failed: unanswered with no member",
     ]
     assert not [one for one in found if one["ph"] in "sf"]
 
