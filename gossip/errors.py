@@ -1,4 +1,4 @@
-"""Exceptions by origin: a local fault tells the user what to do, a remote fault ends a link."""
+"""Exceptions by origin: a LocalError tells the user what to do, a RemoteError ends a link."""
 
 from __future__ import annotations
 
@@ -22,15 +22,18 @@ class GossipError(Exception):
 
 
 class LocalError(GossipError):
-    """A fault of this node or its user: raised in the caller's thread, and says what to do."""
+    """An error on this machine: of the user, of the environment or of this library.
+
+    It is raised in the caller's thread, and its sentence says what to do.
+    """
 
 
 class ConfigError(LocalError, ValueError):
-    """An impossible setting or combination of settings; names what would work."""
+    """An impossible setting or combination of settings. The sentence names one that works."""
 
 
 class LayoutError(LocalError, ValueError):
-    """The model cannot be exchanged as it is, or changed shape while the node was running."""
+    """The model has tensors that cannot be exchanged, or changed shape while the node was running."""
 
 
 class IdentityError(LocalError):
@@ -46,11 +49,14 @@ class DataError(LocalError):
 
 
 class FaultError(LocalError):
-    """A fault of this library that ended the network side of a node, without another attempt."""
+    """A bug of this library ended the network side of a node, which does not start again."""
 
 
 class RemoteError(GossipError):
-    """A fault of the other side: ends its link. Only ``code`` crosses the wire, never the exception's text."""
+    """An error that the other side of a link caused. It ends that link.
+
+    Only ``code`` crosses the wire, never the exception's text.
+    """
 
     def __init__(self, code: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -65,4 +71,4 @@ class ProtocolError(RemoteError):
 
 
 class RefusedError(RemoteError):
-    """The other side closed the link and gave a reason: another swarm, another model, another version, no room."""
+    """The other side refused this node and gave a reason: another swarm, model or version, or no room."""

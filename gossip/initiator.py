@@ -93,7 +93,7 @@ class Initiator:
             exchanges.mixed_at.clear()
         if self.mixing and not (self.partners.several and exchanges.outgoing):
             self.mixing = False
-            if self.config.chooses:
+            if self.config.auto_interval:
                 self.adapt()
             schedule.mixed(local.steps, now, exchanges.own_mixed)
             exchanges.own_mixed = False

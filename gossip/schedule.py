@@ -104,7 +104,7 @@ class Schedule:
             exchange: The present cost of an exchange; None before the first.
             machine: The cost factors of this machine.
         """
-        if not self.config.chooses or self.every is None:
+        if not self.config.auto_interval or self.every is None:
             return
         before, self.seen = self.seen, (steps, boundary_at)
         if before is not None and steps > before[0]:

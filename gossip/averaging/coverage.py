@@ -12,57 +12,65 @@ __all__ = ["Coverage"]
 
 
 class Coverage:
-    """The ranges of a vector of ``size`` elements that have arrived or are arriving. Each element may come once.
+    """Bookkeeping of the chunks of a vector of ``size`` elements. It refuses an element that comes twice.
 
     Its memory is bounded, since a vector has few chunks: each has at least ``MIN_CHUNK_ELEMENTS``, except the last.
     """
 
-    __slots__ = ("came", "filling", "missing", "next", "size")
+    __slots__ = ("arrived", "missing", "next", "size", "under_way")
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.next = 0  # End of the furthest chunk that has begun.
         self.missing: list[tuple[int, int]] = []  # Ascending (start, stop) before ``next`` that have not begun.
-        self.filling: dict[int, int] = {}  # Start to stop of the chunks that have begun and not yet arrived whole.
-        self.came = 0  # Elements that have arrived.
+        self.under_way: dict[int, int] = {}  # Start to stop of the chunks that have begun and not yet arrived whole.
+        self.arrived = 0  # Elements of the chunks that have arrived whole.
 
     def begin(self, start: int, elements: int, anywhere: bool = False) -> None:
-        """Record that a chunk begins: the next one, or, with ``anywhere``, one in a range where none has begun.
+        """Record that a chunk begins.
+
+        Args:
+            start: The position of its first element.
+            elements: The number of its elements.
+            anywhere: True if chunks may come in any order; else each must follow the one before.
 
         Raises:
-            ProtocolError: The chunk is out of place, too small, too large or not aligned.
+            ProtocolError: The chunk is out of order, too small, too large, not aligned, or overlaps another one.
         """
-        stop, left = start + elements, self.size - start
-        if not min(left, MIN_CHUNK_ELEMENTS) <= elements <= left or not left or (start != self.next and not anywhere):
-            raise ProtocolError(f"A chunk of {elements} elements came at {start}; {self.next} is next of {self.size}.")
-        if start % ALIGN or (elements % ALIGN and elements != left):
+        stop, rest = start + elements, self.size - start
+        if start != self.next and not anywhere:
+            raise ProtocolError(f"A chunk begins at element {start}, and the next one must begin at {self.next}.")
+        if not rest or not min(rest, MIN_CHUNK_ELEMENTS) <= elements <= rest:
+            raise ProtocolError(f"A chunk at element {start} of {self.size} cannot have {elements} elements.")
+        if start % ALIGN or (elements % ALIGN and elements != rest):
             raise ProtocolError(f"A chunk from {start} to {stop} does not begin and end at a multiple of {ALIGN}.")
         if start >= self.next:
             if start > self.next:
                 self.missing.append((self.next, start))
             self.next = stop
         else:
-            self.fill(start, stop)
-        self.filling[start] = stop
+            self.take_from_missing(start, stop)
+        self.under_way[start] = stop
 
-    def fill(self, start: int, stop: int) -> None:
-        """Begin a chunk within a missing range."""
+    def take_from_missing(self, start: int, stop: int) -> None:
+        """Remove the range of a chunk from the missing range that holds it."""
         at = bisect_right(self.missing, (start, self.size)) - 1
         first, last = self.missing[at] if at >= 0 else (0, 0)
         if not first <= start < stop <= last:
             raise ProtocolError(f"A chunk from {start} to {stop} overlaps another.")
-        self.missing[at : at + 1] = [gap for gap in ((first, start), (stop, last)) if gap[0] < gap[1]]
+        self.missing[at : at + 1] = [left for left in ((first, start), (stop, last)) if left[0] < left[1]]
 
-    def arrived(self, start: int) -> None:
-        """Mark the whole chunk that begins at ``start`` as arrived."""
-        self.came += self.filling.pop(start) - start
+    def complete(self, start: int) -> None:
+        """Record that the chunk that begins at ``start`` has arrived whole."""
+        self.arrived += self.under_way.pop(start) - start
 
     @property
     def prefix(self) -> int:
         """Return the position before which all elements have arrived."""
-        first = min(self.filling) if self.filling else self.next
+        first = min(self.under_way) if self.under_way else self.next
         return min(first, self.missing[0][0]) if self.missing else first
 
     @property
     def done(self) -> bool:
-        return self.came == self.size
+        """Return True if all elements have arrived."""
+        return self.arrived == self.size

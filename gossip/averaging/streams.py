@@ -146,7 +146,7 @@ class Receiver:
         finally:
             if isinstance(body.obj, bytearray):  # A buffer from scratch() is free again.
                 self.spare.append(body.obj)
-        self.coverage.arrived(start)
+        self.coverage.complete(start)
         return True
 
     @property
@@ -155,9 +155,9 @@ class Receiver:
         return self.coverage.prefix
 
     @property
-    def came(self) -> int:
+    def elements_arrived(self) -> int:
         """Return the number of elements that have arrived."""
-        return self.coverage.came
+        return self.coverage.arrived
 
     @property
     def filling(self) -> bool:

@@ -76,7 +76,7 @@ class Derived(Keys):
         return self.correction or 0.0
 
     @property
-    def chooses(self) -> bool:
+    def auto_interval(self) -> bool:
         """Return True if each node chooses its own interval."""
         return self.mix_every_steps == AUTO
 
@@ -91,7 +91,7 @@ class Derived(Keys):
     @property
     def first_interval(self) -> int | None:
         """Return the local steps between two mixes before any measurement, which the codec's bytes allow."""
-        if not self.chooses:
+        if not self.auto_interval:
             return self.interval_steps
         codec = CODECS["int8" if self.codec == AUTO else self.codec]
         usual = Taken(SAMPLE, codec.name, codec.encoded_bytes(SAMPLE), 0.0)
@@ -122,7 +122,7 @@ class Derived(Keys):
     @property
     def watches_movement(self) -> bool:
         """Return True if a driver measures how far local steps alone move the model (gossip.schedule)."""
-        return self.consensus_target is not None or (FILTERS[self.filtering].follows and self.filter_limit is None)
+        return self.consensus_target is not None or (FILTERS[self.filter_name].follows and self.filter_limit is None)
 
     @property
     def pushes(self) -> bool:
@@ -145,7 +145,7 @@ class Derived(Keys):
         return not (self.pushes or self.grouped)
 
     @property
-    def filtering(self) -> str:
+    def filter_name(self) -> str:
         """Return the filter in use.
 
         "auto" means "clip", except for push-sum, whose mass must not be cut off, and for groups, whose mean depends on

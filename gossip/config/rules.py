@@ -14,29 +14,38 @@ __all__ = ["check_together"]
 
 def check_together(config: Derived) -> None:
     """Raise :class:`ConfigError` for the first combination that cannot work."""
-    for reason in (paced, corrected, pushed, grouped, timed, chosen, cut, filtered):
-        said = reason(config)
-        if said:
-            raise ConfigError(said)
+    checks = (
+        check_auto_interval, check_correction, check_pushes, check_groups, check_staleness, check_selection, check_part,
+        check_filter,
+    )  # fmt: skip
+    for check in checks:
+        if reason := check(config):
+            raise ConfigError(reason)
 
 
-def corrected(config: Derived) -> str | None:
+def check_correction(config: Derived) -> str | None:
     """Return why a correction does not fit the other settings, or None."""
     if not config.kappa:
         return None
     if not config.paired or config.partners != 1:
         return (
-            f"correction = {config.kappa:g} is for pairs, whose two sides learn exact opposites: leave it out, or use "
-            "mixing = 'pair' with partners = 1."
+            f"correction = {config.kappa:g} is for pairs, whose two sides learn exact opposites: leave correction "
+            f"out, or use mixing = 'pair' with partners = 1."
         )
     if config.part != "all":
-        return f"correction = {config.kappa:g} with part = {config.part!r} cannot work yet: use part = 'all', or 0."
+        return (
+            f"correction = {config.kappa:g} with part = {config.part!r} cannot work yet: use part = 'all', or "
+            f"correction = 0."
+        )
     if config.mix_every_steps is None:
-        return f"correction = {config.kappa:g} counts intervals of steps: set mix_every_steps (as 8), or leave it out."
+        return (
+            f"correction = {config.kappa:g} counts intervals of steps: set mix_every_steps, for example to 8, or leave "
+            f"correction out."
+        )
     return None
 
 
-def pushed(config: Derived) -> str | None:
+def check_pushes(config: Derived) -> str | None:
     """Return why pushes do not fit the other settings, or None."""
     if not config.pushes:
         return None
@@ -47,25 +56,25 @@ def pushed(config: Derived) -> str | None:
         )
     if config.part != "all":
         return (
-            f"mixing = {config.mixing!r} with part = {config.part!r} cannot work: one mass belongs to the whole "
-            "vector. Use mixing = 'pair', or part = 'all'."
+            f"mixing = {config.mixing!r} with part = {config.part!r} cannot work: the mass of a push (a number that "
+            f"travels with the vector) belongs to all of its elements. Use mixing = 'pair', or part = 'all'."
         )
     if needs_spread(config.codec):
         return (
-            f"mixing = {config.mixing!r} with codec = {config.codec!r} cannot work: nothing comes back that would say "
-            "how far apart the two are. Use int8 or int4, or mixing = 'pair'."
+            f"mixing = {config.mixing!r} with codec = {config.codec!r} cannot work: the codec needs the distance "
+            f"between both vectors, and a push gets no reply that states it. Use int8 or int4, or mixing = 'pair'."
         )
     if config.partners == 0:
-        return f"partners = 0 is for mixing = 'pair': say to how many partners {config.mixing} pushes, as 1."
+        return "partners = 0 is for mixing = 'pair': set partners to the number of receivers of a push, for example 1."
     if config.consensus_target is not None:
         return (
-            f"consensus_target with mixing = {config.mixing!r} cannot work: the distance is measured by pairs. Use "
-            "mixing = 'pair', or leave it out."
+            f"consensus_target with mixing = {config.mixing!r} cannot work: only pairs measure the distance. Use "
+            "mixing = 'pair', or leave consensus_target out."
         )
     return None
 
 
-def grouped(config: Derived) -> str | None:
+def check_groups(config: Derived) -> str | None:
     """Return why group means do not fit the other settings, or None."""
     if not config.grouped:
         return None
@@ -75,49 +84,61 @@ def grouped(config: Derived) -> str | None:
             "all members or from a grid. Use selection = 'grid' (exact means in few rounds) or 'uniform'."
         )
     if config.partners != 1:
-        return f"partners = {config.partners} is not for groups: group_size says how many average together."
+        return (
+            f"partners = {config.partners} is not for groups: set group_size to the number of members that average "
+            f"together, and leave partners out."
+        )
     if config.part != "all":
         return (
             f"mixing = {config.mixing!r} with part = {config.part!r} cannot work: a group divides the whole vector "
             "among its members. Use mixing = 'pair', or part = 'all'."
         )
     if config.codec == "auto":
-        return "codec = 'auto' chooses for one link and a group has many: name one, as bf16 or int8."
+        return "codec = 'auto' chooses for one link and a group has many: name a codec, for example bf16 or int8."
     if needs_spread(config.codec):
         return (
-            f"mixing = {config.mixing!r} with codec = {config.codec!r} cannot work: its bounds are those of pairs. Use "
-            "int8 or int4, or mixing = 'pair'."
+            f"mixing = {config.mixing!r} with codec = {config.codec!r} cannot work: the codec learns the distance "
+            f"between two partners, and a group has more. Use int8 or int4, or mixing = 'pair'."
         )
     return None
 
 
-def timed(config: Derived) -> str | None:
+def check_staleness(config: Derived) -> str | None:
     """Return why a bound on staleness does not fit the other settings, or None."""
     if config.max_version_gap is not None and config.mix_every_steps is None:
-        return "max_version_gap counts intervals of steps: set mix_every_steps (as 8), or leave it out."
+        return (
+            "max_version_gap counts intervals of steps: set mix_every_steps, for example to 8, or leave "
+            "max_version_gap out."
+        )
     return None
 
 
-def paced(config: Derived) -> str | None:
+def check_auto_interval(config: Derived) -> str | None:
     """Return why an automatic interval does not fit the other settings, or None."""
-    if not config.chooses:
+    if not config.auto_interval:
         return None
     auto = 'mix_every_steps = "auto"'
     if not config.paired or config.partners != 1:
         return f"{auto} is for pairs with one partner at a time: name a number of steps, or use mixing = 'pair'."
     if config.part != "all":
-        return f"{auto} with part = {config.part!r} cannot work: it counts whole vectors. Name a number of steps."
+        return (
+            f"{auto} with part = {config.part!r} cannot work: it weighs the bytes of whole vectors. Name a number of "
+            f"steps."
+        )
     if config.consensus_target is not None:
         return f"{auto} with consensus_target cannot work: both would choose the pace. Name a number of steps."
     if config.max_version_gap is not None:
-        return f"{auto} with max_version_gap cannot work: it bounds intervals of one length. Name a number of steps."
+        return f"{auto} with max_version_gap cannot work: a gap counts intervals of one length. Name a number of steps."
     return None
 
 
-def chosen(config: Derived) -> str | None:
+def check_selection(config: Derived) -> str | None:
     """Return why the selection of partners does not fit the other settings, or None."""
     if SELECTIONS[config.selection].file and not config.graph:
-        return "selection = 'graph' needs the file of its edges: set graph (as 'edges.txt', lines of two members)."
+        return (
+            "selection = 'graph' needs the file of its edges, two members on each line: set graph to its path, for "
+            "example 'edges.txt'."
+        )
     if config.graph and not SELECTIONS[config.selection].file:
         return f"graph = {config.graph!r} is for selection = 'graph', and selection is {config.selection!r}."
     if config.selection == "grid" and config.group_size == 0:
@@ -140,22 +161,23 @@ def chosen(config: Derived) -> str | None:
     return None
 
 
-def cut(config: Derived) -> str | None:
+def check_part(config: Derived) -> str | None:
     """Return why a part of the vector does not fit the codec, or None."""
     if needs_spread(config.codec) and config.part.startswith("mask"):
         return (
-            f"codec = {config.codec!r} with part = {config.part!r} cannot work: it learns bounds of the same elements "
-            "again and again, and a mask has others each time. Use int8 or int4, part = 'fragments 8' or 'all'."
+            f"codec = {config.codec!r} with part = {config.part!r} cannot work: the codec learns the spread of the "
+            f"same elements over many mixes, and a mask has other elements each time. Use int8 or int4, part = "
+            f"'fragments 8' or 'all'."
         )
     return None
 
 
-def filtered(config: Derived) -> str | None:
+def check_filter(config: Derived) -> str | None:
     """Return why the filter does not fit the other settings, or None."""
-    rule, limit = FILTERS[config.filtering], config.filter_limit
+    rule, limit = FILTERS[config.filter_name], config.filter_limit
     if limit is not None and not rule.limit:
         return f"filter_limit is for filter = {filters_that(lambda rule: rule.limit)}, and filter is {config.filter!r}."
-    if limit is not None and config.filtering == "trimmed" and limit not in range(1, MOST_PARTNERS // 2 + 1):
+    if limit is not None and config.filter_name == "trimmed" and limit not in range(1, MOST_PARTNERS // 2 + 1):
         return f"filter_limit = {limit:g} with filter = 'trimmed' counts members: use 1 to {MOST_PARTNERS // 2}."
     if rule.fits(config.grouped, config.conserves):
         return None
@@ -166,6 +188,7 @@ def filtered(config: Derived) -> str | None:
         return f"filter = {config.filter!r} is for groups: use mixing = 'group', or filter = {AUTO_FILTER[0]!r}."
     instead = filters_that(lambda rule: rule.pairs and not rule.cuts and not rule.groups)
     return (
-        f"filter = {config.filter!r} with mixing = {config.mixing!r} cannot work: what is cut off would be mass "
-        f"without weights. Use filter = {instead}, or mixing = 'row-stochastic'."
+        f"filter = {config.filter!r} with mixing = {config.mixing!r} cannot work: weights that the filter cuts off "
+        f"would leave their mass behind, and all averages would be wrong. Use filter = {instead}, or mixing = "
+        f"'row-stochastic'."
     )

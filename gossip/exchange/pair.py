@@ -105,5 +105,5 @@ class Pair(Exchange):
         counts = 0.0
         if exchanges.config.kappa:
             counts = float(credit(self.trained, self.partner_trained, self.taken))
-        every = (local.every or 0) if exchanges.config.chooses else 0
+        every = (local.every or 0) if exchanges.config.auto_interval else 0
         return [Mix(self.session, self.weight, local.settling, counts, every), *self.end(DONE)]

@@ -31,7 +31,7 @@ class Acceptance:
 
     def __init__(self, config: Config, rows: int, elements: int, ready: Sequence[bool]) -> None:
         self.config, self.bound, self.elements, self.ready = config, config.internal.norm_bound, elements, ready
-        self.filters = [] if config.filtering == "none" else [filter_of(config) for _ in range(rows)]
+        self.filters = [] if config.filter_name == "none" else [filter_of(config) for _ in range(rows)]
         self.refused: dict[int, Counter[str]] = {}  # refused or clipped differences, by row and reason
         self.failed = 0  # failed sides of exchanges
 

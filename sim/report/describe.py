@@ -84,7 +84,7 @@ def mixing(scenario: Scenario) -> str:
     steps = None if config.interval_steps is None else counted(config.interval_steps, "step")
     seconds = None if config.mix_every_s is None else duration_text(config.mix_every_s)
     when = "every " + " or ".join(each for each in (steps, seconds) if each is not None)
-    if config.chooses:
+    if config.auto_interval:
         when = "as often as each can afford"
     outer = "" if config.plain else " with an outer step (momentum {:g}, rate {:g})".format(*config.outer)
     with_whom = whom(config, scenario.peers)

@@ -127,13 +127,13 @@ def beyond(scenario: Playable) -> Iterator[tuple[str, str]]:
         yield "gossip.part", "set it to 'all'"
     if gossip.codec not in CODECS:
         yield "gossip.codec", f"use {', '.join(CODECS[:-1])} or {CODECS[-1]}"
-    if gossip.filtering not in FILTERS:
+    if gossip.filter_name not in FILTERS:
         yield "gossip.filter", "use 'clip' or 'none'"
     if gossip.consensus_target is not None:
         yield "gossip.consensus_target", "leave it out, as no decision may depend on values"
     if gossip.max_version_gap is not None:
         yield "gossip.max_version_gap", "leave it out"
-    if gossip.chooses:
+    if gossip.auto_interval:
         yield "gossip.mix_every_steps", "name a number of steps, as no exchange is measured"
     if gossip.mix_every_s is not None or gossip.mix_every_steps is None:
         yield "gossip.mix_every_s", "use mix_every_steps alone"

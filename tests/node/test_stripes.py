@@ -246,7 +246,7 @@ async def test_over_its_link_alone_chunks_come_in_order():
     ours = ramp(4 * LEAST_ELEMENTS)
     later = Chunk(7, LEAST_ELEMENTS, LEAST_ELEMENTS, 1)
     sessions, link = agreed(DifferenceReceiver(7, ours, np.empty_like(ours), FP32))
-    with pytest.raises(ProtocolError, match="0 is next"):
+    with pytest.raises(ProtocolError, match="must begin at 0"):
         sessions.place(link, later, 4 * LEAST_ELEMENTS)
     sessions, link = agreed(DifferenceReceiver(7, ours, np.empty_like(ours), FP32))
     assert sessions.place(link, later, 4 * LEAST_ELEMENTS, wide=True) is not None

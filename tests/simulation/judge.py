@@ -62,7 +62,7 @@ class Judge:
         self.spent: set[Session] = set()  # whose vector was mixed or merged
         self.mass: Fraction | float = 0
         self.total: Fraction | float = 0
-        self.clips = FILTERS[world.config.filtering].cuts
+        self.clips = FILTERS[world.config.filter_name].cuts
         self.done = self.one_sided = self.clipped = 0
         self.overlapping = 0  # the most mixes of one host that streamed at once
         self.ended_runs: set[bytes] = set()  # those of which an honest member said that it is finished

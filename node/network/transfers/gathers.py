@@ -268,7 +268,7 @@ class GroupTransfers:
                 for slice_, waiting in ((own, group.missing), (where, group.awaited)):
                     receiver = waiting.get(place)
                     whole = slice_.stop - slice_.start if place not in waiting else 0
-                    received += whole if receiver is None else receiver.came
+                    received += whole if receiver is None else receiver.elements_arrived
         return sum(parts.moved for _, parts in one.out.values()), received
 
     def release(self, session: int) -> None:

@@ -335,8 +335,8 @@ class Streams:
         stream, pair = self.sessions.table.get(number), self.averager.pairs.get(number)
         if stream is not None and stream.sender is not None and stream.sender.position:
             account.bytes_sent = stream.sender.codec.encoded_bytes(stream.sender.position)
-        if stream is not None and stream.receiver is not None and stream.receiver.came:
-            account.bytes_received = stream.receiver.codec.encoded_bytes(stream.receiver.came)
+        if stream is not None and stream.receiver is not None and stream.receiver.elements_arrived:
+            account.bytes_received = stream.receiver.codec.encoded_bytes(stream.receiver.elements_arrived)
         if pair is not None and pair.whole:
             whole = 1.0 if pair.positions is None else self.peer.view.elements / pair.elements
             apart_sq = pair.difference_sq * whole

@@ -38,9 +38,9 @@ def test_what_is_here_is_counted_once_in_whatever_order_it_comes(seed):
             filling.append(chunks.pop())
         else:
             start, elements = filling.pop(rng.randrange(len(filling)))
-            coverage.arrived(start)
+            coverage.complete(start)
             here[start : start + elements] = True
-        assert coverage.came == here.sum()
+        assert coverage.arrived == here.sum()
         assert coverage.prefix == (SIZE if here.all() else int(here.argmin()))
         assert coverage.done == here.all()
         assert len(coverage.missing) <= SIZE // MIN_CHUNK_ELEMENTS
@@ -60,15 +60,15 @@ def test_what_came_or_fits_nowhere_is_refused_and_changes_nothing(start, element
     coverage.begin(4_096, 4_096, anywhere=True)
     with pytest.raises(ProtocolError):
         coverage.begin(start, elements, anywhere=True)
-    assert (coverage.missing, coverage.next, coverage.filling) == ([(0, 4_096)], 8_192, {4_096: 8_192})
+    assert (coverage.missing, coverage.next, coverage.under_way) == ([(0, 4_096)], 8_192, {4_096: 8_192})
 
 
 def test_over_one_connection_only_the_next_may_come():
     coverage = Coverage(SIZE)
-    with pytest.raises(ProtocolError, match="0 is next"):
+    with pytest.raises(ProtocolError, match="must begin at 0"):
         coverage.begin(4_096, 4_096)
     coverage.begin(0, 4_096)
-    with pytest.raises(ProtocolError, match="4096 is next"):
+    with pytest.raises(ProtocolError, match="must begin at 4096"):
         coverage.begin(0, 4_096)
 
 

@@ -120,9 +120,9 @@ def test_the_defaults_are_random_pairs_that_take_the_mean_of_what_is_not_too_far
     assert (config.selection, config.mixing, config.partners, config.codec, config.part, config.filter) == (
         "uniform", "pair", 1, "fp32", "all", "auto",
     )  # fmt: skip
-    assert config.filtering == "clip"
+    assert config.filter_name == "clip"
     assert config.staleness_exponent == 0
-    assert [Config(mixing=mixing).filtering for mixing in ("row-stochastic", "push-sum", "group")] == [
+    assert [Config(mixing=mixing).filter_name for mixing in ("row-stochastic", "push-sum", "group")] == [
         "clip", "none", "none",
     ]  # fmt: skip
     assert config.plain

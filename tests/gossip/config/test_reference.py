@@ -25,8 +25,9 @@ def test_every_key_says_what_a_person_asks(name):
     field, setting = settings_of(Config)[name]
     assert len(setting.meaning) > 10
     assert len(setting.advice) > 10
-    assert not setting.meaning.endswith(".")
-    assert not setting.advice.endswith(".")
+    for text in (setting.meaning, setting.advice):
+        assert text[0].isupper() or text[0] == "`", "a sentence, whatever table it stands in"
+        assert text.endswith(".")
     said = json.loads(as_json(name))
     assert said["range"]
     assert said["default"]
@@ -41,11 +42,14 @@ def test_every_key_says_what_a_person_asks(name):
 def test_one_key_is_explained_with_what_the_presets_make_of_it():
     assert explained("mix_every_steps") == (
         "mix_every_steps = 8\n"
-        "  meaning         local steps for each finished exchange, own or requested, jittered by a quarter; "
-        '"auto": as few as a node can afford, at no more bytes than fp32 every 8\n'
+        "  meaning         The mean number of local steps between two finished exchanges, whichever side requested "
+        "them. "
+        'Each interval is drawn within a quarter of it. "auto" lets each node mix as often as its link and CPU allow, '
+        "at no more bytes than an fp32 exchange every 8 steps.\n"
         "  unit            local steps\n"
         '  range           a positive whole number, or "auto"; left out: mixing by the clock alone\n'
-        '  when to change  "auto" with codec = "auto" on any link; else fewer keep nodes closer, more send less\n'
+        "  when to change  Lower it to keep nodes closer together, raise it to send fewer bytes. "
+        '"auto" with codec = "auto" suits any link.\n'
         "  preset wan      32\n"
         "  preset datacentre 4"
     )

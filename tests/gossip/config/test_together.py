@@ -39,7 +39,7 @@ REFUSED = [
     ({"correction": 0.2, "part": "mask 0.1"}, ["correction", "part = 'all'"], [{"correction": 0.2}]),
     (
         {"correction": 0.2, "mix_every_steps": None, "mix_every_s": 30.0},
-        ["correction", "mix_every_steps (as 8)"],
+        ["correction", "mix_every_steps, for example to 8"],
         [{"correction": 0.2, "mix_every_s": 30.0}],
     ),
     (PUSH | OUTER, ["momentum", "mean of a pair"], [PUSH, OUTER | {"mixing": "pair"}]),
@@ -49,7 +49,7 @@ REFUSED = [
         ["row-stochastic", "moniqua4"],
         [ROWS | {"codec": "int8"}, ROWS | {"codec": "int4"}, {"codec": "moniqua4", "mixing": "pair"}],
     ),
-    (PUSH | RING, ["partners = 0", "mixing = 'pair'", "as 1"], [RING, PUSH | RING | {"partners": 1}]),
+    (PUSH | RING, ["partners = 0", "mixing = 'pair'", "for example 1"], [RING, PUSH | RING | {"partners": 1}]),
     (PUSH | {"consensus_target": 2.0}, ["consensus_target", "pairs"], [PUSH, {"consensus_target": 2.0}]),
     (
         GROUP | {"selection": "ring"},
@@ -61,7 +61,7 @@ REFUSED = [
     (GROUP | {"codec": "auto"}, ["auto", "one link"], [GROUP | {"codec": "bf16"}, GROUP | {"codec": "int8"}]),
     (
         GROUP | {"codec": "moniqua4"},
-        ["moniqua4", "pairs"],
+        ["moniqua4", "two partners"],
         [GROUP | {"codec": "int8"}, GROUP | {"codec": "int4"}, {"codec": "moniqua4"}],
     ),
     (
@@ -98,7 +98,7 @@ REFUSED = [
     ),
     (
         PUSH | {"filter": "clip"},
-        ["'clip'", "mass without weights"],
+        ["'clip'", "leave their mass behind"],
         [PUSH | {"filter": "balance"}, ROWS | {"filter": "clip"}],
     ),
 ]
