@@ -1,4 +1,4 @@
-"""Discovery: find the swarm through seeds, and find out whether others can dial us."""
+"""Discovery: find the swarm through seeds, and find out whether other members can dial us."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from gossip.wire.messages import Gossip, Ping, Reach, Reached
 
 __all__ = ["TRY_EVERY_S", "Bootstrap", "Listening", "Reachability", "Seeds", "answer_reach"]
 
-ASKED = 3  # members asked whether they can dial us: one may be unable to dial out, three rarely are
-PATIENCE_S = 10.0  # wait after the first answer: a swarm of two has no three members to ask
-TRY_EVERY_S = 10.0  # interval at which one member may have another dial its address
-# Time between a verdict and the next round; doubles while the verdict stays the same.
-AGAIN_S, MOST_AGAIN_S = 240.0, 3_600.0
-HOMES = 3  # members that probe for a peer which others cannot dial
-ANSWERING = 1  # unanswered dials of a seed that still counts as answering: one may be on its way
-BUSY_S = 5.0  # interval of dials to a seed that accepts connections but finishes no Hello
-LOOK_S = 5.0  # interval of look-ups without a link: the list may have been empty a moment ago
-HOME_PING_S = 20.0  # a third of the idle time-out, so that a home's link is never idle
+ASKED_MEMBERS = 3  # Members asked whether they can dial us. One may be unable to dial out, three rarely are.
+PATIENCE_S = 10.0  # Wait after the first answer, since a swarm of two has no three members to ask.
+TRY_EVERY_S = 10.0  # A member may ask us this often to dial its address.
+# Time between a verdict and the next round. It doubles while the verdict stays the same.
+ROUND_S, MAX_ROUND_S = 240.0, 3_600.0
+MAX_HOMES = 3  # Homes are members that probe a peer on behalf of the others, who cannot dial it.
+MAX_UNANSWERED = 1  # Unanswered dials of a seed that still counts as answering: one dial may be under way.
+BUSY_S = 5.0  # Interval of dials to a seed that accepts connections but finishes no Hello.
+LOOK_UP_S = 5.0  # Interval of look-ups without a link, since the list of seeds may have been empty a moment ago.
+HOME_PING_S = 20.0  # A third of the idle timeout, so that the link to a home is never idle.
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +35,17 @@ class Bootstrap:
     Attributes:
         seeds: The addresses to dial first.
         expected: The ids that seeds from an invite must prove.
-        looks: Seeds are looked up on the effect LookUp and reported with ``seeded``; until then there may be none.
+        looks_up: True if the driver looks the seeds up, on the effect LookUp, and reports them with ``seeded``. There
+            may be no seeds before.
         book: The members of an earlier life.
         finished: A run that this node had finished in an earlier life.
-        must_join: Do not begin a run only because no member offers one.
-        wait_until: Do not begin a run before this time for lack of others: more are expected.
+        must_join: True if this peer may only join a run. It begins none, even if no member offers one.
+        wait_until: The time before which this peer begins no run of its own, because other members are expected.
     """
 
     seeds: tuple[Address, ...] = ()
     expected: Mapping[Address, PeerId] = field(default_factory=dict)
-    looks: bool = False
+    looks_up: bool = False
     book: Sequence[MemberRecord] = ()
     finished: bytes = b""
     must_join: bool = False
@@ -54,32 +55,33 @@ class Bootstrap:
 class Seeds:
     """The seeds: addresses that are dialled with back-off (1 s, 2 s ... 60 s) until a member answers.
 
-    With links they are tried only at the pace of healing. Healing itself dials DEAD members, and seeds are members too.
+    While this peer has links, one seed is dialled at each healing period, as DEAD members are, to heal a partition.
 
-    ``looks``: the driver looks the seeds up at each try; the last result is dialled meanwhile. This goes on with links
-    too: each half of a swarm may have found only itself.
+    With ``looks_up`` the driver looks the seeds up again at each try, and the seeds of the last look-up are dialled
+    meanwhile. Look-ups go on while there are links, because each half of a swarm may have found only itself.
     """
 
     def __init__(
         self, seeds: tuple[Address, ...], expected: Mapping[Address, PeerId], config: Config, now: float,
-        looks: bool = False,
+        looks_up: bool = False,
     ) -> None:  # fmt: skip
-        self.seeds, self.expected, self.config, self.looks = seeds, expected, config, looks
-        self.deadline = now if seeds or looks else math.inf
+        self.seeds, self.expected, self.config, self.looks_up = seeds, expected, config, looks_up
+        self.deadline = now if seeds or looks_up else math.inf
         self.delay_s = config.internal.seed_backoff_s
-        self.unanswered = dict.fromkeys(seeds, ANSWERING + 1)  # dials in a row that no seed accepted
+        self.unanswered = dict.fromkeys(seeds, MAX_UNANSWERED + 1)  # Dials in a row that each seed did not accept.
 
-    def answered(self, seed: Address) -> None:
+    def on_answer(self, seed: Address) -> None:
         """Note that the seed accepted a connection, even if no link followed."""
         if seed in self.unanswered:
             self.unanswered[seed] = 0
 
     @property
     def answering(self) -> bool:
-        """Return True if a seed accepts connections: then there is a swarm to join, which may be busy."""
-        return any(dials <= ANSWERING for dials in self.unanswered.values())
+        """Return True if a seed accepts connections. There is then a swarm to join, which may be busy."""
+        return any(dials <= MAX_UNANSWERED for dials in self.unanswered.values())
 
     def dial(self, seed: Address) -> Dial:
+        """Return the effect that dials a seed, and count the dial."""
         self.unanswered[seed] += 1
         return Dial(seed, self.expected.get(seed))
 
@@ -87,45 +89,45 @@ class Seeds:
         """Replace the seeds; return those that are new."""
         new = tuple(seed for seed in seeds if seed not in self.unanswered)
         self.seeds, self.expected = seeds, expected
-        self.unanswered = {seed: self.unanswered.get(seed, ANSWERING + 1) for seed in seeds}
+        self.unanswered = {seed: self.unanswered.get(seed, MAX_UNANSWERED + 1) for seed in seeds}
         return new
 
-    def unlinked(self, now: float) -> None:
-        """Note that the last link is gone: dial the seeds soon, not at the pace of healing."""
-        if self.seeds or self.looks:
+    def on_last_link_lost(self, now: float) -> None:
+        """Dial the seeds soon instead of at the next healing period."""
+        if self.seeds or self.looks_up:
             self.deadline = min(self.deadline, now + self.config.internal.seed_backoff_s)
 
-    def tick(self, now: float, linked: bool, alive: Container[Address], rng: random.Random) -> list[Effect]:
+    def tick(self, now: float, has_link: bool, alive: Container[Address], rng: random.Random) -> list[Effect]:
         """Dial the seeds that are due.
 
         Args:
             now: The current time.
-            linked: True if we have a link.
+            has_link: True if this peer has a link.
             alive: The addresses of ALIVE members, which need no dial.
             rng: The source of jitter and of the choice of a seed.
         """
         if now < self.deadline:
             return []
-        look: list[Effect] = [LookUp()] if self.looks else []
-        if linked:  # a partition may separate us from the seeds: dial them at the pace of healing
+        look_up: list[Effect] = [LookUp()] if self.looks_up else []
+        if has_link:  # A partition may separate us from the seeds.
             self.deadline, self.delay_s = now + self.config.internal.heal_period_s, self.config.internal.seed_backoff_s
             seed = rng.choice(self.seeds) if self.seeds else None
-            return look if seed is None or seed in alive else [self.dial(seed), *look]
+            return look_up if seed is None or seed in alive else [self.dial(seed), *look_up]
         self.deadline = now + self.delay_s * (0.75 + 0.5 * rng.random())
-        soon = BUSY_S if self.answering else LOOK_S if self.looks else math.inf
-        self.delay_s = min(2 * self.delay_s, soon, self.config.internal.seed_backoff_max_s)
-        return [*(self.dial(seed) for seed in self.seeds), *look]
+        limit_s = BUSY_S if self.answering else LOOK_UP_S if self.looks_up else math.inf
+        self.delay_s = min(2 * self.delay_s, limit_s, self.config.internal.seed_backoff_max_s)
+        return [*(self.dial(seed) for seed in self.seeds), *look_up]
 
 
 class Listening:
     """The addresses of ALIVE contacted members. Linked ones are searched first, since a seed is mostly among them."""
 
-    def __init__(self, members: Members, linked: Iterable[PeerId]) -> None:
-        self.members, self.linked = members, linked
+    def __init__(self, members: Members, linked_peers: Iterable[PeerId]) -> None:
+        self.members, self.linked_peers = members, linked_peers
 
     def __contains__(self, address: object) -> bool:
         members = self.members
-        for peer in (*self.linked, *members.contacted()):
+        for peer in (*self.linked_peers, *members.contacted()):
             record = members.record(peer)
             if record is not None and record.address == address and members.state(peer) is MemberState.ALIVE:
                 return True
@@ -133,98 +135,112 @@ class Listening:
 
 
 class Reachability:
-    """Detection of NAT: find out whether others can dial us, publish it, and keep links to homes that probe for us.
+    """Detection of NAT: whether other members can dial us, and links to homes if they cannot.
 
     Three members answer in each round, and the verdict holds for some minutes. The next round asks three others. So no
-    single member decides for good, neither a liar nor one that cannot dial out. The time to the next round doubles
-    while the verdict stays the same: a round must announce a withdrawn address again, since members dial only the
-    address in our record.
+    single member decides for good, neither a liar nor one that cannot dial out.
+
+    A peer that cannot be dialled withdraws its address from its record. Members dial only the address in the record, so
+    each round publishes the address again. This is why rounds become rarer while the verdict stays the same.
     """
 
     def __init__(self) -> None:
-        self.asked: set[PeerId] = set()  # members asked in this round
-        self.asked_as = 0  # incarnation of our record when we asked
+        self.asked: set[PeerId] = set()  # Members asked in this round.
+        self.asked_incarnation = 0  # The incarnation of our record when we asked.
         self.answers: dict[PeerId, bool] = {}
-        self.before: set[PeerId] = set()  # members asked in the round before: others come first
+        self.asked_before: set[PeerId] = set()  # Members asked in the last round.
         self.homes: list[PeerId] = []
-        self.wanted: Address | None = None  # the address to advertise, withdrawn or not
-        self.found: bool | None = None  # the last verdict
-        self.pause_s = AGAIN_S
+        self.address: Address | None = None  # Our address, even while it is withdrawn from our record.
+        self.verdict: bool | None = None  # The last verdict.
+        self.pause_s = ROUND_S
         self.next_ping_at = float("inf")
         self.decide_at = float("inf")
-        self.again_at = float("inf")  # when the next round begins
-        self.settled = False
+        self.next_round_at = float("inf")
+        self.is_decided = False  # True if this round has its verdict.
 
     @property
     def deadline(self) -> float:
-        return min(self.next_ping_at, self.decide_at, self.again_at)
+        return min(self.next_ping_at, self.decide_at, self.next_round_at)
 
-    def linked(self, peer: PeerId, me: MemberRecord) -> list[Effect]:
-        """Ask a newly linked member whether it can dial us, if this round needs more answers."""
-        self.wanted = me.address or self.wanted
-        if self.settled or me.address is None or len(self.asked) >= ASKED or peer in self.asked:
+    def ask(self, peer: PeerId, me: MemberRecord) -> list[Effect]:
+        """Ask a linked member whether it can dial us, if this round needs more answers."""
+        self.address = me.address or self.address
+        if self.is_decided or me.address is None or len(self.asked) >= ASKED_MEMBERS or peer in self.asked:
             return []
         if not self.asked:
-            self.asked_as = me.incarnation
+            self.asked_incarnation = me.incarnation
         self.asked.add(peer)
         return [Send(peer, Reach())]
 
     def on_reached(self, sender: PeerId, ok: bool, incarnation: int, now: float) -> None:
-        """Note an answer. A majority of three decides, or of the answers within some seconds.
+        """Note an answer. Two equal answers decide, or all answers that come within ``PATIENCE_S``.
 
-        ``incarnation`` is that of our record now. A member may have dialled the address of an earlier life, so its
-        failure does not count.
+        Args:
+            sender: The member that tried to dial us.
+            ok: True if it succeeded.
+            incarnation: The incarnation of our record now. If it has changed, the member may have dialled the address
+                of our earlier life, so that its failure does not count.
+            now: The current time.
         """
-        if sender not in self.asked or self.settled or sender in self.answers:
+        if sender not in self.asked or self.is_decided or sender in self.answers:
             return
-        if not ok and incarnation != self.asked_as:
-            self.again_at = min(self.again_at, now + TRY_EVERY_S)
+        if not ok and incarnation != self.asked_incarnation:
+            self.next_round_at = min(self.next_round_at, now + TRY_EVERY_S)
             return
         self.answers[sender] = ok
-        enough = max(Counter(self.answers.values()).values()) > ASKED // 2
+        enough = max(Counter(self.answers.values()).values()) > ASKED_MEMBERS // 2
         self.decide_at = now if enough else min(self.decide_at, now + PATIENCE_S)
 
-    def decided(self, now: float) -> bool | None:
-        """Return the verdict, once in each round, when it is due: True if others can dial us.
+    def take_verdict(self, now: float) -> bool | None:
+        """Return True if others can dial us, False if not, and None unless a verdict is due that was not taken yet.
 
         A tie counts as reachable, since a member that fails may be unable to dial out.
         """
         if now < self.decide_at:
             return None
-        found = 2 * sum(self.answers.values()) >= len(self.answers)
-        self.pause_s = min(2 * self.pause_s, MOST_AGAIN_S) if found is self.found else AGAIN_S
-        self.settled, self.decide_at, self.again_at, self.found = True, float("inf"), now + self.pause_s, found
-        return found
+        verdict = 2 * sum(self.answers.values()) >= len(self.answers)
+        self.pause_s = min(2 * self.pause_s, MAX_ROUND_S) if verdict is self.verdict else ROUND_S
+        self.is_decided, self.verdict = True, verdict
+        self.decide_at, self.next_round_at = float("inf"), now + self.pause_s
+        return verdict
 
-    def again(self, linked: Collection[PeerId], me: MemberRecord, now: float) -> list[Effect]:
-        """Begin another round with linked members, if possible others than in the last. ``me`` has the address."""
-        if now < self.again_at:
+    def begin_round(self, linked_peers: Collection[PeerId], me: MemberRecord, now: float) -> list[Effect]:
+        """Begin a round that is due with linked members, if possible others than in the last round.
+
+        ``me`` is our record with our address, which may have been withdrawn until now.
+        """
+        if now < self.next_round_at:
             return []
-        self.again_at = now + self.pause_s  # if no member answers
-        self.before, self.asked, self.answers, self.settled = self.asked, set(), {}, False
-        others = [peer for peer in linked if peer not in self.before]
+        self.next_round_at = now + self.pause_s  # This holds if no member answers.
+        self.asked_before, self.asked, self.answers, self.is_decided = self.asked, set(), {}, False
+        others = [peer for peer in linked_peers if peer not in self.asked_before]
         effects: list[Effect] = []
-        for peer in others or linked:
-            if asked := self.linked(peer, me):  # our record first: it may have had no address until now
-                effects += [Send(peer, Gossip((me,))), *asked]
+        for peer in others or linked_peers:
+            if question := self.ask(peer, me):
+                effects += [Send(peer, Gossip((me,))), *question]
         return effects
 
     def notice(self, address: Address) -> Notice:
+        """Return the notice for the user of a node that others cannot dial."""
         return Notice(
             "unreachable",
-            f"No member can open a connection to {address}, so this node takes part by dialling out; "
-            "forward the port or set --advertise to let others dial it.",
+            f"No member can open a connection to {address}, so this node takes part by dialling out. "
+            "Forward the port or set --advertise to let others dial it.",
         )
 
-    def choose_homes(self, linked: Collection[PeerId], dialable: Collection[PeerId], now: float) -> tuple[PeerId, ...]:
-        """Keep linked homes, and fill up with linked members that others can dial."""
-        kept = [home for home in self.homes if home in linked]
-        kept += [peer for peer in linked if peer in dialable and peer not in kept][: HOMES - len(kept)]
-        self.homes = kept  # their pings stay due, however often links come and go
-        self.next_ping_at = min(self.next_ping_at, now + HOME_PING_S) if kept else float("inf")
-        return tuple(kept)
+    def choose_homes(
+        self, linked_peers: Collection[PeerId], dialable: Collection[PeerId], now: float
+    ) -> tuple[PeerId, ...]:  # fmt: skip
+        """Return our homes: the linked ones of before, and further linked members that others can dial."""
+        homes = [home for home in self.homes if home in linked_peers]
+        homes += [peer for peer in linked_peers if peer in dialable and peer not in homes][: MAX_HOMES - len(homes)]
+        self.homes = homes
+        # The next ping is not postponed, however often links come and go.
+        self.next_ping_at = min(self.next_ping_at, now + HOME_PING_S) if homes else float("inf")
+        return tuple(homes)
 
     def tick(self, now: float) -> list[Effect]:
+        """Ping the homes when it is time."""
         if now < self.next_ping_at:
             return []
         self.next_ping_at = now + HOME_PING_S
@@ -232,7 +248,10 @@ class Reachability:
 
 
 def answer_reach(asker: PeerId, record: MemberRecord | None) -> list[Effect]:
-    """Dial only the address in the asker's own signed record, so that no peer can make us scan ports."""
+    """Return the effects that answer a member's question whether we can dial it.
+
+    Only the address in the member's own signed record is dialled, so that no peer can make us scan ports.
+    """
     if record is None or record.address is None:
         return [Send(asker, Reached(False))]
     return [TryDial(asker, record.address)]

@@ -70,7 +70,7 @@ class Dial:
 class LookUp:
     """Look up the seeds and report ``seeded``; do nothing if a look-up is in progress.
 
-    Only a peer whose ``Bootstrap.looks`` is set emits it.
+    Only a peer whose ``Bootstrap.looks_up`` is set emits it.
     """
 
 

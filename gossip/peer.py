@@ -105,7 +105,7 @@ class Peer:
         self.joining = Joining(self.local, config, self.new_session)
         self.joining.abandon = self.exchanges.abandon
         self.donating = Donating(self.local, config)
-        self.seeds = Seeds(bootstrap.seeds, dict(bootstrap.expected), config, now, bootstrap.looks)
+        self.seeds = Seeds(bootstrap.seeds, dict(bootstrap.expected), config, now, bootstrap.looks_up)
         self.reach = Reachability()
         self.moved_steps = 0  # step count up to which the movement of the model was measured
         self.ending = Ending(self.local, members, bootstrap.finished)
@@ -118,7 +118,7 @@ class Peer:
         self.initiator = Initiator(self.exchanges, self.partners, self.schedule, self.joining, rng)
         self.view = PeerView(self.local, members, self.exchanges, self.joining, self.donating)
         members.restore(bootstrap.book, now)
-        self.may_join = bool(bootstrap.seeds or bootstrap.book or bootstrap.looks)  # there may be a run to join
+        self.may_join = bool(bootstrap.seeds or bootstrap.book or bootstrap.looks_up)  # there may be a run to join
 
     # -- time ----------------------------------------------------------------------------------------------------
     @property
@@ -139,7 +139,7 @@ class Peer:
         if self.seeds.deadline < soonest:
             soonest = self.seeds.deadline
         reach = self.reach
-        if reach.next_ping_at < soonest or reach.decide_at < soonest or reach.again_at < soonest:
+        if reach.next_ping_at < soonest or reach.decide_at < soonest or reach.next_round_at < soonest:
             soonest = reach.deadline
         if self.donating.table:
             soonest = min(soonest, self.donating.deadline)
@@ -213,8 +213,8 @@ class Peer:
         self.partners.bench.answers(peer)
         effects += self.exchanges.linked(peer, now)
         me = self.membership.me
-        if not self.reach.settled:
-            effects += self.reach.linked(peer, me)
+        if not self.reach.is_decided:
+            effects += self.reach.ask(peer, me)
         if me.address is None:
             self.refresh_homes(now)
         if self.runs.alone:
@@ -233,7 +233,7 @@ class Peer:
         if self.membership.me.address is None:
             self.refresh_homes(now)
         if not self.linked_peers:
-            self.seeds.unlinked(now)
+            self.seeds.on_last_link_lost(now)
         return effects + self.after(now)
 
     def dial_failed(self, peer: PeerId | None, now: float) -> list[Effect]:
@@ -247,7 +247,7 @@ class Peer:
 
     def seed_answered(self, seed: Address) -> None:
         """Note that this seed accepted a connection, even if no link follows."""
-        self.seeds.answered(seed)
+        self.seeds.on_answer(seed)
 
     def seeded(self, seeds: tuple[Address, ...], expected: Mapping[Address, PeerId]) -> list[Effect]:
         """Replace the seeds after a look-up. A peer without links dials the new ones."""
@@ -289,12 +289,12 @@ class Peer:
 
     def check_reach(self, now: float) -> list[Effect]:
         reach, address = self.reach, self.membership.me.address
-        if now >= reach.again_at:
-            if address is None and reach.wanted is not None:  # members dial only the address in our record
-                self.membership.update_me(now, address=reach.wanted)
-            return reach.again(self.linked_peers, self.membership.me, now)
-        before = reach.found
-        if reach.decided(now) is not False or address is None:
+        if now >= reach.next_round_at:
+            if address is None and reach.address is not None:  # members dial only the address in our record
+                self.membership.update_me(now, address=reach.address)
+            return reach.begin_round(self.linked_peers, self.membership.me, now)
+        before = reach.verdict
+        if reach.take_verdict(now) is not False or address is None:
             return []
         self.membership.update_me(now, address=None)
         self.refresh_homes(now)

@@ -39,10 +39,10 @@ class Outboxes(Protocol):
     gathering: int
     to_flush: list[Link]
 
-    def waits(self, count: int) -> None:
+    def add_waiting(self, count: int) -> None:
         """Count bytes that wait in outboxes."""
 
-    def forget(self, link: Link) -> None:
+    def drop_outbox(self, link: Link) -> None:
         """Subtract a closed link's outbox."""
 
 
@@ -137,7 +137,7 @@ class Link:
         if not self.flush_due:
             self.request_flush()
         if self.links is not None:
-            self.links.waits(len(frame))
+            self.links.add_waiting(len(frame))
 
     def start_bulk(self, session: int, bulk: Bulk, large: bool = False, shared: bool = False) -> None:
         """Queue a vector behind the frames already sent: a chunk ahead of its Accept would end the link.
@@ -191,7 +191,7 @@ class Link:
     def close_now(self) -> None:
         self.closed = True
         if self.links is not None:
-            self.links.forget(self)
+            self.links.drop_outbox(self)
         self.stream.close_now()
         if self.cancel_scope is not None:
             self.cancel_scope.cancel()
@@ -341,7 +341,7 @@ class Link:
         if batch.control_bytes:
             self.outbox_bytes -= batch.control_bytes
             if self.links is not None:
-                self.links.waits(-batch.control_bytes)
+                self.links.add_waiting(-batch.control_bytes)
         if batch.bulk is not None:
             self.on_sent(batch.session)
 

@@ -15,25 +15,25 @@ class Links:
 
     def __init__(self) -> None:
         self.by_peer: dict[PeerId, list[Link]] = {}
-        self.closed_bytes_sent = 0
-        self.closed_bytes_received = 0
-        self.closed_ignored = 0
-        self.lossy = 0  # Links on which packet loss limited the rate at the last check.
+        # Totals of the links that have closed.
+        self.closed_bytes_sent = self.closed_bytes_received = self.closed_ignored = 0
+        self.lossy = 0  # The number of links on which packet loss limited the rate at the last check.
         self.waiting_bytes = 0  # Sum over all outboxes.
-        self.gathering = 0  # Depth of nested batches of effects; messages are sent when the outermost ends.
-        self.to_flush: list[Link] = []  # Links to flush after these effects.
+        # Messages are sent together after a batch of effects is performed. Batches nest, and this is their depth.
+        self.gathering = 0
+        self.to_flush: list[Link] = []  # Links to which the current batch has queued messages.
 
     def add(self, link: Link) -> bool:
         """Add a link; return True if it is the first one to its peer."""
         link.links = self
-        self.waits(link.outbox_bytes)
+        self.add_waiting(link.outbox_bytes)
         links = self.by_peer.setdefault(link.peer, [])
         links.append(link)
         return len(links) == 1
 
     def remove(self, link: Link) -> bool:
         """Remove a link; return True if no link to its peer is left."""
-        self.forget(link)
+        self.drop_outbox(link)
         self.closed_bytes_sent += link.bytes_sent
         self.closed_bytes_received += link.bytes_received
         self.closed_ignored += link.ignored
@@ -44,10 +44,11 @@ class Links:
             self.by_peer.pop(link.peer, None)
         return not links
 
-    def waits(self, count: int) -> None:
-        """Add to the bytes that wait in outboxes; over the limit, close the link that holds most.
+    def add_waiting(self, count: int) -> None:
+        """Add to the bytes that wait in outboxes; ``count`` is negative once some were sent.
 
-        Otherwise many members that do not read could fill our memory together.
+        Over the limit, the open link whose outbox holds most is closed. Otherwise many members that do not read could
+        fill our memory together.
         """
         self.waiting_bytes += count
         if self.waiting_bytes > OUTBOXES_BYTES:
@@ -58,21 +59,21 @@ class Links:
         while self.to_flush:
             self.to_flush.pop().flush()
 
-    def forget(self, link: Link) -> None:
-        """Subtract a closed link's outbox, which is never sent."""
+    def drop_outbox(self, link: Link) -> None:
+        """Subtract the outbox of a closed link from the waiting bytes, since it is never sent."""
         if link.links is not None:
             link.links = None
             self.waiting_bytes -= link.outbox_bytes
 
     def newest(self, peer: PeerId) -> Link | None:
-        """Return the newest link to a peer that neither side is closing, since an exchange may begin on it."""
+        """Return the newest link to a peer on which an exchange may begin: neither side is closing it."""
         for link in reversed(self.by_peer.get(peer, ())):
             if not link.ending:
                 return link
         return None
 
     def all(self) -> list[Link]:
-        # Copy the lists, since another thread calls this while links come and go.
+        """Return all links. Metrics call this in another thread while links come and go, so it copies the lists."""
         return [link for links in list(self.by_peer.values()) for link in list(links)]
 
     @property
@@ -85,11 +86,11 @@ class Links:
 
     @property
     def ignored(self) -> int:
-        """Return the number of skipped messages of newer versions."""
+        """Return the number of messages that were skipped because a newer version of the protocol sent them."""
         return self.closed_ignored + sum(link.ignored for link in self.all())
 
     @property
-    def wide(self) -> int:
+    def striped(self) -> int:
         """Return the number of links with more than one connection."""
         return sum(bool(len(link.lanes)) for link in self.all())
 

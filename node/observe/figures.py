@@ -282,7 +282,7 @@ FIGURES = (
     ),
     Figure(
         "wide_links", "links with several connections, since one does not fill their path", "links",
-        lambda at: at.links.wide, logged=False, status=True,
+        lambda at: at.links.striped, logged=False, status=True,
     ),
     Figure(
         "faults", "faults of this library that ended one link or one exchange", "faults",

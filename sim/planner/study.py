@@ -15,7 +15,7 @@ from gossip.errors import LocalError
 from gossip.ids import quantity
 from sim.planner.candidates import GIVEN, Candidate, played
 from sim.planner.world import World
-from sim.report.result import Result, plain
+from sim.report.result import Result, as_json_data
 from sim.report.units import bytes_text, duration_text, number, share_text
 from sim.scenario.scenario import Scenario
 from sim.scenario.tables import toml_text
@@ -220,7 +220,7 @@ class Study:
             "exchange_s": statistics.median(outcome.exchange_s), "mixes_node_minute": statistics.fmean(outcome.mixes),
             "consensus_distance": statistics.fmean(outcome.distance),
         }  # fmt: skip
-        return {"name": outcome.candidate.name, "settings": dict(outcome.candidate.changes), **plain(figures)}
+        return {"name": outcome.candidate.name, "settings": dict(outcome.candidate.changes), **as_json_data(figures)}
 
 
 def first_at(seconds: Any, accuracies: Any, wanted: float) -> float:

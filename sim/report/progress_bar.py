@@ -45,7 +45,7 @@ class Bar:
         """Draw the progress of a simulation."""
         self.note(
             progress.done,
-            f"{duration_text(progress.virtual_s)} virtual  {count_text(round(progress.events_s))} events/s  "
+            f"{duration_text(progress.virtual_s)} virtual  {count_text(round(progress.events_per_s))} events/s  "
             f"{duration_text(progress.left_s)} left",
         )
 

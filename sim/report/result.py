@@ -34,8 +34,8 @@ class Progress(NamedTuple):
     virtual_s: float
     done: float  # From 0 to 1.
     events: int
-    events_s: float  # Per second of real time.
-    left_s: float  # Real time; inf while unknown.
+    events_per_s: float  # Events per second of real time.
+    left_s: float  # Real seconds until the end; inf while unknown.
 
 
 @dataclass(slots=True, repr=False)
@@ -65,7 +65,7 @@ class Result:
 
     def to_json(self) -> str:
         """Return the summary as one line of JSON; a figure that is not a number is null."""
-        return json.dumps(plain(self.summary), allow_nan=False)
+        return json.dumps(as_json_data(self.summary), allow_nan=False)
 
     def plot(self, path: str | Path) -> None:
         """Write one picture of all curves.
@@ -84,7 +84,7 @@ class Result:
     def save(self, folder: str | Path) -> Path:
         """Write history.csv, summary.json, scenario.toml, report.html and PNGs into a folder.
 
-        Figures are written first, so that a failure of the pictures does not lose them.
+        Tables are written before pictures, so that a failure to draw does not lose the numbers.
 
         Args:
             folder: The folder, which is created if needed.
@@ -101,7 +101,9 @@ class Result:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "history.csv").write_text(self.csv_text(), encoding="utf-8")
-            (folder / "summary.json").write_text(json.dumps(plain(self.summary), indent=2) + "\n", encoding="utf-8")
+            (folder / "summary.json").write_text(
+                json.dumps(as_json_data(self.summary), indent=2) + "\n", encoding="utf-8"
+            )
             (folder / "scenario.toml").write_text(self.scenario.to_toml(), encoding="utf-8")
         charts.require_matplotlib()
         charts.save_all([self], folder)
@@ -110,19 +112,19 @@ class Result:
         return folder / "report.html"
 
     def csv_text(self) -> str:
-        """Return the history as CSV with a line of heads; unknown values are empty."""
+        """Return the history as CSV with a header row; unknown values are empty."""
         stream = io.StringIO()
         csv.writer(stream, lineterminator="\n").writerows([COLUMNS, *map(cells, self.history)])
         return stream.getvalue()
 
     @property
     def fidelity(self) -> Fidelity:
-        """Return the level that played it, and the reason if that is not the fast one."""
+        """Return the level of detail of the simulation, and the reason if it is not the fast level."""
         return Fidelity(self.summary["fidelity"], self.summary["fidelity_reason"])
 
     def figures(self) -> dict[str, str]:
-        """Return the main figures as text with units, in the order in which users ask."""
-        return {head: text for head, of in SHOWN if (text := of(self))}
+        """Return the main figures of the summary as text with units, the most important first."""
+        return {title: text for title, text_of in SHOWN if (text := text_of(self))}
 
     def __str__(self) -> str:
         summary, shown = self.summary, self.figures()
@@ -162,9 +164,12 @@ class Result:
 
 
 class RowFile:
-    """``history.csv`` of a running simulation: ``with RowFile(folder) as rows``, then ``rows(row)`` for each.
+    """``history.csv`` of a simulation that still runs: ``with RowFile(folder) as rows``, then ``rows(row)`` for each.
 
-    It creates the folder, and raises :class:`~gossip.errors.LocalError` if it cannot be written.
+    :meth:`Result.save` writes the same file again at the end. The folder is created if needed.
+
+    Raises:
+        LocalError: The folder or the file cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -208,7 +213,7 @@ def compare(results: Sequence[Result], folder: str | Path) -> Path:
     """
     from sim.report import charts, pages
 
-    assert len(results) >= 2, "one result has a report of its own"
+    assert len(results) >= 2, "use Result.save for a single result"
     folder = Path(folder)
     charts.require_matplotlib()
     with writing(folder):
@@ -232,10 +237,10 @@ def folder_names(names: Sequence[str]) -> list[str]:
     return taken
 
 
-def plain(value: Any) -> Any:
+def as_json_data(value: Any) -> Any:
     """Return data that JSON can hold: numpy's numbers as Python's, null for a value that is not finite."""
     if isinstance(value, Mapping):
-        return {key: plain(each) for key, each in value.items()}
+        return {key: as_json_data(each) for key, each in value.items()}
     if isinstance(value, np.generic):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -245,14 +250,14 @@ def check_column(name: str, columns: Sequence[str]) -> None:
     """Raise :class:`ConfigError` for an unknown column, which would otherwise give an empty plot."""
     if name not in columns:
         near = difflib.get_close_matches(name, columns, 1)
-        meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(columns)}."
+        meant = f"did you mean {near[0]!r}?" if near else f"the columns are {', '.join(columns)}."
         raise ConfigError(f"{name!r} is not a column; {meant}")
 
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn a failed write into an error of one sentence."""
+    """Turn a failed write into a :class:`LocalError`."""
     try:
         yield
     except OSError as error:
-        raise LocalError(f"The report cannot be written to {folder} ({error.strerror}): name another folder.") from None
+        raise LocalError(f"A file cannot be written to {folder} ({error.strerror}): name another folder.") from None

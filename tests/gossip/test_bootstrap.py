@@ -9,7 +9,16 @@ from collections import Counter
 import pytest
 
 from gossip.config import Config
-from gossip.discovery import ASKED, HOME_PING_S, LOOK_S, PATIENCE_S, Bootstrap, Reachability, Seeds, answer_reach
+from gossip.discovery import (
+    ASKED_MEMBERS,
+    HOME_PING_S,
+    LOOK_UP_S,
+    PATIENCE_S,
+    Bootstrap,
+    Reachability,
+    Seeds,
+    answer_reach,
+)
 from gossip.effects import Dial, LookUp, Send, TryDial
 from gossip.exchange.session import LocalModel
 from gossip.ids import Address, MemberRecord, PeerId
@@ -60,7 +69,7 @@ def test_with_the_last_link_gone_the_seeds_are_asked_soon_and_the_backoff_starts
         seeds.tick(seeds.deadline, False, (), rng)
     now = seeds.deadline
     seeds.tick(now, True, (), rng)
-    seeds.unlinked(now + 1.0)
+    seeds.on_last_link_lost(now + 1.0)
     assert seeds.deadline == now + 1.0 + CONFIG.internal.seed_backoff_s
     seeds.tick(seeds.deadline, False, (), rng)
     assert seeds.deadline <= now + 1.0 + CONFIG.internal.seed_backoff_s + 1.25 * CONFIG.internal.seed_backoff_s
@@ -68,14 +77,14 @@ def test_with_the_last_link_gone_the_seeds_are_asked_soon_and_the_backoff_starts
 
 def test_without_seeds_there_is_nothing_to_do():
     seeds = Seeds((), {}, CONFIG, 0.0)
-    seeds.unlinked(1.0)
+    seeds.on_last_link_lost(1.0)
     assert seeds.deadline == float("inf")
     assert seeds.tick(1e9, False, (), random.Random(1)) == []
 
 
 # -- seeds that are looked up -----------------------------------------------------------------------------------------
 def test_seeds_that_are_looked_up_are_asked_for_whenever_they_are_tried_alone_and_in_company():
-    seeds, rng = Seeds((), {}, CONFIG, 5.0, looks=True), random.Random(1)
+    seeds, rng = Seeds((), {}, CONFIG, 5.0, looks_up=True), random.Random(1)
     assert seeds.deadline == 5.0
     pauses = []
     for _ in range(12):
@@ -83,17 +92,17 @@ def test_seeds_that_are_looked_up_are_asked_for_whenever_they_are_tried_alone_an
         assert seeds.tick(now, False, (), rng) == [LookUp()]
         pauses.append(seeds.deadline - now)
     assert pauses[0] <= 1.25 * CONFIG.internal.seed_backoff_s
-    assert 0.75 * LOOK_S <= pauses[-1] <= max(pauses) <= 1.25 * LOOK_S, "it may fill at any moment"
+    assert 0.75 * LOOK_UP_S <= pauses[-1] <= max(pauses) <= 1.25 * LOOK_UP_S, "it may fill at any moment"
     assert seeds.tick(seeds.deadline, True, (), rng) == [LookUp()], "each of two halves may know only itself"
     assert seeds.deadline - now >= CONFIG.internal.heal_period_s
-    seeds.unlinked(1_000.0)
+    seeds.on_last_link_lost(1_000.0)
     assert seeds.deadline <= 1_000.0 + CONFIG.internal.seed_backoff_s
 
 
 def test_what_was_found_is_dialled_while_it_is_looked_up_anew_and_what_is_gone_no_more():
-    seeds, rng = Seeds((HERE,), {}, CONFIG, 0.0, looks=True), random.Random(1)
+    seeds, rng = Seeds((HERE,), {}, CONFIG, 0.0, looks_up=True), random.Random(1)
     assert seeds.tick(0.0, False, (), rng) == [Dial(HERE), LookUp()]
-    seeds.answered(HERE)
+    seeds.on_answer(HERE)
     assert seeds.renew((HERE, THERE), {THERE: B}) == (THERE,)
     assert seeds.answering, "what is known of a seed that stays is kept"
     assert seeds.tick(seeds.deadline, False, (), rng) == [Dial(HERE), Dial(THERE, B), LookUp()]
@@ -111,7 +120,7 @@ def made(**bootstrap) -> Peer:
 
 
 def test_who_has_found_no_seed_yet_begins_no_run_until_the_time_to_join_is_up():
-    peer = made(looks=True)
+    peer = made(looks_up=True)
     assert peer.start(0.0) == [LookUp()]
     while not peer.view.ready:
         now = peer.deadline
@@ -121,7 +130,7 @@ def test_who_has_found_no_seed_yet_begins_no_run_until_the_time_to_join_is_up():
 
 
 def test_who_waits_for_others_begins_no_run_for_want_of_them_before():
-    peer = made(looks=True, wait_until=55.0)
+    peer = made(looks_up=True, wait_until=55.0)
     peer.start(0.0)
     while not peer.view.ready:
         now = peer.deadline
@@ -130,7 +139,7 @@ def test_who_waits_for_others_begins_no_run_for_want_of_them_before():
 
 
 def test_new_seeds_are_dialled_at_once_by_who_is_alone_and_left_to_healing_by_who_is_not():
-    peer = made(looks=True)
+    peer = made(looks_up=True)
     peer.start(0.0)
     assert peer.seeded((HERE, THERE), {HERE: A}) == [Dial(HERE, A), Dial(THERE)]
     assert peer.seeded((HERE, THERE), {HERE: A}) == [], "they are under way"
@@ -153,39 +162,39 @@ def test_a_seed_that_is_this_node_itself_is_nobody_to_wait_for():
 
 
 # -- being dialled ---------------------------------------------------------------------------------------------------
-def asking(count=ASKED):
+def asking(count=ASKED_MEMBERS):
     reach = Reachability()
     for peer in (A, B, C, D)[:count]:
-        assert reach.linked(peer, ME) == [Send(peer, Reach())]
+        assert reach.ask(peer, ME) == [Send(peer, Reach())]
     return reach
 
 
 def test_three_members_are_asked_and_each_once():
     reach = asking()
-    assert reach.linked(D, ME) == []
+    assert reach.ask(D, ME) == []
     reach = asking(1)
-    assert reach.linked(A, ME) == []
+    assert reach.ask(A, ME) == []
 
 
 def test_who_has_no_address_asks_nobody():
-    assert Reachability().linked(A, MemberRecord(ME.id, b"", 1)) == []
+    assert Reachability().ask(A, MemberRecord(ME.id, b"", 1)) == []
 
 
 def test_two_of_three_decide_at_once_and_the_third_changes_nothing():
     for first, second, verdict in ((True, False, True), (False, True, False)):
         reach = asking()
         reach.on_reached(A, first, 1, 0.0)
-        assert reach.decided(0.0) is None
+        assert reach.take_verdict(0.0) is None
         reach.on_reached(B, second, 1, 1.0)
-        assert reach.decided(1.0) is None
+        assert reach.take_verdict(1.0) is None
         reach.on_reached(C, verdict, 1, 2.0)
-        assert reach.decided(2.0) is verdict
-        assert reach.decided(3.0) is None  # said once
-        assert reach.linked(D, ME) == []
+        assert reach.take_verdict(2.0) is verdict
+        assert reach.take_verdict(3.0) is None  # said once
+        assert reach.ask(D, ME) == []
     reach = asking()
     reach.on_reached(A, False, 1, 0.0)
     reach.on_reached(A, False, 1, 0.1)  # nobody has two votes
-    assert reach.decided(0.2) is None
+    assert reach.take_verdict(0.2) is None
 
 
 def test_who_answers_decides_when_nobody_else_does_for_a_while_and_of_two_who_differ_the_one_who_could():
@@ -194,8 +203,8 @@ def test_who_answers_decides_when_nobody_else_does_for_a_while_and_of_two_who_di
         for peer, answer in zip((A, B), answers, strict=False):
             reach.on_reached(peer, answer, 1, 5.0)
         assert reach.deadline == 5.0 + PATIENCE_S
-        assert reach.decided(5.0 + PATIENCE_S - 0.01) is None
-        assert reach.decided(5.0 + PATIENCE_S) is verdict
+        assert reach.take_verdict(5.0 + PATIENCE_S - 0.01) is None
+        assert reach.take_verdict(5.0 + PATIENCE_S) is verdict
 
 
 def test_it_is_asked_again_of_others_after_minutes_and_more_rarely_while_the_answer_is_the_same():
@@ -204,12 +213,12 @@ def test_it_is_asked_again_of_others_after_minutes_and_more_rarely_while_the_ans
         for peer in sorted(reach.asked):
             reach.on_reached(peer, verdict, 1, now)
         now += PATIENCE_S
-        assert reach.decided(now) is verdict
-        pauses.append(reach.again_at - now)
-        now = reach.again_at
+        assert reach.take_verdict(now) is verdict
+        pauses.append(reach.next_round_at - now)
+        now = reach.next_round_at
         before = set(reach.asked)
-        asked = {effect.to for effect in reach.again([A, B, C, D], ME, now)}
-        assert len(asked) == min(ASKED, 4 - len(before))
+        asked = {effect.to for effect in reach.begin_round([A, B, C, D], ME, now)}
+        assert len(asked) == min(ASKED_MEMBERS, 4 - len(before))
         assert not asked & before
     assert pauses[:5] == [240, 480, 960, 240, 480]
     assert max(pauses) == 3600
@@ -220,7 +229,7 @@ def test_the_word_of_one_who_was_not_asked_counts_for_nothing():
     reach.on_reached(E, True, 1, 0.0)
     reach.on_reached(E, False, 1, 0.0)
     assert reach.answers == {}
-    assert not reach.settled
+    assert not reach.is_decided
 
 
 def test_homes_are_linked_dialable_kept_and_three():
@@ -272,14 +281,14 @@ def test_a_seed_that_opens_is_tried_every_few_seconds_however_often_it_lets_us_i
     for _ in range(20):
         now = seeds.deadline
         seeds.tick(now, False, (), rng)
-        seeds.answered(HERE)
+        seeds.on_answer(HERE)
         assert seeds.answering
         assert seeds.deadline - now <= 1.25 * 5.0
     for _ in range(2):  # one dial may be on its way; with two it does not open any more
         assert seeds.answering
         seeds.tick(seeds.deadline, False, (), rng)
     assert not seeds.answering
-    seeds.answered(Address("10.9.9.9", 9))  # which is none of ours
+    seeds.on_answer(Address("10.9.9.9", 9))  # which is none of ours
     assert not seeds.answering
 
 

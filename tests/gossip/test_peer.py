@@ -241,6 +241,6 @@ def test_a_liar_that_says_nobody_can_dial_us_withdraws_an_address_for_minutes_an
     swarm.until(lambda: late.peer.membership.me.address is None, 30.0)
     assert late.kinds.count("unreachable") == 1
     others = [swarm.start(0, value=2 + n) for n in range(3)]
-    swarm.until(lambda: late.peer.membership.me.address is not None and late.peer.reach.found is True, 600.0)
-    assert all(node.peer.reach.found in (True, None) for node in others)
+    swarm.until(lambda: late.peer.membership.me.address is not None and late.peer.reach.verdict is True, 600.0)
+    assert all(node.peer.reach.verdict in (True, None) for node in others)
     assert late.kinds.count("unreachable") == 1

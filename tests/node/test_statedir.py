@@ -144,7 +144,7 @@ def test_an_address_that_changed_is_the_one_that_others_learn_whatever_the_direc
     (tmp_path / "members.bin").unlink()
     again = train(nn.Linear(4, 2), seeds=[first.node.address], state_dir=tmp_path, listen="127.0.0.2:0")
     assert again.node.id == second.node.id
-    until(lambda: again.side.network.peer.reach.found is not None)
+    until(lambda: again.side.network.peer.reach.verdict is not None)
     assert again.node.address.startswith("127.0.0.2:")
     shown = {member.id: member.address for member in first.node.members}
     assert shown[again.node.id] == again.node.address

@@ -182,7 +182,7 @@ async def with_lane():
         await node.striping.join(lane, Hello(1, 1, "default", "", (), RECORD, joins=NAME))
         reader = FrameReader(other)
         assert isinstance((await reader.message())[0], Widen)
-        assert node.links.wide == 1
+        assert node.links.striped == 1
         yield Running(node, FrameReader(far), reader)
         nursery.cancel_scope.cancel()
 
@@ -220,7 +220,7 @@ async def test_a_chunk_of_what_is_over_is_thrown_away():
             await running.lane.stream.send_all(encode(Chunk(5, 0, 1_024, 1), len(body)) + body)
         await trio.sleep(0.3)
         assert len(running.node.links) == 1
-        assert running.node.links.wide == 1
+        assert running.node.links.striped == 1
 
 
 @pytest.mark.parametrize("which", ["lane", "main"])
@@ -231,7 +231,7 @@ async def test_a_link_and_its_lanes_end_together(which):
         await ends(running.main if which == "lane" else running.lane)
         await trio.testing.wait_all_tasks_blocked()
         assert not len(running.node.links)
-        assert running.node.links.wide == 0
+        assert running.node.links.striped == 0
 
 
 @in_trio

@@ -112,7 +112,7 @@ def test_a_folder_that_cannot_be_made_gets_one_sentence(tmp_path):
     ("name", "sentence"),
     [
         ("acuracy_mean", r"^'acuracy_mean' is not a column; did you mean 'accuracy_mean'\?$"),
-        ("zzz", r"^'zzz' is not a column; there are .*loss.*\.$"),
+        ("zzz", r"^'zzz' is not a column; the columns are .*loss.*\.$"),
     ],
 )
 def test_a_column_that_is_none_is_refused_in_a_sentence_and_never_nan(name, sentence):
