@@ -181,7 +181,8 @@ class Group(Session):
     def gather(self, now: float) -> list[Effect]:
         """Start the all-reduce, as the members are settled."""
         exchanges = self.exchanges
-        seconds = 8 * exchanges.local.elements / (exchanges.config.slowest_rate_mb_s * 1e6) + 1.0
+        config = exchanges.config
+        seconds = 8 * exchanges.local.elements / (config.slowest_rate_mb_s * 1e6) + config.stall_s
         seconds += max(exchanges.durations.allowance(peer) for peer in self.members)
         self.state, self.since, self.deadline = STREAMING, now, now + seconds
         dials: list[Effect] = []

@@ -224,7 +224,7 @@ def test_an_inviter_that_dies_as_it_tells_leaves_out_whom_it_did_not_tell() -> N
 
     swarm.fault = fault
     swarm.resume()
-    swarm.run(10.0)
+    swarm.run(12.0)  # the mix comes due, the inviter has time to decide, and a doubt of 5 s ends with its next question
     inviter, (first, second) = told[0][0], (to for _, to in told[:2])
     assert inviter.gone
     session = next(iter(swarm.mixed))

@@ -132,3 +132,15 @@ def test_members_that_were_strangers_dial_each_other() -> None:
     swarm.run_until(30.0)
     assert max(host.peer.exchanges.failures for host in swarm.hosts) == 0
     assert np.ptp(matrix, axis=0).max() < 1e-2
+
+
+@pytest.mark.parametrize("rate_bytes_s", [math.inf, 125_000.0], ids=["fast", "1 Mbit/s"])
+def test_members_that_are_far_apart_have_the_time_to_dial_each_other_and_to_stream(rate_bytes_s: float) -> None:
+    """With one second beside their bytes 0.4 s of latency ended every third group of a small model."""
+    swarm = Swarm(1, NetworkModel(latency_s=0.4, rate_bytes_s=rate_bytes_s), Config(mixing="group", group_size=4))
+    for row in whole_numbers(6):
+        swarm.add_peer(row[:300].copy(), founder=True, step_s=STEP_S)
+    swarm.introduce()
+    swarm.run_until(60.0)
+    assert sum(host.peer.exchanges.done for host in swarm.hosts) > 30
+    assert [host.peer.exchanges.failed_by.get("deadline", 0) for host in swarm.hosts] == [0] * 6
