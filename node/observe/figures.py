@@ -31,7 +31,7 @@ Reading = dict[str, Any]
 """A snapshot of a node: its logged figures by name, None where a value is not known."""
 
 SHOWN = 16  # Rows of a table in `gossip status`: refusals, misbehaviour or recent mixes.
-SHORTENED = ("clipped",)  # Reasons for which a vector is shortened and mixed, not refused.
+SHORTENED = ("clipped", "budget")  # Reasons for which a vector is shortened and mixed, not refused.
 HEAD = """\
 # Every figure
 

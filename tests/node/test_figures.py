@@ -12,9 +12,12 @@ import pytest
 
 from gossip.kernel import built
 from node import Metrics
-from node.observe.figures import FIGURES, VERSION, Source, page, reading, refused, status_values
+from node.observe.figures import FIGURES, VERSION, Source, page, reading, refused, status_reading, status_values
 from node.observe.status import METRICS
+from sim import Scenario
+from tests.harness.marks import slow
 from tests.harness.world import World
+from tests.sim.scenarios import played
 
 PAGE = Path(__file__).parents[2] / "docs" / "figures.md"
 
@@ -42,9 +45,33 @@ def test_the_log_has_these_figures_and_what_is_not_known_is_null():
 
 def test_an_honest_member_whose_vector_was_shortened_is_not_among_the_refused():
     at = source()
-    for code in ("clipped", "clipped", "norm"):
+    for code in ("clipped", "clipped", "budget", "norm"):
         at.peer.exchanges.refusals.add(at.peer.membership.me.id, code)
     assert refused(at) == ((at.peer.membership.me.id.hex(), "norm", 1),)
+
+
+ONE_PACE = {"kind": "constant", "value_s": 1.0}
+PACES = {"kind": "lognormal", "median_s": 1.0, "sigma": 0.8}
+
+
+@pytest.mark.parametrize(
+    ("peers", "rate", "step_s"),
+    [(12, 0.3, PACES), slow(32, 1.0, ONE_PACE, id="32-nodes-at-the-edge-of-stability")],
+)
+def test_in_a_swarm_of_uneven_data_the_status_shows_no_member_as_refused_or_misbehaving(peers, rate, step_s):
+    """Some of their vectors are shortened: a member with data of its own is far from the others."""
+    partition = {"kind": "dirichlet", "alpha": 0.05}
+    scenario = {
+        "seed": 1, "peers": peers, "duration_s": 960.0, "fidelity": "whole", "compute": {"step_s": step_s},
+        "task": {"dataset": "digits", "partition": partition, "optimizer": {"lr": rate}},
+    }  # fmt: skip
+    hosts = played(Scenario.from_mapping(scenario)).swarm.hosts
+    shortened = {code for host in hosts for _, code in host.peer.exchanges.refusals.counts}
+    assert shortened == {"clipped", "budget"}, "or nothing is proved"
+    links = SimpleNamespace(bytes_sent=0, bytes_received=0, ignored=0, lossy=0, wide=0)
+    for host in hosts:
+        shown = status_reading(Source(host.peer, links, steps=0, samples=0, swarm_samples=0))
+        assert (shown["refused"], shown["suspicious"], shown["failures"]) == ((), (), ())
 
 
 def test_a_status_has_its_figures_in_the_order_that_other_versions_read():
