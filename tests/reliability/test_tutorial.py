@@ -1,0 +1,43 @@
+"""The script of docs/start.md as its reader runs it: four processes train to a target, and show what they trained."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.docs.test_pages import DOCS, blocks
+
+NODES = 4
+TARGET = 30_000
+OVERSHOOT, ERROR = 0.10, 0.02  # of the target, and of what all trained
+PRINTED = re.compile(r"node (\d): ([\d.]+)% after ([\d,]+) samples of the whole swarm")
+
+
+@pytest.mark.slow
+def test_four_processes_stop_near_their_target_and_show_what_they_trained(tmp_path):
+    pytest.importorskip("sklearn")
+    (script,) = blocks(DOCS / "start.md", "python")
+    (tmp_path / "train.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "-m", "gossip", "local", "-n", str(NODES), "--log-dir", "logs", "train.py"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+        env={name: value for name, value in os.environ.items() if not name.startswith("GOSSIP_")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    logs = [(tmp_path / "logs" / f"node-{number}.jsonl").read_text() for number in range(NODES)]
+    ends = [json.loads(log.splitlines()[-1]) for log in logs]
+    assert [end["event"] for end in ends] == ["final"] * NODES
+    assert min(end["samples"] for end in ends) > 0, "all took part"
+    trained = sum(end["samples"] for end in ends)
+    assert abs(trained / TARGET - 1) < OVERSHOOT
+    shown = PRINTED.findall(done.stdout)
+    assert sorted(number for number, *_ in shown) == list("0123")
+    for _, accuracy, samples in shown:
+        assert float(accuracy) > 90
+        assert abs(int(samples.replace(",", "")) / trained - 1) < ERROR
+    assert f"gossip local -n {NODES} train.py" in (DOCS / "start.md").read_text(encoding="utf-8")
