@@ -19,6 +19,7 @@ from node.links.link import CONTROL_BURST, Link
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from tests.memory_stream import memory_stream_pair
+from tests.node.test_tls import loopback_pair
 
 SIZE = 2_048
 FP32 = get_codec("fp32")
@@ -217,5 +218,41 @@ def test_nothing_begins_on_a_link_that_is_closing(end):
         assert pool.newest(newer.peer) is older
         pool.remove(older)
         assert pool.newest(newer.peer) is None
+
+    trio.run(main)
+
+
+class Finished:
+    """A vector of which all chunks are sent."""
+
+    def next_frame(self, apart=False):
+        return None
+
+    def let_go(self):
+        """Nothing holds it."""
+
+
+def test_a_flush_from_within_a_flush_sends_nothing_ahead_of_what_was_popped():
+    """The end of a vector is noticed while frames are taken, and what it makes a node say is flushed at once."""
+
+    async def main():
+        near, far = await loopback_pair()
+        link, reader = Link(near, FrameReader(near), PeerId(bytes(16))), FrameReader(far)
+
+        def finished(session):
+            link.send(Nack(3))
+            link.flush()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.write_loop, lambda session: None, finished)
+            await trio.testing.wait_all_tasks_blocked()
+            link.start_bulk(7, Finished())
+            for number in (1, 2):
+                link.send(Nack(number))
+            link.flush()
+            with trio.fail_after(10):
+                assert [(await reader.message())[0] for _ in range(3)] == [Nack(1), Nack(2), Nack(3)]
+            nursery.cancel_scope.cancel()
+        near.close_now(), far.close_now()
 
     trio.run(main)
