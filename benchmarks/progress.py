@@ -17,7 +17,7 @@ import itertools
 import json
 import random
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,10 @@ class Lying(RunProgress):
         if self.begins():
             return Claim(*[MOST_SAMPLES] * 4)
         return Claim(self.samples, 0, 1)
+
+
+Row = dict[str, Any]
+"""One line of the output."""
 
 
 class Watched:
@@ -120,30 +124,30 @@ class Watched:
         before = self.trained
         return lambda: mean + self.trained - before
 
-    def look(self, until: float, name: str, truth: Callable[[], float] | None = None) -> None:
+    def look(self, until: float, name: str, truth: Callable[[], float] | None = None) -> Row:
+        """Simulate up to a time, and compare the honest members' numbers with the truth."""
         self.swarm.run_until(until)
         self.count()
         trained = truth() if truth else self.trained
         numbers = sorted(host.peer.local.progress.samples for host in self.honest)
-        row = {
+        return {
             "scenario": name, "s": until, "members": len(numbers), "truth": round(trained),
             "least": numbers[0] / trained - 1, "median": statistics.median(numbers) / trained - 1,
             "most": numbers[-1] / trained - 1, "apart": (numbers[-1] - numbers[0]) / trained,
         }  # fmt: skip
-        print(json.dumps({key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()}))
 
 
 # -- scenarios ---------------------------------------------------------------------------------------------------------
-def even(seed: int) -> None:
+def even(seed: int) -> Iterator[Row]:
     """Run 60 peers of one pace, which join through the first."""
     world = Watched(seed)
     world.add()
     world.add(59, seeds=[0])
     for until in (30, 60, 300, 900):
-        world.look(until, "even")
+        yield world.look(until, "even")
 
 
-def undialable(seed: int) -> None:
+def undialable(seed: int) -> Iterator[Row]:
     """Run 60 peers, of which 50 cannot be dialled."""
     world = Watched(seed)
     world.add()
@@ -152,10 +156,10 @@ def undialable(seed: int) -> None:
     for index in range(10, 60):
         world.undialable(index)
     for until in (60, 300, 600, 1200):
-        world.look(until, "undialable")
+        yield world.look(until, "undialable")
 
 
-def joins(seed: int) -> None:
+def joins(seed: int) -> Iterator[Row]:
     """Run 20 peers, while 20 more start one after another and take three minutes each to join."""
     world = Watched(seed, internal=Internal(reply_timeout_s=400.0), join_timeout_s=400.0)
     world.add()
@@ -165,10 +169,10 @@ def joins(seed: int) -> None:
         world.joins_slowly(world.add(seeds=range(20)), JOIN_S)
         world.swarm.run_until(world.swarm.now + 10.0)
     for until in (300, 445, 600):
-        world.look(until, "joins")
+        yield world.look(until, "joins")
 
 
-def lives(seed: int) -> None:
+def lives(seed: int) -> Iterator[Row]:
     """Run 50 peers for an hour with exponential lives of ten minutes on average; each dead peer is replaced."""
     world = Watched(seed)
     world.add()
@@ -178,7 +182,7 @@ def lives(seed: int) -> None:
     while looks:
         when, index = min(events)
         if when > looks[0]:
-            world.look(looks.pop(0), "lives")
+            yield world.look(looks.pop(0), "lives")
             continue
         events.remove((when, index))
         world.swarm.run_until(when)
@@ -190,7 +194,7 @@ def lives(seed: int) -> None:
             events.append((when + world.rng.expovariate(1 / AWAY_S), -1 - index))
 
 
-def restarts(seed: int) -> None:
+def restarts(seed: int) -> Iterator[Row]:
     """Run 12 peers, each of which is killed once and restarts without its state, one after another."""
     world = Watched(seed)
     world.add()
@@ -202,53 +206,53 @@ def restarts(seed: int) -> None:
         world.add(seeds=[host.index for host in world.swarm.alive()][:3])
         world.swarm.run_until(world.swarm.now + 25.0)
     for until in (480, 600):
-        world.look(until, "restarts")
+        yield world.look(until, "restarts")
 
 
-def paces(seed: int) -> None:
+def paces(seed: int) -> Iterator[Row]:
     """Run 60 peers whose paces differ by up to a factor of 32."""
     world = Watched(seed)
     for index in range(60):
         step_s = STEP_S * 2.0 ** world.rng.uniform(-2.5, 2.5)
         world.add(step_s=step_s, seeds=[0] if index else [])
     for until in (60, 300, 600, 1200):
-        world.look(until, "paces")
+        yield world.look(until, "paces")
 
 
-def batches(seed: int) -> None:
+def batches(seed: int) -> Iterator[Row]:
     """Run two peers with equal step times and batches of 1 and 16, and then 16 peers with batches from 1 to 32."""
     world = Watched(seed)
     world.add(samples=1)
     world.add(samples=16, seeds=[0])
     for until in (60, 300, 900):
-        world.look(until, "batches of 2")
+        yield world.look(until, "batches of 2")
     world = Watched(seed)
     for index in range(16):
         world.add(samples=2 ** (index % 6), seeds=[0] if index else [])
     for until in (60, 300, 900):
-        world.look(until, "batches of 16")
+        yield world.look(until, "batches of 16")
 
 
-def pair(seed: int) -> None:
+def pair(seed: int) -> Iterator[Row]:
     """Run two peers, one of which is 32 times as fast."""
     world = Watched(seed)
     world.add()
     world.add(step_s=STEP_S / 32, seeds=[0])
     for until in (60, 300, 900):
-        world.look(until, "pair")
+        yield world.look(until, "pair")
 
 
-def cut(seed: int) -> None:
+def cut(seed: int) -> Iterator[Row]:
     """Run 60 peers, partitioned into three groups of 20 for an hour."""
-    healed(seed, 20, 40, "cut")
+    yield from healed(seed, 20, 40, "cut")
 
 
-def uneven_cut(seed: int) -> None:
+def uneven_cut(seed: int) -> Iterator[Row]:
     """Run 60 peers, partitioned into groups of 40, 10 and 10 for an hour."""
-    healed(seed, 40, 50, "uneven_cut")
+    yield from healed(seed, 40, 50, "uneven_cut")
 
 
-def healed(seed: int, first: int, second: int, name: str) -> None:
+def healed(seed: int, first: int, second: int, name: str) -> Iterator[Row]:
     """Run 60 peers, partitioned for an hour at the indices ``first`` and ``second``, and measure after it."""
     world = Watched(seed)
     world.add()
@@ -259,10 +263,10 @@ def healed(seed: int, first: int, second: int, name: str) -> None:
     truth = world.parts()
     world.swarm.heal()
     for until in (3720, 3780, 3960):
-        world.look(until, name, truth)
+        yield world.look(until, name, truth)
 
 
-def runs(seed: int) -> None:
+def runs(seed: int) -> Iterator[Row]:
     """Run 80 peers that train alone for five minutes, each in a run of its own, and then merge."""
     world = Watched(seed, join_timeout_s=1.0)
     world.add(80)
@@ -275,40 +279,40 @@ def runs(seed: int) -> None:
         world.swarm.run_until(world.swarm.now + 1.0)
     met, truth = world.swarm.now, world.parts()
     for after in (60, 120, 300):
-        world.look(met + after, "runs", truth)
+        yield world.look(met + after, "runs", truth)
 
 
-def liars(seed: int) -> None:
+def liars(seed: int) -> Iterator[Row]:
     """Run 30 honest members and 30 liars, which lie after the first ten minutes."""
-    lied(seed, 30, 30, 600.0, "liars")
+    yield from lied(seed, 30, 30, 600.0, "liars")
 
 
-def liar(seed: int) -> None:
+def liar(seed: int) -> Iterator[Row]:
     """Run eight peers, one of which lies after the first ten minutes."""
-    lied(seed, 7, 1, 600.0, "liar")
+    yield from lied(seed, 7, 1, 600.0, "liar")
 
 
-def at_once(seed: int) -> None:
+def at_once(seed: int) -> Iterator[Row]:
     """Run eight peers, one of which lies from the beginning."""
-    lied(seed, 7, 1, 0.0, "at_once")
+    yield from lied(seed, 7, 1, 0.0, "at_once")
 
 
-def liars_at_once(seed: int) -> None:
+def liars_at_once(seed: int) -> Iterator[Row]:
     """Run 30 honest members and 30 liars, which lie from the beginning."""
-    lied(seed, 30, 30, 0.0, "liars_at_once")
+    yield from lied(seed, 30, 30, 0.0, "liars_at_once")
 
 
-def flood(seed: int) -> None:
+def flood(seed: int) -> Iterator[Row]:
     """Run eight peers, one of which lies after ten minutes and offers sixteen times as often as the others."""
-    lied(seed, 7, 1, 600.0, "flood", STEP_S / 16)
+    yield from lied(seed, 7, 1, 600.0, "flood", STEP_S / 16)
 
 
-def floods(seed: int) -> None:
+def floods(seed: int) -> Iterator[Row]:
     """Run 30 honest members and 30 liars that lie after ten minutes and offer sixteen times as often."""
-    lied(seed, 30, 30, 600.0, "floods", STEP_S / 16)
+    yield from lied(seed, 30, 30, 600.0, "floods", STEP_S / 16)
 
 
-def lied(seed: int, honest: int, liars: int, begins: float, name: str, step_s: float = STEP_S) -> None:
+def lied(seed: int, honest: int, liars: int, begins: float, name: str, step_s: float = STEP_S) -> Iterator[Row]:
     world = Watched(seed)
     world.add(1)
     world.add(honest - 1, seeds=[0])
@@ -317,7 +321,7 @@ def lied(seed: int, honest: int, liars: int, begins: float, name: str, step_s: f
     for index in range(honest, honest + liars):
         world.lies(index, begins)
     for until in (begins + 10, begins + 60, begins + 300):
-        world.look(until, name)
+        yield world.look(until, name)
 
 
 SCENARIOS = (
@@ -332,8 +336,10 @@ def main() -> None:
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=", ".join(one.__name__ for one in SCENARIOS))
     given = parser.parse_args()
     for one in SCENARIOS:
-        if not given.scenarios or one.__name__ in given.scenarios:
-            one(given.seed)
+        if given.scenarios and one.__name__ not in given.scenarios:
+            continue
+        for row in one(given.seed):
+            print(json.dumps({key: round(what, 4) if isinstance(what, float) else what for key, what in row.items()}))
 
 
 if __name__ == "__main__":
