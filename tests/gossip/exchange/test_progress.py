@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossip.exchange.progress import EXCHANGES, INTERVALS, MOST_INTERVALS, PARTNERS, WIDER, RunProgress
-from gossip.ids import MOST_SAMPLES, Claim
+from gossip.ids import MOST_SAMPLES, UNSTATED, Claim
+from gossip.wire.frames import encode
+from gossip.wire.messages import Accept
 from tests.gossip.membership.members import peer_id
 
 EVERY, SAMPLES, MEMBERS = 4, 8, 3
@@ -131,3 +133,15 @@ def test_another_run_or_a_checkpoint_brings_its_number():
     assert (progress.samples, progress.resumed) == (5, True)
     progress.begin(2**80)
     assert progress.samples == MOST_SAMPLES
+
+
+@pytest.mark.parametrize(
+    ("claim", "most"), [(Claim(10**9, 10**6, 60, 10**5), 12), (Claim(*[MOST_SAMPLES] * 4), 32)], ids=["usual", "widest"]
+)
+def test_progress_costs_an_exchange_a_few_bytes_of_two_messages(claim, most):
+    """Beyond a claim of nothing, which takes five."""
+
+    def size(stated):
+        return len(encode(Accept(1, 0.0, 0.5, "fp32", stated)))
+
+    assert 0 < size(claim) - size(UNSTATED) <= most

@@ -1,0 +1,55 @@
+"""How well each node knows the samples that all trained: rows of docs/reliability.md, held to what they promise.
+
+The scenarios are those of benchmarks/progress.py, with the whole protocol simulated. Those that miss their bound have
+no test: the page names them.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.harness.marks import slow
+from tests.reliability.test_reliability import load
+
+progress = load("progress")
+
+MOST = 0.05  # the largest error of any member, as a share of what all trained
+APART = 0.02  # members from each other after a cut
+LIED = 0.2  # what liars add in a minute
+
+
+def read(name, after):
+    """A scenario's row at a time in seconds, or its first, second, ... row."""
+    rows = getattr(progress, name)(1)
+    return next(row for number, row in enumerate(rows, 1) if after in (row["s"], f"row {number}"))
+
+
+@pytest.mark.parametrize(
+    ("name", "after"),
+    [
+        slow("undialable", 300), ("joins", 445), slow("lives", 300), slow("lives", 3600), ("restarts", 480),
+        slow("paces", 600), slow("paces", 1200), ("pair", 60),
+    ],
+)  # fmt: skip
+def test_no_member_is_more_than_five_percent_off(name, after):
+    row = read(name, after)
+    assert row["members"] > 1
+    assert max(-row["least"], row["most"]) < MOST
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "after"), [("cut", 3720), ("runs", "row 3")])
+def test_after_a_cut_or_runs_apart_members_show_one_number_near_the_mean_of_the_parts(name, after):
+    """A minute after an hour's cut, and five minutes after the last of 80 runs has met the others."""
+    row = read(name, after)
+    assert row["apart"] < APART
+    assert max(-row["least"], row["most"]) < MOST
+
+
+@pytest.mark.parametrize(
+    ("name", "after"), [("liar", 660), slow("liars", 660), ("at_once", 60), ("flood", 660)]
+)  # fmt: skip
+def test_liars_add_at_most_a_fifth_in_their_first_minute(name, after):
+    row = read(name, after)
+    assert row["most"] < LIED
+    assert row["least"] > -MOST
