@@ -82,6 +82,7 @@ class Entry:
         "told_s",
         "tries",
         "try_s",
+        "turn",
         "verifying",
     )  # fmt: skip
 
@@ -105,6 +106,7 @@ class Entry:
         self.introducer: PeerId | None = None  # for a stranger: the member that told us of it
         self.home: PeerId | None = None  # for an undialable stranger: the home that vouches for it
         self.place = -1  # its index in `contacted` of the table, or among the strangers of its introducer
+        self.turn = -1  # its index among the strangers of its introducer that can be dialled
         self.tries = 0  # failed dials to a stranger
         self.try_s = NEVER_S  # when it may be dialled next
         self.acked_s = NEVER_S  # latest proof of life

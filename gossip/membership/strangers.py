@@ -17,12 +17,10 @@ from gossip.membership.table import Table
 
 __all__ = ["Introductions"]
 
-ALIVE = MemberState.ALIVE
-
 # Dials: a swarm of 8 is linked at once, one of 1,000 within minutes, since both sides dial.
 AT_ONCE, A_SECOND = 8.0, 1.0
 LOOK_S = 1.0  # time between two calls of tick
-DRAWS = 8  # draws to find a stranger that may be dialled
+DRAWS = 8  # draws to find a stranger whose dial is due
 FEW = 8  # a peer with fewer contacted members dials without delay
 SPREAD_S = 0.05  # random delay for each member: all members hear of a newcomer at once and must not all dial it at once
 GIVE_WAY_S = 0.5  # delay of the larger id: of two that hear of each other one dial is enough
@@ -122,6 +120,6 @@ class Introductions:
             if peer is None:
                 return None
             entry = table.entries[peer]
-            if entry.try_s <= now and entry.state is ALIVE and entry.record.address is not None:
+            if entry.try_s <= now:
                 return entry
         return None

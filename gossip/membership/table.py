@@ -40,7 +40,9 @@ class Table:
         self._gone_strangers: OrderedDict[PeerId, None] = OrderedDict()  # the same for hearsay members
         self.contacted: list[PeerId] = []  # ALIVE members that had a link with us. Only these are asked for anything.
         self.strangers: dict[PeerId, list[PeerId]] = {}  # hearsay members by introducer
-        self._introducers: list[PeerId] = []
+        # Those that can be dialled, likewise: half of a swarm may have no address, and the gone stay for a day.
+        self._dialable: dict[PeerId, list[PeerId]] = {}
+        self._introducers: list[PeerId] = []  # the keys of `_dialable`
         # By home: strangers that own data because it vouches for them.
         self._vouched: dict[PeerId, dict[PeerId, None]] = {}
         self._forgotten: OrderedDict[PeerId, int] = OrderedDict()  # dropped members and their last incarnation
@@ -126,9 +128,9 @@ class Table:
         """Note a link with a member, which is no hearsay any more."""
         if entry.contacted:
             return
+        self._leave(entry)
         if entry.introducer is not None:
             self._familiar(entry)
-        self._leave(entry)
         entry.contacted = True
         self._enter(entry)
 
@@ -165,17 +167,43 @@ class Table:
         self.changes += 1
 
     def stranger(self, rng: random.Random) -> PeerId | None:
-        """Return a random stranger: first a uniform introducer, then a uniform one of its strangers."""
+        """Return a random ALIVE stranger with an address: of a uniform introducer, a uniform one."""
         if not self._introducers:
             return None
-        told = self.strangers[self._introducers[int(rng.random() * len(self._introducers))]]
+        told = self._dialable[self._introducers[int(rng.random() * len(self._introducers))]]
         return told[int(rng.random() * len(told))]
+
+    def _list(self, entry: Entry) -> None:
+        """List a stranger that can be dialled, or take it out of the list, after every change but progress."""
+        introducer = entry.introducer
+        if introducer is None or entry.state is not ALIVE or entry.record.address is None:
+            self._unlist(entry)
+        elif entry.turn < 0:
+            told = self._dialable.get(introducer)
+            if told is None:
+                told = self._dialable[introducer] = []
+                self._introducers.append(introducer)
+            entry.turn = len(told)
+            told.append(entry.record.id)
+
+    def _unlist(self, entry: Entry) -> None:
+        introducer = entry.introducer
+        if introducer is None or entry.turn < 0:
+            return
+        told = self._dialable[introducer]
+        last = told.pop()
+        if entry.turn < len(told):
+            told[entry.turn] = last
+            self.entries[last].turn = entry.turn
+        entry.turn = -1
+        if not told:
+            del self._dialable[introducer]
+            self._introducers.remove(introducer)  # linear in the number of introducers
 
     def _estrange(self, entry: Entry, introducer: PeerId) -> None:
         told = self.strangers.get(introducer)
         if told is None:
             told = self.strangers[introducer] = []
-            self._introducers.append(introducer)
         entry.place = len(told)
         told.append(entry.record.id)
 
@@ -186,7 +214,6 @@ class Table:
         take_out(told, entry.place, self.entries)
         if not told:
             del self.strangers[introducer]
-            self._introducers.remove(introducer)  # linear in the number of introducers
         entry.introducer = None
 
     def _make_room(self, introducer: PeerId | None) -> bool:
@@ -199,7 +226,7 @@ class Table:
         if self._gone_strangers:
             return self._evict(next(iter(self._gone_strangers)))
         hearsay = len(self.entries) - len(self.contacted) - len(self._gone)
-        if self._introducers and (introducer is None or hearsay > self._limit // 2):
+        if self.strangers and (introducer is None or hearsay > self._limit // 2):
             told = {one: len(those) for one, those in self.strangers.items() if one != self._mine}
             most = max(told, key=lambda one: told[one], default=None)
             least = 0 if introducer is None else told.get(introducer, 0) + 1
@@ -249,10 +276,12 @@ class Table:
 
     def _look(self, entry: Entry) -> None:
         if entry.record.id != self._mine:
+            self._list(entry)
             self.arrears.look(entry, self.mine.record.run_id)
 
     def _leave(self, entry: Entry) -> None:
         peer, state = entry.record.id, entry.state
+        self._unlist(entry)
         if peer != self._mine:
             those = self._of[state]
             last = those.pop()

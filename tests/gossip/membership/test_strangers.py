@@ -254,6 +254,19 @@ def test_strangers_are_dialled_in_a_bounded_trickle_each_once_in_a_while():
     assert all(dial.address == record.address for _, dial in dials if (record := me.record(dial.expect)) is not None)
 
 
+def test_a_stranger_waits_for_none_that_left_or_has_no_address():
+    def one_of_many(number):
+        changes = {"left": True} if number % 2 else {"address": None}
+        return elsewhere(number) if number == 2 else record_of(number, **changes)
+
+    me = hearing(500, record=one_of_many)
+    assert [dial.expect for _, dial in dials_of(me, 1.0)] == [peer_id(2)]
+    me.receive(peer_id(1), Gossip((record_of(3, incarnation=2), record_of(4, incarnation=2))), 10.0)
+    assert {dial.expect for _, dial in dials_of(me, 12.0)} == {peer_id(3), peer_id(4)}
+    me.receive(peer_id(1), Gossip((record_of(2, address=None, incarnation=2),)), 80.0)
+    assert peer_id(2) not in {dial.expect for _, dial in dials_of(me, 600.0)}
+
+
 def test_who_does_not_answer_is_tried_more_and_more_rarely():
     me = hearing(2)
     for number in range(3, 12):
