@@ -47,7 +47,7 @@ def test_after_a_cut_or_runs_apart_members_show_one_number_near_the_mean_of_the_
 
 
 @pytest.mark.parametrize(
-    ("name", "after"), [("liar", 660), slow("liars", 660), ("at_once", 60), ("flood", 660)]
+    ("name", "after"), [("liar", 660), slow("liars", 660), ("at_once", 60), slow("flood", 660)]
 )  # fmt: skip
 def test_liars_add_at_most_a_fifth_in_their_first_minute(name, after):
     row = read(name, after)

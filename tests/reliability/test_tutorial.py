@@ -25,7 +25,7 @@ def test_four_processes_stop_near_their_target_and_show_what_they_trained(tmp_pa
     (tmp_path / "train.py").write_text(script)
     done = subprocess.run(
         [sys.executable, "-m", "gossip", "local", "-n", str(NODES), "--log-dir", "logs", "train.py"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+        cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False,
         env={name: value for name, value in os.environ.items() if not name.startswith("GOSSIP_")},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
