@@ -156,6 +156,7 @@ class Judge:
     def ended(self, host: Host) -> None:
         """It crashes or leaves, and its weights with it."""
         self.entered(host, -1)
+        self.world.truth.gone(host)
         self.voided(host, "gone")
         own = host.peer.membership.me.incarnation
         self.signed[host.id] = max(self.signed.get(host.id, 0), own)
@@ -344,6 +345,7 @@ class Judge:
         if received:
             push.merged += 1
             push.stolen, push.taker = host.liar, host
+            world.truth.mix((push.owner, host))  # a push brings the numbers of both sides together
         else:
             push.back += 1
             push.doubted = self.doubted(push, session)

@@ -25,6 +25,10 @@ FOUND = {
     30351: "a loop that stood still and began mix after mix",
     68594: "the same, with three others",
 }
+JUDGED_LARGE = {
+    1005: "numbers that must go round a ring whose fast members are neighbours",
+    1008: "a newcomer whose only contact crashed after the last fault",
+}
 LARGE = {0: "hours", 1: "runs", 6: "hours", 14: "hours", 2: "hours"}  # by seed, what is large: a second or two each
 WORDS = "from tests.simulation.schedule import play\nprint([play(seed).digest for seed in (3, 4, 9, 16, 23)])"
 
@@ -41,6 +45,12 @@ def test_what_is_promised_holds_in_random_schedules(block):
 @pytest.mark.parametrize("seed", JUDGED)
 def test_the_judge_asks_for_nothing_that_cannot_be(seed):
     assert not outcome(seed, overlaps=False).claim, JUDGED[seed]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", JUDGED_LARGE)
+def test_the_judge_of_large_schedules_asks_for_nothing_that_cannot_be(seed):
+    assert not outcome(seed, large=True).claim, JUDGED_LARGE[seed]
 
 
 @pytest.mark.parametrize("seed", FOUND)
