@@ -21,6 +21,7 @@ PATIENCE_S = 10.0  # Wait after the first answer, since a swarm of two has no th
 TRY_EVERY_S = 10.0  # A member may ask us this often to dial its address.
 # Time between a verdict and the next round. It doubles while the verdict stays the same.
 ROUND_S, MAX_ROUND_S = 240.0, 3_600.0
+UNANSWERED_S = 30.0  # Time until others are asked if no member answers in the first round.
 MAX_HOMES = 3  # Homes are members that probe a peer on behalf of the others, who cannot dial it.
 MAX_UNANSWERED = 1  # Unanswered dials of a seed that still counts as answering: one dial may be under way.
 BUSY_S = 5.0  # Interval of dials to a seed that accepts connections but finishes no Hello.
@@ -162,13 +163,15 @@ class Reachability:
     def deadline(self) -> float:
         return min(self.next_ping_at, self.decide_at, self.next_round_at)
 
-    def ask(self, peer: PeerId, me: MemberRecord) -> list[Effect]:
+    def ask(self, peer: PeerId, me: MemberRecord, now: float) -> list[Effect]:
         """Ask a linked member whether it can dial us, if this round needs more answers."""
         self.address = me.address or self.address
         if self.is_decided or me.address is None or len(self.asked) >= ASKED_MEMBERS or peer in self.asked:
             return []
         if not self.asked:
             self.asked_incarnation = me.incarnation
+            # The questions may be lost with their links. Until a verdict, all members dial an address in vain.
+            self.next_round_at = now + (UNANSWERED_S if self.verdict is None else self.pause_s)
         self.asked.add(peer)
         return [Send(peer, Reach())]
 
@@ -185,9 +188,10 @@ class Reachability:
         if sender not in self.asked or self.is_decided or sender in self.answers:
             return
         if not ok and incarnation != self.asked_incarnation:
-            self.next_round_at = min(self.next_round_at, now + TRY_EVERY_S)
+            if not self.answers:
+                self.next_round_at = min(self.next_round_at, now + TRY_EVERY_S)
             return
-        self.answers[sender] = ok
+        self.answers[sender], self.next_round_at = ok, math.inf  # The verdict is due first.
         enough = max(Counter(self.answers.values()).values()) > ASKED_MEMBERS // 2
         self.decide_at = now if enough else min(self.decide_at, now + PATIENCE_S)
 
@@ -211,12 +215,12 @@ class Reachability:
         """
         if now < self.next_round_at:
             return []
-        self.next_round_at = now + self.pause_s  # This holds if no member answers.
+        self.next_round_at = now + self.pause_s  # This holds if there is no member to ask.
         self.asked_before, self.asked, self.answers, self.is_decided = self.asked, set(), {}, False
         others = [peer for peer in linked_peers if peer not in self.asked_before]
         effects: list[Effect] = []
         for peer in others or linked_peers:
-            if question := self.ask(peer, me):
+            if question := self.ask(peer, me, now):
                 effects += [Send(peer, Gossip((me,))), *question]
         return effects
 

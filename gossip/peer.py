@@ -214,7 +214,7 @@ class Peer:
         effects += self.exchanges.linked(peer, now)
         me = self.membership.me
         if not self.reach.is_decided:
-            effects += self.reach.ask(peer, me)
+            effects += self.reach.ask(peer, me, now)
         if me.address is None:
             self.refresh_homes(now)
         if self.runs.alone:

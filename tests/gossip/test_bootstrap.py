@@ -14,6 +14,8 @@ from gossip.discovery import (
     HOME_PING_S,
     LOOK_UP_S,
     PATIENCE_S,
+    ROUND_S,
+    UNANSWERED_S,
     Bootstrap,
     Reachability,
     Seeds,
@@ -165,19 +167,19 @@ def test_a_seed_that_is_this_node_itself_is_nobody_to_wait_for():
 def asking(count=ASKED_MEMBERS):
     reach = Reachability()
     for peer in (A, B, C, D)[:count]:
-        assert reach.ask(peer, ME) == [Send(peer, Reach())]
+        assert reach.ask(peer, ME, 0.0) == [Send(peer, Reach())]
     return reach
 
 
 def test_three_members_are_asked_and_each_once():
     reach = asking()
-    assert reach.ask(D, ME) == []
+    assert reach.ask(D, ME, 0.0) == []
     reach = asking(1)
-    assert reach.ask(A, ME) == []
+    assert reach.ask(A, ME, 0.0) == []
 
 
 def test_who_has_no_address_asks_nobody():
-    assert Reachability().ask(A, MemberRecord(ME.id, b"", 1)) == []
+    assert Reachability().ask(A, MemberRecord(ME.id, b"", 1), 0.0) == []
 
 
 def test_two_of_three_decide_at_once_and_the_third_changes_nothing():
@@ -190,7 +192,7 @@ def test_two_of_three_decide_at_once_and_the_third_changes_nothing():
         reach.on_reached(C, verdict, 1, 2.0)
         assert reach.take_verdict(2.0) is verdict
         assert reach.take_verdict(3.0) is None  # said once
-        assert reach.ask(D, ME) == []
+        assert reach.ask(D, ME, 0.0) == []
     reach = asking()
     reach.on_reached(A, False, 1, 0.0)
     reach.on_reached(A, False, 1, 0.1)  # nobody has two votes
@@ -222,6 +224,19 @@ def test_it_is_asked_again_of_others_after_minutes_and_more_rarely_while_the_ans
         assert not asked & before
     assert pauses[:5] == [240, 480, 960, 240, 480]
     assert max(pauses) == 3600
+
+
+def test_others_are_asked_soon_when_nobody_answers_the_first_questions():
+    reach = asking(2)
+    assert reach.deadline == UNANSWERED_S
+    assert reach.begin_round([A, B, C, D], ME, UNANSWERED_S - 1) == []
+    assert {effect.to for effect in reach.begin_round([A, B, C, D], ME, UNANSWERED_S)} == {C, D}
+    late = 2 * UNANSWERED_S - 1
+    reach.on_reached(C, False, 1, late)
+    reach.on_reached(D, False, 2, late)
+    assert reach.deadline == late + PATIENCE_S, "a round with an answer ends with a verdict"
+    assert reach.take_verdict(late + PATIENCE_S) is False
+    assert reach.deadline == late + PATIENCE_S + ROUND_S
 
 
 def test_the_word_of_one_who_was_not_asked_counts_for_nothing():
