@@ -22,7 +22,7 @@ OWN := not netns and not frameworks and not engines and not built
 FASHION_MNIST := $(or $(GOSSIP_FASHION_MNIST),/usr/share/datasets/fashion-mnist)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-frameworks test-engines test-netns explore explore-mutants lint types bench bench-codecs bench-micro bench-wan bench-bytes bench-sim bench-methods bench-goodput bench-storm bench-lanes bench-links bench-wide bench-replay convergence reliability siege chaos soak reference docs notebooks test-notebooks dist data clean
+.PHONY: help demo test test-slow test-frameworks test-engines test-netns explore explore-mutants lint types bench bench-codecs bench-micro bench-wan bench-bytes bench-sim bench-methods bench-goodput bench-storm bench-lanes bench-links bench-wide bench-replay accelerator convergence reliability siege chaos soak reference docs notebooks test-notebooks dist data clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1:/p' Makefile | awk -F: '{ printf "make %-16s %s\n", $$1, $$2 }'
@@ -101,6 +101,9 @@ bench-lanes: $(READY) ## one and several connections of a link that loses packet
 
 bench-replay: $(READY) ## play benchmarks/replay/scenarios/ with real processes beside predictions, an hour; needs root, gcc and /dev/net/tun
 	$(PY) -m benchmarks.replay benchmarks/replay/scenarios/*.toml --runs $(or $(RUNS),3) --seeds $(or $(SEEDS),5) --out $(or $(OUT),runs/replay)
+
+accelerator: $(READY) ## test and measure on this machine's GPU, at most 8 minutes; without one on a simulated device
+	$(PY) -m benchmarks.accelerator_run
 
 convergence: $(READY) ## compare four nodes with one process at equal samples
 	$(PY) benchmarks/convergence.py

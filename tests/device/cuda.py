@@ -118,6 +118,7 @@ def simulated(kind: str = "cuda", seed: int = 0) -> Iterator[Device]:
         "set_sync_debug_mode": lambda mode: setattr(on, "strict", mode in ("error", 2)),
         "memory_allocated": lambda device=None: on.memory.bytes,
         "max_memory_allocated": lambda device=None: on.memory.peak_bytes,
+        "max_memory_reserved": lambda device=None: on.memory.peak_bytes,
         "reset_peak_memory_stats": lambda device=None: setattr(on.memory, "peak_bytes", on.memory.bytes),
         "cudart": lambda: cudart,
     }  # fmt: skip

@@ -1,0 +1,131 @@
+"""One rank of a node whose model lies on the GPU, with a whole node on the same GPU.
+
+    torchrun --standalone --nproc-per-node 1 -m benchmarks.accelerator_ranks nccl
+    torchrun --standalone --nproc-per-node 2 -m benchmarks.accelerator_ranks gloo
+
+Rank 0 prints a line of JSON: the exchanges, and whether all ranks hold the same finite weights. NCCL refuses two ranks
+on one GPU. A simulated device has no NCCL and no tensors that gloo could send: then gloo sums copies on the host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import threading
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from benchmarks.accelerator_device import accelerator, say
+from gossip.config import Config
+from node import Node
+
+WIDTH = 768  # Two layers have 4.7 MB: more than the smallest vector that NCCL carries.
+EVERY, EXCHANGES = 4, 5
+LIMIT_S = 60.0  # The most that training takes; also the timeout of the group.
+CONFIG = Config(mix_every_steps=EVERY, join_timeout_s=10.0)
+
+
+class Beside(threading.Thread):
+    """The whole node, with a loop of its own in a thread of rank 0."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.address = ""
+        self.ready, self.stopping = threading.Event(), threading.Event()
+
+    def run(self) -> None:
+        torch.cuda.set_device(0)
+        model, optimizer = trained(seed=100)
+        try:
+            with Node(model, optimizer, config=CONFIG) as node:
+                self.address = node.address
+                self.ready.set()
+                while not self.stopping.is_set():
+                    gradients(model)
+                    optimizer.step()
+                    node.step()
+                    time.sleep(0.005)
+        finally:
+            self.ready.set()
+
+
+def trained(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)).to("cuda")
+    return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def gradients(model: nn.Module) -> Tensor:
+    batch = torch.randn(8, WIDTH).to("cuda")
+    model.zero_grad()
+    loss = (model(batch) - batch).square().mean()
+    loss.backward()
+    return loss.detach()
+
+
+def total(tensor: Tensor, simulated: bool) -> Tensor:
+    """Return the sum of a tensor over all ranks."""
+    summed = tensor.detach().cpu() if simulated else tensor.detach().clone()
+    dist.all_reduce(summed)
+    return summed.to(tensor.device)
+
+
+def train(simulated: bool) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    beside = Beside() if rank == 0 else None
+    if beside is not None:
+        beside.start()
+        beside.ready.wait(LIMIT_S)
+    model, optimizer = trained(seed=rank)
+    seeds = [] if beside is None else [beside.address]
+    steps, longest_s, until = 0, 0.0, time.monotonic() + LIMIT_S
+    with Node(model, optimizer, seeds=seeds, config=CONFIG, group=dist.group.WORLD) as node:
+        more = torch.ones(1, device="cuda")
+        while more.item():
+            loss = gradients(model)
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.grad.copy_(total(parameter.grad, simulated) / size)
+            optimizer.step()
+            began = time.perf_counter()
+            node.step(loss=loss, samples=8)
+            longest_s, steps = max(longest_s, time.perf_counter() - began), steps + 1
+            goes_on = node.metrics().exchanges_done < EXCHANGES and time.monotonic() < until
+            more = total(torch.full((1,), float(goes_on), device="cuda"), simulated)
+        node.settle(0.5)
+        exchanges = node.metrics().exchanges_done
+        weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+        same = bool((total(weights, simulated) - size * weights).abs().max() < 1e-5 * size)
+        finite = bool(weights.isfinite().all())
+    if beside is not None:
+        beside.stopping.set()
+        beside.join(10.0)
+        say(
+            "ranks", backend=dist.get_backend(), ranks=size, steps=steps, exchanges=exchanges, longest_step_s=longest_s,
+            right=same and finite and exchanges >= EXCHANGES,
+        )  # fmt: skip
+    if not (same and finite and exchanges >= EXCHANGES):
+        raise SystemExit(f"{exchanges} exchanges; weights are the same: {same}, finite: {finite}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("backend", choices=["nccl", "gloo"])
+    parser.add_argument("--simulated", action="store_true")
+    asked = parser.parse_args()
+    simulated = asked.simulated or not torch.cuda.is_available()
+    with accelerator(simulated, seed=int(os.environ["RANK"])):
+        torch.cuda.set_device(0)
+        dist.init_process_group("gloo" if simulated else asked.backend, timeout=timedelta(seconds=LIMIT_S))
+        try:
+            train(simulated)
+        finally:
+            dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

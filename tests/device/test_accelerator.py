@@ -1,0 +1,190 @@
+"""Tests of `make accelerator`: aims, page, parts that hang, and all of it on a simulated device."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks import accelerator, accelerator_page, accelerator_run
+from benchmarks.accelerator_device import Shape
+from benchmarks.accelerator_device import accelerator as device_of
+from benchmarks.accelerator_run import Part
+
+ROOT = Path(__file__).resolve().parents[2]
+AIMS = 10
+MIB = 1 << 20
+
+
+def boundary(operation, rate, parameters=1000):
+    return {
+        "figure": "boundary", "operation": operation, "parameters": parameters, "call_s": 1e-3, "stall_s": 2e-3,
+        "rate_gb_s": rate, "bytes_a_parameter": 0.25,
+    }  # fmt: skip
+
+
+def row(lost=0.005, memory=100 * MIB, waits=0, every=64, parameters=1000, settings=()):
+    return {
+        "figure": "nodes", "parameters": parameters, "every": every, "settings": dict(settings), "step_s": 0.1,
+        "step_without_s": [0.1, 0.1], "lost": lost, "mixes": 3, "lost_a_mix_s": None, "longest_step_s": 0.01,
+        "memory_bytes": memory, "reserved_bytes": memory, "waits": waits,
+    }  # fmt: skip
+
+
+def swarm(name, score, together=99.0):
+    node = {
+        "device": "cpu",
+        "pause_s": 0.01,
+        "alone_steps_s": 100.0,
+        "together_steps_s": together,
+        "longest_step_s": 0.1,
+    }
+    return {"figure": "equal", "swarm": name, "score": score, "nodes": [node, node | {"together_steps_s": 99.0}]}
+
+
+def all_figures():
+    """Figures that meet every aim."""
+    return [
+        {"figure": "machine", "device": "a GPU", "date": "2026-11-25"},
+        {"figure": "limits", "down_gb_s": 50.0, "up_gb_s": 40.0},
+        boundary("snapshot", 40.0), boundary("addition", 32.0), boundary("addition", 3.0, parameters=10),
+        row(), row(lost=0.2, every=8), row(settings={"correction": 0.0}),
+        row(lost=0.9, memory=999 * MIB, parameters=10),
+        swarm("digits, CPU", 97.0), swarm("digits, GPU", 96.5), swarm("digits, one GPU and two CPUs", 96.6),
+        swarm("GPT, CPU", 2.0), swarm("GPT, GPU", 2.01),
+    ]  # fmt: skip
+
+
+def met(figures):
+    return [aim.met for aim in accelerator_page.aims(figures)]
+
+
+def test_the_figures_of_the_largest_model_decide():
+    assert met(all_figures()) == [True] * AIMS
+
+
+@pytest.mark.parametrize(
+    ("number", "worse"),
+    [
+        (0, boundary("snapshot", 39.0)), (1, boundary("addition", 31.0)), (2, row(waits=1, every=8)),
+        (3, row(lost=0.011)),
+        (4, row(memory=257 * MIB, every=8)), (5, row(memory=257 * MIB, settings={"correction": 0.0})),
+        (6, swarm("digits, GPU", 96.4)), (7, swarm("GPT, GPU", 2.03)),
+        (8, swarm("digits, one GPU and two CPUs", 96.4)),
+        (9, swarm("digits, one GPU and two CPUs", 97.0, together=89.0)),
+    ],
+)  # fmt: skip
+def test_each_aim_can_be_missed(number, worse):
+    same = [name for name in ("figure", "operation", "parameters", "every", "settings", "swarm") if name in worse]
+    figures = [worse if all(one.get(name) == worse[name] for name in same) else one for one in all_figures()]
+    assert worse in figures
+    found = met(figures)
+    assert found[number] is False
+    assert found.count(True) == AIMS - 1
+
+
+def test_an_aim_without_its_figures_is_neither_met_nor_missed():
+    assert met([]) == [None] * AIMS
+    assert "not measured" in accelerator_page.shown(accelerator_page.aims([]))
+
+
+def test_the_exit_code_tells_a_failed_part_and_a_missed_aim():
+    missed = accelerator_page.aims([row(lost=0.5)])
+    done, failed = {"nodes": {"ok": True}}, {"nodes": {"ok": False}}
+    assert accelerator_run.code(done, accelerator_page.aims(all_figures()), simulated=False) == 0
+    assert accelerator_run.code(done, missed, simulated=False) == 2
+    assert accelerator_run.code(done, missed, simulated=True) == 0, "aims mean nothing there"
+    assert accelerator_run.code(failed, missed, simulated=False) == 1
+
+
+def test_the_page_has_every_figure_and_every_aim():
+    figures = all_figures()
+    parts = {"all": {"ok": False, "seconds": 3.0, "reason": "exit code 1\n    a line", "figures": figures}}
+    judged = [aim.row() for aim in accelerator_page.aims(figures)]
+    text = accelerator_page.page({"parts": parts, "aims": judged})
+    assert text.count("| met |") == AIMS
+    assert "| all | 3.0 | failed: exit code 1 |" in text
+    assert "50.0 GB/s from the device and 40.0 GB/s to it" in text
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(lines) == 5 * 2 + AIMS + 1 + 3 + 4 + 5 * 2
+    assert not any("None" in line or "nan" in line for line in lines)
+    assert accelerator_page.page({"parts": {}, "aims": []}).startswith("# On a GPU")
+
+
+def test_a_part_that_hangs_is_ended_with_its_children_and_keeps_its_figures(tmp_path):
+    child = "import pathlib, sys, time; time.sleep(2); pathlib.Path(sys.argv[1]).touch()"
+    program = f"""
+import subprocess, sys, time
+print('{{"figure": "limits", "up_gb_s": 1.0}}', flush=True)
+child = subprocess.Popen([sys.executable, "-c", {child!r}, {str(tmp_path / "alive")!r}])
+print("waiting", flush=True)
+time.sleep(600)
+"""
+    found = accelerator_run.run(Part("hangs", 600, ["-c", program]), 1.0)
+    assert not found["ok"]
+    assert found["reason"] == "not done after 1 s\n    waiting"
+    assert found["figures"] == [{"figure": "limits", "up_gb_s": 1.0}]
+    time.sleep(1.5)
+    assert not (tmp_path / "alive").exists()
+
+
+def test_a_part_that_fails_is_reported_and_the_next_one_runs(capsys):
+    parts = [Part("fails", 60, ["-c", "raise SystemExit('the reason')"]), Part("runs", 60, ["-c", "pass"])]
+    found = accelerator_run.run_all(parts, simulated=False)
+    assert [found[name]["ok"] for name in ("fails", "runs")] == [False, True]
+    assert found["fails"]["reason"] == "exit code 1\n    the reason"
+    assert "FAILED, exit code 1" in capsys.readouterr().out
+
+
+def test_all_parts_fit_into_eight_minutes():
+    for simulated in (False, True):
+        parts = accelerator_run.parts(simulated)
+        assert sum(part.limit_s for part in parts) <= accelerator_run.TOTAL_S < 480 - accelerator_run.END_S
+
+
+def test_the_parts_that_measure_copies_run_on_a_simulated_device(capsys):
+    with device_of(True):
+        accelerator.copies({"tiny": Shape(1, 2, 8, 4, 1)}, 64, 1)
+    figures = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["figure"] for one in figures] == ["limits", "boundary", "boundary"]
+    expected = boundary("snapshot", 1.0).keys() | {"model"}
+    for one, operation in zip(figures[1:], ("snapshot", "addition"), strict=True):
+        assert one.keys() == expected
+        assert one["operation"] == operation
+        assert one["bytes_a_parameter"] == pytest.approx(4.0, abs=0.1), "a small model is copied on the device first"
+    assert met(figures)[0] is not None
+
+
+@pytest.mark.slow
+def test_everything_runs_to_its_end_on_a_simulated_device(tmp_path):
+    results = sorted((ROOT / "docs" / "results").iterdir())
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.accelerator_run",
+        "--simulated",
+        "--json",
+        str(tmp_path / "found.json"),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=5000)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert accelerator_run.SIMULATED in done.stdout
+    assert sorted((ROOT / "docs" / "results").iterdir()) == results
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["simulated"]
+    assert all(part["ok"] for part in found["parts"].values())
+    assert [aim["met"] is None for aim in found["aims"]] == [False] * AIMS
+    figures = [figure for part in found["parts"].values() for figure in part["figures"]]
+    assert accelerator_page.page(found).count("\n## ") == 5
+    ranks = [figure for figure in figures if figure["figure"] == "ranks"]
+    assert [(one["ranks"], one["right"]) for one in ranks] == [(1, True), (2, True)]
+    swarms = [figure for figure in figures if figure["figure"] == "equal"]
+    assert [len(swarm["nodes"]) for swarm in swarms] == [3, 3, 3, 2, 2]
+    assert all(node["steps"] > 0 for swarm in swarms for node in swarm["nodes"])
+    nodes = [figure for figure in figures if figure["figure"] == "nodes"]
+    assert len(nodes) == 4
+    assert all(one["mixes"] > 0 and one["waits"] == 0 for one in nodes)
