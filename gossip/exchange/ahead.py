@@ -23,7 +23,7 @@ from gossip.arithmetic.subsets import ALL, Subset
 from gossip.effects import Effect, MemberState, Release, Rename, Send, Snapshot, Transfer
 from gossip.exchange.agreement import agreed_codec, answers
 from gossip.exchange.beginning import TRIES, refuses
-from gossip.exchange.durations import LEAST_S
+from gossip.exchange.durations import MIN_WAIT_LIMIT_S
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.offer import Exchange
 from gossip.exchange.pair import Pair
@@ -87,7 +87,7 @@ class PairAhead(Pair):
         self.tries -= 1
         self.asked.add(partner)
         self.partner, self.codec = partner, exchanges.codec(partner, ALL)
-        self.deadline = now + min(exchanges.answers.seconds, exchanges.config.reply_timeout_s)
+        self.deadline = now + min(exchanges.answer_waits.limit_s, exchanges.config.reply_timeout_s)
         local = exchanges.local
         offer = Offer(
             self.session, local.fingerprint, local.run_id, local.version, self.cap(), self.codec, self.MIXING
@@ -108,8 +108,8 @@ class PairAhead(Pair):
         Two pairs that swap partners start at most this far apart, and keep in step from then on.
         """
         exchanges = self.exchanges
-        usual_s = 0.75 * exchanges.streams.usual_s  # The usual time is at least twice the median.
-        return min(max(LEAST_S, usual_s), exchanges.config.reply_timeout_s)
+        usual_s = 0.75 * exchanges.stream_waits.learned_limit_s  # The usual time is at least twice the median.
+        return min(max(MIN_WAIT_LIMIT_S, usual_s), exchanges.config.reply_timeout_s)
 
     def forsaken(self, now: float) -> list[Effect]:
         """End a reservation that failed before our snapshot existed."""

@@ -132,6 +132,6 @@ def overdue(exchanges: Exchanges[Exchange], leaving: list[Exchange], now: float)
     late = [
         own for own in exchanges.table.values()
         if own.state is State.OFFERED and not own.parked and own not in leaving
-        and now - own.since >= exchanges.answers.usual_s
+        and now - own.since >= exchanges.answer_waits.learned_limit_s
     ]  # fmt: skip
     return late[: max(0, exchanges.most_parked - exchanges.parked)]

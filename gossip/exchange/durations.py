@@ -1,4 +1,7 @@
-"""Durations of exchanges with each partner: time limits for the next one, and the time after which it is parked."""
+"""Durations of exchanges: how long one with a partner may take, and how long a wait usually takes.
+
+The usual wait is the time after which an exchange is *backgrounded*: it goes on without a slot (see ``transitions``).
+"""
 
 from __future__ import annotations
 
@@ -8,35 +11,47 @@ from collections.abc import Collection
 from gossip.ids import PeerId
 from gossip.recent import Recent
 
-__all__ = ["LEAST_S", "PARTNERS", "Durations", "Patience", "median", "spread"]
+__all__ = [
+    "MIN_WAITS",
+    "MIN_WAIT_LIMIT_S",
+    "WAITS_PER_PARTNER",
+    "WAIT_PARTNERS",
+    "Durations",
+    "Waits",
+    "median",
+    "spread",
+]
 
-TIMED = 256  # Partners whose durations are remembered.
-KEPT = 8  # Last exchanges that count for each partner.
-SMOOTHING = 0.75  # Weight of the old rate: one exchange that shares the link does not make it slow.
+DURATION_PARTNERS = 256  # Number of partners whose durations are remembered.
+DURATIONS_PER_PARTNER = 8  # Number of last exchanges that count for each partner.
+OLD_RATE_WEIGHT = 0.75  # Weight of the old rate, so that one exchange that shares the link hardly lowers the rate.
 
-LEAST_S = 0.5  # Time that a scheduler, a garbage collection or a lost packet may add to any wait.
-KNOWN = 4  # Waits needed before a usual time is known, and waits that count for each partner.
-AFRESH = 8  # Waits between two computations of the usual time: a median of 64 is the slowest part of a mix.
-PARTNERS = 16  # Last partners whose waits count, so that no partner sets the median by answering often.
+MIN_WAIT_LIMIT_S = 0.5  # Time that a scheduler, a garbage collection or a lost packet may add to any wait.
+MIN_WAITS = 4  # Number of waits that must be recorded before a limit is known.
+WAITS_PER_PARTNER = 4  # Number of last waits that count for each partner.
+WAIT_PARTNERS = 16  # Number of last partners whose waits count: a partner that answers often cannot set the median.
+# Number of waits between two computations of the limit. A computation sorts WAIT_PARTNERS * WAITS_PER_PARTNER = 64
+# waits, which at every exchange would be the slowest part of a mix.
+WAITS_PER_UPDATE = 8
 
 
 class Durations:
     """Durations and rates of the last exchanges, by partner; the one that mixed longest ago is forgotten first."""
 
     def __init__(self) -> None:
-        self.past: dict[PeerId, list[float]] = {}
+        self.durations_s: dict[PeerId, list[float]] = {}
         self.rates: dict[PeerId, float] = {}  # MB/s each way
 
     def add(self, partner: PeerId, seconds: float, moved_bytes: int = 0) -> None:
         """Record the duration of an exchange, and the bytes that it moved each way."""
         if seconds > 0 and moved_bytes:
             rate = 1e-6 * moved_bytes / seconds
-            self.rates[partner] = rate + SMOOTHING * (self.rates.pop(partner, rate) - rate)
-        past = self.past.pop(partner, [])[-KEPT + 1 :]
-        self.past[partner] = [*past, seconds]
-        if len(self.past) > TIMED:
-            oldest = next(iter(self.past))
-            del self.past[oldest]
+            self.rates[partner] = rate + OLD_RATE_WEIGHT * (self.rates.pop(partner, rate) - rate)
+        last = self.durations_s.pop(partner, [])[-DURATIONS_PER_PARTNER + 1 :]
+        self.durations_s[partner] = [*last, seconds]
+        if len(self.durations_s) > DURATION_PARTNERS:
+            oldest = next(iter(self.durations_s))
+            del self.durations_s[oldest]
             self.rates.pop(oldest, None)
 
     def rate(self, partner: PeerId) -> float | None:
@@ -47,12 +62,16 @@ class Durations:
         rate = self.rates.get(partner)
         return median(self.rates.values()) if rate is None and self.rates else rate
 
-    def allowance(self, partner: PeerId) -> float:
-        """Return the median plus six median absolute deviations in seconds, 0 for an unknown partner."""
-        past = self.past.get(partner)
-        if not past:
+    def longest_s(self, partner: PeerId) -> float:
+        """Return the longest duration in seconds to expect of an exchange, 0 for an unknown partner.
+
+        It is the median plus six median absolute deviations. Twice the median, as in :func:`wait_limit_s`, is not
+        needed, because callers add this duration to the time that the vector takes at the slowest rate.
+        """
+        durations = self.durations_s.get(partner)
+        if not durations:
             return 0.0
-        middle, deviation = spread(past)
+        middle, deviation = spread(durations)
         return middle + 6 * deviation
 
 
@@ -68,35 +87,41 @@ def median(values: Collection[float]) -> float:
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
-class Patience:
-    """The usual time until partners answer, or until their streams end.
+class Waits:
+    """Waits of one kind, for answers to an Offer or for streams, and how long such a wait usually takes.
 
-    Only finished exchanges count, because an Accept alone costs an attacker nothing. A partner that is always slower is
-    parked each time, and mixes all the same.
+    Only waits of finished exchanges are added. An Accept alone costs its sender nothing, so an attacker could otherwise
+    answer late and never stream. That would raise the limit, and with it the time for which a silent partner holds a
+    slot. A finished exchange costs the attacker a whole vector.
+
+    A partner that is always slower than the limit is backgrounded each time, and still mixes.
     """
 
     def __init__(self) -> None:
-        self.past = Recent[PeerId, list[float]](PARTNERS)  # seconds
-        self.usual_s = self.median_s = math.inf  # The usual limit, and the median.
-        self.added = 0
+        self.waits_s = Recent[PeerId, list[float]](WAIT_PARTNERS)
+        self.median_s = math.inf  # Infinite while fewer than MIN_WAITS waits are recorded.
+        self.learned_limit_s = math.inf  # Result of :func:`wait_limit_s`, infinite as long as the median.
+        self.added_waits = 0
 
     def add(self, partner: PeerId, seconds: float) -> None:
-        """Record the wait of a finished exchange."""
-        self.past[partner] = [*self.past.get(partner, [])[-KNOWN + 1 :], seconds]
-        self.added += 1
-        if self.added == KNOWN or self.added % AFRESH == 0:
-            waits = [seconds for past in self.past.values() for seconds in past]
-            self.median_s, self.usual_s = median(waits), allowed(waits)
+        """Record a wait of a finished exchange."""
+        self.waits_s[partner] = [*self.waits_s.get(partner, [])[-WAITS_PER_PARTNER + 1 :], seconds]
+        self.added_waits += 1
+        if self.added_waits == MIN_WAITS or self.added_waits % WAITS_PER_UPDATE == 0:
+            waits_s = [seconds for last in self.waits_s.values() for seconds in last]
+            self.median_s, self.learned_limit_s = median(waits_s), wait_limit_s(waits_s)
 
     @property
-    def seconds(self) -> float:
-        return max(LEAST_S, self.usual_s)
+    def limit_s(self) -> float:
+        """Return the time after which a wait takes longer than usual."""
+        return max(MIN_WAIT_LIMIT_S, self.learned_limit_s)
 
 
-def allowed(waits: Collection[float]) -> float:
+def wait_limit_s(waits_s: Collection[float]) -> float:
     """Return the median plus six median absolute deviations, and at least twice the median.
 
-    The partner waits for its next step boundary, which takes anything between nothing and a step.
+    A partner answers at its next step boundary, so a wait takes anything between nothing and one step. The median of
+    such waits is half a step. Twice the median is therefore a whole step, the longest wait of an honest partner.
     """
-    middle, deviation = spread(waits)
+    middle, deviation = spread(waits_s)
     return max(2 * middle, middle + 6 * deviation)

@@ -16,7 +16,7 @@ from gossip.codecs import CODECS, Taken, needs_spread
 from gossip.config import Config
 from gossip.effects import Effect, MemberState
 from gossip.exchange.agreement import proposed_codec
-from gossip.exchange.durations import Patience, median
+from gossip.exchange.durations import Waits, median
 from gossip.exchange.session import Local, kind_of
 from gossip.exchange.session_table import Ledger, One
 from gossip.exchange.transitions import Event, State
@@ -95,7 +95,7 @@ class Exchanges(Ledger[One]):
         self.partners, self.ahead = partners, ahead
         self.kind = kind_of(config)
         # Waits for answers to an Offer, and for streams from Accept to COMMIT.
-        self.answers, self.streams = Patience(), Patience()
+        self.answer_waits, self.stream_waits = Waits(), Waits()
         self.excused = Recent[PeerId, None](EXCUSED)  # Partners whose last exchange ended for an innocent reason.
         self.single = not config.pushes and config.partners == 1  # Each exchange is a mix, whichever side asked for it.
         self.plain = config.plain
@@ -287,7 +287,7 @@ class Exchanges(Ledger[One]):
         They overlap if streams take so little of an exchange's time that a link would be idle. Where streams dominate,
         overlapping exchanges share one rate: no more of them finish, and they bring older weights.
         """
-        short = self.streams.median_s <= SHORT * self.answers.median_s < math.inf
+        short = self.stream_waits.median_s <= SHORT * self.answer_waits.median_s < math.inf
         return short and self.foresees and self.small
 
     @property
@@ -349,9 +349,9 @@ class Exchanges(Ledger[One]):
             if one.initiator:
                 self.taken[partner] = Taken(one.elements, one.codec, sent_bytes, one.answer_s + seconds)
             self.partners.heard(partner, seconds)
-            self.streams.add(partner, seconds)
+            self.stream_waits.add(partner, seconds)
         if one.initiator and one.ANSWERED:
-            self.answers.add(partner, one.answer_s)
+            self.answer_waits.add(partner, one.answer_s)
         self.done += 1
         self.last_partner = partner
         self.misbehaviour.take_back(partner, "wasted")

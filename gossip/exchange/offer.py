@@ -162,7 +162,7 @@ class Exchange(Session):
         self.partner, self.state = partner, State.OFFERED
         self.weight = self.cap()
         self.since, self.until = now, now + exchanges.config.reply_timeout_s
-        self.deadline = min(now + exchanges.answers.seconds, self.until)
+        self.deadline = min(now + exchanges.answer_waits.limit_s, self.until)
         local = exchanges.local
         message = Offer(
             self.session, local.fingerprint, local.run_id, self.ours, self.weight, exchanges.codec(partner, self.part),
@@ -247,11 +247,11 @@ class Exchange(Session):
     def transfer(self, now: float) -> Transfer:
         exchanges = self.exchanges
         seconds = 4 * self.elements / (exchanges.config.slowest_rate_mb_s * 1e6) + exchanges.config.stall_s
-        seconds += exchanges.durations.allowance(self.partner)
+        seconds += exchanges.durations.longest_s(self.partner)
         if self.initiator:
             seconds += now - self.since  # The time of the answer counts, because the round trip is part of it.
         self.since, self.until = now, now + seconds
-        self.deadline = self.until if self.parked else min(now + exchanges.streams.seconds, self.until)
+        self.deadline = self.until if self.parked else min(now + exchanges.stream_waits.limit_s, self.until)
         exchanges.began = True
         sends, receives = self.ways
         return Transfer(self.session, self.partner, self.codec, self.part, sends, receives)

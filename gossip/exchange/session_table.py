@@ -11,7 +11,7 @@ from gossip.codecs import Taken
 from gossip.config import Config
 from gossip.config.filters import FILTERS
 from gossip.effects import Effect, Release
-from gossip.exchange.durations import PARTNERS, Durations
+from gossip.exchange.durations import WAIT_PARTNERS, Durations
 from gossip.exchange.session import Local, Session
 from gossip.exchange.transitions import State
 from gossip.ids import PeerId
@@ -61,7 +61,7 @@ class Ledger(Generic[One]):
         self.outgoing: dict[int, One] = {}  # Exchanges of our own mix: one, or as many as it has partners.
         self.verdicts = Recent[Key, bool](VERDICTS)  # Outcomes, for partners that ask.
         self.durations = Durations()
-        self.taken = Recent[PeerId, Taken](PARTNERS)  # Cost of the last exchange with each partner that we chose.
+        self.taken = Recent[PeerId, Taken](WAIT_PARTNERS)  # Cost of the last exchange with each partner that we chose.
         self.refusals = Refusals()
         self.misbehaviour = MisbehaviourLog()  # Replaced by Peer's own, once there is one.
         # |theirs - ours|^2 (for a group the equivalent of a pair's) and |ours|^2 of the last exchanges.

@@ -14,7 +14,7 @@ from typing import cast
 
 from gossip.arithmetic.mixing import pair_cap
 from gossip.config import Config
-from gossip.exchange.durations import Patience
+from gossip.exchange.durations import Waits
 from gossip.exchange.exchanges import SHORT
 from gossip.ids import PeerId
 from gossip.initiator import WAIT_S
@@ -60,8 +60,8 @@ class Control:
         self.met = [Recent[int, int](MET) for _ in range(peers)]  # step count at the last mix, by recent partner
         self.last_partner = [-1] * peers
         self.strangers = Strangers(self.table, self.met)
-        self.answers: dict[int, Patience] = {}  # the durations of answers, by peer
-        self.waits: dict[int, Patience] = {}  # the durations of streams with their commits, by peer
+        self.answers: dict[int, Waits] = {}  # the durations of answers, by peer
+        self.waits: dict[int, Waits] = {}  # the durations of streams with their commits, by peer
         self.asking = -1  # the peer that selects a partner now; see fits()
         self.plain, self.overlaps, self.incoming = config.plain, config.overlaps, config.incoming_limit
         self.most = config.incoming_limit + 1  # limit of exchanges in progress where mixes overlap
@@ -306,9 +306,9 @@ class Control:
         self.streams.timed(now - wished)
         if self.patient or self.overlaps:
             since = one.at if side else one.answered
-            self.waits.setdefault(peer, Patience()).add(cast(PeerId, partner), now - since)
+            self.waits.setdefault(peer, Waits()).add(cast(PeerId, partner), now - since)
             if not side:
-                self.answers.setdefault(peer, Patience()).add(cast(PeerId, partner), one.answered - one.since)
+                self.answers.setdefault(peer, Waits()).add(cast(PeerId, partner), one.answered - one.since)
         self.leave(one, side)
         if side and self.counted[peer] < one.steps:
             self.counted[peer] = one.steps
@@ -379,11 +379,11 @@ class Control:
         self.released(peer)
 
     # -- slow exchanges ------------------------------------------------------------------------------------------
-    def wait(self, one: Meeting, side: int, since: float, until: float, usual: dict[int, Patience]) -> None:
+    def wait(self, one: Meeting, side: int, since: float, until: float, usual: dict[int, Waits]) -> None:
         """Schedule the exchange to be backgrounded if the wait from ``since`` to ``until`` exceeds the usual one."""
-        patience = usual.get(one.second if side else one.first)
-        if patience is not None and until - since > patience.seconds:
-            when = max(since + patience.seconds, self.events.now)
+        waits = usual.get(one.second if side else one.first)
+        if waits is not None and until - since > waits.limit_s:
+            when = max(since + waits.limit_s, self.events.now)
             self.events.push(when, self.on_impatient, one, side, one.attempt)
 
     def on_impatient(self, one: Meeting, side: int, attempt: int) -> None:
@@ -405,9 +405,9 @@ class Control:
 
     def overdue(self, peer: int, own: Meeting) -> bool:
         """Return True if the peer's own offer waits unusually long and can be backgrounded for another peer's offer."""
-        patience = self.answers.get(peer)
+        waits = self.answers.get(peer)
         parked = sum(each.parked_at(peer) for each in self.table[peer])
-        late = patience is not None and self.events.now - own.since >= patience.usual_s
+        late = waits is not None and self.events.now - own.since >= waits.learned_limit_s
         return late and parked < self.most_parked
 
     def streams_with(self, peer: int, sender: int) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gossip.exchange.durations import LEAST_S
+from gossip.exchange.durations import MIN_WAIT_LIMIT_S
 from sim.engine.events import Events
 from sim.exchanges.acceptance import Acceptance
 from sim.exchanges.clocks import ConstantClocks, DrawnClocks
@@ -52,7 +52,7 @@ class ExchangeLevel:
         self.sizes = Sizes(scenario.config, learners.elements)
         self.streams = StreamTimes(network, network.bytes_of(self.sizes.stream), names, seed)
         draws = [Draws(seed, name, "exchanges") for name in names]
-        slow = scenario.compute.step_s.mean > LEAST_S / 2
+        slow = scenario.compute.step_s.mean > MIN_WAIT_LIMIT_S / 2
         patient = network.longest_s > 0 or network.transport is not None or slow
         self.control = Control(self.events, scenario.config, self.clocks, self.streams, self.tape, draws, patient)
         self.streams.moving = self.control.moving

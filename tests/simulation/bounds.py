@@ -24,8 +24,8 @@ __all__ = ["BOUNDS", "check_bounds", "longest_s", "tables"]
 # By where a table is found from its Peer on; what is not named here may hold two for each id ever heard of, and 64.
 BOUNDS = {
     "exchanges.verdicts": 4_096,  # VERDICTS: doubt_s of asking after them
-    "exchanges.durations.past": 256,  # TIMED partners,
-    "exchanges.durations.past[]": 8,  # KEPT of each
+    "exchanges.durations.durations_s": 256,  # DURATION_PARTNERS
+    "exchanges.durations.durations_s[]": 8,  # DURATIONS_PER_PARTNER
     "exchanges.refusals.counts": 256,  # REFUSALS
     "exchanges.seen": 8,
     "exchanges.filter.squares": 16,

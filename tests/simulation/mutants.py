@@ -169,9 +169,9 @@ def unbounded_table(original: Callable[..., Any]) -> Callable[..., Any]:
     """How long exchanges took is kept for ever."""
 
     def add(self: Any, partner: Any, seconds: float, moved_bytes: int = 0) -> None:
-        past = self.past.get(partner, [])
+        before = self.durations_s.get(partner, [])
         original(self, partner, seconds, moved_bytes)
-        self.past[partner] = [*past, seconds]
+        self.durations_s[partner] = [*before, seconds]
 
     return add
 

@@ -183,7 +183,7 @@ class Group(Session):
         exchanges = self.exchanges
         config = exchanges.config
         seconds = 8 * exchanges.local.elements / (config.slowest_rate_mb_s * 1e6) + config.stall_s
-        seconds += max(exchanges.durations.allowance(peer) for peer in self.members)
+        seconds += max(exchanges.durations.longest_s(peer) for peer in self.members)
         self.state, self.since, self.deadline = STREAMING, now, now + seconds
         dials: list[Effect] = []
         for peer in self.mates:

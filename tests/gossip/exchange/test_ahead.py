@@ -116,7 +116,7 @@ def test_of_questions_that_meet_the_smaller_ids_is_the_promise():
 def test_who_does_not_come_is_parked_and_promised_nothing_until_it_has_mixed():
     side = promised()
     for partner in (B, C, D, A):
-        side.exchanges.streams.add(partner, 0.4)
+        side.exchanges.stream_waits.add(partner, 0.4)
     finished(side)
     side.exchanges.snapshotted(7, 2.0)
     side.exchanges.tick(2.0 + 1.5 * 0.4 + 0.01)
@@ -135,7 +135,7 @@ def test_who_does_not_come_is_parked_and_promised_nothing_until_it_has_mixed():
 def test_while_we_wait_for_it_another_offer_goes_first():
     side = promised()
     for partner in (B, C, D, A):
-        side.exchanges.answers.add(partner, 0.1)
+        side.exchanges.answer_waits.add(partner, 0.1)
     finished(side)
     side.exchanges.snapshotted(7, 2.0)
     side.local.boundary_at = 2.0

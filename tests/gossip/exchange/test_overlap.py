@@ -21,8 +21,8 @@ OUTER = Config(outer_momentum=0.5, outer_rate=0.7)
 def used_to(side, answer_s, stream_s):
     """The side knows what answers and streams take."""
     for partner in (B, C, D, E):
-        side.exchanges.answers.add(partner, answer_s)
-        side.exchanges.streams.add(partner, stream_s)
+        side.exchanges.answer_waits.add(partner, answer_s)
+        side.exchanges.stream_waits.add(partner, stream_s)
     return side
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from gossip.config import Config
 from gossip.effects import Mix, Release, Send, Snapshot
-from gossip.exchange.durations import KNOWN, LEAST_S, PARTNERS, Patience
+from gossip.exchange.durations import MIN_WAIT_LIMIT_S, MIN_WAITS, WAIT_PARTNERS, WAITS_PER_PARTNER, Waits
 from gossip.exchange.session import State
 from gossip.wire.messages import Abort, Accept, Busy
 from tests.gossip.exchange.sides import A, B, C, D, E, F, Side, offer
@@ -20,7 +20,7 @@ OUTER = Config(outer_momentum=0.5, outer_rate=0.7)
 
 
 def patience(*answers, partners=(B, C, D, E)):
-    it = Patience()
+    it = Waits()
     for place, seconds in enumerate(answers):
         it.add(partners[place % len(partners)], seconds)
     return it
@@ -28,19 +28,19 @@ def patience(*answers, partners=(B, C, D, E)):
 
 def used_to(side, seconds, stream_s=None):
     for partner in (B, C, D, E):
-        side.exchanges.answers.add(partner, seconds)
-        side.exchanges.streams.add(partner, seconds if stream_s is None else stream_s)
+        side.exchanges.answer_waits.add(partner, seconds)
+        side.exchanges.stream_waits.add(partner, seconds if stream_s is None else stream_s)
     return side
 
 
 def test_before_answers_are_known_one_waits_for_all_of_the_time():
-    assert patience(*[0.1] * (KNOWN - 1)).seconds == math.inf
-    assert patience(*[0.1] * KNOWN).seconds == LEAST_S
+    assert patience(*[0.1] * (MIN_WAITS - 1)).limit_s == math.inf
+    assert patience(*[0.1] * MIN_WAITS).limit_s == MIN_WAIT_LIMIT_S
 
 
 def test_whoever_waits_for_a_step_boundary_is_waited_for():
     """Answers between nothing and a step of 2 s."""
-    assert patience(0.1, 0.7, 1.3, 1.9).seconds >= 2.0
+    assert patience(0.1, 0.7, 1.3, 1.9).limit_s >= 2.0
 
 
 def test_with_steps_of_a_minute_an_answer_is_waited_for_as_long_as_ever():
@@ -54,15 +54,15 @@ def test_who_answers_often_and_late_has_nobody_wait_for_longer():
     it = patience(*[0.1] * 12)
     for _ in range(100):
         it.add(F, 4.0)
-    assert it.seconds == LEAST_S
-    assert len(it.past[F]) == KNOWN
+    assert it.limit_s == MIN_WAIT_LIMIT_S
+    assert len(it.waits_s[F]) == WAITS_PER_PARTNER
 
 
 def test_what_is_remembered_is_bounded():
-    it = Patience()
-    for number in range(10 * PARTNERS):
+    it = Waits()
+    for number in range(10 * WAIT_PARTNERS):
         it.add(number, 0.1)
-    assert len(it.past) == PARTNERS
+    assert len(it.waits_s) == WAIT_PARTNERS
 
 
 def test_a_silent_one_takes_no_slot_and_is_waited_for_all_the_same():
@@ -70,9 +70,9 @@ def test_a_silent_one_takes_no_slot_and_is_waited_for_all_the_same():
     x = side.exchanges
     x.begin(0.0)
     x.snapshotted(1, 0.0)
-    assert x.deadline == LEAST_S
+    assert x.deadline == MIN_WAIT_LIMIT_S
     assert x.moving == 1
-    assert x.tick(LEAST_S) == []
+    assert x.tick(MIN_WAIT_LIMIT_S) == []
     assert x.moving == 0
     assert x.deadline == 5.0
     x.begin(0.6)
@@ -88,7 +88,7 @@ def test_a_late_answer_is_an_exchange_and_counts():
     x = side.exchanges
     x.begin(0.0)
     x.snapshotted(1, 0.0)
-    x.tick(LEAST_S)
+    x.tick(MIN_WAIT_LIMIT_S)
     x.begin(0.6)
     x.snapshotted(2, 0.6)
     [transfer] = x.on_accept(F, Accept(1, 0.0, 0.5, "fp32"), 2.0)
@@ -106,7 +106,7 @@ def test_what_is_parked_asks_nobody_else(answer):
     x = side.exchanges
     x.begin(0.0)
     x.snapshotted(1, 0.0)
-    x.tick(LEAST_S)
+    x.tick(MIN_WAIT_LIMIT_S)
     x.begin(0.6)
     tell = {"busy": x.on_busy, "refuse": x.on_refuse, "abort": lambda *at: x.on_abort(F, 1, "late", at[-1])}[answer]
     assert tell(F, 1, 0.7) == [Release(1)]
@@ -120,7 +120,7 @@ def test_only_so_many_are_parked_as_there_are_places():
     for place in range(3):
         x.begin(1.0 * place)
         x.snapshotted(place + 1, 1.0 * place)
-        x.tick(1.0 * place + LEAST_S)
+        x.tick(1.0 * place + MIN_WAIT_LIMIT_S)
     assert x.parked == x.most_parked == 2
     assert x.moving == 1
     assert x.begin(3.0) == []
@@ -136,7 +136,7 @@ def test_an_offer_from_one_that_has_not_answered_ours_is_taken():
     x.snapshotted(1, 0.0)
     assert A < F
     assert x.on_offer(F, offer(70), 0.1) == [Send(F, Busy(70))], "ours is the exchange"
-    x.tick(LEAST_S)
+    x.tick(MIN_WAIT_LIMIT_S)
     assert x.on_offer(F, offer(71), 0.6) == [Snapshot(71)]
     assert 1 in x.table
 
@@ -146,7 +146,7 @@ def test_one_that_has_not_answered_is_asked_again_where_there_is_nobody_else():
     x = side.exchanges
     x.begin(0.0)
     x.snapshotted(1, 0.0)
-    x.tick(LEAST_S)
+    x.tick(MIN_WAIT_LIMIT_S)
     x.begin(0.6)
     x.snapshotted(2, 0.6)
     assert [one.partner for one in x.table.values()] == [F, F]
@@ -161,7 +161,7 @@ def test_a_stream_that_takes_too_long_takes_no_slot():
     assert x.table[70].state is State.STREAMING
     x.tick(0.4)
     assert x.moving == 1
-    x.tick(LEAST_S)
+    x.tick(MIN_WAIT_LIMIT_S)
     assert x.moving == 0
     assert x.on_offer(F, offer(71), 0.6) == [Send(F, Busy(71))], "not a second one beside it"
     [begun] = x.begin(0.6)
@@ -177,7 +177,7 @@ def test_what_is_parked_fails_when_its_time_is_up(streamed):
     x.on_offer(F, offer(70), 0.0)
     x.snapshotted(70, 0.0)
     until = x.table[70].until
-    x.tick(LEAST_S)
+    x.tick(MIN_WAIT_LIMIT_S)
     assert x.deadline == until
     if streamed:
         x.streamed(70, 1.0, 1.0, 0.8)
@@ -193,19 +193,19 @@ def test_a_round_with_all_neighbours_waits_for_each_of_them():
     x, side.wanted = side.exchanges, lambda: 1
     x.begin(0.0)
     x.snapshotted(1, 0.0)
-    x.tick(LEAST_S)
+    x.tick(MIN_WAIT_LIMIT_S)
     assert x.moving == 1
 
 
 def test_an_accept_without_a_stream_teaches_nothing():
     side = Side(partners=(B,))
-    for place in range(2 * KNOWN):
+    for place in range(2 * MIN_WAITS):
         session = place + 1
         side.exchanges.begin(0.0)
         side.exchanges.snapshotted(session, 0.0)
         side.exchanges.on_accept(B, Accept(session, 0.0, 0.5, "fp32"), 4.0)
         side.exchanges.failed(session, "stalled", 7.0)
-    assert side.exchanges.answers.past == side.exchanges.streams.past == {}
+    assert side.exchanges.answer_waits.waits_s == side.exchanges.stream_waits.waits_s == {}
 
 
 @pytest.mark.parametrize(("seconds", "taken"), [(0.15, False), (0.25, True)])
@@ -215,7 +215,7 @@ def test_an_offer_takes_the_place_of_ours_once_ours_waits_for_longer_than_answer
     x = side.exchanges
     x.begin(0.0)
     x.snapshotted(1, 0.0)
-    assert x.deadline == LEAST_S
+    assert x.deadline == MIN_WAIT_LIMIT_S
     answer = x.on_offer(C, offer(70), seconds)
     if not taken:
         assert answer == [Send(C, Busy(70))]
@@ -246,7 +246,9 @@ def test_a_far_one_among_near_ones_mixes(config):
     *_, far = nodes = swarm.swarm(5)
     swarm.network.latency = lambda a, b: 1.0 if far in (a, b) else 0.01
     swarm.run(300.0)
-    assert any(far.id in node.peer.exchanges.answers.past for node in nodes[:4]), "asked by near ones it is heard"
+    assert any(far.id in node.peer.exchanges.answer_waits.waits_s for node in nodes[:4]), (
+        "asked by near ones it is heard"
+    )
     assert [kind for node in nodes for kind in node.kinds if kind == "suspicious"] == [], "being far is no misconduct"
     assert len(far.mixes) > 60, "86 with the outer step while everybody waited 5 s; then the near ones had 71, now 319"
     assert sum(len(node.mixes) for node in nodes[:4]) > 1_000

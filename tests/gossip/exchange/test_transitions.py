@@ -94,8 +94,8 @@ class Anything(Side):
         config = Config(mixing=mixing, filter="none", incoming_exchanges=incoming, **size, **outer)
         super().__init__(rng.choice([A, F]), OTHERS, config)
         for partner in OTHERS if self.ahead > 0.5 else ():
-            self.exchanges.streams.add(partner, 0.1)  # what is usual is known, and so long that none overlap
-            self.exchanges.answers.add(partner, 0.001)
+            self.exchanges.stream_waits.add(partner, 0.1)  # what is usual is known, and so long that none overlap
+            self.exchanges.answer_waits.add(partner, 0.001)
         self.offers = {"pair": ("pair", 0.0), "group": ("pair", 0.0)}.get(mixing, ("push", 1.0))
         self.mixes, self.now = 0, 0.0  # a group counts mixes
         rare = [0.01, 0.03, 0.1, 1.0] if self.ahead else [0.01, 0.1, 1.0]

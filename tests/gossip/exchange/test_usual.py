@@ -9,13 +9,13 @@ import pytest
 from gossip.codecs import get_codec
 from gossip.config import Config
 from gossip.effects import Mix
-from gossip.exchange.durations import PARTNERS
+from gossip.exchange.durations import WAIT_PARTNERS
 from gossip.ids import PeerId
 from gossip.wire.messages import Accept
 from tests.gossip.exchange.sides import ELEMENTS, Side, offer
 
 AUTO = Config(mix_every_steps="auto", codec="int8").for_training(False)
-OTHERS = [PeerId(bytes([100 + number]) * 16) for number in range(PARTNERS + 4)]
+OTHERS = [PeerId(bytes([100 + number]) * 16) for number in range(WAIT_PARTNERS + 4)]
 
 
 def mixed(side, partner, seconds, now, own=True):
@@ -48,11 +48,11 @@ def test_it_is_the_answer_and_the_streams_in_the_codec_that_was_used():
 
 def test_few_partners_that_are_slow_on_purpose_change_nothing_and_those_that_ask_do_not_count():
     side = Side(config=AUTO)
-    for number, partner in enumerate(OTHERS[:PARTNERS]):
+    for number, partner in enumerate(OTHERS[:WAIT_PARTNERS]):
         mixed(side, partner, 9.0 if number < 7 else 0.5, 100.0 * number)
     assert side.exchanges.usual().seconds == pytest.approx(0.5)
     for number in range(40):
-        mixed(side, OTHERS[PARTNERS], 9.0, 10_000.0 + 100.0 * number)  # the same one, which counts once
+        mixed(side, OTHERS[WAIT_PARTNERS], 9.0, 10_000.0 + 100.0 * number)  # the same one, which counts once
     assert side.exchanges.usual().seconds == pytest.approx(0.5)
     before = dataclasses.replace(side.exchanges.usual())
     for number, partner in enumerate(OTHERS):

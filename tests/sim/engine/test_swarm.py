@@ -177,7 +177,7 @@ def test_a_transfer_takes_latency_and_bytes_over_rate() -> None:
     seconds = ELEMENTS * 4 / 100.0  # of each stream at 100 bytes a second
     swarm = swarm_of(2, network=NetworkModel(latency_s=0.02, rate_bytes_s=100.0))
     swarm.run_until(30.0)
-    durations = [d for host in swarm.hosts for past in host.peer.exchanges.durations.past.values() for d in past]
+    durations = [d for host in swarm.hosts for past in host.peer.exchanges.durations.durations_s.values() for d in past]
     assert durations
     # From the agreed start: theirs was on its way already when ours begins, and theirs to come is one latency behind.
     assert min(durations) >= seconds + 0.02 - 1e-9
