@@ -37,16 +37,18 @@ class Trained:
         optimizers: Its optimizers.
         frozen: Also exchange parameters that require no gradient while others do.
         keep_average: Keep the average over the last mixes.
+        brought: The state to use, if something else has made it.
     """
 
     model: nn.Module | Mapping[str, Any] | State
     optimizers: Optimizers
     frozen: bool = False
     keep_average: bool = False
+    brought: State | None = None
 
     def state(self) -> State:
         """Return the model as a flat vector."""
-        model = self.model
+        model = self.model if self.brought is None else self.brought
         return model if isinstance(model, State) else ModelState(model, self.optimizers, self.frozen)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from gossip.errors import LayoutError
 from node.model.optimizers import Optimizers
+from node.model.sharded.shards import local_part
 from node.model.tensors import LiveTensors
 
 __all__ = ["MAX_OPTIMIZER_KEYS", "OptimizerState"]
@@ -194,6 +195,7 @@ class OptimizerState:
                 else:
                     state[key] = type(example)(number)
 
+    @torch.no_grad()
     def forget_spoiled(self) -> None:
         """Clear the state of each parameter that has a non-finite tensor.
 
@@ -201,7 +203,7 @@ class OptimizerState:
         """
         for state in self.each():
             kept = [value for value in state.values() if isinstance(value, Tensor) and value.is_floating_point()]
-            if not all(bool(torch.isfinite(value).all()) for value in kept):
+            if not all(bool(torch.isfinite(local_part(value)).all()) for value in kept):
                 state.clear()
 
 

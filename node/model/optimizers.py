@@ -12,7 +12,7 @@ from gossip.errors import CheckpointError, ConfigError
 from gossip.ids import quantity
 from node.model.quasi_global import QuasiGlobal
 
-__all__ = ["Optimizers"]
+__all__ = ["SEVERAL", "Optimizers"]
 
 MOST_WRAPPERS = 4  # The most wrappers around one optimizer: nested frameworks add up to two.
 SEVERAL = "optimizers"  # The checkpoint's key for the state of more than one.

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from gossip.averaging.vectors import Vector
-from gossip.errors import CheckpointError, LayoutError
+from gossip.errors import LayoutError
 from node.model.device.copies import Copies, joined, memory_errors
 from node.model.device.downloads import Downloads
 from node.model.device.guard import StepGuard
@@ -30,7 +30,7 @@ from node.model.flat import add, add_at, cut, elements, host_of, in_one_pass, me
 from node.model.optimizer_state import OptimizerState
 from node.model.optimizers import Optimizers
 from node.model.state import Floats, Positions, State
-from node.model.tensors import LiveTensors, plain_name
+from node.model.tensors import LiveTensors, plain_name, refuse_other_tensors
 
 __all__ = ["Copies", "ModelState", "UpdateUpload", "device_of"]
 
@@ -356,14 +356,7 @@ class ModelState(State):
         # A compiled module has prefixed names for the same model.
         tensors = {plain_name(name): value for name, value in tensors.items()}
         held, module = self.tensors(), isinstance(self._model, nn.Module)
-        unknown = [f"{name!r} is in the file and not here" for name in tensors if module and name not in held]
-        lacking = [f"{name!r} is here and not in the file" for name in held if name not in tensors]
-        other = [
-            f"{name!r} has shape {tuple(held[name].shape)} here and {tuple(given.shape)} in the file"
-            for name, given in tensors.items() if name in held and given.shape != held[name].shape
-        ]  # fmt: skip
-        for difference in (*lacking, *unknown, *other):
-            raise CheckpointError(f"it holds another model than this node's (tensor {difference}).")
+        refuse_other_tensors(held, tensors, module)
         self._guard.join()
         if isinstance(self._model, nn.Module):
             named = {plain_name(name): name for name in self._model.state_dict()}
@@ -380,7 +373,8 @@ class ModelState(State):
 
 def device_of(state: State) -> torch.device | None:
     """Return the CUDA device of a model, None if it has none."""
-    return state.device if isinstance(state, ModelState) else None
+    device: torch.device | None = getattr(state, "device", None)
+    return device
 
 
 def add_scaled(live: list[Tensor], flat: Tensor, factor: float) -> None:

@@ -14,13 +14,18 @@ from torch.nn.parameter import is_lazy
 from torch.utils.dlpack import from_dlpack
 
 from gossip.arithmetic.layout import Kind, Layout, Segment
-from gossip.errors import LayoutError
+from gossip.errors import CheckpointError, LayoutError
+from node.model.sharded.shards import is_sharded
 
-__all__ = ["LiveTensors", "plain_name"]
+__all__ = ["LiveTensors", "plain_name", "refuse_other_tensors"]
 
 SHARDED = (
-    "is sharded over several processes (FSDP): a Node takes models that are whole in each process, as "
-    "DistributedDataParallel has them (group=)."
+    "is sharded over several processes: give Node these processes, on all of them, as "
+    "group=torch.distributed.group.WORLD or a group that has them alone."
+)
+FLATTENED = (
+    "is sharded by FullyShardedDataParallel: shard it with torch.distributed.fsdp.fully_shard instead, which keeps "
+    "each parameter apart, and give Node the processes as group=."
 )
 PARTITIONED = (
     "has no elements on this rank: DeepSpeed's ZeRO-3 keeps another part of each parameter on each rank, and a Node "
@@ -46,13 +51,13 @@ class LiveTensors:
     """A module's floating-point parameters and persistent buffers, or a mapping's floating-point tensors.
 
     If a module trains only some parameters, the others are frozen, unless ``frozen`` exchanges all. See
-    :class:`node.model.snapshot.ModelState`.
+    :class:`node.model.snapshot.ModelState`. DTensors are refused, unless the model is ``sharded``.
 
     Raises:
         LayoutError: A tensor cannot be exchanged.
     """
 
-    def __init__(self, model: nn.Module | Mapping[str, Any], frozen: bool = False) -> None:
+    def __init__(self, model: nn.Module | Mapping[str, Any], frozen: bool = False, sharded: bool = False) -> None:
         trains = isinstance(model, nn.Module) and any(parameter.requires_grad for parameter in model.parameters())
         self._freezes = trains and not frozen
         self._modules: tuple[tuple[nn.Module, str, nn.Module], ...] = ()  # (parent, name, child)
@@ -64,7 +69,7 @@ class LiveTensors:
         places: set[object] = set()
         for name, owner, key, kind in self._walk(model):
             tensor: Tensor = self.shared[name] if name in self.shared else owner[key]
-            if _is_sharded(tensor):
+            if is_sharded(tensor) and not sharded:
                 raise LayoutError(f"Tensor {name!r} {SHARDED}")
             if is_lazy(tensor):
                 raise LayoutError(f"Tensor {name!r} has no shape yet: run one batch through the model first.")
@@ -89,7 +94,8 @@ class LiveTensors:
                     "keep it as torch.view_as_real gives it, and make it complex where it is used."
                 )
             # A tensor under two names (tied weights in a state_dict) is listed once, as in a module.
-            place = (tensor.data_ptr(), tensor.shape, tensor.stride())
+            address = id(tensor) if is_sharded(tensor) else tensor.data_ptr()  # A DTensor has no address.
+            place = (address, tensor.shape, tensor.stride())
             if not isinstance(model, nn.Module) and tensor.numel() and place in places:
                 continue
             places.add(place)
@@ -146,9 +152,10 @@ class LiveTensors:
     def _walk(self, model: nn.Module | Mapping[str, Any]) -> Iterator[tuple[str, Owner, str, Kind]]:
         """Yield every tensor's name, the dictionary that holds it, its key there, and its kind."""
         if isinstance(model, nn.Module):
+            flattened = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
             for path, module in model.named_modules():
-                if _is_sharded(module):
-                    raise LayoutError(f"Module {path or type(model).__name__!r} {SHARDED}")
+                if flattened is not None and isinstance(module, flattened):
+                    raise LayoutError(f"Module {path or type(model).__name__!r} {FLATTENED}")
             self._modules = tuple(
                 (parent, name, child) for parent in model.modules() for name, child in parent.named_children()
             )
@@ -184,16 +191,16 @@ def plain_name(name: str) -> str:
     return name.replace("_orig_mod.", "")
 
 
-def _is_sharded(thing: object) -> bool:
-    """Return True for a DTensor or a module of FSDP version 1, without importing these modules."""
-    for module, kind in (
-        ("torch.distributed.tensor", "DTensor"),
-        ("torch.distributed.fsdp", "FullyShardedDataParallel"),
-    ):
-        loaded = getattr(sys.modules.get(module), kind, None)
-        if loaded is not None and isinstance(thing, loaded):
-            return True
-    return False
+def refuse_other_tensors(held: Mapping[str, Tensor], given: Mapping[str, Tensor], exact: bool) -> None:
+    """Raise CheckpointError unless a file's tensors fit those held here; ``exact``: it may hold no others."""
+    unknown = [f"{name!r} is in the file and not here" for name in given if exact and name not in held]
+    lacking = [f"{name!r} is here and not in the file" for name in held if name not in given]
+    other = [
+        f"{name!r} has shape {tuple(held[name].shape)} here and {tuple(tensor.shape)} in the file"
+        for name, tensor in given.items() if name in held and tensor.shape != held[name].shape
+    ]  # fmt: skip
+    for difference in (*lacking, *unknown, *other):
+        raise CheckpointError(f"it holds another model than this node's (tensor {difference}).")
 
 
 def _share(name: str, value: Any) -> Tensor:

@@ -1,4 +1,8 @@
-"""One rank of a node: `python group_child.py RANK SIZE FOLDER [SEED...]` writes what it holds in the end to a file."""
+"""One rank of a node: `python group_child.py RANK SIZE FOLDER [SEED...]` writes what it holds in the end to a file.
+
+In the environment: NODES, the nodes that the processes form; SHARDED, a model that fully_shard divides; WRONG, a
+mistake of the last rank.
+"""
 
 import json
 import os
@@ -15,10 +19,12 @@ from torch.nn.parallel import DistributedDataParallel
 from gossip.config import Config
 from node import Node
 from node.loop.ranks import channel
+from node.model.sharded.memory import MappedVectors
 
 rank, size, folder, seeds = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:]
 fails = os.environ.get("FAILS", "")
 nodes = int(os.environ.get("NODES", "1"))
+sharded, wrong = "SHARDED" in os.environ, os.environ.get("WRONG", "") if rank == size - 1 else ""
 torch.set_num_threads(1)
 dist.init_process_group(
     "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size, timeout=timedelta(seconds=60)
@@ -33,21 +39,48 @@ generator = torch.Generator().manual_seed(5)
 truth = torch.randn(20, 4, generator=generator)
 x = torch.randn(4000, 20, generator=generator)
 y = (x @ truth).argmax(1)
-torch.manual_seed(rank)  # each rank another model, until the first has its swarm's
-model = DistributedDataParallel(nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 4)), process_group=group)
+torch.manual_seed(0 if sharded else rank)  # each rank another model, until the first has its swarm's
+layers = nn.Sequential(nn.Linear(20, 33 if wrong == "layout" else 32), nn.ReLU(), nn.Linear(32, 4))
+if not sharded:
+    model = DistributedDataParallel(layers, process_group=group)
+elif wrong == "whole":
+    model = layers
+else:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = DeviceMesh("cpu", list(range(size)) if nodes == 1 else dist.get_process_group_ranks(group))
+    for layer in layers[::2]:
+        fully_shard(layer, mesh=mesh)
+    model = fully_shard(layers, mesh=mesh)
+if os.environ.get("WRONG") == "group":
+    group = dist.new_group([0])  # on all ranks, and only rank 0 is in it
+    wrong = "others" if rank else ""
+if wrong == "host":
+    MappedVectors.map = lambda memory, name: False  # as on another host, which has no such memory
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def whole(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
 config = Config(mix_every_steps=4)
 
 address = folder / "address"
 if nodes > 1 and rank // each:
     dist.barrier()  # the first has written where it is
     seeds = [address.read_text()]
+if wrong == "others":
+    sys.exit()
 node = Node(model, optimizer, seeds=seeds, config=config, group=group)
 if "OVER_DEVICE" in os.environ:  # as beside NCCL, whose group carries vectors from device to device, in pieces
     channel.PIECE_BYTES, channel.SMALL_BYTES = 1000, 600
     opened, side = channel.GroupChannel.open, torch.device("cpu")
     channel.GroupChannel.open = lambda self: (opened(self), setattr(self, "device", side))
 with node:
+    if "LOAD" in os.environ:
+        node.load(os.environ["LOAD"])
     began = node.swarm_samples
     if rank == 0:
         address.write_text(node.address)
@@ -76,12 +109,13 @@ with node:
             elif node.swarm_samples >= limit:
                 break
     stopped_at = node.swarm_samples
-    stopped = torch.cat([value.reshape(-1) for value in model.parameters()]).tolist()
+    stopped = torch.cat([whole(value).reshape(-1) for value in model.parameters()]).tolist()
     node.settle(2.0)
-    held = [value.tolist() for value in model.parameters()]
-    momenta = [optimizer.state[value]["momentum_buffer"].tolist() for value in model.parameters()]
+    node.save(folder / "run")
+    held = [whole(value).tolist() for value in model.parameters()]
+    momenta = [whole(optimizer.state[value]["momentum_buffer"]).tolist() for value in model.parameters()]
     done = node.metrics()["exchanges_done"]
-    accuracy = (model.module(x).argmax(1) == y).float().mean().item()
+    accuracy = (getattr(model, "module", model)(x).argmax(1) == y).float().mean().item()
     node.finish(0.0)
 result = {
     "began": began, "limit": limit, "stopped_at": stopped_at, "steps": steps, "stopped": stopped, "held": held,

@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -108,6 +109,7 @@ def launch(tmp_path):
         started.extend(ranks)
         return folder, ranks
 
+    start.folder = tmp_path
     yield start
     for process in started:
         process.kill()
@@ -135,13 +137,23 @@ def results(folder, size):
     return [json.loads((folder / f"result-{rank}").read_text()) for rank in range(size)]
 
 
+WHOLE: dict[str, str] = {}
+SHARDED = {"SHARDED": "yes"}
+OVER_DEVICE = {"OVER_DEVICE": "yes"}
+
+
 @pytest.mark.slow
-def test_two_nodes_of_two_ranks_learn_together_and_a_third_joins_them(launch):
-    """The first four processes are one torch.distributed world of two groups. The third node's vectors go the way that
-    they go beside NCCL, as far as that can be without it."""
-    folder, ranks = launch("four", 4, NODES="2")
+@pytest.mark.parametrize(
+    ("first", "third"),
+    [(WHOLE, OVER_DEVICE), (SHARDED, SHARDED), (SHARDED, WHOLE), (WHOLE, SHARDED)],
+    ids=["whole", "sharded", "a whole one joins sharded ones", "a sharded one joins whole ones"],
+)
+def test_two_nodes_of_two_ranks_learn_together_and_a_third_joins_them(launch, first, third):
+    """The first four processes are one torch.distributed world of two groups. Where all are whole, the third node's
+    vectors go the way that they go beside NCCL, as far as that can be without it."""
+    folder, ranks = launch("four", 4, **first, NODES="2")
     until((folder / "mixed-2").exists)
-    late, newcomers = launch("late", 2, [(folder / "address").read_text()], OVER_DEVICE="yes")
+    late, newcomers = launch("late", 2, [(folder / "address").read_text()], **third)
     until((late / "mixed-0").exists)
     (folder.parent / "stop").touch()
     assert [code for code, _ in ended([*ranks, *newcomers])] == [0] * 6
@@ -153,6 +165,50 @@ def test_two_nodes_of_two_ranks_learn_together_and_a_third_joins_them(launch):
         assert one["same"]["stopped_at"] >= one["same"]["limit"]
         assert one["accuracy"] > 0.8
     assert rows[4]["same"]["began"] > 0, "the newcomer took the weights of the others, and their count"
+
+
+def held_by(path):
+    """The weights and momenta in a checkpoint, as a whole model holds them that has loaded it."""
+    model = nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    with Node(model, optimizer, config=Config()) as node:
+        node.load(path)
+    momenta = [optimizer.state[value]["momentum_buffer"].tolist() for value in model.parameters()]
+    return {"held": [value.tolist() for value in model.parameters()], "momenta": momenta}
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_a_sharded_node_loads_into_a_whole_one_and_back(launch):
+    (launch.folder / "stop").touch()
+    folder, ranks = launch("sharded", **SHARDED)
+    assert [code for code, _ in ended(ranks)] == [0, 0]
+    saved = results(folder, 2)[0]["same"]
+    assert held_by(folder / "run") == {name: saved[name] for name in ("held", "momenta")}
+    back, ranks = launch("whole", LOAD=str(folder / "run"))
+    assert [code for code, _ in ended(ranks)] == [0, 0]
+    again, ranks = launch("again", LOAD=str(back / "run"), **SHARDED)
+    assert [code for code, _ in ended(ranks)] == [0, 0]
+    counts = [results(one, 2)[0]["same"]["swarm_samples"] for one in (folder, back, again)]
+    begun = [results(one, 2)[0]["same"]["began"] for one in (folder, back, again)]
+    assert begun == [0, *counts[:-1]]
+    assert results(again, 2)[0]["accuracy"] > 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ("layout", "Rank 1 holds another model than rank 0 of its group: make the same one on every rank."),
+        ("whole", "Rank 1 holds a whole model and rank 0 of its group a sharded one: shard it on all of them"),
+        ("group", "The ranks of this node's group hold 320 elements of tensor '0.weight', which has 640: give as"),
+        ("host", "A rank of this node's group cannot map rank 0's memory, because it runs on another host, or in"),
+    ],
+)
+def test_a_mistake_with_a_sharded_model_ends_all_ranks_with_a_sentence(launch, wrong, sentence):
+    _, ranks = launch("pair", WRONG=wrong, **SHARDED)
+    found = ended(ranks)
+    assert [code for code, _ in found] == ([1, 0] if wrong == "group" else [1, 1])
+    assert all(sentence in said for code, said in found if code)
 
 
 @pytest.mark.slow
@@ -178,8 +234,9 @@ def test_the_example_learns_digits_under_torchrun():
         (1, signal.SIGKILL, "has ended, was killed, or left"),
     ],
 )
-def test_when_a_rank_is_killed_the_other_ends_with_a_sentence(launch, lost, how, sentence):
-    folder, ranks = launch("pair")
+@pytest.mark.parametrize("kind", [WHOLE, SHARDED], ids=["whole", "sharded"])
+def test_when_a_rank_is_killed_the_other_ends_with_a_sentence(launch, lost, how, sentence, kind):
+    folder, ranks = launch("pair", **kind)
     until((folder / "training-1").exists)
     time.sleep(0.5)
     ranks[lost].send_signal(how)

@@ -13,11 +13,11 @@ import numpy as np
 from gossip.arithmetic.layout import Layout
 from gossip.arithmetic.subsets import Subset
 from gossip.averaging.boundary import Adoption, Boundary, Update, Visit
-from gossip.averaging.vectors import Vector
+from gossip.averaging.vectors import Floats, Vector
 from node.loop.ranks.plain import spoken
 from node.loop.ranks.ranks import Ranks
 
-__all__ = ["RanksBoundary", "UpdateTold"]
+__all__ = ["RanksBoundary", "ShardedBoundary", "UpdateTold"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,11 @@ class RanksBoundary(Boundary):
             else:
                 self.waiting.append(wish)
 
+    @property
+    def asks(self) -> bool:
+        """Return True if something waits for the opening."""
+        return bool(self.waiting)
+
     # -- called by the network -----------------------------------------------------------------------------------
     @property
     def weighs(self) -> bool:
@@ -123,3 +128,32 @@ class RanksBoundary(Boundary):
         lost, ratio = visit.lost, super().apply(update, visit, copies)
         self.lost |= visit.lost > lost
         return ratio
+
+
+class ShardedBoundary(RanksBoundary):
+    """The step boundary of a sharded model, of which no rank has all: snapshots too wait until it is open."""
+
+    __slots__ = ("keeps", "spares")
+
+    def __init__(self, ranks: Ranks, *args: Any) -> None:
+        super().__init__(ranks, *args)
+        self.spares = self.keeps = False  # Copies that a visit was asked for while the boundary was closed.
+
+    @property
+    def asks(self) -> bool:
+        return self.wanted or self.spares or self.keeps or super().asks
+
+    @property
+    def weighs(self) -> bool:
+        return self.model.weighs
+
+    def visit(self, replaced: Callable[[Floats], None], spare: bool = False, keep: bool = False) -> Visit:
+        spare, keep = spare or self.spares, keep or self.keeps
+        self.spares, self.keeps = (False, False) if self.is_open else (spare, keep)
+        if not self.is_open:
+            return Visit(decided=self.decided, lives=self.lives)
+        return Boundary.visit(self, replaced, spare, keep)
+
+    def apply(self, update: Update, visit: Visit, copies: dict[Subset | None, Vector] | None = None) -> float:
+        """Apply it as a node of one process does: the model's state brings it to all ranks."""
+        return Boundary.apply(self, update, visit, copies)

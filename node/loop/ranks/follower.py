@@ -23,6 +23,8 @@ from node.loop.ranks.mirror import Mirror
 from node.loop.ranks.plain import fitting, unreadable
 from node.loop.ranks.ranks import Call, Ranks
 from node.loop.ranks.report import Known, SwarmReport
+from node.loop.ranks.sharded import carry_out, trained_by_all
+from node.model.sharded.state import ShardedState
 from node.model.snapshot import device_of
 from node.observe.listeners import Listeners
 from node.observe.members import Member, SwarmView
@@ -42,8 +44,11 @@ class Follower:
 
     def __init__(self, trained: Trained, ranks: Ranks) -> None:
         self.ranks, self.rank, self.size = ranks, ranks.rank, ranks.size
+        trained = trained_by_all(trained, ranks)
         self.model, self.optimizers = trained.model, trained.optimizers
         self.state = trained.state()
+        # This rank's part of a sharded model; None if it holds the whole.
+        self.work = self.state.work if isinstance(self.state, ShardedState) else None
         self.average = Average(self.state, trained.keep_average)
         self.mirror = Mirror(self.state, self.optimizers, ranks)
         ranks.channel.place = device_of(self.state)
@@ -101,14 +106,16 @@ class Follower:
                 word = ranks.hear()
                 match word.kind:
                     case "hello":
-                        self.compare(fitting(word.what, tuple[str, list[str], bool]))
-                    case "change":
+                        self.compare(fitting(word.what, tuple[str, list[str], bool, bool]))
+                    case _ if self.work is not None and carry_out(word, self.work, self.optimizers):
+                        continue
+                    case "change" if self.work is None:
                         self.change(fitting(word.what, UpdateTold))
                     case "mixed":
                         self.optimizers.mixed()
                         self.average.mixed(self.changed)
                         self.changed = []
-                    case "mirror":
+                    case "mirror" if self.work is None:
                         self.mirror.take()
                         self.average.forget()
                         self.changed = []
@@ -126,19 +133,26 @@ class Follower:
             raise error
         return fitting(result, hint)
 
-    def compare(self, hello: tuple[str, list[str], bool]) -> None:
+    def compare(self, hello: tuple[str, list[str], bool, bool]) -> None:
         """Check that this rank trains the same model with the same kinds of optimizers as rank 0."""
-        fingerprint, kinds, self.lockstep = hello
+        fingerprint, kinds, self.lockstep, sharded = hello
         ours = [type(one).__name__ for one in self.optimizers.all]
         if fingerprint != self.state.layout.fingerprint:
             raise LayoutError(
                 f"Rank {self.ranks.rank} holds another model than rank 0 of its group: make the same one on every rank."
+            )
+        if sharded != (self.work is not None):
+            raise LayoutError(
+                f"Rank {self.ranks.rank} holds a {'whole' if sharded else 'sharded'} model and rank 0 of its group a "
+                f"{'sharded' if sharded else 'whole'} one: shard it on all of them, over the processes of group=."
             )
         if kinds != ours:
             raise ConfigError(
                 f"Rank {self.ranks.rank} gives Node the optimizers {ours} and rank 0 of its group {kinds}: give every "
                 "rank the same."
             )
+        if self.work is not None:
+            self.work.begin()
 
     def change(self, change: UpdateTold) -> None:
         """Apply an exchange's change by the same arithmetic as rank 0."""
@@ -195,7 +209,9 @@ class Follower:
         self.samplers.load(state.get("samplers"))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Do nothing: rank 0 writes the file, and no rank waits for it."""
+        """Take part if the model is sharded. Otherwise rank 0 writes the file, and no rank waits for it."""
+        if self.work is not None:
+            self.together(Call.SAVE)
 
     # -- readings --------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

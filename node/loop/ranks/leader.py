@@ -13,11 +13,13 @@ from gossip.errors import LocalError
 from gossip.ids import PeerId
 from node.loop.held_run import check_state
 from node.loop.live import LiveModel, Trained
-from node.loop.ranks.boundary import RanksBoundary
+from node.loop.ranks.boundary import RanksBoundary, ShardedBoundary
 from node.loop.ranks.mirror import Mirror
 from node.loop.ranks.ranks import LONGEST_GAP, Call, Ranks, StepSummary
 from node.loop.ranks.report import Known, SwarmReport
+from node.loop.ranks.sharded import trained_by_all
 from node.loop.training import TrainingSide
+from node.model.sharded.state import ShardedState
 from node.model.snapshot import device_of
 from node.observe.members import Member, SwarmView
 from node.observe.metrics import Metrics
@@ -48,7 +50,11 @@ class Leader:
         self.news_at = 0.0
         self.announced_at = (0.0, 0)  # time and step count of the last announcement
         self.asked = False  # True if a rank has read values that are not in the summary
-        live = LiveModel(trained, settings.config, partial(RanksBoundary, ranks), alone=False)
+        trained = trained_by_all(trained, ranks)
+        # The state that all ranks change together; None if each holds the whole model.
+        self.sharded = trained.brought if isinstance(trained.brought, ShardedState) else None
+        boundary = RanksBoundary if self.sharded is None else ShardedBoundary
+        live = LiveModel(trained, settings.config, partial(boundary, ranks), alone=False)
         assert isinstance(live.boundary, RanksBoundary)
         self.boundary = live.boundary
         self.side = TrainingSide(live, settings, self, self)
@@ -74,8 +80,16 @@ class Leader:
 
     def begin(self) -> None:
         keys = [type(one).__name__ for one in self.live.optimizers.all]
-        self.ranks.tell("hello", (self.live.state.layout.fingerprint, keys, self.lockstep))
-        self.side.start(self)
+        sharded, fingerprint = self.sharded, self.live.state.layout.fingerprint
+        self.ranks.tell("hello", (fingerprint, keys, self.lockstep, sharded is not None))
+        if sharded is None:
+            self.side.start(self)
+        else:
+            sharded.work.begin()
+            vector = self.live.pool.take()
+            with sharded.starting(vector.array):
+                self.side.start(self)
+            self.live.pool.give(vector)
         self.swapped = True  # The ranks' models may differ before the start.
 
     def close(self, error: BaseException | None = None) -> None:
@@ -149,7 +163,7 @@ class Leader:
 
     def announced(self, waits: bool = False) -> StepSummary:
         view, known, now = self.side.service.view, self.known.view, time.perf_counter()
-        stop = waits or bool(self.boundary.waiting) or view.changes != known.changes or self.news_due
+        stop = waits or self.boundary.asks or view.changes != known.changes or self.news_due
         (before, steps), self.announced_at = self.announced_at, (now, self.run.steps)
         gap = int(SUM_S * (self.run.steps - steps) / (now - before)) if before else 1
         return StepSummary(
@@ -176,7 +190,8 @@ class Leader:
                 ranks.check()  # If the channel has failed there is no rank to tell.
                 error = raised
             boundary.shut()
-            if self.swapped or boundary.lost:  # The others have an update that found no memory here.
+            # If an update was lost, the others have it and this rank found no memory for it.
+            if self.sharded is None and (self.swapped or boundary.lost):
                 ranks.tell("mirror")
                 self.mirror.give()
                 self.average.forget()  # the other ranks lack the average of a checkpoint
@@ -245,7 +260,10 @@ class Leader:
             self.together(Call.LOAD, partial(self.side.load_state_dict, state))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        self.run.save(path, self.state_dict())
+        if self.sharded is None:
+            self.run.save(path, self.state_dict())
+        else:  # All ranks give their parts.
+            self.together(Call.SAVE, partial(self.run.save, path))
 
     def state_dict(self) -> dict[str, Any]:
         state = self.run.state_dict()

@@ -17,7 +17,7 @@ from node.model.optimizers import Optimizers
 from node.model.snapshot import ModelState
 from node.model.state import State
 
-__all__ = ["Mirror"]
+__all__ = ["Described", "Mirror", "Place", "check_counts", "fill_optimizers", "filled", "held", "on_host", "stripped"]
 
 Described = list[tuple[list[dict[str, Any]], list[dict[Any, Any]]]]
 """For each optimizer: its groups' options, and its state for each parameter."""
@@ -35,6 +35,7 @@ class Place:
     shape: tuple[int, ...]
     dtype: torch.dtype
     beside: bool  # True if it lies on its parameter's device, which differs by rank; otherwise it lies on the host.
+    sharded: bool = False  # True if each rank has a part of it, as of its parameter, and nothing follows.
 
     def fits(self, elements: int) -> bool:
         """Return True if an optimizer of a model of this many elements can keep such a tensor."""
@@ -88,20 +89,10 @@ class Mirror:
             tensors[name] = host = torch.empty(tensor.shape, dtype=tensor.dtype)
             self.ranks.send_tensor(host)
         described = fitting(self.ranks.hear().what, Described)
-        counts = [(len(optimizer.param_groups), len(list(held(optimizer)))) for optimizer in self.optimizers.all]
-        if counts != [(len(groups), len(kept)) for groups, kept in described]:
-            raise unreadable("optimizers of other parameters")
+        check_counts(self.optimizers, described)
         self.state.load(tensors)
         self.optimizers.joined(keep=True)  # It drops state that belongs to the old weights; the momentum follows.
-        for optimizer, (groups, kept) in zip(self.optimizers.all, described, strict=True):
-            for group, options in zip(optimizer.param_groups, groups, strict=True):
-                if "params" in options:
-                    raise unreadable("an optimizer's parameters")
-                group.update(filled(options, None, self.receive, group))
-            for parameter, state in zip(held(optimizer), kept, strict=True):
-                before = optimizer.state.pop(parameter, {})
-                if state:
-                    optimizer.state[parameter] = filled(state, parameter, self.receive, before)
+        fill_optimizers(self.optimizers, described, self.receive)
 
     def receive(self, place: Place, parameter: Tensor | None, before: Any) -> Tensor:
         """Receive a tensor, into the present one if it has the same shape: a captured step refers to its address."""
@@ -112,6 +103,26 @@ class Mirror:
         if isinstance(before, Tensor) and (before.shape, before.dtype) == (host.shape, host.dtype):
             return before.copy_(host)
         return host.to(parameter.device) if place.beside and parameter is not None else host
+
+
+def check_counts(optimizers: Optimizers, described: Described) -> None:
+    """Raise LocalError unless the optimizers have as many groups and parameters as rank 0 describes."""
+    counts = [(len(optimizer.param_groups), len(list(held(optimizer)))) for optimizer in optimizers.all]
+    if counts != [(len(groups), len(kept)) for groups, kept in described]:
+        raise unreadable("optimizers of other parameters")
+
+
+def fill_optimizers(optimizers: Optimizers, described: Described, receive: Receive) -> None:
+    """Replace the optimizers' options and state by those described, with a received tensor for each placeholder."""
+    for optimizer, (groups, kept) in zip(optimizers.all, described, strict=True):
+        for group, options in zip(optimizer.param_groups, groups, strict=True):
+            if "params" in options:
+                raise unreadable("an optimizer's parameters")
+            group.update(filled(options, None, receive, group))
+        for parameter, state in zip(held(optimizer), kept, strict=True):
+            before = optimizer.state.pop(parameter, {})
+            if state:
+                optimizer.state[parameter] = filled(state, parameter, receive, before)
 
 
 def held(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:

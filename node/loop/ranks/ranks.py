@@ -31,7 +31,7 @@ FRAME_BYTES = 512  # A command of this size goes out in one call; longer ones ta
 class Call(IntEnum):
     """The call of the node that a rank is in. All ranks meet in it, so they must make the same call."""
 
-    START, STEP, SETTLE, FINISH, LOAD, MERGE, REDUCE = range(1, 8)
+    START, STEP, SETTLE, FINISH, LOAD, MERGE, REDUCE, SAVE = range(1, 9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +132,17 @@ class Ranks:
                 "must call step, settle, finish, load and the others of a Node together."
             )
         return values
+
+    def agree(self, values: list[int]) -> list[int]:
+        """Return the sums of these values over all ranks, which make this call at one boundary and wait for it."""
+        self.check()
+        row = torch.tensor(values)
+        try:
+            self.channel.wait(self.channel.sum(row))
+        except RuntimeError as error:
+            raise self.gone(error) from error
+        sums: list[int] = row.tolist()
+        return sums
 
     # -- commands ------------------------------------------------------------------------------------------------
     def tell(self, kind: str, what: Any = None) -> None:

@@ -1,0 +1,149 @@
+"""Host vectors in memory that several processes of one host map.
+
+Rank 0 makes the memory without a name in any file system, and tells the others where its open file is. So nothing
+remains when the processes end, however they end, and the size of /dev/shm is no limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import secrets
+import threading
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossip.errors import ConfigError
+from node.model.state import Floats
+
+__all__ = ["MappedVectors", "MemoryName", "SharedVectors"]
+
+Bytes = NDArray[np.uint8]
+NAME = "gossip-vector-"
+NONE = np.empty(0, np.uint8)
+NO_SHARING = (
+    "A model that is sharded over processes needs Linux, whose memfd_create makes memory that they share: on other "
+    "systems use DistributedDataParallel with group=, or a Node in each process."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryName:
+    """Where the other ranks find a piece of memory."""
+
+    number: int
+    path: str
+    size: int  # In bytes.
+    token: str  # The memory's name, by which another process's file at this path is told from it.
+
+
+@dataclass(slots=True)
+class MadeMemory:
+    """A piece of memory that this process has made."""
+
+    name: MemoryName
+    address: int
+    memory: weakref.ref[mmap.mmap]  # None once no vector uses it.
+    descriptor: int | None  # Open until the other ranks have mapped it.
+
+
+class SharedVectors:
+    """The memory that rank 0 makes. Any thread may make and drop vectors; the others only the training thread calls."""
+
+    def __init__(self) -> None:
+        if not hasattr(os, "memfd_create"):
+            raise ConfigError(NO_SHARING)
+        self.lock = threading.Lock()
+        self.made: dict[int, MadeMemory] = {}
+        self.count = 0
+        self.ended: deque[int] = deque()  # Numbers of memory that no vector uses any more.
+
+    def make(self, elements: int) -> Floats:
+        """Return zeros, whose pages are allocated when they are written to."""
+        size, token = max(4 * elements, 1), NAME + secrets.token_hex(8)
+        descriptor = os.memfd_create(token, os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, size)
+        memory = mmap.mmap(descriptor, size)
+        vector = np.frombuffer(memory, np.float32, elements)
+        with self.lock:
+            number = self.count = self.count + 1
+            name = MemoryName(number, f"/proc/{os.getpid()}/fd/{descriptor}", size, token)
+            self.made[number] = MadeMemory(name, vector.ctypes.data, weakref.ref(memory), descriptor)
+        weakref.finalize(memory, self.ended.append, number)
+        return vector
+
+    def find(self, array: NDArray[Any]) -> tuple[int, int] | None:
+        """Return the number of the memory in which an array lies, and its offset there in bytes; None if elsewhere."""
+        address = array.ctypes.data
+        with self.lock:
+            for one in self.made.values():
+                offset = address - one.address
+                if offset >= 0 and offset + array.nbytes <= one.name.size and one.memory() is not None:
+                    return one.name.number, offset
+        return None
+
+    def bytes_of(self, number: int) -> Bytes:
+        """Return the memory of this number, empty if there is none."""
+        one = self.made.get(number)
+        memory = None if one is None else one.memory()
+        return NONE if memory is None else np.frombuffer(memory, np.uint8)
+
+    def map(self, name: MemoryName) -> bool:
+        """Return True: this process has made it."""
+        return True
+
+    def is_told(self, number: int) -> bool:
+        return self.made[number].descriptor is None
+
+    def mapped(self, number: int) -> None:
+        """Note that all ranks have mapped it."""
+        self.close(self.made[number])
+
+    def drop(self) -> list[int]:
+        """Forget memory that no vector uses any more; return the numbers of what the other ranks have mapped."""
+        numbers = []
+        while self.ended:
+            with self.lock:
+                one = self.made.pop(self.ended.popleft())
+            if one.descriptor is None:
+                numbers.append(one.name.number)
+            self.close(one)
+        return numbers
+
+    def close(self, one: MadeMemory) -> None:
+        if one.descriptor is not None:
+            os.close(one.descriptor)
+            one.descriptor = None
+
+
+class MappedVectors:
+    """The memory that another rank maps."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, Bytes] = {}
+
+    def map(self, name: MemoryName) -> bool:
+        """Map it; return False if there is no such memory on this host."""
+        with contextlib.suppress(OSError, ValueError):
+            if os.readlink(name.path) == f"/memfd:{name.token} (deleted)":
+                descriptor = os.open(name.path, os.O_RDWR | os.O_CLOEXEC)
+                try:
+                    self.held[name.number] = np.frombuffer(mmap.mmap(descriptor, name.size), np.uint8)
+                finally:
+                    os.close(descriptor)
+                return True
+        return False
+
+    def bytes_of(self, number: int) -> Bytes:
+        """Return the memory of this number, empty if there is none."""
+        return self.held.get(number, NONE)
+
+    def drop(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self.held.pop(number, None)

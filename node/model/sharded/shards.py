@@ -1,0 +1,209 @@
+"""This rank's parts of tensors that are sharded over several processes, and where they lie in a flat vector."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from gossip.errors import LayoutError
+from node.model.state import Positions
+
+__all__ = [
+    "LocalShard", "ShardBox", "fsdp_modules", "is_sharded", "is_sharded_model", "local_part", "pairs", "place_of",
+    "reshard", "spots",
+]  # fmt: skip
+
+Slices = tuple[slice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardBox:
+    """The box of a logical tensor that this rank holds.
+
+    Attributes:
+        shape: The shape of the logical tensor.
+        box: The part, one slice for each dimension.
+        owns: True on the one rank that copies this part out. Other ranks may hold the same part.
+    """
+
+    shape: tuple[int, ...]
+    box: Slices
+    owns: bool
+
+    @property
+    def elements(self) -> int:
+        """Return the number of elements of the part."""
+        return math.prod(one.stop - one.start for one in self.box)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalShard:
+    """This rank's part of a logical tensor whose first element has the index ``start`` in a flat vector."""
+
+    tensor: Tensor
+    start: int
+    place: ShardBox
+
+    @property
+    def stop(self) -> int:
+        return self.start + math.prod(self.place.shape)
+
+    @classmethod
+    def of(cls, name: str, tensor: Tensor, start: int, place: ShardBox) -> LocalShard:
+        """Return the shard of a live tensor. Raises LayoutError if its part has changed."""
+        part = local_part(tensor)
+        if part.shape != tuple(one.stop - one.start for one in place.box):
+            raise LayoutError(f"Tensor {name!r} was divided anew while the node was running: make a new Node.")
+        return cls(part, start, place)
+
+
+def is_sharded(thing: object) -> bool:
+    """Return True for a DTensor, without importing its module."""
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return kind is not None and isinstance(thing, kind)
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor that lies in this process. Call it without gradients."""
+    held: Any = tensor
+    return held.to_local() if is_sharded(tensor) else tensor
+
+
+def place_of(name: str, tensor: Tensor, first: bool) -> ShardBox:
+    """Return this rank's place in a tensor. ``first``: this is rank 0, which owns what all ranks hold alike.
+
+    Raises:
+        LayoutError: The part is no box of consecutive rows, columns and so on.
+    """
+    shape = tuple(tensor.shape)
+    if not is_sharded(tensor):
+        return ShardBox(shape, tuple(slice(0, size) for size in shape), first)
+    from torch.distributed.tensor import Partial
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    held: Any = tensor
+    mesh, placements = held.device_mesh, held.placements
+    coordinate = mesh.get_coordinate()
+    if coordinate is None or any(isinstance(one, Partial) for one in placements):
+        raise LayoutError(f"Tensor {name!r} {NO_BOX}")
+    owns = True
+    for number, placement in enumerate(placements):
+        dim = getattr(placement, "dim", None)
+        if dim is None:  # Replicated: one of these ranks is enough.
+            owns = owns and coordinate[number] == 0
+            continue
+        later = [mesh.size(other) for other, one in enumerate(placements)
+                 if other > number and getattr(one, "dim", None) == dim]  # fmt: skip
+        factor = getattr(placement, "split_factor", None)  # FSDP over tensor parallel.
+        if factor is not None and (factor != math.prod(later) or shape[dim] % (factor * mesh.size(number))):
+            raise LayoutError(f"Tensor {name!r} {NO_BOX}")
+    sizes, offsets = compute_local_shape_and_global_offset(held.shape, mesh, placements)
+    return ShardBox(shape, tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True)), owns)
+
+
+NO_BOX = (
+    "is divided among the processes in a way that a Node does not take: use Shard and Replicate placements over the "
+    "processes of group=, and dimensions that the mesh divides evenly where FSDP and tensor parallelism share one."
+)
+
+
+def is_sharded_model(model: object) -> bool:
+    """Return True if a module or a mapping has tensors that are sharded over processes."""
+    if isinstance(model, nn.Module):
+        return bool(fsdp_modules(model)) or any(map(is_sharded, model.parameters()))
+    return isinstance(model, Mapping) and any(map(is_sharded, model.values()))
+
+
+def fsdp_modules(model: object) -> list[nn.Module]:
+    """Return the modules to which ``fully_shard`` was applied, without importing it."""
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    if kind is None or not isinstance(model, nn.Module):
+        return []
+    return [module for module in model.modules() if isinstance(module, kind)]
+
+
+def reshard(modules: Iterable[Any]) -> None:
+    """Free the whole parameters that a forward pass has left in FSDP's modules, which a change would make stale."""
+    for module in modules:
+        module.reshard()
+
+
+# -- a stretch of the vector -------------------------------------------------------------------------------------------
+def pairs(shards: Iterable[LocalShard], host: Tensor, start: int) -> Iterator[tuple[LocalShard, Tensor, Tensor]]:
+    """Yield this rank's part of a stretch of the vector: the shard, a view of its tensor, and the same of ``host``.
+
+    Args:
+        shards: The shards of the vector's tensors.
+        host: The elements of the vector from ``start`` on, flat.
+        start: The index of the first one.
+    """
+    for shard in shards:
+        place, low, high = shard.place, max(start, shard.start), min(start + host.numel(), shard.stop)
+        if low >= high or not place.elements:
+            continue
+        for at, block in blocks(place.shape, low - shard.start, high - shard.start):
+            inner = [within(piece, box) for piece, box in zip(block, place.box, strict=True)]
+            if any(piece.start >= piece.stop for piece in inner):
+                continue
+            sizes = [piece.stop - piece.start for piece in block]
+            first = shard.start - start + at
+            there = host[first : first + math.prod(sizes)].view(sizes)
+            here = shard.tensor[tuple(moved(piece, box.start) for piece, box in zip(inner, place.box, strict=True))]
+            there = there[tuple(moved(piece, whole.start) for piece, whole in zip(inner, block, strict=True))]
+            yield shard, here, there
+
+
+def blocks(shape: tuple[int, ...], low: int, high: int) -> Iterator[tuple[int, Slices]]:
+    """Yield the elements [low, high) of a tensor as boxes whose elements are consecutive, each with its first index."""
+    if low >= high:
+        return
+    if not shape:
+        yield 0, ()
+        return
+    inner = math.prod(shape[1:])
+    first, last = -(-low // inner), high // inner  # The rows that are complete.
+    if first > last:  # Within one row.
+        ends = [(low // inner, low, high)]
+    else:
+        ends = [(first - 1, low, first * inner), (last, last * inner, high)]
+        if first < last:
+            yield first * inner, (slice(first, last), *(slice(0, size) for size in shape[1:]))
+    for row, begin, end in ends:
+        for at, box in blocks(shape[1:], begin - row * inner, end - row * inner):
+            yield row * inner + at, (slice(row, row + 1), *box)
+
+
+def within(piece: slice, box: slice) -> slice:
+    return slice(max(piece.start, box.start), min(piece.stop, box.stop))
+
+
+def moved(piece: slice, by: int) -> slice:
+    return slice(piece.start - by, piece.stop - by)
+
+
+# -- single elements ---------------------------------------------------------------------------------------------------
+def spots(shards: Iterable[LocalShard], positions: Positions) -> Iterator[tuple[LocalShard, Positions, Positions]]:
+    """Yield this rank's part of ascending positions in the vector.
+
+    Yields:
+        The shard, the indices of its positions among ``positions``, and their indices in its flattened tensor.
+    """
+    for shard in shards:
+        low, high = np.searchsorted(positions, (shard.start, shard.stop)).tolist()
+        if low == high or not shard.place.elements:
+            continue
+        box = shard.place.box
+        sizes = [piece.stop - piece.start for piece in box]
+        where = np.unravel_index(positions[low:high] - shard.start, shard.place.shape or (1,))
+        mine = np.ones(high - low, np.bool_)
+        inside = np.zeros(high - low, np.int64)
+        for index, piece, size in zip(where, box, sizes, strict=False):  # A scalar has no box, and one index.
+            mine &= (index >= piece.start) & (index < piece.stop)
+            inside = inside * size + (index - piece.start)
+        yield shard, low + np.flatnonzero(mine), inside[mine]

@@ -1,0 +1,252 @@
+"""A model that is sharded over several processes, as one flat vector on rank 0."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from gossip.errors import LayoutError
+from node.model.sharded.memory import SharedVectors
+from node.model.sharded.work import Operation, ShardWork
+from node.model.state import Floats, Positions, State
+from node.model.tensors import plain_name, refuse_other_tensors
+
+__all__ = ["ShardedState"]
+
+STAGED_BYTES = 64 << 20  # A copy of 64 MB takes longer than its announcement, by two orders of magnitude.
+
+
+class ShardedState(State):
+    """The tensors of a sharded model and of its optimizers as flat float32 vectors of the logical tensors.
+
+    A vector is the same as that of a whole model, so whole and sharded nodes mix with each other. Rank 0 calls the
+    methods, only while all ranks stand at one boundary, and the other ranks carry out what their :attr:`work` is told.
+    A copy is complete when the call returns.
+
+    Args:
+        work: This rank's part.
+    """
+
+    weighs = True
+
+    def __init__(self, work: ShardWork) -> None:
+        self.work, self.layout = work, work.layout
+        self._staging = np.empty(0, np.float32)
+        self._thread: threading.Thread | None = None  # The training thread.
+        # The weights before the first step, which the network's thread reads while it starts.
+        self._first: Floats | None = None
+        self._took = -1  # Elements of the last adopted vector, if it had the optimizer's state.
+
+    # -- operations ------------------------------------------------------------------------------------------------
+    @property
+    def _memory(self) -> SharedVectors:
+        memory = self.work.memory
+        assert isinstance(memory, SharedVectors), "rank 0 alone makes vectors and announces operations"
+        return memory
+
+    def do(self, operation: Operation) -> int:
+        """Announce an operation and take part in it; return the number of ranks that report success."""
+        memory, number, tell = self._memory, operation.memory, self.work.group.tell
+        if ended := memory.drop():
+            tell("unmap", ended)
+        if number and not memory.is_told(number):
+            name = memory.made[number].name
+            tell("map", name)
+            self.work.map(name)
+            memory.mapped(number)
+        tell("operation", operation)
+        return self.work.perform(operation)
+
+    def _all(self, operation: Operation, array: NDArray[Any]) -> None:
+        """Do an operation with all elements of an array: at once if all ranks map it, otherwise by staging it."""
+        operation = replace(operation, elements=array.size, wide=array.dtype == np.float64)
+        found = self._memory.find(array)
+        if found is not None:
+            number, offset = found
+            self.do(replace(operation, memory=number, offset=offset))
+            return
+        number, staging = self._stage()
+        staged = staging.view(array.dtype)
+        for low in range(0, array.size, staged.size):
+            part = array[low : low + staged.size]
+            there = staged[: part.size]
+            if operation.kind != "read":
+                there[:] = part
+            self.do(replace(operation, start=operation.start + low, elements=part.size, memory=number))
+            if operation.kind == "read":
+                part[:] = there
+
+    def _all_at(self, kind: str, values: Floats, positions: Positions) -> None:
+        """Do an operation at these positions."""
+        number, staging = self._stage()
+        most = staging.size // 3
+        for low in range(0, positions.size, most):
+            at, part = positions[low : low + most], values[low : low + most]
+            staging[: 2 * at.size].view(np.int64)[:] = at
+            staged = staging[2 * at.size : 3 * at.size]
+            staged[:] = part
+            self.do(Operation(kind, elements=at.size, memory=number))
+            part[:] = staged
+
+    def _stage(self) -> tuple[int, Floats]:
+        """Return memory that all ranks map, for the contents of other memory, and its number."""
+        if not self._staging.size:
+            self._staging = self.buffer(STAGED_BYTES // 4)
+        found = self._memory.find(self._staging)
+        assert found is not None, "it was made here"
+        return found[0], self._staging
+
+    def buffer(self, elements: int) -> Floats:
+        return self._memory.make(elements)
+
+    # -- the vector ------------------------------------------------------------------------------------------------
+    @contextlib.contextmanager
+    def starting(self, vector: Floats) -> Iterator[None]:
+        """Let the network's thread read the present weights from ``vector``, while the training thread waits for it."""
+        self._thread = threading.current_thread()
+        self.read(vector)
+        self._first = vector
+        try:
+            yield
+        finally:
+            self._first = None
+
+    def read(self, out: Floats) -> None:
+        self._all(Operation("read"), out)
+
+    def begin_read(self, out: Floats) -> None:
+        began = time.perf_counter()
+        self.read(out)
+        self.copy_s = time.perf_counter() - began
+
+    def begin_read_piece(self, out: Floats, start: int) -> None:
+        self._all(Operation("read", start), out)
+
+    def begin_read_optimizer(self, out: Floats, start: int) -> None:
+        self._all(Operation("read", start, keys=self.optimizer_keys), out)
+
+    def begin_read_at(self, out: Floats, positions: Positions) -> None:
+        if self._first is not None and threading.current_thread() is not self._thread:
+            out[:] = self._first[positions]
+        else:
+            self._all_at("read_at", out, positions)
+
+    def add(self, shift: Floats) -> None:
+        self._all(Operation("add"), shift)
+
+    def add_weighted(self, shift: Floats, weight: float) -> None:
+        self._all(Operation("add", weight=weight), shift)
+
+    def add_at(self, shift: Floats, positions: Positions) -> None:
+        self._all_at("add_at", shift, positions)
+
+    def merge(self, vector: Floats, ratio: float) -> None:
+        self._all(Operation("merge", weight=ratio), vector)
+
+    def write(self, vector: Floats) -> None:
+        self._all(Operation("write"), vector)
+        if self._first is not None:
+            self._first[:] = vector[: self._first.size]
+
+    def adopt(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
+        weights, fits = self.layout.size, bool(optimizer_keys)
+        try:
+            self.work.state.examples(optimizer_keys, scalars)
+        except LayoutError:  # It is the state of another optimizer.
+            fits = False
+        if fits:
+            self.do(Operation("create", keys=optimizer_keys, scalars=tuple(scalars.items())))
+            self._all(Operation("write", weights, keys=optimizer_keys), vector[weights:])
+        self.write(vector[:weights])
+        if not fits:
+            self.do(Operation("clear"))
+        self._took = vector.size if fits else -1
+
+    def holds(self, vector: Floats) -> bool:
+        place = self.optimizer_range()
+        return bool(place) and self._took == vector.size == place.stop
+
+    def sound(self) -> bool:
+        """Return True if every weight is finite; between boundaries only this rank's part is looked at."""
+        group = self.work.group
+        return self.do(Operation("sound")) == group.size if group.standing else self.work.sound()
+
+    def enter_thread(self) -> None:
+        if self.device is not None:
+            torch.cuda.set_device(self.device)
+
+    @property
+    def device(self) -> torch.device | None:
+        """Return the CUDA device of this rank's part; None if it is on the host."""
+        return self.work.device
+
+    # -- the optimizer's state -------------------------------------------------------------------------------------
+    @property
+    def optimizer_keys(self) -> tuple[str, ...]:
+        return self.work.state.keys
+
+    @property
+    def trained_elements(self) -> int:
+        return sum(parameter.numel() for parameter in self.work.state.trained())
+
+    def optimizer_scalars(self) -> dict[str, float]:
+        return self.work.state.scalars()
+
+    def recent_optimizer_scalars(self) -> dict[str, float] | None:
+        return self.work.state.recent_scalars()
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+    def fetch(self, start: int, tensor: Tensor, kept: bool = False) -> Tensor:
+        """Return the whole of a tensor whose first element has this index, on the host.
+
+        Args:
+            start: The index, as in :class:`Operation`.
+            tensor: The tensor, of which each rank has a part.
+            kept: As in :class:`Operation`.
+        """
+        host = np.empty(tensor.numel(), np.float64 if wide(tensor.dtype) else np.float32)
+        self._all(Operation("read", start, kept=kept), host)
+        return torch.from_numpy(host).to(tensor.dtype).view(tensor.shape)
+
+    def put(self, start: int, whole: Tensor, kept: bool = False) -> None:
+        """Set a tensor from its whole; the reverse of :meth:`fetch`."""
+        host = whole.detach().to("cpu", torch.float64 if wide(whole.dtype) else torch.float32)
+        self._all(Operation("write", start, kept=kept), host.contiguous().view(-1).numpy())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the same as for a whole model, collected on rank 0."""
+        starts = self.work.starts()
+        whole: dict[int, Tensor] = {}
+        found = {}
+        for name, tensor in self.work.named():
+            if id(tensor) in starts and id(tensor) not in whole:
+                whole[id(tensor)] = self.fetch(starts[id(tensor)], tensor)
+            found[name] = whole.get(id(tensor), tensor.detach())
+        return found
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        tensors = {plain_name(name): value for name, value in tensors.items()}
+        held = dict(self.work.named())
+        refuse_other_tensors(held, tensors, isinstance(self.work.model, nn.Module))
+        starts = self.work.starts()
+        for name, tensor in held.items():
+            if id(tensor) in starts:
+                self.put(starts[id(tensor)], tensors[name].to(tensor.dtype))
+            else:
+                tensor.copy_(tensors[name])
+        self.do(Operation("plain"))
+
+
+def wide(dtype: torch.dtype) -> bool:
+    """Return True if float32 cannot hold all values of a type."""
+    return dtype.itemsize > 4 or (dtype.itemsize == 4 and not dtype.is_floating_point)

@@ -1,0 +1,278 @@
+"""Every rank's part in operations on the flat vector of a sharded model.
+
+Rank 0 announces an operation, all ranks do their part of it at the same boundary, and then all know that it is done.
+The vector's memory is mapped by all of them, so each rank copies its own part in and out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gossip.errors import ConfigError, LayoutError
+from node.model.flat import add_at
+from node.model.optimizer_state import OptimizerState
+from node.model.optimizers import Optimizers
+from node.model.sharded.memory import MappedVectors, MemoryName, SharedVectors
+from node.model.sharded.shards import LocalShard, fsdp_modules, is_sharded, local_part, pairs, place_of, reshard, spots
+from node.model.tensors import LiveTensors, plain_name
+
+__all__ = ["Operation", "RankGroup", "ShardWork"]
+
+SEVERAL_HOSTS = (
+    "A rank of this node's group cannot map rank 0's memory, because it runs on another host, or in a container of its "
+    "own: put all processes over which one model is sharded on one host, with one group= for each host."
+)
+FROZEN = (
+    "This sharded model has parameters that require no gradient, and a sharded node exchanges all: give Node "
+    "frozen=True, on all ranks."
+)
+NOT_FLOATING = "is sharded and no floating-point tensor of the model's own: keep it whole in each process."
+
+
+class RankGroup(Protocol):
+    """The processes over which a model is sharded."""
+
+    rank: int
+    size: int
+    standing: bool  # All ranks are at one boundary.
+
+    def tell(self, kind: str, what: Any = None) -> None:
+        """Send a command from rank 0 to all others."""
+
+    def agree(self, values: list[int]) -> list[int]:
+        """Return the sums of these values over all ranks, which all make this call."""
+
+    def send_tensor(self, tensor: Tensor) -> None:
+        """Broadcast a tensor on the host from rank 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """The part of every rank in one operation, as rank 0 announces it.
+
+    Attributes:
+        kind: A key of :data:`WORK`.
+        start: The index of the first element: in the vector that newcomers take, or with ``kept`` among all tensors in
+            the optimizers' state.
+        elements: The number of elements in memory.
+        memory: The number of the memory, 0 for none.
+        offset: The first element's place there, in bytes.
+        wide: True for float64 in place of float32.
+        kept: See ``start``.
+        weight: The factor of an addition or a merge.
+        keys: The keys of the optimizers' state in the vector.
+        scalars: Scalars for the optimizers' state.
+    """
+
+    kind: str
+    start: int = 0
+    elements: int = 0
+    memory: int = 0
+    offset: int = 0
+    wide: bool = False
+    kept: bool = False
+    weight: float = 1.0
+    keys: tuple[str, ...] = ()
+    scalars: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Return the bytes that it uses in memory."""
+        each = 12 if self.kind.endswith("_at") else 8 if self.wide else 4
+        return each * self.elements
+
+    def fits(self, memory: int) -> bool:
+        """Return True if a correct rank 0 can have sent it. ``memory``: the size of its memory in bytes."""
+        inside = self.offset >= 0 and self.offset % 4 == 0 and self.offset + self.size <= memory
+        return self.kind in WORK and inside and min(self.start, self.elements) >= 0
+
+
+class ShardWork:
+    """A rank's tensors of a sharded model and of its optimizers, and its part in operations on their flat vector.
+
+    Args:
+        model: A module or a mapping, as for :class:`node.model.snapshot.ModelState`.
+        optimizers: Its optimizers.
+        frozen: True to exchange parameters that require no gradient.
+        group: The processes.
+
+    Raises:
+        LayoutError: A tensor cannot be exchanged.
+    """
+
+    def __init__(
+        self, model: nn.Module | Mapping[str, Any], optimizers: Optimizers, frozen: bool, group: RankGroup
+    ) -> None:  # fmt: skip
+        self.model, self.optimizers, self.group = model, optimizers, group
+        self._fsdp = fsdp_modules(model)
+        reshard(self._fsdp)
+        self.tensors = LiveTensors(model, frozen, sharded=True)
+        self.state = OptimizerState(self.tensors, optimizers)
+        self.layout = self.tensors.layout
+        if self.layout.exchanged < self.layout.size:
+            raise LayoutError(FROZEN)
+        live, first = self.tensors.current(), group.rank == 0
+        named = zip(self.layout.segments, live, strict=True)
+        self._boxes = [place_of(segment.name, tensor, first) for segment, tensor in named]
+        known = set(map(id, live))
+        for name, tensor in self.named():
+            if is_sharded(tensor) and id(tensor) not in known:
+                raise LayoutError(f"Tensor {name!r} {NOT_FLOATING}")
+        self.memory: SharedVectors | MappedVectors = SharedVectors() if first else MappedVectors()
+
+    def begin(self) -> None:
+        """Check that the ranks hold the whole model together; all of them call this.
+
+        Raises:
+            LayoutError: They do not.
+        """
+        held = self.group.agree([place.elements if place.owns else 0 for place in self._boxes])
+        for segment, count in zip(self.layout.segments, held, strict=True):
+            if count != segment.size:
+                raise LayoutError(
+                    f"The ranks of this node's group hold {count} elements of tensor {segment.name!r}, which has "
+                    f"{segment.size}: give as group= exactly the processes over which the model is sharded."
+                )
+
+    def perform(self, operation: Operation) -> int:
+        """Do this rank's part; return the number of ranks that report success, once all have done theirs."""
+        reshard(self._fsdp)
+        with torch.no_grad():
+            done = WORK[operation.kind](self, operation)
+        return self.group.agree([int(done is not False)])[0]
+
+    def map(self, name: MemoryName) -> None:
+        """Map rank 0's memory.
+
+        Raises:
+            ConfigError: A rank cannot; each raises it then.
+        """
+        if self.group.agree([int(self.memory.map(name))])[0] < self.group.size:
+            raise ConfigError(SEVERAL_HOSTS)
+
+    def unmap(self, numbers: list[int]) -> None:
+        if isinstance(self.memory, MappedVectors):
+            self.memory.drop(numbers)
+
+    @property
+    def device(self) -> torch.device | None:
+        """Return the CUDA device of this rank's tensors; None if they are on the host."""
+        return next((tensor.device for tensor in self.tensors.current() if tensor.is_cuda), None)
+
+    def memory_size(self, number: int) -> int:
+        """Return the size of a piece of memory in bytes; 0 if there is none of this number."""
+        return self.memory.bytes_of(number).size
+
+    def _host(self, operation: Operation) -> Tensor:
+        found = self.memory.bytes_of(operation.memory)[operation.offset : operation.offset + operation.size]
+        return torch.from_numpy(found.view(np.float64 if operation.wide else np.float32))
+
+    def _spots(self, operation: Operation) -> Iterator[tuple[LocalShard, Tensor, Tensor, Tensor]]:
+        """Yield each shard with the indices in it, the same among all positions, and the values of all."""
+        found = self.memory.bytes_of(operation.memory)[: operation.size]
+        positions, values = found[: 8 * operation.elements].view(np.int64), found[8 * operation.elements :]
+        for shard, among, inside in spots(self._shards(operation), positions):
+            at = torch.from_numpy(inside).to(shard.tensor.device)
+            yield shard, at, torch.from_numpy(among), torch.from_numpy(values.view(np.float32))
+
+    def _shards(self, operation: Operation) -> list[LocalShard]:
+        if operation.kept:
+            return self._shards_of(self.kept(), 0)
+        live = self.tensors.current()
+        start, shards = 0, []
+        for segment, tensor, place in zip(self.layout.segments, live, self._boxes, strict=True):
+            shards.append(LocalShard.of(segment.name, tensor, start, place))
+            start += segment.size
+        return shards + self._shards_of(self.state.tensors(operation.keys), start)
+
+    def _shards_of(self, tensors: list[Tensor], start: int) -> list[LocalShard]:
+        shards = []
+        for tensor in tensors:
+            place = place_of("of an optimizer", tensor, self.group.rank == 0)
+            shards.append(LocalShard.of("of an optimizer", tensor, start, place))
+            start += tensor.numel()
+        return shards
+
+    def kept(self) -> list[Tensor]:
+        """Return all sharded tensors in the optimizers' state, in the order of parameters and keys."""
+        return [
+            state[key]
+            for one in self.optimizers.all for group in one.param_groups for parameter in group["params"]
+            for state in [one.state.get(parameter, {})] for key in sorted(state, key=str) if is_sharded(state[key])
+        ]  # fmt: skip
+
+    def _read(self, operation: Operation) -> None:
+        for shard, here, there in pairs(self._shards(operation), self._host(operation), operation.start):
+            if shard.place.owns:
+                there.copy_(here)
+
+    def _write(self, operation: Operation) -> None:
+        for _, here, there in pairs(self._shards(operation), self._host(operation), operation.start):
+            here.copy_(there)
+
+    def _add(self, operation: Operation) -> None:
+        for _, here, there in pairs(self._shards(operation), self._host(operation), operation.start):
+            here.add_(there.to(here.device), alpha=operation.weight)
+
+    def _merge(self, operation: Operation) -> None:
+        for _, here, there in pairs(self._shards(operation), self._host(operation), operation.start):
+            here.add_(there.to(here.device) - here.to(there.dtype), alpha=operation.weight)
+
+    def _read_at(self, operation: Operation) -> None:
+        for shard, at, among, values in self._spots(operation):
+            if shard.place.owns:
+                values[among] = shard.tensor.reshape(-1).index_select(0, at).to("cpu", torch.float32)
+
+    def _add_at(self, operation: Operation) -> None:
+        for shard, at, among, values in self._spots(operation):
+            add_at(shard.tensor, at, values[among].to(shard.tensor.device))
+
+    def _create(self, operation: Operation) -> None:
+        examples = self.state.examples(operation.keys, dict(operation.scalars))
+        self.state.create(operation.keys, examples)
+        self.state.set_scalars(dict(operation.scalars), examples)
+
+    def _clear(self, operation: Operation) -> None:
+        self.state.forget_spoiled()
+
+    def _sound(self, operation: Operation) -> bool:
+        return self.sound()
+
+    @torch.no_grad()
+    def sound(self) -> bool:
+        """Return True if all weights that this rank holds are finite."""
+        return all(bool(torch.isfinite(local_part(tensor)).all()) for tensor in self.tensors.current())
+
+    def _plain(self, operation: Operation) -> None:
+        """Broadcast the tensors that no vector holds, integers for example."""
+        known = set(map(id, self.tensors.current()))
+        for _, tensor in self.named():
+            if id(tensor) not in known:
+                host = tensor.detach().to("cpu", copy=True).contiguous()
+                self.group.send_tensor(host)
+                tensor.copy_(host)
+
+    def named(self) -> list[tuple[str, Tensor]]:
+        """Return the tensors of a checkpoint by name."""
+        model = self.model
+        held = model.state_dict(keep_vars=True) if isinstance(model, nn.Module) else {**model, **self.tensors.shared}
+        return [(plain_name(name), torch.as_tensor(value)) for name, value in held.items()]
+
+    def starts(self) -> dict[int, int]:
+        """Return the index of each tensor's first element in the vector, by the tensor's id."""
+        reshard(self._fsdp)
+        sizes = [segment.size for segment in self.layout.segments]
+        return dict(zip(map(id, self.tensors.current()), np.cumsum([0, *sizes[:-1]]).tolist(), strict=True))
+
+
+WORK: dict[str, Callable[[ShardWork, Operation], bool | None]] = {
+    "read": ShardWork._read, "write": ShardWork._write, "add": ShardWork._add, "merge": ShardWork._merge,
+    "read_at": ShardWork._read_at, "add_at": ShardWork._add_at, "create": ShardWork._create,
+    "clear": ShardWork._clear, "sound": ShardWork._sound, "plain": ShardWork._plain,
+}  # fmt: skip

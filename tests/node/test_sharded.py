@@ -1,0 +1,276 @@
+"""A sharded model is the same flat vector as a whole one. Here one process holds all shards, through the whole way."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from gossip.config import Config
+from gossip.errors import CheckpointError, ConfigError, LayoutError
+from node import Node, QuasiGlobal
+from node.loop.live import Trained
+from node.loop.ranks.channel import GroupChannel
+from node.loop.ranks.ranks import Ranks
+from node.loop.ranks.sharded import trained_by_all
+from node.model import checkpoint
+from node.model.checkpoint import Archive
+from node.model.optimizers import Optimizers
+from node.model.sharded import state as sharded_state
+from node.model.snapshot import ModelState
+
+
+@pytest.fixture
+def world():
+    """A process group of this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=30))
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def net(seed=0, dtype=torch.float32):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).to(dtype)
+
+
+def sharded(model):
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+    for module in model:
+        fully_shard(module, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def step(model, optimizer, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    loss = model(torch.randn(8, 6, generator=generator, dtype=next(model.parameters()).dtype)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+class Pair:
+    """The same model and optimizer twice, whole and sharded, after a step."""
+
+    def __init__(self, world, make=lambda p: torch.optim.AdamW(p, lr=0.01), dtype=torch.float32, steps=1):
+        self.models = net(dtype=dtype), sharded(net(dtype=dtype))
+        self.optimizers = [make(model.parameters()) for model in self.models]
+        for model, optimizer in zip(self.models, self.optimizers, strict=True):
+            for number in range(steps):
+                step(model, optimizer, number)
+        self.ranks = Ranks(GroupChannel(world))
+        self.ranks.open()
+        trained = trained_by_all(Trained(self.models[1], Optimizers(self.optimizers[1])), self.ranks)
+        self.sharded, self.many = trained.state(), trained.optimizers
+        self.whole = ModelState(self.models[0], self.optimizers[0])
+        self.sharded.work.begin()
+        self.ranks.standing = True
+
+    def vectors(self):
+        found = []
+        for state in (self.whole, self.sharded):
+            vector = state.buffer(state.optimizer_range().stop)
+            state.read(vector[: state.layout.size])
+            state.begin_read_optimizer(vector[state.layout.size :], state.layout.size)
+            found.append(vector.copy())
+        return found
+
+    def same(self):
+        one, other = self.vectors()
+        assert np.allclose(one, other, atol=1e-6)
+        return True
+
+
+@pytest.fixture(params=["mapped", "staged"])
+def way(request, monkeypatch):
+    """Whether vectors are in memory that all ranks map; the others are staged, here in many pieces."""
+    monkeypatch.setattr(sharded_state, "STAGED_BYTES", 64)
+    return request.param
+
+
+def test_every_operation_does_the_same_as_on_a_whole_model(world, way):
+    pair = Pair(world)
+    assert pair.whole.layout.fingerprint == pair.sharded.layout.fingerprint
+    assert pair.whole.optimizer_keys == pair.sharded.optimizer_keys == ("exp_avg", "exp_avg_sq")
+    assert pair.whole.optimizer_scalars() == pair.sharded.optimizer_scalars()
+    assert pair.whole.trained_elements == pair.sharded.trained_elements
+    assert pair.same()
+    size = pair.whole.layout.size
+    values = np.random.default_rng(1).standard_normal(size).astype(np.float32)
+    positions = np.array([0, 3, 29, 30, 41, size - 1])
+    for call in (
+        lambda state, given: state.add(given),
+        lambda state, given: state.add_weighted(given, 0.25),
+        lambda state, given: state.merge(given, 0.25),
+        lambda state, given: state.add_at(given[:6].copy(), positions),
+        lambda state, given: state.write(given),
+    ):
+        for state in (pair.whole, pair.sharded):
+            given = state.buffer(size) if way == "mapped" else np.empty(size, np.float32)
+            given[:] = values
+            call(state, given)
+        assert pair.same()
+    pieces = []
+    for state in (pair.whole, pair.sharded):
+        piece, spots = np.empty(17, np.float32), np.empty(6, np.float32)
+        state.begin_read_piece(piece, 23)
+        state.begin_read_at(spots, positions)
+        pieces.append((piece.tolist(), spots.tolist()))
+    assert pieces[0] == pieces[1]
+    assert pair.sharded.sound()
+    given[7] = np.nan
+    pair.sharded.write(given)
+    assert not pair.sharded.sound()
+
+
+def test_a_newcomer_takes_over_weights_and_the_optimizers_state(world):
+    donor, pair = Pair(world, steps=3), Pair(world, steps=0)
+    vector, _ = donor.vectors()
+    assert not pair.sharded.holds(vector)
+    pair.sharded.adopt(vector, donor.whole.optimizer_keys, donor.whole.optimizer_scalars())
+    assert pair.sharded.holds(vector)
+    assert np.array_equal(pair.vectors()[1], vector)
+    assert pair.sharded.optimizer_scalars() == {"step": 3.0}
+    for model, optimizer in zip((donor.models[0], pair.models[1]), (donor.optimizers[0], pair.optimizers[1])):  # noqa: B905
+        step(model, optimizer, 4)
+    assert all(
+        torch.allclose(one, other.full_tensor(), atol=1e-6)
+        for one, other in zip(donor.models[0].parameters(), pair.models[1].parameters(), strict=True)
+    )
+
+
+def test_another_optimizers_state_is_left_and_what_is_spoiled_is_dropped(world):
+    pair = Pair(world, steps=1)
+    weight = pair.models[1][0].weight
+    with torch.no_grad():
+        pair.optimizers[1].state[weight]["exp_avg"].to_local()[0, 0] = torch.nan
+    vector = np.zeros(pair.sharded.layout.size + pair.sharded.trained_elements, np.float32)
+    pair.sharded.adopt(vector, ("momentum_buffer",), {})
+    assert pair.optimizers[1].state[weight] == {}
+    assert pair.optimizers[1].state[pair.models[1][0].bias]["step"] == 1
+    assert not weight.full_tensor().any()
+
+
+def momenta(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, momenta, lambda p: QuasiGlobal(p, lr=0.1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_checkpoint_of_a_sharded_model_loads_into_a_whole_one_and_back(world, tmp_path, make, dtype):
+    pair = Pair(world, make, dtype, steps=3)
+    archives = Archive(pair.whole, Optimizers(pair.optimizers[0])), Archive(pair.sharded, pair.many)
+    files = [tmp_path / name for name in ("whole", "sharded")]
+    for archive, path in zip(archives, files, strict=True):
+        archive.save(path, {"samples": 3})
+    one, other = map(checkpoint.load, files)
+    assert [*one.tensors] == [*other.tensors]
+    assert str(one.optimizer_state)[:40] == str(other.optimizer_state)[:40]
+    for name, tensor in one.tensors.items():
+        assert tensor.dtype == other.tensors[name].dtype
+        assert torch.allclose(tensor, other.tensors[name], rtol=1e-2 if dtype == torch.bfloat16 else 1e-6)
+    for path, model, optimizer, archive in zip(reversed(files), pair.models, pair.optimizers, archives, strict=True):
+        for number in range(5, 7):
+            step(model, optimizer, number)
+        archive.put(archive.load(path), path)
+        found = archive.state.tensors()
+        saved = checkpoint.load(path)
+        assert all(torch.equal(found[name], tensor) for name, tensor in saved.tensors.items())
+        state = archive.optimizers.state_dict()
+        assert state.keys() == saved.optimizer_state.keys()
+        for number, row in saved.optimizer_state["state"].items():
+            for key, value in row.items():
+                assert torch.equal(torch.as_tensor(state["state"][number][key]), torch.as_tensor(value)), (number, key)
+
+
+def test_a_file_of_another_optimizer_is_refused_before_anything_changes(world, tmp_path):
+    pair = Pair(world)
+    archive = Archive(pair.sharded, pair.many)
+    other = net()
+    rest = [other[0].weight], list(other.parameters())[1:]
+    optimizer = torch.optim.SGD([{"params": list(part)} for part in rest], lr=0.1)
+    Archive(ModelState(other, optimizer), Optimizers(optimizer)).save(tmp_path / "run", {})
+    before = pair.vectors()[1]
+    with pytest.raises(CheckpointError, match="AdamW has other groups of parameters than this node's"):
+        archive.put(archive.load(tmp_path / "run"), "run")
+    assert np.array_equal(before, pair.vectors()[1])
+
+
+def test_a_forward_pass_that_left_whole_parameters_does_not_hide_a_change(world):
+    pair = Pair(world)
+    model = pair.models[1].eval()
+    inputs = torch.ones(2, 6)
+    before = model(inputs)  # The last module keeps its whole parameters for a backward pass.
+    pair.sharded.write(np.zeros(pair.sharded.layout.size, np.float32))
+    assert before.any()
+    assert not model(inputs).any()
+
+
+def test_a_node_of_a_sharded_model_trains_saves_and_loads(world, tmp_path):
+    model = sharded(net())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    with Node(model, optimizer, config=Config(), group=world) as node:
+        for number in range(3):
+            step(model, optimizer, number)
+            node.step(samples=5)
+        assert node.settle(0.0) is None
+        assert node.swarm_samples == 15
+        node.save(tmp_path / "run")
+        assert node.load(tmp_path / "run")["swarm_samples"] == 15
+        node.finish(0.0)
+
+
+def test_what_cannot_be_is_refused_in_a_sentence(world):
+    model = sharded(net())
+    with pytest.raises(LayoutError, match=r"'0.weight' is sharded over several processes: give Node these processes"):
+        Node(model)
+    with pytest.raises(ConfigError, match="sharded model keeps no average of its weights: leave out keep_average"):
+        Node(model, group=world, keep_average=True)
+    half = net()
+    half[0].weight.requires_grad_(False)
+    half = sharded(half)
+    with pytest.raises(LayoutError, match="parameters that require no gradient, and a sharded node exchanges all"):
+        Node(half, group=world)
+    Node(half, group=world, frozen=True)
+
+
+def test_placements_that_are_no_boxes_are_refused(world):
+    from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
+
+    mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+    partial = DTensor.from_local(torch.ones(4), mesh, [Partial()])
+    with pytest.raises(LayoutError, match="'w' is divided among the processes in a way that a Node does not take"):
+        Node({"w": partial}, group=world)
+    numbers = distribute_tensor(torch.arange(4), mesh, [Shard(0)])
+    given = {"w": distribute_tensor(torch.ones(4), mesh, [Shard(0)]), "n": numbers}
+    with pytest.raises(LayoutError, match="'n' is sharded and no floating-point tensor"):
+        Node(given, group=world)
+
+
+def test_tensor_parallel_mappings_are_nodes_too(world):
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = dist.device_mesh.init_device_mesh("cpu", (1, 1))
+    given = {
+        "columns": distribute_tensor(torch.ones(4, 3), mesh, [Shard(1), Replicate()]),
+        "both": distribute_tensor(torch.ones(4, 3), mesh, [Shard(0), Shard(1)]),
+        "whole": torch.ones(3),
+    }
+    with Node(given, config=Config(), group=world) as node:
+        for _ in range(3):
+            node.step(samples=5)
+        node.settle(0.0)
+        assert node.swarm_samples == 15
+
+
+def test_two_nodes_over_one_sharded_model_end_the_first(world):
+    model = sharded(net())
+    with Node(model, config=Config(), group=world) as first, Node(model, config=Config(), group=world) as second:
+        second.step(samples=1)
+        with pytest.raises(Exception, match="This Node is closed, and what is trained reaches nobody"):
+            first.step(samples=1)
