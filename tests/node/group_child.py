@@ -49,7 +49,7 @@ else:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = DeviceMesh("cpu", list(range(size)) if nodes == 1 else dist.get_process_group_ranks(group))
+    mesh = DeviceMesh.from_group(group, "cpu")
     for layer in layers[::2]:
         fully_shard(layer, mesh=mesh)
     model = fully_shard(layers, mesh=mesh)
