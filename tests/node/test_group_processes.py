@@ -256,3 +256,16 @@ def test_an_exception_in_one_rank_ends_the_other(launch, failing):
     code, said = found[1 - failing]
     assert code == 1
     assert said.startswith(f"gossip.errors.LocalError: Rank {failing} of this node's group has failed (KeyError")
+
+
+@pytest.mark.slow
+def test_tensors_that_are_divided_in_two_dimensions_are_one_vector(tmp_path):
+    script = str(CHILD.with_name("placements_child.py"))
+    ranks = [
+        subprocess.Popen([sys.executable, script, str(rank), str(tmp_path)], stderr=subprocess.PIPE, text=True)
+        for rank in range(4)
+    ]
+    said = [rank.communicate(timeout=180)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * 4, "\n".join(said)
+    for rank in range(4):
+        assert "in a way that a Node does not take" in (tmp_path / f"refused-{rank}").read_text()

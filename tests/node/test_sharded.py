@@ -21,6 +21,7 @@ from node.model import checkpoint
 from node.model.checkpoint import Archive
 from node.model.optimizers import Optimizers
 from node.model.sharded import state as sharded_state
+from node.model.sharded.work import ShardWork
 from node.model.snapshot import ModelState
 
 
@@ -231,12 +232,36 @@ def test_what_cannot_be_is_refused_in_a_sentence(world):
         Node(model)
     with pytest.raises(ConfigError, match="sharded model keeps no average of its weights: leave out keep_average"):
         Node(model, group=world, keep_average=True)
-    half = net()
-    half[0].weight.requires_grad_(False)
-    half = sharded(half)
-    with pytest.raises(LayoutError, match="parameters that require no gradient, and a sharded node exchanges all"):
-        Node(half, group=world)
-    Node(half, group=world, frozen=True)
+
+
+def test_frozen_parameters_are_not_exchanged_and_newcomers_get_them(world, tmp_path):
+    def half(seed):
+        model = net(seed)
+        model[0].weight.requires_grad_(False)
+        return model
+
+    whole = ModelState(half(0))
+    work = ShardWork(sharded(half(0)), Optimizers(), False, Ranks(GroupChannel(world)))
+    assert work.layout.fingerprint == whole.layout.fingerprint
+    model = sharded(half(1))
+    with Node(model, config=Config(), group=world) as node:
+        state = node._training.live.state
+        size, exchanged = state.layout.size, state.layout.exchanged
+        assert size - exchanged == 30
+
+        def frozen(state):
+            found = np.empty(20, np.float32)
+            state.read_frozen(found, exchanged + 4)
+            return found.tolist()
+
+        def held():
+            return model[0].weight.full_tensor().flatten()[4:24].tolist()
+
+        assert frozen(state) == held()
+        before = held()
+        checkpoint.save(tmp_path / "run", whole._model.state_dict(), None, {})
+        node.load(tmp_path / "run")
+        assert frozen(state) == frozen(whole) == held() != before
 
 
 def test_placements_that_are_no_boxes_are_refused(world):

@@ -51,7 +51,7 @@ def test_ranks_together_read_any_stretch_of_the_vector(case):
     host = torch.full((high - low,), -1.0)
     for shards in ranks:
         for shard, here, there in pairs(shards, host, low):
-            if shard.place.owns:
+            if shard.box.owns:
                 assert (there == -1.0).all(), "each element has one owner"
                 there.copy_(here)
     assert torch.equal(host, whole[low:high])
@@ -66,8 +66,8 @@ def test_what_is_written_to_a_stretch_changes_nothing_else(case):
         for shard in shards:
             expected = whole.clone()
             expected[low:high] *= -1
-            logical = expected[shard.start : shard.stop].view(shard.place.shape)
-            assert torch.equal(shard.tensor, logical[shard.place.box])
+            logical = expected[shard.start : shard.stop].view(shard.box.shape)
+            assert torch.equal(shard.tensor, logical[shard.box.box])
 
 
 @given(divided(), st.data())
@@ -78,7 +78,7 @@ def test_ranks_together_hold_each_position_once(case, data):
     found = np.full(positions.size, -1.0)
     for shards in ranks:
         for shard, among, inside in spots(shards, positions):
-            if shard.place.owns:
+            if shard.box.owns:
                 assert (found[among] == -1.0).all()
                 found[among] = shard.tensor.reshape(-1).numpy()[inside]
     assert found.tolist() == whole.numpy()[positions].tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,6 +21,7 @@ __all__ = [
 ]  # fmt: skip
 
 Slices = tuple[slice, ...]
+Sizes = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +31,27 @@ class ShardBox:
     Attributes:
         shape: The shape of the logical tensor.
         box: The part, one slice for each dimension.
-        owns: True on the one rank that copies this part out. Other ranks may hold the same part.
+        owns: True on the rank that copies this part out. Other ranks may hold the same part.
     """
 
     shape: tuple[int, ...]
     box: Slices
     owns: bool
 
+    def digest(self) -> int:
+        """Return a number that tells this part of the tensor from all others, by which ranks find those alike."""
+        ends = repr([(one.start, one.stop) for one in self.box]).encode()
+        return int.from_bytes(hashlib.blake2b(ends, digest_size=7).digest(), "big")
+
+    @property
+    def sizes(self) -> Sizes:
+        """Return the shape of the part."""
+        return tuple(one.stop - one.start for one in self.box)
+
     @property
     def elements(self) -> int:
         """Return the number of elements of the part."""
-        return math.prod(one.stop - one.start for one in self.box)
+        return math.prod(self.sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +60,19 @@ class LocalShard:
 
     tensor: Tensor
     start: int
-    place: ShardBox
+    box: ShardBox
 
     @property
     def stop(self) -> int:
-        return self.start + math.prod(self.place.shape)
+        return self.start + math.prod(self.box.shape)
 
     @classmethod
-    def of(cls, name: str, tensor: Tensor, start: int, place: ShardBox) -> LocalShard:
+    def of(cls, name: str, tensor: Tensor, start: int, box: ShardBox) -> LocalShard:
         """Return the shard of a live tensor. Raises LayoutError if its part has changed."""
         part = local_part(tensor)
-        if part.shape != tuple(one.stop - one.start for one in place.box):
+        if part.shape != box.sizes:
             raise LayoutError(f"Tensor {name!r} was divided anew while the node was running: make a new Node.")
-        return cls(part, start, place)
+        return cls(part, start, box)
 
 
 def is_sharded(thing: object) -> bool:
@@ -92,6 +104,7 @@ def place_of(name: str, tensor: Tensor, first: bool) -> ShardBox:
     coordinate = mesh.get_coordinate()
     if coordinate is None or any(isinstance(one, Partial) for one in placements):
         raise LayoutError(f"Tensor {name!r} {NO_BOX}")
+    # Where two meshes hold the same part, both would copy it out: ShardWork.begin chooses one of them.
     owns = True
     for number, placement in enumerate(placements):
         dim = getattr(placement, "dim", None)
@@ -144,17 +157,17 @@ def pairs(shards: Iterable[LocalShard], host: Tensor, start: int) -> Iterator[tu
         start: The index of the first one.
     """
     for shard in shards:
-        place, low, high = shard.place, max(start, shard.start), min(start + host.numel(), shard.stop)
-        if low >= high or not place.elements:
+        box, low, high = shard.box, max(start, shard.start), min(start + host.numel(), shard.stop)
+        if low >= high or not box.elements:
             continue
-        for at, block in blocks(place.shape, low - shard.start, high - shard.start):
-            inner = [within(piece, box) for piece, box in zip(block, place.box, strict=True)]
+        for at, block in blocks(box.shape, low - shard.start, high - shard.start):
+            inner = [within(piece, whole) for piece, whole in zip(block, box.box, strict=True)]
             if any(piece.start >= piece.stop for piece in inner):
                 continue
             sizes = [piece.stop - piece.start for piece in block]
             first = shard.start - start + at
             there = host[first : first + math.prod(sizes)].view(sizes)
-            here = shard.tensor[tuple(moved(piece, box.start) for piece, box in zip(inner, place.box, strict=True))]
+            here = shard.tensor[tuple(moved(piece, whole.start) for piece, whole in zip(inner, box.box, strict=True))]
             there = there[tuple(moved(piece, whole.start) for piece, whole in zip(inner, block, strict=True))]
             yield shard, here, there
 
@@ -196,14 +209,14 @@ def spots(shards: Iterable[LocalShard], positions: Positions) -> Iterator[tuple[
     """
     for shard in shards:
         low, high = np.searchsorted(positions, (shard.start, shard.stop)).tolist()
-        if low == high or not shard.place.elements:
+        if low == high or not shard.box.elements:
             continue
-        box = shard.place.box
-        sizes = [piece.stop - piece.start for piece in box]
-        where = np.unravel_index(positions[low:high] - shard.start, shard.place.shape or (1,))
+        where = np.unravel_index(positions[low:high] - shard.start, shard.box.shape or (1,))
         mine = np.ones(high - low, np.bool_)
         inside = np.zeros(high - low, np.int64)
-        for index, piece, size in zip(where, box, sizes, strict=False):  # A scalar has no box, and one index.
+        for index, piece, size in zip(
+            where, shard.box.box, shard.box.sizes, strict=False
+        ):  # A scalar has no box, and one index.
             mine &= (index >= piece.start) & (index < piece.stop)
             inside = inside * size + (index - piece.start)
         yield shard, low + np.flatnonzero(mine), inside[mine]

@@ -45,6 +45,8 @@ class ShardedState(State):
         # The weights before the first step, which the network's thread reads while it starts.
         self._first: Floats | None = None
         self._took = -1  # Elements of the last adopted vector, if it had the optimizer's state.
+        # A copy of the frozen weights, which any thread may read.
+        self._frozen = np.empty(self.layout.size - self.layout.exchanged, np.float32)
 
     # -- operations ------------------------------------------------------------------------------------------------
     @property
@@ -113,6 +115,7 @@ class ShardedState(State):
     def starting(self, vector: Floats) -> Iterator[None]:
         """Let the network's thread read the present weights from ``vector``, while the training thread waits for it."""
         self._thread = threading.current_thread()
+        self._copy_frozen()
         self.read(vector)
         self._first = vector
         try:
@@ -135,10 +138,18 @@ class ShardedState(State):
         self._all(Operation("read", start, keys=self.optimizer_keys), out)
 
     def begin_read_at(self, out: Floats, positions: Positions) -> None:
-        if self._first is not None and threading.current_thread() is not self._thread:
-            out[:] = self._first[positions]
-        else:
+        if self._thread is None or threading.current_thread() is self._thread:
             self._all_at("read_at", out, positions)
+        else:  # The network's thread starts again after a fault: it takes unknown weights for NaN.
+            out[:] = np.nan if self._first is None else self._first[positions]
+
+    def read_frozen(self, out: Floats, start: int) -> None:
+        first = start - self.layout.exchanged
+        out[:] = self._frozen[first : first + out.size]
+
+    def _copy_frozen(self) -> None:
+        if self._frozen.size:
+            self._all(Operation("read", self.layout.exchanged), self._frozen)
 
     def add(self, shift: Floats) -> None:
         self._all(Operation("add"), shift)
@@ -156,6 +167,8 @@ class ShardedState(State):
         self._all(Operation("write"), vector)
         if self._first is not None:
             self._first[:] = vector[: self._first.size]
+        if vector.size == self.layout.size:
+            self._frozen[:] = vector[self.layout.exchanged :]
 
     def adopt(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
         weights, fits = self.layout.size, bool(optimizer_keys)
@@ -245,6 +258,7 @@ class ShardedState(State):
             else:
                 tensor.copy_(tensors[name])
         self.do(Operation("plain"))
+        self._copy_frozen()
 
 
 def wide(dtype: torch.dtype) -> bool:

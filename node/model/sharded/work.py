@@ -7,7 +7,7 @@ The vector's memory is mapped by all of them, so each rank copies its own part i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,10 +27,6 @@ __all__ = ["Operation", "RankGroup", "ShardWork"]
 SEVERAL_HOSTS = (
     "A rank of this node's group cannot map rank 0's memory, because it runs on another host, or in a container of its "
     "own: put all processes over which one model is sharded on one host, with one group= for each host."
-)
-FROZEN = (
-    "This sharded model has parameters that require no gradient, and a sharded node exchanges all: give Node "
-    "frozen=True, on all ranks."
 )
 NOT_FLOATING = "is sharded and no floating-point tensor of the model's own: keep it whole in each process."
 
@@ -115,8 +111,6 @@ class ShardWork:
         self.tensors = LiveTensors(model, frozen, sharded=True)
         self.state = OptimizerState(self.tensors, optimizers)
         self.layout = self.tensors.layout
-        if self.layout.exchanged < self.layout.size:
-            raise LayoutError(FROZEN)
         live, first = self.tensors.current(), group.rank == 0
         named = zip(self.layout.segments, live, strict=True)
         self._boxes = [place_of(segment.name, tensor, first) for segment, tensor in named]
@@ -132,7 +126,14 @@ class ShardWork:
         Raises:
             LayoutError: They do not.
         """
-        held = self.group.agree([place.elements if place.owns else 0 for place in self._boxes])
+        # Each rank knows its own mesh alone, and models may use several: for FSDP over tensor parallelism, for example.
+        count, rank = len(self._boxes), self.group.rank
+        row = [0] * (self.group.size * count)
+        row[rank * count : (rank + 1) * count] = [box.digest() for box in self._boxes]
+        told = self.group.agree(row)
+        owners = [told[number::count].index(box.digest()) for number, box in enumerate(self._boxes)]
+        self._boxes = [replace(box, owns=owner == rank) for box, owner in zip(self._boxes, owners, strict=True)]
+        held = self.group.agree([box.elements if box.owns else 0 for box in self._boxes])
         for segment, count in zip(self.layout.segments, held, strict=True):
             if count != segment.size:
                 raise LayoutError(
@@ -183,34 +184,40 @@ class ShardWork:
 
     def _shards(self, operation: Operation) -> list[LocalShard]:
         if operation.kept:
-            return self._shards_of(self.kept(), 0)
+            return self._state_shards(self.kept(), 0)
         live = self.tensors.current()
         start, shards = 0, []
-        for segment, tensor, place in zip(self.layout.segments, live, self._boxes, strict=True):
-            shards.append(LocalShard.of(segment.name, tensor, start, place))
+        for segment, tensor, box in zip(self.layout.segments, live, self._boxes, strict=True):
+            shards.append(LocalShard.of(segment.name, tensor, start, box))
             start += segment.size
-        return shards + self._shards_of(self.state.tensors(operation.keys), start)
+        trained = self.state.trained() * len(operation.keys)
+        return shards + self._state_shards(list(zip(trained, self.state.tensors(operation.keys), strict=True)), start)
 
-    def _shards_of(self, tensors: list[Tensor], start: int) -> list[LocalShard]:
+    def _state_shards(self, found: list[tuple[Tensor, Tensor]], start: int) -> list[LocalShard]:
+        """Return this rank's parts of an optimizer's tensors, each given with its parameter."""
+        boxes = dict(zip(map(id, self.tensors.current()), self._boxes, strict=True))
         shards = []
-        for tensor in tensors:
-            place = place_of("of an optimizer", tensor, self.group.rank == 0)
-            shards.append(LocalShard.of("of an optimizer", tensor, start, place))
+        for parameter, tensor in found:
+            box = place_of("of an optimizer", tensor, self.group.rank == 0)
+            alike = boxes.get(id(parameter))
+            if alike is not None and (alike.shape, alike.box) == (box.shape, box.box):
+                box = alike
+            shards.append(LocalShard.of("of an optimizer", tensor, start, box))
             start += tensor.numel()
         return shards
 
-    def kept(self) -> list[Tensor]:
-        """Return all sharded tensors in the optimizers' state, in the order of parameters and keys."""
+    def kept(self) -> list[tuple[Tensor, Tensor]]:
+        """Return all sharded tensors in the optimizers' state with their parameters, by parameter and key."""
         return [
-            state[key]
+            (parameter, state[key])
             for one in self.optimizers.all for group in one.param_groups for parameter in group["params"]
             for state in [one.state.get(parameter, {})] for key in sorted(state, key=str) if is_sharded(state[key])
         ]  # fmt: skip
 
     def _read(self, operation: Operation) -> None:
         for shard, here, there in pairs(self._shards(operation), self._host(operation), operation.start):
-            if shard.place.owns:
-                there.copy_(here)
+            if shard.box.owns:
+                there.copy_(here.cpu())  # Half precision is widened on the host, and takes no memory of the device.
 
     def _write(self, operation: Operation) -> None:
         for _, here, there in pairs(self._shards(operation), self._host(operation), operation.start):
@@ -218,15 +225,15 @@ class ShardWork:
 
     def _add(self, operation: Operation) -> None:
         for _, here, there in pairs(self._shards(operation), self._host(operation), operation.start):
-            here.add_(there.to(here.device), alpha=operation.weight)
+            changed(here, there, lambda live, values: live.add_(values, alpha=operation.weight))
 
     def _merge(self, operation: Operation) -> None:
         for _, here, there in pairs(self._shards(operation), self._host(operation), operation.start):
-            here.add_(there.to(here.device) - here.to(there.dtype), alpha=operation.weight)
+            changed(here, there, lambda live, values: live.add_(values - live.to(values.dtype), alpha=operation.weight))
 
     def _read_at(self, operation: Operation) -> None:
         for shard, at, among, values in self._spots(operation):
-            if shard.place.owns:
+            if shard.box.owns:
                 values[among] = shard.tensor.reshape(-1).index_select(0, at).to("cpu", torch.float32)
 
     def _add_at(self, operation: Operation) -> None:
@@ -269,6 +276,16 @@ class ShardWork:
         reshard(self._fsdp)
         sizes = [segment.size for segment in self.layout.segments]
         return dict(zip(map(id, self.tensors.current()), np.cumsum([0, *sizes[:-1]]).tolist(), strict=True))
+
+
+def changed(here: Tensor, there: Tensor, change: Callable[[Tensor, Tensor], object]) -> None:
+    """Change a tensor by values on the host; do it there if the device has no memory for them."""
+    try:
+        change(here, there.to(here.device))
+    except torch.OutOfMemoryError:
+        live = here.cpu()
+        change(live, there)
+        here.copy_(live)
 
 
 WORK: dict[str, Callable[[ShardWork, Operation], bool | None]] = {
