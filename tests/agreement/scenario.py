@@ -89,7 +89,8 @@ class Outcome:
             peer.view.ready, peer.local.run_id, peer.local.version, steps, peer.membership.me.incarnation,
             (peer.exchanges.done, peer.exchanges.failures),
             {record.id: (state.value, record.incarnation, record.ready) for record, state in peer.membership.members()},
-            frozenset(peer.linked_peers), {who: list(past) for who, past in peer.exchanges.durations.durations_s.items()},
+            frozenset(peer.linked_peers),
+            {who: list(past) for who, past in peer.exchanges.durations.durations_s.items()},
             list(exchange_s[-FEW:]), dict(peer.exchanges.refusals.counts), mass,
             hashlib.sha256(repr(peer.rng.getstate()).encode()).hexdigest(), vector.tobytes(),
         )  # fmt: skip
