@@ -297,5 +297,5 @@ def test_two_nodes_over_one_sharded_model_end_the_first(world):
     model = sharded(net())
     with Node(model, config=Config(), group=world) as first, Node(model, config=Config(), group=world) as second:
         second.step(samples=1)
-        with pytest.raises(Exception, match="This Node is closed, and what is trained reaches nobody"):
+        with pytest.raises(Exception, match="This Node is closed, and what is trained reaches no member"):
             first.step(samples=1)
