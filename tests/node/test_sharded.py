@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 
 import numpy as np
@@ -23,6 +24,7 @@ from node.model.optimizers import Optimizers
 from node.model.sharded import state as sharded_state
 from node.model.sharded.work import ShardWork
 from node.model.snapshot import ModelState
+from tests.harness.configs import tuned
 
 
 @pytest.fixture
@@ -224,6 +226,31 @@ def test_a_node_of_a_sharded_model_trains_saves_and_loads(world, tmp_path):
         node.save(tmp_path / "run")
         assert node.load(tmp_path / "run")["swarm_samples"] == 15
         node.finish(0.0)
+
+
+WAYS = {
+    "outer step": {}, "plain mean": {"outer_momentum": 0.0}, "some elements": {"part": "mask 0.3"},
+    "push-sum": {"mixing": "push-sum"}, "lockstep": {"max_version_gap": 0.0}, "a step behind": {"max_version_gap": 2.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_sharded_and_a_whole_node_mix(world, train, way):
+    config = tuned(mix_every_steps=2, join_timeout_s=3.0, bench_s=0.2, **WAYS[way])
+    whole, model = net(3), sharded(net(4))
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.01) for one in (whole, model)]
+    other = train(whole, optimizers[0], lambda: step(whole, optimizers[0]), config=config)
+    with Node(model, optimizers[1], config=config, group=world, seeds=[other.node.address]) as node:
+        assert all(one.full_tensor().isfinite().all() for one in model.parameters())
+        until = time.monotonic() + 30
+        while node.metrics()["exchanges_done"] < 4:
+            step(model, optimizers[1])
+            node.step(samples=4)
+            time.sleep(0.01)
+            assert time.monotonic() < until, "no exchanges"
+        distance = node.settle(3.0)
+    if way != "push-sum":
+        assert distance < 0.2
 
 
 def test_what_cannot_be_is_refused_in_a_sentence(world):

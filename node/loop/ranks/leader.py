@@ -148,12 +148,18 @@ class Leader:
             visit = self.side.hold
         summary = self.look()
         if summary is not None and summary.stop:
-            self.stand(visit)
+            self.stand(visit if self.sharded is None else self.visit_sharded)
         elif not self.lockstep:
             visit()
         if not self.lockstep and known.rested():
             known.say(Call.STEP, self.announced())
         self.side.overheads.append(time.perf_counter() - start)
+
+    def visit_sharded(self) -> None:
+        """Fulfil what waited for this boundary, whatever the step itself would do here."""
+        self.side.visit()
+        if self.lockstep:
+            self.side.hold()
 
     def look(self) -> StepSummary | None:
         summary = self.known.look()

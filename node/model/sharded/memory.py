@@ -130,13 +130,16 @@ class MappedVectors:
 
     def map(self, name: MemoryName) -> bool:
         """Map it; return False if there is no such memory on this host."""
+        if not name.token.startswith(NAME):
+            return False
         with contextlib.suppress(OSError, ValueError):
             if os.readlink(name.path) == f"/memfd:{name.token} (deleted)":
                 descriptor = os.open(name.path, os.O_RDWR | os.O_CLOEXEC)
                 try:
-                    self.held[name.number] = np.frombuffer(mmap.mmap(descriptor, name.size), np.uint8)
+                    memory = mmap.mmap(descriptor, name.size)  # ValueError if the file is shorter.
                 finally:
                     os.close(descriptor)
+                self.held[name.number] = np.frombuffer(memory, np.uint8)
                 return True
         return False
 

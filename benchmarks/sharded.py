@@ -1,0 +1,199 @@
+"""Nodes whose model is sharded over two processes, beside nodes that hold it whole.
+
+    python benchmarks/sharded.py [--steps 800] [--seeds 3]      what two nodes of a small GPT learn
+    python benchmarks/sharded.py --memory 25000000                  what a node of so many parameters takes of its host
+
+"whole": two nodes of one process each. "sharded": two nodes of two processes each, four in all, by fully_shard over
+gloo. "mixed": one of each. Every node takes as many steps on its share of the same windows, in batches of 16, with
+AdamW and a rate that rises and falls. The loss is in nats a byte, on 1,024 windows that nobody trained on, of the
+weights on which the nodes have settled.
+
+The memory is the proportional set size (PSS) of a node's processes, as /proc has it, after mixes with another node and
+less that before the Node was made: the model itself is not in it. "ranks" are two processes that each hold the whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from datetime import timedelta
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+
+from gossip.config import Config
+from node import Node
+
+RATE, WARMUP, BATCH = 0.004, 0.05, 16
+KINDS = {"whole": ("whole", "whole"), "sharded": ("sharded", "sharded"), "mixed": ("whole", "sharded")}
+MIXES = 6  # before memory is measured
+
+
+# -- a process ---------------------------------------------------------------------------------------------------------
+def group_of(folder: Path, rank: int, size: int) -> Any:
+    if size == 1:
+        return None
+    where = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=size, timeout=timedelta(seconds=300))
+    return dist.group.WORLD
+
+
+def options(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Return what the two nodes need to wait for each other."""
+    at = f"127.0.0.1:{args.port}"
+    found = {"listen": at} if folder.name == "0" else {"seeds": [at]}
+    return found | {"wait_for": 2, "wait_s": 600.0}
+
+
+def learn(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    from language import gpt, plays
+
+    group = group_of(folder, args.rank, args.size)
+    torch.manual_seed(args.seed)
+    model = gpt()
+    if group is not None:
+        from torch.distributed.device_mesh import DeviceMesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = DeviceMesh.from_group(group, "cpu")
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    x, y, x_test, y_test, _ = plays()
+    config = Config(mix_every_steps=8, join_timeout_s=30.0)
+    with Node(model, optimizer, config=config, group=group, **options(args, folder)) as node:
+        batches = node.shard((x, y), batch_size=BATCH // args.size, epochs=100)
+        found = mixes(node)
+        for step, (inputs, targets) in enumerate(islice(batches, args.steps)):
+            done = step / args.steps
+            for part in optimizer.param_groups:
+                part["lr"] = RATE * min(1.0, done / WARMUP + 0.01) * (1.0 - done)
+            loss = F.cross_entropy(model(inputs.long()).flatten(0, 1), targets.long().flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            node.step(loss=loss, samples=len(inputs))
+            if step % 20 == 0:
+                found = mixes(node)  # The ranks of a node know it as of the last second. Settling makes more.
+        node.settle(10.0, wait_s=600.0)
+        with torch.no_grad():
+            losses = [F.cross_entropy(model(one.long()).flatten(0, 1), other.long().flatten()).item()
+                      for one, other in zip(x_test.split(256), y_test.split(256), strict=True)]  # fmt: skip
+        found["loss"] = statistics.fmean(losses)
+        node.finish(0.0)
+    return found
+
+
+def hold(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    group = group_of(folder, args.rank, args.size)
+    weights = torch.full((args.memory // 1000, 1000), 1.0)
+    if args.kind == "sharded":
+        from torch.distributed.device_mesh import DeviceMesh
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        weights = distribute_tensor(weights, DeviceMesh.from_group(group, "cpu"), [Shard(0)])
+    before = memory_bytes()
+    config = Config(mix_every_steps=4, join_timeout_s=30.0)
+    with Node({"weights": weights}, config=config, group=group, **options(args, folder)) as node:
+        while node.metrics()["exchanges_done"] < MIXES and not node.finished:
+            node.step(samples=1)
+            time.sleep(0.05)
+        if not node.finished:
+            node.finish(0.0)
+        found = {"bytes": memory_bytes() - before, **mixes(node)}
+    return found
+
+
+def mixes(node: Node) -> dict[str, Any]:
+    return {"mixes": node.metrics()["exchanges_done"]}
+
+
+def memory_bytes() -> int:
+    found = re.search(r"^Pss:\s+(\d+) kB", Path("/proc/self/smaps_rollup").read_text(), re.MULTILINE)
+    assert found is not None
+    return 1024 * int(found[1])
+
+
+# -- all of them -------------------------------------------------------------------------------------------------------
+def play(args: argparse.Namespace, kinds: tuple[str, ...], seed: int) -> list[list[dict[str, Any]]]:
+    """Run one node of each kind together; return what each process of each node found."""
+    with tempfile.TemporaryDirectory() as made:
+        folders = [Path(made) / str(number) for number in range(len(kinds))]
+        started: list[list[subprocess.Popen[bytes]]] = []
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        try:
+            for kind, folder in zip(kinds, folders, strict=True):
+                folder.mkdir()
+                size = 1 if kind == "whole" else 2
+                started.append([
+                    subprocess.Popen([
+                        sys.executable, __file__, "--child", str(folder), "--kind", kind, "--rank", str(rank), "--size",
+                        str(size), "--seed", str(seed), "--steps", str(args.steps), "--memory", str(args.memory),
+                        "--port", port,
+                    ])
+                    for rank in range(size)
+                ])  # fmt: skip
+            for one in chain.from_iterable(started):
+                if one.wait():
+                    raise SystemExit(f"A process ended with code {one.returncode}.")
+        finally:
+            for one in chain.from_iterable(started):
+                with suppress(ProcessLookupError):
+                    one.kill()
+        return [
+            [json.loads((folder / f"found-{rank}").read_text()) for rank in range(len(ranks))]
+            for folder, ranks in zip(folders, started, strict=True)
+        ]
+
+
+def child(args: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    found = (hold if args.memory else learn)(args, args.child)
+    (args.child / f"found-{args.rank}").write_text(json.dumps(found))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=800, help="of each node")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--memory", type=int, default=0, help="measure the memory at so many parameters")
+    for name, kind in (("child", Path), ("kind", str), ("rank", int), ("size", int), ("seed", int), ("port", int)):
+        parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child is not None:
+        child(args)
+    elif args.memory:
+        print("| nodes | bytes a parameter, of a node and its host | of one process |\n|---|---|---|")
+        for kind in ("whole", "ranks", "sharded"):
+            each = [[one["bytes"] / args.memory for one in ranks] for ranks in play(args, (kind, kind), 0)]
+            rows = [" + ".join(f"{one:.1f}" for one in ranks) for ranks in each]
+            print(f"| {kind} | {', '.join(f'{sum(ranks):.1f}' for ranks in each)} | {', '.join(rows)} |", flush=True)
+    else:
+        print("| nodes | loss of each, by seed | mean | mixes of a node while it trained |\n|---|---|---|---|")
+        for name, kinds in KINDS.items():
+            runs = [[ranks[0] for ranks in play(args, kinds, seed)] for seed in range(args.seeds)]
+            losses = ["/".join(f"{one['loss']:.4f}" for one in run) for run in runs]
+            mean = statistics.fmean(one["loss"] for run in runs for one in run)
+            counts = [one["mixes"] for run in runs for one in run]
+            print(f"| {name} | {', '.join(losses)} | {mean:.4f} | {min(counts)} to {max(counts)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
