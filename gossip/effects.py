@@ -17,6 +17,7 @@ __all__ = [
     "Dial",
     "Effect",
     "Gather",
+    "HashFrozen",
     "LookUp",
     "MemberChanged",
     "MemberState",
@@ -123,6 +124,17 @@ class CopyFrozen:
     """Copy frozen elements [start, stop) for a newcomer, at any time: no step changes them. Report ``recalled``."""
 
     session: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class HashFrozen:
+    """Hash the frozen weights, elements [start, stop), at any time; report ``frozen_hashed``, empty if that fails.
+
+    The hash is BLAKE2b-256 of the values as little-endian float32. A new request replaces one in progress.
+    """
+
     start: int
     stop: int
 
@@ -236,11 +248,13 @@ class Adopt:
 
     Do so at the next step boundary: the vector is complete. ``trial``: keep the old weights until Confirm or Restore,
     and report their distance from the new ones. If they cannot be kept, do not overwrite them; report ``not_kept``.
+    ``frozen``: False if the vector lacks the frozen weights, and those that are here stay.
     """
 
     optimizer_keys: tuple[str, ...]
     optimizer_scalars: tuple[tuple[str, float], ...]
     trial: bool = False
+    frozen: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +285,7 @@ class Notice:
 
 
 Effect = (
-    Send | Dial | LookUp | TryDial | Snapshot | CopyPiece | UseLastSnapshot | CopyFrozen | Transfer | Gather | Mix
-    | Merge | Rename | Release | Serve | ReceivePiece | Adopt | Confirm | Restore | MemberChanged | Notice
+    Send | Dial | LookUp | TryDial | Snapshot | CopyPiece | UseLastSnapshot | CopyFrozen | HashFrozen | Transfer
+    | Gather | Mix | Merge | Rename | Release | Serve | ReceivePiece | Adopt | Confirm | Restore | MemberChanged
+    | Notice
 )  # fmt: skip

@@ -148,9 +148,10 @@ class Peer:
 
     # -- beginning and end ---------------------------------------------------------------------------------------
     def start(self, now: float) -> list[Effect]:
+        hashing = self.own_run.hash_frozen()
         if not self.may_join and not self.runs.must_join:
-            return self.own_run.begin(now, "No seed was given: this node starts a swarm.")
-        effects = self.seeds.tick(now, False, (), self.rng)
+            return hashing + self.own_run.begin(now, "No seed was given: this node starts a swarm.")
+        effects = hashing + self.seeds.tick(now, False, (), self.rng)
         known = [record for record in self.membership.book() if record.address is not None]
         for record in self.rng.sample(known, min(BOOK_DIALS, len(known))):
             if record.address is not None:
@@ -424,6 +425,11 @@ class Peer:
     def adopted(self, now: float, difference_sq: float = 0.0, own_sq: float = 0.0) -> list[Effect]:
         """Handle the adopted joining vector: its squared distance from the old weights, and their squared norm."""
         return self.own_run.adopted(now, difference_sq, own_sq)
+
+    def frozen_hashed(self, digest: bytes, now: float) -> list[Effect]:
+        """Handle the hash of our frozen weights; empty if it could not be computed."""
+        self.local.frozen_hash = digest
+        return self.joining.frozen_hashed(now) + self.after(now)
 
     def not_kept(self, now: float) -> list[Effect]:
         """Handle a trial that could not start: the old weights could not be kept, and stay."""

@@ -18,7 +18,8 @@ from gossip.arithmetic.movement import Movement
 from gossip.arithmetic.subsets import ALL, Subset, lasting_parts
 from gossip.averaging.all_reduce import GroupAverage
 from gossip.averaging.boundary import Adoption, Boundary, Visit
-from gossip.averaging.jobs import Averaging, Beginning, Copying, Job, MakingRoom, Mixing, Reserving, TakingOver
+from gossip.averaging.frozen import Copying, Hashing
+from gossip.averaging.jobs import Averaging, Beginning, Job, MakingRoom, Mixing, Reserving, TakingOver
 from gossip.averaging.model import finite_of, torn
 from gossip.averaging.pair import PairAverage
 from gossip.averaging.reports import Reports
@@ -32,6 +33,7 @@ from gossip.effects import (
     CopyPiece,
     Effect,
     Gather,
+    HashFrozen,
     Merge,
     Mix,
     Notice,
@@ -67,8 +69,8 @@ class Averager:
     """The averaging of one node. ``lock`` guards the outer step if jobs run in another thread than boundary visits."""
 
     __slots__ = (
-        "boundary", "config", "counted", "driver", "generation", "groups", "joining", "lock", "movement", "outer",
-        "pairs", "part", "peer", "snapshots", "spreads", "vectors", "warned",
+        "boundary", "config", "counted", "driver", "generation", "groups", "hashing", "joining", "lock", "movement",
+        "outer", "pairs", "part", "peer", "snapshots", "spreads", "vectors", "warned",
     )  # fmt: skip
 
     def __init__(
@@ -86,6 +88,7 @@ class Averager:
         self.counted = 0  # ``taken`` of the newest snapshot whose local progress is counted.
         self.part = ALL  # Part of our next mix.
         self.warned: set[str] = set()
+        self.hashing: Hashing | None = None  # The hash of the frozen weights in progress.
         size = peer.view.elements
         parts = lasting_parts(config.part, size) if needs_spread(config.codec) else []
         self.spreads = {part: Spread(part.elements(size)) for part in parts}
@@ -194,12 +197,9 @@ class Averager:
         """Copy frozen weights for a newcomer, without waiting for a boundary, as they do not change."""
         self.driver.compute(Copying(self, effect))
 
-    def copied_frozen(self, session: int, vector: Vector) -> None:
-        if self.peer.view.concerns(session) and session not in self.snapshots:
-            self.snapshots[session] = vector
-            self.driver.soon(self.recalled, session)
-        else:
-            self.vectors.give(vector)
+    def hash_frozen(self, effect: HashFrozen) -> None:
+        self.hashing = Hashing(self, effect)
+        self.driver.compute(self.hashing)
 
     def rename(self, effect: Rename) -> None:
         """Move a snapshot to the session of the next partner that is asked."""
@@ -348,7 +348,9 @@ class Averager:
 
     def adopt(self, effect: Adopt) -> None:
         assert self.joining is not None, "nothing was collected"
-        adoption = Adoption(self.joining.array, effect.optimizer_keys, effect.optimizer_scalars, effect.trial)
+        adoption = Adoption(
+            self.joining.array, effect.optimizer_keys, effect.optimizer_scalars, effect.trial, effect.frozen
+        )
         self.driver.compute(TakingOver(self, adoption))  # Queued behind mixes of the old weights.
 
     def confirm(self, effect: Confirm) -> None:
@@ -491,6 +493,7 @@ def sound(vector: Vector) -> bool:
 
 PERFORM: dict[type, Callable[[Averager, Any], None]] = {
     Snapshot: Averager.snapshot, CopyPiece: Averager.copy_piece, UseLastSnapshot: Averager.recall,
-    CopyFrozen: Averager.copy_frozen, Adopt: Averager.adopt, Confirm: Averager.confirm, Restore: Averager.restore,
+    CopyFrozen: Averager.copy_frozen, HashFrozen: Averager.hash_frozen, Adopt: Averager.adopt,
+    Confirm: Averager.confirm, Restore: Averager.restore,
 }  # fmt: skip
 """The effects that :meth:`Averager.perform` performs. For others a driver calls the averager itself."""

@@ -43,6 +43,7 @@ class Adoption:
     optimizer_keys: tuple[str, ...] = ()
     optimizer_scalars: tuple[tuple[str, float], ...] = ()
     trial: bool = False
+    frozen: bool = True  # False: the vector lacks the frozen weights, and those of the model stay.
 
 
 @dataclass(slots=True)
@@ -426,7 +427,8 @@ class Boundary:
                 visit.not_kept = self.kept.why_not
                 return
             visit.apart = self.kept.distance(adoption.vector)
-        self.model.adopt(adoption.vector, adoption.optimizer_keys, dict(adoption.optimizer_scalars))
+        adopt = self.model.adopt if adoption.frozen else self.model.adopt_exchanged
+        adopt(adoption.vector, adoption.optimizer_keys, dict(adoption.optimizer_scalars))
         replaced(adoption.vector)
         visit.adopted = True
         self.lives += 1

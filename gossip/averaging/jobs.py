@@ -12,9 +12,9 @@ from gossip.averaging.all_reduce import GroupAverage
 from gossip.averaging.boundary import Adoption, Boundary, Update
 from gossip.averaging.reports import Reports
 from gossip.averaging.vectors import Cut, Positions, Vector, Vectors
-from gossip.effects import CopyFrozen, CopyPiece, Merge, Mix
+from gossip.effects import CopyPiece, Merge, Mix
 
-__all__ = ["Averaging", "Beginning", "Copying", "Job", "MakingRoom", "Mixing", "Reserving", "TakingOver"]
+__all__ = ["Averaging", "Beginning", "Job", "JobOwner", "MakingRoom", "Mixing", "Reserving", "TakingOver"]
 
 
 class Job(Protocol):
@@ -44,7 +44,6 @@ class JobOwner(Protocol):
     joining: Vector | None
     generation: int
 
-    def copied_frozen(self, session: int, vector: Vector) -> None: ...
     def failed(self, session: int, code: str) -> None: ...
     def not_taken(self, session: int) -> None: ...
 
@@ -178,28 +177,6 @@ class Beginning:
 
     def fail(self) -> None:
         """Do nothing: the memory is allocated when it is needed."""
-
-
-class Copying:
-    """A job that copies frozen weights for a newcomer, while the training loop runs."""
-
-    __slots__ = ("averager", "effect", "elements", "vector")
-
-    def __init__(self, averager: JobOwner, effect: CopyFrozen) -> None:
-        self.averager, self.effect, self.elements = averager, effect, effect.stop - effect.start
-        self.vector: Vector | None = None
-
-    def run(self) -> None:
-        vector = self.vector = self.averager.vectors.pass_by(self.elements)
-        vector.start = self.effect.start
-        self.averager.boundary.model.read_frozen(vector.array, vector.start)
-
-    def land(self) -> None:
-        assert self.vector is not None
-        self.averager.copied_frozen(self.effect.session, self.vector)
-
-    def fail(self) -> None:
-        self.averager.failed(self.effect.session, "fault")
 
 
 class MakingRoom:

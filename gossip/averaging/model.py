@@ -96,6 +96,9 @@ class Model(Protocol):
     def adopt(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
         """Overwrite the weights, and the optimizer's state if this optimizer keeps these keys."""
 
+    def adopt_exchanged(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
+        """Overwrite as :meth:`adopt`, but leave the frozen weights, whose place in ``vector`` may hold anything."""
+
 
 class Backup(Protocol):
     """A backup of the weights while others are on trial."""

@@ -175,6 +175,7 @@ class Local:
     elements: int  # Weights that exchanges carry.
     trained_elements: int  # Elements of one optimizer key.
     frozen_elements: int = 0  # Frozen weights, which a newcomer gets after the others.
+    frozen_hash: bytes | None = b""  # Hash of the frozen weights; None while it is computed, empty if there is none.
     run_id: bytes = b""
     version: float = 0.0
     ready: bool = False

@@ -33,7 +33,8 @@ class Donating:
         if fetch.start == fetch.stop:
             keys, finished = local.optimizer_keys, local.finished
             scalars = local.optimizer_scalars
-            answer = Serving(fetch.session, local.version, local.run_id, keys, scalars, swarm_samples, finished)
+            base = local.frozen_hash or b""
+            answer = Serving(fetch.session, local.version, local.run_id, keys, scalars, swarm_samples, finished, base)
             return [Send(sender, answer)]
         size = local.weights + len(fetch.optimizer_keys) * local.trained_elements
         inside = 0 <= fetch.start < fetch.stop <= size and fetch.stop - fetch.start <= most_elements(local.weights)

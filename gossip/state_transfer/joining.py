@@ -103,6 +103,8 @@ class Joining:
         self.starving_since = float("inf")
         self.standing = False  # a paused donor holds the optimizer state, and no other gives it
         self.stateless = False  # adopt without the optimizer state
+        self.frozen_hash = b""  # the donors', while our own is being computed
+        self.keeps_frozen = False  # our frozen weights are those of the donors, and are not fetched
 
     @property
     def size(self) -> int:
@@ -114,7 +116,7 @@ class Joining:
         self.answers, self.pieces, self.missing, self.donors = {}, {}, [], set()
         self.given, self.comparisons, self.compared_all = [], {}, []
         self.checked = self.counted = self.doubtful = self.witnessed = False
-        self.standing = self.stateless = False
+        self.standing = self.stateless = self.keeps_frozen = False
         self.candidates = candidates[: 4 * self.config.internal.donors]
         self.deadline = now + self.config.reply_timeout_s
         self.surveys = {self.new_session(): peer for peer in self.candidates[: self.config.internal.donors]}
@@ -168,10 +170,29 @@ class Joining:
         self.swarm_samples, self.finished = agreed.swarm_samples, agreed.finished
         donors = list(agreed.donors)
         self.phase, self.deadline = Phase.COLLECTING, float("inf")
+        # As many as would be compared, or one donor alone could have us keep another base than the run's.
+        enough = len(donors) >= min(FEWEST, len(self.candidates))
+        ours, theirs = self.local.frozen_hash, agreed.frozen_hash if enough else b""
+        self.frozen_hash = theirs if ours is None else b""
+        self.keeps_frozen = bool(ours) and ours == theirs
         unasked = [peer for peer in self.candidates if peer not in self.answers]  # donors that disagreed are left out
         self.candidates = donors + unasked
         ends = (0, self.local.elements, self.local.weights, self.size)  # a paused donor can give the first part
-        self.missing = [piece for part in pairwise(ends) for piece in self.cut(*part, len(donors))]
+        first, frozen, state = pairwise(ends)
+        parts = (first, state) if self.frozen_hash or self.keeps_frozen else (first, frozen, state)
+        self.missing = [piece for part in parts for piece in self.cut(*part, len(donors))]
+        return self.assign(now)
+
+    def frozen_hashed(self, now: float) -> list[Effect]:
+        """Compare our frozen weights with the donors', now that ours are hashed: keep ours, or fetch theirs."""
+        theirs, self.frozen_hash = self.frozen_hash, b""
+        if not theirs:
+            return []
+        self.keeps_frozen = theirs == self.local.frozen_hash
+        if self.keeps_frozen:
+            return [] if self.pieces or self.missing else self.whole(now)
+        donors = min(len(self.candidates), self.config.internal.donors)
+        self.missing += self.cut(self.local.elements, self.local.weights, max(1, donors))
         return self.assign(now)
 
     def cut(self, start: int, stop: int, donors: int) -> list[tuple[int, int]]:
@@ -235,6 +256,8 @@ class Joining:
         The second survey asks reachable members, by now more than at the start, whether the run is finished.
         """
         self.starving_since = self.deadline = float("inf")
+        if self.frozen_hash:
+            return []  # :meth:`frozen_hashed` goes on
         if not self.checked:
             self.checked = True
             effects = self.compare(now)
@@ -252,7 +275,7 @@ class Joining:
             self.finished = 2 * sum(answer.finished for answer in self.answers.values()) > len(self.answers)
         self.phase, self.deadline = Phase.ADOPTING, math.inf
         keys, scalars = ((), ()) if self.stateless else (self.keys, self.scalars)
-        return [*self.abandon(), Adopt(keys, scalars, trial=self.local.ready)]
+        return [*self.abandon(), Adopt(keys, scalars, trial=self.local.ready, frozen=not self.keeps_frozen)]
 
     def compare(self, now: float) -> list[Effect]:
         """Fetch a random chunk of each donor from the next one as well; no donor knows which one is checked.
@@ -455,7 +478,7 @@ class Joining:
             effects += [Send(piece.donor, Abort(session, "moved")), Release(session)]
         for session, comparison in self.comparisons.items():
             effects += [Send(comparison.other, Abort(session, "moved")), Release(session)]
-        self.comparisons = {}
+        self.comparisons, self.frozen_hash = {}, b""
         self.phase, self.deadline, self.starving_since = Phase.IDLE, float("inf"), float("inf")
         self.pieces, self.surveys, self.answers, self.missing, self.doubtful = {}, {}, {}, [], False
         return effects

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gossip.arithmetic.group_mean import norm_accepts
-from gossip.effects import Confirm, Effect, Notice, Restore
+from gossip.effects import Confirm, Effect, HashFrozen, Notice, Restore
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.session import within
 from gossip.ids import quantity
@@ -119,7 +119,15 @@ class OwnRun:
         self.membership.update_me(now, run_id=run_id, progress=samples, version=self.local.version)
         self.local.finished = finished or run_id == self.ending.before
         self.membership.update_me(now, finished=self.local.finished)
-        return self.replaced()
+        return [*self.hash_frozen(), *self.replaced()]
+
+    def hash_frozen(self) -> list[Effect]:
+        """Have the frozen weights hashed, since they are new. Until then we state no hash."""
+        local = self.local
+        if not local.frozen_elements:
+            return []
+        local.frozen_hash = None
+        return [HashFrozen(local.elements, local.weights)]
 
     def replaced(self) -> list[Effect]:
         """Note that the weights were replaced: end everything that began with the old ones, and other transfers."""
@@ -145,15 +153,16 @@ class OwnRun:
         """
         local, joining = self.local, self.joining
         local.boundary_at = now
+        effects = [] if joining.keeps_frozen else self.hash_frozen()
         if joining.phase is not Phase.ADOPTING:
-            return []
+            return effects
         if not local.ready:
-            return self.taken(now)
+            return effects + self.taken(now)
         refusal = norm_accepts(difference_sq, own_sq, local.elements, self.config.internal.norm_bound)
         self.judge.begin(local.steps, now)
         if refusal is not None:
-            return self.judged(False, now)
-        return [] if self.judge.sees else self.judged(True, now)
+            return effects + self.judged(False, now)
+        return effects if self.judge.sees else effects + self.judged(True, now)
 
     def judged(self, passed: bool, now: float) -> list[Effect]:
         """End a trial: keep the new weights, or restore the old ones."""
@@ -172,7 +181,8 @@ class OwnRun:
         """Handle the restored weights after a failed trial."""
         self.local.boundary_at = now
         self.mixed(now)
-        return self.joining.stop()
+        effects = [] if self.joining.keeps_frozen else self.hash_frozen()
+        return effects + self.joining.stop()
 
     def not_kept(self, now: float) -> list[Effect]:
         """Handle a trial that could not start: the old weights could not be kept, and stay."""
@@ -208,6 +218,8 @@ class OwnRun:
             f"{now - joining.began:.1f} s"
         )
         text += ", in place of those of the run this node came from." if merged else "."
+        if joining.keeps_frozen:
+            text += " Its own frozen weights are the same, and stay."
         if older and joining.swarm_samples:  # 0: the donors' version does not state it
             text += (
                 f" They are older than this node's checkpoint, with {quantity(joining.swarm_samples, 'sample')} behind "

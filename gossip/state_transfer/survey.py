@@ -27,6 +27,7 @@ class Agreed:
     version: float
     swarm_samples: int  # samples behind the run
     finished: bool
+    frozen_hash: bytes  # of the frozen weights of all these donors; empty if they differ, or one states none
 
 
 def agree(answers: Mapping[PeerId, Serving], ours: tuple[str, ...], stateful: bool) -> Agreed:
@@ -48,11 +49,14 @@ def agree(answers: Mapping[PeerId, Serving], ours: tuple[str, ...], stateful: bo
     agreed = donors.values()
     # The lower median: of two donors, the one that states less is believed.
     swarm_samples = statistics.median_low(answer.swarm_samples for answer in agreed)
+    # All, not most of them: if one differs, the frozen weights are fetched, and comparisons and witnesses decide.
+    hashes = {answer.frozen_hash for answer in agreed}
     return Agreed(
         tuple(donors), keys, medians([answer.optimizer_scalars for answer in agreed], swarm_samples) if keys else (),
         statistics.median(answer.version for answer in agreed),
         swarm_samples,
         2 * sum(answer.finished for answer in agreed) > len(agreed),
+        hashes.pop() if len(hashes) == 1 else b"",
     )  # fmt: skip
 
 

@@ -382,6 +382,7 @@ class Serving:
     optimizer_scalars: tuple[tuple[str, float], ...] = of("scalars", 16)
     swarm_samples: int = later("int", 2**53 - 1, default=0)  # samples behind the run, as far as the donor knows
     finished: bool = later("bool", default=False)  # the run has ended
+    frozen_hash: bytes = later("bytes", 32, default=b"")  # of the frozen weights; empty while it is not known
 
 
 # -- status -----------------------------------------------------------------------------------

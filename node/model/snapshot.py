@@ -312,36 +312,55 @@ class ModelState(State):
             LayoutError: The vector, or the state's names, do not fit; nothing has changed then. With half of its state
                 Adam would fail in its next step.
         """
-        keys, numbers = tuple(optimizer_keys), dict(scalars or {})
-        examples = self._state.examples(keys, numbers)
-        live = self._tensors.current()
+        self._write(vector, self._tensors.current(), tuple(optimizer_keys), dict(scalars or {}))
+
+    def _write(
+        self, vector: Floats, weights: list[Tensor], keys: tuple[str, ...], scalars: Mapping[str, float]
+    ) -> None:
+        """Overwrite these first tensors of the layout, and the optimizer's state."""
+        examples = self._state.examples(keys, scalars)
         host = host_of(vector, self.layout.size + len(keys) * self.trained_elements)
-        live += self._state.create(keys, examples)
+        state = self._state.create(keys, examples)
         self._guard.join()
-        torch._foreach_copy_(live, cut(host, live))
-        self._state.set_scalars(numbers, examples)
+        for live, values in ((weights, host), (state, host[self.layout.size :])):
+            if live:
+                torch._foreach_copy_(live, cut(values[: elements(live)], live))
+        self._state.set_scalars(scalars, examples)
 
     def adopt(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
         """Overwrite the weights, and the optimizer's state if it fits this optimizer.
 
         A donor may use another optimizer. Then ours keeps its state, or resets it where it is not finite.
         """
+        self._adopt(vector, self._tensors.current(), optimizer_keys, scalars)
+
+    def adopt_exchanged(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
+        self._adopt(vector, self.exchanged(), optimizer_keys, scalars)
+
+    @torch.no_grad()
+    def _adopt(
+        self, vector: Floats, weights: list[Tensor], optimizer_keys: tuple[str, ...], scalars: dict[str, float]
+    ) -> None:
         if optimizer_keys:
             with contextlib.suppress(LayoutError):
-                self.write(vector, optimizer_keys, scalars)
+                self._write(vector, weights, optimizer_keys, scalars)
                 return
-        self.write(vector[: self.layout.size])
+        self._write(vector[: self.layout.size], weights, (), {})
         self.forget_spoiled()
 
     def holds(self, vector: Floats) -> bool:
-        """Return True if ``vector`` includes the optimizers' state and equals the current values."""
-        place = self.optimizer_range()
+        """Return True if ``vector`` includes the optimizers' state and equals the current values, but for frozen ones.
+
+        A newcomer's vector may lack those.
+        """
+        place, exchanged = self.optimizer_range(), self.layout.exchanged
         if not place or vector.size != place.stop:
             return False
-        here = np.empty_like(vector)
-        self.read(here[: place.start])
-        self.begin_read_optimizer(here[place.start :], place.start).wait()
-        return np.array_equal(here, vector)
+        here = np.empty(exchanged + len(place), np.float32)
+        self.read(here[:exchanged])
+        self.begin_read_optimizer(here[exchanged:], place.start).wait()
+        theirs = vector[:exchanged], vector[place.start :]
+        return np.array_equal(here[:exchanged], theirs[0]) and np.array_equal(here[exchanged:], theirs[1])
 
     def tensors(self) -> dict[str, Tensor]:
         """Return a module's ``state_dict()``, integers included, or all of a mapping."""

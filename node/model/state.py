@@ -207,6 +207,11 @@ class VectorState(ABC):
         """Overwrite the weights, and the optimizer's state if this state keeps the same kind."""
         self.write(vector[: self.layout.size])
 
+    def adopt_exchanged(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
+        """Overwrite as :meth:`adopt`, but leave the frozen weights, whose place in ``vector`` may hold anything."""
+        self.read_frozen(vector[self.layout.exchanged : self.layout.size], self.layout.exchanged)
+        self.adopt(vector, optimizer_keys, scalars)
+
     def holds(self, vector: Floats) -> bool:
         """Return True if ``vector`` includes the weights and this optimizer's state and equals both now."""
         return False

@@ -62,9 +62,9 @@ LOOK_S = 0.25  # The interval between two checks whether vectors move: below the
 PENDING_MESSAGES = 32  # Messages kept for a peer that is being dialled.
 REPORTS = (
     "adopted", "collected", "compared", "count_votes", "counted", "dial_failed", "dial_tried", "failed",
-    "finish", "gathered", "leave", "linked", "mended", "merge", "misbehaves", "not_kept", "not_taken", "optimizer",
-    "recalled", "restored", "resume", "seed_answered", "seed_is_me", "seeded", "served", "settle", "snapshotted",
-    "spoiled", "start", "stepped", "streamed", "tell_figures", "tick", "unlinked",
+    "finish", "frozen_hashed", "gathered", "leave", "linked", "mended", "merge", "misbehaves", "not_kept", "not_taken",
+    "optimizer", "recalled", "restored", "resume", "seed_answered", "seed_is_me", "seeded", "served", "settle",
+    "snapshotted", "spoiled", "start", "stepped", "streamed", "tell_figures", "tick", "unlinked",
 )  # fmt: skip
 """The methods that report everything but messages to a Peer: a fault in one leaves its state inconsistent."""
 

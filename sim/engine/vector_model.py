@@ -65,6 +65,8 @@ class VectorModel:
     def adopt(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
         self.vector[:] = vector
 
+    adopt_exchanged = adopt  # Nothing is frozen.
+
 
 class KeptVector:
     """A backup of the weights while another run's weights are on trial."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from tests.harness.model import Model, Number
 if TYPE_CHECKING:
     from tests.harness.network import Link
 
-__all__ = ["Session", "Sessions"]
+__all__ = ["Session", "Sessions", "hash_of"]
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +53,8 @@ class Sessions:
         self.kept: Number | None = None  # the weights that were there, while others are on trial
         self.restoring = False
         self.pieces: list[tuple[int, int, Number]] = []
+        self.base = 0  # the value of the frozen weights
+        self.hash_s = 0.0  # the seconds that hashing them takes
         self.joining_since = -1.0
 
     @property
@@ -71,6 +74,11 @@ class Sessions:
             case effects.UseLastSnapshot(number):  # as who has no earlier snapshot: that of the next boundary
                 if number not in self.sessions:
                     self.sessions[number] = self.wishes[number] = Session()
+            case effects.CopyFrozen(number):
+                self.sessions[number] = Session(value=self.base)
+                self.later(0.0, self.call, "recalled", number)
+            case effects.HashFrozen():
+                self.later(self.hash_s, self.call, "frozen_hashed", hash_of(self.base))
             case effects.Transfer(number, partner):
                 session, link = self.sessions[number], self.bound.get(number)
                 if link is None:
@@ -203,10 +211,15 @@ class Sessions:
 
     def adopt(self) -> tuple[float, float]:
         """Overwrite the weights with what came; returns how far apart the two are, squared, and the norm of ours."""
-        covered, trial = sum(stop - start for start, stop, _ in self.pieces), self.adoption.trial
-        if covered != self.peer.joining.size:
+        local, trial = self.peer.local, self.adoption.trial
+        frozen = [one for one in self.pieces if local.elements <= one[0] < local.weights and local.frozen_elements]
+        covered, base = elements_of(self.pieces), elements_of(frozen)
+        if covered != self.peer.joining.size - (0 if self.adoption.frozen else local.frozen_elements):
             self.world.fail("a joining vector is whole", f"{self} adopts {covered} elements")
-        value, own = sum(mine * (stop - start) for start, stop, mine in self.pieces) / covered, self.model.value
+        if base:
+            self.base = sum(mine * (stop - start) for start, stop, mine in frozen) / base
+        summed = sum(mine * (stop - start) for start, stop, mine in self.pieces if (start, stop, mine) not in frozen)
+        value, own = summed / (covered - base), self.model.value
         self.kept = own if trial else None
         self.replace(value)
         self.adoption = None
@@ -215,3 +228,12 @@ class Sessions:
 
     def replace(self, value: Number) -> None:
         self.model.replace(value)
+
+
+def elements_of(pieces: list[tuple[int, int, Number]]) -> int:
+    return sum(stop - start for start, stop, _ in pieces)
+
+
+def hash_of(base: Number) -> bytes:
+    """What a driver would compute of frozen weights of this value."""
+    return hashlib.blake2b(str(float(base)).encode(), digest_size=32).digest()

@@ -53,7 +53,8 @@ class World:
     # -- hosts -------------------------------------------------------------------------------------------------------
     def start(
         self, *seeds: int, kind: type[Host] = Host, value: int = 0, step_s: float = 0.1, dialable: bool = True,
-        run_id: bytes | None = None, elements: int = ELEMENTS, **record: Any,
+        run_id: bytes | None = None, elements: int = ELEMENTS, frozen: int = 0, base: int = 0, hash_s: float = 0.0,
+        **record: Any,
     ) -> Host:  # fmt: skip
         """A new process, which dials the processes of these numbers."""
         number = len(self.hosts)
@@ -61,8 +62,11 @@ class World:
         me = MemberRecord(peer_id(number), b"", 1, address=address_of(number), run_id=run_id, **record)
         rng, bootstrap = random.Random(f"{self.seed} {number}"), Bootstrap(tuple(map(address_of, seeds)))
         members = Membership(me, sign=unsigned, verify=trusting, config=self.config, rng=rng, now=self.now)
-        peer = Peer(members, self.config, LocalModel("f", elements), rng=rng, bootstrap=bootstrap, now=self.now)
-        return self.enter(kind(self, number, peer, value=value, step_s=step_s, dialable=dialable))
+        model = LocalModel("f", elements, frozen_elements=frozen)
+        peer = Peer(members, self.config, model, rng=rng, bootstrap=bootstrap, now=self.now)
+        host = kind(self, number, peer, value=value, step_s=step_s, dialable=dialable)
+        host.base, host.hash_s = base, hash_s
+        return self.enter(host)
 
     def swarm(self, count: int, **how: Any) -> list[Host]:
         """``count`` hosts of one run; the first is the seed of all others."""

@@ -29,6 +29,7 @@ class Taker:
         self.apart_sq = lambda owner, other: 0.0
         self.adopt = None
         self.serving = (1.0, RUN_ID, (), ())  # version, run, optimizer's keys and scalars
+        self.hashes = {}  # of the frozen weights, as each donor states it
         self.now = 0.0
 
     def do(self, effects):
@@ -55,7 +56,11 @@ class Taker:
     def answer(self, session):
         """A donor says what it has."""
         donor, _ = self.fetches.pop(session)
-        self.do(self.joining.on_serving(donor, Serving(session, *self.serving), self.now))
+        self.do(
+            self.joining.on_serving(
+                donor, Serving(session, *self.serving, frozen_hash=self.hashes.get(donor, b"")), self.now
+            )
+        )
 
     def receive(self, session, chunks=1):
         """Some whole chunks of a piece arrive."""

@@ -272,11 +272,11 @@ def test_fields_that_a_newer_version_added_are_read_past():
 
 
 def test_a_field_that_came_later_is_its_default_where_an_older_version_leaves_it_out():
-    serving = Serving(1, 2.0, b"g" * 16, (), (), 500, True)
+    serving = Serving(1, 2.0, b"g" * 16, (), (), 500, True, b"h" * 32)
     table = table_of(serving)
     assert decode(msgpack.packb(table)) == serving
-    del table["swarm_samples"], table["finished"]
-    assert decode(msgpack.packb(table)) == Serving(1, 2.0, b"g" * 16, (), (), 0, False)
+    del table["swarm_samples"], table["finished"], table["frozen_hash"]
+    assert decode(msgpack.packb(table)) == Serving(1, 2.0, b"g" * 16, (), (), 0, False, b"")
 
 
 def test_a_message_of_a_newer_version_is_unknown_and_no_fault():
