@@ -208,7 +208,7 @@ def play(job):
         _, accuracies, _ = learners.evaluate(mixed[ready])
     signal.setitimer(signal.ITIMER_PROF, 0)
     failed = sum(host.peer.exchanges.failures for host in hosts)
-    began = failed + sum(host.peer.exchanges.done for host in hosts)
+    began = failed + sum(host.peer.exchanges.done_count for host in hosts)
     return {
         "mixed": float(accuracies.mean()), "mixed_worst": float(accuracies.min()), "now": last["accuracy_mean"],
         "average": last["accuracy_average_model"], "distance": last["consensus_distance"],

@@ -48,7 +48,7 @@ FIGURES: dict[str, tuple[str, float, float]] = {  # figure -> (unit, its size, l
 TABLE_PER_HOUR = 12.0  # items, one every five minutes: more than the noise of a small table
 # Tables that may grow up to a bound of their own (docs/protocol.md, Limits), and that bound in items.
 BOUNDED: dict[str, tuple[int, str]] = {
-    "exchanges.verdicts": (4_096, "ends of exchanges, for those who ask"),
+    "exchanges.outcomes": (4_096, "ends of exchanges, for those who ask"),
     "membership": (20_000, "members, those who left included, for a day"),
     "partners.bench": (20_000, "one for each member"),
     "refusals.counts": (256, "partners and reasons"),

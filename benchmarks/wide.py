@@ -41,7 +41,7 @@ def doing(simulation: Simulation, host: Host) -> str:
     streams = simulation.swarm.sessions.streams
     if any(sender is host for sender, _ in streams):
         return "streaming"
-    states = {one.state for one in host.peer.exchanges.table.values() if not one.idle}
+    states = {one.state for one in host.peer.exchanges.table.values() if one.has_slot}
     for state, word in (
         (State.STREAMING, "rest of a stream"), (State.VERIFIED, "COMMIT"), (State.PREPARING, "boundary"),
         (State.OFFERED, "Accept"),

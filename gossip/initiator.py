@@ -37,12 +37,12 @@ class Initiator:
     def offering(self) -> bool:
         """Return True if we may not begin a mix: one is in progress, or as many as may overlap."""
         exchanges = self.exchanges
-        return exchanges.engaged if exchanges.overlapping else bool(exchanges.outgoing)
+        return exchanges.is_engaged if exchanges.is_overlapping else bool(exchanges.own_exchanges)
 
     @property
     def due_steps(self) -> int:
         """Return the step count of our next mix, at which to call ``stepped``, unless :attr:`offering`."""
-        return self.schedule.steps_beside(self.exchanges.coming)
+        return self.schedule.steps_beside(self.exchanges.postponing_exchanges)
 
     @property
     def mix_at(self) -> float:
@@ -52,7 +52,7 @@ class Initiator:
         with a new partner then begins a step later, and a node that stays alone copies nothing.
         """
         exchanges = self.exchanges
-        waits = exchanges.table and (exchanges.engaged or exchanges.upcoming)
+        waits = exchanges.table and (exchanges.is_engaged or exchanges.reserved_session)
         return math.inf if self.lonely or self.waiting or waits else self.schedule.retry_at
 
     @property
@@ -65,59 +65,59 @@ class Initiator:
     def deadline(self) -> float:
         """Return the time to call :meth:`begin`, if mixes are timed by the clock."""
         exchanges, schedule = self.exchanges, self.schedule
-        if self.joining.phase is not IDLE or not self.local.ready or self.offering or exchanges.upcoming:
+        if self.joining.phase is not IDLE or not self.local.ready or self.offering or exchanges.reserved_session:
             return math.inf
-        return max(schedule.time_beside(exchanges.coming), schedule.retry_at)
+        return max(schedule.time_beside(exchanges.postponing_exchanges), schedule.retry_at)
 
     def begin(self, now: float) -> list[Effect]:
         """Begin a mix if one is due and may begin."""
         exchanges, local = self.exchanges, self.local
         waiting = now < self.schedule.retry_at or self.offering or self.joining.phase is not IDLE
-        if not local.ready or local.left or waiting or exchanges.upcoming:
+        if not local.ready or local.left or waiting or exchanges.reserved_session:
             return []
-        if not (self.schedule.due(local.steps, now, exchanges.coming) or local.settling):
+        if not (self.schedule.due(local.steps, now, exchanges.postponing_exchanges) or local.settling):
             return []
-        effects = exchanges.begin(now)
-        self.lonely = not (effects or exchanges.moving)
+        effects = exchanges.begin_mix(now)
+        self.lonely = not (effects or exchanges.used_slots)
         if not effects:
             self.schedule.wait(now, WAIT_S)
-            self.waiting = exchanges.moving > 0
+            self.waiting = exchanges.used_slots > 0
         return effects
 
     def ended(self, now: float) -> list[Effect]:
         """Handle exchanges that ended or began to stream: schedule the next mix, or begin the reserved one."""
         exchanges, schedule, local = self.exchanges, self.schedule, self.local
         effects: list[Effect] = []
-        if exchanges.mixed_at:
-            self.mixing = self.mixing or self.partners.counts(exchanges.mixed_at)
-            exchanges.mixed_at.clear()
-        if self.mixing and not (self.partners.several and exchanges.outgoing):
+        if exchanges.mixed_partners:
+            self.mixing = self.mixing or self.partners.counts(exchanges.mixed_partners)
+            exchanges.mixed_partners.clear()
+        if self.mixing and not (self.partners.several and exchanges.own_exchanges):
             self.mixing = False
             if self.config.auto_interval:
                 self.adapt()
-            schedule.mixed(local.steps, now, exchanges.own_mixed)
-            exchanges.own_mixed = False
-        if self.waiting and not exchanges.engaged and (exchanges.freed or not exchanges.moving):
+            schedule.mixed(local.steps, now, exchanges.has_own_mixed)
+            exchanges.has_own_mixed = False
+        if self.waiting and not exchanges.is_engaged and (exchanges.has_freed_slot or not exchanges.used_slots):
             self.waiting = False  # otherwise frequent offers of one member would keep us waiting
             schedule.wait(now, 0.0)
-        if exchanges.gave_up:
-            exchanges.gave_up = False
+        if exchanges.has_given_up:
+            exchanges.has_given_up = False
             self.searches += 1
-            exchanges.began = self.searches >= SEARCHES
+            exchanges.has_stream_begun = self.searches >= SEARCHES
             schedule.wait(now, collided_s(self.rng))
-        if exchanges.freed:
-            exchanges.freed = False
-            effects += exchanges.follow(now)
-        if exchanges.began:
-            exchanges.began = False
+        if exchanges.has_freed_slot:
+            exchanges.has_freed_slot = False
+            effects += exchanges.begin_reserved(now)
+        if exchanges.has_stream_begun:
+            exchanges.has_stream_begun = False
             self.searches = 0
             if schedule.behind and self.joining.phase is IDLE and not local.settling:
-                effects += exchanges.look_ahead(now)
+                effects += exchanges.reserve_next(now)
         return effects
 
     def adapt(self) -> None:
         """Choose the interval anew from the cost of exchanges."""
         local = self.local
-        self.schedule.adapt(local.steps, local.boundary_at, self.exchanges.usual(), local.machine)
+        self.schedule.adapt(local.steps, local.boundary_at, self.exchanges.usual_cost(), local.machine)
         local.every = self.schedule.every
         local.progress.count_in(local.every)

@@ -10,10 +10,10 @@ from typing import Any
 from gossip.config import Config
 from gossip.discovery import Bootstrap, Listening, Reachability, Seeds
 from gossip.effects import Dial, Effect, Notice, Send
-from gossip.exchange import ahead
+from gossip.exchange import reservation
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.progress import RunProgress
-from gossip.exchange.session import Local, LocalModel, within
+from gossip.exchange.session import Local, LocalModel, clamp_version
 from gossip.handlers import HANDLERS
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.initiator import Initiator
@@ -99,7 +99,7 @@ class Peer:
             me.id, members, self.local, config, rng, self.linked_peers.__contains__,
             selector or selector_of(config, model.elements),
         )  # fmt: skip
-        self.exchanges = Exchanges(me.id, self.local, config, self.new_session, self.partners, ahead)
+        self.exchanges = Exchanges(me.id, self.local, config, self.new_session, self.partners, reservation)
         self.exchanges.misbehaviour = self.misbehaviour
         self.schedule = Schedule(config, rng)
         self.joining = Joining(self.local, config, self.new_session)
@@ -130,8 +130,8 @@ class Peer:
         if other < soonest:
             soonest = other
         for exchange in self.exchanges.table.values():
-            if exchange.deadline < soonest:
-                soonest = exchange.deadline
+            if exchange.timer_at < soonest:
+                soonest = exchange.timer_at
         if self.joining.phase is not IDLE:
             soonest = min(soonest, self.joining.next_deadline())
         elif self.schedule.due_at < soonest:
@@ -212,7 +212,7 @@ class Peer:
         if peer not in self.linked_peers:
             self.linked_peers[peer] = NEVER
         self.partners.bench.answers(peer)
-        effects += self.exchanges.linked(peer, now)
+        effects += self.exchanges.on_linked(peer, now)
         me = self.membership.me
         if not self.reach.is_decided:
             effects += self.reach.ask(peer, me, now)
@@ -228,7 +228,7 @@ class Peer:
         """Note that the last link to ``peer`` is gone. ``orderly``: it was closed as idle, which is no fault."""
         self.linked_peers.pop(peer, None)
         effects = self.membership.unlinked(peer, now, orderly)
-        effects += self.exchanges.unlinked(peer, now, orderly)
+        effects += self.exchanges.on_unlinked(peer, now, orderly)
         effects += self.joining.unlinked(peer, now)
         effects += self.donating.unlinked(peer)
         if self.membership.me.address is None:
@@ -242,7 +242,7 @@ class Peer:
         if peer is None or peer in self.linked_peers:
             return []
         effects = self.membership.dial_failed(peer, now)
-        effects += self.exchanges.unlinked(peer, now)
+        effects += self.exchanges.on_unlinked(peer, now)
         effects += self.joining.unlinked(peer, now)
         return effects + self.after(now)
 
@@ -284,8 +284,8 @@ class Peer:
     def unsettled(self) -> bool:
         """Return True if :meth:`after` has something to handle."""
         exchanges = self.exchanges
-        moved = exchanges.freed or exchanges.began
-        busy = exchanges.mixed_at or exchanges.gave_up or self.joining.phase is not IDLE
+        moved = exchanges.has_freed_slot or exchanges.has_stream_begun
+        busy = exchanges.mixed_partners or exchanges.has_given_up or self.joining.phase is not IDLE
         return bool(moved or busy or self.misbehaviour.news)
 
     def check_reach(self, now: float) -> list[Effect]:
@@ -323,7 +323,7 @@ class Peer:
         steps, samples = max(steps, self.local.steps), max(samples, self.local.samples)
         every = self.config.interval_steps
         if every is not None:
-            self.local.version = within(self.local.version + (steps - self.local.steps) / every)
+            self.local.version = clamp_version(self.local.version + (steps - self.local.steps) / every)
         if self.local.ready:
             dialable = self.membership.me.address is not None
             self.local.progress.trained(
@@ -343,7 +343,7 @@ class Peer:
             self.moved_steps = self.local.steps
         if session in self.donating.table:
             return self.donating.snapshotted(session)
-        effects = self.exchanges.snapshotted(session, now, mass)
+        effects = self.exchanges.on_snapshotted(session, now, mass)
         return effects + self.after(now) if self.unsettled else effects
 
     def spoiled(self, session: int | None, now: float) -> list[Effect]:
@@ -354,7 +354,7 @@ class Peer:
         effects: list[Effect] = []
         if session is not None:
             given = session in self.donating.table
-            effects += self.donating.abandon([session]) if given else self.exchanges.spoiled(session)
+            effects += self.donating.abandon([session]) if given else self.exchanges.on_spoiled(session)
         if self.local.ready and self.joining.phase is not Phase.ADOPTING:  # the trial judges weights on trial
             self.local.ready = self.local.sound = False
             self.membership.update_me(now, ready=False)
@@ -377,7 +377,7 @@ class Peer:
     def not_taken(self, session: int, now: float) -> list[Effect]:
         """Handle a snapshot that cannot be taken for lack of memory: its session ends."""
         given = session in self.donating.table
-        effects = self.donating.abandon([session]) if given else self.exchanges.spoiled(session)
+        effects = self.donating.abandon([session]) if given else self.exchanges.on_spoiled(session)
         return effects + self.after(now)
 
     def recalled(self, session: int, now: float) -> list[Effect]:
@@ -396,7 +396,7 @@ class Peer:
     def streamed(self, session: int, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
         """Handle the complete streams of an exchange: |theirs - ours|^2 and |ours|^2."""
         exchange = self.exchanges.table.get(session)
-        effects = self.exchanges.streamed(session, difference_sq, own_sq, now)
+        effects = self.exchanges.on_streamed(session, difference_sq, own_sq, now)
         if exchange is not None and effects:
             self.membership.acknowledged(exchange.partner, now)
         return effects + self.after(now) if self.unsettled else effects
@@ -405,12 +405,12 @@ class Peer:
         self, session: int, difference_sq: float, own_sq: float, refused: Iterable[PeerId], now: float
     ) -> list[Effect]:
         """Handle a complete group average: |mean - ours|^2, |ours|^2 and the members whose slices were refused."""
-        effects = self.exchanges.gathered(session, difference_sq, own_sq, refused, now)
+        effects = self.exchanges.on_gathered(session, difference_sq, own_sq, refused, now)
         return effects + self.after(now) if self.unsettled else effects
 
     def failed(self, session: int, code: str, now: float) -> list[Effect]:
         """Handle the early end of a session's streams (an exchange, a piece fetched or served)."""
-        effects = self.exchanges.failed(session, code, now)
+        effects = self.exchanges.on_failed(session, code, now)
         effects += self.joining.give_back(session, now)
         effects += self.donating.end(session)
         return effects + self.after(now)
@@ -465,7 +465,7 @@ class Peer:
         effects = self.membership.tick(now) if now >= self.membership.deadline else []
         if self.exchanges.table:
             effects += self.exchanges.tick(now)
-            effects += self.exchanges.look_elsewhere(self.membership.state, now)
+            effects += self.exchanges.leave_lost_members(self.membership.state, now)
         if self.joining.phase is not IDLE:
             effects += self.joining.tick(now)
         if self.donating.table:
@@ -490,11 +490,11 @@ class Peer:
         effects: list[Effect] = []
         if self.misbehaviour.news:
             effects += self.misbehaviour.take()
-        if exchanges.mixed_at:
-            for partner in exchanges.mixed_at:
+        if exchanges.mixed_partners:
+            for partner in exchanges.mixed_partners:
                 self.partners.succeeded(partner)
                 self.membership.acknowledged(partner, now)
-            self.ending.mixed(exchanges.mixed_at)
+            self.ending.mixed(exchanges.mixed_partners)
         effects += self.initiator.ended(now)
         if joining.phase is not IDLE and joining.starved and joining.deadline <= now:
             effects += joining.more_candidates(self.runs.donors(joining.run_id), now)

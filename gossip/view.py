@@ -19,7 +19,7 @@ __all__ = ["PeerView"]
 class PeerView:
     """The facts that follow from several parts of a peer, and the state of its run.
 
-    Facts of a single part are read from that part, such as ``peer.membership.me`` or ``peer.exchanges.done``.
+    Facts of a single part are read from that part, such as ``peer.membership.me`` or ``peer.exchanges.done_count``.
     """
 
     __slots__ = ("_donating", "_exchanges", "_joining", "_local", "_members")
@@ -80,7 +80,7 @@ class PeerView:
     @property
     def held(self) -> bool:
         """True if the training loop must wait at its boundary: a mix began ``max_version_gap`` intervals ago."""
-        return self._exchanges.held(self._local.steps)
+        return self._exchanges.is_held(self._local.steps)
 
     # -- sessions ------------------------------------------------------------------------------------------------
     def under_way(self, session: int) -> bool:
@@ -99,20 +99,20 @@ class PeerView:
         """Return True if this partner takes part in this exchange or piece."""
         one = self._exchanges.table.get(session)
         if one is not None:
-            return partner in one.others
+            return partner in one.counterparts
         served = self._donating.table.get(session)
         return served is not None and served[0] == partner
 
     def pairs_with(self, partner: PeerId) -> list[int]:
         """Return the exchanges that depend on the link to this partner. A group depends on no single link."""
-        if self._exchanges.kind.MANY:
+        if self._exchanges.session_class.IS_GROUP:
             return []
-        return [session for session, one in self._exchanges.table.items() if partner in one.others]
+        return [session for session, one in self._exchanges.table.items() if partner in one.counterparts]
 
     def engaged(self) -> Iterator[PeerId]:
         """Yield all peers with a session in progress, some more than once."""
         for one in self._exchanges.table.values():
-            yield from one.others
+            yield from one.counterparts
         for partner, _, _ in self._donating.table.values():
             yield partner
         for piece in self._joining.pieces.values():

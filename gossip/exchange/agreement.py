@@ -7,59 +7,59 @@ from gossip.exchange.session import MAX_VERSION, Local
 from gossip.ids import PeerId
 from gossip.wire.messages import MAX_GROUP, Accept, Begin, Invite, Joined, Offer
 
-__all__ = ["agreed_codec", "answers", "begins", "proposed_codec", "refusal"]
+__all__ = ["agreed_codec", "is_acceptable", "is_valid_begin", "proposed_codec", "refusal"]
 
 FALLBACK = "int8"  # Replaces a codec that needs a bound on the distance between members, until one is known.
 
 
-def refusal(local: Local, asked: Offer | Invite, alike: bool, spread: bool) -> str | None:
+def refusal(local: Local, offer: Offer | Invite, same_mixing: bool, bounded: bool) -> str | None:
     """Return the reason to refuse an offer or invitation even if this node is free, or None.
 
     Args:
         local: State of this node.
-        asked: The offer or invitation.
-        alike: True if the sender mixes as we do.
-        spread: True if a codec that needs a bound on the distance between members is acceptable.
+        offer: The offer or invitation.
+        same_mixing: True if the sender mixes as we do.
+        bounded: True if a codec that needs a bound on the distance between members is acceptable.
     """
-    if asked.fingerprint != local.fingerprint:
+    if offer.fingerprint != local.fingerprint:
         return "layout"
-    if asked.run_id != local.run_id or not local.ready:
+    if offer.run_id != local.run_id or not local.ready:
         return "run_id"
-    if not alike:
+    if not same_mixing:
         return "mixing"
-    if not usable(asked.codec, spread):
+    if not is_usable(offer.codec, bounded):
         return "codec"
-    return None if 0 <= asked.version < MAX_VERSION else "version"
+    return None if 0 <= offer.version < MAX_VERSION else "version"
 
 
-def answers(answer: Accept | Joined | Begin, spread: bool) -> bool:
-    """Return True if the codec and version of this answer are acceptable."""
-    return usable(answer.codec, spread) and 0 <= answer.version < MAX_VERSION
+def is_acceptable(answer: Accept | Joined | Begin, bounded: bool) -> bool:
+    """Return True if the codec and version of this answer are acceptable; ``bounded`` as in :func:`refusal`."""
+    return is_usable(answer.codec, bounded) and 0 <= answer.version < MAX_VERSION
 
 
-def begins(begin: Begin, me: PeerId, inviter: PeerId) -> bool:
+def is_valid_begin(begin: Begin, me: PeerId, inviter: PeerId) -> bool:
     """Return True if this Begin describes a valid group that includes us and the inviter."""
     members = begin.members
-    valid = 2 <= len(members) <= MAX_GROUP and list(members) == sorted(set(members))
-    return valid and me in members and inviter in members and answers(begin, spread=False)
+    is_valid = 2 <= len(members) <= MAX_GROUP and list(members) == sorted(set(members))
+    return is_valid and me in members and inviter in members and is_acceptable(begin, bounded=False)
 
 
-def usable(codec: str, spread: bool) -> bool:
-    return codec in CODECS and (spread or not CODECS[codec].needs_spread)
+def is_usable(codec: str, bounded: bool) -> bool:
+    return codec in CODECS and (bounded or not CODECS[codec].needs_spread)
 
 
-def proposed_codec(configured: str, spread: bool, rate: float | None, machine: Machine) -> str:
+def proposed_codec(configured: str, bounded: bool, rate: float | None, machine: Machine) -> str:
     """Return the codec to offer to a partner.
 
     Args:
         configured: The codec in the configuration, or AUTO.
-        spread: True if a bound on the distance between members is known, which some codecs need.
+        bounded: True if a bound on the distance between members is known, which some codecs need.
         rate: Rate of exchanges with the partner in MB/s: None if unknown.
         machine: Cost of each codec on this machine.
     """
     if configured == AUTO:
         return fastest(rate, machine)
-    return configured if spread or not CODECS[configured].needs_spread else FALLBACK
+    return configured if bounded or not CODECS[configured].needs_spread else FALLBACK
 
 
 def agreed_codec(configured: str, proposed: str, offered: str) -> str:
@@ -76,9 +76,13 @@ def agreed_codec(configured: str, proposed: str, offered: str) -> str:
     """
     if offered == configured:
         return proposed
-    return blind(offered) if configured == AUTO else leaner(blind(offered), blind(configured))
+    return (
+        unbounded_codec(offered)
+        if configured == AUTO
+        else leaner(unbounded_codec(offered), unbounded_codec(configured))
+    )
 
 
-def blind(codec: str) -> str:
+def unbounded_codec(codec: str) -> str:
     """Return ``codec``, or FALLBACK if it needs a bound on the distance between members."""
     return FALLBACK if CODECS[codec].needs_spread else codec

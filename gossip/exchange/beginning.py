@@ -9,129 +9,137 @@ from gossip.arithmetic.subsets import ALL, Subset
 from gossip.effects import Effect, Release, Rename, Send, Snapshot
 from gossip.exchange.agreement import agreed_codec, refusal
 from gossip.exchange.exchanges import Exchanges
-from gossip.exchange.offer import Exchange, strangers
+from gossip.exchange.offer import Exchange, has_stranger
 from gossip.exchange.transitions import INITIATOR, RESPONDER, Event, State
 from gossip.ids import PeerId
 from gossip.wire.messages import Busy, Offer, Refuse
 
-__all__ = ["TRIES", "admit", "start"]
+__all__ = ["OFFERS_PER_PARTNER", "answer_offer", "begin_mix"]
 
-TRIES = 4  # Partners asked for each one wanted. Four BUSY in a row mean that all members are mixing.
+OFFERS_PER_PARTNER = 4  # Peers to ask for each partner of a mix. Four BUSY in a row mean that all members are mixing.
 
 
-def start(kind: type[Exchange], exchanges: Exchanges[Exchange], now: float) -> list[Effect]:
+def begin_mix(kind: type[Exchange], exchanges: Exchanges[Exchange], now: float) -> list[Effect]:
     """Prepare the offers of a mix. The snapshot comes first, so that a partner's stream finds ours ready."""
-    if exchanges.engaged:
+    if exchanges.is_engaged:
         return []
-    overlapping = exchanges.overlapping
-    asked = {one.partner for one in exchanges.table.values() if one.parked or one.promised or overlapping}
-    asked.discard(exchanges.me)
+    is_overlapping = exchanges.is_overlapping
+    asked_peers = {
+        other.partner for other in exchanges.table.values()
+        if other.is_backgrounded or other.is_reserved or is_overlapping
+    }  # fmt: skip
+    asked_peers.discard(exchanges.me)
     partners = exchanges.partners
-    if not room(exchanges, 1 + partners.incoming()):
+    if not has_room(exchanges, 1 + partners.incoming()):
         return []
-    if partners.choose(asked, now) is None:
-        if not asked or partners.choose(set(), now) is None:
+    if partners.choose(asked_peers, now) is None:
+        if not asked_peers or partners.choose(set(), now) is None:
             return []
-        if exchanges.moving:
+        if exchanges.used_slots:
             return []  # All members mix with us already.
-        asked = set()  # All others have been silent for long: ask them again, since our messages may be lost.
+        asked_peers = set()  # All others have been silent for long: ask them again, since our messages may be lost.
     wanted = partners.wanted()
     part = exchanges.draw_part()
-    tries = len(asked) + TRIES * wanted
+    max_asked_peers = len(asked_peers) + OFFERS_PER_PARTNER * wanted
     effects: list[Effect] = []
     for place in range(wanted):
-        one = kind(
-            exchanges=exchanges, session=exchanges.new_session(), partner=exchanges.me, initiator=INITIATOR,
-            since=now, deadline=math.inf, asked=asked, part=part, tries=tries,
+        exchange = kind(
+            exchanges=exchanges, session=exchanges.new_session(), partner=exchanges.me, is_initiator=INITIATOR,
+            phase_began_at=now, timer_at=math.inf, asked_peers=asked_peers, part=part, max_asked_peers=max_asked_peers,
         )  # fmt: skip
-        one.steps = exchanges.local.steps
-        exchanges.outgoing[one.session] = exchanges.table[one.session] = one
-        effects.append(Snapshot(one.session, one.carries(wanted - place), part))
+        exchange.snapshot_steps = exchanges.local.steps
+        exchanges.own_exchanges[exchange.session] = exchanges.table[exchange.session] = exchange
+        effects.append(Snapshot(exchange.session, exchange.mass_shares(wanted - place), part))
     return effects
 
 
-def admit(
+def answer_offer(
     kind: type[Exchange], exchanges: Exchanges[Exchange], sender: PeerId, offer: Offer, now: float
 ) -> list[Effect]:  # fmt: skip
-    """Answer an offer: Refuse for good, Busy, or nothing until our snapshot is taken."""
+    """Answer an offer: Refuse whatever we are doing, Busy for now, or nothing until our snapshot is taken."""
     session, part, local, config = offer.session, Subset.parse(offer.part), exchanges.local, exchanges.config
-    refused = refuses(kind, exchanges, offer, part)
-    if refused is not None or part is None:
-        return [Send(sender, Refuse(session, refused or "part"))]
-    leaving, waiting = kind.standing(exchanges, sender)
-    slots = sum([not own.idle for own in leaving])
-    limit = incoming(exchanges, sender) + len(exchanges.outgoing) - slots
-    late = [] if room(exchanges, limit, slots) else overdue(exchanges, leaving, now)
-    full = not room(exchanges, limit - len(late), slots + len(late))
+    reason = offer_refusal(kind, exchanges, offer, part)
+    if reason is not None or part is None:
+        return [Send(sender, Refuse(session, reason or "part"))]
+    yielding, must_wait = kind.precedence(exchanges, sender)
+    yielding_slots = sum([own.has_slot for own in yielding])
+    limit = incoming_limit(exchanges, sender) + len(exchanges.own_exchanges) - yielding_slots
+    overdue: list[Exchange] = []
+    if not has_room(exchanges, limit, yielding_slots):
+        overdue = overdue_offers(exchanges, yielding, now)
+    is_full = not has_room(exchanges, limit - len(overdue), yielding_slots + len(overdue))
     if exchanges.partners.strange(sender):
-        waiting = waiting or strangers(exchanges) or exchanges.partners.wary_until > now
-    asleep = now - local.boundary_at > config.boundary_patience_s
-    if full or asleep or waiting or session in exchanges.table:
+        must_wait = must_wait or has_stranger(exchanges) or exchanges.partners.wary_until > now
+    is_loop_paused = now - local.boundary_at > config.boundary_patience_s
+    if is_full or is_loop_paused or must_wait or session in exchanges.table:
         return [Send(sender, Busy(session))]
     if exchanges.partners.declines(sender, now):
         exchanges.misbehaviour.note(sender, "pestering", now)
         return [Send(sender, Busy(session))]
-    for own in late:
-        own.park(now)
-    exchanges.gave_way = exchanges.gave_way or slots > 0
-    ready = next((own for own in leaving if part is ALL and own.serves), None)
-    dropped = [effect for own in leaving for effect in exchanges.tell(own, Event.YIELDED)]
-    one = exchanges.table[session] = kind(
-        exchanges=exchanges, session=session, partner=sender, initiator=RESPONDER, since=now,
-        deadline=now + config.boundary_patience_s, theirs=offer.version, partner_claim=offer.progress,
-        partner_trained=offer.trained,
-        mass=offer.mass, part=part,
+    for own in overdue:
+        own.background(now)
+    exchanges.has_given_way = exchanges.has_given_way or yielding_slots > 0
+    reusable = next((own for own in yielding if part is ALL and own.has_reusable_snapshot), None)
+    dropped = [effect for own in yielding for effect in exchanges.route_event(own, Event.YIELDED)]
+    exchange = exchanges.table[session] = kind(
+        exchanges=exchanges, session=session, partner=sender, is_initiator=RESPONDER, phase_began_at=now,
+        timer_at=now + config.boundary_patience_s, partner_version=offer.version, partner_claim=offer.progress,
+        partner_trained_intervals=offer.trained, mass=offer.mass, part=part,
     )  # fmt: skip
-    one.codec = agreed_codec(config.codec, exchanges.codec(sender, part), offer.codec)
+    exchange.codec = agreed_codec(config.codec, exchanges.offered_codec(sender, part), offer.codec)
     gap = local.version - offer.version
-    one.weight = pair_weight(gap, config.staleness_exponent, cap=min(offer.weight, one.cap()))
-    if ready is None:
+    cap = min(offer.weight, exchange.max_weight())
+    exchange.weight = pair_weight(gap, config.staleness_exponent, cap=cap)
+    if reusable is None:
         return [*dropped, Snapshot(session, part=part)]
-    dropped.remove(Release(ready.session))
-    return [*dropped, Rename(ready.session, session), *exchanges.tell(one, Event.SNAPSHOTTED, now, 0.0, ready)]
+    dropped.remove(Release(reusable.session))
+    begun = exchanges.route_event(exchange, Event.SNAPSHOTTED, now, 0.0, reusable)
+    return [*dropped, Rename(reusable.session, session), *begun]
 
 
-def refuses(kind: type[Exchange], exchanges: Exchanges[Exchange], offer: Offer, part: Subset | None) -> str | None:
+def offer_refusal(
+    kind: type[Exchange], exchanges: Exchanges[Exchange], offer: Offer, part: Subset | None
+) -> str | None:  # fmt: skip
     """Return the reason to refuse an offer whatever this node is doing at the moment, or None."""
-    reason = refusal(exchanges.local, offer, offer.mixing == kind.MIXING, spread=True)
+    reason = refusal(exchanges.local, offer, offer.mixing == kind.MIXING, bounded=True)
     if reason is not None:
         return reason
     if not 0 < offer.weight <= 0.5:
         return "weight"
-    return kind.mismatch(offer) or (
-        None if part is not None and part.elements(exchanges.local.elements) else "part"
-    )  # fmt: skip
+    is_part_known = part is not None and part.elements(exchanges.local.elements)
+    return kind.mismatch(offer) or (None if is_part_known else "part")
 
 
-def room(exchanges: Exchanges[Exchange], limit: int, leaving: int = 0) -> bool:
-    """Return True if another exchange may begin, apart from ``leaving`` ones that end for it.
+def has_room(exchanges: Exchanges[Exchange], limit: int, yielding_slots: int = 0) -> bool:
+    """Return True if another exchange may begin once those that give way to it have freed ``yielding_slots``.
 
     With outer momentum only one runs at a time, unless mixes overlap.
     """
-    if exchanges.overlapping:
-        limit = min(limit, exchanges.most)
-    elif not exchanges.plain:
+    if exchanges.is_overlapping:
+        limit = min(limit, exchanges.max_overlaps)
+    elif not exchanges.is_plain:
         limit = 1
-    return exchanges.moving - leaving < limit
+    return exchanges.used_slots - yielding_slots < limit
 
 
-def incoming(exchanges: Exchanges[Exchange], sender: PeerId) -> int:
+def incoming_limit(exchanges: Exchanges[Exchange], sender: PeerId) -> int:
     """Return how many incoming exchanges may be in progress, an offer of this sender included.
 
     The last partner may not take the last slot, which is kept for others.
     """
     limit = exchanges.partners.incoming()
-    return limit - 1 if exchanges.single and sender == exchanges.last_partner and limit > 1 else limit
+    is_kept = exchanges.counts_both_ways and sender == exchanges.last_partner and limit > 1
+    return limit - 1 if is_kept else limit
 
 
-def overdue(exchanges: Exchanges[Exchange], leaving: list[Exchange], now: float) -> list[Exchange]:
-    """Return our offers that have waited longer than answers usually take, as many as may be parked.
+def overdue_offers(exchanges: Exchanges[Exchange], yielding: list[Exchange], now: float) -> list[Exchange]:
+    """Return our offers that have waited longer than answers usually take, as many as may be backgrounded.
 
-    They wait on, but this is no reason to make others wait.
+    They wait on in the background. A partner that lets us wait is no reason to let the sender of a new offer wait too.
     """
-    late = [
+    overdue = [
         own for own in exchanges.table.values()
-        if own.state is State.OFFERED and not own.parked and own not in leaving
-        and now - own.since >= exchanges.answer_waits.learned_limit_s
+        if own.state is State.OFFERED and not own.is_backgrounded and own not in yielding
+        and now - own.phase_began_at >= exchanges.answer_waits.learned_limit_s
     ]  # fmt: skip
-    return late[: max(0, exchanges.most_parked - exchanges.parked)]
+    return overdue[: max(0, exchanges.max_backgrounded - exchanges.backgrounded_count)]

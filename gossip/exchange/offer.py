@@ -1,4 +1,15 @@
-"""An exchange that one peer offers to one other: what pairs and pushes have in common."""
+"""An exchange that one peer offers to one other: what pairs and pushes have in common.
+
+    initiator:  PREPARING --snapshotted--> OFFERED --accept--> STREAMING --streamed--> VERIFIED --commit--> DONE
+                                            |   ^                  ^                      |
+    next partner:                           +---+                  |                      | failed, late
+    busy, refuse, abort, failed, late                              |                      v
+    responder:  PREPARING ------------snapshotted------------------+                  IN_DOUBT --settled--> DONE
+
+Every state also leads to DROPPED, which ends the exchange without a result. A push has no VERIFIED, since only one side
+sends COMMIT; its initiator comes into doubt from STREAMING. The tables are in :mod:`gossip.exchange.transitions`. If a
+table allows an event, ``Exchanges`` calls the handler ``on_<event>``, which returns the effects to perform.
+"""
 
 from __future__ import annotations
 
@@ -8,72 +19,68 @@ from typing import Any, ClassVar
 
 from gossip.arithmetic.subsets import ALL, Subset
 from gossip.effects import Effect, MemberState, Rename, Send, Transfer
-from gossip.exchange.agreement import answers
+from gossip.exchange.agreement import is_acceptable
 from gossip.exchange.exchanges import Exchanges
-from gossip.exchange.session import AT_ONCE, Session
+from gossip.exchange.session import MAX_NEIGHBOURS, Session
 from gossip.exchange.session_table import DOUBT_RETRY_S
 from gossip.exchange.transitions import Event, State
 from gossip.ids import UNSTATED, Claim, PeerId
 from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Settled
 
-__all__ = ["Exchange"]
+__all__ = ["Exchange", "has_stranger"]
 
-INNOCENT = ("replaced", "late", "overflow")  # Reasons for an abort that are not the partner's fault.
+INNOCENT_REASONS = ("replaced", "late", "overflow")  # Reasons for an abort that are not the partner's fault.
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Exchange(Session):
-    """One side of an exchange with one partner.
-
-    ``theirs`` is the version that the partner states and ``partner_claim`` its progress. ``committed`` says that its
-    COMMIT has arrived. ``asked`` holds the partners that were offered an exchange of the same mix. ``session`` changes
-    for each partner that is asked.
-    """
+    """One side of an exchange with one partner. ``session`` changes for each partner that is asked."""
 
     MIXING: ClassVar[str]  # The name in an Offer.
-    ANSWERED: ClassVar[bool] = True  # Its answer time counts in the statistics of answers.
+    COUNTS_ANSWER: ClassVar[bool] = True  # The time of the answer counts in ``Exchanges.answer_waits``.
 
     exchanges: Exchanges[Any] = field(repr=False)
     partner: PeerId
     weight: float = 0.5
-    theirs: float = 0.0
+    partner_version: float = 0.0  # As the partner states it, like the next two.
     partner_claim: Claim = UNSTATED
-    trained: float = 1.0  # Intervals from the last mix to the snapshot, ours and as the partner states it.
-    partner_trained: float = 1.0
-    taken: float = 1.0  # Share of the difference that the filter left.
-    committed: bool = False
+    partner_trained_intervals: float = 1.0
+    trained_intervals: float = 1.0  # Intervals that this node trained from its last mix to the snapshot.
+    accepted_share: float = 1.0  # Share of the partner's difference that our filter accepted.
+    has_partner_committed: bool = False
     codec: str = "fp32"
-    asked: set[PeerId] = field(default_factory=set)
+    asked_peers: set[PeerId] = field(default_factory=set)  # All exchanges of one mix share this set.
+    max_asked_peers: int = 0  # Limit of ``asked_peers``.
     mass: float = 0.0  # Push-sum mass that a push carries.
     part: Subset = ALL
-    tries: int = 0  # Number of partners that may be asked.
-    until: float = 0.0  # Time at which we stop waiting; at the earlier ``deadline`` the exchange is parked.
-    answer_s: float = 0.0  # Time that the answer to our offer took.
-    after: int = 0  # Number of exchanges that had finished when its snapshot was taken.
-    blamed: bool = False  # The partner's silence has been noted already.
+    final_deadline: float = 0.0  # Time at which the wait for the partner ends. At ``timer_at`` we look earlier.
+    answer_s: float = 0.0  # Time that the answer to our Offer took.
+    done_count_at_snapshot: int = 0  # Number of exchanges that had finished when the snapshot was taken.
+    is_partner_blamed: bool = False  # The partner's silence has been counted as misbehaviour already.
 
     @property
-    def others(self) -> tuple[PeerId, ...]:
+    def counterparts(self) -> tuple[PeerId, ...]:
         return (self.partner,)
 
     @property
-    def idle(self) -> bool:
-        return self.parked or self.state is State.IN_DOUBT
+    def has_slot(self) -> bool:
+        return not (self.is_backgrounded or self.state is State.IN_DOUBT)
 
     @property
-    def promised(self) -> bool:
-        """Return True if it was reserved ahead and its streams have not begun."""
+    def is_reserved(self) -> bool:
+        """Return True if the exchange was reserved ahead and its streams have not begun."""
         return False
 
     @staticmethod
-    def most_doubts(exchanges: Exchanges[Any]) -> int:
-        """Return the limit of exchanges in doubt.
+    def max_doubts(exchanges: Exchanges[Any]) -> int:
+        """Return the limit of exchanges in doubt: as many as can be in progress at once.
 
-        It equals the exchanges that can be in progress at once, because a cut between all of their COMMITs leaves no
-        more in doubt. Members that sit out or are away at this moment do not lower it.
+        A network cut can hit each exchange in progress between its two COMMITs, and no more can come into doubt at
+        once. The limit follows from the configuration and not from the partners that are present. A partner that is in
+        back-off or away now may have been in an exchange that is in doubt.
         """
         config = exchanges.config
-        return config.incoming_limit + config.partners if config.partners else 2 * AT_ONCE
+        return config.incoming_limit + config.partners if config.partners else 2 * MAX_NEIGHBOURS
 
     @property
     def elements(self) -> int:
@@ -84,18 +91,18 @@ class Exchange(Session):
 
     @classmethod
     def on_stray(cls, exchanges: Exchanges[Any], event: Event, sender: PeerId, session: int) -> list[Effect]:
-        one = exchanges.table.get(session)
-        if one is not None and one.partner == sender:
+        known = exchanges.table.get(session)
+        if known is not None and known.partner == sender:
             return []  # The message is a duplicate or early; an Abort could follow our COMMIT.
         match event:
             case Event.ACCEPT | Event.JOINED:
                 return [Send(sender, Abort(session, "late"))]
             case Event.OUTCOME:
-                return [Send(sender, Settled(session, (sender, session) in exchanges.verdicts))]
+                return [Send(sender, Settled(session, (sender, session) in exchanges.outcomes))]
         return []
 
     # -- the beginning -------------------------------------------------------------------------------------------
-    def carries(self, partners: int) -> int:
+    def mass_shares(self, partners: int) -> int:
         """Return the number of partners that share the mass of our snapshot, 0 if it gives none away."""
         return 0
 
@@ -105,286 +112,343 @@ class Exchange(Session):
         return None
 
     @classmethod
-    def standing(cls, exchanges: Exchanges[Any], sender: PeerId) -> tuple[list[Exchange], bool]:
+    def precedence(cls, exchanges: Exchanges[Any], sender: PeerId) -> tuple[list[Exchange], bool]:
         """Return our exchanges that give way to an offer of ``sender``, and whether the offer must wait."""
         return [], False
 
-    def snapshotted(self, now: float, mass: float = 0.0, of: Exchange | None = None) -> list[Effect]:
-        """Send the Offer or the Accept, now that the snapshot exists.
+    def on_snapshotted(
+        self, now: float, mass: float = 0.0, yielded_offer: Exchange | None = None
+    ) -> list[Effect]:  # fmt: skip
+        """Handle our snapshot in PREPARING: the initiator sends the Offer, the responder Accept and its stream.
 
-        ``of`` is an offer of ours that gave way to this exchange and left it its snapshot.
+        Args:
+            now: Current time in seconds.
+            mass: Push-sum mass that the snapshot took from the model.
+            yielded_offer: An offer of ours that gave way to this exchange and left it its snapshot.
         """
         local = self.exchanges.local
-        self.ours, self.steps, self.after = local.version, local.steps, self.exchanges.done
-        self.claim, self.trained = local.progress.claim, self.exchanges.trained(local.steps)
-        if self.initiator:
+        self.our_version, self.snapshot_steps = local.version, local.steps
+        self.done_count_at_snapshot = self.exchanges.done_count
+        self.our_claim, self.trained_intervals = local.progress.claim, self.exchanges.trained_intervals(local.steps)
+        if self.is_initiator:
             self.mass = mass
-            return self.offer(now)
-        if of is not None:
-            self.ours, self.steps, self.after, self.trained = of.ours, of.steps, of.after, of.trained
+            return self.ask_next_partner(now)
+        if yielded_offer is not None:
+            self.our_version, self.snapshot_steps = yielded_offer.our_version, yielded_offer.snapshot_steps
+            self.done_count_at_snapshot = yielded_offer.done_count_at_snapshot
+            self.trained_intervals = yielded_offer.trained_intervals
         self.state = State.STREAMING
-        accept = Accept(self.session, self.ours, self.weight, self.codec, self.claim, self.trained)
-        return [Send(self.partner, accept), self.transfer(now)]
+        accept = Accept(
+            self.session, self.our_version, self.weight, self.codec, self.our_claim, self.trained_intervals
+        )  # fmt: skip
+        return [Send(self.partner, accept), self.start_streams(now)]
 
-    def spoiled(self) -> list[Effect]:
-        """End the exchange, as nothing can be streamed: tell an initiator to ask another partner."""
-        told: list[Effect] = [] if self.initiator else [Send(self.partner, Busy(self.session))]
-        return [*told, *self.drop()]
+    def on_spoiled(self) -> list[Effect]:
+        """Handle a snapshot that cannot be streamed, in any state: drop the exchange.
+
+        A responder answers Busy, so that the initiator asks another partner.
+        """
+        answer: list[Effect] = [] if self.is_initiator else [Send(self.partner, Busy(self.session))]
+        return [*answer, *self.drop()]
 
     @property
-    def serves(self) -> bool:
-        """Return True if another exchange can use its snapshot.
+    def has_reusable_snapshot(self) -> bool:
+        """Return True if another exchange can use the snapshot of this offer.
 
         The snapshot must hold all weights, give no mass away, and include the differences of all finished exchanges.
         """
-        current = self.after == self.exchanges.done
-        return self.state is State.OFFERED and self.part is ALL and not self.mass and current
+        is_current = self.done_count_at_snapshot == self.exchanges.done_count
+        return self.state is State.OFFERED and self.part is ALL and not self.mass and is_current
 
     # -- asking --------------------------------------------------------------------------------------------------
-    def offer(self, now: float) -> list[Effect]:
-        """Ask the next partner under a new session number; drop the snapshot if there is no partner left.
+    def ask_next_partner(self, now: float) -> list[Effect]:
+        """Send the Offer to the next partner, under a new session number. Without a partner drop the exchange.
 
-        A parked exchange only ends: another has taken its place already.
+        A backgrounded offer asks no other partner and only ends, because it has freed its slot, and a newer exchange
+        may have taken it.
         """
-        if self.parked:
+        if self.is_backgrounded:
             return self.drop()
-        exchanges, asked = self.exchanges, self.asked
-        again, crowded = self.state is State.OFFERED, strangers(exchanges, but=self)
+        exchanges, asked = self.exchanges, self.asked_peers
+        is_retry, is_stranger_busy = self.state is State.OFFERED, has_stranger(exchanges, excluded=self)
         # Another exchange may have begun since this one was prepared. Overlapping mixes have different partners.
-        mixing = [one.partner for one in exchanges.table.values() if not one.idle] if exchanges.overlapping else []
-        excluded = asked.union(mixing)
-        partner = exchanges.partners.choose(excluded, now, again, crowded) if len(asked) < self.tries else None
+        mixing = [other.partner for other in exchanges.table.values() if other.has_slot]
+        excluded = asked.union(mixing if exchanges.is_overlapping else [])
+        may_ask, choose = len(asked) < self.max_asked_peers, exchanges.partners.choose
+        partner = choose(excluded, now, is_retry, is_stranger_busy) if may_ask else None
         if partner is None:
-            exchanges.gave_up = True
+            exchanges.has_given_up = True
             return self.drop()
         asked.add(partner)
-        renamed = self.rename() if again else []
+        renamed = self.renew_session() if is_retry else []
         self.partner, self.state = partner, State.OFFERED
-        self.weight = self.cap()
-        self.since, self.until = now, now + exchanges.config.reply_timeout_s
-        self.deadline = min(now + exchanges.answer_waits.limit_s, self.until)
+        self.weight = self.max_weight()
+        self.phase_began_at, self.final_deadline = now, now + exchanges.config.reply_timeout_s
+        self.timer_at = min(now + exchanges.answer_waits.limit_s, self.final_deadline)
         local = exchanges.local
-        message = Offer(
-            self.session, local.fingerprint, local.run_id, self.ours, self.weight, exchanges.codec(partner, self.part),
-            self.MIXING, self.mass, str(self.part), self.claim, self.trained,
+        offer = Offer(
+            self.session, local.fingerprint, local.run_id, self.our_version, self.weight,
+            exchanges.offered_codec(partner, self.part), self.MIXING, self.mass, str(self.part), self.our_claim,
+            self.trained_intervals,
         )  # fmt: skip
-        return [*renamed, Send(partner, message)]
+        return [*renamed, Send(partner, offer)]
 
-    def rename(self) -> list[Effect]:
+    def renew_session(self) -> list[Effect]:
         """Take a new session number, so that late messages of the last partner do not count as the next one's."""
         exchanges, old = self.exchanges, self.session
         new = self.session = exchanges.new_session()
-        del exchanges.table[old], exchanges.outgoing[old]
-        exchanges.table[new] = exchanges.outgoing[new] = self
+        del exchanges.table[old], exchanges.own_exchanges[old]
+        exchanges.table[new] = exchanges.own_exchanges[new] = self
         return [Rename(old, new)]
 
-    def accept(self, sender: PeerId, accept: Accept, now: float) -> list[Effect]:
-        agreed = answers(accept, self.part in self.exchanges.bounded) and 0 < accept.weight <= self.weight
-        if not agreed:
-            return [Send(sender, Abort(self.session, "terms")), *self.fail(now, "terms")]
-        self.weight, self.theirs, self.answer_s = accept.weight, accept.version, now - self.since
-        self.partner_claim, self.partner_trained = accept.progress, accept.trained
-        self.codec, self.state = accept.codec, State.STREAMING
-        return [self.transfer(now)]
-
-    def cap(self) -> float:
+    def max_weight(self) -> float:
         """Return the largest weight that we allow."""
-        return self.exchanges.partners.cap(self.partner, self.exchanges.moving)
+        return self.exchanges.partners.cap(self.partner, self.exchanges.used_slots)
 
-    def busy(self, sender: PeerId, now: float) -> list[Effect]:
-        return self.offer(now)
+    def on_accept(self, sender: PeerId, accept: Accept, now: float) -> list[Effect]:
+        """Handle Accept in OFFERED: start the streams, or abort if it changes what we offered."""
+        bounded = self.part in self.exchanges.measured_parts
+        if not (is_acceptable(accept, bounded) and 0 < accept.weight <= self.weight):
+            return [Send(sender, Abort(self.session, "terms")), *self.fail("terms", now)]
+        self.weight, self.partner_version, self.answer_s = accept.weight, accept.version, now - self.phase_began_at
+        self.partner_claim, self.partner_trained_intervals = accept.progress, accept.trained
+        self.codec, self.state = accept.codec, State.STREAMING
+        return [self.start_streams(now)]
 
-    def refuse(self, sender: PeerId, now: float) -> list[Effect]:
-        # Do not ask this partner for a while; it may still offer to us.
+    def on_busy(self, sender: PeerId, now: float) -> list[Effect]:
+        """Handle Busy in OFFERED: ask the next partner."""
+        return self.ask_next_partner(now)
+
+    def on_refuse(self, sender: PeerId, now: float) -> list[Effect]:
+        """Handle Refuse in OFFERED: do not ask this partner for a while (it may still offer to us), but the next."""
         self.exchanges.partners.failed(sender, now, silent=True)
-        return self.offer(now)
+        return self.ask_next_partner(now)
 
-    def unanswered(self, now: float, code: str) -> list[Effect]:
-        """Record that an offer failed, and ask another partner."""
-        self.exchanges.count(code)
+    def leave_silent_partner(self, code: str, now: float) -> list[Effect]:
+        """Count an offer without an answer as failed, and ask the next partner."""
+        self.exchanges.count_failure(code)
         self.exchanges.partners.failed(self.partner, now, silent=True)
-        return self.offer(now)
+        return self.ask_next_partner(now)
 
     # -- waiting -------------------------------------------------------------------------------------------------
-    def park(self, now: float) -> None:
+    def background(self, now: float) -> None:
         """Free the slot of an exchange whose partner takes longer than usual.
 
-        If no more exchanges may be parked, it keeps its slot until its time is up.
+        If no more exchanges may be backgrounded, it keeps its slot until its final deadline.
         """
         exchanges = self.exchanges
-        if not self.parked and exchanges.parked < exchanges.most_parked:
-            self.parked = exchanges.freed = True
+        if not self.is_backgrounded and exchanges.backgrounded_count < exchanges.max_backgrounded:
+            self.is_backgrounded = exchanges.has_freed_slot = True
             exchanges.partners.slow(self.partner, now)
-            exchanges.outgoing.pop(self.session, None)
+            exchanges.own_exchanges.pop(self.session, None)
 
-    def late(self, now: float) -> list[Effect]:
+    def on_late(self, now: float) -> list[Effect]:
+        """Handle ``timer_at``, which has come, in any state.
+
+        Before the final deadline the partner only takes longer than usual: background the exchange. At the final
+        deadline end the wait: ask the next partner, fail, or ask for the outcome. In IN_DOUBT ask again, and give up
+        after ``doubt_s``.
+        """
         exchanges, partner = self.exchanges, self.partner
-        if now < self.until and self.state is not State.IN_DOUBT:
-            self.park(now)
-            self.deadline = self.until
+        if now < self.final_deadline and self.state is not State.IN_DOUBT:
+            self.background(now)
+            self.timer_at = self.final_deadline
             return []
         match self.state:
             case State.PREPARING:
                 return [Send(partner, Busy(self.session)), *self.drop()]
             case State.OFFERED:
                 exchanges.misbehaviour.note(partner, "wasted", now)
-                told = Send(partner, Abort(self.session, "late"))
-                return [told, *self.unanswered(now, "unanswered")]
+                abort = Send(partner, Abort(self.session, "late"))
+                return [abort, *self.leave_silent_partner("unanswered", now)]
             case State.STREAMING:
-                return self.failed("deadline", now)
+                return self.on_failed("deadline", now)
             case State.VERIFIED:
                 exchanges.partners.failed(partner, now)  # Its link works, and yet it does not send COMMIT.
                 exchanges.misbehaviour.note(partner, "wasted", now)
-                self.blamed = True
-                return self.doubt(now)
-        if now - self.since < exchanges.config.internal.doubt_s:
-            return self.doubt(now)
-        if not self.blamed:
+                self.is_partner_blamed = True
+                return self.ask_outcome(now)
+        if now - self.phase_began_at < exchanges.config.internal.doubt_s:
+            return self.ask_outcome(now)
+        if not self.is_partner_blamed:
             exchanges.misbehaviour.note(partner, "wasted", now)
-        return self.fail(now, "doubt")
+        return self.fail("doubt", now)
 
     # -- streaming -----------------------------------------------------------------------------------------------
-    def transfer(self, now: float) -> Transfer:
+    def start_streams(self, now: float) -> Transfer:
+        """Return the Transfer, and set its deadlines.
+
+        The final deadline allows 4 bytes per element at the slowest rate (both vectors travel at once), a pause of
+        ``stall_s``, and the longest duration that exchanges with this partner take. The initiator adds the time of the
+        answer, which tells how long the round trip is. At ``timer_at`` the streams take longer than usual.
+        """
         exchanges = self.exchanges
         seconds = 4 * self.elements / (exchanges.config.slowest_rate_mb_s * 1e6) + exchanges.config.stall_s
         seconds += exchanges.durations.longest_s(self.partner)
-        if self.initiator:
-            seconds += now - self.since  # The time of the answer counts, because the round trip is part of it.
-        self.since, self.until = now, now + seconds
-        self.deadline = self.until if self.parked else min(now + exchanges.stream_waits.limit_s, self.until)
-        exchanges.began = True
-        sends, receives = self.ways
+        if self.is_initiator:
+            seconds += now - self.phase_began_at
+        self.phase_began_at, self.final_deadline = now, now + seconds
+        self.timer_at = self.final_deadline
+        if not self.is_backgrounded:
+            self.timer_at = min(now + exchanges.stream_waits.limit_s, self.final_deadline)
+        exchanges.has_stream_begun = True
+        sends, receives = self.directions
         return Transfer(self.session, self.partner, self.codec, self.part, sends, receives)
 
     @property
-    def ways(self) -> tuple[bool, bool]:
+    def directions(self) -> tuple[bool, bool]:
         """Return two flags: we send our vector, and we receive the partner's."""
         return True, True
 
-    def streamed(self, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
-        """Check the partner's complete vector and answer with COMMIT or ABORT."""
+    def on_streamed(self, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
+        """Handle the partner's complete vector in STREAMING: send COMMIT, or ABORT if a check fails.
+
+        Args:
+            difference_sq: Squared distance between both vectors.
+            own_sq: Squared norm of our vector.
+            now: Current time in seconds.
+        """
         exchanges, partner, elements = self.exchanges, self.partner, self.elements
-        refused = exchanges.filter.judge(partner, difference_sq, own_sq, elements, exchanges.local.version)
-        if refused is not None:
-            exchanges.refusals.add(partner, refused)
+        refusal = exchanges.filter.judge(partner, difference_sq, own_sq, elements, exchanges.local.version)
+        if refusal is not None:
+            exchanges.refusals.add(partner, refusal)
             exchanges.misbehaviour.note(partner, "refused", now)
-            return [Send(partner, Abort(self.session, refused)), *self.fail(now, refused)]
-        whole = exchanges.local.elements / elements if self.part.kind != "all" else 1.0
-        exchanges.seen.append((difference_sq * whole, own_sq * whole))
-        here, at = exchanges.partners.here, exchanges.intervals(now)
-        taken, why = exchanges.filter.take(partner, self.weight, difference_sq, elements, here, at)
-        for code in why:
-            exchanges.refusals.add(partner, code)
-        if taken == 1.0:
+            return [Send(partner, Abort(self.session, refusal)), *self.fail(refusal, now)]
+        # Squares of a part are scaled up to all elements.
+        scale = exchanges.local.elements / elements if self.part.kind != "all" else 1.0
+        exchanges.last_squares.append((difference_sq * scale, own_sq * scale))
+        present, intervals = exchanges.partners.here, exchanges.elapsed_intervals(now)
+        share, reasons = exchanges.filter.take(partner, self.weight, difference_sq, elements, present, intervals)
+        for reason in reasons:
+            exchanges.refusals.add(partner, reason)
+        if share == 1.0:
             exchanges.misbehaviour.take_back(partner, "clipped")
         else:
             exchanges.misbehaviour.note(partner, "clipped", now)
-            self.weight, self.taken = self.weight * taken, taken
-            self.mass *= taken  # A push that counts for less moves its receiver less.
-        return [Send(partner, Commit(self.session)), *self.committing(now)]
+            self.weight, self.accepted_share = self.weight * share, share
+            self.mass *= share  # A push that counts for less moves its receiver less.
+        return [Send(partner, Commit(self.session)), *self.note_own_commit(now)]
 
-    def committing(self, now: float) -> list[Effect]:
+    def note_own_commit(self, now: float) -> list[Effect]:
         """Change the state, as our COMMIT is being sent."""
         raise NotImplementedError
 
     # -- faults --------------------------------------------------------------------------------------------------
-    def failed(self, code: str, now: float) -> list[Effect]:
-        """Handle streams that stalled, brought wrong bytes or lost their link ("broken")."""
+    def on_failed(self, code: str, now: float) -> list[Effect]:
+        """Handle a failed stream or link: ask the next partner in OFFERED, else fail.
+
+        Args:
+            code: "broken" if the link broke, "idle" if it was closed as not needed, else what was wrong with a stream.
+            now: Current time in seconds.
+        """
         match self.state:
             case State.OFFERED:
-                if code == "idle":  # The offer crossed the message that the link was not needed.
-                    return self.offer(now)
-                return self.unanswered(now, "unreached")
+                if code == "idle":  # The partner closed the link before our Offer arrived. That is no fault.
+                    return self.ask_next_partner(now)
+                return self.leave_silent_partner("unreached", now)
             case State.STREAMING:
                 self.exchanges.misbehaviour.note(self.partner, "wasted", now)
-                untold = code in ("broken", "idle")
-                told: list[Effect] = [] if untold else [Send(self.partner, Abort(self.session, code))]
-                return [*told, *self.fail(now, code)]
-        return self.fail(now, code)
+                is_link_gone = code in ("broken", "idle")
+                abort: list[Effect] = [] if is_link_gone else [Send(self.partner, Abort(self.session, code))]
+                return [*abort, *self.fail(code, now)]
+        return self.fail(code, now)
 
-    def without(self, peer: PeerId, now: float) -> list[Effect]:
-        return self.exchanges.tell(self, Event.FAILED, "broken", now) if peer == self.partner else []
+    def on_link_lost(self, peer: PeerId, now: float) -> list[Effect]:
+        return self.exchanges.route_event(self, Event.FAILED, "broken", now) if peer == self.partner else []
 
-    def lost(self, state: Callable[[PeerId], MemberState | None]) -> list[PeerId]:
-        """Return the partner if our offer waits for it and it is no longer held ALIVE. The offer then goes to another
-        at once."""
+    def lost_peers(self, state: Callable[[PeerId], MemberState | None]) -> list[PeerId]:
+        """Return the partner if our offer waits for it and it is no longer ALIVE: ask the next partner at once."""
         waits = self.state is State.OFFERED and state(self.partner) is not MemberState.ALIVE
         return [self.partner] if waits else []
 
-    def orphaned(self, state: Callable[[PeerId], MemberState | None]) -> bool:
+    def is_orphaned(self, state: Callable[[PeerId], MemberState | None]) -> bool:
         return state(self.partner) in (MemberState.DEAD, MemberState.LEFT)
 
-    def abort(self, sender: PeerId, code: str, now: float) -> list[Effect]:
+    def on_abort(self, sender: PeerId, code: str, now: float) -> list[Effect]:
+        """Handle Abort: ask the next partner in OFFERED, else fail. In any state the partner has not committed."""
         if self.state is State.OFFERED:
-            return self.offer(now)
+            return self.ask_next_partner(now)
         self.exchanges.misbehaviour.note(sender, "wasted", now)
-        return self.fail(now, code)
+        return self.fail(code, now)
 
-    def outcome(self, sender: PeerId, now: float) -> list[Effect]:
-        """Answer "aborted": the partner would not ask if it had our COMMIT, and we have not sent it."""
-        return [*self.fail(now, "broken"), Send(sender, Settled(self.session, False))]
+    def on_outcome(self, sender: PeerId, now: float) -> list[Effect]:
+        """Handle Outcome before our COMMIT (up to STREAMING): answer that the exchange has not happened, and fail.
 
-    def settled(self, sender: PeerId, settled: Settled, now: float) -> list[Effect]:
-        return self.finish(now) if settled.committed else self.fail(now, "aborted")
+        The partner asks because it has committed and lost its link before a COMMIT of ours arrived. We have sent none,
+        and must send none after this answer.
+        """
+        return [*self.fail("broken", now), Send(sender, Settled(self.session, False))]
 
-    def doubt(self, now: float) -> list[Effect]:
-        """Ask the partner for the outcome of an exchange in doubt.
+    def on_settled(self, sender: PeerId, settled: Settled, now: float) -> list[Effect]:
+        """Handle the answer to our Outcome in IN_DOUBT: finish or fail, as the partner did."""
+        return self.finish(now) if settled.committed else self.fail("aborted", now)
+
+    def ask_outcome(self, now: float) -> list[Effect]:
+        """Ask the partner for the outcome of an exchange in doubt, and free its slot.
 
         Neither our own mix nor incoming offers wait for the answer. A partner that dies or stays silent therefore costs
-        one exchange, and not ``doubt_s`` of them.
+        the time of one exchange, and not ``doubt_s``, in which many others can be made.
         """
         ended: list[Effect] = []
         if self.state is not State.IN_DOUBT:
-            self.state, self.since = State.IN_DOUBT, now
-            self.exchanges.freed = True
-            self.exchanges.outgoing.pop(self.session, None)
-            ended = self.exchanges.forget_doubts(now)
-        self.deadline = now + DOUBT_RETRY_S
+            self.state, self.phase_began_at = State.IN_DOUBT, now
+            self.exchanges.has_freed_slot = True
+            self.exchanges.own_exchanges.pop(self.session, None)
+            ended = self.exchanges.drop_excess_doubt(now)
+        self.timer_at = now + DOUBT_RETRY_S
         return [*ended, Send(self.partner, Outcome(self.session))]
 
-    def crowded(self, now: float) -> list[Effect]:
-        return self.fail(now, "doubt")
+    def on_crowded(self, now: float) -> list[Effect]:
+        """Handle too many exchanges in doubt, of which this IN_DOUBT one is the oldest: fail."""
+        return self.fail("doubt", now)
 
-    def gone(self, now: float) -> list[Effect]:
-        return self.fail(now, "doubt")
+    def on_gone(self, now: float) -> list[Effect]:
+        """Handle a partner that is DEAD or LEFT, in IN_DOUBT: fail, as no other member knows the outcome."""
+        return self.fail("doubt", now)
 
     # -- endings -------------------------------------------------------------------------------------------------
     def finish(self, now: float) -> list[Effect]:
         """Apply the exchange: it has happened."""
         raise NotImplementedError
 
-    def fail(self, now: float, code: str) -> list[Effect]:
+    def fail(self, code: str, now: float) -> list[Effect]:
+        """Count the failure for this reason, hold it against the partner unless it is innocent, and drop."""
         exchanges = self.exchanges
-        exchanges.count(code)
+        exchanges.count_failure(code)
         if code == "overflow":
-            # The next exchange uses a codec without a bound and measures the distance anew.
-            exchanges.bounded.discard(self.part)
-            # The next exchange with this partner does the same: others may show a smaller distance.
-            exchanges.apart[self.partner] = None
-        if not self.blamed and not (code in INNOCENT and exchanges.excuses(self.partner)):
+            # The measured distance was too small. The next exchange of this part, with any partner, uses a codec that
+            # needs no bound on the distance, and measures it anew.
+            exchanges.measured_parts.discard(self.part)
+            # Another partner may measure it first, and may be nearer. Its distance would be too small for this partner
+            # again, so the next exchange with this partner needs no bound either.
+            exchanges.distant_partners[self.partner] = None
+        is_excused = code in INNOCENT_REASONS and not self.is_partner_blamed and exchanges.excuse_once(self.partner)
+        if not self.is_partner_blamed and not is_excused:
             exchanges.partners.failed(self.partner, now, silent=self.state is State.PREPARING)
-        if self.initiator and not self.parked:
-            exchanges.gave_up = True
+        if self.is_initiator and not self.is_backgrounded:
+            exchanges.has_given_up = True
         return self.drop()
 
     def drop(self) -> list[Effect]:
         """End the exchange without a result."""
         return self.end(State.DROPPED)
 
-    def yielded(self) -> list[Effect]:
+    def on_yielded(self) -> list[Effect]:
+        """Handle another member's offer that takes the place of ours, before STREAMING: drop ours."""
         return self.drop()
 
-    def replaced(self) -> list[Effect]:
-        told: list[Effect] = []
+    def on_replaced(self) -> list[Effect]:
+        """Handle weights that are about to be replaced, in any state: tell a partner that waits, and drop."""
+        answer: list[Effect] = []
         if self.state in (State.OFFERED, State.STREAMING):
-            told.append(Send(self.partner, Abort(self.session, "replaced")))
-        elif self.state is State.PREPARING and not self.initiator:
-            told.append(Send(self.partner, Busy(self.session)))
+            answer.append(Send(self.partner, Abort(self.session, "replaced")))
+        elif self.state is State.PREPARING and not self.is_initiator:
+            answer.append(Send(self.partner, Busy(self.session)))
         self.mass = 0.0  # The mass belongs to weights that are being replaced.
-        return [*told, *self.drop()]
+        return [*answer, *self.drop()]
 
 
-def strangers(exchanges: Exchanges[Exchange], but: Exchange | None = None) -> bool:
-    """Return True if an unverified peer has an exchange."""
-    strange = exchanges.partners.strange
-    return any(one is not but and strange(one.partner) for one in exchanges.table.values())
+def has_stranger(exchanges: Exchanges[Exchange], excluded: Exchange | None = None) -> bool:
+    """Return True if an exchange other than ``excluded`` has a new member as its partner (``Partners.strange``)."""
+    is_strange = exchanges.partners.strange
+    return any(other is not excluded and is_strange(other.partner) for other in exchanges.table.values())

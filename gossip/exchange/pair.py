@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 from gossip.arithmetic.correction import credit
 from gossip.arithmetic.subsets import ALL
 from gossip.effects import Effect, Mix, Send
-from gossip.exchange.beginning import admit, start
+from gossip.exchange.beginning import answer_offer, begin_mix
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.offer import Exchange
-from gossip.exchange.session import State, version_gap, within
+from gossip.exchange.session import State, clamp_version, version_gap
 from gossip.exchange.transitions import PAIR, Table
 from gossip.ids import PeerId
 from gossip.misbehaviour import NEVER
@@ -31,79 +31,88 @@ class Pair(Exchange):
     TRANSITIONS: ClassVar[Table] = PAIR
 
     @classmethod
-    def start(cls, exchanges: Exchanges[Any], now: float) -> list[Effect]:
-        return start(cls, exchanges, now)
+    def begin_mix(cls, exchanges: Exchanges[Any], now: float) -> list[Effect]:
+        return begin_mix(cls, exchanges, now)
 
     @classmethod
-    def answer(cls, exchanges: Exchanges[Any], sender: PeerId, offer: Offer, now: float) -> list[Effect]:
-        return admit(cls, exchanges, sender, offer, now)
+    def answer_offer(cls, exchanges: Exchanges[Any], sender: PeerId, offer: Offer, now: float) -> list[Effect]:
+        return answer_offer(cls, exchanges, sender, offer, now)
 
     @classmethod
-    def standing(cls, exchanges: Exchanges[Any], sender: PeerId) -> tuple[list[Exchange], bool]:
+    def precedence(cls, exchanges: Exchanges[Any], sender: PeerId) -> tuple[list[Exchange], bool]:
         """Return our exchanges that give way to an offer of ``sender``, and whether the offer must wait.
 
         With one partner a mix, an exchange counts as our mix whichever side offered it. So an exchange of ours that is
         still PREPARING gives way to an offer, but only once until a mix of ours finishes. If two offers cross, the
-        initiator with the smaller id wins. While a parked or overlapping exchange streams, its partner may not begin
-        another.
+        initiator with the smaller id wins. While a backgrounded or overlapping exchange streams, its partner may not
+        begin another.
         """
-        leaving: list[Exchange] = []
-        waiting = False
+        yielding: list[Exchange] = []
+        must_wait = False
         for own in exchanges.table.values():
-            begun = own.state in (STREAMING, VERIFIED) or (own.state is PREPARING and not own.initiator)
-            if own.partner == sender and begun and (own.parked or exchanges.overlapping):
-                waiting = True
-            elif own.parked:
+            has_begun = own.state in (STREAMING, VERIFIED) or (own.state is PREPARING and not own.is_initiator)
+            if own.partner == sender and has_begun and (own.is_backgrounded or exchanges.is_overlapping):
+                must_wait = True
+            elif own.is_backgrounded:
                 continue
-            elif own.promised:  # The partner offers instead of keeping its reservation.
-                leaving += [own] if own.partner == sender else []
-            elif own.initiator and own.state is OFFERED and own.partner == sender:
-                leaving.append(own)
-                waiting = waiting or exchanges.me < sender
-            elif own.initiator and own.state is PREPARING and exchanges.single and not exchanges.gave_way:
-                leaving.append(own)
-        return leaving, waiting
+            elif own.is_reserved:  # The partner offers instead of keeping its reservation.
+                yielding += [own] if own.partner == sender else []
+            elif own.is_initiator and own.state is OFFERED and own.partner == sender:
+                yielding.append(own)
+                must_wait = must_wait or exchanges.me < sender
+            elif (
+                own.is_initiator and own.state is PREPARING
+                and exchanges.counts_both_ways and not exchanges.has_given_way
+            ):  # fmt: skip
+                yielding.append(own)
+        return yielding, must_wait
 
-    def commit(self, sender: PeerId, now: float) -> list[Effect]:
-        self.committed = True
+    def on_commit(self, sender: PeerId, now: float) -> list[Effect]:
+        """Handle COMMIT: finish in VERIFIED and IN_DOUBT; in STREAMING note it, since we have not committed yet."""
+        self.has_partner_committed = True
         return self.finish(now) if self.state is not STREAMING else []
 
-    def committing(self, now: float) -> list[Effect]:
-        if self.committed:
+    def note_own_commit(self, now: float) -> list[Effect]:
+        """Finish if the partner has committed too, else wait for its COMMIT in VERIFIED."""
+        if self.has_partner_committed:
             return self.finish(now)
         self.state = VERIFIED
-        self.until = now + max(self.exchanges.config.stall_s, self.until - now)
-        if self.parked:
-            self.deadline = self.until
+        self.final_deadline = now + max(self.exchanges.config.stall_s, self.final_deadline - now)
+        if self.is_backgrounded:
+            self.timer_at = self.final_deadline
         return []
 
-    def outcome(self, sender: PeerId, now: float) -> list[Effect]:
-        """Confirm the exchange if our COMMIT is sent: the partner would not ask unless its own was."""
+    def on_outcome(self, sender: PeerId, now: float) -> list[Effect]:
+        """Handle Outcome: in VERIFIED and IN_DOUBT answer that the exchange has happened, and finish.
+
+        A partner asks only after its own COMMIT, so both sides have committed. In other states we have not.
+        """
         if self.state not in (VERIFIED, IN_DOUBT):
-            return Exchange.outcome(self, sender, now)
+            return Exchange.on_outcome(self, sender, now)
         return [*self.finish(now), Send(sender, Settled(self.session, True))]
 
-    def failed(self, code: str, now: float) -> list[Effect]:
-        return self.doubt(now) if self.state is VERIFIED else Exchange.failed(self, code, now)
+    def on_failed(self, code: str, now: float) -> list[Effect]:
+        """Handle a failed stream or link: in VERIFIED ask for the outcome, since the partner may have our COMMIT."""
+        return self.ask_outcome(now) if self.state is VERIFIED else Exchange.on_failed(self, code, now)
 
     def finish(self, now: float) -> list[Effect]:
         exchanges, partner, part = self.exchanges, self.partner, self.part
-        exchanges.finished(self, now)
-        exchanges.counted(self)
-        if part in exchanges.learns:
-            exchanges.bounded.add(part)
+        exchanges.record_finished(self, now)
+        exchanges.count_mix(self)
+        if part in exchanges.parts_to_measure:
+            exchanges.measured_parts.add(part)
         if exchanges.fragments is not None:
             exchanges.fragments.mixed(part)
-        if self.theirs > NEVER > self.ours:  # No run reaches so many rounds.
+        if self.partner_version > NEVER > self.our_version:  # No run reaches so many rounds.
             exchanges.misbehaviour.note(partner, "claims", now)
         # The version (the weights' age) is averaged as the weights are: by the exchanged difference.
         moved = self.weight if part is ALL else self.weight * part.share
         local = exchanges.local
-        local.version = within(local.version + moved * version_gap(self.theirs, self.ours))
-        local.progress.mix(self.claim, self.partner_claim, self.partner, chosen=self.initiator)
-        local.mixed_steps = max(local.mixed_steps, self.steps)
+        local.version = clamp_version(local.version + moved * version_gap(self.partner_version, self.our_version))
+        local.progress.mix(self.our_claim, self.partner_claim, partner, chosen=self.is_initiator)
+        local.mixed_steps = max(local.mixed_steps, self.snapshot_steps)
         counts = 0.0
         if exchanges.config.kappa:
-            counts = float(credit(self.trained, self.partner_trained, self.taken))
+            counts = float(credit(self.trained_intervals, self.partner_trained_intervals, self.accepted_share))
         every = (local.every or 0) if exchanges.config.auto_interval else 0
         return [Mix(self.session, self.weight, local.settling, counts, every), *self.end(DONE)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gossip.effects import Effect, Merge
-from gossip.exchange.beginning import admit, start
+from gossip.exchange.beginning import answer_offer, begin_mix
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.offer import Exchange
 from gossip.exchange.session import State
@@ -23,19 +23,20 @@ MAX_MASS = 2.0**32  # The largest swarm holds less mass in all.
 class Push(Exchange):
     """A one-way exchange.
 
-    Without conservation of mass (row-stochastic weights) the initiator forgets a push, and is never in doubt.
+    Without conservation of mass (row-stochastic weights) the initiator forgets a push that fails, because no mass is
+    lost with it. It is then never in doubt.
     """
 
     MIXING: ClassVar[str] = "push"
     TRANSITIONS: ClassVar[Table] = PUSH
 
     @classmethod
-    def start(cls, exchanges: Exchanges[Any], now: float) -> list[Effect]:
-        return start(cls, exchanges, now)
+    def begin_mix(cls, exchanges: Exchanges[Any], now: float) -> list[Effect]:
+        return begin_mix(cls, exchanges, now)
 
     @classmethod
-    def answer(cls, exchanges: Exchanges[Any], sender: PeerId, offer: Offer, now: float) -> list[Effect]:
-        return admit(cls, exchanges, sender, offer, now)
+    def answer_offer(cls, exchanges: Exchanges[Any], sender: PeerId, offer: Offer, now: float) -> list[Effect]:
+        return answer_offer(cls, exchanges, sender, offer, now)
 
     @classmethod
     def mismatch(cls, offer: Offer) -> str | None:
@@ -43,36 +44,44 @@ class Push(Exchange):
             return "mass"
         return None if offer.part == "all" else "part"
 
-    def carries(self, partners: int) -> int:
+    def mass_shares(self, partners: int) -> int:
         return partners
 
     @property
-    def ways(self) -> tuple[bool, bool]:
-        return self.initiator, not self.initiator
+    def directions(self) -> tuple[bool, bool]:
+        return self.is_initiator, not self.is_initiator
 
-    def commit(self, sender: PeerId, now: float) -> list[Effect]:
+    def on_commit(self, sender: PeerId, now: float) -> list[Effect]:
+        """Handle the responder's COMMIT in STREAMING or IN_DOUBT: the push has happened, so the initiator finishes."""
         return self.finish(now)
 
-    def committing(self, now: float) -> list[Effect]:
+    def note_own_commit(self, now: float) -> list[Effect]:
+        """Finish, as the responder's COMMIT alone decides."""
         return self.finish(now)
 
-    def failed(self, code: str, now: float) -> list[Effect]:
-        if self.initiator and self.state is State.STREAMING and self.exchanges.config.conserves:
-            return self.doubt(now)  # All of the vector may have arrived.
-        return Exchange.failed(self, code, now)
+    def on_failed(self, code: str, now: float) -> list[Effect]:
+        """Handle a failed stream or link: the initiator of a push with mass asks for the outcome in STREAMING.
+
+        All of the vector may have arrived, and the responder may have merged it.
+        """
+        if self.is_initiator and self.state is State.STREAMING and self.exchanges.config.conserves:
+            return self.ask_outcome(now)
+        return Exchange.on_failed(self, code, now)
 
     def finish(self, now: float) -> list[Effect]:
-        self.exchanges.finished(self, now)
-        # Both sides move, although the weights go one way. If only the receiver's number moved, the fast nodes, which
-        # push most, would lift the sum.
-        self.exchanges.local.progress.mix(self.claim, self.partner_claim, self.partner, chosen=self.initiator)
-        if not self.initiator:
+        self.exchanges.record_finished(self, now)
+        # Both sides move their number of samples, although the weights go one way. If only the receiver's number moved,
+        # the fast nodes, which push most, would lift the sum.
+        self.exchanges.local.progress.mix(
+            self.our_claim, self.partner_claim, self.partner, chosen=self.is_initiator
+        )  # fmt: skip
+        if not self.is_initiator:
             return [Merge(self.session, self.mass), *self.end(State.DONE)]
-        self.exchanges.counted(self)
+        self.exchanges.count_mix(self)
         return self.end(State.DONE)
 
     def drop(self) -> list[Effect]:
         """End the push without a result, and take back the mass that it was to give away."""
-        back = self.initiator and self.mass > 0 and self.exchanges.config.conserves
+        takes_back = self.is_initiator and self.mass > 0 and self.exchanges.config.conserves
         ended = self.end(State.DROPPED)
-        return [Merge(self.session, self.mass), *ended] if back else ended
+        return [Merge(self.session, self.mass), *ended] if takes_back else ended

@@ -12,47 +12,48 @@ from gossip.config import Config
 from gossip.config.mixings import MIXINGS
 from gossip.effects import Effect, MemberState, Send
 from gossip.exchange.progress import RunProgress
-from gossip.exchange.transitions import Event, State, Table
+from gossip.exchange.transitions import HANDLERS, Event, State, Table
 from gossip.ids import UNSTATED, Claim, PeerId
 from gossip.wire.messages import Invite, Offer, Refuse
 
 __all__ = [
-    "AT_ONCE",
-    "MAX_GAP",
+    "MAX_GAP_ROUNDS",
+    "MAX_NEIGHBOURS",
     "MAX_VERSION",
     "Event",
     "Local",
     "LocalModel",
     "Session",
     "State",
-    "kind_of",
+    "clamp_version",
+    "session_class",
     "version_gap",
-    "within",
 ]
 
-AT_ONCE = 32  # Limit of a mix with all neighbours: each needs a vector. Other neighbours follow the next time.
-MAX_VERSION = 2**53  # Limit of a record: with a larger mean, all others would refuse our own record.
-# Most rounds by which one exchange moves a version: few mixes bring back a member that was away, none reach 2^53.
-MAX_GAP = 1_000.0
+MAX_NEIGHBOURS = 32  # Partners of one mix with all neighbours: each needs a vector. Others follow the next time.
+MAX_VERSION = 2**53  # Limit of a version in a member record: peers refuse a record with a larger one.
+# Rounds by which one exchange may move a version. A member that was away catches up within a few mixes. A partner that
+# states large versions cannot bring ours to MAX_VERSION.
+MAX_GAP_ROUNDS = 1_000.0
 
 
-def within(version: float) -> float:
+def clamp_version(version: float) -> float:
     """Clamp the version, so that no peer can push ours beyond what others accept."""
     return min(max(0.0, version), MAX_VERSION / 2)  # NaN becomes 0.
 
 
 def version_gap(theirs: float, ours: float) -> float:
-    """Return the staleness of our weights against theirs in mixing rounds, within ``MAX_GAP`` either way.
+    """Return the staleness of our weights against theirs in mixing rounds, within ``MAX_GAP_ROUNDS`` either way.
 
     The bound is needed because a version is only the partner's claim.
     """
-    return min(max(theirs - ours, -MAX_GAP), MAX_GAP)
+    return min(max(theirs - ours, -MAX_GAP_ROUNDS), MAX_GAP_ROUNDS)
 
 
 class SessionTable(Protocol):
     """The table that holds a session: a :class:`gossip.exchange.exchanges.Exchanges`."""
 
-    def end(self, one: Session) -> list[Effect]:
+    def remove(self, session: Session) -> list[Effect]:
         """Forget a session that has ended, and release what belongs to it."""
 
 
@@ -60,53 +61,54 @@ class SessionTable(Protocol):
 class Session:
     """One side of an exchange.
 
-    ``ours`` and ``claim`` are the version and the progress that its Offer or Accept states.
+    A subclass has a transition table and a handler ``on_<event>`` for each event in it. ``Exchanges`` calls a handler
+    only if the table allows the event in the present state. The handler changes the state and returns effects.
+
+    ``our_version`` and ``our_claim`` are the version and the progress that our Offer or Accept states.
     """
 
-    # The events that each state of the initiator and of the responder allows, and the next states. Exchanges checks
-    # them before it passes any event on.
-    TRANSITIONS: ClassVar[Table]
-    MANY: ClassVar[bool] = False  # True if more than two members take part.
+    TRANSITIONS: ClassVar[Table]  # The events that each state allows, and the next states.
+    IS_GROUP: ClassVar[bool] = False  # True if more than two members take part.
 
     exchanges: SessionTable = field(repr=False)  # The table that holds it.
-    session: int
-    initiator: bool
-    since: float
-    deadline: float
+    session: int  # The session number, which all messages about it carry.
+    is_initiator: bool
+    phase_began_at: float  # Time at which it was created, was offered, began to stream or came into doubt.
+    timer_at: float  # Time of the next ``on_late``.
     state: State = State.PREPARING
-    ours: float = 0.0
-    claim: Claim = UNSTATED
-    steps: int = 0  # Step of the training loop at the snapshot.
-    parked: bool = False
+    our_version: float = 0.0
+    our_claim: Claim = UNSTATED
+    snapshot_steps: int = 0  # Step count of the training loop at the snapshot.
+    is_backgrounded: bool = False  # It has freed its slot, because its partner takes longer than usual.
 
     @property
-    def others(self) -> tuple[PeerId, ...]:
-        """Return the other members, as far as they are known."""
+    def counterparts(self) -> tuple[PeerId, ...]:
+        """Return the other peers of the session, as far as they are known."""
         raise NotImplementedError
 
     @property
-    def idle(self) -> bool:
-        """Return True if it takes no slot."""
-        return self.state is State.IN_DOUBT
+    def has_slot(self) -> bool:
+        """Return True if it takes one of the slots, which limit how many exchanges are in progress at once."""
+        return self.state is not State.IN_DOUBT
 
     # -- beginning -----------------------------------------------------------------------------------------------
     @classmethod
-    def start(cls, exchanges: Any, now: float) -> list[Effect]:
+    def begin_mix(cls, exchanges: Any, now: float) -> list[Effect]:
         """Begin a mix of our own, if there is room and a partner to ask."""
         raise NotImplementedError
 
     @classmethod
-    def answer(cls, exchanges: Any, sender: PeerId, offer: Offer, now: float) -> list[Effect]:
+    def answer_offer(cls, exchanges: Any, sender: PeerId, offer: Offer, now: float) -> list[Effect]:
         """Answer an offer of a pair or a push."""
         return [Send(sender, Refuse(offer.session, "mixing"))]
 
     @classmethod
-    def invite(cls, exchanges: Any, sender: PeerId, invite: Invite, now: float) -> list[Effect]:
+    def answer_invitation(cls, exchanges: Any, sender: PeerId, invite: Invite, now: float) -> list[Effect]:
         """Answer an invitation to a group."""
         return [Send(sender, Refuse(invite.session, "mixing"))]
 
     @staticmethod
-    def most_doubts(exchanges: Any) -> int:
+    def max_doubts(exchanges: Any) -> int:
         """Return how many exchanges may be in doubt at once: each holds two vectors."""
         raise NotImplementedError
 
@@ -120,32 +122,32 @@ class Session:
         """Answer a message about a session that has ended, is not the sender's, or does not allow the event now."""
         raise NotImplementedError
 
-    def lost(self, state: Callable[[PeerId], MemberState | None]) -> list[PeerId]:
+    def lost_peers(self, state: Callable[[PeerId], MemberState | None]) -> list[PeerId]:
         """Return the members that it waits for in vain, given what we know of members."""
         return []
 
-    def orphaned(self, state: Callable[[PeerId], MemberState | None]) -> bool:
+    def is_orphaned(self, state: Callable[[PeerId], MemberState | None]) -> bool:
         """Return True if no member is left that knows the outcome."""
         return False
 
-    def without(self, peer: PeerId, now: float) -> list[Effect]:
-        """Handle the loss of the last link to ``peer``; perhaps none can be made."""
+    def on_link_lost(self, peer: PeerId, now: float) -> list[Effect]:
+        """Handle the loss of the last link to ``peer``, or a dial of it that failed."""
         raise NotImplementedError
 
     def allows(self, event: Event) -> bool:
         """Return True if the transition table allows the event in this state."""
-        here = self.TRANSITIONS[self.initiator].get(self.state)
-        return here is not None and event in here
+        events = self.TRANSITIONS[self.is_initiator].get(self.state)
+        return events is not None and event in events
 
-    def happens(self, event: Event, *what: Any) -> list[Effect]:
-        """Call the method with the name of the event."""
-        effects: list[Effect] = getattr(self, event)(*what)
+    def handle(self, event: Event, *arguments: Any) -> list[Effect]:
+        """Call the handler of the event."""
+        effects: list[Effect] = getattr(self, HANDLERS[event])(*arguments)
         return effects
 
     def end(self, state: State) -> list[Effect]:
         """End the session as DONE or DROPPED."""
         self.state = state
-        return self.exchanges.end(self)
+        return self.exchanges.remove(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +184,7 @@ class Local:
     sound: bool = True  # No weight is known to be NaN or infinite; an unsound peer is not ready.
     optimizer_keys: tuple[str, ...] = ()  # The parts of the optimizer's state that a newcomer can get.
     optimizer_scalars: tuple[tuple[str, float], ...] = ()
-    settling: bool = False
+    settling: bool = False  # ``node.settle`` mixes all members with the plain mean until they agree.
     boundary_at: float = 0.0  # Time at which the training loop was last at a step boundary.
     steps: int = 0  # Steps of the training loop in this life, as last reported.
     samples: int = 0  # Samples of these steps.
@@ -199,7 +201,7 @@ class Local:
         return self.elements + self.frozen_elements
 
 
-def kind_of(config: Config) -> type[Session]:
+def session_class(config: Config) -> type[Session]:
     """Return the session class of this configuration; ``MIXINGS`` names its module."""
     module, _, name = MIXINGS[config.mixing].home.partition(":")
     kind: type[Session] = getattr(import_module(f"gossip.exchange.{module}"), name)

@@ -18,15 +18,17 @@ from gossip.ids import PeerId
 from gossip.misbehaviour import MisbehaviourLog
 from gossip.recent import Recent
 
-__all__ = ["DOUBT_RETRY_S", "REASONS", "VERDICTS", "Ledger", "One", "Refusals"]
+__all__ = ["DOUBT_RETRY_S", "MAX_OUTCOMES", "MAX_REFUSALS", "REASONS", "AnySession", "Ledger", "Refusals"]
 
-REFUSALS = 256  # Pairs of partner and reason that are counted, enough for any display.
-VERDICTS = 4_096  # Outcomes remembered, 100 B each: enough for ``doubt_s`` of questions at 100 exchanges a second.
+MAX_REFUSALS = 256  # Pairs of partner and reason that are counted, enough for any display.
+# Outcomes that are remembered, 100 B each. A partner asks for one during ``doubt_s`` (30 s) after the exchange. At 100
+# exchanges a second these are 3,000.
+MAX_OUTCOMES = 4_096
 REASONS = frozenset({
     "unanswered", "unreached",  # Failures of an offer: no answer in time; the link broke or could not be made.
     "broken", "stalled", "deadline", "checksum", "overflow", "layout", "terms",  # Failures of a stream.
     "not-finite", "norm", *FILTERS,  # Rejected vectors; a filter gives its name.
-    # In doubt to the end; known to have failed; the partner had given up, or joined a run.
+    # No answer for the time of doubt; the partner has not committed; it had given up; it takes other weights.
     "doubt", "aborted", "late", "replaced",
 })  # fmt: skip
 DOUBT_RETRY_S = 1.0  # Seconds between two questions for the outcome of an exchange in doubt.
@@ -36,7 +38,7 @@ class Refusals:
     """The number of refusals by partner and reason."""
 
     def __init__(self) -> None:
-        self.counts = Recent[tuple[PeerId, str], int](REFUSALS)
+        self.counts = Recent[tuple[PeerId, str], int](MAX_REFUSALS)
 
     def add(self, partner: PeerId, code: str) -> None:
         key = (partner, code)
@@ -47,44 +49,47 @@ class Refusals:
         return sum(self.counts.values())
 
 
-One = TypeVar("One", bound=Session)
-# Key of an outcome: one partner and session, or a group's session for all that know it.
-Key = tuple[PeerId, int] | int
+AnySession = TypeVar("AnySession", bound=Session)
+# Key of an outcome: the partner and the session number of a pair or push, the session number alone of a group.
+OutcomeKey = tuple[PeerId, int] | int
 
 
-class Ledger(Generic[One]):
+class Ledger(Generic[AnySession]):
     """The state of :class:`gossip.exchange.exchanges.Exchanges` that Peer and the drivers read."""
 
     def __init__(self, me: PeerId, local: Local, config: Config, new_session: Callable[[], int]) -> None:
         self.me, self.local, self.config, self.new_session = me, local, config, new_session
-        self.table: dict[int, One] = {}
-        self.outgoing: dict[int, One] = {}  # Exchanges of our own mix: one, or as many as it has partners.
-        self.verdicts = Recent[Key, bool](VERDICTS)  # Outcomes, for partners that ask.
+        self.table: dict[int, AnySession] = {}  # By session number.
+        self.own_exchanges: dict[int, AnySession] = {}  # Exchanges of our own mix: one, or one for each partner.
+        self.outcomes = Recent[OutcomeKey, bool](MAX_OUTCOMES)  # For partners that ask: True if it has happened.
         self.durations = Durations()
-        self.taken = Recent[PeerId, Taken](WAIT_PARTNERS)  # Cost of the last exchange with each partner that we chose.
+        self.last_costs = Recent[PeerId, Taken](WAIT_PARTNERS)  # Of the last exchange with each partner that we chose.
         self.refusals = Refusals()
         self.misbehaviour = MisbehaviourLog()  # Replaced by Peer's own, once there is one.
         # |theirs - ours|^2 (for a group the equivalent of a pair's) and |ours|^2 of the last exchanges.
-        self.seen: deque[tuple[float, float]] = deque(maxlen=8)
-        self.done: int = 0
-        self.failed_by: dict[str, int] = {}  # Number of failed exchanges by reason, one of REASONS.
+        self.last_squares: deque[tuple[float, float]] = deque(maxlen=8)
+        self.done_count: int = 0  # Finished exchanges.
+        self.failures_by_reason: dict[str, int] = {}  # Number of failed exchanges by reason, one of REASONS or "other".
         self.last_partner: PeerId | None = None
-        self.mixed_at: list[PeerId] = []  # Partners of exchanges that finished since Peer last looked.
-        self.own_mixed = False  # One of these exchanges was ours.
-        self.began = self.freed = False  # Streams began, or a slot was freed, since Peer last looked.
-        self.gave_up = False  # Our own mix ended without a partner since Peer last looked.
+        # The next five tell what has happened since Peer last looked.
+        self.mixed_partners: list[PeerId] = []  # Partners of exchanges that finished.
+        self.has_own_mixed = False  # One of these exchanges was ours.
+        self.has_stream_begun = False
+        self.has_freed_slot = False
+        self.has_given_up = False  # Our own mix ended without a partner.
 
     @property
-    def moving(self) -> int:
-        """Return how many exchanges take a slot. Those in doubt and parked ones take none."""
-        moving = 0
-        for one in self.table.values():
-            moving += not one.idle
-        return moving
+    def used_slots(self) -> int:
+        """Return how many exchanges take a slot. Those in doubt and backgrounded ones take none."""
+        used = 0
+        for session in self.table.values():
+            used += session.has_slot
+        return used
 
     @property
     def deadline(self) -> float:
-        return min([one.deadline for one in self.table.values()], default=float("inf"))
+        """Return the time to call :meth:`Exchanges.tick`."""
+        return min([session.timer_at for session in self.table.values()], default=float("inf"))
 
     @property
     def consensus_distance(self) -> float:
@@ -92,15 +97,15 @@ class Ledger(Generic[One]):
 
         For two random members the expectation of |x_i - x_j|^2 is twice that mean square (times n/(n-1)).
         """
-        seen = self.seen
-        return math.sqrt(0.5 * sum([square for square, _ in seen]) / len(seen)) if seen else math.nan
+        last = self.last_squares
+        return math.sqrt(0.5 * sum([square for square, _ in last]) / len(last)) if last else math.nan
 
     def agreement(self) -> float:
         """Return the largest |theirs - ours| / |ours| of the last three exchanges, inf before the first."""
-        last = list(self.seen)[-3:]
+        last = list(self.last_squares)[-3:]
         return math.sqrt(max(square / own if own > 0 else square for square, own in last)) if last else math.inf
 
-    def held(self, steps: int) -> bool:
+    def is_held(self, steps: int) -> bool:
         """Return True if the training loop must wait at its boundary after ``steps`` steps.
 
         It waits for a mix that began ``max_version_gap`` intervals ago (bounded staleness).
@@ -109,25 +114,25 @@ class Ledger(Generic[One]):
         if gap is None or every is None:
             return False
         return any(
-            steps - one.steps >= gap * every and one.state is not State.IN_DOUBT
-            for one in self.table.values() if one.initiator or one.state is not State.PREPARING
+            steps - session.snapshot_steps >= gap * every and session.state is not State.IN_DOUBT
+            for session in self.table.values() if session.is_initiator or session.state is not State.PREPARING
         )  # fmt: skip
 
     @property
     def failures(self) -> int:
         """Return how many exchanges failed, unanswered offers included."""
-        return sum(self.failed_by.values())
+        return sum(self.failures_by_reason.values())
 
-    def count(self, code: str) -> None:
+    def count_failure(self, code: str) -> None:
         """Count a failed exchange. A partner may send any text as its reason, so unknown ones count as "other"."""
         reason = code if code in REASONS else "other"
-        self.failed_by[reason] = self.failed_by.get(reason, 0) + 1
+        self.failures_by_reason[reason] = self.failures_by_reason.get(reason, 0) + 1
 
-    def remember(self, key: Key, committed: bool) -> None:
-        self.verdicts[key] = committed
+    def remember_outcome(self, key: OutcomeKey, committed: bool) -> None:
+        self.outcomes[key] = committed
 
-    def end(self, one: Session) -> list[Effect]:
-        self.table.pop(one.session, None)
-        self.outgoing.pop(one.session, None)
-        self.freed = True
-        return [Release(one.session)]
+    def remove(self, session: Session) -> list[Effect]:
+        self.table.pop(session.session, None)
+        self.own_exchanges.pop(session.session, None)
+        self.has_freed_slot = True
+        return [Release(session.session)]

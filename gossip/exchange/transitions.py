@@ -16,15 +16,15 @@ If a link breaks between the two COMMITs the exchange is IN_DOUBT: the sides ask
 the same answer. Only a partner that stays unreachable for ``doubt_s`` causes a one-sided drop, which moves
 the mean by at most that one difference.
 
-    ahead  asks       ASKED -> AHEAD -> PREPARING -> OFFERED -> STREAMING -> VERIFIED -> mixed
-           consents            AHEAD -> PREPARING -> OFFERED -> STREAMING -> VERIFIED -> mixed
+    reserved  asks      ASKED -> RESERVED -> PREPARING -> OFFERED -> STREAMING -> VERIFIED -> mixed
+              consents           RESERVED -> PREPARING -> OFFERED -> STREAMING -> VERIFIED -> mixed
 
-A pair that is reserved ahead, while both stream with others, is the next exchange of each. It takes no slot and holds
-no vector until the current exchange is over. From then on both sides are alike, and each sends Accept when its snapshot
-exists.
+Two peers that both stream with others may reserve a pair, which is the next exchange of each. It takes no slot and
+holds no vector until the current exchange has ended. From then on both sides are alike, and each sends Accept when its
+snapshot exists.
 
-An exchange whose partner takes longer than usual is *parked*: it goes on in the background and frees its slot. A silent
-peer therefore costs others only the exchange with itself.
+An exchange whose partner takes longer than usual is *backgrounded*: it goes on in the background and frees its slot. A
+silent peer therefore costs others only the exchange with itself.
 
 A push happens exactly when the responder has sent COMMIT. Until the initiator knows, the mass that it gave away is in
 flight. If it learns that the push failed, it merges its own snapshot back in.
@@ -34,10 +34,10 @@ flight. If it learns that the push failed, it merges its own snapshot back in.
                                                              |
                                                            IN_DOUBT -> mixed | dropped
 
-In a group, OFFERED means that invitations (or our consent) are sent and the members are not settled. The inviter
-coordinates the two-phase commit: each member sends it COMMIT once it has the means of all slices. The inviter sends
-SETTLED to all when every member has committed, so the group mixes as a whole or not at all. The inviter has no standing
-role: it is the member whose mix was due first.
+In a group, OFFERED means that invitations (or our consent) are sent and the list of members is open. The inviter, which
+is the group's initiator, coordinates the two-phase commit: each member sends it COMMIT once it has the means of all
+slices. The inviter sends SETTLED to all when every member has committed, so the group mixes as a whole or not at all.
+No node is always the inviter: it is the member whose mix was due first.
 
 docs/protocol.md has the same tables, with the messages and actions of each; a test compares them.
 """
@@ -47,15 +47,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum, StrEnum, auto
 
-__all__ = ["AHEAD", "GROUP", "INITIATOR", "PAIR", "PUSH", "RESPONDER", "Event", "State", "Table", "Transitions"]
+__all__ = [
+    "GROUP",
+    "HANDLERS",
+    "INITIATOR",
+    "PAIR",
+    "PUSH",
+    "RESERVED_PAIR",
+    "RESPONDER",
+    "Event",
+    "State",
+    "Table",
+    "Transitions",
+]
 
 
 class State(Enum):
+    """The states of a session."""
+
     ASKED = auto()  # We have asked for a reservation, and there is no answer yet.
-    AHEAD = auto()  # The pair is reserved, and begins when our exchange in progress has ended.
+    RESERVED = auto()  # The pair is reserved, and begins when our exchange in progress has ended.
     PREPARING = auto()  # Our snapshot is not taken yet.
-    OFFERED = auto()
-    STREAMING = auto()
+    OFFERED = auto()  # Our Offer is sent; in a group, see above; in a reserved pair, our Accept is sent.
+    STREAMING = auto()  # Both sides have agreed on the terms, and the streams run.
     VERIFIED = auto()  # Our COMMIT is sent, and theirs has not arrived.
     IN_DOUBT = auto()  # The outcome is unknown: the link broke, or a COMMIT is late. It takes no slot any more.
     DONE = auto()  # The exchange has happened.
@@ -65,8 +79,7 @@ class State(Enum):
 
 
 class Event(StrEnum):
-    """The events of a session. Values are the words of docs/protocol.md, and the names of the methods that handle
-    them."""
+    """The events of a session. Values are the words of docs/protocol.md; ``on_<value>`` handles the event."""
 
     # Messages of other peers.
     ACCEPT = "accept"
@@ -81,13 +94,13 @@ class Event(StrEnum):
     # Reports of the driver.
     SNAPSHOTTED = "snapshotted"
     SPOILED = "spoiled"  # Our snapshot is not finite, or cannot be taken.
-    STREAMED = "streamed"
-    GATHERED = "gathered"
+    STREAMED = "streamed"  # The partner's whole vector has arrived, with right checksums.
+    GATHERED = "gathered"  # The means of all slices of a group have arrived.
     LINKED = "linked"  # There is a link to a member of the group.
     UNLINKED = "unlinked"  # No link to a member of the group is left.
-    FAILED = "failed"
+    FAILED = "failed"  # A stream stalled or brought wrong bytes, or its link is lost.
     # Changes that the peer finds by polling.
-    LATE = "late"  # The deadline has passed.
+    LATE = "late"  # The time ``timer_at`` has come.
     FREED = "freed"  # No other exchange takes a slot.
     GONE = "gone"  # The only member that knows the outcome is held DEAD or LEFT.
     # Consequences of other events.
@@ -96,20 +109,21 @@ class Event(StrEnum):
     REPLACED = "replaced"  # The weights that it began from are being replaced.
 
 
+HANDLERS = {event: f"on_{event}" for event in Event}
 INITIATOR, RESPONDER = True, False
 Transitions = Mapping[State, Mapping[Event, tuple[State, ...]]]
 Table = Mapping[bool, Transitions]  # Transitions of the initiator and of the responder.
 PREPARING, OFFERED, STREAMING = State.PREPARING, State.OFFERED, State.STREAMING
 VERIFIED, IN_DOUBT, DONE, DROPPED = State.VERIFIED, State.IN_DOUBT, State.DONE, State.DROPPED
-ALWAYS = (Event.SPOILED, Event.REPLACED)  # Possible in each state, which they end.
+UNIVERSAL = (Event.SPOILED, Event.REPLACED)  # Events that are possible in each state, and drop the session.
 
 
-def drops(*events: Event) -> dict[Event, tuple[State, ...]]:
+def drop_entries(*events: Event) -> dict[Event, tuple[State, ...]]:
     """Return table entries for events that end the session without a result."""
     return dict.fromkeys(events, (State.DROPPED,))
 
 
-OFFERING: Transitions = {  # Transitions of an initiator that has offered a pair or a push.
+INITIATOR_OFFER: Transitions = {  # Transitions of an initiator that has offered a pair or a push.
     OFFERED: {
         Event.ACCEPT: (STREAMING, DROPPED),
         Event.BUSY: (OFFERED, DROPPED),
@@ -117,108 +131,108 @@ OFFERING: Transitions = {  # Transitions of an initiator that has offered a pair
         Event.ABORT: (OFFERED, DROPPED),
         Event.FAILED: (OFFERED, DROPPED),
         Event.LATE: (OFFERED, DROPPED),
-        **drops(Event.OUTCOME, *ALWAYS),
+        **drop_entries(Event.OUTCOME, *UNIVERSAL),
     }
 }
-OFFERED_TO: Transitions = {  # Transitions of the responder to an offer.
+RESPONDER_OFFER: Transitions = {  # Transitions of the responder to an offer.
     PREPARING: {
         Event.SNAPSHOTTED: (STREAMING,),
-        **drops(Event.ABORT, Event.OUTCOME, Event.FAILED, Event.LATE, *ALWAYS),
+        **drop_entries(Event.ABORT, Event.OUTCOME, Event.FAILED, Event.LATE, *UNIVERSAL),
     }
 }
-AGREED: Transitions = {  # Transitions of both sides of a pair from the Accept on.
+STREAMS_AND_COMMITS: Transitions = {  # Transitions of both sides of a pair from the Accept on.
     STREAMING: {
-        Event.COMMIT: (STREAMING,),  # We send our COMMIT once their whole vector is here.
+        Event.COMMIT: (STREAMING,),  # We send our COMMIT once the partner's whole vector has arrived.
         Event.STREAMED: (VERIFIED, DONE, DROPPED),
         Event.LATE: (STREAMING, DROPPED),
-        **drops(Event.ABORT, Event.OUTCOME, Event.FAILED, *ALWAYS),
+        **drop_entries(Event.ABORT, Event.OUTCOME, Event.FAILED, *UNIVERSAL),
     },
     VERIFIED: {
         Event.COMMIT: (DONE,),
         Event.OUTCOME: (DONE,),
         Event.FAILED: (IN_DOUBT,),
         Event.LATE: (VERIFIED, IN_DOUBT),
-        **drops(Event.ABORT, *ALWAYS),
+        **drop_entries(Event.ABORT, *UNIVERSAL),
     },
     IN_DOUBT: {
         Event.COMMIT: (DONE,),
         Event.OUTCOME: (DONE,),
         Event.SETTLED: (DONE, DROPPED),
         Event.LATE: (IN_DOUBT, DROPPED),
-        **drops(Event.ABORT, Event.GONE, Event.CROWDED, *ALWAYS),
+        **drop_entries(Event.ABORT, Event.GONE, Event.CROWDED, *UNIVERSAL),
     },
 }
 PAIR: Table = {
     INITIATOR: {
-        PREPARING: {Event.SNAPSHOTTED: (OFFERED, DROPPED), **drops(Event.YIELDED, *ALWAYS)},
-        OFFERED: {**OFFERING[OFFERED], **drops(Event.YIELDED)},
-        **AGREED,
+        PREPARING: {Event.SNAPSHOTTED: (OFFERED, DROPPED), **drop_entries(Event.YIELDED, *UNIVERSAL)},
+        OFFERED: {**INITIATOR_OFFER[OFFERED], **drop_entries(Event.YIELDED)},
+        **STREAMS_AND_COMMITS,
     },
-    RESPONDER: {**OFFERED_TO, **AGREED},
+    RESPONDER: {**RESPONDER_OFFER, **STREAMS_AND_COMMITS},
 }
-PROMISED: Transitions = {  # Transitions of both sides of a pair that is reserved ahead.
-    State.AHEAD: {
-        Event.ACCEPT: (State.AHEAD, PREPARING, DROPPED),
+RESERVATION: Transitions = {  # Transitions of both sides of a pair that is reserved ahead.
+    State.RESERVED: {
+        Event.ACCEPT: (State.RESERVED, PREPARING, DROPPED),
         Event.FREED: (PREPARING,),
-        Event.LATE: (State.AHEAD, DROPPED),
-        **drops(Event.BUSY, Event.REFUSE, Event.ABORT, Event.FAILED, Event.YIELDED, *ALWAYS),
+        Event.LATE: (State.RESERVED, DROPPED),
+        **drop_entries(Event.BUSY, Event.REFUSE, Event.ABORT, Event.FAILED, Event.YIELDED, *UNIVERSAL),
     },
     PREPARING: {
         Event.ACCEPT: (PREPARING, DROPPED),
         Event.SNAPSHOTTED: (OFFERED, STREAMING),
-        **drops(Event.BUSY, Event.REFUSE, Event.ABORT, Event.FAILED, Event.LATE, Event.YIELDED, *ALWAYS),
+        **drop_entries(Event.BUSY, Event.REFUSE, Event.ABORT, Event.FAILED, Event.LATE, Event.YIELDED, *UNIVERSAL),
     },
     OFFERED: {
         Event.ACCEPT: (STREAMING, DROPPED),
         Event.LATE: (OFFERED, DROPPED),
-        **drops(Event.BUSY, Event.REFUSE, Event.ABORT, Event.FAILED, Event.OUTCOME, Event.YIELDED, *ALWAYS),
+        **drop_entries(Event.BUSY, Event.REFUSE, Event.ABORT, Event.FAILED, Event.OUTCOME, Event.YIELDED, *UNIVERSAL),
     },
-    **AGREED,
+    **STREAMS_AND_COMMITS,
 }
-AHEAD: Table = {
+RESERVED_PAIR: Table = {
     INITIATOR: {
         State.ASKED: {
-            Event.JOINED: (State.ASKED, State.AHEAD, DROPPED),
+            Event.JOINED: (State.ASKED, State.RESERVED, DROPPED),
             Event.BUSY: (State.ASKED, DROPPED),
             Event.REFUSE: (State.ASKED, DROPPED),
             Event.ABORT: (State.ASKED, DROPPED),
             Event.FAILED: (State.ASKED, DROPPED),
             Event.LATE: (State.ASKED, DROPPED),
-            **drops(Event.FREED, Event.YIELDED, *ALWAYS),
+            **drop_entries(Event.FREED, Event.YIELDED, *UNIVERSAL),
         },
-        **PROMISED,
+        **RESERVATION,
     },
-    RESPONDER: PROMISED,
+    RESPONDER: RESERVATION,
 }
-PUSH: Table = {  # IN_DOUBT exists only if mass is conserved; else the initiator forgets the push.
+PUSH: Table = {  # IN_DOUBT exists only if mass is conserved; else the initiator forgets a push that fails.
     INITIATOR: {
-        PREPARING: {Event.SNAPSHOTTED: (OFFERED, DROPPED), **drops(*ALWAYS)},
-        **OFFERING,
+        PREPARING: {Event.SNAPSHOTTED: (OFFERED, DROPPED), **drop_entries(*UNIVERSAL)},
+        **INITIATOR_OFFER,
         STREAMING: {
             Event.COMMIT: (DONE,),
             Event.FAILED: (IN_DOUBT, DROPPED),
             Event.LATE: (STREAMING, IN_DOUBT, DROPPED),
-            **drops(Event.ABORT, Event.OUTCOME, *ALWAYS),
+            **drop_entries(Event.ABORT, Event.OUTCOME, *UNIVERSAL),
         },
         IN_DOUBT: {
             Event.COMMIT: (DONE,),
             Event.SETTLED: (DONE, DROPPED),
             Event.LATE: (IN_DOUBT, DROPPED),
-            **drops(Event.ABORT, Event.OUTCOME, Event.GONE, Event.CROWDED, *ALWAYS),
+            **drop_entries(Event.ABORT, Event.OUTCOME, Event.GONE, Event.CROWDED, *UNIVERSAL),
         },
     },
     RESPONDER: {
-        **OFFERED_TO,
+        **RESPONDER_OFFER,
         STREAMING: {
             Event.STREAMED: (DONE, DROPPED),
             Event.LATE: (STREAMING, DROPPED),
-            **drops(Event.ABORT, Event.OUTCOME, Event.FAILED, *ALWAYS),
+            **drop_entries(Event.ABORT, Event.OUTCOME, Event.FAILED, *UNIVERSAL),
         },
     },
 }
 GROUP: Table = {
     INITIATOR: {
-        PREPARING: {Event.SNAPSHOTTED: (OFFERED,), **drops(Event.YIELDED, *ALWAYS)},
+        PREPARING: {Event.SNAPSHOTTED: (OFFERED,), **drop_entries(Event.YIELDED, *UNIVERSAL)},
         OFFERED: {
             Event.JOINED: (OFFERED, STREAMING, DROPPED),
             Event.BUSY: (OFFERED, STREAMING, DROPPED),
@@ -226,46 +240,46 @@ GROUP: Table = {
             Event.ABORT: (OFFERED, STREAMING, DROPPED),
             Event.UNLINKED: (OFFERED, STREAMING, DROPPED),
             Event.LATE: (STREAMING, DROPPED),
-            **drops(Event.YIELDED, *ALWAYS),
+            **drop_entries(Event.YIELDED, *UNIVERSAL),
         },
         STREAMING: {
             Event.LINKED: (STREAMING,),
             Event.COMMIT: (STREAMING,),
             Event.OUTCOME: (STREAMING,),
             Event.GATHERED: (VERIFIED, DONE, DROPPED),
-            **drops(Event.ABORT, Event.FAILED, Event.UNLINKED, Event.LATE, *ALWAYS),
+            **drop_entries(Event.ABORT, Event.FAILED, Event.UNLINKED, Event.LATE, *UNIVERSAL),
         },
         VERIFIED: {
             Event.COMMIT: (VERIFIED, DONE),
             Event.OUTCOME: (VERIFIED, DONE),
             Event.UNLINKED: (VERIFIED, DROPPED),
-            **drops(Event.ABORT, Event.LATE, *ALWAYS),
+            **drop_entries(Event.ABORT, Event.LATE, *UNIVERSAL),
         },
     },
     RESPONDER: {
         PREPARING: {
             Event.SNAPSHOTTED: (OFFERED,),
-            **drops(Event.ABORT, Event.UNLINKED, Event.LATE, Event.YIELDED, *ALWAYS),
+            **drop_entries(Event.ABORT, Event.UNLINKED, Event.LATE, Event.YIELDED, *UNIVERSAL),
         },
         OFFERED: {
             Event.BEGIN: (STREAMING, DROPPED),
-            **drops(Event.ABORT, Event.UNLINKED, Event.LATE, Event.YIELDED, *ALWAYS),
+            **drop_entries(Event.ABORT, Event.UNLINKED, Event.LATE, Event.YIELDED, *UNIVERSAL),
         },
         STREAMING: {
             Event.LINKED: (STREAMING,),
             Event.GATHERED: (VERIFIED, DROPPED),
-            **drops(Event.ABORT, Event.FAILED, Event.UNLINKED, Event.LATE, *ALWAYS),
+            **drop_entries(Event.ABORT, Event.FAILED, Event.UNLINKED, Event.LATE, *UNIVERSAL),
         },
         VERIFIED: {
             Event.SETTLED: (VERIFIED, DONE, DROPPED),
             Event.UNLINKED: (VERIFIED, IN_DOUBT),
             Event.LATE: (IN_DOUBT,),
-            **drops(Event.ABORT, *ALWAYS),
+            **drop_entries(Event.ABORT, *UNIVERSAL),
         },
         IN_DOUBT: {
             Event.SETTLED: (IN_DOUBT, DONE, DROPPED),
             Event.LATE: (IN_DOUBT, DROPPED),
-            **drops(Event.ABORT, Event.CROWDED, *ALWAYS),
+            **drop_entries(Event.ABORT, Event.CROWDED, *UNIVERSAL),
         },
     },
 }

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from gossip.arithmetic.mixing import pair_cap
 from gossip.config import Config
 from gossip.config.selections import SELECTIONS
-from gossip.exchange.session import AT_ONCE, Local
+from gossip.exchange.session import MAX_NEIGHBOURS, Local
 from gossip.ids import Address, PeerId
 from gossip.membership.members import Members
 from gossip.recent import Recent
@@ -182,7 +182,7 @@ class Partners:
     def wanted(self) -> int:
         """Return the number of partners of a mix of our own, and count the mix."""
         self.mixes += 1
-        return min(len(self.ours()), AT_ONCE) if self.all_at_once else self.config.partners
+        return min(len(self.ours()), MAX_NEIGHBOURS) if self.all_at_once else self.config.partners
 
     @property
     def several(self) -> bool:
@@ -211,7 +211,7 @@ class Partners:
     def incoming(self) -> int:
         """Return the limit of incoming exchanges at the same time as our own."""
         if self.all_at_once:
-            return min(max(1, len(self.selector.neighbours(self))), AT_ONCE)
+            return min(max(1, len(self.selector.neighbours(self))), MAX_NEIGHBOURS)
         return self.incoming_limit
 
     def cap(self, partner: PeerId, others: int) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 from gossip.arithmetic.group_mean import norm_accepts
 from gossip.effects import Confirm, Effect, HashFrozen, Notice, Restore
 from gossip.exchange.exchanges import Exchanges
-from gossip.exchange.session import within
+from gossip.exchange.session import clamp_version
 from gossip.ids import quantity
 from gossip.membership.members import Members
 from gossip.schedule import Schedule
@@ -115,7 +115,7 @@ class OwnRun:
         """
         self.tell(now)
         self.local.progress.begin(samples, resumed=samples > 0 and not self.local.ready)
-        self.local.run_id, self.local.version, self.local.sound = run_id, within(version), True
+        self.local.run_id, self.local.version, self.local.sound = run_id, clamp_version(version), True
         self.membership.update_me(now, run_id=run_id, progress=samples, version=self.local.version)
         self.local.finished = finished or run_id == self.ending.before
         self.membership.update_me(now, finished=self.local.finished)
@@ -197,7 +197,7 @@ class OwnRun:
         # Its members now state fewer samples than before. Without this pause our former run would look larger.
         if merged:
             joining.leave_alone(local.run_id, now + STALEMATE_S)
-        local.run_id, local.version, local.ready = joining.run_id, within(joining.version), True
+        local.run_id, local.version, local.ready = joining.run_id, clamp_version(joining.version), True
         local.sound = True
         self.exchanges.filter.joined(joining.spread_sq)
         progress = local.progress

@@ -50,18 +50,20 @@ class Settling:
             The consensus distance; None if it is unknown.
         """
         peer = self.network.peer
-        before, averaged = peer.exchanges.done, self.live.average.mixes
+        before, averaged = peer.exchanges.done_count, self.live.average.mixes
         self.settled_at = self.run.steps
         self.network.tell_peer(lambda peer, now: peer.settle(True, now))
         if self.meet(wait_s):
-            before = self.network.peer.exchanges.done  # An agreement without the last members to come does not count.
+            before = (
+                self.network.peer.exchanges.done_count
+            )  # An agreement without the last members to come does not count.
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self.live.wake.wait(0.02)
             self.loop.visit()
             if self.network.peer is not peer:  # After a fault the new peer counts from 0.
                 peer, before = self.network.peer, 0
-            if peer.exchanges.done - before >= 3 and peer.exchanges.agreement() < SETTLED:
+            if peer.exchanges.done_count - before >= 3 and peer.exchanges.agreement() < SETTLED:
                 break
         with self.live.outer_lock:
             self.live.outer.rest()  # Otherwise an exchange that ends later would add the momentum to this node alone.

@@ -192,7 +192,7 @@ FIGURES = (
         table=("members", lambda row: "alone" if row["alone"] else count(row["members_alive"])),
     ),
     Figure(
-        "exchanges_done", "finished exchanges", "exchanges", lambda at: at.peer.exchanges.done, count,
+        "exchanges_done", "finished exchanges", "exchanges", lambda at: at.peer.exchanges.done_count, count,
         status=True, line=lambda row: quantity(row["exchanges_done"], "exchange")
         + (f" ({row['exchanges_failed']:,} failed)" if row["exchanges_failed"] else "") + pace(row),
         table=("exchanges", "{exchanges_done} done, {exchanges_failed} failed"), column="exchanges",
@@ -268,7 +268,7 @@ FIGURES = (
     ),
     Figure(
         "failures", "failed exchanges by reason", "exchanges",
-        lambda at: tuple((reason, "", count) for reason, count in at.peer.exchanges.failed_by.items()),
+        lambda at: tuple((reason, "", count) for reason, count in at.peer.exchanges.failures_by_reason.items()),
         logged=False, status=True, heading="exchanges failed", heads=("", "times"),
     ),
     Figure("version", "version of this library", "", lambda at: VERSION, logged=False, status=True),

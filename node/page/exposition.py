@@ -65,7 +65,7 @@ class Exposition:
             yield of(figure.metric.removesuffix("_total"), figure.meaning + ".", value=float(value))
         failed = CounterMetricFamily("gossip_exchanges_failed", "Failed exchanges by reason.", labels=["reason"])
         for reason in (*sorted(REASONS), "other"):
-            failed.add_metric([reason], at.peer.exchanges.failed_by.get(reason, 0))
+            failed.add_metric([reason], at.peer.exchanges.failures_by_reason.get(reason, 0))
         yield failed
         states = dict.fromkeys(MemberState, 0)
         states[MemberState.ALIVE] = 1  # This node.

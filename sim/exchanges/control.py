@@ -15,7 +15,7 @@ from typing import cast
 from gossip.arithmetic.mixing import pair_cap
 from gossip.config import Config
 from gossip.exchange.durations import Waits
-from gossip.exchange.exchanges import SHORT
+from gossip.exchange.exchanges import MAX_STREAM_RATIO
 from gossip.ids import PeerId
 from gossip.initiator import WAIT_S
 from gossip.recent import Recent
@@ -65,7 +65,7 @@ class Control:
         self.asking = -1  # the peer that selects a partner now; see fits()
         self.plain, self.overlaps, self.incoming = config.plain, config.overlaps, config.incoming_limit
         self.most = config.incoming_limit + 1  # limit of exchanges in progress where mixes overlap
-        self.most_parked = config.incoming_limit + config.partners
+        self.max_backgrounded = config.incoming_limit + config.partners
         every = config.interval_steps
         assert every is not None, "mixes by steps alone"
         self.apart = APART * every
@@ -89,7 +89,7 @@ class Control:
         answers, waits = self.answers.get(peer), self.waits.get(peer)
         if not self.overlaps or answers is None or waits is None:
             return False
-        return waits.median_s <= SHORT * answers.median_s < math.inf
+        return waits.median_s <= MAX_STREAM_RATIO * answers.median_s < math.inf
 
     def due_steps(self, peer: int) -> int:
         """Return the step count at which the peer's next mix is due, given its mixes in progress."""
@@ -165,14 +165,14 @@ class Control:
         """Ask another partner, preferably a recent one; after too many refusals, back off for a while."""
         if attempt != one.attempt or one.ended:
             return
-        peer, parked, partner = one.first, one.parked & 1, None
-        if not parked and len(one.asked) < one.tries:
+        peer, backgrounded, partner = one.first, one.backgrounded & 1, None
+        if not backgrounded and len(one.asked) < one.tries:
             partner = self.choose(peer, one.asked, again=True)
         if partner is not None:
             self.ask(one, partner)
             return
         self.give_up(one)
-        if not parked:
+        if not backgrounded:
             self.collided(peer)
         self.released(peer)
 
@@ -189,7 +189,7 @@ class Control:
         """Remove an exchange from one side, and free the slot that it takes there."""
         peer = one.second if side else one.first
         self.table[peer].remove(one)
-        if one.parked >> side & 1:
+        if one.backgrounded >> side & 1:
             return
         self.moving[peer] -= 1
         if not side:
@@ -252,7 +252,7 @@ class Control:
         if crossed is not None:
             self.give_up(crossed)
         elif overdue is not None:
-            self.park(overdue, FIRST)
+            self.background(overdue, FIRST)
         return True
 
     def accept(self, one: Meeting, steps: int, now: float) -> None:
@@ -374,7 +374,7 @@ class Control:
         self.tape.put(peer, steps, DROP, one.number, side)
         self.strangers.slow(peer, partner, self.events.now)
         self.leave(one, side)
-        if not (side or one.parked & 1):
+        if not (side or one.backgrounded & 1):
             self.collided(peer)
         self.released(peer)
 
@@ -388,16 +388,16 @@ class Control:
 
     def on_impatient(self, one: Meeting, side: int, attempt: int) -> None:
         peer = one.second if side else one.first
-        if attempt == one.attempt and not (one.ended | one.parked) >> side & 1 and one in self.table[peer]:
-            self.park(one, side)
+        if attempt == one.attempt and not (one.ended | one.backgrounded) >> side & 1 and one in self.table[peer]:
+            self.background(one, side)
             self.released(peer)
 
-    def park(self, one: Meeting, side: int) -> None:
+    def background(self, one: Meeting, side: int) -> None:
         """Background an exchange, which frees its slot, if the limit of backgrounded exchanges allows it."""
         peer, partner = (one.second, one.first) if side else (one.first, one.second)
-        if sum(each.parked_at(peer) for each in self.table[peer]) >= self.most_parked:
+        if sum(each.is_backgrounded_at(peer) for each in self.table[peer]) >= self.max_backgrounded:
             return
-        one.parked |= 1 << side
+        one.backgrounded |= 1 << side
         self.moving[peer] -= 1
         if not side:
             self.outgoing[peer].remove(one)
@@ -406,9 +406,9 @@ class Control:
     def overdue(self, peer: int, own: Meeting) -> bool:
         """Return True if the peer's own offer waits unusually long and can be backgrounded for another peer's offer."""
         waits = self.answers.get(peer)
-        parked = sum(each.parked_at(peer) for each in self.table[peer])
+        backgrounded = sum(each.is_backgrounded_at(peer) for each in self.table[peer])
         late = waits is not None and self.events.now - own.since >= waits.learned_limit_s
-        return late and parked < self.most_parked
+        return late and backgrounded < self.max_backgrounded
 
     def streams_with(self, peer: int, sender: int) -> bool:
         """Return True if an exchange between the two peers has reached its streams."""

@@ -233,7 +233,7 @@ class Trainer:
         assert self.runtime.streams.accounts.keys() | self.runtime.exchange_log.offered.keys() <= under_way
         assert averager.snapshots.keys() | averager.pairs.keys() | averager.groups.keys() <= under_way
 
-        counted = Counter(peer.exchanges.failed_by, done=peer.exchanges.done)
+        counted = Counter(peer.exchanges.failures_by_reason, done=peer.exchanges.done_count)
         told = Counter(self.told)
         told["replaced"] = counted["replaced"]  # which is not always counted
         assert told <= counted

@@ -87,7 +87,7 @@ class Outcome:
     def of(cls, peer: Peer, steps: int, mass: float, vector: Floats, exchange_s: Sequence[float]) -> Outcome:
         return cls(
             peer.view.ready, peer.local.run_id, peer.local.version, steps, peer.membership.me.incarnation,
-            (peer.exchanges.done, peer.exchanges.failures),
+            (peer.exchanges.done_count, peer.exchanges.failures),
             {record.id: (state.value, record.incarnation, record.ready) for record, state in peer.membership.members()},
             frozenset(peer.linked_peers),
             {who: list(past) for who, past in peer.exchanges.durations.durations_s.items()},

@@ -123,8 +123,8 @@ class Extreme(Messages):
         assert 0 <= local.progress.samples <= MOST_SAMPLES
         assert all(type(value) is int and value >= 0 for value in (local.progress.members, local.progress.claim.most))
         for one in self.peer.exchanges.table.values():
-            assert math.isfinite(one.ours)
-            assert not math.isnan(one.deadline)
+            assert math.isfinite(one.our_version)
+            assert not math.isnan(one.timer_at)
             assert math.isfinite(getattr(one, "weight", 0.0))
             assert math.isfinite(getattr(one, "mass", 0.0))
 

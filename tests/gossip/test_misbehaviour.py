@@ -117,14 +117,14 @@ def test_a_partner_whose_exchanges_come_to_nothing_is_named_and_one_whose_are_mo
 
 def exchange(side, now, fails, version=0.0):
     """One with B from beginning to end."""
-    (snapshot,) = side.exchanges.begin(now)
+    (snapshot,) = side.exchanges.begin_mix(now)
     session = snapshot.session
-    side.exchanges.snapshotted(session, now)
+    side.exchanges.on_snapshotted(session, now)
     side.exchanges.on_accept(B, Accept(session, version, 0.5, "fp32"), now)
     if fails:
-        side.exchanges.failed(session, "deadline", now)
+        side.exchanges.on_failed(session, "deadline", now)
         return
-    side.exchanges.streamed(session, 1.0, 1.0, now)
+    side.exchanges.on_streamed(session, 1.0, 1.0, now)
     side.exchanges.on_commit(B, session, now)
 
 

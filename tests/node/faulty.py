@@ -44,7 +44,7 @@ class Pair:
         return self.side.service
 
     def mixes(self):
-        return self.side.network.peer.exchanges.done > 0
+        return self.side.network.peer.exchanges.done_count > 0
 
     def call(self, function):
         self.side.network.thread.call(function)

@@ -72,8 +72,8 @@ class One:
         self.pool, self.links = Pool(state), {}
         self.sessions, self.tasks = StreamSessions(), []
         exchange = exchange_group.Group(
-            exchanges=None, session=SESSION, initiator=False, since=0.0, deadline=0.0, state=State.OFFERED,
-            codec="fp32", inviter=members[0], candidates=members,
+            exchanges=None, session=SESSION, is_initiator=False, phase_began_at=0.0, timer_at=0.0, state=State.OFFERED,
+            codec="fp32", inviter=members[0], invite_list=members,
         )  # fmt: skip
         self.peer = SimpleNamespace(
             exchanges=SimpleNamespace(table={SESSION: exchange}),

@@ -80,7 +80,7 @@ def wants_snapshot(node):
     if exchange is None:
         node.peer.linked_peers[OTHER] = 0.0
         node.peer.partners.choose = lambda asked, now, *more: OTHER if not asked else None
-        effects = node.peer.exchanges.begin(node.now)
+        effects = node.peer.exchanges.begin_mix(node.now)
         node.perform(effects)
         [wish] = [effect for effect in effects if isinstance(effect, Snapshot)]
         return wish.session

@@ -202,8 +202,8 @@ async def test_what_began_and_waits_for_its_link_is_sent():
     node = runtime()
     peer = node.peer
     peer.partners.choose = lambda asked, now, *more: OTHER if not asked else None
-    [wish] = peer.exchanges.begin(node.now)
-    [sent] = peer.exchanges.snapshotted(wish.session, node.now)
+    [wish] = peer.exchanges.begin_mix(node.now)
+    [sent] = peer.exchanges.on_snapshotted(wish.session, node.now)
     assert peer.view.meant(OTHER, sent.message)
     assert not peer.view.meant(peer.id, sent.message)
     peer.exchanges.abandon()
@@ -250,7 +250,7 @@ async def test_an_offer_that_crosses_the_end_of_an_idle_link_benches_nobody():
     peer, benched = node.peer, []
     peer.partners.choose = lambda asked, now, *more: OTHER if not asked else None
     peer.partners.failed = lambda partner, now: benched.append(partner)
-    node.perform(peer.exchanges.begin(node.now))
+    node.perform(peer.exchanges.begin_mix(node.now))
     node.averager.updated(node.averager.boundary.visit(lambda vector: None))
     assert ours in node.sessions.links.values()
     reading.Reading(node, ours, False).on_message(Close("idle", "", ()))

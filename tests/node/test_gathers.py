@@ -232,7 +232,7 @@ def test_small_chunks_that_come_early_are_looked_at_one_by_one():
 def test_early_chunks_of_who_was_not_invited_end_its_link_alone():
     group = Group(3)
     one = group.nodes[0]
-    one.peer.exchanges.table.get(SESSION).candidates = (group.ids[0], group.ids[1])
+    one.peer.exchanges.table.get(SESSION).invite_list = (group.ids[0], group.ids[1])
     with pytest.raises(ProtocolError, match="invited"):
         one.gathers.place(one.links[group.ids[2]], Chunk(SESSION, 0, 1024, 0), 4096)
     assert not one.gathers.early
@@ -244,9 +244,9 @@ def test_early_chunks_are_kept_only_of_a_group_that_this_node_joined():
     assert one.gathers.expects(SESSION)
     assert not one.gathers.expects(SESSION + 1)
     exchange = one.peer.exchanges.table.get(SESSION)
-    exchange.initiator = True
+    exchange.is_initiator = True
     assert not one.gathers.expects(SESSION)
-    exchange.initiator, exchange.state = False, State.PREPARING
+    exchange.is_initiator, exchange.state = False, State.PREPARING
     assert not one.gathers.expects(SESSION)
 
 

@@ -46,7 +46,7 @@ def test_nodes_average_as_groups_over_sockets(train, until, quick, changes):
         assert spread < 1e-5
     # On a busy machine a node may stand for longer than the second that a group gives its streams. Any other reason
     # would be wrong.
-    assert {reason for one in nodes for reason in one.side.network.peer.exchanges.failed_by} <= SLOW
+    assert {reason for one in nodes for reason in one.side.network.peer.exchanges.failures_by_reason} <= SLOW
 
 
 def test_a_group_goes_on_when_a_node_goes(train, until, quick):

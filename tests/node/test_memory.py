@@ -12,7 +12,7 @@ from gossip.averaging.boundary import Boundary, Update
 from gossip.config import Config
 from gossip.effects import ReceivePiece
 from gossip.exchange import exchanges
-from gossip.exchange.exchanges import LARGEST
+from gossip.exchange.exchanges import MAX_OVERLAP_ELEMENTS
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from node.network.transfers import streams
@@ -87,12 +87,12 @@ def test_a_difference_that_a_device_still_reads_is_given_back_when_it_has_been()
     assert visit.spare.array is not brought.array
 
 
-@pytest.mark.parametrize(("largest", "vectors_each"), [(0, 2), (LARGEST, 8)])
+@pytest.mark.parametrize(("largest", "vectors_each"), [(0, 2), (MAX_OVERLAP_ELEMENTS, 8)])
 def test_nodes_that_want_a_mix_at_every_step_hold_so_many_vectors_each(monkeypatch, largest, vectors_each):
     """With the outer step there is one exchange at a time: whoever asks, and whoever is asked while a mix of its own is
     due. Where mixes overlap there are three, and two sums of what others add. What exchanges hold that wait for longer
     than is usual comes on top."""
-    monkeypatch.setattr(exchanges, "LARGEST", largest)
+    monkeypatch.setattr(exchanges, "MAX_OVERLAP_ELEMENTS", largest)
     live, most = defaultdict(set), Counter()
 
     def take(self, elements):
@@ -116,7 +116,7 @@ def test_nodes_that_want_a_mix_at_every_step_hold_so_many_vectors_each(monkeypat
     for index, vector in enumerate(vectors):
         swarm.add_peer(vector, seeds=[0] if index else [])
     swarm.run_until(60.0)
-    assert all(host.peer.exchanges.done > 50 for host in swarm.alive())
+    assert all(host.peer.exchanges.done_count > 50 for host in swarm.alive())
     assert max(most.values()) <= vectors_each
     assert largest or list(most.values()) == [2, 2, 2], "and no fewer"
 
@@ -142,7 +142,7 @@ def test_no_copy_is_taken_along_for_a_mix_that_cannot_begin(monkeypatch):
 
     def visit(self, replaced, spare=False, keep=False):
         [host] = [host for host in swarm.hosts if host.boundary is self]
-        under_way = [one for one in host.peer.exchanges.table.values() if not one.idle]
+        under_way = [one for one in host.peer.exchanges.table.values() if one.has_slot]
         taken.append((spare, bool(under_way)))
         return plain(self, replaced, spare, keep)
 

@@ -182,7 +182,7 @@ def test_a_fault_while_it_joins_begins_the_joining_anew(report, monkeypatch):
         Pair.begin(newcomer)
         assert newcomer.side.service.faults.restarts == 1
         assert newcomer.side.network.peer.view.run_id == own.view.run_id
-        until(lambda: newcomer.side.network.peer.exchanges.done > 0)
+        until(lambda: newcomer.side.network.peer.exchanges.done_count > 0)
         assert newcomer.model["x"][0] == pytest.approx(7.0)
     finally:
         end([seed, newcomer])

@@ -109,7 +109,7 @@ def test_a_newcomer_joins_and_mixes_over_a_link_on_which_a_chunk_takes_longer_th
     slow = throttle(first.node)
     second = train(wide(2.0), seeds=[slow.address], listen="none", **with_secret)
     assert second.side.network.peer.view.run_id == first.side.network.peer.view.run_id, "it began no run of its own"
-    until(lambda: min(one.side.network.peer.exchanges.done for one in (first, second)) >= 2, 40.0)
+    until(lambda: min(one.side.network.peer.exchanges.done_count for one in (first, second)) >= 2, 40.0)
     assert slow.passed > 5 * 4 * ELEMENTS, "all of it over the slow link"
     nobody_is_blamed(caplog, first, second)
 
@@ -119,7 +119,7 @@ def nobody_is_blamed(caplog, *nodes):
         peer = one.side.network.peer
         assert list(peer.misbehaviour.rows()) == []
         assert [kind for who, kind in peer.misbehaviour.levels if isinstance(who, bytes)] == [], "of members"
-        assert peer.exchanges.failed_by == {}
+        assert peer.exchanges.failures_by_reason == {}
         assert peer.exchanges.failures == 0
     for sign in ("does not answer", "stopped"):  # of a member whose answers wait behind chunks, and of a stream
         assert not any(sign in said for said in caplog.messages)
@@ -144,7 +144,7 @@ def test_over_a_home_link_with_the_defaults_a_newcomer_joins_and_exchanges_finis
     slow = throttle(first.node, HOME_BYTES_S)
     second = train(wide(2.0, HOME_ELEMENTS), config=config, seeds=[slow.address], listen="none")
     assert second.side.network.peer.view.run_id == first.side.network.peer.view.run_id, "it began no run of its own"
-    until(lambda: min(one.side.network.peer.exchanges.done for one in (first, second)) >= 1, 20.0)
+    until(lambda: min(one.side.network.peer.exchanges.done_count for one in (first, second)) >= 1, 20.0)
     assert slow.passed > 3 * 4 * HOME_ELEMENTS, "a join and an exchange, all of it over the slow link"
     nobody_is_blamed(caplog, first, second)
 

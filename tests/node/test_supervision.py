@@ -111,8 +111,8 @@ def test_a_fault_at_a_message_ends_its_link_alone(pair, message, monkeypatch):
     other.network.thread.call(lambda: other.network.runtime.links.newest(peer.id).send(message))
     other.network.thread.call(lambda: other.network.runtime.links.flush())
     until(lambda: found.count == count + 1)
-    before = peer.exchanges.done
-    until(lambda: peer.exchanges.done > before)
+    before = peer.exchanges.done_count
+    until(lambda: peer.exchanges.done_count > before)
     assert pair.side.network.peer is peer, "the network side stays"
     assert found.restarts == restarts
 

@@ -23,13 +23,13 @@ __all__ = ["BOUNDS", "check_bounds", "longest_s", "tables"]
 
 # By where a table is found from its Peer on; what is not named here may hold two for each id ever heard of, and 64.
 BOUNDS = {
-    "exchanges.verdicts": 4_096,  # VERDICTS: doubt_s of asking after them
+    "exchanges.outcomes": 4_096,  # MAX_OUTCOMES: doubt_s of asking after them
     "exchanges.durations.durations_s": 256,  # DURATION_PARTNERS
     "exchanges.durations.durations_s[]": 8,  # DURATIONS_PER_PARTNER
-    "exchanges.refusals.counts": 256,  # REFUSALS
-    "exchanges.seen": 8,
+    "exchanges.refusals.counts": 256,  # MAX_REFUSALS
+    "exchanges.last_squares": 8,
     "exchanges.filter.squares": 16,
-    "exchanges.outgoing": 16,  # the most partners of a mix
+    "exchanges.own_exchanges": 16,  # the most partners of a mix
     "donating.table": 2,  # SERVED_AT_ONCE, each a snapshot
     "joining.pieces": 4,
     "joining.surveys": 8,  # the second survey asks four donors and four other members
@@ -104,20 +104,20 @@ def check_bounds(world: World, host: Host) -> None:
 def check_exchanges(world: World, host: Host) -> None:
     peer, now = host.peer, world.now
     exchanges = peer.exchanges
-    promised = sum(one.state in (State.ASKED, State.AHEAD) for one in exchanges.table.values())
-    host.overlapped = host.overlapped or exchanges.overlapping
+    promised = sum(one.state in (State.ASKED, State.RESERVED) for one in exchanges.table.values())
+    host.overlapped = host.overlapped or exchanges.is_overlapping
     most = 1 + peer.partners.incoming() if host.overlapped else 1
-    if promised > 1 or (exchanges.foresees and exchanges.moving > most):
-        text = f"{host!r}: {exchanges.moving} under way, {promised} agreed ahead"
+    if promised > 1 or (exchanges.can_overlap and exchanges.used_slots > most):
+        text = f"{host!r}: {exchanges.used_slots} under way, {promised} agreed ahead"
         world.fail("so many exchanges at a time, and one next", text)
     for number, one in peer.exchanges.table.items():
-        ahead = one.state in (State.ASKED, State.AHEAD)  # beside another, of which it waits for the end
+        ahead = one.state in (State.ASKED, State.RESERVED)  # beside another, of which it waits for the end
         begins = -number in host.since and not ahead and number not in host.since
-        if begins and exchanges.moving > 1 and not host.overlapped:
+        if begins and exchanges.used_slots > 1 and not host.overlapped:
             world.fail("so many exchanges at a time, and one next", f"{host!r}: {number:x} begins beside another")
         begun = host.since.setdefault(-number if ahead else number, now)
-        waits = one.initiator and one.state is State.PREPARING  # for its own next boundary, however far that is
-        if one.deadline == math.inf and not waits:
+        waits = one.is_initiator and one.state is State.PREPARING  # for its own next boundary, however far that is
+        if one.timer_at == math.inf and not waits:
             world.fail("every exchange has a deadline", f"{host!r}: {number:x} in {one.state} has none")
         asleep = waits and (not host.stepping or number not in host.wishes)
         if host.stopped or asleep or now - host.awake_at < 1.0:

@@ -256,9 +256,9 @@ class Judge:
         exchanges = host.peer.exchanges
         others = sum(one.transfer is not None or one.gather is not None for one in host.sessions.values())
         if host.config.mixing == "group":
-            return others >= exchanges.most_doubts
+            return others >= exchanges.max_doubts
         # With all neighbours at once it is as many as there are neighbours that fit, of whom one more may fit by now.
-        return others >= min(exchanges.most_doubts, 8 if host.config.partners else 2)
+        return others >= min(exchanges.max_doubts, 8 if host.config.partners else 2)
 
     def reached(self, host: Host, member: PeerId, seconds: float) -> bool:
         """Whether the two were linked for so long, both awake."""

@@ -54,47 +54,47 @@ def planted(name: str) -> Iterator[None]:
 
 
 # -- exchanges -------------------------------------------------------------------------------------------------------
-@mutant(Pair, "streamed")
+@mutant(Pair, "on_streamed")
 def commit_alone(original: Callable[..., Any]) -> Callable[..., Any]:
     """Applied as soon as the streams are whole, without the partner's COMMIT."""
 
-    def streamed(self: Any, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
+    def on_streamed(self: Any, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
         effects = original(self, difference_sq, own_sq, now)
         return [*effects, *self.finish(now)] if self.state is State.VERIFIED else effects
 
-    return streamed
+    return on_streamed
 
 
-@mutant(Exchange, "accept")
+@mutant(Exchange, "on_accept")
 def weight_on_retry(original: Callable[..., Any]) -> Callable[..., Any]:
     """With a second partner it takes another weight than was agreed."""
 
-    def accept(self: Any, sender: Any, accept: Any, now: float) -> list[Effect]:
+    def on_accept(self: Any, sender: Any, accept: Any, now: float) -> list[Effect]:
         effects = original(self, sender, accept, now)
-        if self.state is State.STREAMING and len(self.asked) > 1:
+        if self.state is State.STREAMING and len(self.asked_peers) > 1:
             self.weight *= 0.5
         return effects
 
-    return accept
+    return on_accept
 
 
-@mutant(Ledger, "remember")
+@mutant(Ledger, "remember_outcome")
 def forgotten_verdict(original: Callable[..., Any]) -> Callable[..., Any]:
     """How an exchange ended is not remembered for those who ask."""
     return lambda self, *key_and_end: None
 
 
-@mutant(Pair, "failed")
+@mutant(Pair, "on_failed")
 def no_doubt(original: Callable[..., Any]) -> Callable[..., Any]:
     """A link that breaks behind our COMMIT ends the exchange, and nobody is asked."""
 
-    def failed(self: Any, code: str, now: float) -> list[Effect]:
-        return self.fail(now, code) if self.state is State.VERIFIED else original(self, code, now)
+    def on_failed(self: Any, code: str, now: float) -> list[Effect]:
+        return self.fail(code, now) if self.state is State.VERIFIED else original(self, code, now)
 
-    return failed
+    return on_failed
 
 
-@mutant(Push, "settled")
+@mutant(Push, "on_settled")
 def double_merge(original: Callable[..., Any]) -> Callable[..., Any]:
     """A mass that the partner says it has is taken back all the same."""
     return lambda self, sender, settled, now: self.drop()
@@ -110,58 +110,58 @@ def lost_mass(original: Callable[..., Any]) -> Callable[..., Any]:
 def endless_doubt(original: Callable[..., Any]) -> Callable[..., Any]:
     """A doubt is asked after for ever."""
 
-    def fail(self: Any, now: float, code: str) -> list[Effect]:
-        return self.doubt(now) if code == "doubt" else original(self, now, code)
+    def fail(self: Any, code: str, now: float) -> list[Effect]:
+        return self.ask_outcome(now) if code == "doubt" else original(self, code, now)
 
     return fail
 
 
-@mutant(Exchange, "doubt")
+@mutant(Exchange, "ask_outcome")
 def stuck_deadline(original: Callable[..., Any]) -> Callable[..., Any]:
     """A doubt keeps the deadline that is over."""
 
-    def doubt(self: Any, now: float) -> list[Effect]:
-        before = self.deadline
+    def ask_outcome(self: Any, now: float) -> list[Effect]:
+        before = self.timer_at
         effects = original(self, now)
-        self.deadline = before
+        self.timer_at = before
         return effects
 
-    return doubt
+    return ask_outcome
 
 
-@mutant(Exchange, "transfer")
+@mutant(Exchange, "start_streams")
 def no_deadline(original: Callable[..., Any]) -> Callable[..., Any]:
     """A stream may take for ever."""
 
-    def transfer(self: Any, now: float) -> Any:
+    def start_streams(self: Any, now: float) -> Any:
         effect = original(self, now)
-        self.deadline = math.inf
+        self.timer_at = math.inf
         return effect
 
-    return transfer
+    return start_streams
 
 
-@mutant(Pair, "abort")
+@mutant(Pair, "on_abort")
 def abort_ignored(original: Callable[..., Any]) -> Callable[..., Any]:
     """A partner's refusal of our vector, said behind our COMMIT, is taken for its COMMIT."""
 
-    def abort(self: Any, sender: Any, code: str, now: float) -> list[Effect]:
+    def on_abort(self: Any, sender: Any, code: str, now: float) -> list[Effect]:
         return self.finish(now) if self.state is State.VERIFIED else original(self, sender, code, now)
 
-    return abort
+    return on_abort
 
 
-@mutant(Exchanges, "said")
+@mutant(Exchanges, "route_message")
 def commit_carried(original: Callable[..., Any]) -> Callable[..., Any]:
     """A COMMIT said before BUSY counts for the next partner who is asked."""
 
-    def said(self: Any, event: Event, sender: Any, session: int, *what: Any) -> list[Effect]:
+    def route_message(self: Any, event: Event, sender: Any, session: int, *what: Any) -> list[Effect]:
         one = self.table.get(session)
         if event is Event.COMMIT and isinstance(one, Pair) and one.partner == sender and one.state is State.OFFERED:
-            one.committed = True
+            one.has_partner_committed = True
         return original(self, event, sender, session, *what)
 
-    return said
+    return route_message
 
 
 @mutant(Durations, "add")
@@ -177,41 +177,41 @@ def unbounded_table(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # -- overlapping mixes -----------------------------------------------------------------------------------------------
-@mutant(Pair, "standing")
+@mutant(Pair, "precedence")
 def partner_twice(original: Callable[..., Any]) -> Callable[..., Any]:
     """A partner whose mix with us streams may begin another beside it."""
 
-    def standing(exchanges: Any, sender: Any) -> tuple[list[Exchange], bool]:
+    def precedence(exchanges: Any, sender: Any) -> tuple[list[Exchange], bool]:
         leaving, waiting = original(exchanges, sender)
-        return leaving, waiting and not exchanges.overlapping
+        return leaving, waiting and not exchanges.is_overlapping
 
-    return staticmethod(standing)
+    return staticmethod(precedence)
 
 
-@mutant(Exchanges, "most")
+@mutant(Exchanges, "max_overlaps")
 def one_too_many(original: Any) -> Any:
     """One mix more overlaps than there may be."""
     return property(lambda self: original.fget(self) + 1)
 
 
 # -- groups ----------------------------------------------------------------------------------------------------------
-@mutant(Group, "finish_all")
+@mutant(Group, "finish_if_complete")
 def half_a_group(original: Callable[..., Any]) -> Callable[..., Any]:
     """The inviter does not wait for the last member's COMMIT, which is told to drop it."""
 
-    def finish_all(self: Any, now: float) -> list[Effect]:
-        if self.state is not State.VERIFIED or len(self.committed) < len(self.members) - 2:
+    def finish_if_complete(self: Any, now: float) -> list[Effect]:
+        if self.state is not State.VERIFIED or len(self.committed_members) < len(self.members) - 2:
             return []
         told: list[Effect] = [
-            Send(peer, Settled(self.session, True) if peer in self.committed else Abort(self.session, "late"))
+            Send(peer, Settled(self.session, True) if peer in self.committed_members else Abort(self.session, "late"))
             for peer in self.members if peer != self.exchanges.me
         ]  # fmt: skip
         return [*told, *self.finish(now)]
 
-    return finish_all
+    return finish_if_complete
 
 
-@mutant(Group, "doubt")
+@mutant(Group, "ask_outcome")
 def group_gives_up(original: Callable[..., Any]) -> Callable[..., Any]:
     """A member that has committed and loses its inviter drops the group."""
     return lambda self, now: self.fail("broken")

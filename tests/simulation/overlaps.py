@@ -70,9 +70,9 @@ UNLIKE = frozenset({
 def check_overlaps(world: World, host: Host) -> int:
     """Return how many mixes of one host stream at once, as one more begins, if its mixes may overlap."""
     exchanges = host.peer.exchanges
-    if not exchanges.overlapping or host.liar:
+    if not exchanges.is_overlapping or host.liar:
         return 0
-    streaming = [one.partner for one in exchanges.table.values() if one.state in STREAMS and not one.parked]
+    streaming = [one.partner for one in exchanges.table.values() if one.state in STREAMS and not one.is_backgrounded]
     count, most = len(streaming), 1 + host.peer.partners.incoming()
     if count > most:
         world.fail("so many exchanges at a time, and one next", f"{host!r}: {count} overlap, and {most} may")

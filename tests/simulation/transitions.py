@@ -7,18 +7,18 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from gossip.effects import Effect
-from gossip.exchange.ahead import PairAhead
 from gossip.exchange.groups.group import Group
 from gossip.exchange.pair import Pair
 from gossip.exchange.push import Push
+from gossip.exchange.reservation import ReservedPair
 from gossip.exchange.session import Event, Session, State
 from tests.simulation.judge import Failure
 
 __all__ = ["KINDS", "Row", "rows", "watched"]
 
 CLAIM = "a session goes where its table says"
-KINDS: tuple[type[Session], ...] = (Pair, PairAhead, Push, Group)
-BEGIN = {False: (State.PREPARING,), True: (State.ASKED, State.AHEAD)}  # where one begins: agreed ahead or not
+KINDS: tuple[type[Session], ...] = (Pair, ReservedPair, Push, Group)
+BEGIN = {False: (State.PREPARING,), True: (State.ASKED, State.RESERVED)}  # where one begins: agreed ahead or not
 
 
 class Row(NamedTuple):
@@ -50,12 +50,12 @@ class Happening:
 
     def __init__(self, session: Session, event: Event) -> None:
         self.session, self.event, self.before, self.moved = session, event, session.state, False
-        self.allowed = session.TRANSITIONS[session.initiator].get(session.state, {}).get(event, ())
+        self.allowed = session.TRANSITIONS[session.is_initiator].get(session.state, {}).get(event, ())
 
     def goes(self, state: State) -> Row:
         if state not in self.allowed:
             raise Failure(CLAIM, f"{self.event} in {self.before} leads to {state}: {self.session!r}")
-        return Row(type(self.session).__name__, self.session.initiator, self.before, self.event, state)
+        return Row(type(self.session).__name__, self.session.is_initiator, self.before, self.event, state)
 
 
 @contextmanager
@@ -64,7 +64,7 @@ def watched() -> Iterator[set[Row]]:
     table does not allow it to stay it does not stay. What it gives are the ways that were gone."""
     gone: set[Row] = set()
     under_way: list[Happening] = []
-    happens = Session.happens
+    handle = Session.handle
 
     def setter(self: Session, name: str, value: Any) -> None:
         if name == "state":
@@ -73,23 +73,23 @@ def watched() -> Iterator[set[Row]]:
                 gone.add(within[-1].goes(value))
                 for one in within:
                     one.moved = True
-            elif hasattr(self, "state") or value not in BEGIN[type(self) is PairAhead]:
+            elif hasattr(self, "state") or value not in BEGIN[type(self) is ReservedPair]:
                 raise Failure(CLAIM, f"{value} by no event: {self!r}")
         object.__setattr__(self, name, value)
 
     def watching(self: Session, event: Event, *what: Any) -> list[Effect]:
         under_way.append(Happening(self, event))
         try:
-            effects = happens(self, event, *what)
+            effects = handle(self, event, *what)
         finally:
             one = under_way.pop()
         if not one.moved:
             gone.add(one.goes(self.state))
         return effects
 
-    Session.happens, Session.__setattr__ = watching, setter  # type: ignore[method-assign,assignment]
+    Session.handle, Session.__setattr__ = watching, setter  # type: ignore[method-assign,assignment]
     try:
         yield gone
     finally:
-        Session.happens = happens  # type: ignore[method-assign]
+        Session.handle = handle  # type: ignore[method-assign]
         del Session.__setattr__

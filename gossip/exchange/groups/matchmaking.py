@@ -19,66 +19,69 @@ from gossip.exchange.transitions import INITIATOR, RESPONDER, Event, State
 from gossip.ids import PeerId
 from gossip.wire.messages import MAX_GROUP, Busy, Invite, Refuse
 
-__all__ = ["invitation", "join", "start", "substitute"]
+__all__ = ["answer_invitation", "begin_mix", "invitation", "invite_substitute"]
 
-TRIES = 4  # Peers to ask for each seat of a random group: even if three in four are busy, most seats are filled.
+# Peers to invite for each seat of a random group: even if three in four are busy, most seats are filled.
+INVITATIONS_PER_SEAT = 4
 
 
 class Invitable(Protocol):
-    """A group that may still be changed, :class:`gossip.exchange.groups.group.Group`."""
+    """A group that has not begun, :class:`gossip.exchange.groups.group.Group`."""
 
     exchanges: Exchanges[Any]
     session: int
-    ours: float
+    our_version: float
     codec: str
-    candidates: tuple[PeerId, ...]
-    asked: set[PeerId]
-    invited: dict[PeerId, None]
-    versions: dict[PeerId, float]
+    invite_list: tuple[PeerId, ...]
+    asked_peers: set[PeerId]
+    pending_peers: dict[PeerId, None]
+    joined_versions: dict[PeerId, float]
 
 
-def start(kind: Callable[..., Any], exchanges: Exchanges[Any], now: float) -> list[Effect]:
-    """Begin a mix of our own: take the snapshot, after which the candidates are invited."""
-    if any(one.state is not State.IN_DOUBT for one in exchanges.table.values()):
+def begin_mix(kind: Callable[..., Any], exchanges: Exchanges[Any], now: float) -> list[Effect]:
+    """Begin a mix of our own: take the snapshot, after which the peers of the invite list are invited."""
+    if any(session.state is not State.IN_DOUBT for session in exchanges.table.values()):
         return []
-    invited = candidates(exchanges, now)
-    if not invited:
+    invite_list = peers_to_invite(exchanges, now)
+    if not invite_list:
         return []
-    one = kind(
-        exchanges=exchanges, session=exchanges.new_session(), inviter=exchanges.me, initiator=INITIATOR,
-        codec=exchanges.config.codec, since=now, deadline=math.inf, candidates=invited, asked=set(invited),
+    group = kind(
+        exchanges=exchanges, session=exchanges.new_session(), inviter=exchanges.me, is_initiator=INITIATOR,
+        codec=exchanges.config.codec, phase_began_at=now, timer_at=math.inf, invite_list=invite_list,
+        asked_peers=set(invite_list),
     )  # fmt: skip
-    exchanges.table[one.session] = exchanges.outgoing[one.session] = one
-    return [Snapshot(one.session)]
+    exchanges.table[group.session] = exchanges.own_exchanges[group.session] = group
+    return [Snapshot(group.session)]
 
 
-def join(
+def answer_invitation(
     kind: Callable[..., Any], exchanges: Exchanges[Any], sender: PeerId, invite: Invite, now: float
 ) -> list[Effect]:  # fmt: skip
     """Answer an invitation with Refuse or Busy, or take our snapshot, after which we answer Joined."""
     local, session, patience_s = exchanges.local, invite.session, exchanges.config.boundary_patience_s
-    refused = refusal(local, invite, alike=True, spread=False)
-    if refused is not None:
-        return [Send(sender, Refuse(session, refused))]
-    asleep = now - local.boundary_at > patience_s
-    left = None if asleep or session in exchanges.table else gives_way(exchanges, sender, invite)
-    if left is None or exchanges.partners.declines(sender, now):
+    reason = refusal(local, invite, same_mixing=True, bounded=False)
+    if reason is not None:
+        return [Send(sender, Refuse(session, reason))]
+    is_loop_paused = now - local.boundary_at > patience_s
+    is_busy = is_loop_paused or session in exchanges.table
+    yielding = None if is_busy else yielding_groups(exchanges, sender, invite)
+    if yielding is None or exchanges.partners.declines(sender, now):
         return [Send(sender, Busy(session))]
-    dropped = [effect for one in left for effect in exchanges.tell(one, Event.YIELDED)]
+    dropped = [effect for group in yielding for effect in exchanges.route_event(group, Event.YIELDED)]
     exchanges.table[session] = kind(
-        exchanges=exchanges, session=session, inviter=sender, initiator=RESPONDER, since=now,
-        deadline=now + patience_s, codec=leaner(invite.codec, exchanges.config.codec), candidates=invite.members,
+        exchanges=exchanges, session=session, inviter=sender, is_initiator=RESPONDER, phase_began_at=now,
+        timer_at=now + patience_s, codec=leaner(invite.codec, exchanges.config.codec), invite_list=invite.members,
     )  # fmt: skip
     return [*dropped, Snapshot(session)]
 
 
-def candidates(exchanges: Exchanges[Any], now: float) -> tuple[PeerId, ...]:
+def peers_to_invite(exchanges: Exchanges[Any], now: float) -> tuple[PeerId, ...]:
     """Return the peers to invite now."""
     group = [peer for peer in exchanges.partners.group(now) if peer != exchanges.me]
-    return streamable(exchanges, group)[: MAX_GROUP - 1]
+    return connectable_peers(exchanges, group)[: MAX_GROUP - 1]
 
 
-def streamable(exchanges: Exchanges[Any], peers: list[PeerId]) -> tuple[PeerId, ...]:
+def connectable_peers(exchanges: Exchanges[Any], peers: list[PeerId]) -> tuple[PeerId, ...]:
     """Drop ``peers`` so that at most one member, us included, has no address: two could not stream to each other."""
     undialable = [peer for peer in (exchanges.me, *peers) if exchanges.partners.address(peer) is None]
     return tuple(peer for peer in peers if peer not in undialable[1:])
@@ -86,42 +89,44 @@ def streamable(exchanges: Exchanges[Any], peers: list[PeerId]) -> tuple[PeerId, 
 
 def invitation(group: Invitable) -> Invite:
     local = group.exchanges.local
-    return Invite(group.session, local.fingerprint, local.run_id, group.ours, group.codec, group.candidates)
+    return Invite(group.session, local.fingerprint, local.run_id, group.our_version, group.codec, group.invite_list)
 
 
-def substitute(group: Invitable, now: float) -> list[Effect]:
+def invite_substitute(group: Invitable, now: float) -> list[Effect]:
     """Invite another peer to a free seat, if the selection allows any peer."""
     exchanges = group.exchanges
     config = exchanges.config
     size = config.group_size
-    if not SELECTIONS[config.selection].free or not size or len(group.asked) >= TRIES * (size - 1):
+    max_asked_peers = INVITATIONS_PER_SEAT * (size - 1)
+    if not SELECTIONS[config.selection].free or not size or len(group.asked_peers) >= max_asked_peers:
         return []
-    other = exchanges.partners.choose(group.asked, now)
-    if other is None:
+    substitute = exchanges.partners.choose(group.asked_peers, now)
+    if substitute is None:
         return []
-    group.asked.add(other)
-    kept = [peer for peer in group.candidates if peer in group.invited or peer in group.versions]
-    if other not in streamable(exchanges, [*kept, other]):
+    group.asked_peers.add(substitute)
+    kept = [peer for peer in group.invite_list if peer in group.pending_peers or peer in group.joined_versions]
+    if substitute not in connectable_peers(exchanges, [*kept, substitute]):
         return []
-    group.candidates = (*kept, other)
-    group.invited[other] = None
-    return [Send(other, invitation(group))]
+    group.invite_list = (*kept, substitute)
+    group.pending_peers[substitute] = None
+    return [Send(substitute, invitation(group))]
 
 
-def gives_way(exchanges: Exchanges[Any], sender: PeerId, invite: Invite) -> list[Invitable] | None:
-    """Return our sessions that give way to this invitation, or None if we are busy.
+def yielding_groups(exchanges: Exchanges[Any], sender: PeerId, invite: Invite) -> list[Invitable] | None:
+    """Return our groups that give way to this invitation, or None if we are busy.
 
     Any group counts as our mix, so a group of ours that is still PREPARING gives way. If two inviters have invited each
     other, the group of the smaller id goes first. A member that both have invited follows the same rule.
     """
-    left: list[Invitable] = []
-    for one in exchanges.table.values():
-        if one.state is State.IN_DOUBT:
+    yielding: list[Invitable] = []
+    for group in exchanges.table.values():
+        if group.state is State.IN_DOUBT:
             continue
-        if one.state not in (State.PREPARING, State.OFFERED):
+        if group.state not in (State.PREPARING, State.OFFERED):
             return None
-        crossed = sender in one.candidates and one.inviter in (*invite.members, exchanges.me) and sender < one.inviter
-        if not crossed and not (one.initiator and one.state is State.PREPARING):
+        have_crossed = sender in group.invite_list and group.inviter in (*invite.members, exchanges.me)
+        goes_first = have_crossed and sender < group.inviter
+        if not goes_first and not (group.is_initiator and group.state is State.PREPARING):
             return None
-        left.append(one)
-    return left
+        yielding.append(group)
+    return yielding

@@ -168,7 +168,7 @@ class GroupTransfers:
         if not self.config.grouped:
             return False
         exchange = self.peer.exchanges.table.get(session)
-        return exchange is not None and exchange.state is State.OFFERED and not exchange.initiator
+        return exchange is not None and exchange.state is State.OFFERED and not exchange.is_initiator
 
     def place(self, link: Link, chunk: Chunk, body_bytes: int) -> memoryview:
         """Return the buffer for a chunk's body. Early chunks are stored, at most a vector's size in all."""
@@ -177,7 +177,7 @@ class GroupTransfers:
             return self.receiver(one, link, chunk)[1].place(chunk, body_bytes)
         group = self.peer.exchanges.table.get(chunk.session)
         assert isinstance(group, Group)
-        if link.peer not in (group.inviter, *group.candidates):
+        if link.peer not in (group.inviter, *group.invite_list):
             raise ProtocolError("A chunk came of a group to which its sender was not invited.")
         ahead = self.early.setdefault(chunk.session, Ahead())
         early = ahead.add(link, chunk, body_bytes)

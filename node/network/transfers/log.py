@@ -91,7 +91,9 @@ class ExchangeLog:
         exchanges.
         """
         counted = [
-            reason for reason, count in self.peer.exchanges.failed_by.items() if count > self.failures.get(reason, 0)
+            reason
+            for reason, count in self.peer.exchanges.failures_by_reason.items()
+            if count > self.failures.get(reason, 0)
         ]
         fitting = [reason for reason in counted if (reason in OF_OFFERS) is not begun]
         found = fitting or ([] if begun else counted)

@@ -62,9 +62,9 @@ def test_the_next_mix_is_of_what_was_said_before_and_every_mix_of_another_mask()
     seen = []
     for _ in range(3):
         seen.append(side.exchanges.next_part)
-        [wish] = side.exchanges.begin(0.0)
+        [wish] = side.exchanges.begin_mix(0.0)
         assert wish.part is seen[-1]
-        [sent] = side.exchanges.snapshotted(wish.session, 0.0)
+        [sent] = side.exchanges.on_snapshotted(wish.session, 0.0)
         assert sent.message.part == str(seen[-1])
         renamed, again = side.exchanges.on_busy(sent.to, wish.session, 0.0)
         assert again.message.session == renamed.to != wish.session

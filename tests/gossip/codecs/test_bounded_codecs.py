@@ -20,9 +20,9 @@ def mixed(side, session, part="all", codec="int8", partner=B):
     """The side takes part in an exchange that B offers, to its end; the codec that it streamed with."""
     x = side.exchanges
     x.on_offer(partner, dataclasses.replace(offer(session, codec=codec), part=part), 0.0)
-    _, transfer = x.snapshotted(session, 0.0)
+    _, transfer = x.on_snapshotted(session, 0.0)
     assert isinstance(transfer, Transfer)
-    x.streamed(session, 1.0, 1.0, 0.0)
+    x.on_streamed(session, 1.0, 1.0, 0.0)
     x.on_commit(partner, session, 0.0)
     assert not side.table
     return transfer.codec
@@ -31,8 +31,8 @@ def mixed(side, session, part="all", codec="int8", partner=B):
 def offered(side):
     """The codec that the side offers with next."""
     x = side.exchanges
-    session = x.begin(0.0)[0].session
-    [sent] = x.snapshotted(session, 0.0)
+    session = x.begin_mix(0.0)[0].session
+    [sent] = x.on_snapshotted(session, 0.0)
     return session, sent.message.codec
 
 
@@ -59,7 +59,7 @@ def test_other_fragments_and_the_whole_vector_teach_no_bound():
     for session, part in ((7, ALL), (9, "fragment 0/4"), (11, "fragment 2/3")):
         mixed(side, session, part=part)
         assert mixed(side, session + 1, part=part, codec="moniqua4") == "int8"
-    assert side.exchanges.bounded == set()
+    assert side.exchanges.measured_parts == set()
 
 
 def test_after_an_overflow_of_one_fragment_the_others_keep_their_bounds():
@@ -69,7 +69,7 @@ def test_after_an_overflow_of_one_fragment_the_others_keep_their_bounds():
     session, codec = offered(side)
     assert codec == "moniqua4"
     side.exchanges.on_accept(B, Accept(session, 0.0, 0.5, "moniqua4"), 0.0)
-    side.exchanges.failed(session, "overflow", 0.0)
+    side.exchanges.on_failed(session, "overflow", 0.0)
     assert mixed(side, 9, part="fragment 1/2", codec="moniqua4", partner=C) == "moniqua4"
     assert mixed(side, 10, part="fragment 0/2", codec="moniqua4", partner=C) == "int8"
 
@@ -97,7 +97,7 @@ def test_what_is_bounded_is_still_agreed_on():
     assert codec == "moniqua4"
     [transfer] = side.exchanges.on_accept(B, Accept(session, 0.0, 0.5, "moniqua4"), 0.0)
     assert (transfer.codec, transfer.part) == ("moniqua4", Subset.parse(ALL))
-    assert side.exchanges.streamed(session, 1.0, 1.0, 0.0) == [Send(B, Commit(session))]
+    assert side.exchanges.on_streamed(session, 1.0, 1.0, 0.0) == [Send(B, Commit(session))]
 
 
 def test_after_an_overflow_the_next_exchange_with_that_one_needs_no_bound():
@@ -108,12 +108,12 @@ def test_after_an_overflow_the_next_exchange_with_that_one_needs_no_bound():
     session, codec = offered(side)
     assert codec == "moniqua4"
     side.exchanges.on_accept(B, Accept(session, 0.0, 0.5, "moniqua4"), 0.0)
-    side.exchanges.failed(session, "overflow", 0.0)
+    side.exchanges.on_failed(session, "overflow", 0.0)
     mixed(side, 8, partner=C)
     session, codec = offered(side)
     assert codec == "int8"
     side.exchanges.on_accept(B, Accept(session, 0.0, 0.5, "int8"), 0.0)
-    side.exchanges.streamed(session, 1.0, 1.0, 0.0)
+    side.exchanges.on_streamed(session, 1.0, 1.0, 0.0)
     side.exchanges.on_commit(B, session, 0.0)
     assert offered(side)[1] == "moniqua4"
     assert side.benched == []
@@ -124,7 +124,7 @@ def test_whom_an_overflow_was_with_gets_no_such_codec_for_asking():
     mixed(side, 7)
     x = side.exchanges
     x.on_offer(B, offer(8, codec="moniqua4"), 0.0)
-    x.snapshotted(8, 0.0)
+    x.on_snapshotted(8, 0.0)
     x.on_abort(B, 8, "overflow", 0.0)
     mixed(side, 9, partner=C)
     assert mixed(side, 10, codec="moniqua4") == "int8"

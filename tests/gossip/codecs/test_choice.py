@@ -38,11 +38,11 @@ def test_who_offers_goes_by_its_own_passes_and_the_other_takes_that(compiled, co
     asker, asked = (side.exchanges for side in sides)
     for exchanges in (asker, asked):
         exchanges.durations.rates[B] = 2_000.0
-    asker.begin(0.0)
-    [send] = [effect for effect in asker.snapshotted(1, 0.0) if hasattr(effect, "message")]
+    asker.begin_mix(0.0)
+    [send] = [effect for effect in asker.on_snapshotted(1, 0.0) if hasattr(effect, "message")]
     assert send.message.codec == codec
     asked.on_offer(B, offer(codec=send.message.codec), 0.0)
-    [accept, transfer] = asked.snapshotted(7, 0.0)
+    [accept, transfer] = asked.on_snapshotted(7, 0.0)
     assert (accept.message.codec, transfer.codec) == (codec, codec)
     [transfer] = asker.on_accept(B, Accept(1, 0.0, 0.5, codec), 0.0)
     assert transfer.codec == codec
@@ -50,16 +50,16 @@ def test_who_offers_goes_by_its_own_passes_and_the_other_takes_that(compiled, co
 
 def test_a_partner_without_a_past_is_offered_what_the_others_links_bear():
     exchanges = Side(config=Config(codec="auto")).exchanges
-    assert exchanges.codec(B, ALL) == "bf16"
+    assert exchanges.offered_codec(B, ALL) == "bf16"
     exchanges.durations.add(C, 1.0, 10_000_000)
-    assert exchanges.codec(B, ALL) == exchanges.codec(C, ALL) == "int8"
+    assert exchanges.offered_codec(B, ALL) == exchanges.offered_codec(C, ALL) == "int8"
 
 
 @pytest.mark.parametrize(("configured", "taken"), [("auto", "int8"), ("fp32", "int8"), ("int4", "int4")])
 def test_what_another_offers_is_answered_as_ever(configured, taken):
     asked = Side(config=Config(codec=configured)).exchanges
     asked.on_offer(B, offer(codec="int8"), 0.0)
-    [accept, transfer] = asked.snapshotted(7, 0.0)
+    [accept, transfer] = asked.on_snapshotted(7, 0.0)
     assert (accept.message.codec, transfer.codec) == (taken, taken)
 
 

@@ -13,7 +13,7 @@ from gossip.config import Config
 from gossip.config import rules as together
 from gossip.config.setting import settings_of
 from gossip.errors import ConfigError
-from gossip.exchange import ahead
+from gossip.exchange import reservation
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.session import Local
 from gossip.selection.registry import selector
@@ -157,7 +157,7 @@ def test_of_any_combination_a_node_can_be_made_or_a_sentence_names_what_is_in_th
         made += 1
         if config.selection != "graph":
             selector(config.selection, Options(at_once=config.partners == 0, group_size=config.group_size))
-        exchanges = Exchanges(A, Local("f", 10_000, 0), config, lambda: 5, Side(), ahead)
+        exchanges = Exchanges(A, Local("f", 10_000, 0), config, lambda: 5, Side(), reservation)
         meant = Subset.parse(config.part)
         assert meant is None or exchanges.part == meant.drawn(5)
         assert (exchanges.fragments is not None) == config.part.startswith("fragments")

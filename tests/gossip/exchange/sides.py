@@ -6,7 +6,7 @@ import itertools
 
 from gossip.config import Config
 from gossip.effects import Send, Snapshot, Transfer
-from gossip.exchange import ahead
+from gossip.exchange import reservation
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.session import Local
 from gossip.ids import PeerId
@@ -32,7 +32,7 @@ class Side:
             self.config,
             lambda: next(self.sessions),
             self,
-            ahead,
+            reservation,
         )
 
     wary_until = 0.0
@@ -85,15 +85,15 @@ def offer(session=7, weight=0.5, version=0.0, fingerprint="f", run_id=b"g" * 16,
 def streaming(side=None, session=1, weight=0.5):
     """A side whose own exchange with B streams."""
     side = side or Side()
-    side.exchanges.begin(0.0)
-    side.exchanges.snapshotted(session, 0.0)
+    side.exchanges.begin_mix(0.0)
+    side.exchanges.on_snapshotted(session, 0.0)
     assert [type(e) for e in side.exchanges.on_accept(B, Accept(session, 0.0, weight, "fp32"), 0.0)] == [Transfer]
     return side
 
 
 def verified(side=None):
     side = streaming(side)
-    assert side.exchanges.streamed(1, 1.0, 1.0, 1.0) == [Send(B, Commit(1))]
+    assert side.exchanges.on_streamed(1, 1.0, 1.0, 1.0) == [Send(B, Commit(1))]
     return side
 
 
@@ -101,5 +101,5 @@ def answering(side=None, session=7):
     """A side that streams an exchange which B offered."""
     side = side or Side()
     assert side.exchanges.on_offer(B, offer(session), 0.0) == [Snapshot(session)]
-    side.exchanges.snapshotted(session, 0.0)
+    side.exchanges.on_snapshotted(session, 0.0)
     return side

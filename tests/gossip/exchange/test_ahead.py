@@ -8,7 +8,7 @@ import pytest
 
 from gossip.config import Config
 from gossip.effects import Mix, Release, Rename, Send, Snapshot, Transfer
-from gossip.exchange.ahead import PairAhead
+from gossip.exchange.reservation import ReservedPair
 from gossip.exchange.session import State
 from gossip.wire.messages import Abort, Accept, Busy, Joined, Offer, Refuse
 from tests.gossip.exchange.sides import A, B, C, D, Side, streaming
@@ -35,31 +35,31 @@ def promised(me=A, **local):
 
 def finished(side, now=2.0):
     """What follows when the exchange with B is over."""
-    side.exchanges.streamed(1, 1.0, 1.0, now)
+    side.exchanges.on_streamed(1, 1.0, 1.0, now)
     effects = side.exchanges.on_commit(B, 1, now)
     assert [type(effect) for effect in effects] == [Mix, Release]
-    return side.exchanges.follow(now)
+    return side.exchanges.begin_reserved(now)
 
 
 def test_what_is_promised_begins_when_the_exchange_before_it_is_over_and_takes_no_slot_until_then():
     side = promised()
-    assert side.exchanges.moving == 1
-    assert side.exchanges.follow(1.5) == [], "the exchange with B goes on"
+    assert side.exchanges.used_slots == 1
+    assert side.exchanges.begin_reserved(1.5) == [], "the exchange with B goes on"
     assert finished(side) == [Snapshot(7)]
-    assert side.exchanges.moving == 1
+    assert side.exchanges.used_slots == 1
 
 
 def test_who_is_ready_last_streams_at_once_and_who_was_first_when_it_hears_of_that():
     first, last = promised(), busy_side(C, (B, A))
     last.sessions = iter([7])
-    assert last.exchanges.look_ahead(1.0) == [Send(A, ahead())]
+    assert last.exchanges.reserve_next(1.0) == [Send(A, ahead())]
     last.exchanges.on_joined(A, Joined(7, 0.0, "fp32"), 1.1)
     finished(first)
     accept = Accept(7, 0.0, 0.5, "fp32")
-    assert first.exchanges.snapshotted(7, 2.1) == [Send(C, accept)]
+    assert first.exchanges.on_snapshotted(7, 2.1) == [Send(C, accept)]
     assert last.exchanges.on_accept(A, accept, 2.2) == [], "its own exchange goes on"
     assert finished(last, 2.3) == [Snapshot(7)]
-    effects = last.exchanges.snapshotted(7, 2.4)
+    effects = last.exchanges.on_snapshotted(7, 2.4)
     assert [type(effect) for effect in effects] == [Send, Transfer]
     assert [type(effect) for effect in first.exchanges.on_accept(C, effects[0].message, 2.5)] == [Transfer]
 
@@ -72,7 +72,7 @@ def test_both_compute_one_weight_from_both_versions_and_the_smaller_of_what_each
         side.exchanges.config = dataclasses.replace(OUTER, staleness_exponent=0.5)
         finished(side)
         side.local.version, side.cap = mine, lambda partner, others, most=0.75 - allowed: most
-        side.exchanges.snapshotted(7, 2.0)
+        side.exchanges.on_snapshotted(7, 2.0)
         side.exchanges.on_accept(C, Accept(7, theirs, allowed, "fp32"), 2.1)
         weights.append(side.table[7].weight)
     assert weights[0] == weights[1] <= 0.25
@@ -97,20 +97,20 @@ def test_nothing_is_promised_twice_nor_by_who_is_free_nor_to_the_partner_of_the_
 
 def test_who_mixes_plainly_agrees_on_nothing_ahead():
     side = streaming(Side(A, (B, C)))
-    assert side.exchanges.look_ahead(1.0) == []
+    assert side.exchanges.reserve_next(1.0) == []
     assert side.exchanges.on_offer(C, ahead(), 1.0) == [Send(C, Refuse(7, "mixing"))]
 
 
 def test_of_questions_that_meet_the_smaller_ids_is_the_promise():
     small, large = busy_side(A, (B, C)), busy_side(C, (B, A))
     large.sessions = iter([20])  # numbers are drawn at random
-    asked, crossing = small.exchanges.look_ahead(1.0)[-1], large.exchanges.look_ahead(1.0)[-1]
+    asked, crossing = small.exchanges.reserve_next(1.0)[-1], large.exchanges.reserve_next(1.0)[-1]
     assert (asked.to, crossing.to) == (C, A)
     assert small.exchanges.on_offer(C, crossing.message, 1.1) == [Send(C, Busy(crossing.message.session))]
     answer = large.exchanges.on_offer(A, asked.message, 1.1)[-1]
     assert isinstance(answer.message, Joined)
     small.exchanges.on_joined(C, answer.message, 1.2)
-    assert small.exchanges.upcoming.state is large.exchanges.upcoming.state is State.AHEAD
+    assert small.exchanges.reserved_session.state is large.exchanges.reserved_session.state is State.RESERVED
 
 
 def test_who_does_not_come_is_parked_and_promised_nothing_until_it_has_mixed():
@@ -118,17 +118,17 @@ def test_who_does_not_come_is_parked_and_promised_nothing_until_it_has_mixed():
     for partner in (B, C, D, A):
         side.exchanges.stream_waits.add(partner, 0.4)
     finished(side)
-    side.exchanges.snapshotted(7, 2.0)
+    side.exchanges.on_snapshotted(7, 2.0)
     side.exchanges.tick(2.0 + 1.5 * 0.4 + 0.01)
-    assert side.table[7].parked
-    assert side.exchanges.moving == 0, "others go first"
+    assert side.table[7].is_backgrounded
+    assert side.exchanges.used_slots == 0, "others go first"
     side.exchanges.tick(8.0)
     assert 7 not in side.table
-    side.exchanges.begin(8.0)
-    side.exchanges.snapshotted(2, 8.0)
+    side.exchanges.begin_mix(8.0)
+    side.exchanges.on_snapshotted(2, 8.0)
     side.exchanges.on_accept(B, Accept(2, 0.0, 0.5, "fp32"), 8.0)
     assert side.exchanges.on_offer(C, ahead(9), 8.1) == [Send(C, Busy(9))]
-    side.exchanges.unkept.pop(C)
+    side.exchanges.unreliable_partners.pop(C)
     assert isinstance(side.exchanges.on_offer(C, ahead(9), 8.1)[0].message, Joined)
 
 
@@ -137,7 +137,7 @@ def test_while_we_wait_for_it_another_offer_goes_first():
     for partner in (B, C, D, A):
         side.exchanges.answer_waits.add(partner, 0.1)
     finished(side)
-    side.exchanges.snapshotted(7, 2.0)
+    side.exchanges.on_snapshotted(7, 2.0)
     side.local.boundary_at = 2.0
     other = Offer(11, "f", b"g" * 16, 0.0, 0.5, "fp32")
     assert side.exchanges.on_offer(D, other, 2.1) == [Send(D, Busy(11))], "it may come at any moment"
@@ -147,11 +147,11 @@ def test_while_we_wait_for_it_another_offer_goes_first():
 def test_with_the_snapshot_of_a_promise_that_is_taken_back_others_are_asked():
     side = busy_side()
     side.partners = [B, C]
-    side.exchanges.look_ahead(1.0)
-    number = side.exchanges.upcoming.session
+    side.exchanges.reserve_next(1.0)
+    number = side.exchanges.reserved_session.session
     side.exchanges.on_joined(C, Joined(number, 0.0, "fp32"), 1.1)
     finished(side)
-    side.exchanges.snapshotted(number, 2.0)
+    side.exchanges.on_snapshotted(number, 2.0)
     effects = side.exchanges.on_abort(C, number, "late", 2.1)
     assert [type(effect) for effect in effects] == [Rename, Send]
     assert effects[1].to == B
@@ -167,7 +167,7 @@ def test_a_promise_goes_with_the_weights_and_is_taken_back_in_words():
 def test_a_consent_that_comes_too_late_is_told_so():
     side = busy_side()
     side.partners = [B, C]
-    session = side.exchanges.look_ahead(1.0)[-1].message.session
+    session = side.exchanges.reserve_next(1.0)[-1].message.session
     assert finished(side) == [Send(C, Abort(session, "late")), Release(session)]
     assert side.exchanges.on_joined(C, Joined(session, 0.0, "fp32"), 2.1) == [Send(C, Abort(session, "late"))]
 
@@ -190,7 +190,7 @@ def test_one_that_promises_to_everybody_costs_no_more_than_one_that_answers_nobo
     for kind in (Silent, Promising):
         siege = Siege(OFTEN, step_s=0.01)
         siege.run(5.0)
-        assert any(isinstance(one, PairAhead) for node in siege.honest for one in node.peer.exchanges.table.values())
+        assert any(isinstance(one, ReservedPair) for node in siege.honest for one in node.peer.exchanges.table.values())
         siege.attack(kind)
         shares.append(siege.mixes(30.0))
     assert shares[1] > 0.95 * shares[0]

@@ -22,7 +22,7 @@ OTHERS = [PeerId(bytes([100 + number]) * 16) for number in range(9)]
 def doubting(side=None, now=1.0):
     """A side whose exchange with B lost its link between the two COMMITs."""
     side = verified(side)
-    side.exchanges.unlinked(B, now)
+    side.exchanges.on_unlinked(B, now)
     assert side.table[1].state is State.IN_DOUBT
     return side
 
@@ -32,16 +32,16 @@ def doubt(side, partner, session, now):
     x = side.exchanges
     side.local.boundary_at = now
     assert x.on_offer(partner, offer(session), now) == [Snapshot(session)]
-    x.snapshotted(session, now)
-    assert x.streamed(session, 1.0, 1.0, now) == [Send(partner, Commit(session))]
-    return x.unlinked(partner, now)
+    x.on_snapshotted(session, now)
+    assert x.on_streamed(session, 1.0, 1.0, now) == [Send(partner, Commit(session))]
+    return x.on_unlinked(partner, now)
 
 
 @pytest.mark.parametrize("config", [Config(), OUTER, Config(incoming_exchanges=1)])
 def test_a_doubt_takes_no_slot(config):
     own = doubting(Side(partners=(B, C), config=config))
     own.partners = [C]
-    assert own.exchanges.begin(2.0) == [Snapshot(2)], "our own mix does not wait for the answer"
+    assert own.exchanges.begin_mix(2.0) == [Snapshot(2)], "our own mix does not wait for the answer"
     asked = doubting(Side(partners=(B, C), config=config))
     assert asked.exchanges.on_offer(C, offer(8), 2.0) == [Snapshot(8)], "nor anybody's offer"
     assert asked.table[8].weight == 0.5, "what moves nothing shares the vector with nobody"
@@ -65,7 +65,7 @@ def test_a_yes_in_time_is_mixed_as_ever():
 @pytest.mark.parametrize("state", list(MemberState))
 def test_a_doubt_about_one_who_is_gone_ends_and_one_who_may_answer_is_asked_on(state):
     side = doubting()
-    ended = side.exchanges.look_elsewhere({B: state}.get, 2.0)
+    ended = side.exchanges.leave_lost_members({B: state}.get, 2.0)
     if state in (MemberState.DEAD, MemberState.LEFT):
         assert ended == [Release(1)]
         assert (side.exchanges.failures, side.benched) == (1, [B])
@@ -96,13 +96,13 @@ def test_a_tick_ends_the_doubt_about_one_that_is_held_dead():
 def test_who_says_no_commit_is_blamed_for_it_once(answer):
     """Sitting out lasts longer for each failure: counted again when the doubt ends, one would sit out for two."""
     side = verified()
-    side.exchanges.tick(side.table[1].until)
+    side.exchanges.tick(side.table[1].final_deadline)
     assert side.table[1].state is State.IN_DOUBT
     assert side.benched == [B]
     if answer == "no":
         ended = side.exchanges.on_settled(B, Settled(1, False), 40.0)
     else:
-        ended = side.exchanges.tick(side.table[1].since + side.exchanges.config.internal.doubt_s)
+        ended = side.exchanges.tick(side.table[1].phase_began_at + side.exchanges.config.internal.doubt_s)
     assert ended == [Release(1)]
     assert side.benched == [B]
 
@@ -135,11 +135,11 @@ def test_one_that_makes_way_for_a_doubt_of_the_same_tick_is_asked_nothing():
     doubt(side, OTHERS[1], 51, 0.5)
     x = side.exchanges
     x.on_offer(OTHERS[2], offer(52), 0.6)
-    x.snapshotted(52, 0.6)
-    x.streamed(52, 1.0, 1.0, 0.6)
-    x.table[52].deadline = x.table[52].until = 1.0
+    x.on_snapshotted(52, 0.6)
+    x.on_streamed(52, 1.0, 1.0, 0.6)
+    x.table[52].timer_at = x.table[52].final_deadline = 1.0
     for session in (50, 51):
-        x.table[session].deadline = 1.0
+        x.table[session].timer_at = 1.0
     effects = x.tick(1.0)
     assert Release(50) in effects
     assert effects.index(Release(50)) > 0
@@ -150,7 +150,7 @@ def test_doubts_are_bounded_by_what_may_ever_be_under_way():
     """With all neighbours at once: whoever sits out at this moment is no reason to forget a doubt."""
     side = Side(config=Config(partners=0, selection="ring"))
     side.incoming = lambda: 0
-    assert side.exchanges.most_doubts == 64
+    assert side.exchanges.max_doubts == 64
 
 
 def test_one_that_does_not_say_commit_is_counted_at_once_and_only_once():
@@ -158,7 +158,7 @@ def test_one_that_does_not_say_commit_is_counted_at_once_and_only_once():
     for says in (False, True):
         side = verified(Side(partners=(B,)))
         x = side.exchanges
-        until = x.table[1].until
+        until = x.table[1].final_deadline
         x.tick(until)
         assert x.table[1].state is State.IN_DOUBT
         assert x.misbehaviour.levels[B, "wasted"][0] == 1.0

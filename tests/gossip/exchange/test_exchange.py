@@ -9,8 +9,8 @@ import pytest
 
 from gossip.config import Config
 from gossip.effects import Mix, Release, Rename, Send, Snapshot, Transfer
-from gossip.exchange.beginning import TRIES
-from gossip.exchange.session import MAX_GAP, MAX_VERSION, State
+from gossip.exchange.beginning import OFFERS_PER_PARTNER
+from gossip.exchange.session import MAX_GAP_ROUNDS, MAX_VERSION, State
 from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Refuse, Settled
 from tests.gossip.exchange.sides import ELEMENTS, A, B, C, D, E, F, Side, answering, offer, streaming, verified
 from tests.harness.world import World
@@ -20,13 +20,13 @@ from tests.harness.world import World
 def test_the_initiator_snapshots_offers_streams_commits_and_mixes():
     side = Side(version=2.0)
     x = side.exchanges
-    assert x.begin(0.0) == [Snapshot(1)]
-    assert x.snapshotted(1, 0.1) == [Send(B, Offer(1, "f", b"g" * 16, 2.0, 0.5, "fp32"))]
+    assert x.begin_mix(0.0) == [Snapshot(1)]
+    assert x.on_snapshotted(1, 0.1) == [Send(B, Offer(1, "f", b"g" * 16, 2.0, 0.5, "fp32"))]
     [transfer] = x.on_accept(B, Accept(1, 4.0, 0.25, "fp32"), 0.2)
     assert (transfer.session, transfer.partner) == (1, B)
-    assert x.streamed(1, 1.0, 1.0, 0.3) == [Send(B, Commit(1))]
+    assert x.on_streamed(1, 1.0, 1.0, 0.3) == [Send(B, Commit(1))]
     assert x.on_commit(B, 1, 0.4) == [Mix(1, 0.25), Release(1)]
-    assert (x.done, x.last_partner, x.table, x.outgoing, side.benched) == (1, B, {}, {}, [])
+    assert (x.done_count, x.last_partner, x.table, x.own_exchanges, side.benched) == (1, B, {}, {}, [])
     assert side.local.version == 2.5
 
 
@@ -38,48 +38,48 @@ def test_the_responder_snapshots_accepts_streams_commits_and_mixes():
     x = side.exchanges
     assert x.on_offer(B, offer(7, version=1.0), 0.0) == [Snapshot(7)]
     weight = 0.25  # 1/2 (1 + 3)^-1/2
-    accept, transfer = x.snapshotted(7, 0.1)
+    accept, transfer = x.on_snapshotted(7, 0.1)
     assert accept == Send(B, Accept(7, 4.0, weight, "fp32"))
     assert isinstance(transfer, Transfer)
     assert x.on_commit(B, 7, 0.2) == []
-    assert x.streamed(7, 1.0, 1.0, 0.3) == [Send(B, Commit(7)), Mix(7, weight), Release(7)]
+    assert x.on_streamed(7, 1.0, 1.0, 0.3) == [Send(B, Commit(7)), Mix(7, weight), Release(7)]
     assert x.table == {}
     assert side.local.version == 4.0 + weight * (1.0 - 4.0)
 
 
 def test_the_version_moves_by_what_was_exchanged_whatever_steps_were_taken_meanwhile():
     a, b = Side(A, version=2.0), Side(B, version=4.0)
-    a.exchanges.begin(0.0)
-    [offered] = a.exchanges.snapshotted(1, 0.0)
+    a.exchanges.begin_mix(0.0)
+    [offered] = a.exchanges.on_snapshotted(1, 0.0)
     b.exchanges.on_offer(A, offered.message, 0.0)
-    accepted, _ = b.exchanges.snapshotted(1, 0.0)
+    accepted, _ = b.exchanges.on_snapshotted(1, 0.0)
     a.exchanges.on_accept(B, accepted.message, 0.0)
     a.local.version += 10.0
     b.local.version += 1.0
     for side, other in ((a, B), (b, A)):
-        side.exchanges.streamed(1, 1.0, 1.0, 0.0)
+        side.exchanges.on_streamed(1, 1.0, 1.0, 0.0)
         assert side.exchanges.on_commit(other, 1, 0.0)
     assert a.local.version - 12.0 == -(b.local.version - 5.0) != 0.0
 
 
 def test_one_own_exchange_at_a_time():
     side = streaming()
-    assert side.exchanges.begin(1.0) == []
+    assert side.exchanges.begin_mix(1.0) == []
 
 
 # -- asking another --------------------------------------------------------------------------------------------------
 def test_a_busy_partner_is_followed_by_others_with_the_same_snapshot():
     side = Side(partners=(B, C, D, E, F))
     x = side.exchanges
-    x.begin(0.0)
-    asked = x.snapshotted(1, 0.0)
+    x.begin_mix(0.0)
+    asked = x.on_snapshotted(1, 0.0)
     for number, partner in enumerate((B, C, D, E), 1):
         renamed = [Rename(number - 1, number)] if number > 1 else []
         assert asked == [*renamed, Send(partner, offer(number))]
         asked = x.on_busy(partner, number, 0.1)
-    assert TRIES == 4
+    assert OFFERS_PER_PARTNER == 4
     assert asked == [Release(4)]
-    assert x.gave_up
+    assert x.has_given_up
     assert side.benched == []
     assert x.table == {}
 
@@ -87,8 +87,8 @@ def test_a_busy_partner_is_followed_by_others_with_the_same_snapshot():
 def test_a_refusal_and_silence_bench_the_partner_and_ask_the_next():
     side = Side(partners=(B, C, D))
     x = side.exchanges
-    x.begin(0.0)
-    x.snapshotted(1, 0.0)
+    x.begin_mix(0.0)
+    x.on_snapshotted(1, 0.0)
     assert x.on_refuse(B, 1, 0.1) == [Rename(1, 2), Send(C, offer(2))]
     assert x.deadline == 0.1 + side.config.reply_timeout_s
     assert x.tick(x.deadline - 0.001) == []
@@ -99,8 +99,8 @@ def test_a_refusal_and_silence_bench_the_partner_and_ask_the_next():
 def test_an_answer_from_one_who_is_not_asked_any_more_changes_nothing():
     side = Side(partners=(B, C))
     x = side.exchanges
-    x.begin(0.0)
-    x.snapshotted(1, 0.0)
+    x.begin_mix(0.0)
+    x.on_snapshotted(1, 0.0)
     x.on_busy(B, 1, 0.1)
     assert x.on_accept(B, Accept(1, 0.0, 0.5, "fp32"), 0.2) == [Send(B, Abort(1, "late"))]
     for session in (1, 2):
@@ -114,41 +114,43 @@ def test_a_commit_before_anything_was_streamed_is_carried_to_nobody():
     """A third party's COMMIT, then BUSY: with the next partner we would apply at once, whatever that one says."""
     side = Side(partners=(B, C))
     x = side.exchanges
-    x.begin(0.0)
-    x.snapshotted(1, 0.0)
+    x.begin_mix(0.0)
+    x.on_snapshotted(1, 0.0)
     assert x.on_commit(B, 1, 0.1) == []
     x.on_busy(B, 1, 0.1)
     [transfer] = x.on_accept(C, Accept(2, 0.0, 0.5, "fp32"), 0.2)
     assert transfer.session == 2, "C's stream is not mistaken for one of B's"
-    assert x.streamed(2, 1.0, 1.0, 0.3) == [Send(C, Commit(2))], "and C's COMMIT is waited for"
+    assert x.on_streamed(2, 1.0, 1.0, 0.3) == [Send(C, Commit(2))], "and C's COMMIT is waited for"
     assert x.table[2].state is State.VERIFIED
     assert x.on_abort(C, 2, "norm", 0.4) == [Release(2)]
-    assert x.done == 0
+    assert x.done_count == 0
 
 
 def test_a_commit_counts_once_there_is_something_that_it_can_be_about():
     offered = Side()
-    offered.exchanges.begin(0.0)
-    offered.exchanges.snapshotted(1, 0.0)
+    offered.exchanges.begin_mix(0.0)
+    offered.exchanges.on_snapshotted(1, 0.0)
     asked = Side()
     asked.exchanges.on_offer(B, offer(), 0.0)
     for side, session in ((offered, 1), (asked, 7)):
         assert side.exchanges.on_commit(B, session, 0.1) == []
-        assert not side.table[session].committed
+        assert not side.table[session].has_partner_committed
     offered.exchanges.on_accept(B, Accept(1, 0.0, 0.5, "fp32"), 0.2)
-    asked.exchanges.snapshotted(7, 0.2)
+    asked.exchanges.on_snapshotted(7, 0.2)
     for side, session in ((offered, 1), (asked, 7)):
-        assert side.exchanges.streamed(session, 1.0, 1.0, 0.3) == [Send(B, Commit(session))]
+        assert side.exchanges.on_streamed(session, 1.0, 1.0, 0.3) == [Send(B, Commit(session))]
 
 
 # -- versions --------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("claim", "ours", "gap"), [(2.0**53 - 1, 10.0, MAX_GAP), (0.0, 5_000.0, -MAX_GAP)])
+@pytest.mark.parametrize(
+    ("claim", "ours", "gap"), [(2.0**53 - 1, 10.0, MAX_GAP_ROUNDS), (0.0, 5_000.0, -MAX_GAP_ROUNDS)]
+)
 def test_a_version_is_a_claim_and_one_exchange_moves_ours_by_little(claim, ours, gap):
     side = Side(version=ours)
     side.exchanges.on_offer(B, offer(7, version=claim), 0.0)
-    side.exchanges.snapshotted(7, 0.0)
+    side.exchanges.on_snapshotted(7, 0.0)
     side.exchanges.on_commit(B, 7, 0.1)
-    side.exchanges.streamed(7, 1.0, 1.0, 0.1)
+    side.exchanges.on_streamed(7, 1.0, 1.0, 0.1)
     assert side.local.version == ours + 0.5 * gap
 
 
@@ -156,10 +158,10 @@ def test_no_number_of_liars_takes_a_version_to_where_others_refuse_it():
     side = Side(version=MAX_VERSION / 2 - 1)
     for session in range(100):
         side.exchanges.on_offer(B, offer(session, version=2.0**53 - 1), 0.0)
-        side.exchanges.snapshotted(session, 0.0)
+        side.exchanges.on_snapshotted(session, 0.0)
         side.exchanges.on_commit(B, session, 0.1)
-        side.exchanges.streamed(session, 1.0, 1.0, 0.1)
-    assert side.exchanges.done == 100
+        side.exchanges.on_streamed(session, 1.0, 1.0, 0.1)
+    assert side.exchanges.done_count == 100
     assert side.local.version == MAX_VERSION / 2
 
 
@@ -168,8 +170,8 @@ def test_no_number_of_liars_takes_a_version_to_where_others_refuse_it():
 )
 def test_terms_that_were_not_offered_end_the_exchange(accept):
     side = Side()
-    side.exchanges.begin(0.0)
-    side.exchanges.snapshotted(1, 0.0)
+    side.exchanges.begin_mix(0.0)
+    side.exchanges.on_snapshotted(1, 0.0)
     assert side.exchanges.on_accept(B, accept, 0.1) == [Send(B, Abort(1, "terms")), Release(1)]
     assert side.benched == [B]
 
@@ -216,7 +218,7 @@ def test_a_slot_is_kept_for_others_than_the_last_partner():
     side = answering()
     x = side.exchanges
     x.on_commit(B, 7, 0.1)
-    x.streamed(7, 1.0, 1.0, 0.1)
+    x.on_streamed(7, 1.0, 1.0, 0.1)
     assert x.last_partner == B
     assert x.on_offer(B, offer(8), 0.2) == [Snapshot(8)]
     assert x.on_offer(B, offer(9), 0.2) == [Send(B, Busy(9))]
@@ -232,8 +234,8 @@ def test_an_offer_of_one_that_sits_out_is_answered_busy_and_costs_nothing():
 
 def test_one_incoming_beside_an_own_offer_counts_as_one():
     side = Side(config=Config(incoming_exchanges=1))
-    side.exchanges.begin(0.0)
-    side.exchanges.snapshotted(1, 0.0)
+    side.exchanges.begin_mix(0.0)
+    side.exchanges.on_snapshotted(1, 0.0)
     assert side.exchanges.on_offer(C, offer(8), 0.0) == [Snapshot(8)]
     assert side.exchanges.on_offer(D, offer(9), 0.0) == [Send(D, Busy(9))]
 
@@ -243,7 +245,7 @@ def test_with_outer_momentum_there_is_one_exchange_at_a_time():
     side = Side(config=config)
     side.exchanges.on_offer(B, offer(7), 0.0)
     assert side.exchanges.on_offer(C, offer(8), 0.0) == [Send(C, Busy(8))]
-    assert side.exchanges.begin(0.0) == []
+    assert side.exchanges.begin_mix(0.0) == []
     other = streaming(Side(config=config))
     assert other.exchanges.on_offer(C, offer(8), 0.0) == [Send(C, Busy(8))]
 
@@ -251,49 +253,49 @@ def test_with_outer_momentum_there_is_one_exchange_at_a_time():
 # -- two who ask each other ------------------------------------------------------------------------------------------
 def test_an_offer_that_comes_while_ours_is_prepared_takes_its_place():
     side = Side()
-    side.exchanges.begin(0.0)
+    side.exchanges.begin_mix(0.0)
     assert side.exchanges.on_offer(C, offer(8), 0.0) == [Release(1), Snapshot(8)]
-    assert not side.exchanges.outgoing
+    assert not side.exchanges.own_exchanges
 
 
 def test_our_own_mix_makes_way_once_and_then_waits_for_nobody():
     side = Side(partners=(B, C))
     x = side.exchanges
-    x.begin(0.0)
+    x.begin_mix(0.0)
     assert x.on_offer(C, offer(8), 0.0) == [Release(1), Snapshot(8)]
-    x.snapshotted(8, 0.0)
+    x.on_snapshotted(8, 0.0)
     x.on_commit(C, 8, 0.1)
-    x.streamed(8, 1.0, 1.0, 0.1)
-    assert x.begin(0.2) == [Snapshot(2)]
+    x.on_streamed(8, 1.0, 1.0, 0.1)
+    assert x.begin_mix(0.2) == [Snapshot(2)]
     assert x.on_offer(D, offer(9), 0.2) == [Snapshot(9)], "beside it, where there is room"
-    assert 2 in x.outgoing
-    x.failed(9, "broken", 0.2)
-    x.snapshotted(2, 0.2)
+    assert 2 in x.own_exchanges
+    x.on_failed(9, "broken", 0.2)
+    x.on_snapshotted(2, 0.2)
     x.on_accept(B, Accept(2, 0.0, 0.5, "fp32"), 0.3)
-    x.streamed(2, 1.0, 1.0, 0.3)
+    x.on_streamed(2, 1.0, 1.0, 0.3)
     x.on_commit(B, 2, 0.3)
-    x.begin(0.4)
+    x.begin_mix(0.4)
     assert x.on_offer(C, offer(10), 0.4) == [Release(3), Snapshot(10)], "and again after one of ours"
 
 
 def test_a_busy_answer_leaves_our_own_offer_alone():
     side = Side(boundary_at=-100.0)
-    side.exchanges.begin(0.0)
+    side.exchanges.begin_mix(0.0)
     assert side.exchanges.on_offer(C, offer(8), 0.0) == [Send(C, Busy(8))]
-    assert side.exchanges.outgoing
+    assert side.exchanges.own_exchanges
     crossing = Side(B, partners=(A, C), boundary_at=-100.0)
-    crossing.exchanges.begin(0.0)
-    crossing.exchanges.snapshotted(1, 0.0)
+    crossing.exchanges.begin_mix(0.0)
+    crossing.exchanges.on_snapshotted(1, 0.0)
     assert crossing.exchanges.on_offer(A, offer(8), 0.0) == [Send(A, Busy(8))]
-    assert crossing.exchanges.outgoing
+    assert crossing.exchanges.own_exchanges
 
 
 def test_two_offers_that_cross_make_exactly_one_exchange():
     a, b = Side(A, partners=(B,)), Side(B, partners=(A,), first_session=2)
     for side, session in ((a, 1), (b, 2)):
         side.local.version = float(session)
-        side.exchanges.begin(0.0)
-        side.exchanges.snapshotted(session, 0.0)
+        side.exchanges.begin_mix(0.0)
+        side.exchanges.on_snapshotted(session, 0.0)
     b.local.version = 2.5  # of later steps
     assert a.exchanges.on_offer(B, offer(2), 0.1) == [Send(B, Busy(2))]
     rename, accept, transfer = b.exchanges.on_offer(A, offer(1), 0.1)
@@ -301,7 +303,7 @@ def test_two_offers_that_cross_make_exactly_one_exchange():
     assert accept == Send(A, Accept(1, 2.0, 0.5, "fp32"))
     assert type(transfer) is Transfer
     assert b.exchanges.on_busy(A, 2, 0.2) == []
-    assert b.exchanges.snapshotted(2, 0.2) == b.exchanges.snapshotted(1, 0.2) == []
+    assert b.exchanges.on_snapshotted(2, 0.2) == b.exchanges.on_snapshotted(1, 0.2) == []
     assert [type(e) for e in a.exchanges.on_accept(B, accept.message, 0.3)] == [Transfer]
     assert (list(a.table), list(b.table)) == ([1], [1])
 
@@ -311,14 +313,14 @@ def test_a_snapshot_that_would_not_do_is_taken_anew(why):
     config = Config(part="mask 0.5") if why == "a part" else Config(outer_momentum=0.0)
     side = Side(B, partners=(A,), config=config, first_session=2)
     x = side.exchanges
-    x.begin(0.0)
+    x.begin_mix(0.0)
     [session] = side.table
-    x.snapshotted(session, 0.0)
+    x.on_snapshotted(session, 0.0)
     if why == "something was mixed since":
         x.on_offer(C, offer(8), 0.0)
-        x.snapshotted(8, 0.0)
+        x.on_snapshotted(8, 0.0)
         x.on_commit(C, 8, 0.1)
-        x.streamed(8, 1.0, 1.0, 0.1)
+        x.on_streamed(8, 1.0, 1.0, 0.1)
     part = str(side.table[session].part)
     dropped, anew = x.on_offer(A, replace(offer(1), part=part), 0.2)
     assert dropped == Release(session)
@@ -330,13 +332,13 @@ def test_late_messages_change_nothing():
     side = verified()
     x = side.exchanges
     x.on_commit(B, 1, 2.0)
-    before = (x.done, x.failures, side.local.version)
+    before = (x.done_count, x.failures, side.local.version)
     assert x.on_accept(B, Accept(1, 0.0, 0.5, "fp32"), 3.0) == [Send(B, Abort(1, "late"))]
     late = (x.on_commit(B, 1, 3.0), x.on_abort(B, 1, "norm", 3.0), x.on_busy(B, 1, 3.0), x.on_refuse(B, 1, 3.0),
-            x.on_settled(B, Settled(1, False), 3.0), x.streamed(1, 1.0, 1.0, 3.0), x.snapshotted(1, 3.0),
-            x.failed(1, "broken", 3.0), x.unlinked(B, 3.0), x.tick(99.0))  # fmt: skip
+            x.on_settled(B, Settled(1, False), 3.0), x.on_streamed(1, 1.0, 1.0, 3.0), x.on_snapshotted(1, 3.0),
+            x.on_failed(1, "broken", 3.0), x.on_unlinked(B, 3.0), x.tick(99.0))  # fmt: skip
     assert late == ([],) * 10
-    assert (x.done, x.failures, side.local.version, x.table) == (*before, {})
+    assert (x.done_count, x.failures, side.local.version, x.table) == (*before, {})
 
 
 @pytest.mark.parametrize("make", [streaming, verified])
@@ -353,7 +355,7 @@ def test_an_innocent_reason_is_believed_once_for_each_finished_exchange(code):
 
     def aborted(side, session):
         assert side.exchanges.on_offer(B, offer(session), 0.0) == [Snapshot(session)]
-        side.exchanges.snapshotted(session, 0.0)
+        side.exchanges.on_snapshotted(session, 0.0)
         side.exchanges.on_abort(B, session, code, 0.1)
         assert side.table == {}
 
@@ -363,10 +365,10 @@ def test_an_innocent_reason_is_believed_once_for_each_finished_exchange(code):
     aborted(side, 11)
     assert side.benched == [B]
     side.exchanges.on_offer(B, offer(12), 0.0)
-    side.exchanges.snapshotted(12, 0.0)
-    side.exchanges.streamed(12, 1.0, 1.0, 0.1)
+    side.exchanges.on_snapshotted(12, 0.0)
+    side.exchanges.on_streamed(12, 1.0, 1.0, 0.1)
     side.exchanges.on_commit(B, 12, 0.2)
-    assert side.exchanges.done == 1
+    assert side.exchanges.done_count == 1
     aborted(side, 13)
     assert side.benched == [B], "a finished one buys another"
 
@@ -382,8 +384,8 @@ def test_nobody_but_the_partner_moves_an_exchange():
 # -- weights and times -----------------------------------------------------------------------------------------------
 def test_concurrent_exchanges_take_a_half_a_third_and_a_quarter():
     side = Side()
-    side.exchanges.begin(0.0)
-    side.exchanges.snapshotted(1, 0.0)
+    side.exchanges.begin_mix(0.0)
+    side.exchanges.on_snapshotted(1, 0.0)
     side.exchanges.on_offer(C, offer(8), 0.0)
     side.exchanges.on_offer(D, offer(9), 0.0)
     assert [exchange.weight for exchange in side.table.values()] == [1 / 2, 1 / 3, 1 / 4]
@@ -410,17 +412,17 @@ def test_a_transfer_may_take_what_it_took_before_and_the_bytes_at_the_slowest_ra
     assert side.exchanges.deadline == pytest.approx(least_s + bytes_s)
     for took in (2.0, 3.0, 10.0):
         answering(side, 50)
-        side.table[50].since = -took
+        side.table[50].phase_began_at = -took
         side.exchanges.on_commit(B, 50, 0.0)
-        side.exchanges.streamed(50, 1.0, 1.0, 0.0)
+        side.exchanges.on_streamed(50, 1.0, 1.0, 0.0)
     answering(side, 51)
-    assert side.table[51].deadline == pytest.approx(least_s + bytes_s + 3.0 + 6 * 1.0)  # median 3, median deviation 1
+    assert side.table[51].timer_at == pytest.approx(least_s + bytes_s + 3.0 + 6 * 1.0)  # median 3, median deviation 1
 
 
 def test_what_an_answer_took_a_transfer_may_take_longer():
     side = Side()
-    side.exchanges.begin(0.0)
-    side.exchanges.snapshotted(1, 7.0)
+    side.exchanges.begin_mix(0.0)
+    side.exchanges.on_snapshotted(1, 7.0)
     side.exchanges.on_accept(B, Accept(1, 0.0, 0.5, "fp32"), 9.5)
     assert side.exchanges.deadline == pytest.approx(9.5 + 2.5 + side.config.stall_s, abs=0.01)
 
@@ -440,10 +442,10 @@ def test_two_that_are_more_than_half_a_second_apart_one_way_can_mix(latency_s):
 def test_of_two_codecs_the_leaner_is_agreed_on(ours, offered, agreed):
     side = Side(config=Config(codec=ours))
     side.exchanges.on_offer(B, offer(codec=offered), 0.0)
-    [accept, transfer] = side.exchanges.snapshotted(7, 0.0)
+    [accept, transfer] = side.exchanges.on_snapshotted(7, 0.0)
     assert (accept.message.codec, transfer.codec) == (agreed, agreed)
     asker = Side(config=Config(codec=offered))
-    asker.exchanges.begin(0.0)
-    asker.exchanges.snapshotted(1, 0.0)
+    asker.exchanges.begin_mix(0.0)
+    asker.exchanges.on_snapshotted(1, 0.0)
     [transfer] = asker.exchanges.on_accept(B, Accept(1, 0.0, 0.5, agreed), 0.0)
     assert transfer.codec == agreed

@@ -11,7 +11,7 @@ import pytest
 from gossip.config import Config
 from gossip.effects import Mix, Release, Rename, Send, Snapshot, Transfer
 from gossip.exchange.session import State
-from gossip.exchange.session_table import DOUBT_RETRY_S, VERDICTS
+from gossip.exchange.session_table import DOUBT_RETRY_S, MAX_OUTCOMES
 from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Settled
 from tests.gossip.exchange.sides import A, B, C, Side, answering, offer, streaming, verified
 from tests.harness.configs import tuned
@@ -28,35 +28,41 @@ from tests.harness.world import World
 def test_a_vector_that_is_refused_leaves_both_sides_as_they_were(difference_sq, own_sq, code):
     a, b = streaming(Side(A)), Side(B)
     assert b.exchanges.on_offer(A, offer(1), 0.0) == [Snapshot(1)]
-    b.exchanges.snapshotted(1, 0.0)
-    assert b.exchanges.streamed(1, 1.0, 1.0, 1.0) == [Send(A, Commit(1))]
+    b.exchanges.on_snapshotted(1, 0.0)
+    assert b.exchanges.on_streamed(1, 1.0, 1.0, 1.0) == [Send(A, Commit(1))]
     assert a.exchanges.on_commit(B, 1, 1.0) == []
-    assert a.exchanges.streamed(1, difference_sq, own_sq, 1.0) == [Send(B, Abort(1, code)), Release(1)]
+    assert a.exchanges.on_streamed(1, difference_sq, own_sq, 1.0) == [Send(B, Abort(1, code)), Release(1)]
     assert b.exchanges.on_abort(A, 1, code, 1.1) == [Release(1)]
-    assert (a.exchanges.done, b.exchanges.done, a.exchanges.refusals.total, a.benched, b.benched) == (0, 0, 1, [B], [A])
+    assert (a.exchanges.done_count, b.exchanges.done_count, a.exchanges.refusals.total, a.benched, b.benched) == (
+        0,
+        0,
+        1,
+        [B],
+        [A],
+    )
 
 
 def test_what_came_to_nothing_is_counted_by_its_reason_offers_without_an_answer_too():
     side = Side(partners=(B, C))
     x = side.exchanges
-    x.begin(0.0)
-    x.snapshotted(1, 0.0)
+    x.begin_mix(0.0)
+    x.on_snapshotted(1, 0.0)
     x.tick(x.deadline)
-    x.unlinked(C, 6.0)
-    assert x.failed_by == {"unanswered": 1, "unreached": 1}
+    x.on_unlinked(C, 6.0)
+    assert x.failures_by_reason == {"unanswered": 1, "unreached": 1}
     assert side.benched == [B, C]
     for session, code in ((50, "norm"), (51, "norm"), (52, "no such reason"), (53, "another")):
         side.local.boundary_at = 6.0
         x.on_offer(B, offer(session), 6.0)
-        x.snapshotted(session, 6.0)
+        x.on_snapshotted(session, 6.0)
         x.on_abort(B, session, code, 6.1)
-    assert x.failed_by == {"unanswered": 1, "unreached": 1, "norm": 2, "other": 2}
+    assert x.failures_by_reason == {"unanswered": 1, "unreached": 1, "norm": 2, "other": 2}
     assert x.failures == 6
 
 
 def test_a_transfer_that_stalls_or_brings_wrong_bytes_is_told_to_the_partner():
     side = streaming()
-    assert side.exchanges.failed(1, "checksum", 1.0) == [Send(B, Abort(1, "checksum")), Release(1)]
+    assert side.exchanges.on_failed(1, "checksum", 1.0) == [Send(B, Abort(1, "checksum")), Release(1)]
     side = streaming()
     assert side.exchanges.tick(side.exchanges.deadline) == [Send(B, Abort(1, "deadline")), Release(1)]
     assert side.benched == [B]
@@ -64,28 +70,28 @@ def test_a_transfer_that_stalls_or_brings_wrong_bytes_is_told_to_the_partner():
 
 def test_a_link_that_breaks_ends_an_exchange_in_every_state_but_after_our_commit():
     preparing = Side()
-    preparing.exchanges.begin(0.0)
-    assert preparing.exchanges.unlinked(B, 0.1) == []  # it has no partner yet
+    preparing.exchanges.begin_mix(0.0)
+    assert preparing.exchanges.on_unlinked(B, 0.1) == []  # it has no partner yet
     answering_one = Side()
     answering_one.exchanges.on_offer(B, offer(), 0.0)
-    assert answering_one.exchanges.unlinked(B, 0.1) == [Release(7)]
+    assert answering_one.exchanges.on_unlinked(B, 0.1) == [Release(7)]
     offered = Side(partners=(B, C))
-    offered.exchanges.begin(0.0)
-    offered.exchanges.snapshotted(1, 0.0)
-    assert offered.exchanges.unlinked(B, 0.1) == [Rename(1, 2), Send(C, offer(2))]
+    offered.exchanges.begin_mix(0.0)
+    offered.exchanges.on_snapshotted(1, 0.0)
+    assert offered.exchanges.on_unlinked(B, 0.1) == [Rename(1, 2), Send(C, offer(2))]
     assert offered.benched == [B]
-    assert streaming().exchanges.unlinked(B, 0.1) == [Release(1)]
-    assert answering().exchanges.failed(7, "broken", 0.1) == [Release(7)]
+    assert streaming().exchanges.on_unlinked(B, 0.1) == [Release(1)]
+    assert answering().exchanges.on_failed(7, "broken", 0.1) == [Release(7)]
     doubting = verified()
-    assert doubting.exchanges.unlinked(B, 1.0) == [Send(B, Outcome(1))]
+    assert doubting.exchanges.on_unlinked(B, 1.0) == [Send(B, Outcome(1))]
     assert doubting.table[1].state is State.IN_DOUBT
-    assert doubting.exchanges.unlinked(B, 1.1) == []
+    assert doubting.exchanges.on_unlinked(B, 1.1) == []
 
 
 def test_having_said_that_we_did_not_commit_we_never_do():
     side = streaming()
     assert side.exchanges.on_outcome(B, 1, 1.0) == [Release(1), Send(B, Settled(1, False))]
-    assert side.exchanges.streamed(1, 1.0, 1.0, 2.0) == []
+    assert side.exchanges.on_streamed(1, 1.0, 1.0, 2.0) == []
     assert side.exchanges.on_outcome(B, 1, 3.0) == [Send(B, Settled(1, False))]
 
 
@@ -96,7 +102,7 @@ def test_having_committed_the_question_itself_is_the_partners_commit():
 
 def test_doubt_is_asked_after_each_second_and_ends_after_doubt_s():
     side = verified()
-    side.exchanges.unlinked(B, 1.0)
+    side.exchanges.on_unlinked(B, 1.0)
     asked = []
     while side.table:
         now = side.exchanges.deadline
@@ -108,21 +114,21 @@ def test_doubt_is_asked_after_each_second_and_ends_after_doubt_s():
 
 def test_a_partner_in_doubt_does_not_keep_us_from_mixing_with_others():
     side = verified(Side(partners=(B, C)))
-    side.exchanges.unlinked(B, 1.0)
+    side.exchanges.on_unlinked(B, 1.0)
     side.partners = [C]
-    assert side.exchanges.begin(2.0) == [Snapshot(2)]
+    assert side.exchanges.begin_mix(2.0) == [Snapshot(2)]
     assert side.exchanges.on_settled(B, Settled(1, True), 3.0) == [Mix(1, 0.5), Release(1)]
-    assert side.exchanges.outgoing
+    assert side.exchanges.own_exchanges
 
 
 def test_what_was_asked_long_ago_is_forgotten_and_the_memory_is_bounded():
     side = Side()
-    for session in range(VERDICTS + 10):
+    for session in range(MAX_OUTCOMES + 10):
         answering(side, session)
         side.exchanges.on_commit(B, session, 0.0)
-        side.exchanges.streamed(session, 1.0, 1.0, 0.0)
-    assert len(side.exchanges.verdicts) == VERDICTS
-    assert side.exchanges.on_outcome(B, VERDICTS + 9, 0.0) == [Send(B, Settled(VERDICTS + 9, True))]
+        side.exchanges.on_streamed(session, 1.0, 1.0, 0.0)
+    assert len(side.exchanges.outcomes) == MAX_OUTCOMES
+    assert side.exchanges.on_outcome(B, MAX_OUTCOMES + 9, 0.0) == [Send(B, Settled(MAX_OUTCOMES + 9, True))]
     assert side.exchanges.on_outcome(B, 0, 0.0) == [Send(B, Settled(0, False))]
 
 
@@ -146,7 +152,7 @@ class Pair:
         self.todo = {A: deque(), B: deque()}  # of each driver
         self.mixes = {A: [], B: []}
         self.up, self.now = True, 0.0
-        self.perform(A, self.sides[A].exchanges.begin(0.0))
+        self.perform(A, self.sides[A].exchanges.begin_mix(0.0))
 
     def perform(self, me, effects):
         for effect in effects:
@@ -178,7 +184,7 @@ class Pair:
         else:
             what, session = self.todo[side].popleft()
             arguments = (1.0, 1.0) if what == "streamed" else ()
-            self.perform(side, getattr(self.sides[side].exchanges, what)(session, *arguments, self.now))
+            self.perform(side, getattr(self.sides[side].exchanges, f"on_{what}")(session, *arguments, self.now))
 
     def deliver(self, to, message):
         x, other = self.sides[to].exchanges, B if to == A else A
@@ -207,7 +213,7 @@ class Pair:
             self.todo[side] = deque(todo for todo in self.todo[side] if todo[0] == "snapshotted")
         for side in order:
             other = B if side == A else A
-            self.perform(side, self.sides[side].exchanges.unlinked(other, self.now))
+            self.perform(side, self.sides[side].exchanges.on_unlinked(other, self.now))
 
     def finish(self, losses):
         """Run to the end, losing the first ``losses`` messages."""

@@ -9,10 +9,10 @@ import pytest
 
 from gossip.config import Config
 from gossip.effects import Dial, Gather, MemberState, Mix, Release, Send, Snapshot
-from gossip.exchange import ahead
+from gossip.exchange import reservation
 from gossip.exchange.exchanges import Exchanges
-from gossip.exchange.groups.group import DOUBTS
-from gossip.exchange.session import MAX_GAP, Local, State
+from gossip.exchange.groups.group import MAX_DOUBTS
+from gossip.exchange.session import MAX_GAP_ROUNDS, Local, State
 from gossip.ids import Address, PeerId
 from gossip.wire.messages import Abort, Begin, Busy, Commit, Invite, Joined, Outcome, Refuse, Settled
 
@@ -55,7 +55,9 @@ class Mates:
 
 def groups(me: PeerId, mates: Mates, **changes: object) -> Exchanges:
     local = Local("f", 1000, 1000, run_id=b"g" * 16, version=2.0, ready=True, boundary_at=0.0)
-    return Exchanges(me, local, Config(**{"mixing": "group", **changes}), iter(range(1, 99)).__next__, mates, ahead)
+    return Exchanges(
+        me, local, Config(**{"mixing": "group", **changes}), iter(range(1, 99)).__next__, mates, reservation
+    )
 
 
 def invite(session: int, *members: PeerId, **changes: object) -> Invite:
@@ -66,27 +68,27 @@ def invited(me: PeerId = B, inviter: PeerId = A, **changes: object) -> Exchanges
     """One that joined, and knows who takes part."""
     one = groups(me, Mates(), **changes)
     assert one.on_invite(inviter, invite(7, B, C), 0.0) == [Snapshot(7)]
-    assert one.snapshotted(7, 0.1) == [Send(inviter, Joined(7, 2.0, "fp32"))]
+    assert one.on_snapshotted(7, 0.1) == [Send(inviter, Joined(7, 2.0, "fp32"))]
     return one
 
 
 def verified() -> Exchanges:
     one = invited()
     assert isinstance(one.on_begin(A, Begin(7, (A, B, C), 3.0, "fp32"), 0.2)[-1], Gather)
-    assert one.gathered(7, 1.0, 1.0, [], 0.3) == [Send(A, Commit(7))]
+    assert one.on_gathered(7, 1.0, 1.0, [], 0.3) == [Send(A, Commit(7))]
     return one
 
 
 def inviting(state: State = State.STREAMING, **changes: object) -> Exchanges:
     """A's own group with B and C."""
     one = groups(A, Mates(B, C), **changes)
-    one.begin(0.0)
-    one.snapshotted(1, 0.1)
+    one.begin_mix(0.0)
+    one.on_snapshotted(1, 0.1)
     if state is not State.OFFERED:
         one.on_joined(B, Joined(1, 4.0, "fp32"), 0.2)
         one.on_joined(C, Joined(1, 6.0, "fp32"), 0.2)
     if state is State.VERIFIED:
-        one.gathered(1, 1.0, 1.0, [], 0.3)
+        one.on_gathered(1, 1.0, 1.0, [], 0.3)
     assert one.table[1].state is state
     return one
 
@@ -105,7 +107,7 @@ def test_the_inviter_begins_when_all_have_answered_with_the_mean_of_their_versio
 def test_the_group_is_settled_when_all_have_committed_and_all_are_as_old_then() -> None:
     one = inviting()
     assert one.on_commit(B, 1, 0.3) == []
-    assert one.gathered(1, 1.0, 1.0, [], 0.4) == []
+    assert one.on_gathered(1, 1.0, 1.0, [], 0.4) == []
     ended = one.on_commit(C, 1, 0.5)
     assert ended == [Send(B, Settled(1, True)), Send(C, Settled(1, True)), Mix(1, 1.0), Release(1)]
     assert one.local.version == 4.0
@@ -116,8 +118,8 @@ def test_the_group_is_settled_when_all_have_committed_and_all_are_as_old_then() 
 
 def test_a_busy_member_is_replaced_and_the_others_begin_without_who_stays_silent() -> None:
     one = groups(A, Mates(B, C, spare=(B, D)))
-    one.begin(0.0)
-    one.snapshotted(1, 0.1)
+    one.begin_mix(0.0)
+    one.on_snapshotted(1, 0.1)
     assert one.on_busy(C, 1, 0.2) == [Send(D, invite(1, B, D, version=2.0))]
     assert one.on_joined(B, Joined(1, 2.0, "fp32"), 0.2) == []
     late = one.tick(0.1 + one.config.reply_timeout_s)
@@ -140,7 +142,7 @@ def test_with_nobody_there_is_no_group_and_no_failure() -> None:
     one = inviting(State.OFFERED)
     one.on_busy(B, 1, 0.2)
     assert one.on_refuse(C, 1, 0.2) == [Release(1)]
-    assert (one.table, one.failures, one.gave_up, one.partners.benched) == ({}, 0, True, [C])
+    assert (one.table, one.failures, one.has_given_up, one.partners.benched) == ({}, 0, True, [C])
 
 
 def test_of_two_that_nobody_can_dial_one_alone_is_invited() -> None:
@@ -151,8 +153,8 @@ def test_of_two_that_nobody_can_dial_one_alone_is_invited() -> None:
 
 def inviters(hidden: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
     one = groups(A, Mates(B, C, D, hidden=hidden))
-    one.begin(0.0)
-    return one.table[1].candidates
+    one.begin_mix(0.0)
+    return one.table[1].invite_list
 
 
 def test_members_without_a_link_are_dialled_and_streamed_to_once_there_is_one() -> None:
@@ -160,9 +162,9 @@ def test_members_without_a_link_are_dialled_and_streamed_to_once_there_is_one() 
     one.partners.unlinked.add(C)
     begun = one.on_begin(A, Begin(7, (A, B, C), 3.0, "fp32"), 0.2)
     assert begun[0] == Dial(Address("10.0.0.1", 7703), C)
-    again = one.linked(C, 0.5)
+    again = one.on_linked(C, 0.5)
     assert again == [begun[1]]
-    assert one.linked(D, 0.5) == []
+    assert one.on_linked(D, 0.5) == []
 
 
 @pytest.mark.parametrize(
@@ -196,7 +198,7 @@ def test_who_is_invited_twice_stays_unless_the_two_inviters_invited_each_other()
     assert leaves.on_invite(A, invite(8, B, D), 0.0) == [Send(B, Busy(7)), Release(7), Snapshot(8)]
     joined = groups(D, Mates())
     joined.on_invite(B, invite(7, A, D), 0.0)
-    joined.snapshotted(7, 0.1)
+    joined.on_snapshotted(7, 0.1)
     assert joined.on_invite(A, invite(8, B, D), 0.2)[0] == Send(B, Abort(7, "late"))
     larger = groups(D, Mates())
     larger.on_invite(A, invite(7, B, D), 0.0)
@@ -205,11 +207,11 @@ def test_who_is_invited_twice_stays_unless_the_two_inviters_invited_each_other()
 
 def test_an_inviter_gives_way_while_it_prepares_and_then_to_a_smaller_id_that_it_invited() -> None:
     preparing = groups(B, Mates(C, D))
-    preparing.begin(0.0)
+    preparing.begin_mix(0.0)
     assert preparing.on_invite(C, invite(7, B), 0.0) == [Release(1), Snapshot(7)]
     offered = groups(B, Mates(A, C))
-    offered.begin(0.0)
-    offered.snapshotted(1, 0.1)
+    offered.begin_mix(0.0)
+    offered.on_snapshotted(1, 0.1)
     assert offered.on_invite(C, invite(8, B), 0.2) == [Send(C, Busy(8))]
     left = offered.on_invite(A, invite(7, B), 0.2)
     assert sorted(left[:2], key=lambda send: send.to) == [Send(A, Abort(1, "late")), Send(C, Abort(1, "late"))]
@@ -233,7 +235,7 @@ def test_an_abort_of_one_ends_the_group_for_all_once_it_began(state: State) -> N
 def test_who_has_committed_may_go() -> None:
     one = inviting(State.VERIFIED)
     one.on_commit(B, 1, 0.4)
-    assert one.unlinked(B, 0.5) == []
+    assert one.on_unlinked(B, 0.5) == []
     assert one.on_abort(B, 1, "late", 0.5) == []
     assert one.on_commit(C, 1, 0.6)[-2:] == [Mix(1, 1.0), Release(1)]
     assert one.on_outcome(B, 1, 0.7) == [Send(B, Settled(1, True))]
@@ -241,7 +243,7 @@ def test_who_has_committed_may_go() -> None:
 
 def test_who_has_not_committed_takes_the_group_along() -> None:
     one = inviting(State.VERIFIED)
-    assert one.unlinked(B, 0.5) == [Send(B, Abort(1, "broken")), Send(C, Abort(1, "broken")), Release(1)]
+    assert one.on_unlinked(B, 0.5) == [Send(B, Abort(1, "broken")), Send(C, Abort(1, "broken")), Release(1)]
     assert one.partners.benched == [B]
 
 
@@ -250,21 +252,21 @@ def test_the_inviters_word_alone_says_how_a_group_ended(doubts: bool) -> None:
     """Another's would have whoever believes it mix, and the others not."""
     one = verified()
     if doubts:
-        assert one.unlinked(A, 1.0) == [Send(A, Outcome(7))]
+        assert one.on_unlinked(A, 1.0) == [Send(A, Outcome(7))]
     for committed in (False, True):
         assert one.on_settled(C, Settled(7, committed), 1.1) == []
         assert one.on_settled(D, Settled(7, committed), 1.1) == []
     assert one.on_settled(A, Settled(7, True), 1.2) == [Mix(7, 1.0), Release(7)]
     other = verified()
-    other.unlinked(A, 1.0)
+    other.on_unlinked(A, 1.0)
     assert other.on_settled(A, Settled(7, False), 1.1) == [Release(7)]
-    assert (other.done, other.failures) == (0, 1)
+    assert (other.done_count, other.failures) == (0, 1)
 
 
 def test_doubt_lasts_from_when_the_inviter_must_have_decided() -> None:
     one = verified()
-    decided = one.table[7].deadline
-    one.unlinked(A, 1.0)
+    decided = one.table[7].timer_at
+    one.on_unlinked(A, 1.0)
     assert one.tick(decided + one.config.internal.doubt_s - 0.1)[0] == Send(A, Outcome(7))
     assert one.tick(decided + one.config.internal.doubt_s + 1.0) == [Release(7)]
 
@@ -280,27 +282,27 @@ def test_doubts_about_groups_are_few_and_the_oldest_is_dropped_for_another() -> 
         if number:
             one.local.boundary_at = float(number)
             one.on_invite(A, invite(session, B, C), float(number))
-            one.snapshotted(session, float(number))
+            one.on_snapshotted(session, float(number))
             one.on_begin(A, Begin(session, (A, B, C), 1.0, "fp32"), float(number))
-            one.gathered(session, 1.0, 1.0, [], float(number))
-        ended = one.unlinked(A, number + 0.5)
+            one.on_gathered(session, 1.0, 1.0, [], float(number))
+        ended = one.on_unlinked(A, number + 0.5)
         assert ended[-1:] == [Send(A, Outcome(session))]
-        assert (Release(session - DOUBTS) in ended) == (number >= DOUBTS)
-        assert len(one.table) == min(number + 1, DOUBTS)
+        assert (Release(session - MAX_DOUBTS) in ended) == (number >= MAX_DOUBTS)
+        assert len(one.table) == min(number + 1, MAX_DOUBTS)
 
 
 def test_a_groups_version_is_a_claim_of_its_inviter() -> None:
     one = verified()
-    one.table[7].mean = 2.0**53 - 1
+    one.table[7].mean_version = 2.0**53 - 1
     one.on_settled(A, Settled(7, True), 1.0)
-    assert one.local.version == 2.0 + MAX_GAP
+    assert one.local.version == 2.0 + MAX_GAP_ROUNDS
 
 
 def test_in_doubt_about_one_group_the_next_may_begin() -> None:
     one = verified()
-    one.unlinked(A, 1.0)
+    one.on_unlinked(A, 1.0)
     one.partners.mates = [C]
-    assert one.begin(1.1) == [Snapshot(1)]
+    assert one.begin_mix(1.1) == [Snapshot(1)]
     assert one.on_invite(C, invite(9, B), 1.2) == [Release(1), Snapshot(9)]
 
 
@@ -310,7 +312,7 @@ def test_in_doubt_about_one_group_the_next_may_begin() -> None:
 def test_means_that_no_peer_may_take_are_refused_and_their_owner_is_benched(difference_sq: float, code: str) -> None:
     one = invited()
     one.on_begin(A, Begin(7, (A, B, C), 3.0, "fp32"), 0.2)
-    assert one.gathered(7, difference_sq, 1.0, [C], 0.3) == [Send(A, Abort(7, code)), Release(7)]
+    assert one.on_gathered(7, difference_sq, 1.0, [C], 0.3) == [Send(A, Abort(7, code)), Release(7)]
     assert one.refusals.counts == {(C, code): 1}
     assert one.partners.benched == [C]
 
@@ -320,7 +322,7 @@ def test_a_group_too_small_for_its_momentum_mixes_plainly_unless_it_is_everybody
     one = invited(group_size=0, outer_momentum=0.9, outer_rate=0.7)
     one.partners.others = others
     one.on_begin(A, Begin(7, members, 3.0, "fp32"), 0.2)
-    one.gathered(7, 1.0, 1.0, [], 0.3)
+    one.on_gathered(7, 1.0, 1.0, [], 0.3)
     assert one.on_settled(A, Settled(7, True), 0.4) == [Mix(7, 1.0, plain=plain), Release(7)]
 
 
@@ -329,7 +331,7 @@ def test_five_are_enough_for_the_momentum_of_diloco() -> None:
     one = invited(group_size=0, outer_momentum=0.9, outer_rate=0.7)
     one.partners.others = True
     one.on_begin(A, Begin(7, five, 3.0, "fp32"), 0.2)
-    one.gathered(7, 1.0, 1.0, [], 0.3)
+    one.on_gathered(7, 1.0, 1.0, [], 0.3)
     assert one.on_settled(A, Settled(7, True), 0.4) == [Mix(7, 1.0), Release(7)]
 
 
@@ -339,19 +341,19 @@ def test_late_words_change_nothing() -> None:
     assert one.on_settled(A, Settled(7, False), 0.5) == []
     assert one.on_abort(A, 7, "late", 0.5) == []
     assert one.on_begin(A, Begin(7, (A, B), 1.0, "fp32"), 0.5) == [Send(A, Abort(7, "late"))]
-    assert one.gathered(7, 1.0, 1.0, [], 0.5) == one.failed(7, "broken", 0.5) == one.on_busy(A, 7, 0.5) == []
-    assert (one.done, one.failures, one.local.version) == (1, 0, 3.0)
+    assert one.on_gathered(7, 1.0, 1.0, [], 0.5) == one.on_failed(7, "broken", 0.5) == one.on_busy(A, 7, 0.5) == []
+    assert (one.done_count, one.failures, one.local.version) == (1, 0, 3.0)
 
 
 def test_a_member_held_dead_is_not_waited_for() -> None:
     states = {B: MemberState.SUSPECT, C: MemberState.ALIVE}
     one = inviting(State.OFFERED)
-    assert one.look_elsewhere(states.get, 0.2) == []
-    assert [*one.table[1].invited] == [C]
+    assert one.leave_lost_members(states.get, 0.2) == []
+    assert [*one.table[1].pending_peers] == [C]
     begun = inviting()
-    assert begun.look_elsewhere(states.get, 0.3) == []  # a doubt passes
+    assert begun.leave_lost_members(states.get, 0.3) == []  # a doubt passes
     states[B] = MemberState.DEAD
-    assert begun.look_elsewhere(states.get, 0.4)[-1] == Release(1)
+    assert begun.leave_lost_members(states.get, 0.4)[-1] == Release(1)
 
 
 def test_weights_that_are_replaced_end_every_group_with_a_word() -> None:
@@ -364,15 +366,15 @@ def test_weights_that_are_replaced_end_every_group_with_a_word() -> None:
 def test_verdicts_are_bounded() -> None:
     one = groups(A, Mates())
     for session in range(5_000):
-        one.remember(session, True)
-    assert len(one.verdicts) == 4_096
-    assert 0 not in one.verdicts
+        one.remember_outcome(session, True)
+    assert len(one.outcomes) == 4_096
+    assert 0 not in one.outcomes
 
 
 def test_with_whom_a_group_is_is_known_as_far_as_it_is() -> None:
     swarm = groups(B, Mates())
     swarm.on_invite(A, invite(1, B, C), 0.0)
     one = swarm.table[1]
-    assert one.others == (A,)
+    assert one.counterparts == (A,)
     one.members = (A, B, C)
-    assert one.others == (A, B, C)
+    assert one.counterparts == (A, B, C)

@@ -92,7 +92,7 @@ class GroupWorld(World):
     def offer(self) -> None:
         """Everybody invites at this instant."""
         for host in self.hosts:
-            host.perform(host.peer.exchanges.begin(self.now))
+            host.perform(host.peer.exchanges.begin_mix(self.now))
             host.report_taken(host.take(list(host.wishes)))
 
     def finish(self) -> None:

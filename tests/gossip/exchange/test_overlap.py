@@ -10,7 +10,7 @@ from gossip.arithmetic.mixing import pair_cap
 from gossip.config import Config
 from gossip.effects import Release, Send, Snapshot
 from gossip.exchange import exchanges
-from gossip.exchange.exchanges import SHORT
+from gossip.exchange.exchanges import MAX_STREAM_RATIO
 from gossip.exchange.session import State
 from gossip.wire.messages import Accept, Busy
 from tests.gossip.exchange.sides import ELEMENTS, A, B, C, D, E, Side, offer
@@ -33,61 +33,66 @@ def waiting(partners=(B, C, D, E), config=OUTER, **local):
 
 @pytest.mark.parametrize(
     ("answer_s", "stream_s", "overlapping"),
-    [(0.1, 0.1 * SHORT, True), (0.1, 0.11 * SHORT, False), (0.001, 10.0, False), (10.0, 0.001, True)],
+    [
+        (0.1, 0.1 * MAX_STREAM_RATIO, True),
+        (0.1, 0.11 * MAX_STREAM_RATIO, False),
+        (0.001, 10.0, False),
+        (10.0, 0.001, True),
+    ],
 )
 def test_exchanges_overlap_where_streams_are_short_beside_answers(answer_s, stream_s, overlapping):
-    assert used_to(Side(config=OUTER), answer_s, stream_s).exchanges.overlapping is overlapping
+    assert used_to(Side(config=OUTER), answer_s, stream_s).exchanges.is_overlapping is overlapping
 
 
 def test_exchanges_do_not_overlap_before_their_times_are_known():
-    assert not Side(config=OUTER).exchanges.overlapping
+    assert not Side(config=OUTER).exchanges.is_overlapping
 
 
 @pytest.mark.parametrize("config", [Config(), Config(outer_momentum=0.5, outer_rate=0.7, part="fragments 4")])
 def test_exchanges_overlap_only_with_an_outer_step_of_the_whole_vector(config):
-    assert not waiting(config=config).exchanges.overlapping
+    assert not waiting(config=config).exchanges.is_overlapping
 
 
 def test_exchanges_of_large_vectors_do_not_overlap(monkeypatch):
-    monkeypatch.setattr(exchanges, "LARGEST", ELEMENTS - 1)
-    assert not waiting().exchanges.overlapping
+    monkeypatch.setattr(exchanges, "MAX_OVERLAP_ELEMENTS", ELEMENTS - 1)
+    assert not waiting().exchanges.is_overlapping
 
 
 def test_own_mixes_begin_beside_each_other_with_different_partners_up_to_the_limit():
     side = waiting()
     x = side.exchanges
     for session, partner in ((1, B), (2, C), (3, D)):
-        assert x.begin(0.0) == [Snapshot(session)]
-        [sent] = x.snapshotted(session, 0.0)
+        assert x.begin_mix(0.0) == [Snapshot(session)]
+        [sent] = x.on_snapshotted(session, 0.0)
         assert sent.to == partner, "and none that one is under way with"
         assert sent.message.weight == pair_cap(session)
-    assert x.begin(0.0) == []
+    assert x.begin_mix(0.0) == []
     assert x.on_offer(E, offer(9), 0.0) == [Send(E, Busy(9))]
-    assert x.moving == x.most == 3
+    assert x.used_slots == x.max_overlaps == 3
 
 
 def test_long_streams_are_alone():
     side = used_to(Side(partners=(B, C, D, E), config=OUTER), 0.1, 5.0)
     x = side.exchanges
-    x.begin(0.0)
-    x.snapshotted(1, 0.0)
-    assert x.begin(0.0) == []
+    x.begin_mix(0.0)
+    x.on_snapshotted(1, 0.0)
+    assert x.begin_mix(0.0) == []
     assert x.on_offer(E, offer(9), 0.0) == [Send(E, Busy(9))]
 
 
 def test_where_everybody_mixes_with_us_already_nobody_is_asked():
     side = waiting(partners=(B,))
     x = side.exchanges
-    x.begin(0.0)
-    x.snapshotted(1, 0.0)
-    assert x.begin(0.0) == []
+    x.begin_mix(0.0)
+    x.on_snapshotted(1, 0.0)
+    assert x.begin_mix(0.0) == []
 
 
 def streaming():
     """The exchanges of a side that streams with B, most of whose time is waiting."""
     x = waiting().exchanges
-    x.begin(0.0)
-    x.snapshotted(1, 0.0)
+    x.begin_mix(0.0)
+    x.on_snapshotted(1, 0.0)
     x.on_accept(B, Accept(1, 0.0, 0.5, "fp32"), 0.1)
     return x
 
@@ -107,25 +112,25 @@ def test_beside_a_consent_its_partner_begins_no_other():
 
 def test_a_mix_does_not_ask_a_partner_whose_own_mix_came_while_it_was_prepared():
     x = waiting(partners=(B, C)).exchanges
-    x.begin(0.0)
+    x.begin_mix(0.0)
     assert x.on_offer(C, offer(9), 0.0) == [Release(1), Snapshot(9)], "one of our mixes gives way"
-    x.begin(0.0)
+    x.begin_mix(0.0)
     assert x.on_offer(B, offer(10), 0.0) == [Snapshot(10)], "and the next one does not"
-    assert x.snapshotted(2, 0.1) == [Release(2)]
+    assert x.on_snapshotted(2, 0.1) == [Release(2)]
 
 
 def test_nobody_agrees_ahead_where_exchanges_overlap():
     x = streaming()
-    assert x.look_ahead(0.1) == []
+    assert x.reserve_next(0.1) == []
     assert x.on_offer(C, replace(offer(9), mixing="ahead"), 0.1) == [Send(C, Busy(9))]
 
 
 def test_each_exchange_under_way_puts_off_the_next_mix():
     side = waiting(me=A)
     x = side.exchanges
-    assert x.coming == 0
-    [snapshot] = x.begin(0.0)
-    assert x.begin(0.0) == [], "of a loop that stands one waits for its snapshot"
-    x.snapshotted(snapshot.session, 0.0)
-    x.begin(0.0)
-    assert x.coming == 2
+    assert x.postponing_exchanges == 0
+    [snapshot] = x.begin_mix(0.0)
+    assert x.begin_mix(0.0) == [], "of a loop that stands one waits for its snapshot"
+    x.on_snapshotted(snapshot.session, 0.0)
+    x.begin_mix(0.0)
+    assert x.postponing_exchanges == 2

@@ -45,8 +45,8 @@ def test_whoever_waits_for_a_step_boundary_is_waited_for():
 
 def test_with_steps_of_a_minute_an_answer_is_waited_for_as_long_as_ever():
     side = used_to(Side(partners=(F,)), 40.0)
-    side.exchanges.begin(0.0)
-    side.exchanges.snapshotted(1, 0.0)
+    side.exchanges.begin_mix(0.0)
+    side.exchanges.on_snapshotted(1, 0.0)
     assert side.exchanges.deadline == side.exchanges.config.reply_timeout_s
 
 
@@ -68,46 +68,46 @@ def test_what_is_remembered_is_bounded():
 def test_a_silent_one_takes_no_slot_and_is_waited_for_all_the_same():
     side = used_to(Side(partners=(F, B, F), config=OUTER), 0.1)
     x = side.exchanges
-    x.begin(0.0)
-    x.snapshotted(1, 0.0)
+    x.begin_mix(0.0)
+    x.on_snapshotted(1, 0.0)
     assert x.deadline == MIN_WAIT_LIMIT_S
-    assert x.moving == 1
+    assert x.used_slots == 1
     assert x.tick(MIN_WAIT_LIMIT_S) == []
-    assert x.moving == 0
+    assert x.used_slots == 0
     assert x.deadline == 5.0
-    x.begin(0.6)
-    x.snapshotted(2, 0.6)
+    x.begin_mix(0.6)
+    x.on_snapshotted(2, 0.6)
     assert x.table[2].partner == B
     assert x.tick(5.0) == [Send(F, Abort(1, "late")), Release(1)], "and its mix has another partner"
     assert side.benched == [F]
-    assert not x.gave_up
+    assert not x.has_given_up
 
 
 def test_a_late_answer_is_an_exchange_and_counts():
     side = used_to(Side(partners=(F, B), config=OUTER), 0.1)
     x = side.exchanges
-    x.begin(0.0)
-    x.snapshotted(1, 0.0)
+    x.begin_mix(0.0)
+    x.on_snapshotted(1, 0.0)
     x.tick(MIN_WAIT_LIMIT_S)
-    x.begin(0.6)
-    x.snapshotted(2, 0.6)
+    x.begin_mix(0.6)
+    x.on_snapshotted(2, 0.6)
     [transfer] = x.on_accept(F, Accept(1, 0.0, 0.5, "fp32"), 2.0)
     assert transfer.session == 1
-    assert x.moving == 1, "the other one's"
-    x.streamed(1, 1.0, 1.0, 2.1)
+    assert x.used_slots == 1, "the other one's"
+    x.on_streamed(1, 1.0, 1.0, 2.1)
     assert x.on_commit(F, 1, 2.2) == [Mix(1, 0.5), Release(1)]
     assert side.benched == []
-    assert side.exchanges.mixed_at == [F], "it is alive, and a mix is a mix"
+    assert side.exchanges.mixed_partners == [F], "it is alive, and a mix is a mix"
 
 
 @pytest.mark.parametrize("answer", ["busy", "refuse", "abort"])
 def test_what_is_parked_asks_nobody_else(answer):
     side = used_to(Side(partners=(F, B, C), config=OUTER), 0.1)
     x = side.exchanges
-    x.begin(0.0)
-    x.snapshotted(1, 0.0)
+    x.begin_mix(0.0)
+    x.on_snapshotted(1, 0.0)
     x.tick(MIN_WAIT_LIMIT_S)
-    x.begin(0.6)
+    x.begin_mix(0.6)
     tell = {"busy": x.on_busy, "refuse": x.on_refuse, "abort": lambda *at: x.on_abort(F, 1, "late", at[-1])}[answer]
     assert tell(F, 1, 0.7) == [Release(1)]
     assert [one.partner for one in x.table.values()] == [A], "preparing for the next"
@@ -118,22 +118,22 @@ def test_only_so_many_are_parked_as_there_are_places():
     side = used_to(Side(partners=(B, C, D, E), config=replace(OUTER, incoming_exchanges=1)), 0.1, stream_s=1.0)
     x = side.exchanges
     for place in range(3):
-        x.begin(1.0 * place)
-        x.snapshotted(place + 1, 1.0 * place)
+        x.begin_mix(1.0 * place)
+        x.on_snapshotted(place + 1, 1.0 * place)
         x.tick(1.0 * place + MIN_WAIT_LIMIT_S)
-    assert x.parked == x.most_parked == 2
-    assert x.moving == 1
-    assert x.begin(3.0) == []
+    assert x.backgrounded_count == x.max_backgrounded == 2
+    assert x.used_slots == 1
+    assert x.begin_mix(3.0) == []
     x.tick(5.0)
-    assert x.parked == 1
+    assert x.backgrounded_count == 1
 
 
 def test_an_offer_from_one_that_has_not_answered_ours_is_taken():
     """Ours may be lost. Were it to wait for its answer, two that were cut off would say BUSY to each other."""
     side = used_to(Side(partners=(F,), config=OUTER), 0.1)
     x = side.exchanges
-    x.begin(0.0)
-    x.snapshotted(1, 0.0)
+    x.begin_mix(0.0)
+    x.on_snapshotted(1, 0.0)
     assert A < F
     assert x.on_offer(F, offer(70), 0.1) == [Send(F, Busy(70))], "ours is the exchange"
     x.tick(MIN_WAIT_LIMIT_S)
@@ -144,11 +144,11 @@ def test_an_offer_from_one_that_has_not_answered_ours_is_taken():
 def test_one_that_has_not_answered_is_asked_again_where_there_is_nobody_else():
     side = used_to(Side(partners=(F,), config=OUTER), 0.1)
     x = side.exchanges
-    x.begin(0.0)
-    x.snapshotted(1, 0.0)
+    x.begin_mix(0.0)
+    x.on_snapshotted(1, 0.0)
     x.tick(MIN_WAIT_LIMIT_S)
-    x.begin(0.6)
-    x.snapshotted(2, 0.6)
+    x.begin_mix(0.6)
+    x.on_snapshotted(2, 0.6)
     assert [one.partner for one in x.table.values()] == [F, F]
 
 
@@ -157,16 +157,16 @@ def test_a_stream_that_takes_too_long_takes_no_slot():
     side = used_to(Side(partners=(F, B), config=OUTER), 0.1)
     x = side.exchanges
     x.on_offer(F, offer(70), 0.0)
-    x.snapshotted(70, 0.0)
+    x.on_snapshotted(70, 0.0)
     assert x.table[70].state is State.STREAMING
     x.tick(0.4)
-    assert x.moving == 1
+    assert x.used_slots == 1
     x.tick(MIN_WAIT_LIMIT_S)
-    assert x.moving == 0
+    assert x.used_slots == 0
     assert x.on_offer(F, offer(71), 0.6) == [Send(F, Busy(71))], "not a second one beside it"
-    [begun] = x.begin(0.6)
+    [begun] = x.begin_mix(0.6)
     assert isinstance(begun, Snapshot)
-    x.streamed(70, 1.0, 1.0, 0.8)
+    x.on_streamed(70, 1.0, 1.0, 0.8)
     assert x.on_commit(F, 70, 0.9) == [Mix(70, 0.5), Release(70)]
 
 
@@ -175,12 +175,12 @@ def test_what_is_parked_fails_when_its_time_is_up(streamed):
     side = used_to(Side(partners=(F, B), config=OUTER), 0.1)
     x = side.exchanges
     x.on_offer(F, offer(70), 0.0)
-    x.snapshotted(70, 0.0)
-    until = x.table[70].until
+    x.on_snapshotted(70, 0.0)
+    until = x.table[70].final_deadline
     x.tick(MIN_WAIT_LIMIT_S)
     assert x.deadline == until
     if streamed:
-        x.streamed(70, 1.0, 1.0, 0.8)
+        x.on_streamed(70, 1.0, 1.0, 0.8)
     x.tick(until - 0.01)
     assert 70 in x.table
     x.tick(x.deadline)
@@ -191,20 +191,20 @@ def test_what_is_parked_fails_when_its_time_is_up(streamed):
 def test_a_round_with_all_neighbours_waits_for_each_of_them():
     side = used_to(Side(partners=(B,), config=Config(partners=0, selection="ring")), 0.1)
     x, side.wanted = side.exchanges, lambda: 1
-    x.begin(0.0)
-    x.snapshotted(1, 0.0)
+    x.begin_mix(0.0)
+    x.on_snapshotted(1, 0.0)
     x.tick(MIN_WAIT_LIMIT_S)
-    assert x.moving == 1
+    assert x.used_slots == 1
 
 
 def test_an_accept_without_a_stream_teaches_nothing():
     side = Side(partners=(B,))
     for place in range(2 * MIN_WAITS):
         session = place + 1
-        side.exchanges.begin(0.0)
-        side.exchanges.snapshotted(session, 0.0)
+        side.exchanges.begin_mix(0.0)
+        side.exchanges.on_snapshotted(session, 0.0)
         side.exchanges.on_accept(B, Accept(session, 0.0, 0.5, "fp32"), 4.0)
-        side.exchanges.failed(session, "stalled", 7.0)
+        side.exchanges.on_failed(session, "stalled", 7.0)
     assert side.exchanges.answer_waits.waits_s == side.exchanges.stream_waits.waits_s == {}
 
 
@@ -213,8 +213,8 @@ def test_an_offer_takes_the_place_of_ours_once_ours_waits_for_longer_than_answer
     """Where streams are long there is one slot, and we wait for half a second: long after answers that take 0.1 s."""
     side = used_to(Side(partners=(F, B), config=OUTER), 0.1, stream_s=1.0)
     x = side.exchanges
-    x.begin(0.0)
-    x.snapshotted(1, 0.0)
+    x.begin_mix(0.0)
+    x.on_snapshotted(1, 0.0)
     assert x.deadline == MIN_WAIT_LIMIT_S
     answer = x.on_offer(C, offer(70), seconds)
     if not taken:
@@ -230,8 +230,8 @@ def test_an_offer_takes_the_place_of_ours_once_ours_waits_for_longer_than_answer
 def test_an_offer_that_is_not_taken_leaves_ours_where_it_is():
     side = used_to(Side(partners=(F, B), config=OUTER), 0.1)
     x = side.exchanges
-    x.begin(0.0)
-    x.snapshotted(1, 0.0)
+    x.begin_mix(0.0)
+    x.on_snapshotted(1, 0.0)
     side.declined.append(C)
     assert x.on_offer(C, offer(70), 0.4) == [Send(C, Busy(70))]
     assert x.table[1].state is State.OFFERED

@@ -25,8 +25,8 @@ def push(session=7, mass=0.5, mixing="push"):
 
 def offered(config=SUM, partners=(B, C), mass=0.5):
     side = Side(partners=partners, config=config)
-    side.exchanges.begin(0.0)
-    side.exchanges.snapshotted(1, 0.0, mass)
+    side.exchanges.begin_mix(0.0)
+    side.exchanges.on_snapshotted(1, 0.0, mass)
     return side
 
 
@@ -42,7 +42,7 @@ def taking(config=SUM, mass=0.5, **how):
     """A side to which B's vector streams."""
     side = Side(config=config)
     assert side.exchanges.on_offer(B, push(mass=mass, **how), 0.0) == [Snapshot(7)]
-    side.exchanges.snapshotted(7, 0.0)
+    side.exchanges.on_snapshotted(7, 0.0)
     return side
 
 
@@ -51,12 +51,12 @@ def taking(config=SUM, mass=0.5, **how):
 def test_one_side_streams_and_is_done_when_the_other_commits(config, mass):
     side = Side(config=config)
     x = side.exchanges
-    assert x.begin(0.0) == [Snapshot(1, 1)]
-    assert x.snapshotted(1, 0.0, mass) == [Send(B, push(1, mass))]
+    assert x.begin_mix(0.0) == [Snapshot(1, 1)]
+    assert x.on_snapshotted(1, 0.0, mass) == [Send(B, push(1, mass))]
     [transfer] = x.on_accept(B, Accept(1, 0.0, 0.5, "fp32"), 0.1)
     assert (transfer.sends, transfer.receives) == (True, False)
     assert x.on_commit(B, 1, 0.2) == [Release(1)]
-    assert (x.done, x.failures, x.table, x.mixed_at) == (1, 0, {}, [B])
+    assert (x.done_count, x.failures, x.table, x.mixed_partners) == (1, 0, {}, [B])
 
 
 @pytest.mark.parametrize(("config", "mass"), [(SUM, 0.5), (ROWS, 1.0)])
@@ -64,12 +64,12 @@ def test_the_other_side_merges_when_all_is_here_and_says_so(config, mass):
     side = Side(config=config, version=3.0)
     x = side.exchanges
     assert x.on_offer(B, push(mass=mass), 0.0) == [Snapshot(7)]
-    accept, transfer = x.snapshotted(7, 0.0)
+    accept, transfer = x.on_snapshotted(7, 0.0)
     assert isinstance(accept.message, Accept)
     assert (transfer.sends, transfer.receives) == (False, True)
-    assert x.streamed(7, 1.0, 1.0, 0.2) == [Send(B, Commit(7)), Merge(7, mass), Release(7)]
-    assert (x.done, x.table) == (1, {})
-    assert x.mixed_at == [], "what others push brings our own next mix no later"
+    assert x.on_streamed(7, 1.0, 1.0, 0.2) == [Send(B, Commit(7)), Merge(7, mass), Release(7)]
+    assert (x.done_count, x.table) == (1, {})
+    assert x.mixed_partners == [], "what others push brings our own next mix no later"
     assert side.local.version == 3.0
 
 
@@ -77,24 +77,24 @@ def test_both_sides_of_a_push_come_to_the_mean_of_their_progress():
     """Were the receiver's number alone to move, the numbers of nodes that push most would lift all others'."""
     low, high = Claim(1_000, 500, 2, 100), Claim(1_400, 500, 2, 100)
     giver = offered()
-    giver.exchanges.table[1].claim = high
+    giver.exchanges.table[1].our_claim = high
     giver.exchanges.local.progress.samples = high.samples
     giver.exchanges.on_accept(B, Accept(1, 0.0, 0.5, "fp32", progress=low), 0.0)
     giver.exchanges.on_commit(B, 1, 0.2)
     taker = Side(config=SUM)
     taker.exchanges.on_offer(B, dataclasses.replace(push(), progress=high), 0.0)
-    taker.exchanges.snapshotted(7, 0.0)
-    taker.exchanges.table[7].claim = low
+    taker.exchanges.on_snapshotted(7, 0.0)
+    taker.exchanges.table[7].our_claim = low
     taker.exchanges.local.progress.samples = low.samples
-    taker.exchanges.streamed(7, 1.0, 1.0, 0.2)
+    taker.exchanges.on_streamed(7, 1.0, 1.0, 0.2)
     assert [side.exchanges.local.progress.samples for side in (giver, taker)] == [1_200, 1_200]
 
 
 def test_a_mix_of_several_gives_each_an_equal_share_and_asks_nobody_twice():
     side = Side(partners=(B, C, D, E), config=Config(mixing="push-sum", partners=3))
     x = side.exchanges
-    assert x.begin(0.0) == [Snapshot(1, 3), Snapshot(2, 2), Snapshot(3, 1)]
-    asked = [x.snapshotted(session, 0.0, 0.25)[0].to for session in (1, 2, 3)]
+    assert x.begin_mix(0.0) == [Snapshot(1, 3), Snapshot(2, 2), Snapshot(3, 1)]
+    asked = [x.on_snapshotted(session, 0.0, 0.25)[0].to for session in (1, 2, 3)]
     assert asked == [B, C, D]
     assert x.on_busy(C, 2, 0.1) == [Rename(2, 4), Send(E, push(4, 0.25))]
     assert x.on_busy(B, 1, 0.1) == [Merge(1, 0.25), Release(1)], "with nobody left its share comes back"
@@ -103,12 +103,12 @@ def test_a_mix_of_several_gives_each_an_equal_share_and_asks_nobody_twice():
 
 def test_what_others_push_keeps_nobody_from_pushing_and_two_that_cross_are_both_taken():
     side = taking()
-    assert side.exchanges.begin(0.0) == [Snapshot(1, 1)]
-    side.exchanges.snapshotted(1, 0.0, 0.5)
+    assert side.exchanges.begin_mix(0.0) == [Snapshot(1, 1)]
+    side.exchanges.on_snapshotted(1, 0.0, 0.5)
     crossing = offered(partners=(B,))
     assert crossing.exchanges.on_offer(B, push(9), 0.0) == [Snapshot(9)]
     assert crossing.table[1].state is State.OFFERED
-    assert crossing.exchanges.begin(0.0) == [], "one mix of one's own at a time"
+    assert crossing.exchanges.begin_mix(0.0) == [], "one mix of one's own at a time"
 
 
 # -- terms -------------------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ def test_a_push_to_one_who_mixes_in_pairs_and_a_pair_with_one_who_pushes_are_ref
 
 def test_of_a_vector_that_is_cut_off_less_is_merged_and_it_is_counted():
     side = taking(Config(mixing="row-stochastic", filter="clip", filter_limit=1.0), mass=1.0)
-    assert side.exchanges.streamed(7, 16.0, 1.0, 0.1) == [Send(B, Commit(7)), Merge(7, 0.25), Release(7)]
+    assert side.exchanges.on_streamed(7, 16.0, 1.0, 0.1) == [Send(B, Commit(7)), Merge(7, 0.25), Release(7)]
     assert side.exchanges.refusals.counts == {(B, "clipped"): 1}
 
 
@@ -146,25 +146,25 @@ def test_one_who_is_busy_is_followed_by_another_with_the_same_mass():
 
 def test_a_vector_that_is_refused_is_taken_back():
     other = taking()
-    assert other.exchanges.streamed(7, float("nan"), 1.0, 0.1) == [Send(B, Abort(7, "not-finite")), Release(7)]
+    assert other.exchanges.on_streamed(7, float("nan"), 1.0, 0.1) == [Send(B, Abort(7, "not-finite")), Release(7)]
     side = pushing()
     assert side.exchanges.on_abort(B, 1, "not-finite", 0.2) == [Merge(1, 0.5), Release(1)]
-    assert (side.exchanges.failures, side.benched, side.exchanges.gave_up) == (1, [B], True)
+    assert (side.exchanges.failures, side.benched, side.exchanges.has_given_up) == (1, [B], True)
 
 
 @pytest.mark.parametrize("code", ["broken", "stall", "checksum"])
 def test_a_stream_that_breaks_leaves_a_doubt_since_all_of_it_may_have_arrived(code):
     side = pushing()
-    assert side.exchanges.failed(1, code, 1.0) == [Send(B, Outcome(1))]
+    assert side.exchanges.on_failed(1, code, 1.0) == [Send(B, Outcome(1))]
     assert side.table[1].state is State.IN_DOUBT
-    assert not side.exchanges.outgoing
+    assert not side.exchanges.own_exchanges
     assert side.exchanges.deadline == 1.0 + DOUBT_RETRY_S
 
 
 @pytest.mark.parametrize(("committed", "effects"), [(True, [Release(1)]), (False, [Merge(1, 0.5), Release(1)])])
 def test_a_doubt_ends_with_what_the_partner_says(committed, effects):
     side = pushing()
-    side.exchanges.failed(1, "broken", 1.0)
+    side.exchanges.on_failed(1, "broken", 1.0)
     assert side.exchanges.on_settled(C, Settled(1, not committed), 1.5) == []
     assert side.exchanges.on_settled(B, Settled(1, committed), 2.0) == effects
     assert side.table == {}
@@ -172,23 +172,23 @@ def test_a_doubt_ends_with_what_the_partner_says(committed, effects):
 
 def test_a_commit_that_comes_after_all_ends_the_doubt():
     side = pushing()
-    side.exchanges.failed(1, "broken", 1.0)
+    side.exchanges.on_failed(1, "broken", 1.0)
     assert side.exchanges.on_commit(B, 1, 1.5) == [Release(1)]
 
 
 def test_the_partner_says_what_it_did_and_having_said_no_never_merges():
     merged, waiting = taking(), taking()
-    merged.exchanges.streamed(7, 1.0, 1.0, 0.1)
+    merged.exchanges.on_streamed(7, 1.0, 1.0, 0.1)
     assert merged.exchanges.on_outcome(B, 7, 1.0) == [Send(B, Settled(7, True))]
     assert merged.exchanges.on_outcome(C, 7, 1.0) == [Send(C, Settled(7, False))]
     assert waiting.exchanges.on_outcome(B, 7, 1.0) == [Release(7), Send(B, Settled(7, False))]
-    assert waiting.exchanges.streamed(7, 1.0, 1.0, 2.0) == []
+    assert waiting.exchanges.on_streamed(7, 1.0, 1.0, 2.0) == []
     assert waiting.exchanges.on_outcome(B, 7, 3.0) == [Send(B, Settled(7, False))]
 
 
 def test_a_doubt_is_asked_after_each_second_and_the_mass_comes_back_after_doubt_s():
     side = pushing()
-    side.exchanges.failed(1, "broken", 1.0)
+    side.exchanges.on_failed(1, "broken", 1.0)
     asked = []
     while side.table:
         now = side.exchanges.deadline
@@ -199,8 +199,8 @@ def test_a_doubt_is_asked_after_each_second_and_the_mass_comes_back_after_doubt_
 
 def test_a_doubt_keeps_nobody_from_pushing_to_others():
     side = pushing()
-    side.exchanges.failed(1, "broken", 1.0)
-    assert side.exchanges.begin(2.0) == [Snapshot(2, 1)]
+    side.exchanges.on_failed(1, "broken", 1.0)
+    assert side.exchanges.begin_mix(2.0) == [Snapshot(2, 1)]
 
 
 def test_silence_after_the_stream_becomes_a_doubt():
@@ -210,7 +210,7 @@ def test_silence_after_the_stream_becomes_a_doubt():
 
 def test_where_no_mass_is_conserved_nothing_is_asked_after_and_nothing_comes_back():
     side = pushing(ROWS, mass=1.0)
-    assert side.exchanges.failed(1, "stall", 1.0) == [Send(B, Abort(1, "stall")), Release(1)]
+    assert side.exchanges.on_failed(1, "stall", 1.0) == [Send(B, Abort(1, "stall")), Release(1)]
     alone = offered(ROWS, partners=(B,), mass=1.0)
     assert alone.exchanges.on_busy(B, 1, 0.1) == [Release(1)]
 
@@ -219,7 +219,7 @@ def test_weights_that_are_replaced_take_their_mass_with_them():
     side = pushing()
     assert side.exchanges.abandon() == [Send(B, Abort(1, "replaced")), Release(1)]
     prepared = Side(config=SUM)
-    prepared.exchanges.begin(0.0)
+    prepared.exchanges.begin_mix(0.0)
     assert prepared.exchanges.abandon() == [Release(1)], "before the snapshot there is no mass"
     asked = Side(config=SUM)
     asked.exchanges.on_offer(B, push(), 0.0)
@@ -232,11 +232,11 @@ def test_what_comes_twice_or_late_or_from_another_changes_nothing():
     assert x.on_commit(C, 1, 0.1) == x.on_abort(C, 1, "norm", 0.1) == []
     x.on_commit(B, 1, 0.2)
     late = (x.on_commit(B, 1, 0.3), x.on_abort(B, 1, "norm", 0.3), x.on_settled(B, Settled(1, False), 0.3),
-            x.failed(1, "broken", 0.3), x.unlinked(B, 0.3), x.tick(99.0))  # fmt: skip
+            x.on_failed(1, "broken", 0.3), x.on_unlinked(B, 0.3), x.tick(99.0))  # fmt: skip
     assert late == ([],) * 6
     other = taking()
-    other.exchanges.streamed(7, 1.0, 1.0, 0.1)
-    assert other.exchanges.streamed(7, 1.0, 1.0, 0.2) == other.exchanges.on_abort(B, 7, "late", 0.2) == []
+    other.exchanges.on_streamed(7, 1.0, 1.0, 0.1)
+    assert other.exchanges.on_streamed(7, 1.0, 1.0, 0.2) == other.exchanges.on_abort(B, 7, "late", 0.2) == []
     early = offered()
     assert early.exchanges.on_commit(B, 1, 0.1) == [], "nothing was sent that could have arrived"
     assert early.table[1].state is State.OFFERED

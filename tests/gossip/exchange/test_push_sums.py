@@ -78,12 +78,12 @@ class Pushes:
             if pushes:
                 mass, self.mass[me] = push_mass(self.mass[me], pushes, self.conserves)
             self.snapshots[me][session] = self.value[me]
-            self.perform(me, self.sides[me].exchanges.snapshotted(session, self.now, mass))
+            self.perform(me, self.sides[me].exchanges.on_snapshotted(session, self.now, mass))
         self.value[me] += learn
         self.learned += self.mass[me] * learn
 
     def begin(self, me):
-        self.perform(me, self.sides[me].exchanges.begin(self.now))
+        self.perform(me, self.sides[me].exchanges.begin_mix(self.now))
 
     def deliver(self, sender, to):
         message = self.wires[sender, to].popleft()
@@ -95,7 +95,7 @@ class Pushes:
                 if session not in x.table or x.table[session].state is not State.STREAMING:
                     return
                 self.received[to][session] = value
-                effects = x.streamed(session, 1.0, 1.0, self.now)
+                effects = x.on_streamed(session, 1.0, 1.0, self.now)
             case Offer():
                 effects = x.on_offer(sender, message, self.now)
             case Accept():
@@ -114,7 +114,7 @@ class Pushes:
         self.wires[one, other].clear()
         self.wires[other, one].clear()
         for side, gone in ((one, other), (other, one)):
-            self.perform(side, self.sides[side].exchanges.unlinked(gone, self.now))
+            self.perform(side, self.sides[side].exchanges.on_unlinked(gone, self.now))
 
     def tick(self):
         self.now = max(self.now, min(side.exchanges.deadline for side in self.sides.values()))
@@ -136,9 +136,9 @@ class Pushes:
         for me, side in self.sides.items():
             held += self.merges[me]
             for session, exchange in side.table.items():
-                if exchange.initiator and exchange.mass:
+                if exchange.is_initiator and exchange.mass:
                     partner = self.sides.get(exchange.partner)
-                    if partner is None or (me, session) not in partner.exchanges.verdicts:
+                    if partner is None or (me, session) not in partner.exchanges.outcomes:
                         held.append((exchange.mass, self.snapshots[me][session]))
         return sum(mass for mass, _ in held), sum(mass * value for mass, value in held)
 
@@ -226,7 +226,7 @@ def test_each_message_lost_alone_and_each_stream_that_stalls_loses_no_mass(place
                 me = A if fault == "sender" else B
                 code = ("stall", "checksum", "broken")[place % 3]
                 for session in list(pushes.sides[me].table):
-                    pushes.perform(me, pushes.sides[me].exchanges.failed(session, code, pushes.now))
+                    pushes.perform(me, pushes.sides[me].exchanges.on_failed(session, code, pushes.now))
                 pushes.check()
                 pushes.finish(losses=place // 3)
             assert sum(pushes.mass.values()) == 2
@@ -240,7 +240,7 @@ def test_only_a_partner_that_stays_unreachable_for_doubt_s_has_a_mass_counted_tw
         side.exchanges.config = tuned(mixing="push-sum", doubt_s=30.0)
         pushes.wires.clear()
         for me, other in ((A, B), (B, A)):
-            pushes.perform(me, pushes.sides[me].exchanges.unlinked(other, 0.0))
+            pushes.perform(me, pushes.sides[me].exchanges.on_unlinked(other, 0.0))
         while any(one.table for one in pushes.sides.values()):
             pushes.wires.clear()
             for me in (A, B):
@@ -271,7 +271,7 @@ def disturb(pushes, rng):
         me = rng.choice(names)
         for session in list(pushes.sides[me].table):
             code = rng.choice(["stall", "checksum"])
-            pushes.perform(me, pushes.sides[me].exchanges.failed(session, code, pushes.now))
+            pushes.perform(me, pushes.sides[me].exchanges.on_failed(session, code, pushes.now))
     elif kind < 0.27 and any(side.table for side in pushes.sides.values()):
         pushes.now += 0.5
         if min(side.exchanges.deadline for side in pushes.sides.values()) < pushes.now + 10:
@@ -342,8 +342,8 @@ def sums(swarm):
     held = [host.model.sums() for host in swarm.hosts]
     for host in swarm.hosts:
         for number, one in host.peer.exchanges.table.items():
-            verdicts = swarm.by_id[one.partner].peer.exchanges.verdicts
-            if one.initiator and one.mass and (one.partner == host.id or (host.id, number) not in verdicts):
+            verdicts = swarm.by_id[one.partner].peer.exchanges.outcomes
+            if one.is_initiator and one.mass and (one.partner == host.id or (host.id, number) not in verdicts):
                 held.append((host.sessions[number].given, host.sessions[number].total))
     return sum((mass for mass, _ in held), Fraction()), sum((total for _, total in held), Fraction())
 

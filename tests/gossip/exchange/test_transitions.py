@@ -12,11 +12,11 @@ import pytest
 from gossip.config import Config
 from gossip.config.mixings import MIXINGS
 from gossip.effects import MemberState
-from gossip.exchange.ahead import PairAhead
 from gossip.exchange.groups.group import Group
 from gossip.exchange.push import Push
-from gossip.exchange.session import kind_of
-from gossip.exchange.transitions import INITIATOR, RESPONDER, Event, State
+from gossip.exchange.reservation import ReservedPair
+from gossip.exchange.session import session_class
+from gossip.exchange.transitions import HANDLERS, INITIATOR, RESPONDER, Event, State
 from gossip.ids import Address
 from gossip.wire.messages import Accept, Begin, Invite, Joined, Offer, Settled
 from tests.gossip.exchange.sides import A, B, C, D, E, F, Side
@@ -65,7 +65,7 @@ def test_the_page_has_the_tables_that_the_code_runs_by():
 
 
 def test_the_sessions_of_every_way_of_mixing_are_looked_at():
-    assert {kind_of(Config(mixing=name)) for name in MIXINGS} | {PairAhead} == set(KINDS)
+    assert {session_class(Config(mixing=name)) for name in MIXINGS} | {ReservedPair} == set(KINDS)
 
 
 def test_every_event_has_a_method_and_no_ended_session_has_events():
@@ -73,7 +73,7 @@ def test_every_event_has_a_method_and_no_ended_session_has_events():
         for table in kind.TRANSITIONS.values():
             assert not {State.DONE, State.DROPPED} & set(table)
             for events in table.values():
-                assert all(callable(getattr(kind, event.value)) for event in events)
+                assert all(callable(getattr(kind, HANDLERS[event])) for event in events)
                 assert all(events.values())
 
 
@@ -124,14 +124,14 @@ class Anything(Side):
         if rng.random() < 0.1:
             self.partners = rng.sample(OTHERS, rng.choice([0, 1, 2, 4]))
         everything = list(exchanges.table.values())
-        ahead = [one for one in everything if type(one) is PairAhead and one.state is not State.IN_DOUBT]
+        ahead = [one for one in everything if type(one) is ReservedPair and one.state is not State.IN_DOUBT]
         one = rng.choice(ahead if ahead and rng.random() < 0.8 * self.ahead else [*everything, None, None])
         if one is None:
-            exchanges.begin(self.now) if rng.random() < self.ours else self.asked(rng.choice(OTHERS))
+            exchanges.begin_mix(self.now) if rng.random() < self.ours else self.asked(rng.choice(OTHERS))
         elif self.ahead and not ahead and rng.random() < self.ahead:
-            exchanges.look_ahead(self.now) if rng.random() < self.ours else self.foretold(rng.choice(OTHERS))
+            exchanges.reserve_next(self.now) if rng.random() < self.ours else self.foretold(rng.choice(OTHERS))
         elif one.state is not State.IN_DOUBT or rng.random() < 0.2:  # or there would never be many in doubt
-            may = list(one.TRANSITIONS[one.initiator][one.state]) if rng.random() < 0.9 else list(Event)
+            may = list(one.TRANSITIONS[one.is_initiator][one.state]) if rng.random() < 0.9 else list(Event)
             event = rng.choices([*may, None], [*(self.often[event] for event in may), 1.0])[0]
             if event is not None:
                 self.happens(event, one)
@@ -152,15 +152,17 @@ class Anything(Side):
 
     def happens(self, event, one):
         rng, exchanges, session, now = self.rng, self.exchanges, one.session, self.now
-        others = [peer for peer in one.others if peer != self.me]
+        others = [peer for peer in one.counterparts if peer != self.me]
         sender = rng.choice(others if others and rng.random() < 0.9 else OTHERS)
         code = rng.choice(["broken", "stalled", "idle", "late"])
         codec = rng.choice(["fp32", "fp32", "none"])
         match event:
             case Event.SNAPSHOTTED:
-                exchanges.snapshotted(session, now, 0.5 if exchanges.kind is Push and one.initiator else 0.0)
+                exchanges.on_snapshotted(
+                    session, now, 0.5 if exchanges.session_class is Push and one.is_initiator else 0.0
+                )
             case Event.ACCEPT:
-                weight = rng.choice([one.weight, one.weight, 2.0]) if exchanges.kind is not Group else 0.5
+                weight = rng.choice([one.weight, one.weight, 2.0]) if exchanges.session_class is not Group else 0.5
                 exchanges.on_accept(sender, Accept(session, 0.0, weight, "fp32"), now)
             case Event.JOINED:
                 exchanges.on_joined(sender, Joined(session, 0.0, codec), now)
@@ -180,32 +182,32 @@ class Anything(Side):
             case Event.SETTLED:
                 exchanges.on_settled(sender, Settled(session, rng.random() < 0.5), now)
             case Event.STREAMED:
-                exchanges.streamed(session, rng.choice([1.0, 1.0, 1.0, 1e30]), 1.0, now)
+                exchanges.on_streamed(session, rng.choice([1.0, 1.0, 1.0, 1e30]), 1.0, now)
             case Event.GATHERED:
-                exchanges.gathered(session, rng.choice([1.0, 1.0, 1.0, 1e30]), 1.0, [], now)
+                exchanges.on_gathered(session, rng.choice([1.0, 1.0, 1.0, 1e30]), 1.0, [], now)
             case Event.FAILED:
-                exchanges.failed(session, code, now)
+                exchanges.on_failed(session, code, now)
             case Event.LINKED:
-                exchanges.linked(sender, now)
+                exchanges.on_linked(sender, now)
             case Event.UNLINKED:
-                exchanges.unlinked(sender, now)
+                exchanges.on_unlinked(sender, now)
             case Event.LATE:
                 there = exchanges.deadline < math.inf and rng.random() < 0.95
                 self.now = max(now, exchanges.deadline) if there else now + 40.0
                 exchanges.tick(self.now)
             case Event.GONE:
                 state = rng.choice([MemberState.DEAD, MemberState.ALIVE])
-                exchanges.look_elsewhere(lambda peer: state, now)
+                exchanges.leave_lost_members(lambda peer: state, now)
             case Event.SPOILED:
-                exchanges.spoiled(session)
+                exchanges.on_spoiled(session)
             case Event.REPLACED:
                 exchanges.abandon()
             case Event.YIELDED:
                 self.foretold(sender) if one.state is State.ASKED else self.asked(sender)
             case Event.FREED:
-                for other in [other for other in exchanges.table.values() if not other.idle]:
-                    exchanges.tell(other, Event.REPLACED)
-                exchanges.follow(now)
+                for other in [other for other in exchanges.table.values() if other.has_slot]:
+                    exchanges.route_event(other, Event.REPLACED)
+                exchanges.begin_reserved(now)
 
 
 def played(mixing, seed):
@@ -214,7 +216,7 @@ def played(mixing, seed):
     with watched() as ways:
         for _ in range(STEPS):
             side.step()
-    return {row for row in ways if (row.kind == "PairAhead") == (mixing == "ahead")}
+    return {row for row in ways if (row.kind == "ReservedPair") == (mixing == "ahead")}
 
 
 @pytest.mark.parametrize("few", [slow(math.inf, id="all"), pytest.param(FEW, id="few")])
@@ -231,7 +233,7 @@ def test_whatever_happens_goes_by_the_table_and_each_row_of_it_can_happen(mixing
 
 def possible(mixing):
     """The rows that are of this mixing."""
-    kind = {"pair": "Pair", "ahead": "PairAhead", "group": "Group"}.get(mixing, "Push")
+    kind = {"pair": "Pair", "ahead": "ReservedPair", "group": "Group"}.get(mixing, "Push")
     ways = {row for row in rows() if row.kind == kind}
     if mixing == "row-stochastic":
         return {row for row in ways if State.IN_DOUBT not in (row.state, row.then)}

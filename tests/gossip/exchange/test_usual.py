@@ -24,23 +24,23 @@ def mixed(side, partner, seconds, now, own=True):
     side.partners = [partner]
     session = next(reversed(side.table), 0)
     if own:
-        x.begin(now)
+        x.begin_mix(now)
         session = next(reversed(side.table))
-        x.snapshotted(session, now)
+        x.on_snapshotted(session, now)
         x.on_accept(partner, Accept(session, 0.0, 0.5, "int8"), now + 0.1)
     else:
         session = 10_000 + int(now)
         x.on_offer(partner, offer(session, codec="int8"), now)
-        x.snapshotted(session, now + 0.1)
-    x.streamed(session, 1.0, 1.0, now + seconds)
+        x.on_snapshotted(session, now + 0.1)
+    x.on_streamed(session, 1.0, 1.0, now + seconds)
     return x.on_commit(partner, session, now + seconds)
 
 
 def test_it_is_the_answer_and_the_streams_in_the_codec_that_was_used():
     side = Side(config=AUTO)
-    assert side.exchanges.usual() is None
+    assert side.exchanges.usual_cost() is None
     mixed(side, OTHERS[0], 0.5, 0.0)
-    usual = side.exchanges.usual()
+    usual = side.exchanges.usual_cost()
     assert (usual.elements, usual.codec) == (ELEMENTS, "int8")
     assert usual.sent_bytes == get_codec("int8").encoded_bytes(ELEMENTS)
     assert usual.seconds == pytest.approx(0.5)
@@ -50,14 +50,14 @@ def test_few_partners_that_are_slow_on_purpose_change_nothing_and_those_that_ask
     side = Side(config=AUTO)
     for number, partner in enumerate(OTHERS[:WAIT_PARTNERS]):
         mixed(side, partner, 9.0 if number < 7 else 0.5, 100.0 * number)
-    assert side.exchanges.usual().seconds == pytest.approx(0.5)
+    assert side.exchanges.usual_cost().seconds == pytest.approx(0.5)
     for number in range(40):
         mixed(side, OTHERS[WAIT_PARTNERS], 9.0, 10_000.0 + 100.0 * number)  # the same one, which counts once
-    assert side.exchanges.usual().seconds == pytest.approx(0.5)
-    before = dataclasses.replace(side.exchanges.usual())
+    assert side.exchanges.usual_cost().seconds == pytest.approx(0.5)
+    before = dataclasses.replace(side.exchanges.usual_cost())
     for number, partner in enumerate(OTHERS):
         mixed(side, partner, 9.0, 100_000.0 + 100.0 * number, own=False)
-    assert side.exchanges.usual() == before
+    assert side.exchanges.usual_cost() == before
 
 
 def test_a_mix_says_in_which_interval_it_teaches_where_nodes_choose():

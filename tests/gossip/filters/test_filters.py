@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 from gossip.arithmetic.group_mean import norm_accepts, trimmed_mean
 from gossip.config import Config
 from gossip.effects import Mix
-from gossip.exchange.session_table import REFUSALS, Refusals
+from gossip.exchange.session_table import MAX_REFUSALS, Refusals
 from gossip.filters.balance import Balance, balance_accepts
 from gossip.filters.clip import ENOUGH, GAIN, LEAST, OWN, REMEMBERED, WHOLE, Clip, clip_factor, share, taper
 from gossip.filters.registry import filter_of
@@ -141,13 +141,13 @@ def agree(initiator_radius, responder_radius, difference_sq):
     for me, other, radius in ((A, B, initiator_radius), (B, A, responder_radius)):
         sides[me] = Side(me, (other,), Config(filter="clip", filter_limit=radius) if radius else Config())
     a, b = sides[A].exchanges, sides[B].exchanges
-    a.begin(0.0)
-    [offered] = a.snapshotted(1, 0.0)
+    a.begin_mix(0.0)
+    [offered] = a.on_snapshotted(1, 0.0)
     b.on_offer(A, offered.message, 0.0)
-    accepted, _ = b.snapshotted(1, 0.0)
+    accepted, _ = b.on_snapshotted(1, 0.0)
     a.on_accept(B, accepted.message, 0.0)
-    a.streamed(1, difference_sq, 1.0, 0.0)
-    b.streamed(1, difference_sq, 4.0, 0.0)
+    a.on_streamed(1, difference_sq, 1.0, 0.0)
+    b.on_streamed(1, difference_sq, 4.0, 0.0)
     return [next(e for e in x.on_commit(other, 1, 0.0) if isinstance(e, Mix)) for x, other in ((a, B), (b, A))], sides
 
 
@@ -169,13 +169,13 @@ def test_a_far_one_whose_distances_were_long_takes_all_of_what_others_take_littl
             saw(side.exchanges.filter, peer, square, 400)
         side.exchanges.filter.spare = 0.0
     a, b = far.exchanges, near.exchanges
-    a.begin(0.0)
-    [offered] = a.snapshotted(1, 0.0)
+    a.begin_mix(0.0)
+    [offered] = a.on_snapshotted(1, 0.0)
     b.on_offer(A, offered.message, 0.0)
-    accepted, _ = b.snapshotted(1, 0.0)
+    accepted, _ = b.on_snapshotted(1, 0.0)
     a.on_accept(B, accepted.message, 0.0)
     for side in (a, b):
-        side.streamed(1, 400.0 * 9, 400.0, 0.0)  # three times the usual of the one
+        side.on_streamed(1, 400.0 * 9, 400.0, 0.0)  # three times the usual of the one
     assert a.table[1].weight == 0.5
     assert b.table[1].weight == 0.5 * share(taper(2.0, 0.0), 2.0)
 
@@ -246,8 +246,8 @@ def test_what_is_refused_for_its_norm_is_no_usual_distance(square, code):
     side.local.elements = 400
     for session, peer in enumerate(PEERS[:6], 50):
         side.exchanges.on_offer(peer, Offer(session, "f", b"g" * 16, 0.0, 0.5, "fp32"), 0.0)
-        side.exchanges.snapshotted(session, 0.0)
-        side.exchanges.streamed(session, square, 100.0, 0.0)
+        side.exchanges.on_snapshotted(session, 0.0)
+        side.exchanges.on_streamed(session, square, 100.0, 0.0)
     assert side.exchanges.refusals.counts == {(peer, code): 1 for peer in PEERS[:6]}
     assert side.exchanges.filter.radius(400) == 0.0
 
@@ -281,16 +281,16 @@ def test_what_the_budget_leaves_is_taken_and_then_nothing():
     weights = []
     for session in range(50, 56):
         x.on_offer(B, Offer(session, "f", b"g" * 16, 0.0, 0.5, "fp32"), 0.0)
-        x.snapshotted(session, 0.0)
+        x.on_snapshotted(session, 0.0)
         x.on_commit(B, session, 0.0)
-        weights += [e.weight for e in x.streamed(session, 24.0**2, 100.0, 0.0) if isinstance(e, Mix)]
+        weights += [e.weight for e in x.on_streamed(session, 24.0**2, 100.0, 0.0) if isinstance(e, Mix)]
     assert weights == [0.5, 0.5, 0.5, 0.25, 0.0, 0.0]
     assert x.refusals.counts == {(B, "budget"): 3}
     side.local.steps = 8 * 64 * 20  # much later all of it is forgotten, and two moves are there again
     x.on_offer(B, Offer(60, "f", b"g" * 16, 0.0, 0.5, "fp32"), 0.0)
-    x.snapshotted(60, 0.0)
+    x.on_snapshotted(60, 0.0)
     x.on_commit(B, 60, 0.0)
-    assert [e.weight for e in x.streamed(60, 24.0**2, 100.0, 0.0) if isinstance(e, Mix)] == [0.5]
+    assert [e.weight for e in x.on_streamed(60, 24.0**2, 100.0, 0.0) if isinstance(e, Mix)] == [0.5]
 
 
 def test_a_move_is_half_a_difference_as_long_as_the_radius():
@@ -372,8 +372,8 @@ def test_a_refusal_is_counted_with_who_and_why(config, sums, code):
     side = Side(config=Config(**config))
     for partner, session in ((B, 7), (B, 8), (C, 9)):
         side.exchanges.on_offer(partner, Offer(session, "f", b"g" * 16, 0.0, 0.5, "fp32"), 0.0)
-        side.exchanges.snapshotted(session, 0.0)
-        side.exchanges.streamed(session, *sums, 0.0)
+        side.exchanges.on_snapshotted(session, 0.0)
+        side.exchanges.on_streamed(session, *sums, 0.0)
         side.exchanges.on_commit(partner, session, 0.0)
     assert side.exchanges.refusals.counts == {(B, code): 2, (C, code): 1}
     assert side.exchanges.refusals.total == 3
@@ -383,11 +383,11 @@ def test_the_counts_are_bounded_and_what_happened_last_is_kept():
     counts = Refusals()
     first = PeerId(bytes(16))
     counts.add(first, "norm")
-    for number in range(REFUSALS + 20):
+    for number in range(MAX_REFUSALS + 20):
         counts.add(PeerId(number.to_bytes(16, "big")), "balance")
         counts.add(first, "norm")
-    assert len(counts.counts) == REFUSALS
-    assert counts.counts[first, "norm"] == REFUSALS + 21
+    assert len(counts.counts) == MAX_REFUSALS
+    assert counts.counts[first, "norm"] == MAX_REFUSALS + 21
 
 
 @pytest.mark.parametrize("kept", [4096, 4095, 2048, 1])

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from gossip.errors import ConfigError
-from gossip.exchange.session import AT_ONCE, Local
+from gossip.exchange.session import MAX_NEIGHBOURS, Local
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.selection.graphs import Graph
 from gossip.selection.partners import MET, WARY, WARY_S, Partners
@@ -243,7 +243,7 @@ def test_of_very_many_neighbours_a_mix_has_some_and_the_next_one_others(tmp_path
     path.write_text("\n".join(f"0 {leaf}" for leaf in range(1, 101)), encoding="utf-8")
     peers = ids(101)
     hub = partners(peers[0], peers, selection="graph", graph=str(path), partners=0)
-    assert hub.wanted() == hub.incoming() == AT_ONCE
+    assert hub.wanted() == hub.incoming() == MAX_NEIGHBOURS
     assert len({hub.choose(set(), 0.0) for _ in range(2000)}) == 100
 
 

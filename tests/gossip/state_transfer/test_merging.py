@@ -118,8 +118,8 @@ def test_what_was_under_way_before_a_trial_is_lost_or_doubled_for_nobody():
     # Between the two sides of an exchange lies a message: the sum is right at nearly every moment, or never again.
     swarm.until(lambda: sum(node.value + sum(node.model.pending) for node in nodes) == 4 * 1000 + one_sided, 30.0)
     assert {node.run_id for node in nodes} == {nodes[0].run_id}
-    done = [node.peer.exchanges.done for node in nodes]
-    swarm.until(lambda: all(node.peer.exchanges.done > was for node, was in zip(nodes, done, strict=True)), 60.0)
+    done = [node.peer.exchanges.done_count for node in nodes]
+    swarm.until(lambda: all(node.peer.exchanges.done_count > was for node, was in zip(nodes, done, strict=True)), 60.0)
 
 
 # -- honest runs -----------------------------------------------------------------------------------------------------

@@ -35,9 +35,9 @@ def test_who_is_spoiled_offers_and_gives_nothing_until_it_has_the_swarms_weights
     swarm.until(lambda: node.peer.view.ready, 10.0)
     assert node.kinds[-2:] == ["spoiled", "joined"]
     assert node.run_id == first.run_id
-    done = node.peer.exchanges.done
+    done = node.peer.exchanges.done_count
     swarm.run(20.0)
-    assert node.peer.exchanges.done > done
+    assert node.peer.exchanges.done_count > done
     assert other.peer.view.ready
 
 

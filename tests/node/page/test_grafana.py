@@ -28,7 +28,7 @@ def exposed():
     [node] = World(9).swarm(1)
     peer = node.peer
     peer.membership.update_me(1e9, loss=0.25)
-    peer.exchanges.seen.append((0.5, 1.0))
+    peer.exchanges.last_squares.append((0.5, 1.0))
     links = SimpleNamespace(bytes_sent=1234, bytes_received=56, ignored=3)
     text = Exposition().text(Source(peer, links, 7, 28, 30, (0.5,), (1e-6,)))
     samples = [one for family in parser.text_string_to_metric_families(text.decode()) for one in family.samples]

@@ -353,7 +353,7 @@ def moved_by_the_first_it_meets(kind, learning):
         swarm.kill(number)
     before = newcomer.vector.copy()
     counts = newcomer.peer.exchanges.refusals.counts
-    while not newcomer.peer.exchanges.done or newcomer.boundary.updates:
+    while not newcomer.peer.exchanges.done_count or newcomer.boundary.updates:
         if (swarm.hosts[0].id, "norm") in counts:
             return 0.0, apart  # so long a lie is refused whole, now and for ever
         assert swarm.now < 90.0

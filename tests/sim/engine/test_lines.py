@@ -283,7 +283,7 @@ def test_one_percent_of_loss_is_delay_and_no_failure():
     for loss in (0.0, 0.01):
         swarm = Simulation(fleet(loss=loss)).swarm
         swarm.run_until(60.0)
-        failed = [host.peer.exchanges.failed_by for host in swarm.hosts]
+        failed = [host.peer.exchanges.failures_by_reason for host in swarm.hosts]
         assert {reason for each in failed for reason in each} <= {"late"}
         mixes.append(swarm.sessions.mixes)
         assert sum(sum(each.values()) for each in failed) < 0.01 * mixes[-1]

@@ -128,9 +128,9 @@ def failing(seed: int, loss: float) -> tuple[Measured, Measured]:
         matrix[:, 0] = start
         initiator = int(rng.integers(n))
         exchanges = swarm.hosts[initiator].peer.exchanges
-        done, failures, mixes = exchanges.done, begun_in_vain(exchanges.failed_by), swarm.sessions.mixes
+        done, failures, mixes = exchanges.done_count, begun_in_vain(exchanges.failures_by_reason), swarm.sessions.mixes
         exchange(swarm, initiator)
-        mixed, broken = exchanges.done - done, begun_in_vain(exchanges.failed_by) - failures
+        mixed, broken = exchanges.done_count - done, begun_in_vain(exchanges.failures_by_reason) - failures
         assert swarm.sessions.mixes - mixes == 2 * mixed, "on both sides or on neither"
         assert matrix.sum(dtype=np.float64) == start.sum()
         assert (matrix[:, 0] != start).sum() == 2 * mixed

@@ -169,7 +169,7 @@ def test_no_exchange_moves_the_mean() -> None:
         # What was agreed and waits for the next boundary counts as done.
         sums.append(sum(host.vector.astype(np.float64) + waiting(host) for host in swarm.hosts))
     assert len(sums) > 20
-    assert sum(host.peer.exchanges.done for host in swarm.hosts) > 50
+    assert sum(host.peer.exchanges.done_count for host in swarm.hosts) > 50
     assert np.ptp(sums, axis=0).max() < 1e-5
 
 
@@ -190,7 +190,7 @@ def test_steps_taken_while_bytes_were_in_flight_are_kept() -> None:
 
     swarm = swarm_of(4, network=NetworkModel(rate_bytes_s=100.0), on_step=on_step)  # a transfer takes six steps
     swarm.run_until(60.0)
-    assert sum(host.peer.exchanges.done for host in swarm.hosts) > 50
+    assert sum(host.peer.exchanges.done_count for host in swarm.hosts) > 50
     started = {host.index: host.steps for host in swarm.hosts}
     gained = np.mean([host.vector.mean() for host in swarm.hosts]) - vector(0).mean()
     # The joiners began from what the first had gained by then, so the mean is within a few steps of the steps taken.
@@ -235,14 +235,16 @@ def test_a_crash_costs_each_other_peer_one_exchange_and_one_offer_and_is_known_t
     swarm.run_until(10.0)
     dead = swarm.hosts[0]  # the seed
     swarm.kill(0)
-    before = {host.index: host.peer.exchanges.done for host in swarm.alive()}
+    before = {host.index: host.peer.exchanges.done_count for host in swarm.alive()}
     swarm.run_until(40.0)
     for host in swarm.alive():
         assert host.peer.membership.state(dead.id) is MemberState.DEAD
-        failed = host.peer.exchanges.failed_by  # the one under way, and at most one offer before its death is known
+        failed = (
+            host.peer.exchanges.failures_by_reason
+        )  # the one under way, and at most one offer before its death is known
         assert sum(failed.values()) - failed.get("unreached", 0) <= 1
         assert failed.get("unreached", 0) <= 1
-        assert host.peer.exchanges.done > before[host.index] + 10
+        assert host.peer.exchanges.done_count > before[host.index] + 10
         assert host.peer.exchanges.table.keys() == host.since.keys() >= host.averager.snapshots.keys()
     assert spread(swarm) < 1e-4
 
@@ -354,9 +356,9 @@ def test_one_whose_weights_are_no_numbers_spoils_nobody_and_takes_the_swarms_aga
     assert spoiled.view.ready
     assert np.isfinite(swarm.hosts[2].vector).all()
     assert not any("not-finite" in str(host.peer.exchanges.refusals.counts) for host in swarm.hosts), "nobody saw it"
-    done = spoiled.exchanges.done
+    done = spoiled.exchanges.done_count
     swarm.run_until(60.0)
-    assert spoiled.exchanges.done > done
+    assert spoiled.exchanges.done_count > done
 
 
 def test_a_loop_that_mends_its_weights_by_itself_mixes_on() -> None:
