@@ -30,7 +30,7 @@ def begin_mix(kind: type[Exchange], exchanges: Exchanges[Exchange], now: float) 
     }  # fmt: skip
     asked_peers.discard(exchanges.me)
     partners = exchanges.partners
-    if not has_room(exchanges, 1 + partners.incoming()):
+    if not has_room(exchanges, 1 + partners.max_incoming()):
         return []
     if partners.choose(asked_peers, now) is None:
         if not asked_peers or partners.choose(set(), now) is None:
@@ -38,7 +38,7 @@ def begin_mix(kind: type[Exchange], exchanges: Exchanges[Exchange], now: float) 
         if exchanges.used_slots:
             return []  # All members mix with us already.
         asked_peers = set()  # All others have been silent for long: ask them again, since our messages may be lost.
-    wanted = partners.wanted()
+    wanted = partners.count_own_mix()
     part = exchanges.draw_part()
     max_asked_peers = len(asked_peers) + OFFERS_PER_PARTNER * wanted
     effects: list[Effect] = []
@@ -68,12 +68,12 @@ def answer_offer(
     if not has_room(exchanges, limit, yielding_slots):
         overdue = overdue_offers(exchanges, yielding, now)
     is_full = not has_room(exchanges, limit - len(overdue), yielding_slots + len(overdue))
-    if exchanges.partners.strange(sender):
+    if exchanges.partners.is_stranger(sender):
         must_wait = must_wait or has_stranger(exchanges) or exchanges.partners.wary_until > now
     is_loop_paused = now - local.boundary_at > config.boundary_patience_s
     if is_full or is_loop_paused or must_wait or session in exchanges.table:
         return [Send(sender, Busy(session))]
-    if exchanges.partners.declines(sender, now):
+    if exchanges.partners.is_declined(sender, now):
         exchanges.misbehaviour.note(sender, "pestering", now)
         return [Send(sender, Busy(session))]
     for own in overdue:
@@ -127,7 +127,7 @@ def incoming_limit(exchanges: Exchanges[Exchange], sender: PeerId) -> int:
 
     The last partner may not take the last slot, which is kept for others.
     """
-    limit = exchanges.partners.incoming()
+    limit = exchanges.partners.max_incoming()
     is_kept = exchanges.counts_both_ways and sender == exchanges.last_partner and limit > 1
     return limit - 1 if is_kept else limit
 

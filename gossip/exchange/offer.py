@@ -203,7 +203,7 @@ class Exchange(Session):
 
     def max_weight(self) -> float:
         """Return the largest weight that we allow."""
-        return self.exchanges.partners.cap(self.partner, self.exchanges.used_slots)
+        return self.exchanges.partners.max_weight(self.partner, self.exchanges.used_slots)
 
     def on_accept(self, sender: PeerId, accept: Accept, now: float) -> list[Effect]:
         """Handle Accept in OFFERED: start the streams, or abort if it changes what we offered."""
@@ -221,13 +221,13 @@ class Exchange(Session):
 
     def on_refuse(self, sender: PeerId, now: float) -> list[Effect]:
         """Handle Refuse in OFFERED: do not ask this partner for a while (it may still offer to us), but the next."""
-        self.exchanges.partners.failed(sender, now, silent=True)
+        self.exchanges.partners.note_failure(sender, now, silent=True)
         return self.ask_next_partner(now)
 
     def leave_silent_partner(self, code: str, now: float) -> list[Effect]:
         """Count an offer without an answer as failed, and ask the next partner."""
         self.exchanges.count_failure(code)
-        self.exchanges.partners.failed(self.partner, now, silent=True)
+        self.exchanges.partners.note_failure(self.partner, now, silent=True)
         return self.ask_next_partner(now)
 
     # -- waiting -------------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ class Exchange(Session):
         exchanges = self.exchanges
         if not self.is_backgrounded and exchanges.backgrounded_count < exchanges.max_backgrounded:
             self.is_backgrounded = exchanges.has_freed_slot = True
-            exchanges.partners.slow(self.partner, now)
+            exchanges.partners.note_slow(self.partner, now)
             exchanges.own_exchanges.pop(self.session, None)
 
     def on_late(self, now: float) -> list[Effect]:
@@ -264,7 +264,7 @@ class Exchange(Session):
             case State.STREAMING:
                 return self.on_failed("deadline", now)
             case State.VERIFIED:
-                exchanges.partners.failed(partner, now)  # Its link works, and yet it does not send COMMIT.
+                exchanges.partners.note_failure(partner, now)  # Its link works, and yet it does not send COMMIT.
                 exchanges.misbehaviour.note(partner, "wasted", now)
                 self.is_partner_blamed = True
                 return self.ask_outcome(now)
@@ -317,7 +317,7 @@ class Exchange(Session):
         # Squares of a part are scaled up to all elements.
         scale = exchanges.local.elements / elements if self.part.kind != "all" else 1.0
         exchanges.last_squares.append((difference_sq * scale, own_sq * scale))
-        present, intervals = exchanges.partners.here, exchanges.elapsed_intervals(now)
+        present, intervals = exchanges.partners.present, exchanges.elapsed_intervals(now)
         share, reasons = exchanges.filter.take(partner, self.weight, difference_sq, elements, present, intervals)
         for reason in reasons:
             exchanges.refusals.add(partner, reason)
@@ -424,7 +424,7 @@ class Exchange(Session):
             exchanges.distant_partners[self.partner] = None
         is_excused = code in INNOCENT_REASONS and not self.is_partner_blamed and exchanges.excuse_once(self.partner)
         if not self.is_partner_blamed and not is_excused:
-            exchanges.partners.failed(self.partner, now, silent=self.state is State.PREPARING)
+            exchanges.partners.note_failure(self.partner, now, silent=self.state is State.PREPARING)
         if self.is_initiator and not self.is_backgrounded:
             exchanges.has_given_up = True
         return self.drop()
@@ -450,5 +450,5 @@ class Exchange(Session):
 
 def has_stranger(exchanges: Exchanges[Exchange], excluded: Exchange | None = None) -> bool:
     """Return True if an exchange other than ``excluded`` has a new member as its partner (``Partners.strange``)."""
-    is_strange = exchanges.partners.strange
+    is_strange = exchanges.partners.is_stranger
     return any(other is not excluded and is_strange(other.partner) for other in exchanges.table.values())

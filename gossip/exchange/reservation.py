@@ -294,14 +294,14 @@ def answer_reservation(exchanges: Exchanges[Any], sender: PeerId, offer: Offer, 
     current = [other for other in exchanges.table.values() if other.has_slot]
     is_streaming = any(other.state in STREAM_STATES for other in current)
     # We stream with the sender already, and should mix with other members too.
-    is_repeated = any(other.partner == sender for other in current) and partners.beyond({sender})
+    is_repeated = any(other.partner == sender for other in current) and partners.has_others({sender})
     own = exchanges.reserved_session
     is_taken = own is not None and (own.state is State.RESERVED or exchanges.me < sender)
-    is_unreliable = sender in exchanges.unreliable_partners or partners.strange(sender)
+    is_unreliable = sender in exchanges.unreliable_partners or partners.is_stranger(sender)
     is_prevented = is_repeated or is_taken or is_unreliable or exchanges.local.settling or exchanges.is_overlapping
     if not is_streaming or is_prevented or session in exchanges.table:
         return [Send(sender, Busy(session))]
-    if partners.declines(sender, now):
+    if partners.is_declined(sender, now):
         exchanges.misbehaviour.note(sender, "pestering", now)
         return [Send(sender, Busy(session))]
     dropped = [] if own is None else [*own.withdrawal("late"), *exchanges.route_event(own, Event.YIELDED)]
@@ -319,4 +319,4 @@ def next_peer(exchanges: Exchanges[Any], asked_peers: set[PeerId], now: float) -
     current = {peer for other in exchanges.table.values() if other.has_slot for peer in other.counterparts}
     avoided = asked_peers | set(exchanges.unreliable_partners)
     partners = exchanges.partners
-    return partners.choose(avoided | current if partners.beyond(current) else avoided, now)
+    return partners.choose(avoided | current if partners.has_others(current) else avoided, now)

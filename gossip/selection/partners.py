@@ -34,15 +34,15 @@ MET = 64  # Partners of the last mixes remembered: more than a peer mixes with i
 class Partners:
     """One peer's choice of partners. It is what its ``selector`` sees (:class:`gossip.selection.rule.Candidates`).
 
-    ``linked`` tells whether there is a link to a member that cannot be dialled.
+    ``is_linked`` tells whether there is a link to a member that cannot be dialled.
     """
 
     def __init__(
         self, me: PeerId, members: Members, local: Local, config: Config, rng: random.Random,
-        linked: Callable[[PeerId], bool], selector: Selector,
+        is_linked: Callable[[PeerId], bool], selector: Selector,
     ) -> None:  # fmt: skip
         self.me, self.members, self.local, self.config, self.rng = me, members, local, config, rng
-        self.linked, self.selector = linked, selector
+        self.is_linked, self.selector = is_linked, selector
         self.all_at_once = config.partners == 0  # A mix is with all neighbours at once.
         self.incoming_limit, self.pushes = config.incoming_limit, config.pushes
         self.bench = BackOff(config.bench_s)
@@ -86,19 +86,21 @@ class Partners:
         return (
             record is not None and record.ready and record.run_id == self.local.run_id
             and (peer == self.pardoned or not self.bench.sits_out(peer, self.now))
-            and (record.address is not None or self.linked(peer))
+            and (record.address is not None or self.is_linked(peer))
         )  # fmt: skip
 
     # -- for the exchanges ---------------------------------------------------------------------------------------
-    def choose(self, asked: set[PeerId], now: float, again: bool = False, crowded: bool = False) -> PeerId | None:
+    def choose(
+        self, asked: set[PeerId], now: float, is_retry: bool = False, is_stranger_busy: bool = False
+    ) -> PeerId | None:  # fmt: skip
         """Return a partner that is not in ``asked``, or None.
 
-        If all others are in back-off, it is the one that failed longest ago. ``again`` means that another was asked for
-        this mix, ``crowded`` that a new member has an exchange.
+        If all others are in back-off, it is the one that failed longest ago. ``is_retry`` means that another was asked
+        for this mix, ``is_stranger_busy`` that a new member has an exchange.
         """
         self.now = now
-        wary = crowded or now < self.wary_until
-        familiar = self.familiar() if again or wary else []
+        wary = is_stranger_busy or now < self.wary_until
+        familiar = self.familiar() if is_retry or wary else []
         left = [peer for peer in familiar if peer not in asked]
         if left or (wary and familiar):
             return self.rng.choice(left) if left else None
@@ -118,9 +120,9 @@ class Partners:
         """
         if not SELECTIONS[self.config.selection].free:
             return []
-        return [peer for peer in self.here(self.met) if self.fits(peer)]
+        return [peer for peer in self.present(self.met) if self.fits(peer)]
 
-    def strange(self, peer: PeerId) -> bool:
+    def is_stranger(self, peer: PeerId) -> bool:
         """Return True for a member that is new to us while exchanges with new members fail.
 
         Identities cost nothing, so all such members count as one. They have one exchange at a time, and none for a
@@ -134,7 +136,7 @@ class Partners:
         left = [peer for peer in self.ours() if peer not in asked and self.fits(peer)]
         return self.rng.choice(left) if left else None
 
-    def declines(self, sender: PeerId, now: float) -> bool:
+    def is_declined(self, sender: PeerId, now: float) -> bool:
         """Return True if this member's offer is answered BUSY, even if there is room.
 
         Back-off applies in both directions. A member that mixed with us less than half an interval ago must wait, so
@@ -156,15 +158,15 @@ class Partners:
         by_steps = every is not None and self.local.steps - met[0] >= share * every
         return not (by_steps or (config.mix_every_s is not None and now - met[1] >= share * config.mix_every_s))
 
-    def beyond(self, peers: Collection[PeerId]) -> bool:
+    def has_others(self, peers: Collection[PeerId]) -> bool:
         """Return True if our run has other members than these, including busy ones and those in back-off."""
         return any(peer not in peers and self.shares(peer) for peer in self.alive())
 
-    def here(self, partners: Iterable[PeerId]) -> list[PeerId]:
+    def present(self, partners: Iterable[PeerId]) -> list[PeerId]:
         """Return the partners that may mix again: ALIVE, and with the weights of our run."""
         return self.members.standing(partners, self.local.run_id)
 
-    def mixed(self, partner: PeerId, now: float, own: bool) -> None:
+    def note_mix(self, partner: PeerId, now: float, own: bool) -> None:
         """Note a finished exchange; ``own`` means that we asked."""
         before = self.met.get(partner)
         if before is None:
@@ -179,7 +181,7 @@ class Partners:
         """
         return [peer for peer in self.selector.neighbours(self) if peer > self.me]
 
-    def wanted(self) -> int:
+    def count_own_mix(self) -> int:
         """Return the number of partners of a mix of our own, and count the mix."""
         self.mixes += 1
         return min(len(self.ours()), MAX_NEIGHBOURS) if self.all_at_once else self.config.partners
@@ -208,29 +210,29 @@ class Partners:
         fitting = [peer for peer in self.alive() if self.fits(peer)]
         return self.rng.sample(fitting, min(size - 1, len(fitting)))
 
-    def incoming(self) -> int:
+    def max_incoming(self) -> int:
         """Return the limit of incoming exchanges at the same time as our own."""
         if self.all_at_once:
             return min(max(1, len(self.selector.neighbours(self))), MAX_NEIGHBOURS)
         return self.incoming_limit
 
-    def cap(self, partner: PeerId, others: int) -> float:
+    def max_weight(self, partner: PeerId, others: int) -> float:
         """Return the largest weight of a pair: with all neighbours at once, the Metropolis weight."""
         if self.all_at_once:
             return min(0.5, self.selector.weight(self, partner))
         return 0.5 if self.pushes else pair_cap(others)
 
-    def heard(self, partner: PeerId, seconds: float) -> None:
+    def note_rate(self, partner: PeerId, seconds: float) -> None:
         """Learn a partner's rate from an exchange of the whole vector; the time includes the round trip."""
         if seconds > 0 and self.vector_mb > 0:
             self.selector.heard(partner, None, self.vector_mb / seconds)
 
-    def failed(self, partner: PeerId, now: float, silent: bool = False) -> None:
+    def note_failure(self, partner: PeerId, now: float, silent: bool = False) -> None:
         """Note a failed exchange; ``silent`` means that the partner had not answered."""
         self.bench.failed(partner, now, silent)
-        self.slow(partner, now)
+        self.note_slow(partner, now)
 
-    def slow(self, partner: PeerId, now: float) -> None:
+    def note_slow(self, partner: PeerId, now: float) -> None:
         """Note that an exchange takes too long, or has failed."""
         if partner not in self.met:
             self.wary = min(self.wary + 1, WARY + 1)

@@ -61,7 +61,7 @@ def test_whoever_offers_all_the_time_is_named_and_one_with_nobody_else_to_ask_is
 
 def test_an_offer_of_one_that_is_to_wait_counts_as_pestering():
     side = Side(A)
-    side.declines = lambda _partner, _now: True
+    side.is_declined = lambda _partner, _now: True
     for number in range(300):
         assert side.exchanges.on_offer(B, offer(number + 1), 1.0) == [Send(B, Busy(number + 1))]
     (notice,) = side.exchanges.misbehaviour.take()

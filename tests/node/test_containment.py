@@ -249,7 +249,7 @@ async def test_an_offer_that_crosses_the_end_of_an_idle_link_benches_nobody():
     node.perform(node.peer.linked(OTHER, OTHER_RECORD, node.now))
     peer, benched = node.peer, []
     peer.partners.choose = lambda asked, now, *more: OTHER if not asked else None
-    peer.partners.failed = lambda partner, now: benched.append(partner)
+    peer.partners.note_failure = lambda partner, now: benched.append(partner)
     node.perform(peer.exchanges.begin_mix(node.now))
     node.averager.updated(node.averager.boundary.visit(lambda vector: None))
     assert ours in node.sessions.links.values()

@@ -106,7 +106,7 @@ def check_exchanges(world: World, host: Host) -> None:
     exchanges = peer.exchanges
     promised = sum(one.state in (State.ASKED, State.RESERVED) for one in exchanges.table.values())
     host.overlapped = host.overlapped or exchanges.is_overlapping
-    most = 1 + peer.partners.incoming() if host.overlapped else 1
+    most = 1 + peer.partners.max_incoming() if host.overlapped else 1
     if promised > 1 or (exchanges.can_overlap and exchanges.used_slots > most):
         text = f"{host!r}: {exchanges.used_slots} under way, {promised} agreed ahead"
         world.fail("so many exchanges at a time, and one next", text)

@@ -73,7 +73,7 @@ def check_overlaps(world: World, host: Host) -> int:
     if not exchanges.is_overlapping or host.liar:
         return 0
     streaming = [one.partner for one in exchanges.table.values() if one.state in STREAMS and not one.is_backgrounded]
-    count, most = len(streaming), 1 + host.peer.partners.incoming()
+    count, most = len(streaming), 1 + host.peer.partners.max_incoming()
     if count > most:
         world.fail("so many exchanges at a time, and one next", f"{host!r}: {count} overlap, and {most} may")
     if len(set(streaming)) < count:

@@ -151,7 +151,7 @@ class Group(Session):
 
     def on_refuse(self, sender: PeerId, now: float) -> list[Effect]:
         """Handle Refuse in OFFERED (inviter): do not ask this peer for a while, and go on as after Busy."""
-        self.exchanges.partners.failed(sender, now, silent=True)
+        self.exchanges.partners.note_failure(sender, now, silent=True)
         return self.on_busy(sender, now)
 
     def begin_if_answered(self, now: float) -> list[Effect]:
@@ -214,7 +214,7 @@ class Group(Session):
         self.state, self.phase_began_at, self.timer_at = STREAMING, now, now + seconds
         dials: list[Effect] = []
         for peer in self.other_members:
-            if not exchanges.partners.linked(peer):
+            if not exchanges.partners.is_linked(peer):
                 address = exchanges.partners.address(peer)
                 if address is not None:  # A peer without an address dials us.
                     dials.append(Dial(address, peer))
@@ -246,7 +246,7 @@ class Group(Session):
             exchanges.refusals.add(peer, code or "norm")
             exchanges.misbehaviour.note(peer, "refused", now)
             if code is not None:
-                exchanges.partners.failed(peer, now)
+                exchanges.partners.note_failure(peer, now)
         if code is not None:
             return self.on_failed(code, now)
         # Estimate a pair's distance: |x_i - x_j|^2 is 2 m / (m - 1) times |mean - x_i|^2 in expectation.
@@ -310,13 +310,13 @@ class Group(Session):
         match self.state:
             case State.OFFERED if self.is_initiator:
                 exchanges.count_failure("unreached")
-                exchanges.partners.failed(peer, now, silent=True)
+                exchanges.partners.note_failure(peer, now, silent=True)
                 return self.on_busy(peer, now)
             case State.STREAMING:
-                exchanges.partners.failed(peer, now)
+                exchanges.partners.note_failure(peer, now)
                 return self.on_failed("broken", now)
             case State.VERIFIED if self.is_initiator and peer not in self.committed_members:
-                exchanges.partners.failed(peer, now)
+                exchanges.partners.note_failure(peer, now)
                 return self.fail("broken")
             case State.VERIFIED:
                 return self.ask_outcome(now) if peer == self.inviter else []
@@ -343,7 +343,7 @@ class Group(Session):
         if self.state is OFFERED and self.is_initiator:
             for peer in self.pending_peers:
                 self.exchanges.count_failure("unanswered")
-                self.exchanges.partners.failed(peer, now, silent=True)
+                self.exchanges.partners.note_failure(peer, now, silent=True)
             return self.begin_group(now)
         if self.state in (PREPARING, OFFERED):
             return self.withdraw()
@@ -412,7 +412,7 @@ class Group(Session):
         config = self.exchanges.config
         if config.plain or config.outer[1] < stability_limit(config.outer[0], len(self.members)):
             return False
-        return self.exchanges.partners.beyond(self.members)
+        return self.exchanges.partners.has_others(self.members)
 
     def fail(self, code: str) -> list[Effect]:
         """End the group without a result; the inviter tells all others. It counts as a failure if it had begun."""

@@ -65,7 +65,7 @@ def answer_invitation(
     is_loop_paused = now - local.boundary_at > patience_s
     is_busy = is_loop_paused or session in exchanges.table
     yielding = None if is_busy else yielding_groups(exchanges, sender, invite)
-    if yielding is None or exchanges.partners.declines(sender, now):
+    if yielding is None or exchanges.partners.is_declined(sender, now):
         return [Send(sender, Busy(session))]
     dropped = [effect for group in yielding for effect in exchanges.route_event(group, Event.YIELDED)]
     exchanges.table[session] = kind(

@@ -37,40 +37,40 @@ class Side:
 
     wary_until = 0.0
 
-    def slow(self, partner, now):
+    def note_slow(self, partner, now):
         """Nobody is strange by what it does."""
 
-    def strange(self, peer):
+    def is_stranger(self, peer):
         return peer in self.strangers
 
-    def choose(self, asked, now, again=False, crowded=False):
+    def choose(self, asked, now, is_retry=False, is_stranger_busy=False):
         return next((peer for peer in self.partners if peer not in asked), None)
 
-    def failed(self, partner, now, silent=False):
+    def note_failure(self, partner, now, silent=False):
         self.benched.append(partner)
 
-    def declines(self, sender, now):
+    def is_declined(self, sender, now):
         return sender in self.declined
 
-    def here(self, partners):
+    def present(self, partners):
         return [partner for partner in partners if partner not in self.gone]
 
-    def mixed(self, partner, now, own):
+    def note_mix(self, partner, now, own):
         self.mixes.append((partner, now))
 
-    def wanted(self):
+    def count_own_mix(self):
         return self.config.partners
 
-    def incoming(self):
+    def max_incoming(self):
         return self.config.incoming_limit
 
-    def beyond(self, peers):
+    def has_others(self, peers):
         return any(peer not in peers for peer in self.partners)
 
-    def heard(self, partner, seconds):
+    def note_rate(self, partner, seconds):
         """The selection learns nothing here."""
 
-    def cap(self, partner, others):
+    def max_weight(self, partner, others):
         return 1 / (1 + max(others, 1)) if self.config.mixing == "pair" else 0.5
 
     @property

@@ -71,7 +71,7 @@ def test_both_compute_one_weight_from_both_versions_and_the_smaller_of_what_each
         side = promised()
         side.exchanges.config = dataclasses.replace(OUTER, staleness_exponent=0.5)
         finished(side)
-        side.local.version, side.cap = mine, lambda partner, others, most=0.75 - allowed: most
+        side.local.version, side.max_weight = mine, lambda partner, others, most=0.75 - allowed: most
         side.exchanges.on_snapshotted(7, 2.0)
         side.exchanges.on_accept(C, Accept(7, theirs, allowed, "fp32"), 2.1)
         weights.append(side.table[7].weight)

@@ -149,7 +149,7 @@ def test_one_that_makes_way_for_a_doubt_of_the_same_tick_is_asked_nothing():
 def test_doubts_are_bounded_by_what_may_ever_be_under_way():
     """With all neighbours at once: whoever sits out at this moment is no reason to forget a doubt."""
     side = Side(config=Config(partners=0, selection="ring"))
-    side.incoming = lambda: 0
+    side.max_incoming = lambda: 0
     assert side.exchanges.max_doubts == 64
 
 

@@ -34,22 +34,22 @@ class Mates:
     def choose(self, asked: set[PeerId], now: float) -> PeerId | None:
         return next((peer for peer in self.spare if peer not in asked), None)
 
-    def failed(self, partner: PeerId, now: float, silent: bool = False) -> None:
+    def note_failure(self, partner: PeerId, now: float, silent: bool = False) -> None:
         self.benched.append(partner)
 
-    def declines(self, sender: PeerId, now: float) -> bool:
+    def is_declined(self, sender: PeerId, now: float) -> bool:
         return False
 
-    def beyond(self, peers: Collection[PeerId]) -> bool:
+    def has_others(self, peers: Collection[PeerId]) -> bool:
         return self.others
 
-    def mixed(self, partner: PeerId, now: float) -> None:
+    def note_mix(self, partner: PeerId, now: float) -> None:
         """Who had invited."""
 
     def address(self, peer: PeerId) -> Address | None:
         return None if peer in self.hidden else Address("10.0.0.1", 7700 + peer[0])
 
-    def linked(self, peer: PeerId) -> bool:
+    def is_linked(self, peer: PeerId) -> bool:
         return peer not in self.unlinked
 
 

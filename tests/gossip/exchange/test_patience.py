@@ -190,7 +190,7 @@ def test_what_is_parked_fails_when_its_time_is_up(streamed):
 
 def test_a_round_with_all_neighbours_waits_for_each_of_them():
     side = used_to(Side(partners=(B,), config=Config(partners=0, selection="ring")), 0.1)
-    x, side.wanted = side.exchanges, lambda: 1
+    x, side.count_own_mix = side.exchanges, lambda: 1
     x.begin_mix(0.0)
     x.on_snapshotted(1, 0.0)
     x.tick(MIN_WAIT_LIMIT_S)

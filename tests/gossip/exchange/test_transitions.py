@@ -103,7 +103,7 @@ class Anything(Side):
         self.often[Event.SETTLED] = max(self.often[Event.SETTLED], 1.0 if self.ahead else 0.0)
         self.ours = rng.choice([0.1, 0.5, 0.95])  # of those that begin
 
-    def mixed(self, partner, now, own):
+    def note_mix(self, partner, now, own):
         self.mixes += 1
 
     # -- for groups
@@ -113,7 +113,7 @@ class Anything(Side):
     def address(self, peer):
         return Address("10.0.0.1", 7700)
 
-    def linked(self, peer):
+    def is_linked(self, peer):
         return True
 
     # -- what happens

@@ -89,27 +89,27 @@ def test_one_that_failed_sits_out_twice_as_long_each_time_until_it_succeeds():
     def both_chosen(now):
         return {made.choose(set(), now) for _ in range(40)} == {b, c}
 
-    made.failed(b, 0.0)
+    made.note_failure(b, 0.0)
     assert not both_chosen(29.9)
     assert both_chosen(30.0)
-    made.failed(b, 30.0)
+    made.note_failure(b, 30.0)
     assert not both_chosen(89.9)
     assert both_chosen(90.0)
     made.succeeded(b)
-    made.failed(b, 100.0)
+    made.note_failure(b, 100.0)
     assert both_chosen(130.0)
 
 
 def test_where_all_sit_out_the_one_that_failed_longest_ago_is_tried_again_and_heard():
     a, b, c = ids(3)
     made = partners(a, [a, b, c], bench_s=30.0)
-    made.failed(b, 0.0)
-    made.failed(c, 0.5)
+    made.note_failure(b, 0.0)
+    made.note_failure(c, 0.5)
     assert made.choose(set(), 0.9) is None, "not at once"
     assert {made.choose(set(), 2.0) for _ in range(20)} == {b}
-    assert not made.declines(c, 2.0), "nobody else is there to mix with"
+    assert not made.is_declined(c, 2.0), "nobody else is there to mix with"
     assert made.choose({b}, 2.0) is None, "b is there, and busy"
-    made.failed(b, 2.0)
+    made.note_failure(b, 2.0)
     assert {made.choose(set(), 4.0) for _ in range(20)} == {c}
 
 
@@ -117,11 +117,11 @@ def test_where_all_sit_out_the_one_that_failed_longest_ago_is_tried_again_and_he
 def test_back_off_binds_whoever_wasted_a_stream_when_it_offers_too():
     a, b, c = ids(3)
     made = partners(a, [a, b, c], bench_s=30.0)
-    made.failed(b, 0.0)
-    assert made.declines(b, 29.9)
-    assert not made.declines(b, 30.0)
-    made.failed(c, 40.0, silent=True)
-    assert not made.declines(c, 40.1), "one that was silent shows that it is there"
+    made.note_failure(b, 0.0)
+    assert made.is_declined(b, 29.9)
+    assert not made.is_declined(b, 30.0)
+    made.note_failure(c, 40.0, silent=True)
+    assert not made.is_declined(c, 40.1), "one that was silent shows that it is there"
     assert not made.bench.sits_out(c, 40.1)
 
 
@@ -130,36 +130,36 @@ def test_one_that_mixed_with_us_less_than_half_an_interval_ago_waits(clock):
     a, b, c = ids(3)
     schedule = {"mix_every_steps": None, "mix_every_s": 8.0} if clock else {"mix_every_steps": 8}
     made = partners(a, [a, b, c], **schedule)
-    made.mixed(b, 100.0, True)
-    assert made.declines(b, 100.0)
-    assert not made.declines(c, 100.0)
+    made.note_mix(b, 100.0, True)
+    assert made.is_declined(b, 100.0)
+    assert not made.is_declined(c, 100.0)
     made.local.steps = 3
-    assert made.declines(b, 103.0)
+    assert made.is_declined(b, 103.0)
     made.local.steps = 4
-    assert not made.declines(b, 104.0)
+    assert not made.is_declined(b, 104.0)
     made.pace = 2.0  # consensus control has us mix half as often
-    assert made.declines(b, 104.0)
+    assert made.is_declined(b, 104.0)
 
 
 def test_one_with_whom_alone_there_is_anything_to_mix_never_waits():
     a, b, c = ids(3)
     made = partners(a, [a, b, c])
-    made.mixed(b, 0.0, True)
+    made.note_mix(b, 0.0, True)
     made.members.records[c] = record(c, ready=False)
-    assert not made.declines(b, 0.0)
+    assert not made.is_declined(b, 0.0)
     settling = partners(a, [a, b, c])
-    settling.mixed(b, 0.0, True)
+    settling.note_mix(b, 0.0, True)
     settling.local.settling = True
-    assert not settling.declines(b, 0.0), "to agree on everything takes all the mixes there can be"
+    assert not settling.is_declined(b, 0.0), "to agree on everything takes all the mixes there can be"
 
 
 def test_the_memory_of_who_mixed_with_us_is_bounded():
     peers = ids(200)
     made = partners(peers[0], peers)
     for peer in peers[1:]:
-        made.mixed(peer, 0.0, True)
+        made.note_mix(peer, 0.0, True)
     assert len(made.met) == MET
-    assert made.declines(peers[-1], 0.0)
+    assert made.is_declined(peers[-1], 0.0)
 
 
 def test_who_was_asked_is_not_asked_again():
@@ -172,8 +172,8 @@ def test_who_was_asked_is_not_asked_again():
 # -- one partner, or several -------------------------------------------------------------------------------------------
 def test_a_mix_has_the_partners_that_are_configured():
     peers = ids(10)
-    assert partners(peers[0], peers).wanted() == 1
-    assert partners(peers[0], peers, mixing="row-stochastic", partners=7).wanted() == 7
+    assert partners(peers[0], peers).count_own_mix() == 1
+    assert partners(peers[0], peers, mixing="row-stochastic", partners=7).count_own_mix() == 7
 
 
 @pytest.mark.parametrize("by_steps", [True, False])
@@ -190,15 +190,15 @@ def test_each_round_leads_the_exponential_graph_one_place_on(by_steps):
         if by_steps:
             made.local.version = number + 1.5
         else:
-            made.wanted()
+            made.count_own_mix()
     assert chosen == [3, 4, 6, 3, 4, 6]  # 2 + 1, 2 + 2, 2 + 4
 
 
 def test_exchanges_of_others_beside_our_own_are_as_many_as_configured():
     peers = ids(5)
-    assert partners(peers[0], peers, incoming_exchanges=3).incoming() == 3
-    assert partners(peers[0], peers, outer_momentum=0.5, outer_rate=0.7).incoming() == 2
-    assert partners(peers[0], peers, outer_momentum=0.5, outer_rate=0.7, part="fragments 2").incoming() == 1
+    assert partners(peers[0], peers, incoming_exchanges=3).max_incoming() == 3
+    assert partners(peers[0], peers, outer_momentum=0.5, outer_rate=0.7).max_incoming() == 2
+    assert partners(peers[0], peers, outer_momentum=0.5, outer_rate=0.7, part="fragments 2").max_incoming() == 1
 
 
 # -- all neighbours at once --------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def test_with_everybody_at_once_each_edge_is_begun_by_one_of_its_ends(selection,
     for me in peers:
         made = partners(me, peers, selection=selection, partners=0)
         asked = set()
-        wanted = made.wanted()
+        wanted = made.count_own_mix()
         while (partner := made.choose(asked, 0.0)) is not None:
             asked.add(partner)
             begun.add(frozenset({me, partner}))
@@ -225,16 +225,16 @@ def test_with_everybody_at_once_those_who_sit_out_or_were_asked_are_not_chosen()
     neighbours = set(made.ours())
     assert len(neighbours) == 4
     gone = min(neighbours)
-    made.failed(gone, 0.0)
+    made.note_failure(gone, 0.0)
     assert {made.choose(set(), 1.0) for _ in range(60)} == set(made.ours()) - {gone}
     assert made.choose(set(made.ours()), 1.0) is None
 
 
 def test_with_everybody_at_once_a_node_takes_as_many_offers_as_it_has_neighbours():
     peers = ids(9)
-    assert partners(peers[4], peers, selection="torus", partners=0).incoming() == 4
-    assert partners(peers[4], peers, selection="ring", partners=0).incoming() == 2
-    assert partners(peers[0], peers[:1], selection="ring", partners=0).incoming() == 1
+    assert partners(peers[4], peers, selection="torus", partners=0).max_incoming() == 4
+    assert partners(peers[4], peers, selection="ring", partners=0).max_incoming() == 2
+    assert partners(peers[0], peers[:1], selection="ring", partners=0).max_incoming() == 1
 
 
 def test_of_very_many_neighbours_a_mix_has_some_and_the_next_one_others(tmp_path):
@@ -243,7 +243,7 @@ def test_of_very_many_neighbours_a_mix_has_some_and_the_next_one_others(tmp_path
     path.write_text("\n".join(f"0 {leaf}" for leaf in range(1, 101)), encoding="utf-8")
     peers = ids(101)
     hub = partners(peers[0], peers, selection="graph", graph=str(path), partners=0)
-    assert hub.wanted() == hub.incoming() == MAX_NEIGHBOURS
+    assert hub.count_own_mix() == hub.max_incoming() == MAX_NEIGHBOURS
     assert len({hub.choose(set(), 0.0) for _ in range(2000)}) == 100
 
 
@@ -254,15 +254,15 @@ def test_with_everybody_at_once_a_pair_weighs_by_metropolis_however_many_are_und
         made = partners(me, peers, selection=selection, partners=0)
         for partner in made.selector.neighbours(made):
             for others in range(6):
-                assert made.cap(partner, others) == pytest.approx(weight)
+                assert made.max_weight(partner, others) == pytest.approx(weight)
 
 
 # -- weights -----------------------------------------------------------------------------------------------------------
 def test_concurrent_pairs_share_a_node_and_pushes_do_not():
     a, b = ids(2)
     pairs, pushes = partners(a, [a, b]), partners(a, [a, b], mixing="push-sum")
-    assert [pairs.cap(b, others) for others in range(5)] == [1 / 2, 1 / 2, 1 / 3, 1 / 4, 1 / 5]
-    assert {pushes.cap(b, others) for others in range(5)} == {0.5}
+    assert [pairs.max_weight(b, others) for others in range(5)] == [1 / 2, 1 / 2, 1 / 3, 1 / 4, 1 / 5]
+    assert {pushes.max_weight(b, others) for others in range(5)} == {0.5}
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ def crowd():
     a, b, c, *strangers = [PeerId(bytes([1 + i]) * 16) for i in range(63)]
     made = partners(a, [a, b, c, *strangers])
     for peer in (b, c):
-        made.mixed(peer, 0.0, True)
+        made.note_mix(peer, 0.0, True)
     return made, b, c, strangers
 
 
@@ -321,45 +321,45 @@ def test_the_second_who_is_asked_for_a_mix_is_one_we_know():
     made, b, c, strangers = crowd()
     firsts = {made.choose(set(), 9.0) for _ in range(200)}
     assert firsts & set(strangers)
-    assert {made.choose({strangers[0]}, 9.0, again=True) for _ in range(50)} == {b, c}
-    assert made.choose({strangers[0], b, c}, 9.0, again=True) in strangers[1:], "where no other is left"
+    assert {made.choose({strangers[0]}, 9.0, is_retry=True) for _ in range(50)} == {b, c}
+    assert made.choose({strangers[0], b, c}, 9.0, is_retry=True) in strangers[1:], "where no other is left"
 
 
 def test_those_that_are_new_to_us_rest_once_exchanges_with_them_fail():
     made, b, c, strangers = crowd()
     for stranger in strangers[:WARY]:
-        assert not made.strange(strangers[-1])
-        made.slow(stranger, 10.0)
-    assert made.strange(strangers[-1])
-    assert not made.strange(b)
-    assert not made.strange(made.me)
+        assert not made.is_stranger(strangers[-1])
+        made.note_slow(stranger, 10.0)
+    assert made.is_stranger(strangers[-1])
+    assert not made.is_stranger(b)
+    assert not made.is_stranger(made.me)
     assert {made.choose(set(), 10.0 + WARY_S - 0.1) for _ in range(50)} == {b, c}
     assert made.choose({b, c}, 10.0 + WARY_S - 0.1) is None, "they are busy, and that is no reason to ask a strange one"
     assert {made.choose(set(), 10.0 + WARY_S) for _ in range(200)} & set(strangers), "nobody is left out for good"
-    assert {made.choose(set(), 10.0 + WARY_S, crowded=True) for _ in range(50)} == {b, c}, "but one at a time"
+    assert {made.choose(set(), 10.0 + WARY_S, is_stranger_busy=True) for _ in range(50)} == {b, c}, "but one at a time"
 
 
 def test_exchanges_with_members_that_are_new_restore_trust_in_the_others():
     made, *_, strangers = crowd()
     for stranger in strangers[: WARY + 5]:
-        made.failed(stranger, 10.0)
+        made.note_failure(stranger, 10.0)
     for stranger in strangers[10:12]:
-        made.mixed(stranger, 20.0, True)
-    assert not made.strange(strangers[-1])
+        made.note_mix(stranger, 20.0, True)
+    assert not made.is_stranger(strangers[-1])
 
 
 def test_one_that_we_know_and_that_fails_makes_nobody_strange():
     made, b, *_, strangers = crowd()
     for _ in range(5):
-        made.failed(b, 10.0)
-    assert not made.strange(strangers[-1])
+        made.note_failure(b, 10.0)
+    assert not made.is_stranger(strangers[-1])
 
 
 def test_who_knows_nobody_asks_strangers_all_the_same():
     made, *_, strangers = crowd()
     made.met.clear()
     for stranger in strangers[:5]:
-        made.failed(stranger, 10.0)
+        made.note_failure(stranger, 10.0)
     assert made.choose(set(), 10.1) is not None
 
 
@@ -367,11 +367,11 @@ def test_one_that_asks_and_asks_delays_nothing():
     """Else a mix of ours in two would be with it alone."""
     made, b, c, _ = crowd()
     for turn in range(20):
-        made.mixed(b, float(turn), own=False)
-        made.mixed(c, float(turn), own=turn % 2 == 0)
+        made.note_mix(b, float(turn), own=False)
+        made.note_mix(c, float(turn), own=turn % 2 == 0)
     assert not made.counts([b])
     assert made.counts([c])
     assert made.counts([b, c])
     for turn in range(5):
-        made.mixed(b, 20.0 + turn, own=True)
+        made.note_mix(b, 20.0 + turn, own=True)
     assert made.counts([b]), "as soon as it is asked as well"

@@ -60,7 +60,7 @@ def round_of_groups(seed: int, n: int, g: int) -> tuple[Measured, list[int]]:
             left -= set(group)
             for host in swarm.hosts:
                 for member in group:
-                    host.peer.partners.failed(swarm.hosts[member].id, swarm.now)
+                    host.peer.partners.note_failure(swarm.hosts[member].id, swarm.now)
         for host in swarm.hosts:
             for other in swarm.hosts:
                 host.peer.partners.succeeded(other.id)
