@@ -120,4 +120,4 @@ class Initiator:
         local = self.local
         self.schedule.adapt(local.steps, local.boundary_at, self.exchanges.usual_cost(), local.machine)
         local.every = self.schedule.every
-        local.progress.count_in(local.every)
+        local.progress.set_interval(local.every)

@@ -326,7 +326,7 @@ class Peer:
             self.local.version = clamp_version(self.local.version + (steps - self.local.steps) / every)
         if self.local.ready:
             dialable = self.membership.me.address is not None
-            self.local.progress.trained(
+            self.local.progress.add_samples(
                 samples - self.local.samples, steps - self.local.steps, self.membership.sharers, dialable=dialable,
                 arrears=self.membership.take_arrears(),
             )  # fmt: skip

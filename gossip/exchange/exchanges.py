@@ -172,6 +172,7 @@ class Exchanges(Ledger[AnySession]):
         return [] if known is None else self.route_event(known, event, *arguments)
 
     # -- messages ------------------------------------------------------------------------------------------------
+    # The first two begin a session. The others pass a message to the session that it names.
     def on_offer(self, sender: PeerId, offer: Offer, now: float) -> list[Effect]:
         if self.can_overlap and offer.mixing == self.reservations.MIXING:
             return self.reservations.answer_reservation(self, sender, offer, now)
@@ -209,10 +210,11 @@ class Exchanges(Ledger[AnySession]):
 
     # -- reports of the driver -----------------------------------------------------------------------------------
     def on_snapshotted(self, session: int, now: float, mass: float = 0.0) -> list[Effect]:
+        """Handle our snapshot; ``mass`` is the push-sum mass that it took from the model."""
         return self.route_report(Event.SNAPSHOTTED, session, now, mass)
 
     def on_spoiled(self, session: int) -> list[Effect]:
-        """End the session: its snapshot is not finite."""
+        """End the session, because its snapshot is not finite or cannot be taken."""
         return self.route_report(Event.SPOILED, session)
 
     def on_streamed(self, session: int, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
@@ -226,9 +228,9 @@ class Exchanges(Ledger[AnySession]):
 
         Args:
             session: Session of the group.
-            difference_sq: ``|mean - ours|^2``.
-            own_sq: ``|ours|^2``.
-            refused: Members whose values our mean leaves out, or whose slices are no valid means.
+            difference_sq: Squared distance between the mean of the members' vectors and our vector.
+            own_sq: Squared norm of our vector.
+            refused: Members whose values our slice leaves out, or whose slices are no valid means.
             now: Current time in seconds.
         """
         return self.route_report(Event.GATHERED, session, difference_sq, own_sq, refused, now)
@@ -331,6 +333,7 @@ class Exchanges(Ledger[AnySession]):
 
     @property
     def backgrounded_count(self) -> int:
+        """Return how many exchanges are backgrounded and not in doubt."""
         sessions = self.table.values()
         return sum([session.is_backgrounded and session.state is not State.IN_DOUBT for session in sessions])
 

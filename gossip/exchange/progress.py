@@ -24,16 +24,17 @@ from gossip.ids import MOST_SAMPLES, Claim, PeerId
 
 __all__ = ["RunProgress"]
 
-PARTNERS = 5  # Last partners whose member counts are used by a node without an address.
-BEYOND = 16  # Largest member count that such a node takes from its partners, as a multiple of its own.
-INTERVALS = 2  # Limit of one exchange, in intervals: an interval is the samples that a node adds between two mixes.
-LEAST_INTERVALS = 0.25  # Least budget of all exchanges between two mixes, in intervals: numbers must be able to meet.
-GAPS = 8  # Budget as a multiple of the lower quartile of the last gaps.
-MOST_INTERVALS = 16  # Largest budget, in intervals.
-WIDER = 8  # Longest interval that a node takes over from its partners, as a multiple of its own.
-EXCHANGES = 8  # Last exchanges whose gaps count, and over which a node averages its own interval.
-ENOUGH = 4  # Exchanges with partners that the node chose, from which on only their gaps count.
-STEPS = 16  # Assumed steps between two mixes if mixes are timed by the clock.
+LAST_CLAIMS = 5  # Last partners whose member counts are used by a node without an address.
+MAX_MEMBERS_RATIO = 16  # Largest member count that such a node takes from its partners, as a multiple of its own.
+# An interval is the number of samples that a node adds between two mixes.
+MAX_EXCHANGE_INTERVALS = 2  # Limit of one exchange, in intervals.
+MIN_BUDGET_INTERVALS = 0.25  # Least budget of all exchanges between two mixes: numbers must be able to meet.
+BUDGET_GAPS = 8  # Budget as a multiple of the lower quartile of the last gaps.
+MAX_BUDGET_INTERVALS = 16  # Largest budget, in intervals.
+MAX_INTERVAL_RATIO = 8  # Longest interval that a node takes over from its partners, as a multiple of its own.
+LAST_EXCHANGES = 8  # Last exchanges whose gaps count, and over which a node averages its own interval.
+MIN_CHOSEN_PARTNERS = 4  # Exchanges with partners that the node chose, from which on only their gaps count.
+TIMED_MIX_STEPS = 16  # Assumed steps between two mixes if mixes are timed by the clock.
 
 
 class RunProgress:
@@ -50,24 +51,24 @@ class RunProgress:
         self.samples = 0
         self.contacted = self.members = 1
         self.resumed = False
-        self._every = mix_every_steps or STEPS
+        self._every = mix_every_steps or TIMED_MIX_STEPS
         self._step = 0  # Samples that one step of the node adds.
         self._added = 0  # Samples that the node's own steps added since it took its run.
-        self._marks = deque([0], EXCHANGES)  # Values of ``_added`` at the last exchanges.
-        self._partners: deque[Claim] = deque(maxlen=PARTNERS)
+        self._marks = deque([0], LAST_EXCHANGES)  # Values of ``_added`` at the last exchanges.
+        self._partners: deque[Claim] = deque(maxlen=LAST_CLAIMS)
         # Each entry is the gap to a partner's number and the interval that it stated. Partners that the node chose
         # itself cannot be crowded out by an attacker. The last different partners serve a node that seldom gets to
         # choose.
-        self._chosen: deque[tuple[int, int]] = deque(maxlen=EXCHANGES)
+        self._chosen: deque[tuple[int, int]] = deque(maxlen=LAST_EXCHANGES)
         self._others: dict[PeerId, tuple[int, int]] = {}
         self._spent = 0  # Samples by which exchanges moved the number since the last refill.
         self._spent_at = 0  # Value of ``_added`` at that time.
 
-    def count_in(self, mix_every_steps: int | None) -> None:
+    def set_interval(self, mix_every_steps: int | None) -> None:
         """Set the interval to this many steps from now on."""
-        self._every = mix_every_steps or STEPS
+        self._every = mix_every_steps or TIMED_MIX_STEPS
 
-    def trained(self, samples: int, steps: int, contacted: int, *, dialable: bool, arrears: int = 0) -> None:
+    def add_samples(self, samples: int, steps: int, contacted: int, *, dialable: bool, arrears: int = 0) -> None:
         """Add the samples that the node trained since the last call.
 
         Args:
@@ -81,7 +82,7 @@ class RunProgress:
         self.contacted = self.members = contacted
         if not dialable and self._partners:
             told = statistics.median_low(claim.members for claim in self._partners)
-            self.members = max(1, min(told, BEYOND * contacted))
+            self.members = max(1, min(told, MAX_MEMBERS_RATIO * contacted))
         more = min(max(samples, 0) * self.members, MOST_SAMPLES)
         if more and steps > 0:
             self._step = -(-more // steps)
@@ -95,9 +96,9 @@ class RunProgress:
         A node that trains nothing takes over the smallest limit of its last partners.
         """
         if not self._step:
-            most = min(claim.most for claim in self._partners) if len(self._partners) == PARTNERS else 0
+            most = min(claim.most for claim in self._partners) if len(self._partners) == LAST_CLAIMS else 0
             return Claim(self.samples, min(most, MOST_SAMPLES), self.contacted)
-        most = min(INTERVALS * self._interval, self._budget - self._spent_now, MOST_SAMPLES)
+        most = min(MAX_EXCHANGE_INTERVALS * self._interval, self._budget - self._spent_now, MOST_SAMPLES)
         return Claim(self.samples, max(0, most), self.contacted, min(self._own_interval, MOST_SAMPLES))
 
     @property
@@ -109,12 +110,12 @@ class RunProgress:
     def _interval(self) -> int:
         """Return the interval that limits exchanges: the node's own, or its partners' shortest where that is longer."""
         own = self._own_interval
-        return max(own, min(min((interval for _, interval in self._last), default=own), WIDER * own))
+        return max(own, min(min((interval for _, interval in self._last), default=own), MAX_INTERVAL_RATIO * own))
 
     @property
     def _last(self) -> Collection[tuple[int, int]]:
         """Return the gaps and intervals of the last partners, of the chosen ones alone if they are enough."""
-        return self._chosen if len(self._chosen) >= ENOUGH else self._others.values()
+        return self._chosen if len(self._chosen) >= MIN_CHOSEN_PARTNERS else self._others.values()
 
     @property
     def _budget(self) -> int:
@@ -122,7 +123,7 @@ class RunProgress:
         interval = self._interval
         gaps = sorted(gap for gap, _ in self._last) or [interval]
         gap = gaps[len(gaps) // 4]
-        return min(max(int(LEAST_INTERVALS * interval), GAPS * gap), MOST_INTERVALS * interval)
+        return min(max(int(MIN_BUDGET_INTERVALS * interval), BUDGET_GAPS * gap), MAX_BUDGET_INTERVALS * interval)
 
     @property
     def _spent_now(self) -> int:
@@ -142,7 +143,7 @@ class RunProgress:
         half = min(abs(gap) // 2, ours.most, theirs.most)
         self._exchange(half if gap > 0 else -half, abs(gap), theirs, partner, chosen)
 
-    def approach(self, ours: Claim, group: Claim, inviter: PeerId, *, chosen: bool) -> None:
+    def mix_group(self, ours: Claim, group: Claim, inviter: PeerId, *, chosen: bool) -> None:
         """Move to the mean of a group's numbers, which the inviter states with its own limit and member count."""
         most, gap = min(ours.most, group.most), group.samples - ours.samples
         self._exchange(max(-most, min(gap, most)), abs(gap), group, inviter, chosen)
@@ -151,13 +152,13 @@ class RunProgress:
         self._move(by)
         spent = self._spent_now
         if chosen and self._added == self._spent_at:  # A node that trains nothing at present settles.
-            spent = max(0, spent - self._budget // EXCHANGES)
+            spent = max(0, spent - self._budget // LAST_EXCHANGES)
         self._spent, self._spent_at = min(spent + abs(by), MOST_SAMPLES), self._added
         if chosen:
             self._chosen.append((gap, theirs.interval))
         self._others.pop(partner, None)
         self._others[partner] = gap, theirs.interval
-        if len(self._others) > EXCHANGES:
+        if len(self._others) > LAST_EXCHANGES:
             del self._others[next(iter(self._others))]
         self._marks.append(self._added)
         self._partners.append(theirs)
@@ -168,7 +169,7 @@ class RunProgress:
         self.resumed = resumed
         self._added = 0
         self._spent = self._spent_at = 0
-        self._marks = deque([0], EXCHANGES)
+        self._marks = deque([0], LAST_EXCHANGES)
 
     def _move(self, more: int) -> None:
         self.samples = max(0, min(self.samples + more, MOST_SAMPLES))

@@ -400,7 +400,7 @@ class Group(Session):
         exchanges.has_own_mixed = exchanges.has_own_mixed or self.is_initiator
         local = exchanges.local
         local.version = clamp_version(local.version + version_gap(self.mean_version, self.our_version))
-        local.progress.approach(self.our_claim, self.mean_claim, self.inviter, chosen=self.is_initiator)
+        local.progress.mix_group(self.our_claim, self.mean_claim, self.inviter, chosen=self.is_initiator)
         return [Mix(self.session, 1.0, plain=local.settling or self.is_outer_step_unstable()), *self.end(DONE)]
 
     def is_outer_step_unstable(self) -> bool:

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossip.exchange.progress import EXCHANGES, INTERVALS, MOST_INTERVALS, PARTNERS, WIDER, RunProgress
+from gossip.exchange.progress import (
+    LAST_CLAIMS,
+    LAST_EXCHANGES,
+    MAX_BUDGET_INTERVALS,
+    MAX_EXCHANGE_INTERVALS,
+    MAX_INTERVAL_RATIO,
+    RunProgress,
+)
 from gossip.ids import MOST_SAMPLES, UNSTATED, Claim
 from gossip.wire.frames import encode
 from gossip.wire.messages import Accept
@@ -18,7 +25,7 @@ INTERVAL = EVERY * SAMPLES * MEMBERS  # what a node of these tests adds between 
 
 def trained(steps: int = EVERY) -> RunProgress:
     progress = RunProgress(EVERY)
-    progress.trained(steps * SAMPLES, steps, MEMBERS, dialable=True)
+    progress.add_samples(steps * SAMPLES, steps, MEMBERS, dialable=True)
     return progress
 
 
@@ -44,20 +51,20 @@ ids = st.integers(0, 20).map(peer_id)
 @given(st.lists(st.tuples(claims, ids, st.booleans()), min_size=1, max_size=30))
 def test_no_claims_move_the_number_beyond_the_intervals_of_its_limit(stated):
     progress = trained()
-    longest = WIDER * INTERVAL
+    longest = MAX_INTERVAL_RATIO * INTERVAL
     for claim, partner, chosen in stated:
         before = progress.samples
         progress.mix(progress.claim, claim, partner, chosen=chosen)
-        assert abs(progress.samples - before) <= INTERVALS * longest
+        assert abs(progress.samples - before) <= MAX_EXCHANGE_INTERVALS * longest
     # Offering often gains nothing. A node that trains nothing gives a partner of its own choice an eighth of a budget.
-    budgets = 1 + sum(chosen for *_, chosen in stated) / EXCHANGES
-    assert progress.samples <= INTERVAL + budgets * MOST_INTERVALS * longest
+    budgets = 1 + sum(chosen for *_, chosen in stated) / LAST_EXCHANGES
+    assert progress.samples <= INTERVAL + budgets * MAX_BUDGET_INTERVALS * longest
 
 
 def test_among_partners_that_are_close_one_that_is_far_moves_the_number_little():
     progress = trained()
-    for number in range(EXCHANGES):
-        progress.trained(SAMPLES * EVERY, EVERY, MEMBERS, dialable=True)
+    for number in range(LAST_EXCHANGES):
+        progress.add_samples(SAMPLES * EVERY, EVERY, MEMBERS, dialable=True)
         near = Claim(progress.samples + number, MOST_SAMPLES, MEMBERS, INTERVAL)
         progress.mix(progress.claim, near, peer_id(number), chosen=True)
     before = progress.samples
@@ -68,25 +75,25 @@ def test_among_partners_that_are_close_one_that_is_far_moves_the_number_little()
 
 def test_a_slow_node_follows_partners_that_are_all_far_ahead():
     progress = trained()
-    for number in range(2 * EXCHANGES):
-        progress.trained(SAMPLES * EVERY, EVERY, MEMBERS, dialable=True)
+    for number in range(2 * LAST_EXCHANGES):
+        progress.add_samples(SAMPLES * EVERY, EVERY, MEMBERS, dialable=True)
         before = progress.samples
         ahead = Claim(before + 10 * INTERVAL, MOST_SAMPLES, MEMBERS, INTERVAL)
         progress.mix(progress.claim, ahead, peer_id(number), chosen=True)
-    assert progress.samples - before == INTERVALS * INTERVAL
+    assert progress.samples - before == MAX_EXCHANGE_INTERVALS * INTERVAL
 
 
 def test_a_node_of_small_batches_takes_over_the_shortest_interval_of_its_partners():
     progress = trained()
-    for number in range(EXCHANGES):
+    for number in range(LAST_EXCHANGES):
         progress.mix(progress.claim, Claim(0, 0, MEMBERS, (3 + number) * INTERVAL), peer_id(number), chosen=True)
-    assert progress.claim.most == INTERVALS * 3 * INTERVAL
+    assert progress.claim.most == MAX_EXCHANGE_INTERVALS * 3 * INTERVAL
     assert progress.claim.interval == INTERVAL, "it states its own"
 
 
 def test_a_node_that_trains_nothing_is_moved_by_no_single_liar():
     progress = RunProgress(EVERY)
-    for _ in range(PARTNERS - 1):
+    for _ in range(LAST_CLAIMS - 1):
         progress.mix(progress.claim, Claim(*[MOST_SAMPLES] * 4), peer_id(1), chosen=False)
     progress.mix(progress.claim, Claim(0, 5, MEMBERS, INTERVAL), peer_id(2), chosen=False)
     progress.mix(progress.claim, Claim(*[MOST_SAMPLES] * 4), peer_id(1), chosen=False)
@@ -107,7 +114,7 @@ def test_partners_that_choose_a_node_that_has_stopped_training_gain_nothing_by_o
     progress = trained()
     for _ in range(100):
         progress.mix(progress.claim, Claim(*[MOST_SAMPLES] * 4), peer_id(1), chosen=False)
-    assert progress.samples <= INTERVAL + MOST_INTERVALS * WIDER * INTERVAL
+    assert progress.samples <= INTERVAL + MAX_BUDGET_INTERVALS * MAX_INTERVAL_RATIO * INTERVAL
 
 
 @pytest.mark.parametrize("dialable", [True, False])
@@ -115,7 +122,7 @@ def test_only_a_node_without_an_address_counts_members_by_what_partners_say(dial
     progress = trained()
     for _ in range(3):
         progress.mix(progress.claim, Claim(INTERVAL, INTERVAL, 40), peer_id(1), chosen=True)
-    progress.trained(SAMPLES, 1, MEMBERS, dialable=dialable)
+    progress.add_samples(SAMPLES, 1, MEMBERS, dialable=dialable)
     assert progress.members == (MEMBERS if dialable else 40)
 
 
@@ -123,7 +130,7 @@ def test_partners_that_state_huge_swarms_gain_a_bounded_factor():
     progress = trained()
     for _ in range(5):
         progress.mix(progress.claim, Claim(INTERVAL, INTERVAL, MOST_SAMPLES), peer_id(1), chosen=True)
-    progress.trained(SAMPLES, 1, MEMBERS, dialable=False)
+    progress.add_samples(SAMPLES, 1, MEMBERS, dialable=False)
     assert progress.members == 16 * MEMBERS
 
 
