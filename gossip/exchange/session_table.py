@@ -66,7 +66,8 @@ class Ledger(Generic[AnySession]):
         self.last_costs = Recent[PeerId, Taken](WAIT_PARTNERS)  # Of the last exchange with each partner that we chose.
         self.refusals = Refusals()
         self.misbehaviour = MisbehaviourLog()  # Replaced by Peer's own, once there is one.
-        # |theirs - ours|^2 (for a group the equivalent of a pair's) and |ours|^2 of the last exchanges.
+        # Two squares of each of the last exchanges: the distance between the partner's vector and ours (for a group the
+        # equivalent of a pair's), and the norm of our vector.
         self.last_squares: deque[tuple[float, float]] = deque(maxlen=8)
         self.done_count: int = 0  # Finished exchanges.
         self.failures_by_reason: dict[str, int] = {}  # Number of failed exchanges by reason, one of REASONS or "other".
@@ -101,7 +102,7 @@ class Ledger(Generic[AnySession]):
         return math.sqrt(0.5 * sum([square for square, _ in last]) / len(last)) if last else math.nan
 
     def agreement(self) -> float:
-        """Return the largest |theirs - ours| / |ours| of the last three exchanges, inf before the first."""
+        """Return the largest distance of the last three exchanges over the norm of our vector, inf before the first."""
         last = list(self.last_squares)[-3:]
         return math.sqrt(max(square / own if own > 0 else square for square, own in last)) if last else math.inf
 
@@ -129,9 +130,11 @@ class Ledger(Generic[AnySession]):
         self.failures_by_reason[reason] = self.failures_by_reason.get(reason, 0) + 1
 
     def remember_outcome(self, key: OutcomeKey, committed: bool) -> None:
+        """Remember whether an exchange has happened, for partners that ask."""
         self.outcomes[key] = committed
 
     def remove(self, session: Session) -> list[Effect]:
+        """Forget a session that has ended, and release what the driver holds for it."""
         self.table.pop(session.session, None)
         self.own_exchanges.pop(session.session, None)
         self.has_freed_slot = True

@@ -104,11 +104,11 @@ def check_bounds(world: World, host: Host) -> None:
 def check_exchanges(world: World, host: Host) -> None:
     peer, now = host.peer, world.now
     exchanges = peer.exchanges
-    promised = sum(one.state in (State.ASKED, State.RESERVED) for one in exchanges.table.values())
+    reserved = sum(one.state in (State.ASKED, State.RESERVED) for one in exchanges.table.values())
     host.overlapped = host.overlapped or exchanges.is_overlapping
     most = 1 + peer.partners.max_incoming() if host.overlapped else 1
-    if promised > 1 or (exchanges.can_overlap and exchanges.used_slots > most):
-        text = f"{host!r}: {exchanges.used_slots} under way, {promised} agreed ahead"
+    if reserved > 1 or (exchanges.can_overlap and exchanges.used_slots > most):
+        text = f"{host!r}: {exchanges.used_slots} under way, {reserved} reserved"
         world.fail("so many exchanges at a time, and one next", text)
     for number, one in peer.exchanges.table.items():
         ahead = one.state in (State.ASKED, State.RESERVED)  # beside another, of which it waits for the end

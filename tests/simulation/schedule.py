@@ -396,7 +396,7 @@ class Schedule:
             self.look()
             for host in world.running:
                 host.peer.schedule.retry_at = float("inf")
-                host.peer.exchanges.can_overlap = False  # what was agreed ahead would go on for ever
+                host.peer.exchanges.can_overlap = False  # what is reserved would go on for ever
             wrong = self.wrong()
             if not wrong:
                 break

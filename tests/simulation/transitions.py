@@ -18,7 +18,7 @@ __all__ = ["KINDS", "Row", "rows", "watched"]
 
 CLAIM = "a session goes where its table says"
 KINDS: tuple[type[Session], ...] = (Pair, ReservedPair, Push, Group)
-BEGIN = {False: (State.PREPARING,), True: (State.ASKED, State.RESERVED)}  # where one begins: agreed ahead or not
+BEGIN = {False: (State.PREPARING,), True: (State.ASKED, State.RESERVED)}  # where one begins: reserved or not
 
 
 class Row(NamedTuple):

@@ -113,7 +113,7 @@ def test_of_questions_that_meet_the_smaller_ids_is_the_promise():
     assert small.exchanges.reserved_session.state is large.exchanges.reserved_session.state is State.RESERVED
 
 
-def test_who_does_not_come_is_parked_and_promised_nothing_until_it_has_mixed():
+def test_who_does_not_come_is_backgrounded_and_promised_nothing_until_it_has_mixed():
     side = promised()
     for partner in (B, C, D, A):
         side.exchanges.stream_waits.add(partner, 0.4)

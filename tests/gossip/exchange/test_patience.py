@@ -101,7 +101,7 @@ def test_a_late_answer_is_an_exchange_and_counts():
 
 
 @pytest.mark.parametrize("answer", ["busy", "refuse", "abort"])
-def test_what_is_parked_asks_nobody_else(answer):
+def test_what_is_backgrounded_asks_nobody_else(answer):
     side = used_to(Side(partners=(F, B, C), config=OUTER), 0.1)
     x = side.exchanges
     x.begin_mix(0.0)
@@ -113,7 +113,7 @@ def test_what_is_parked_asks_nobody_else(answer):
     assert [one.partner for one in x.table.values()] == [A], "preparing for the next"
 
 
-def test_only_so_many_are_parked_as_there_are_places():
+def test_only_so_many_are_backgrounded_as_there_are_places():
     """Each holds two vectors. The next silent one keeps its slot until its time is up."""
     side = used_to(Side(partners=(B, C, D, E), config=replace(OUTER, incoming_exchanges=1)), 0.1, stream_s=1.0)
     x = side.exchanges
@@ -171,7 +171,7 @@ def test_a_stream_that_takes_too_long_takes_no_slot():
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-def test_what_is_parked_fails_when_its_time_is_up(streamed):
+def test_what_is_backgrounded_fails_when_its_time_is_up(streamed):
     side = used_to(Side(partners=(F, B), config=OUTER), 0.1)
     x = side.exchanges
     x.on_offer(F, offer(70), 0.0)

@@ -24,7 +24,7 @@ from tests.harness.marks import slow
 from tests.simulation.transitions import KINDS, Row, rows, watched
 
 PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
-SEEDS, DEEPER, STEPS = 500, 1000, 300  # what is agreed ahead has more before it
+SEEDS, DEEPER, STEPS = 500, 1000, 300  # a reserved pair has more before it
 FEW = 40
 ROLES = {"initiator": INITIATOR, "inviter": INITIATOR, "responder": RESPONDER, "invited": RESPONDER}
 NOTHING = "\N{EN DASH}"  # where a session begins
@@ -39,7 +39,7 @@ def said_of(kind, table):
         words = where.replace(",", " ").split()
         events = [Event(word) for word in re.findall(r"`([a-z]+)`", what) if word in {event.value for event in Event}]
         if where == NOTHING:
-            assert then in ("PREPARING", "ASKED", "AHEAD")
+            assert then in ("PREPARING", "ASKED", "RESERVED")
             continue
         roles = [ROLES[word] for word in words if word in ROLES] or [INITIATOR, RESPONDER]
         for initiator in roles:
