@@ -56,6 +56,10 @@ class NodeTimeline:
         """Record a visit to the step boundary that takes no time, as in a simulation."""
         self.writer.instant(self.number, LOOP, "boundary", at_s, **visit)
 
+    def copied(self, name: str, begin_s: float, end_s: float, size_bytes: int) -> None:
+        """Record a copy between a device and its host, on the track ``name``, which has one copy at a time."""
+        self.writer.span(self.number, name, name, begin_s, end_s, bytes=size_bytes)
+
     # -- exchanges and events --------------------------------------------------------------------------------------
     def exchanged(
         self, session: int, sides: Sequence[str], asked_s: float, begun_s: float | None, end_s: float, reason: str = "",

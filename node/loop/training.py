@@ -77,7 +77,8 @@ class TrainingSide:
         self.corrected_at = 0  # The step count when the correction was last applied.
         self.handler: Any = None
         self.owner: running.Side = self  # The side that the program closes.
-        self.timeline = None if settings.trace is None else LoopTimeline(settings.trace, self.service.listeners)
+        trace = settings.trace
+        self.timeline = None if trace is None else LoopTimeline(trace, self.service.listeners, live.state)
 
     # -- life ----------------------------------------------------------------------------------------------------
     @property

@@ -25,6 +25,7 @@ from node.model.device.guard import StepGuard
 from node.model.device.lasting import LastingValues
 from node.model.device.places import Places
 from node.model.device.streams import CopyStreams
+from node.model.device.times import CopyTimes
 from node.model.device.uploads import Change, Uploading, Uploads, Work
 from node.model.flat import add, add_at, cut, elements, host_of, in_one_pass, merge, plain, runs, stretch, worth
 from node.model.optimizer_state import OptimizerState
@@ -65,8 +66,8 @@ class ModelState(State):
         self._model, self._tensors = model, LiveTensors(model, frozen)
         given = optimizers if isinstance(optimizers, Optimizers) else Optimizers(optimizers)
         self._state = OptimizerState(self._tensors, given)
-        streams, self._guard = CopyStreams(), StepGuard(given.all)
-        self._downloads, self._uploads, self._positions = Downloads(streams, self._guard), Uploads(streams), Places()
+        self._streams, self._guard, self._positions = CopyStreams(), StepGuard(given.all), Places()
+        self._downloads, self._uploads = Downloads(self._streams, self._guard), Uploads(self._streams)
         self._lasting = LastingValues()
         self.layout = self._tensors.layout
         self._exchanged = sum(segment.kind != "frozen" for segment in self.layout.segments)  # Number of tensors.
@@ -120,6 +121,11 @@ class ModelState(State):
     def device(self) -> torch.device | None:
         """Return the CUDA device of the model, of its first tensor there if there are several; None if none is."""
         return next((tensor.device for tensor in self._tensors.current() if tensor.is_cuda), None)
+
+    def record_copies(self) -> CopyTimes:
+        """Record from now on when copies between a CUDA device and the host run, and return the record."""
+        times = self._streams.times = CopyTimes()
+        return times
 
     def buffer(self, elements: int) -> Floats:
         """Return a host vector to read into and add from. It is page-locked for CUDA, so that copies overlap."""

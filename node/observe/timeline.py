@@ -7,6 +7,8 @@ from pathlib import Path
 
 from gossip.averaging.boundary import Visit
 from gossip.timeline import NodeTimeline, TimelineWriter
+from node.model.snapshot import ModelState
+from node.model.state import State
 from node.observe import notices
 from node.observe.events import ExchangeEvent, MemberEvent, NodeEvent
 from node.observe.listeners import Listeners
@@ -22,13 +24,15 @@ class LoopTimeline:
     Args:
         path: The file to write.
         listeners: The source of the node's events.
+        model: The model, whose copies between a GPU and the host are recorded.
 
     Raises:
         ConfigError: The file cannot be written.
     """
 
-    def __init__(self, path: Path, listeners: Listeners) -> None:
+    def __init__(self, path: Path, listeners: Listeners, model: State) -> None:
         self.writer, self.listeners = TimelineWriter(path), listeners
+        self.copies = model.record_copies() if isinstance(model, ModelState) else None
         self.me = ""
         self.node: NodeTimeline | None = None  # From the node's start on.
         self.visit: Visit | None = None  # The latest visit to the step boundary, until its span is written.
@@ -47,15 +51,25 @@ class LoopTimeline:
         now, visit, self.visit = time.time(), self.visit, None
         figures = {} if visit is None else figures_of(visit)
         self.node.stepped(steps, now - seconds, now, **figures)
+        self.add_copies()
 
     def spent(self, name: str, seconds: float) -> None:
         """Record this many seconds, which end now, that the loop spent on something other than steps."""
         if self.node is not None:
             now, self.visit = time.time(), None
             self.node.spent(name, now - seconds, now)
+            self.add_copies()
+
+    def add_copies(self) -> None:
+        """Record the copies that have ended meanwhile."""
+        if self.node is not None and self.copies is not None:
+            for copy in self.copies.ended():
+                name = f"{copy.device} to host" if copy.direction == "down" else f"host to {copy.device}"
+                self.node.copied(name, copy.begin_s, copy.end_s, copy.size_bytes)
 
     def close(self) -> None:
         """End the file; call it when the listeners are closed."""
+        self.add_copies()
         failure = self.writer.close()
         if failure is not None:
             text = f"The timeline {self.writer.path} is incomplete, as it could not be written: {failure.strerror}."

@@ -191,3 +191,8 @@ class _Event:
         if self.mark is not None and not self.mark.done:
             self.on.wait("Event.synchronize")
             self.on.queues.finish(self.mark)
+
+    def elapsed_time(self, other) -> float:
+        if not (self.mark.done and other.mark.done):
+            raise RuntimeError("CUDA error: device not ready")
+        return 1e3 * (other.mark.at_s - self.mark.at_s)

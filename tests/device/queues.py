@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ class Mark:
     """A place in a queue, as an event records it."""
 
     done: bool = False
+    at_s: float = 0.0  # When it was reached.
 
 
 @dataclass(slots=True, eq=False)
@@ -89,7 +91,7 @@ class Queues:
         if queue.name == "freed" and not queue.pending:
             self.all.remove(queue)
         if kind == "mark":
-            what.done = True
+            what.done, what.at_s = True, time.time()
         elif kind == "run":
             what()
         return True

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from gossip.config import Config
 from gossip.errors import ConfigError
 from gossip.timeline import merge
 from node import Node
@@ -45,6 +46,32 @@ def test_two_nodes_record_their_steps_and_the_exchanges_that_they_share(train, u
     arrows = [one for one in events(tmp_path / "all.json") if one["ph"] in "sf"]
     ends = {kind: {one["id"] for one in arrows if one["ph"] == kind} for kind in "sf"}
     assert len(ends["s"] & ends["f"]) > 3
+
+
+@pytest.mark.cuda
+def test_a_timeline_shows_copies_on_tracks_of_their_own(accelerator, train, until, tmp_path):
+    config, trainees = Config(mix_every_steps=2, join_timeout_s=3.0), []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        seeds = [one.node.address for one in trainees]
+        model = nn.Linear(16, 16).to("cuda")
+        trainees.append(train(model, config=config, seeds=seeds, trace=tmp_path / f"{seed}.json"))
+    until(lambda: all(one.node.metrics().exchanges_done > 3 for one in trainees))
+    if accelerator is not None:
+        accelerator.waits.clear()
+    until(lambda: all(one.node.metrics().exchanges_done > 6 for one in trainees))
+    assert accelerator is None or [wait for wait in accelerator.waits if wait.ours] == []
+    for one in trainees:
+        one.stop()
+    events = json.loads((tmp_path / "0.json").read_text())
+    tracks = {one["tid"]: one["args"]["name"] for one in events if one["name"] == "thread_name"}
+    size = 4 * (16 * 16 + 16)
+    for name in ("cuda:0 to host", "host to cuda:0"):
+        spans = [one for one in events if one["ph"] == "X" and tracks[one["tid"]] == name]
+        assert len(spans) > 3
+        assert all(one["name"] == name and one["dur"] >= 0 and one["args"]["bytes"] == size for one in spans)
+    loop = [one["ts"] for one in events if one["ph"] == "X" and tracks[one["tid"]] == "training loop"]
+    assert all(min(loop) - 1e6 < one["ts"] < max(loop) + 1e6 for one in spans)
 
 
 def test_a_full_disk_costs_the_timeline_and_no_step(train, until, caplog):

@@ -71,7 +71,7 @@ class Downloads:
                 held = True  # No room for another copy: training waits for this one instead.
         side.wait_stream(current)
         try:
-            with torch.cuda.stream(side):  # A conversion takes memory for its tensor.
+            with self.streams.copying(device, "down", host.numel()):  # A conversion takes memory for its tensor.
                 torch._foreach_copy_(pieces, sources, non_blocking=True)
                 flags = self.flags(sources)
         except torch.OutOfMemoryError as error:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from typing import Literal
+from collections.abc import Iterator
 
 import torch
 
-__all__ = ["CopyStreams"]
+from node.model.device.times import CopyTimes, Direction
 
-Direction = Literal["up", "down"]
+__all__ = ["CopyStreams"]
 
 
 class CopyStreams:
-    """Streams by device and direction, made when they are needed. Thread-safe."""
+    """Streams by device and direction, made when they are needed. Thread-safe.
+
+    Attributes:
+        times: Records when copies run, for a timeline; None for no record.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.made: dict[tuple[torch.device, Direction], torch.cuda.Stream] = {}
+        self.times: CopyTimes | None = None
 
     def of(self, device: torch.device, direction: Direction) -> torch.cuda.Stream:
         with self.lock:
@@ -25,3 +31,13 @@ class CopyStreams:
             if stream is None:
                 stream = self.made[device, direction] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             return stream
+
+    @contextlib.contextmanager
+    def copying(self, device: torch.device, direction: Direction, elements: int) -> Iterator[None]:
+        """Run the copies of this block, of so many float32 elements, on the stream of this direction."""
+        with torch.cuda.stream(self.of(device, direction)):
+            if self.times is None:
+                yield
+            else:
+                with self.times.timed(device, direction, 4 * elements):
+                    yield

@@ -54,7 +54,7 @@ class Uploads:
             return None
         side = self.streams.of(device, "up")
         try:
-            with torch.cuda.stream(side):
+            with self.streams.copying(device, "up", stop):
                 flat = torch.empty(stop, dtype=torch.float32, device=device)
                 flat.copy_(host[:stop], non_blocking=True)
         except torch.OutOfMemoryError:
@@ -107,7 +107,7 @@ class Uploads:
             values = buffers[at % 2][: stop - start]
             if before is not None:
                 side.wait_event(before)
-            with torch.cuda.stream(side):
+            with self.streams.copying(device, "up", stop - start):
                 values.copy_(host[start:stop], non_blocking=True)
             arrived = side.record_event()
             current.wait_event(arrived)
@@ -139,7 +139,7 @@ class Uploads:
 
         def work() -> list[torch.cuda.Event]:
             current = torch.cuda.current_stream(device)
-            with torch.cuda.stream(side):
+            with self.streams.copying(device, "up", host.numel()):
                 flat.copy_(host, non_blocking=True)
             arrived = side.record_event()
             current.wait_event(arrived)

@@ -1,0 +1,89 @@
+"""Tests of the record of copies: when they ran, told without a wait."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from node.model.device import times
+from node.model.device.times import CopyTimes
+from node.model.device.uploads import Uploads
+from node.model.snapshot import ModelState
+
+pytestmark = pytest.mark.cuda
+SIZE = 600
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def state():
+    return ModelState(nn.ParameterDict({"w": nn.Parameter(torch.ones(SIZE, device="cuda"))}))
+
+
+def test_copies_in_both_directions_are_recorded_once_they_have_ended(accelerator, state, monkeypatch):
+    monkeypatch.setattr(Uploads, "AHEAD_ELEMENTS", 100)
+    monkeypatch.setattr(Uploads, "PORTION_ELEMENTS", 100)
+    out = state.buffer(SIZE)
+    state.read(out)
+    record = state.record_copies()
+    torch.cuda.synchronize()
+    began = time.time()
+    if accelerator is not None:
+        accelerator.queues.pace = 0.0
+        accelerator.waits.clear()
+    state.begin_read(out)
+    if accelerator is not None:
+        assert record.ended() == []
+        assert accelerator.waits == []
+    torch.cuda.synchronize()
+    (down,) = record.ended()
+    assert record.ended() == []
+    upload = state.begin_upload(out)
+    torch.cuda.synchronize()
+    upload.add()
+    torch.cuda.synchronize()
+    ups = record.ended()
+    assert (down.device, down.direction, down.size_bytes) == (GPU, "down", 4 * SIZE)
+    assert [(up.direction, up.size_bytes) for up in ups] == [("up", 400)] * 6
+    ends = [began, *(at for one in (down, *ups) for at in (one.begin_s, one.end_s)), time.time()]
+    slack_s = 0.01  # Of the clocks of a real device and its host.
+    assert all(later >= earlier - slack_s for earlier, later in pairwise(ends))
+
+
+def test_no_copy_is_recorded_where_nobody_asks(state, monkeypatch):
+    monkeypatch.setattr(CopyTimes, "timed", lambda *args: pytest.fail("recorded"))
+    state.read(state.buffer(SIZE))
+
+
+def test_a_copy_that_finds_no_memory_is_not_recorded(accelerator, state, monkeypatch):
+    if accelerator is None:
+        pytest.skip("fills a simulated device only")
+    state.read(state.buffer(SIZE))
+    vector, record = state.buffer(SIZE), state.record_copies()
+    accelerator.memory.limit_bytes = accelerator.memory.bytes
+    assert state.begin_upload(vector) is None
+    torch.cuda.synchronize()
+    assert record.ended() == []
+
+
+def test_the_copies_that_wait_to_be_recorded_are_bounded(accelerator, state, monkeypatch):
+    monkeypatch.setattr(times, "PENDING", 3)
+    out, record = state.buffer(SIZE), state.record_copies()
+    for _ in range(5):
+        state.read(out)
+    assert len(record.ended()) == 3
+    state.read(out)
+    assert len(record.ended()) == 1
+
+
+def test_an_anchor_is_renewed(accelerator, state, monkeypatch):
+    record = state.record_copies()
+    first = record.anchor(GPU)
+    assert record.anchor(GPU) is first
+    monkeypatch.setattr(times, "ANCHORED_S", -1.0)
+    assert record.anchor(GPU) is not first
+    assert len(record.streams) == 1, "streams of a device are few"
