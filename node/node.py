@@ -135,7 +135,10 @@ class Node:
         return self
 
     def close(self) -> None:
-        """Say LEFT and stop, within about a second. Leaving the block does the same; a second call does nothing."""
+        """Say LEFT and stop, within about a second. Leaving the block does the same; a second call does nothing.
+
+        If a checkpoint is on its way to a store, the call then waits for it.
+        """
         self._training.close(sys.exception())
 
     def __enter__(self) -> Self:
@@ -368,19 +371,26 @@ class Node:
         return self._training.average.shown()
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], keep: int = 1) -> None:
         """Write model, optimizer and the run's figures to ``path`` (safetensors, and a small JSON file) atomically.
 
         With ``keep_average``, the tensors' own names hold the average. The file also has the training weights, from
         which :meth:`load` continues.
 
+        For a URL the call returns once the checkpoint is in a local file. A thread sends it from there, several times
+        if need be. A store that fails is told in a notice. :meth:`close` waits for what is on its way.
+
+        Args:
+            path: A path, or a URL that fsspec opens, as "s3://bucket/run".
+            keep: The number of checkpoints to keep under this name; older ones become run.1.safetensors and so on.
+
         Raises:
             CheckpointError: In one sentence; the previous checkpoint is then intact.
         """
-        self._training.save(path)
+        self._training.save(path, keep)
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
-        """Continue the run of a checkpoint, with a swarm of any size.
+        """Continue the run of a checkpoint at a path or a URL, with a swarm of any size.
 
         A living swarm of the same run is ahead of any file, so its weights stay, and a notice says so. With a swarm of
         another run, the usual rule decides: the run with fewer samples takes the other's weights. Weights of no run, as

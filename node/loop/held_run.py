@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import threading
@@ -17,7 +18,12 @@ from node.loop.live import LiveModel
 from node.loop.network_side import NetworkSide
 from node.model import checkpoint
 from node.model.state import State
+from node.observe import notices
 from node.observe.members import SwarmView
+from node.storage.fetching import fetched
+from node.storage.older import kept_names
+from node.storage.uploads import CheckpointUploads
+from node.storage.urls import beside, is_url, shown
 
 __all__ = ["OF_OTHERS", "HeldRun", "NoRanks", "OtherRanks", "check_state"]
 
@@ -58,7 +64,10 @@ class HeldRun:
     def __init__(self, live: LiveModel, network: NetworkSide, samplers: Samplers, ranks: OtherRanks) -> None:
         self.live, self.network, self.samplers, self.ranks = live, network, samplers, ranks
         live.backup.save = self.keep
+        self.home: Path | None = None  # The folder for this node's own files.
         self.kept_in: Path | None = None  # The file with the weights that this node gave up for another run's.
+        self.uploads = CheckpointUploads(self.tell)
+        self.url: str | None = None  # The URL of the last save to a store.
         self.given: Mapping[str, Any] | None = None  # A state to continue from, once there are weights.
         self.steps = self.samples = 0
         self.shown = SwarmView(), 0  # A view, and the sample count shown with it.
@@ -92,23 +101,38 @@ class HeldRun:
             "node": self.network.service.identity.id.hex(), "members": len(self.view.owners),
         }  # fmt: skip
 
-    def save(self, path: str | os.PathLike[str], state: Mapping[str, Any] | None = None) -> None:
-        """Write a checkpoint with this metadata, by default the present one."""
+    def save(self, path: str | os.PathLike[str], state: Mapping[str, Any] | None = None, keep: int = 1) -> None:
+        """Write a checkpoint with this metadata, by default the present one. A store gets it from a thread."""
+        kept_names(keep)
+        if is_url(path):
+            url = str(path)
+            with self.uploads.spool(url, keep, self.folder()) as place:
+                self.save(place, state)
+            self.url = url
+            return
         meta = dict(self.state_dict() if state is None else state)
         with self.live.average.in_checkpoint() as training:
             figures = {"averaged_mixes": self.live.average.mixes} if training else {}
-            self.live.archive.save(path, meta | figures, training)
+            self.live.archive.save(path, meta | figures, training, keep)
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
-        saved = self.live.archive.load(path)
+        if is_url(path):
+            self.uploads.wait(self.ranks.beat, str(path))  # It may be of this node, and still on its way.
+            with fetched(str(path), self.folder(), self.ranks.beat) as copy:
+                saved = self.live.archive.load(copy)
+            return self.take(saved, shown(str(path)))
+        return self.take(self.live.archive.load(path), str(path))
+
+    def take(self, saved: checkpoint.Checkpoint, origin: str) -> dict[str, Any]:
+        """Continue the run of a checkpoint that was read from there."""
         meta = dict(saved.meta)
         self.samplers.load(meta.get("samplers"))
 
         def put() -> None:
-            self.live.archive.put(saved, path)
+            self.live.archive.put(saved, origin)
             self.live.average.restore(saved.averaged, within("steps", meta.get("averaged_mixes", 0)))
 
-        self.go_on(meta, str(path), put)
+        self.go_on(meta, origin, put)
         return meta
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -170,14 +194,45 @@ class HeldRun:
     def keep(self) -> None:
         """Save the node's state before it tries another run's weights. Raise CheckpointError if that fails."""
         if self.kept_in is None:
+            self.kept_in = self.folder() / "before-merge.safetensors"
+        self.save(self.kept_in)
+        text = f"The weights of this node's run are kept in {self.kept_in}{self.also()}; node.load takes them back."
+        self.network.notice("kept", text)
+
+    def also(self) -> str:
+        """Send the weights that were kept to the store of the node's checkpoints too: this disk may not outlive it."""
+        assert self.kept_in is not None
+        if self.url is None:
+            return ""
+        url = beside(self.url, "before-merge")
+        try:
+            with self.uploads.spool(url, 1, self.folder()) as place:
+                os.link(self.kept_in, place)  # A later save replaces the file, and not this one.
+        except (OSError, CheckpointError):
+            return ""
+        return f", and go to {shown(url)}"
+
+    def folder(self) -> Path:
+        """Return the folder for this node's own files. Raise CheckpointError if there is none."""
+        if self.home is None:
             try:
-                folder = self.network.service.settings.state_dir or Path(tempfile.mkdtemp(prefix="gossip-"))
+                self.home = Path(self.network.service.settings.state_dir or tempfile.mkdtemp(prefix="gossip-"))
             except OSError as error:
                 raise CheckpointError(f"No temporary folder can be made for them: {error.strerror}.") from error
-            self.kept_in = Path(folder) / "before-merge.safetensors"
-        self.save(self.kept_in)
-        text = f"The weights of this node's run are kept in {self.kept_in}; node.load takes them back."
-        self.network.notice("kept", text)
+        return self.home
+
+    def tell(self, kind: str, sentence: str) -> None:
+        """Tell the user of an event, also once the network thread has ended."""
+        if not self.network.thread.call(self.network.runtime.on_event, kind, sentence):
+            notices.log(self.network.service.identity.id.hex(), kind, sentence, True)
+
+    def close(self) -> None:
+        """Wait until checkpoints have reached their stores, and remove the folder if nothing is left in it."""
+        self.uploads.wait()
+        if self.home is not None and self.network.service.settings.state_dir is None:
+            with contextlib.suppress(OSError):
+                self.home.rmdir()
+                self.home = None
 
     def take_final(self) -> None:
         """Load the final weights of a finished run from the state directory, if no member is left.

@@ -140,6 +140,7 @@ class TrainingSide:
         if self.handler is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self.handler)
             self.handler = None
+        self.run.close()  # Comes last: it may take minutes, and a signal may end it.
 
     def install_handler(self) -> None:
         """Make SIGTERM leave the with block, unless the program has a handler of its own."""
@@ -443,8 +444,8 @@ class TrainingSide:
     def state_dict(self) -> dict[str, Any]:
         return self.run.state_dict()
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        self.run.save(path)
+    def save(self, path: str | os.PathLike[str], keep: int = 1) -> None:
+        self.run.save(path, keep=keep)
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         return self.run.load(path)

@@ -37,6 +37,8 @@ from gossip.wire.records import within
 from node.model.device import file
 from node.model.optimizers import Optimizers
 from node.model.state import State
+from node.storage.older import keep_older
+from node.storage.urls import is_url
 
 __all__ = ["Archive", "Checkpoint", "figures", "load", "save"]
 
@@ -92,6 +94,7 @@ def save(
     optimizer_state: Mapping[str, Any] | None,
     meta: Mapping[str, Any],
     training: Mapping[str, Tensor] | None = None,
+    keep: int = 1,
 ) -> None:
     """Write ``path`` and a ``.json`` file next to it that describes it.
 
@@ -105,6 +108,7 @@ def save(
         optimizer_state: An optimizer's ``state_dict()``.
         meta: Names mapped to numbers, strings, None, and lists, tuples and mappings of them.
         training: The weights behind an average, by their names in ``tensors``, where ``tensors`` are an average.
+        keep: The number of checkpoints to keep under this name; older ones become run.1.safetensors and so on.
 
     Raises:
         CheckpointError: The file could not be written. The message says whether the previous checkpoint is intact.
@@ -131,6 +135,7 @@ def save(
             for written in (text, weights):
                 with written.open("rb") as opened:
                     os.fsync(opened.fileno())
+            keep_older((target, beside), keep, folder)
             os.replace(text, beside)
             os.replace(weights, target)  # Comes last: until here the previous checkpoint stays valid.
     # safetensors raises KeyError for a dtype that it does not have.
@@ -302,11 +307,8 @@ def _cannot_hold(name: str, tensor: Tensor) -> CheckpointError:
 
 def _with_suffix(path: str | os.PathLike[str]) -> Path:
     given = Path(path)
-    if isinstance(path, str) and re.match(r"[a-z][a-z0-9+.-]+://", path):
-        raise CheckpointError(
-            f"{path} is a URL, and checkpoints are files: give a path, and copy the file there, as fsspec's put_file "
-            "does."
-        )
+    if is_url(path):
+        raise CheckpointError(f"{path} is a URL, which only node.save and node.load take: give a path here.")
     # os.path.isdir returns False where Path.is_dir raises PermissionError.
     if os.path.isdir(given) or not given.name:
         raise CheckpointError(f"{given} is a directory; give a file name, as in {given / 'run.safetensors'}.")
@@ -368,20 +370,25 @@ class Archive:
         self.state, self.optimizers = state, optimizers
 
     def save(
-        self, path: str | os.PathLike[str], figures: Mapping[str, Any], training: Mapping[str, Tensor] | None = None
-    ) -> None:  # fmt: skip
+        self,
+        path: str | os.PathLike[str],
+        figures: Mapping[str, Any],
+        training: Mapping[str, Tensor] | None = None,
+        keep: int = 1,
+    ) -> None:
         """Write the model, the optimizers and these figures to ``path``.
 
         Args:
             path: As in :func:`save`.
             figures: Metadata.
             training: The training weights, where the model holds an average.
+            keep: As in :func:`save`.
 
         Raises:
             CheckpointError: As in :func:`save`.
         """
         meta = {"format": 1, "fingerprint": self.state.layout.contents, **figures}
-        save(path, self.state.tensors(), self.optimizers.state_dict(), meta, training)
+        save(path, self.state.tensors(), self.optimizers.state_dict(), meta, training, keep)
 
     def load(self, path: str | os.PathLike[str]) -> Checkpoint:
         """Return the contents of a file. Raise CheckpointError, also if its fingerprint names another model."""

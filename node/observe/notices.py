@@ -21,7 +21,7 @@ LEVELS = {
     "restarted": logging.WARNING,
     "seed": logging.WARNING, "spoiled": logging.WARNING, "state": logging.WARNING, "suspicious": logging.WARNING,
     "twin": logging.WARNING, "unreachable": logging.WARNING, "untaken": logging.WARNING, "waited": logging.WARNING,
-    "timeline": logging.WARNING, "waiting": logging.WARNING,
+    "storage": logging.WARNING, "stored": logging.WARNING, "timeline": logging.WARNING, "waiting": logging.WARNING,
     "finished": logging.INFO, "joined": logging.INFO, "listening": logging.INFO, "member": logging.INFO,
     "merging": logging.INFO, "page": logging.INFO, "started": logging.INFO,
     "transfer": logging.INFO,

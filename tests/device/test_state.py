@@ -89,7 +89,7 @@ def test_parameters_that_are_empty_on_this_rank_are_refused():
 @pytest.mark.parametrize("call", [lambda url: checkpoint.save(url, {}, None, {}), checkpoint.load])
 def test_a_checkpoint_at_a_url_is_refused_in_a_sentence(call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CheckpointError, match="s3://bucket/run is a URL, and checkpoints are files"):
+    with pytest.raises(CheckpointError, match="s3://bucket/run is a URL, which only node"):
         call("s3://bucket/run")
     assert not list(tmp_path.iterdir())
 

@@ -171,3 +171,24 @@ def secret(tmp_path):
     path.write_text(new_secret())
     path.chmod(0o600)
     return path
+
+
+@pytest.fixture
+def store(monkeypatch):
+    """The faulty store, empty and sound; attempts follow each other at once."""
+    import fsspec
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    from node.storage import copies, fetching, uploads
+    from tests.node.stores import Faulty
+
+    fsspec.register_implementation("faulty", Faulty, clobber=True)
+    for name, value in {"store": {}, "pseudo_dirs": [""], "errors": [], "half": False, "calls": []}.items():
+        monkeypatch.setattr(Faulty, name, value)
+    Faulty.goes_on.set()
+    monkeypatch.setattr(copies, "FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(uploads, "LOOK_S", 0.01)
+    monkeypatch.setattr(fetching, "LOOK_S", 0.01)
+    yield Faulty
+    Faulty.goes_on.set()
+    MemoryFileSystem.store.clear()

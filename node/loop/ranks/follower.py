@@ -208,7 +208,7 @@ class Follower:
             self.together(Call.LOAD)
         self.samplers.load(state.get("samplers"))
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], keep: int = 1) -> None:
         """Take part if the model is sharded. Otherwise rank 0 writes the file, and no rank waits for it."""
         if self.work is not None:
             self.together(Call.SAVE)

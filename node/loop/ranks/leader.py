@@ -265,11 +265,11 @@ class Leader:
             check_state(state, self.live.state)
             self.together(Call.LOAD, partial(self.side.load_state_dict, state))
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], keep: int = 1) -> None:
         if self.sharded is None:
-            self.run.save(path, self.state_dict())
+            self.run.save(path, self.state_dict(), keep)
         else:  # All ranks give their parts.
-            self.together(Call.SAVE, partial(self.run.save, path))
+            self.together(Call.SAVE, partial(self.run.save, path, None, keep))
 
     def state_dict(self) -> dict[str, Any]:
         state = self.run.state_dict()

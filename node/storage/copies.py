@@ -1,0 +1,101 @@
+"""Local copies of checkpoints on their way to a store or from there, and how often a store is asked."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from gossip.errors import CheckpointError
+from node.storage.urls import shown
+
+__all__ = ["FOLDER", "LOOK_S", "PERMANENT", "LocalCopy", "folder_in", "opened", "persist"]
+
+ATTEMPTS: Final = 5  # Stores of clouds retry by themselves, so this outlasts a restart of a server, not an outage.
+FIRST_WAIT_S: Final = 1.0  # Doubled after each attempt: 15 s in all.
+STALL_S: Final = 300.0  # The time without a moved byte: 100 MB, sent as one piece, take this at 3 Mbit/s.
+LOOK_S: Final = 0.1  # Interval of the checks whether a store has finished.
+FOLDER: Final = "upload-"
+PERMANENT: Final = (
+    FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError, ImportError, NotImplementedError,
+)  # fmt: skip
+"""Errors that another attempt does not change."""
+
+
+@dataclass(slots=True, eq=False)
+class LocalCopy:
+    """A checkpoint of a store in a local file, on its way to the store or from there.
+
+    Attributes:
+        url: Its URL, with an ending.
+        folder: The local folder that holds its files, and nothing else.
+        home: The folder around it, where a checkpoint stays that cannot be sent.
+        keep: The number of checkpoints to keep under its name in the store.
+        moved_at: time.monotonic() when the store last took or gave something.
+    """
+
+    url: str
+    folder: Path
+    home: Path
+    keep: int = 1
+    moved_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def file(self) -> Path:
+        """Return the checkpoint; the other file in the folder describes it."""
+        return self.folder / self.url.partition("?")[0].rpartition("/")[2]
+
+    @property
+    def store(self) -> str:
+        """Return the part of the URL that names its store: protocol and host or bucket."""
+        return "/".join(shown(self.url).split("/")[:3])
+
+    @property
+    def where(self) -> str:
+        """Return the URL for users."""
+        return shown(self.url)
+
+    @property
+    def stall_s(self) -> float:
+        return STALL_S
+
+    @property
+    def stalls(self) -> bool:
+        return time.monotonic() - self.moved_at > STALL_S
+
+    def moved(self, *_: object, **__: object) -> None:
+        self.moved_at = time.monotonic()
+
+
+def opened(url: str) -> tuple[Any, str]:
+    """Return the store and the checkpoint's path there. May connect."""
+    from fsspec.core import url_to_fs
+
+    store, path = url_to_fs(url)
+    store.invalidate_cache()  # Others write there too.
+    return store, path
+
+
+def persist(work: Callable[[], None]) -> None:
+    """Call ``work`` until it succeeds, ATTEMPTS times at most. Raise its last exception."""
+    for attempt in range(ATTEMPTS):
+        try:
+            return work()
+        except PERMANENT:
+            raise
+        except Exception:
+            if attempt + 1 == ATTEMPTS:
+                raise
+        time.sleep(FIRST_WAIT_S * 2**attempt)
+
+
+def folder_in(home: Path, url: str) -> Path:
+    """Make a folder for local files. Raise CheckpointError if that fails."""
+    try:
+        return Path(tempfile.mkdtemp(prefix=FOLDER, dir=home))
+    except OSError as error:
+        text = f"{shown(url)} needs a local file on its way, and no folder for it can be made in {home}"
+        raise CheckpointError(f"{text} ({error.strerror}): give room there.") from error

@@ -1,0 +1,96 @@
+"""Checkpoints that are read from stores, by way of a local copy."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from gossip.errors import CheckpointError
+from node.storage.copies import LOOK_S, PERMANENT, LocalCopy, folder_in, opened, persist
+from node.storage.urls import check, named, reason
+
+__all__ = ["fetched"]
+
+
+@contextlib.contextmanager
+def fetched(url: str, home: Path, beat: Callable[[], None] = lambda: None) -> Iterator[Path]:
+    """Yield a local copy of a checkpoint in a store, and delete it at the end.
+
+    Errors inside the block that name the copy name the URL instead.
+
+    Args:
+        url: Its URL.
+        home: The folder for the copy.
+        beat: Called about ten times a second while the store is read.
+
+    Raises:
+        CheckpointError: In one sentence.
+    """
+    check(url)
+    copy = LocalCopy(named(url), folder_in(home, url), home)
+    try:
+        fetch(url, copy, beat)
+        try:
+            yield copy.file
+        except CheckpointError as error:
+            raise CheckpointError(str(error).replace(str(copy.file), copy.where)) from error
+    finally:
+        shutil.rmtree(copy.folder, ignore_errors=True)
+
+
+def fetch(url: str, copy: LocalCopy, beat: Callable[[], None]) -> None:
+    """Copy a checkpoint to its local file, in another thread, since a store may hang."""
+    failures: list[Exception] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            persist(lambda: get(url, copy))
+        except Exception as error:  # A store's package may raise anything.
+            failures.append(error)
+        finally:
+            done.set()
+
+    threading.Thread(target=run, name="gossip-fetch", daemon=True).start()
+    where = copy.where
+    while not done.wait(LOOK_S):
+        beat()
+        if copy.stalls:
+            raise CheckpointError(
+                f"Could not read {where}: the store gives nothing for {copy.stall_s:g} s; look at it and at the "
+                "network."
+            )
+    if not failures:
+        return
+    (error,) = failures
+    why = reason(error, url)
+    if isinstance(error, FileNotFoundError):
+        raise CheckpointError(f"There is no checkpoint at {where}; check the URL.") from error
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        raise CheckpointError(
+            f"Could not read {where}: {why} in {copy.home}, where it is copied first; free room there."
+        ) from error
+    if isinstance(error, PERMANENT):
+        raise CheckpointError(
+            f"The store refuses to give {where} ({why}); check its name, credentials and permissions."
+        ) from error
+    raise CheckpointError(f"Could not read {where}: {why}; check the URL, the store and the network.") from error
+
+
+def get(url: str, copy: LocalCopy) -> None:
+    from fsspec.callbacks import Callback
+
+    copy.moved()
+    callback = Callback(hooks={"moved": copy.moved})
+    store, path = opened(copy.url)
+    try:
+        store.get_file(path, str(copy.file), callback=callback)
+    except FileNotFoundError:
+        if copy.url == url:
+            raise
+        store, path = opened(url)  # The file may have another origin and no ending.
+        store.get_file(path, str(copy.file), callback=callback)

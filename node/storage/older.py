@@ -1,0 +1,64 @@
+"""The names of older checkpoints, which a save may keep."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from gossip.errors import CheckpointError
+
+__all__ = ["keep_older", "keep_older_there", "kept_names", "numbered"]
+
+MOST_KEPT: Final = 100  # Each save renames all older ones.
+
+
+def numbered(name: str, older: int) -> str:
+    """Return the name of an older checkpoint: run.1.safetensors is the one before run.safetensors."""
+    stem, dot, suffix = name.rpartition(".")
+    return f"{stem}.{older}{dot}{suffix}" if older else name
+
+
+def kept_names(keep: object) -> int:
+    """Return the number of checkpoints to keep under one name. Raise CheckpointError if it is none."""
+    if not isinstance(keep, int) or isinstance(keep, bool) or not 1 <= keep <= MOST_KEPT:
+        raise CheckpointError(f"keep is {keep!r}: give how many checkpoints to keep, from 1 to {MOST_KEPT}.")
+    return keep
+
+
+def keep_older(files: Sequence[Path], keep: int, folder: Path) -> None:
+    """Give local files that are about to be replaced the names of older ones. The files themselves stay.
+
+    Args:
+        files: The checkpoint and its description.
+        keep: The number of checkpoints to keep, the coming one included.
+        folder: A folder for temporary files, on the same disk.
+
+    Raises:
+        OSError: A file could not be renamed.
+    """
+    for older in range(keep - 1, 0, -1):
+        for file in files:
+            newer, place = file.with_name(numbered(file.name, older - 1)), file.with_name(numbered(file.name, older))
+            if not newer.exists():
+                continue
+            if older == 1:  # A second name: a kill from here on leaves the newest checkpoint in its place.
+                link = folder / "older"
+                try:
+                    os.link(newer, link)
+                except OSError:  # Some file systems have no links.
+                    shutil.copyfile(newer, link)
+                newer = link
+            os.replace(newer, place)
+
+
+def keep_older_there(store: Any, paths: Sequence[str], keep: int) -> None:
+    """Do as :func:`keep_older` in a store, which copies its own files."""
+    for older in range(keep - 1, 0, -1):
+        for path in paths:
+            folder, slash, name = path.rpartition("/")
+            newer, place = (folder + slash + numbered(name, number) for number in (older - 1, older))
+            if store.exists(newer):
+                store.cp_file(newer, place)

@@ -1,0 +1,200 @@
+"""The checkpoints of one node that are on their way to stores."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from gossip.errors import CheckpointError
+from node.storage.copies import FOLDER, LOOK_S, PERMANENT, LocalCopy, folder_in, opened, persist
+from node.storage.older import keep_older_there
+from node.storage.urls import BUCKETS, check, named, reason, shown
+
+__all__ = ["CheckpointUploads"]
+
+ATOMIC: Final = BUCKETS
+"""Object stores, whose put shows an object whole or not at all. Elsewhere a file is renamed when it is complete."""
+WAITING: Final = 4  # Checkpoints that wait for the one being sent. Each takes its size on the local disk.
+QUIET_S: Final = 2.0  # Leaving takes about a second without an upload: say why it takes longer.
+UNSENT: Final = "unsent.safetensors"
+
+
+class CheckpointUploads:
+    """The checkpoints of one node that are on their way to stores.
+
+    One thread sends them one after another, and ends when there are none.
+
+    Args:
+        tell: Takes the kind of a notice and its sentence, in any thread.
+    """
+
+    def __init__(self, tell: Callable[[str, str], None]) -> None:
+        self.tell = tell
+        self.changed = threading.Condition()  # Guards the four below.
+        self.waiting: deque[LocalCopy] = deque()
+        self.sending: LocalCopy | None = None
+        self.thread: threading.Thread | None = None
+        self.failing: set[str] = set()  # Stores whose failure was told; some few of a program.
+        self.shifted: set[str] = set()  # URLs whose older checkpoints have made room already.
+        self.token = secrets.token_hex(4)  # Two nodes may write to one URL.
+
+    @contextlib.contextmanager
+    def spool(self, url: str, keep: int, home: Path) -> Iterator[Path]:
+        """Yield the local path for a checkpoint, and send at the end what was written there.
+
+        Args:
+            url: Its URL.
+            keep: The number of checkpoints to keep under this name.
+            home: The folder for local files, which is this node's alone.
+
+        Raises:
+            CheckpointError: The URL cannot be used, or the file could not be written.
+        """
+        check(url)
+        url = named(url)
+        if self.thread is None:
+            for left in home.glob(f"{FOLDER}*"):  # An earlier process was killed.
+                shutil.rmtree(left, ignore_errors=True)
+        upload = LocalCopy(url, folder_in(home, url), home, keep)
+        try:
+            yield upload.file
+        except BaseException as error:
+            shutil.rmtree(upload.folder, ignore_errors=True)
+            if isinstance(error, CheckpointError):
+                where = f"{upload.file}, from where it goes to {shown(url)}"
+                raise CheckpointError(str(error).replace(str(upload.file), where)) from error
+            raise
+        self.add(upload)
+
+    def add(self, upload: LocalCopy) -> None:
+        """Send this checkpoint. It replaces one of the same URL that still waits."""
+        with self.changed:
+            out = [one for one in self.waiting if one.url == upload.url]
+            for one in out:
+                self.waiting.remove(one)
+            self.waiting.append(upload)
+            late = self.waiting.popleft() if len(self.waiting) > WAITING else None
+            stuck = self.sending if self.sending is not None and self.sending.stalls else None
+            if self.thread is None:
+                self.thread = threading.Thread(target=self.run, name="gossip-storage", daemon=True)
+                self.thread.start()
+        for one in (*out, *([late] if late else [])):
+            shutil.rmtree(one.folder, ignore_errors=True)
+        if late is not None:
+            text = "is slower than the checkpoints come, and the oldest that waits is given up: save less often."
+            self.fails(late, f"{late.store} {text}")
+        if stuck is not None:
+            self.fails(stuck, stuck_text(stuck))
+
+    def run(self) -> None:
+        """Send what waits, and end."""
+        while True:
+            with self.changed:
+                if not self.waiting:
+                    self.sending = self.thread = None
+                    self.changed.notify_all()
+                    return
+                upload = self.sending = self.waiting.popleft()
+                upload.moved()
+            try:
+                persist(lambda: self.put(upload))  # noqa: B023 (called before the next one)
+            except Exception as error:  # A store's package may raise anything.
+                self.give_up(upload, error)
+            else:
+                self.sent(upload)
+
+    def put(self, upload: LocalCopy) -> None:
+        """Send the files of one checkpoint, and replace each as a whole. The description comes first."""
+        from fsspec.callbacks import Callback
+
+        upload.moved()
+        store, path = opened(upload.url)
+        atomic = not ATOMIC.isdisjoint([store.protocol] if isinstance(store.protocol, str) else store.protocol)
+        folder = path[: len(path) - len(upload.file.name)]
+        if not atomic and folder.strip("/"):  # An object store has no folders, and may take one for a bucket to make.
+            store.makedirs(folder.rstrip("/"), exist_ok=True)
+        files = sorted(upload.folder.iterdir(), key=lambda file: file == upload.file)
+        if upload.keep > 1 and upload.url not in self.shifted:
+            keep_older_there(store, [folder + file.name for file in files], upload.keep)
+            self.shifted.add(upload.url)  # A later attempt would push the older ones out.
+        for file in files:
+            place, callback = folder + file.name, Callback(hooks={"moved": upload.moved})
+            if atomic:
+                store.put_file(str(file), place, callback=callback)
+                continue
+            part = f"{folder}.{file.name}.{self.token}.tmp"
+            try:
+                store.put_file(str(file), part, callback=callback)
+                store.mv(part, place)
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    store.rm_file(part)
+                raise
+        self.shifted.discard(upload.url)
+
+    def sent(self, upload: LocalCopy) -> None:
+        shutil.rmtree(upload.folder, ignore_errors=True)
+        if upload.store in self.failing:
+            self.failing.discard(upload.store)
+            (upload.home / UNSENT).unlink(missing_ok=True)
+            self.tell("stored", f"Checkpoints are stored at {upload.store} again, the last as {upload.where}.")
+
+    def give_up(self, upload: LocalCopy, error: Exception) -> None:
+        """Keep the checkpoint here, in place of the one that was given up before it, and tell the first time."""
+        kept = upload.home / UNSENT
+        with contextlib.suppress(OSError):
+            os.replace(upload.file, kept)
+        shutil.rmtree(upload.folder, ignore_errors=True)
+        where, why = upload.where, reason(error, upload.url)
+        if isinstance(error, PERMANENT):
+            text = f"The store refuses {where} ({why}): look at its name, credentials and permissions"
+        else:
+            text = f"The checkpoint cannot be stored at {where} ({why}): look at the store and the network"
+        self.fails(upload, f"{text}; training goes on, the next save tries again, and this one is kept in {kept}.")
+
+    def fails(self, upload: LocalCopy, sentence: str) -> None:
+        """Tell that a store fails, unless it was told."""
+        if upload.store not in self.failing:
+            self.failing.add(upload.store)
+            self.tell("storage", sentence)
+
+    def wait(self, beat: Callable[[], None] = lambda: None, url: str | None = None) -> None:
+        """Return when all checkpoints, or those of one URL, are sent or given up, or the store moves nothing.
+
+        ``beat`` is called about ten times a second meanwhile.
+        """
+        place, began, told = None if url is None else named(url), time.monotonic(), False
+        while True:
+            with self.changed:
+                sending = self.sending
+                ours = [one for one in (sending, *self.waiting) if one is not None and place in (None, one.url)]
+                if self.thread is None or not ours:
+                    return
+                self.changed.wait(LOOK_S)
+            if sending is not None and sending.stalls:
+                self.fails(sending, stuck_text(sending))
+                return
+            if not told and url is None and time.monotonic() - began > QUIET_S:
+                told = True
+                self.tell("storage", left_text(ours[0]))
+            beat()
+
+
+def left_text(upload: LocalCopy) -> str:
+    return (
+        f"This node has left, and its checkpoint is still on its way to {upload.store}: the program ends when it is "
+        "there."
+    )
+
+
+def stuck_text(upload: LocalCopy) -> str:
+    text = f"The store takes nothing of {upload.where} for {upload.stall_s:g} s: look at it and at the network"
+    return f"{text}; training goes on, and the checkpoint is in {upload.file} while this program runs."
