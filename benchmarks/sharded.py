@@ -4,9 +4,10 @@
     python benchmarks/sharded.py --memory 25000000                  what a node of so many parameters takes of its host
 
 "whole": two nodes of one process each. "sharded": two nodes of two processes each, four in all, by fully_shard over
-gloo. "mixed": one of each. Every node takes as many steps on its share of the same windows, in batches of 16, with
-AdamW and a rate that rises and falls. The loss is in nats a byte, on 1,024 windows that nobody trained on, of the
-weights on which the nodes have settled.
+gloo. "mixed": one of each. Of each kind and seed, a node takes the same steps on the same batches of 16 windows, with
+AdamW and a rate that rises and falls. max_version_gap is 0, so that the machine's other work does not decide how often
+nodes mix. The loss is in nats a byte, on 1,024 windows that nobody trained on, of the weights on which the nodes have
+settled.
 
 The memory is the proportional set size (PSS) of a node's processes, as /proc has it, after mixes with another node and
 less that before the Node was made: the model itself is not in it. "ranks" are two processes that each hold the whole.
@@ -25,7 +26,7 @@ import tempfile
 import time
 from contextlib import suppress
 from datetime import timedelta
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn import functional as F
 
 from gossip.config import Config
@@ -75,17 +77,19 @@ def learn(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
     x, y, x_test, y_test, _ = plays()
-    config = Config(mix_every_steps=8, join_timeout_s=30.0)
+    config = Config(mix_every_steps=8, max_version_gap=0.0, join_timeout_s=30.0)
+    drawn = torch.Generator().manual_seed(1000 * args.seed + int(folder.name))
     with Node(model, optimizer, config=config, group=group, **options(args, folder)) as node:
-        batches = node.shard((x, y), batch_size=BATCH // args.size, epochs=100)
         found = mixes(node)
-        for step, (inputs, targets) in enumerate(islice(batches, args.steps)):
-            done = step / args.steps
+        for step in range(args.steps):
+            batch = torch.randint(len(x), (BATCH,), generator=drawn)[args.rank :: args.size]
+            inputs, targets, done = x[batch], y[batch], step / args.steps
             for part in optimizer.param_groups:
                 part["lr"] = RATE * min(1.0, done / WARMUP + 0.01) * (1.0 - done)
             loss = F.cross_entropy(model(inputs.long()).flatten(0, 1), targets.long().flatten())
             optimizer.zero_grad()
             loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             node.step(loss=loss, samples=len(inputs))
             if step % 20 == 0:

@@ -66,7 +66,7 @@ class Node:
         wait_s: Go on after this many seconds (default 60) without them. Raise LocalError then if a launcher started
             members on other hosts and none of them came.
         group: A process group of torch.distributed that trains one model. All its ranks form this one node, and each
-            makes a Node. The settings of rank 0 count.
+            makes a Node. The settings of rank 0 count. A model that is sharded over processes needs it.
         frozen: Also exchange a module's parameters that require no gradient while others do.
         page: "host:port" of a page for browsers and monitors, see docs/page.md.
         on_fault: The reaction to a fault of this library in the network side. "restart" (the default) starts the

@@ -160,7 +160,7 @@ class LiveTensors:
                 (parent, name, child) for parent in model.modules() for name, child in parent.named_children()
             )
             self._counts = tuple((m, len(m._parameters), len(m._modules)) for m in model.modules())
-            saved = model.state_dict(keep_vars=True).keys()  # Distinguishes persistent buffers from others.
+            saved = set(map(plain_name, model.state_dict(keep_vars=True)))  # Persistent buffers are in it, others not.
             for name, parameter in model.named_parameters():
                 path, _, key = name.rpartition(".")
                 frozen = self._freezes and not parameter.requires_grad
@@ -168,7 +168,7 @@ class LiveTensors:
                 yield plain_name(name), model.get_submodule(path)._parameters, key, kind
             for name, _ in model.named_buffers():
                 path, _, key = name.rpartition(".")
-                if name in saved:
+                if plain_name(name) in saved:
                     yield plain_name(name), model.get_submodule(path)._buffers, key, "buffer"
         elif isinstance(model, Mapping):
             for name, value in model.items():
@@ -187,8 +187,8 @@ class LiveTensors:
 
 
 def plain_name(name: str) -> str:
-    """Remove the prefix that a compiled module adds to its names."""
-    return name.replace("_orig_mod.", "")
+    """Remove what compiled and activation-checkpointed modules add to their names."""
+    return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
 
 
 def refuse_other_tensors(held: Mapping[str, Tensor], given: Mapping[str, Tensor], exact: bool) -> None:

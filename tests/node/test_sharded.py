@@ -19,6 +19,7 @@ from node.loop.ranks.channel import GroupChannel
 from node.loop.ranks.ranks import Ranks
 from node.loop.ranks.sharded import trained_by_all
 from node.model import checkpoint
+from node.model.backup import KeptWeights
 from node.model.checkpoint import Archive
 from node.model.optimizers import Optimizers
 from node.model.sharded import state as sharded_state
@@ -189,6 +190,20 @@ def test_a_checkpoint_of_a_sharded_model_loads_into_a_whole_one_and_back(world, 
         for number, row in saved.optimizer_state["state"].items():
             for key, value in row.items():
                 assert torch.equal(torch.as_tensor(state["state"][number][key]), torch.as_tensor(value)), (number, key)
+
+
+def test_weights_that_gave_way_to_others_on_trial_come_back_with_the_optimizers_state(world):
+    pair = Pair(world, steps=2)
+    kept = KeptWeights(pair.sharded, pair.many)
+    before = pair.vectors()[1]
+    assert kept.keep()
+    theirs = np.ones(pair.sharded.layout.size, np.float32)
+    pair.sharded.adopt(theirs, (), {})
+    step(pair.models[1], pair.optimizers[1], 8)
+    weights = kept.put_back()
+    assert np.array_equal(pair.vectors()[1], before)
+    assert np.array_equal(weights, before[: weights.size])
+    assert pair.sharded.optimizer_scalars() == {"step": 2.0}
 
 
 def test_a_file_of_another_optimizer_is_refused_before_anything_changes(world, tmp_path):

@@ -259,6 +259,21 @@ def one_process(tmp_path):
     torch.distributed.destroy_process_group()
 
 
+def test_activation_checkpointing_changes_no_name():
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    def model():
+        return nn.Sequential(nn.Linear(4, 3), nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
+
+    plain, wrapped = model(), model()
+    wrapped[1] = checkpoint_wrapper(wrapped[1])
+    one, other = ModelState(plain), ModelState(wrapped)
+    assert one.layout == other.layout
+    assert one.tensors().keys() == other.tensors().keys()
+    other.load(one.tensors())
+    assert all(torch.equal(value, other.tensors()[name]) for name, value in one.tensors().items())
+
+
 @pytest.mark.usefixtures("one_process")
 def test_a_model_that_is_sharded_over_processes_is_refused_at_once():
     from torch.distributed.device_mesh import init_device_mesh
