@@ -131,7 +131,7 @@ def test_a_busy_member_is_replaced_and_the_others_begin_without_who_stays_silent
 def test_a_groups_streams_may_stand_still_as_long_as_a_pairs() -> None:
     """They had one second beside their bytes, less than members far apart need to dial each other."""
     one = inviting()
-    begun_s = one.table[1].since
+    begun_s = one.table[1].phase_began_at
     bytes_s = 8 * one.local.elements / (1e6 * one.config.slowest_rate_mb_s)
     assert one.deadline == pytest.approx(begun_s + bytes_s + one.config.stall_s)
     assert one.tick(one.deadline - 0.01) == []

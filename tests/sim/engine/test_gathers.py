@@ -142,5 +142,5 @@ def test_members_that_are_far_apart_have_the_time_to_dial_each_other_and_to_stre
         swarm.add_peer(row[:300].copy(), founder=True, step_s=STEP_S)
     swarm.introduce()
     swarm.run_until(60.0)
-    assert sum(host.peer.exchanges.done for host in swarm.hosts) > 30
-    assert [host.peer.exchanges.failed_by.get("deadline", 0) for host in swarm.hosts] == [0] * 6
+    assert sum(host.peer.exchanges.done_count for host in swarm.hosts) > 30
+    assert [host.peer.exchanges.failures_by_reason.get("deadline", 0) for host in swarm.hosts] == [0] * 6
