@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gossip.exchange.progress import INTERVALS
+from gossip.exchange.progress import MAX_EXCHANGE_INTERVALS
 from tests.harness.configs import tuned
 from tests.simulation.truth import Truth
 
@@ -47,7 +47,7 @@ def test_one_mix_brings_two_intervals_at_most_and_keeps_the_sum():
     train(truth, fast, 100)
     truth.mix((fast, slow))
     assert truth.of(slow) == 100 * SAMPLES
-    assert truth.expected(slow) == INTERVALS * EVERY * SAMPLES * 2
+    assert truth.expected(slow) == MAX_EXCHANGE_INTERVALS * EVERY * SAMPLES * 2
     assert truth.expected(fast) + truth.expected(slow) == 2 * truth.of(fast)
 
 

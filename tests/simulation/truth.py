@@ -16,7 +16,7 @@ from collections.abc import Hashable, Iterable
 from statistics import fmean, median_low
 from typing import TYPE_CHECKING
 
-from gossip.exchange.progress import INTERVALS, STEPS
+from gossip.exchange.progress import MAX_EXCHANGE_INTERVALS, TIMED_MIX_STEPS
 
 if TYPE_CHECKING:
     from tests.simulation.host import Host
@@ -107,11 +107,11 @@ class Truth:
                 self._base[host] = mean - self._trained[self._part[host]]
         if len(known) > 1:
             mean = fmean(self._expected[host] for host in known)
-            most = INTERVALS * min(map(self.interval, known))
+            most = MAX_EXCHANGE_INTERVALS * min(map(self.interval, known))
             for host in known:
                 self._expected[host] += max(-most, min(mean - self._expected[host], most))
 
     def interval(self, host: Host) -> float:
         """What the host adds between two of its mixes."""
-        steps = self.world.config.interval_steps or STEPS
+        steps = self.world.config.interval_steps or TIMED_MIX_STEPS
         return steps * host.samples * self._members[self._part[host]]
