@@ -103,13 +103,13 @@ class Initiator:
         if exchanges.has_given_up:
             exchanges.has_given_up = False
             self.searches += 1
-            exchanges.has_stream_begun = self.searches >= SEARCHES
+            exchanges.is_reservation_due = self.searches >= SEARCHES
             schedule.wait(now, collided_s(self.rng))
         if exchanges.has_freed_slot:
             exchanges.has_freed_slot = False
             effects += exchanges.begin_reserved(now)
-        if exchanges.has_stream_begun:
-            exchanges.has_stream_begun = False
+        if exchanges.is_reservation_due:
+            exchanges.is_reservation_due = False
             self.searches = 0
             if schedule.behind and self.joining.phase is IDLE and not local.settling:
                 effects += exchanges.reserve_next(now)

@@ -284,7 +284,7 @@ class Peer:
     def unsettled(self) -> bool:
         """Return True if :meth:`after` has something to handle."""
         exchanges = self.exchanges
-        moved = exchanges.has_freed_slot or exchanges.has_stream_begun
+        moved = exchanges.has_freed_slot or exchanges.is_reservation_due
         busy = exchanges.mixed_partners or exchanges.has_given_up or self.joining.phase is not IDLE
         return bool(moved or busy or self.misbehaviour.news)
 

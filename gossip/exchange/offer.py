@@ -116,10 +116,8 @@ class Exchange(Session):
         """Return our exchanges that give way to an offer of ``sender``, and whether the offer must wait."""
         return [], False
 
-    def on_snapshotted(
-        self, now: float, mass: float = 0.0, yielded_offer: Exchange | None = None
-    ) -> list[Effect]:  # fmt: skip
-        """Handle our snapshot in PREPARING: the initiator sends the Offer, the responder Accept and its stream.
+    def on_snapshotted(self, now: float, mass: float = 0.0, yielded_offer: Exchange | None = None) -> list[Effect]:
+        """Handle our snapshot in PREPARING: the initiator sends the Offer; the responder Accept, and streams begin.
 
         Args:
             now: Current time in seconds.
@@ -291,7 +289,7 @@ class Exchange(Session):
         self.timer_at = self.final_deadline
         if not self.is_backgrounded:
             self.timer_at = min(now + exchanges.stream_waits.limit_s, self.final_deadline)
-        exchanges.has_stream_begun = True
+        exchanges.is_reservation_due = True
         sends, receives = self.directions
         return Transfer(self.session, self.partner, self.codec, self.part, sends, receives)
 

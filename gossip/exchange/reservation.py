@@ -148,9 +148,7 @@ class ReservedPair(Pair):
             exchanges.own_exchanges[self.session] = self
         return [Snapshot(self.session)]
 
-    def on_snapshotted(
-        self, now: float, mass: float = 0.0, yielded_offer: Exchange | None = None
-    ) -> list[Effect]:  # fmt: skip
+    def on_snapshotted(self, now: float, mass: float = 0.0, yielded_offer: Exchange | None = None) -> list[Effect]:
         """Handle our snapshot in PREPARING: send Accept, and start the streams if the partner's has arrived."""
         exchanges, local = self.exchanges, self.exchanges.local
         self.our_version, self.snapshot_steps, self.weight = local.version, local.steps, self.max_weight()

@@ -64,7 +64,7 @@ class Session:
     A subclass has a transition table and a handler ``on_<event>`` for each event in it. ``Exchanges`` calls a handler
     only if the table allows the event in the present state. The handler changes the state and returns effects.
 
-    ``our_version`` and ``our_claim`` are the version and the progress that our Offer or Accept states.
+    ``our_version`` and ``our_claim`` are the version and the progress that our Offer, Accept or Joined states.
     """
 
     TRANSITIONS: ClassVar[Table]  # The events that each state allows, and the next states.
@@ -83,7 +83,7 @@ class Session:
 
     @property
     def counterparts(self) -> tuple[PeerId, ...]:
-        """Return the other peers of the session, as far as they are known."""
+        """Return the other peers of the session, as far as they are known. A group that has begun includes us."""
         raise NotImplementedError
 
     @property

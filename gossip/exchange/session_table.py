@@ -75,7 +75,7 @@ class Ledger(Generic[AnySession]):
         # The next five tell what has happened since Peer last looked.
         self.mixed_partners: list[PeerId] = []  # Partners of exchanges that finished.
         self.has_own_mixed = False  # One of these exchanges was ours.
-        self.has_stream_begun = False
+        self.is_reservation_due = False  # Streams began, or several searches for a partner failed.
         self.has_freed_slot = False
         self.has_given_up = False  # Our own mix ended without a partner.
 
