@@ -65,7 +65,7 @@ def boundary(name: str, shape: Shape, rounds: int) -> None:
     """Print what a snapshot and an addition cost a training loop."""
     model, optimizer, train = trainee(shape, torch.optim.AdamW)
     state = ModelState(model, optimizer)
-    vector = state.buffer(state.size())
+    vector, difference = state.buffer(state.size()), state.buffer(state.size())  # The difference is 0.
     state.read(vector)
     upload: Any = None
 
@@ -74,15 +74,13 @@ def boundary(name: str, shape: Shape, rounds: int) -> None:
 
     def arrive() -> None:
         nonlocal upload
-        vector.fill(0.0)
-        upload = state.begin_upload(vector)
+        upload = state.begin_upload(difference)
 
     def addition() -> Any:
         return upload.add()
 
     def arrive_and_add() -> Any:
-        nonlocal upload
-        upload = state.begin_upload(vector)
+        arrive()
         while not upload.done():
             time.sleep(1e-4)
         return upload.add()
@@ -154,7 +152,7 @@ def main() -> None:
             accelerator_nodes.measure(shapes, SHORT_ROWS if simulated else ROWS, device)
         else:
             say("machine", **machine(simulated))
-            copies(shapes, *((1 << 16, 2) if simulated else (1 << 30, 5)))
+            copies(shapes, *((1 << 16, 2) if simulated else (1 << 30, 3)))
 
 
 if __name__ == "__main__":

@@ -105,9 +105,13 @@ def waits(device: Any) -> Iterator[list[str]]:
         found += [wait.ours for wait in device.waits[before:] if wait.ours]
         return
 
-    def note(*args: Any, **kwargs: Any) -> None:
+    def note() -> None:
         lines = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_stack()]
         found.extend([line for line in lines if line.startswith(OURS)][-1:])
+
+    def warned(message: Warning | str, *args: Any) -> None:
+        if "synchronizing CUDA operation" in str(message):
+            note()
 
     def noted(plain: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -119,7 +123,7 @@ def waits(device: Any) -> Iterator[list[str]]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("always")
-        warnings.showwarning = note
+        warnings.showwarning = warned
         for owner in (torch.cuda, torch.cuda.Event, torch.cuda.Stream):
             stack.enter_context(mock.patch.object(owner, "synchronize", noted(owner.synchronize)))
         torch.cuda.set_sync_debug_mode("warn")

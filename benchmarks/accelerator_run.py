@@ -61,18 +61,19 @@ def parts(simulated: bool) -> list[Part]:
 
     return [
         Part("tests", 80, ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", which, *marked]),
-        Part("one rank, NCCL", 30, ranks(1, "nccl")),
-        Part("two ranks, gloo", 30, ranks(2, "gloo")),
+        Part("one rank, NCCL", 35, ranks(1, "nccl")),
+        Part("two ranks, gloo", 35, ranks(2, "gloo")),
         Part("copies", 50, ["-m", "benchmarks.accelerator", "copies", *flag]),
-        Part("nodes", 170, ["-m", "benchmarks.accelerator", "nodes", *flag]),
-        Part("equal", 110, ["-m", "benchmarks.accelerator_equal", *flag]),
+        Part("nodes", 165, ["-m", "benchmarks.accelerator", "nodes", *flag]),
+        Part("equal", 105, ["-m", "benchmarks.accelerator_equal", *flag]),
     ]
 
 
 def run(part: Part, seconds: float, **environment: str) -> dict[str, Any]:
     """Run a part, and return its outcome with the figures that it printed, those before a failure included."""
     began, reason = time.monotonic(), ""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)} | environment
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"PYTHONPATH": path} | environment
     with tempfile.TemporaryFile("w+", encoding="utf-8") as out:
         command = [sys.executable, *part.command]
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=out, start_new_session=True)

@@ -6,11 +6,13 @@ import json
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
-from benchmarks import accelerator, accelerator_page, accelerator_run
+from benchmarks import accelerator, accelerator_device, accelerator_page, accelerator_run
 from benchmarks.accelerator_device import Shape
 from benchmarks.accelerator_device import accelerator as device_of
 from benchmarks.accelerator_run import Part
@@ -113,6 +115,44 @@ def test_the_page_has_every_figure_and_every_aim():
     assert len(lines) == 5 * 2 + AIMS + 1 + 3 + 4 + 5 * 2
     assert not any("None" in line or "nan" in line for line in lines)
     assert accelerator_page.page({"parts": {}, "aims": []}).startswith("# On a GPU")
+
+
+@pytest.mark.parametrize("real", [True, False])
+def test_figures_of_a_real_device_alone_are_written_to_the_results(real, tmp_path, monkeypatch, capsys):
+    outcome = {"all": {"ok": True, "seconds": 1.0, "reason": "", "figures": all_figures()}}
+    monkeypatch.setattr(accelerator_run, "run_all", lambda parts, simulated: outcome)
+    monkeypatch.setattr(accelerator_run, "RESULTS", tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: real)
+    monkeypatch.setattr(sys, "argv", ["accelerator_run"])
+    assert accelerator_run.main() == 0
+    printed = capsys.readouterr().out
+    assert ("There is no GPU here" in printed) == (accelerator_run.SIMULATED in printed) == (not real)
+    assert sorted(path.name for path in tmp_path.iterdir()) == (["accelerator.json", "accelerator.md"] if real else [])
+    if real:
+        found = json.loads((tmp_path / "accelerator.json").read_text())
+        assert found == {
+            "simulated": False, "parts": outcome, "aims": [one.row() for one in accelerator_page.aims(all_figures())],
+        }  # fmt: skip
+
+
+def test_waits_for_a_real_device_are_counted_where_node_or_gossip_wait(monkeypatch):
+    modes, plain = [], warnings.showwarning
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(accelerator_device, "OURS", (__file__,))
+    with accelerator_device.waits(None) as found:
+        warnings.warn("called a synchronizing CUDA operation (Triggered internally)", UserWarning, stacklevel=1)
+        warnings.warn("something else", UserWarning, stacklevel=1)
+        torch.cuda.synchronize()
+        assert modes == ["warn"]
+    assert modes == ["warn", "default"]
+    assert warnings.showwarning is plain
+    assert len(found) == 2
+    assert all(line.startswith(f"{__file__}:") for line in found)
+    monkeypatch.setattr(accelerator_device, "OURS", ("/elsewhere/",))
+    with accelerator_device.waits(None) as found:
+        torch.cuda.synchronize()
+    assert found == []
 
 
 def test_a_part_that_hangs_is_ended_with_its_children_and_keeps_its_figures(tmp_path):
