@@ -144,7 +144,7 @@ class RunProgress:
         self._exchange(half if gap > 0 else -half, abs(gap), theirs, partner, chosen)
 
     def mix_group(self, ours: Claim, group: Claim, inviter: PeerId, *, chosen: bool) -> None:
-        """Move to the mean of a group's numbers, which the inviter states with its own limit and member count."""
+        """Move to the mean of a group's numbers, which the inviter states with its own limit and the group's count."""
         most, gap = min(ours.most, group.most), group.samples - ours.samples
         self._exchange(max(-most, min(gap, most)), abs(gap), group, inviter, chosen)
 

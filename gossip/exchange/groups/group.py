@@ -23,6 +23,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from statistics import median_high
 from typing import Any, ClassVar
 
 from gossip.arithmetic.group_mean import norm_accepts
@@ -168,7 +169,9 @@ class Group(Session):
         self.mean_version = (self.our_version + sum(self.joined_versions.values())) / len(self.members)
         claims = (self.our_claim, *self.joined_claims.values())
         mean_samples = sum(claim.samples for claim in claims) // len(claims)
-        self.mean_claim = dataclasses.replace(self.our_claim, samples=mean_samples)
+        # One member of a group may have no address. It meets fewer others, and must not follow its own count.
+        members = median_high(claim.members for claim in claims)
+        self.mean_claim = dataclasses.replace(self.our_claim, samples=mean_samples, members=members)
         begin = Begin(self.session, self.members, self.mean_version, self.codec, self.mean_claim)
         return [*late, *[Send(peer, begin) for peer in self.joined_versions], *self.start_all_reduce(now)]
 

@@ -13,7 +13,7 @@ from gossip.exchange import reservation
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.groups.group import MAX_DOUBTS
 from gossip.exchange.session import MAX_GAP_ROUNDS, Local, State
-from gossip.ids import Address, PeerId
+from gossip.ids import Address, Claim, PeerId
 from gossip.wire.messages import Abort, Begin, Busy, Commit, Invite, Joined, Outcome, Refuse, Settled
 
 A, B, C, D = (PeerId(bytes([n]) * 16) for n in (1, 2, 3, 4))
@@ -378,3 +378,12 @@ def test_with_whom_a_group_is_is_known_as_far_as_it_is() -> None:
     assert one.counterparts == (A,)
     one.members = (A, B, C)
     assert one.counterparts == (A, B, C)
+
+
+def test_a_group_counts_members_by_those_that_meet_most_others():
+    one = inviting(State.OFFERED)
+    met = one.table[1].our_claim.members
+    one.on_joined(B, Joined(1, 4.0, "fp32", Claim(0, 0, met + 3)), 0.2)
+    out = one.on_joined(C, Joined(1, 6.0, "fp32", Claim(0, 0, met + 3)), 0.2)
+    begin = next(effect.message for effect in out if isinstance(effect, Send))
+    assert begin.progress.members == met + 3, "an inviter without an address meets fewer"
