@@ -33,6 +33,8 @@ from node.loop.ranks.channel import WHY, GroupChannel
 from node.loop.ranks.mirror import Place
 from node.loop.ranks.ranks import FRAME_BYTES, Call, Ranks, StepSummary
 from node.loop.ranks.report import SwarmReport
+from node.model.sharded.memory import MemoryName
+from node.model.sharded.work import Operation
 from node.observe.members import SwarmView
 from node.observe.metrics import Metrics
 
@@ -199,6 +201,8 @@ BY_RANK_0 = {
     "a change of a terabyte": says("change", UpdateTold(1 << 38, False, None)),
     "a change of a negative size": says("change", UpdateTold(-1, True, None)),
     "a change of no weight": says("change", UpdateTold(ELEMENTS, False, float("nan"))),
+    "an operation on a whole model": says("operation", Operation("read", 0, ELEMENTS, 1)),
+    "memory for a whole model": says("map", MemoryName(1, "/proc/self/fd/0", 8, "gossip-vector-0")),
     "positions outside": positions(0, 10**12),
     "positions below": positions(-(2**62), 0),
     "positions in no order": positions(0, 10**9, 3),

@@ -12,18 +12,18 @@ import torch.distributed as dist
 from torch import nn
 
 from gossip.config import Config
-from gossip.errors import CheckpointError, ConfigError, LayoutError
+from gossip.errors import CheckpointError, ConfigError, LayoutError, LocalError
 from node import Node, QuasiGlobal
 from node.loop.live import Trained
 from node.loop.ranks.channel import GroupChannel
-from node.loop.ranks.ranks import Ranks
-from node.loop.ranks.sharded import trained_by_all
+from node.loop.ranks.ranks import Command, Ranks
+from node.loop.ranks.sharded import carry_out, trained_by_all
 from node.model import checkpoint
 from node.model.backup import KeptWeights
 from node.model.checkpoint import Archive
 from node.model.optimizers import Optimizers
 from node.model.sharded import state as sharded_state
-from node.model.sharded.work import ShardWork
+from node.model.sharded.work import Operation, ShardWork
 from node.model.snapshot import ModelState
 from tests.harness.configs import tuned
 
@@ -304,6 +304,29 @@ def test_frozen_parameters_are_not_exchanged_and_newcomers_get_them(world, tmp_p
         checkpoint.save(tmp_path / "run", whole._model.state_dict(), None, {})
         node.load(tmp_path / "run")
         assert frozen(state) == frozen(whole) == held() != before
+
+
+def test_an_operation_that_no_rank_0_sends_is_refused(world):
+    pair = Pair(world)
+    pair.sharded.read(pair.sharded.buffer(4))
+    vector = pair.sharded.buffer(4)
+    pair.sharded.read(vector)
+    number, _ = pair.sharded.work.memory.find(vector)
+    assert Operation("read", 0, 4, number).fits(pair.sharded.work.memory_size(number))
+    for operation in (
+        Operation("explode"),
+        Operation("read", 0, 4, 99),
+        Operation("read", 0, 5, number),
+        Operation("read", 0, 4, number, offset=8),
+        Operation("read", 0, 4, number, offset=-4),
+        Operation("read", 0, 4, number, wide=True),
+        Operation("add_at", 0, 2, number),
+        Operation("read", -1, 4, number),
+        Operation("read", 0, -1, number),
+    ):
+        with pytest.raises(LocalError, match="is no message of this version"):
+            carry_out(Command("operation", operation), pair.sharded.work, pair.many)
+    assert not carry_out(Command("change"), pair.sharded.work, pair.many)
 
 
 def test_placements_that_are_no_boxes_are_refused(world):
