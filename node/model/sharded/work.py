@@ -83,6 +83,10 @@ class Operation:
         each = 12 if self.kind.endswith("_at") else 8 if self.wide else 4
         return each * self.elements
 
+    def concerns(self, start: int, stop: int) -> bool:
+        """Return True if it may concern a tensor of these elements: others are not looked at."""
+        return self.kind.endswith("_at") or (self.start < stop and start < self.start + self.elements)
+
     def fits(self, memory: int) -> bool:
         """Return True if a correct rank 0 can have sent it. ``memory``: the size of its memory in bytes."""
         inside = self.offset >= 0 and self.offset % 4 == 0 and self.offset + self.size <= memory
@@ -182,29 +186,26 @@ class ShardWork:
             at = torch.from_numpy(inside).to(shard.tensor.device)
             yield shard, at, torch.from_numpy(among), torch.from_numpy(values.view(np.float32))
 
-    def _shards(self, operation: Operation) -> list[LocalShard]:
-        if operation.kept:
-            return self._state_shards(self.kept(), 0)
-        live = self.tensors.current()
-        start, shards = 0, []
-        for segment, tensor, box in zip(self.layout.segments, live, self._boxes, strict=True):
-            shards.append(LocalShard.of(segment.name, tensor, start, box))
-            start += segment.size
-        trained = self.state.trained() * len(operation.keys)
-        return shards + self._state_shards(list(zip(trained, self.state.tensors(operation.keys), strict=True)), start)
-
-    def _state_shards(self, found: list[tuple[Tensor, Tensor]], start: int) -> list[LocalShard]:
-        """Return this rank's parts of an optimizer's tensors, each given with its parameter."""
-        boxes = dict(zip(map(id, self.tensors.current()), self._boxes, strict=True))
-        shards = []
+    def _shards(self, operation: Operation) -> Iterator[LocalShard]:
+        """Yield this rank's parts of the tensors that an operation concerns."""
+        live, start = self.tensors.current(), 0
+        boxes = dict(zip(map(id, live), self._boxes, strict=True))
+        found = self.kept() if operation.kept else []
+        if not operation.kept:
+            for segment, tensor, box in zip(self.layout.segments, live, self._boxes, strict=True):
+                if operation.concerns(start, start + segment.size):
+                    yield LocalShard.of(segment.name, tensor, start, box)
+                start += segment.size
+            trained = self.state.trained() * len(operation.keys)
+            found = list(zip(trained, self.state.tensors(operation.keys), strict=True))
         for parameter, tensor in found:
-            box = place_of("of an optimizer", tensor, self.group.rank == 0)
-            alike = boxes.get(id(parameter))
-            if alike is not None and (alike.shape, alike.box) == (box.shape, box.box):
-                box = alike
-            shards.append(LocalShard.of("of an optimizer", tensor, start, box))
+            if operation.concerns(start, start + tensor.numel()):
+                box = place_of("of an optimizer", tensor, self.group.rank == 0)
+                alike = boxes.get(id(parameter))
+                if alike is not None and (alike.shape, alike.box) == (box.shape, box.box):
+                    box = alike
+                yield LocalShard.of("of an optimizer", tensor, start, box)
             start += tensor.numel()
-        return shards
 
     def kept(self) -> list[tuple[Tensor, Tensor]]:
         """Return all sharded tensors in the optimizers' state with their parameters, by parameter and key."""
