@@ -86,10 +86,8 @@ class Leader:
             self.side.start(self)
         else:
             sharded.work.begin()
-            vector = self.live.pool.take()
-            with sharded.starting(vector.array):
+            with sharded.starting():
                 self.side.start(self)
-            self.live.pool.give(vector)
         self.swapped = True  # The ranks' models may differ before the start.
 
     def close(self, error: BaseException | None = None) -> None:

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from gossip.arithmetic.movement import Movement
 from gossip.errors import LayoutError
 from node.model.sharded.memory import SharedVectors
 from node.model.sharded.work import Operation, ShardWork
@@ -42,8 +43,8 @@ class ShardedState(State):
         self.work, self.layout = work, work.layout
         self._staging = np.empty(0, np.float32)
         self._thread: threading.Thread | None = None  # The training thread.
-        # The weights before the first step, which the network's thread reads while it starts.
-        self._first: Floats | None = None
+        # Some positions and the weights there, which the network's thread reads before the first step.
+        self._sample: tuple[Positions, Floats] | None = None
         self._took = -1  # Elements of the last adopted vector, if it had the optimizer's state.
         # A copy of the frozen weights, which any thread may read.
         self._frozen = np.empty(self.layout.size - self.layout.exchanged, np.float32)
@@ -112,16 +113,18 @@ class ShardedState(State):
 
     # -- the vector ------------------------------------------------------------------------------------------------
     @contextlib.contextmanager
-    def starting(self, vector: Floats) -> Iterator[None]:
-        """Let the network's thread read the present weights from ``vector``, while the training thread waits for it."""
+    def starting(self) -> Iterator[None]:
+        """Let the network's thread read the sample that it begins with, while the training thread waits for it."""
         self._thread = threading.current_thread()
         self._copy_frozen()
-        self.read(vector)
-        self._first = vector
+        places = Movement(self.layout.exchanged).places
+        values = np.empty(places.size, np.float32)
+        self._all_at("read_at", values, places)
+        self._sample = places, values
         try:
             yield
         finally:
-            self._first = None
+            self._sample = None
 
     def read(self, out: Floats) -> None:
         self._all(Operation("read"), out)
@@ -140,8 +143,10 @@ class ShardedState(State):
     def begin_read_at(self, out: Floats, positions: Positions) -> None:
         if self._thread is None or threading.current_thread() is self._thread:
             self._all_at("read_at", out, positions)
-        else:  # The network's thread starts again after a fault: it takes unknown weights for NaN.
-            out[:] = np.nan if self._first is None else self._first[positions]
+        elif self._sample is not None and np.array_equal(self._sample[0], positions):
+            out[:] = self._sample[1]
+        else:
+            out[:] = np.nan  # The network's thread knows no other weights, and takes NaN for unknown.
 
     def read_frozen(self, out: Floats, start: int) -> None:
         first = start - self.layout.exchanged
@@ -165,8 +170,9 @@ class ShardedState(State):
 
     def write(self, vector: Floats) -> None:
         self._all(Operation("write"), vector)
-        if self._first is not None:
-            self._first[:] = vector[: self._first.size]
+        if self._sample is not None:
+            places, values = self._sample
+            values[:] = vector[places]
         if vector.size == self.layout.size:
             self._frozen[:] = vector[self.layout.exchanged :]
 
