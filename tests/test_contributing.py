@@ -101,7 +101,7 @@ def test_a_rule_for_whom_to_mix_with(played):
 def test_a_way_of_mixing(played):
     seen = played["mixing"]
     assert seen["choices"].endswith(", gentle")
-    assert seen["meaning"].endswith("`gentle` a quarter of the way to each other")
+    assert "`gentle` a quarter of the way to each other" in seen["meaning"]
     assert min(seen["mixed"]) > 5
     assert seen["documented"]
 
@@ -109,7 +109,7 @@ def test_a_way_of_mixing(played):
 def test_a_filter(played):
     seen = played["filter"]
     assert seen["choices"].endswith(", within")
-    assert seen["meaning"].endswith("`within` refuses who is further away than we are long")
+    assert "`within` refuses who is further away than we are long" in seen["meaning"]
     assert "filter = 'within' judges a pair" in seen["refusal"]
     assert min(seen["mixed"]) > 5
     assert seen["refused"]["within"] > 5, "of liars, who are twice as far away as one is long"

@@ -351,5 +351,5 @@ def test_quiet_shows_no_bar(monkeypatch):
 
 
 def test_compare_needs_two_results(tmp_path):
-    with pytest.raises(AssertionError, match="a report of its own"):
+    with pytest.raises(AssertionError, match="for a single result"):
         report.compare([fake_result()], tmp_path)
