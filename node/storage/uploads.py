@@ -33,11 +33,11 @@ class CheckpointUploads:
     One thread sends them one after another, and ends when there are none.
 
     Args:
-        tell: Takes the kind of a notice and its sentence, in any thread.
+        notice: Takes the kind of a notice and its sentence, in any thread.
     """
 
-    def __init__(self, tell: Callable[[str, str], None]) -> None:
-        self.tell = tell
+    def __init__(self, notice: Callable[[str, str], None]) -> None:
+        self.notice = notice
         self.changed = threading.Condition()  # Guards the four below.
         self.waiting: deque[LocalCopy] = deque()
         self.sending: LocalCopy | None = None
@@ -145,7 +145,7 @@ class CheckpointUploads:
         if upload.store in self.failing:
             self.failing.discard(upload.store)
             (upload.home / UNSENT).unlink(missing_ok=True)
-            self.tell("stored", f"Checkpoints are stored at {upload.store} again, the last as {upload.where}.")
+            self.notice("stored", f"Checkpoints are stored at {upload.store} again, the last as {upload.where}.")
 
     def give_up(self, upload: LocalCopy, error: Exception) -> None:
         """Keep the checkpoint here, in place of the one that was given up before it, and tell the first time."""
@@ -164,7 +164,7 @@ class CheckpointUploads:
         """Tell that a store fails, unless it was told."""
         if upload.store not in self.failing:
             self.failing.add(upload.store)
-            self.tell("storage", sentence)
+            self.notice("storage", sentence)
 
     def wait(self, beat: Callable[[], None] = lambda: None, url: str | None = None) -> None:
         """Return when all checkpoints, or those of one URL, are sent or given up, or the store moves nothing.
@@ -184,7 +184,7 @@ class CheckpointUploads:
                 return
             if not told and url is None and time.monotonic() - began > QUIET_S:
                 told = True
-                self.tell("storage", left_text(ours[0]))
+                self.notice("storage", left_text(ours[0]))
             beat()
 
 
