@@ -46,7 +46,8 @@ class Node:
     """One node of a swarm in the background of a training loop, used as ``with Node(model, optimizer, ...) as node``.
 
     Settings that are not given come from GOSSIP_SEEDS, GOSSIP_LISTEN, GOSSIP_ADVERTISE, GOSSIP_SECRET_FILE,
-    GOSSIP_STATE_DIR, GOSSIP_CONFIG, GOSSIP_MUST_JOIN, GOSSIP_WAIT_FOR, GOSSIP_WAIT_S, GOSSIP_PAGE and GOSSIP_ON_FAULT.
+    GOSSIP_STATE_DIR, GOSSIP_CONFIG, GOSSIP_MUST_JOIN, GOSSIP_WAIT_FOR, GOSSIP_WAIT_S, GOSSIP_PAGE,
+    GOSSIP_ON_FAULT, GOSSIP_TRACE and GOSSIP_MEMORY_DIR.
 
     Args:
         model: A torch module, a mapping of names to tensors or writable arrays, or a :class:`~node.model.state.State`.
@@ -73,6 +74,7 @@ class Node:
             network side again while the loop trains; "raise" lets :meth:`step` raise FaultError.
         trace: A file for a timeline of steps and exchanges, for ui.perfetto.dev; see docs/timeline.md.
         keep_average: Keep the average over the last mixes for :meth:`averaged`, one more vector of the model's size.
+        memory_dir: A folder on a local disk, where vectors of the model's size lie in files instead of in memory.
 
     Raises:
         LocalError: Or one of its kinds (ConfigError, IdentityError, LayoutError). One sentence says what to do.
@@ -98,6 +100,7 @@ class Node:
         on_fault: str | None = None,
         trace: str | os.PathLike[str] | None = None,
         keep_average: bool = False,
+        memory_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         self_test()
         if group is None:
@@ -113,13 +116,14 @@ class Node:
             running.closes_with(self, self._training)
             return
         options = NodeOptions(
-            seeds, listen, advertise, secret, state_dir, config, join_or_fail_s, wait_for, wait_s, page, on_fault, trace
-        )
+            seeds, listen, advertise, secret, state_dir, config, join_or_fail_s, wait_for, wait_s, page, on_fault,
+            trace, memory_dir,
+        )  # fmt: skip
         settings = Settings.gather(options, launched=group is None)
         decided = settings.config.for_training(bool(optimizers.quasi_global))
         settings = dataclasses.replace(settings, config=decided)
         if ranks is None:
-            self._training = TrainingSide(LiveModel(trained, decided), settings)
+            self._training = TrainingSide(LiveModel(trained, decided, folder=settings.memory_dir), settings)
         else:
             self._training = Leader(trained, settings, ranks)
         running.closes_with(self, self._training)

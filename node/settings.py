@@ -49,6 +49,7 @@ class NodeOptions:
     page: str | None = None
     on_fault: str | None = None
     trace: str | os.PathLike[str] | None = None
+    memory_dir: str | os.PathLike[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class Settings:
     page: Address | None = None  # Where the web page listens.
     others: Address | None = None  # The coordinator of the launch, on the way to its other hosts.
     trace: Path | None = None  # A file for the timeline of this node.
+    memory_dir: Path | None = None  # The folder for vectors in files; None: they are in memory.
     on_fault: str = "restart"  # Or "raise": how to react to a fault of this library in the network side.
 
     @property
@@ -145,6 +147,7 @@ class Settings:
             waited(seconds(environment, "GOSSIP_WAIT_S") if options.wait_s is None else options.wait_s),
             paged(options.page or environment.get("GOSSIP_PAGE"), key), others,
             traced(options.trace or environment.get("GOSSIP_TRACE")),
+            remembered(options.memory_dir or environment.get("GOSSIP_MEMORY_DIR")),
             faulty(options.on_fault or environment.get("GOSSIP_ON_FAULT") or "restart"),
         )  # fmt: skip
 
@@ -193,6 +196,14 @@ def traced(file: str | os.PathLike[str] | None) -> Path | None:
     path = Path(file).resolve() if file else None
     if path is not None and not path.parent.is_dir():
         raise ConfigError(f"The timeline's folder {path.parent} does not exist: make it first.")
+    return path
+
+
+def remembered(folder: str | os.PathLike[str] | None) -> Path | None:
+    """Return the folder for vectors in files. Raises ConfigError if it does not exist."""
+    path = Path(folder).resolve() if folder else None
+    if path is not None and not path.is_dir():
+        raise ConfigError(f"The vectors' folder {path} does not exist: make it first, on a local disk.")
     return path
 
 

@@ -34,6 +34,7 @@ The correction is applied a few times in an interval and not at each step, since
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -103,6 +104,11 @@ def ratio(now: float, then: float) -> float:
     return now / then if known else 1.0
 
 
+def fresh_zeros(elements: int) -> Floats:
+    """Return zeros, which cost nothing until the first write."""
+    return np.zeros(elements, np.float32)
+
+
 class Correction:
     """The correction of one node.
 
@@ -112,10 +118,12 @@ class Correction:
         rate: The current learning rate; NaN if unknown.
         version: The number of changes of ``pull``.
         signal: The share of ``pull`` that is applied, since the rest may be noise.
+        zeros: Allocates ``pull``.
     """
 
     __slots__ = (
         "_learned_at", "_lessons_sq", "every", "kappa", "parameters", "pull", "rate", "signal", "size", "version",
+        "zeros",
     )  # fmt: skip
 
     def __init__(self, size: int, parameters: int, kappa: float, every: int) -> None:
@@ -129,6 +137,7 @@ class Correction:
         """
         self.size, self.parameters, self.kappa, self.every = size, parameters, kappa, every
         self.pull: Floats | None = None
+        self.zeros: Callable[[int], Floats] = fresh_zeros
         self.rate = self._learned_at = math.nan
         self.version = 0
         self.signal = self._lessons_sq = 0.0
@@ -152,7 +161,7 @@ class Correction:
             scale *= every / self.every
             self.every = every
         if self.pull is None:
-            self.pull = np.zeros(self.size, np.float32)
+            self.pull = self.zeros(self.size)
         self._learned_at = self.rate if 0.0 < self.rate < math.inf else self._learned_at
         pull = self.pull[: self.parameters]
         lesson = difference[: self.parameters]

@@ -8,12 +8,13 @@ unless a filter has one side cut off more than the other.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gossip import kernel
-from gossip.arithmetic.correction import Correction
+from gossip.arithmetic.correction import Correction, fresh_zeros
 from gossip.errors import ConfigError
 from gossip.kernel.squares import PIECE, summed
 
@@ -155,7 +156,7 @@ class OuterStep:
         group: The number of vectors that a mix averages.
     """
 
-    __slots__ = ("_momentum", "_phi", "alpha", "beta", "correction", "parameters")
+    __slots__ = ("_momentum", "_phi", "alpha", "beta", "correction", "parameters", "zeros")
 
     def __init__(self, parameters: int, alpha: float, beta: float, group: int = 2) -> None:
         check_outer(alpha, beta, group)
@@ -165,6 +166,7 @@ class OuterStep:
         self._phi: Floats | None = None  # (Parameters,), allocated at the first reset, or taken over.
         self._momentum: Floats | None = None  # (Parameters,).
         self.correction: Correction | None = None
+        self.zeros: Callable[[int], Floats] = fresh_zeros  # Allocates the two vectors.
 
     @property
     def plain(self) -> bool:
@@ -184,7 +186,7 @@ class OuterStep:
         if self.plain:
             return
         self._phi = vector[: self.parameters]
-        self._momentum = np.zeros(self.parameters, np.float32)  # Fresh zeros cost nothing until the first write.
+        self._momentum = self.zeros(self.parameters)
 
     def owns(self, vector: Floats) -> bool:
         """Return True if :meth:`begin` took elements of this vector."""
@@ -195,8 +197,8 @@ class OuterStep:
         if self.plain:
             return
         if self._phi is None or self._momentum is None:
-            self._phi = np.empty(self.parameters, np.float32)
-            self._momentum = np.empty(self.parameters, np.float32)
+            self._phi = self.zeros(self.parameters)
+            self._momentum = self.zeros(self.parameters)
         self._phi[:] = vector[: self.parameters]
         self._momentum.fill(0.0)
 

@@ -324,7 +324,7 @@ class Averager:
             # The outer step takes over a mapped vector if it has none yet. Neither kind goes back before its adoption:
             # a link may still write to a vector that was given up.
             lent = self.outer.begun and effect.size == self.peer.view.elements
-            joining = self.joining = self.vectors.take(effect.size) if lent else Vector.mapped(effect.size)
+            joining = self.joining = self.vectors.take(effect.size) if lent else self.vectors.mapped(effect.size)
         return joining.array
 
     def take_piece(self, effect: ReceivePiece, values: Floats) -> bool:

@@ -82,6 +82,9 @@ class Vectors(Protocol):
     def pass_by(self, elements: int) -> Vector:
         """Return a vector of a length that exchanges do not need; its memory is freed when it is given back."""
 
+    def mapped(self, elements: int) -> Vector:
+        """Return zeros that take memory when they are written to, and give it back with their last user."""
+
     def give(self, vector: Vector) -> None:
         """Release one use of the vector."""
 

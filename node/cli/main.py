@@ -54,6 +54,7 @@ class RunSettings:
     on_fault: str | None = None  # restart or raise
     log: Path | None = None
     trace: Path | None = None
+    memory_dir: Path | None = None
     quiet: bool = False
 
 
@@ -210,6 +211,8 @@ def environment_of(settings: RunSettings, environment: Mapping[str, str]) -> dic
         changes["GOSSIP_LOG"] = str(settings.log.resolve())  # Absolute, because scripts may change their directory.
     if settings.trace is not None:
         changes["GOSSIP_TRACE"] = str(settings.trace.resolve())
+    if settings.memory_dir is not None:
+        changes["GOSSIP_MEMORY_DIR"] = str(settings.memory_dir.resolve())
     changes["GOSSIP_PROGRESS"] = "off" if settings.quiet else "line"
     after = {name: value for name, value in {**environment, **changes}.items() if value is not None}
     Settings.gather(NodeOptions(), after)  # Raises what Node would.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -24,6 +25,7 @@ from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from node.model.state import State
 from node.network.hints import WakeEvent
+from node.storage.vectors import FileVectors
 
 __all__ = ["LiveModel", "Trained"]
 
@@ -56,17 +58,24 @@ class LiveModel:
     """The model that one training loop trains, and all that depends on its weights.
 
     ``make_boundary`` makes the step boundary. ``alone``: no other ranks train this model. Only then does the node learn
-    a correction for the bias of its data, and do updates go to a device ahead of their boundary.
+    a correction for the bias of its data, and do updates go to a device ahead of their boundary. ``folder`` is where
+    host vectors lie in files; None: in memory.
     """
 
     def __init__(
-        self, trained: Trained, config: Config, make_boundary: Callable[..., Boundary] = Boundary, alone: bool = True
+        self,
+        trained: Trained,
+        config: Config,
+        make_boundary: Callable[..., Boundary] = Boundary,
+        alone: bool = True,
+        folder: Path | None = None,
     ) -> None:
         self.model, self.optimizers = trained.model, trained.optimizers
         self.state = trained.state()
         self.state.check()
         self.average = Average(self.state, trained.keep_average)
-        self.pool = VectorPool(self.state)
+        files = None if folder is None else FileVectors(folder, self.elements(config))
+        self.pool = VectorPool(self.state, files)
         self.wake = WakeEvent()  # Wakes a training loop that only waits (joining, settling).
         self.backup = KeptWeights(self.state, self.optimizers)
         self.boundary = make_boundary(
@@ -80,9 +89,18 @@ class LiveModel:
             self.outer.correction = Correction(
                 self.state.layout.exchanged, self.state.layout.parameters, config.kappa, every
             )
+        if files is not None:
+            self.outer.zeros = self.backup.zeros = files.zeros
+            if self.outer.correction is not None:
+                self.outer.correction.zeros = files.zeros
         self.outer_lock = threading.Lock()  # The training thread resets the outer step that the network's threads move.
         self.archive = Archive(self.state, self.optimizers)
         self.begun = False  # There are weights, its own or others', from which mixing starts.
+
+    def elements(self, config: Config) -> int:
+        """Return the elements of the vectors that this node holds all the time: see docs/operating.md."""
+        vectors = 2 + (0 if config.plain else 2) + bool(config.kappa)
+        return vectors * self.state.layout.exchanged
 
     def mix_from_here(self) -> None:
         """Start mixing from the current weights."""

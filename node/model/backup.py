@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gossip.arithmetic.correction import fresh_zeros
 from gossip.arithmetic.mixing import difference
 from gossip.errors import CheckpointError
 from node.model.optimizers import Optimizers
@@ -33,6 +34,7 @@ class KeptWeights:
         self, state: State, optimizers: Optimizers | None = None, save: Callable[[], None] = lambda: None
     ) -> None:
         self.state, self.live, self.save = state, optimizers or Optimizers(), save
+        self.zeros: Callable[[int], Floats] = fresh_zeros  # Allocates the copy in memory.
         self.weights: Floats | None = None
         self.optimizers: list[dict[str, Any]] = []
         self.why_not = ""  # The reason why the last backup failed.
@@ -49,7 +51,7 @@ class KeptWeights:
         except CheckpointError as error:
             self.why_not = str(error)
             return False
-        self.weights = np.empty(self.state.layout.size, np.float32)
+        self.weights = self.zeros(self.state.layout.size)
         self.state.read(self.weights)
         self.optimizers = on_host(self.live.states(self.live.state_dict()))
         return True

@@ -9,6 +9,7 @@ import time
 
 from gossip.averaging.vectors import Floats, Lease, Vector
 from node.model.state import State
+from node.storage.vectors import FileVectors
 
 __all__ = ["VectorPool"]
 
@@ -22,9 +23,11 @@ class VectorPool:
     KEPT = 8  # 2 x (1 outgoing + 2 incoming), and one or two donations to joiners.
     AT_ONCE_ELEMENTS = 1 << 20  # Below this, page faults at a step boundary take only milliseconds.
     MAPPED_ELEMENTS = 65_536  # The least size that gets pages of its own, 256 KiB: smaller ones are little to keep.
+    # Times the weights: enough for a newcomer's vector with Adam's state. A donor's claim takes no more of the disk.
+    MAPPED_WEIGHTS = 4
 
-    def __init__(self, state: State) -> None:
-        self.state = state
+    def __init__(self, state: State, files: FileVectors | None = None) -> None:
+        self.state, self.files = state, files
         self.lock = threading.Lock()
         self.free: dict[int, list[Floats]] = {}  # By size, those returned last at the end.
         self.largest = self.held = 0  # In elements: the largest array, and all in `free`.
@@ -47,7 +50,15 @@ class VectorPool:
                 self.held -= size
                 if array is last:
                     self.last = None
-        return Vector(self.state.buffer(size) if array is None else array)
+        return Vector(self.buffer(size) if array is None else array)
+
+    def buffer(self, elements: int) -> Floats:
+        """Return a new vector, in a file if the node has a folder for them and its model needs no memory of its own."""
+        if self.files is not None and elements >= self.MAPPED_ELEMENTS and not self.state.locks:
+            array = self.files.zeros(elements)
+            if self.state.takes(array):
+                return array
+        return self.state.buffer(elements)
 
     def at_hand(self, elements: int) -> bool:
         """Return True if a vector needs no fresh pages, which cost four times what a copy costs.
@@ -63,7 +74,7 @@ class VectorPool:
         for _ in range(2 if self.state.locks else 1):
             if self.at_hand(elements):
                 return
-            fresh = self.state.buffer(elements)
+            fresh = self.buffer(elements)
             fresh.fill(0.0)
             with self.lock:
                 self.keep_free(fresh)
@@ -72,10 +83,16 @@ class VectorPool:
         """Return a vector whose memory returns to the system when it is given back; an allocator would keep it."""
         if elements >= self.MAPPED_ELEMENTS:
             with contextlib.suppress(OSError):
-                vector = Vector.mapped(elements)
+                vector = self.mapped(elements)
                 if self.state.takes(vector.array):
                     return vector
         return Vector(self.state.buffer(elements), passing=True)
+
+    def mapped(self, elements: int) -> Vector:
+        """Return zeros whose memory returns to the system with its last user; they collect other weights."""
+        if self.files is None or elements > self.MAPPED_WEIGHTS * self.state.layout.size:
+            return Vector.mapped(elements)
+        return self.files.vector(elements)
 
     def lease(self, vector: Vector) -> Lease:
         """Add a user to the vector, which is not reused until all leases have ended."""

@@ -119,6 +119,9 @@ class HostVectors:
     def pass_by(self, elements: int) -> Vector:
         return Vector(np.empty(elements, np.float32), passing=True)
 
+    def mapped(self, elements: int) -> Vector:
+        return Vector.mapped(elements)
+
     def give(self, vector: Vector) -> None:
         """Do nothing: Python frees the array."""
 
