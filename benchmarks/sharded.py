@@ -1,13 +1,12 @@
 """Nodes whose model is sharded over two processes, beside nodes that hold it whole.
 
-    python benchmarks/sharded.py [--samples 19200] [--seeds 3]   what two nodes of a small GPT learn
-    python benchmarks/sharded.py --memory 25000000                  what a node of so many parameters takes of its host
+    python benchmarks/sharded.py [--steps 600] [--seeds 3]     what two nodes of a small GPT learn
+    python benchmarks/sharded.py --memory 100000000            what a node of so many parameters takes of its host
 
 "whole": two nodes of one process each. "sharded": two nodes of two processes each, four in all, by fully_shard over
-gloo. "mixed": one of each. A node draws the same batches of 16 windows for each kind, and trains with AdamW until the
-swarm has trained on so many samples; the rate rises and falls with them. max_version_gap is 0, so that a node waits for
-its mixes. The loss is in nats a byte, on 1,024 windows that nobody trained on, of the weights on which the nodes have
-settled.
+gloo. For one seed, a node of either kind takes as many steps on the same batches of 16 windows, with AdamW and a rate
+that rises and falls. max_version_gap is 0: a node waits for its mixes. The loss is in nats a byte, on 1,024 windows
+that nobody trained on, of the weights on which the nodes have settled.
 
 The memory is the proportional set size (PSS) of a node's processes, as /proc has it, after mixes with another node and
 less that before the Node was made: the model itself is not in it. "ranks" are two processes that each hold the whole.
@@ -26,7 +25,7 @@ import tempfile
 import time
 from contextlib import suppress
 from datetime import timedelta
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ from gossip.config import Config
 from node import Node
 
 RATE, WARMUP, BATCH = 0.004, 0.05, 16
-KINDS = {"whole": ("whole", "whole"), "sharded": ("sharded", "sharded"), "mixed": ("whole", "sharded")}
+KINDS = "whole", "sharded"
 MIXES = 6  # before memory is measured
 
 
@@ -81,11 +80,9 @@ def learn(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     drawn = torch.Generator().manual_seed(1000 * args.seed + int(folder.name))
     with Node(model, optimizer, config=config, group=group, **options(args, folder)) as node:
         found = mixes(node)
-        for step in count():
-            if (done := node.swarm_samples / args.samples) >= 1.0:
-                break
+        for step in range(args.steps):
             batch = torch.randint(len(x), (BATCH,), generator=drawn)[args.rank :: args.size]
-            inputs, targets = x[batch], y[batch]
+            inputs, targets, done = x[batch], y[batch], step / args.steps
             for part in optimizer.param_groups:
                 part["lr"] = RATE * min(1.0, done / WARMUP + 0.01) * (1.0 - done)
             loss = F.cross_entropy(model(inputs.long()).flatten(0, 1), targets.long().flatten())
@@ -96,11 +93,11 @@ def learn(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             node.step(loss=loss, samples=len(inputs))
             if step % 20 == 0:
                 found = mixes(node)  # The ranks of a node know it as of the last second. Settling makes more.
-        node.settle(10.0, wait_s=60.0)
+        node.settle(10.0, wait_s=600.0)
         with torch.no_grad():
             losses = [F.cross_entropy(model(one.long()).flatten(0, 1), other.long().flatten()).item()
                       for one, other in zip(x_test.split(256), y_test.split(256), strict=True)]  # fmt: skip
-        found |= {"loss": statistics.fmean(losses), "steps": step}
+        found["loss"] = statistics.fmean(losses)
         node.finish(0.0)
     return found
 
@@ -151,7 +148,7 @@ def play(args: argparse.Namespace, kinds: tuple[str, ...], seed: int) -> list[li
                 started.append([
                     subprocess.Popen([
                         sys.executable, __file__, "--child", str(folder), "--kind", kind, "--rank", str(rank), "--size",
-                        str(size), "--seed", str(seed), "--samples", str(args.samples), "--memory", str(args.memory),
+                        str(size), "--seed", str(seed), "--steps", str(args.steps), "--memory", str(args.memory),
                         "--port", port,
                     ])
                     for rank in range(size)
@@ -177,7 +174,7 @@ def child(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=19_200, help="of the swarm")
+    parser.add_argument("--steps", type=int, default=600, help="of each node")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--memory", type=int, default=0, help="measure the memory at so many parameters")
     for name, kind in (("child", Path), ("kind", str), ("rank", int), ("size", int), ("seed", int), ("port", int)):
@@ -192,17 +189,13 @@ def main() -> None:
             rows = [" + ".join(f"{one:.1f}" for one in ranks) for ranks in each]
             print(f"| {kind} | {', '.join(f'{sum(ranks):.1f}' for ranks in each)} | {', '.join(rows)} |", flush=True)
     else:
-        print(
-            "| nodes | loss of each, by seed | mean | steps of each | mixes while they trained |\n|---|---|---|---|---|"
-        )
-        for name, kinds in KINDS.items():
-            runs = [[ranks[0] for ranks in play(args, kinds, seed)] for seed in range(args.seeds)]
+        print("| nodes | loss of each, by seed | mean | mixes of a node while it trained |\n|---|---|---|---|")
+        for name in KINDS:
+            runs = [[ranks[0] for ranks in play(args, (name, name), seed)] for seed in range(args.seeds)]
             losses = ["/".join(f"{one['loss']:.4f}" for one in run) for run in runs]
             mean = statistics.fmean(one["loss"] for run in runs for one in run)
-            steps, counts = (
-                ", ".join("/".join(str(one[key]) for one in run) for run in runs) for key in ("steps", "mixes")
-            )
-            print(f"| {name} | {', '.join(losses)} | {mean:.4f} | {steps} | {counts} |", flush=True)
+            counts = [one["mixes"] for run in runs for one in run]
+            print(f"| {name} | {', '.join(losses)} | {mean:.4f} | {min(counts)} to {max(counts)} |", flush=True)
 
 
 if __name__ == "__main__":
