@@ -268,12 +268,14 @@ def test_a_sharded_and_a_whole_node_mix(world, train, way):
         assert distance < 0.2
 
 
-def test_what_cannot_be_is_refused_in_a_sentence(world):
+def test_what_cannot_be_is_refused_in_a_sentence(world, tmp_path):
     model = sharded(net())
     with pytest.raises(LayoutError, match=r"'0.weight' is sharded over several processes: give Node these processes"):
         Node(model)
     with pytest.raises(ConfigError, match="sharded model keeps no average of its weights: leave out keep_average"):
         Node(model, group=world, keep_average=True)
+    with pytest.raises(LocalError, match="memory_dir is for models that are not sharded"):
+        Node(model, group=world, memory_dir=str(tmp_path))
 
 
 def test_frozen_parameters_are_not_exchanged_and_newcomers_get_them(world, tmp_path):

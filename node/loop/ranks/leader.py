@@ -55,8 +55,8 @@ class Leader:
         self.sharded = trained.brought if isinstance(trained.brought, ShardedState) else None
         if self.sharded is not None and settings.memory_dir is not None:
             raise LocalError(
-                "memory_dir is for models that are not sharded: the ranks of a sharded model share its vectors in memory. "
-                "Leave memory_dir out."
+                "memory_dir is for models that are not sharded: the ranks of a sharded model share its vectors in "
+                "memory. Leave memory_dir out."
             )
         boundary = RanksBoundary if self.sharded is None else ShardedBoundary
         live = LiveModel(trained, settings.config, partial(boundary, ranks), False, settings.memory_dir)
