@@ -1,4 +1,4 @@
-"""How well each node knows the samples that all trained: rows of docs/reliability.md, held to what they promise.
+"""How well each node knows the samples that all trained: rows of docs/results/progress.md, held to what they promise.
 
 The scenarios are those of benchmarks/progress.py, with the whole protocol simulated. Those that miss their bound have
 no test: the page names them.
