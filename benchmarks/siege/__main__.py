@@ -6,7 +6,7 @@ Each attack meets a fresh swarm of four nodes with TLS. A run has some seconds o
 recovery. The results are compared with the calm of the same run. Exchanges with honest partners per step must reach
 90 % of the calm; if the attacker finishes exchanges as a member may, its fair share is deducted. Accuracy may fall by
 one point and memory may grow by 64 MB. The swarm must recover within 10 s after the attack, and one line of a log must
-name the attacker. Prints the table of docs/reliability.md.
+name the attacker. Prints the table of docs/results/sieges.md.
 """
 
 from __future__ import annotations

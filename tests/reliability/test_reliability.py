@@ -1,7 +1,7 @@
 """What a swarm survives, with real processes: the scenarios of benchmarks/reliability.py, held to what they promise.
 
 The bounds are the promises (10 s until a dead node's data is covered, 1 s for the longest pause of a loop), not the
-speed of a machine: what is measured lies far below them, and stands in docs/reliability.md.
+speed of a machine: what is measured lies far below them, and stands in docs/results/chaos.md.
 """
 
 from __future__ import annotations
