@@ -359,6 +359,7 @@ class Peer:
             self.local.ready = self.local.sound = False
             self.membership.update_me(now, ready=False)
             self.runs.spoiled(now)
+            effects += self.own_run.hash_frozen()  # or frozen weights that are not finite would be kept
             text = (
                 f"The weights are not finite any more (step {self.local.steps}): this node gives them to no member, "
                 "and takes the swarm's as soon as a member gives them."

@@ -142,7 +142,7 @@ class Host(Sessions):
         if self.restoring:  # the weights on trial were worse: those that were there are again
             self.restoring = False
             self.replace(self.kept)
-            self.kept = None
+            self.kept, self.base = None, self.kept_base
             self.call("restored")
         adopted = self.adoption is not None and self.keeps()
         if adopted and self.adoption.trial:

@@ -53,7 +53,8 @@ class Sessions:
         self.kept: Number | None = None  # the weights that were there, while others are on trial
         self.restoring = False
         self.pieces: list[tuple[int, int, Number]] = []
-        self.base = 0  # the value of the frozen weights
+        self.base: Number = 0  # the value of the frozen weights
+        self.kept_base: Number = 0  # those that were there, as ``kept``
         self.hash_s = 0.0  # the seconds that hashing them takes
         self.joining_since = -1.0
 
@@ -216,11 +217,12 @@ class Sessions:
         covered, base = elements_of(self.pieces), elements_of(frozen)
         if covered != self.peer.joining.size - (0 if self.adoption.frozen else local.frozen_elements):
             self.world.fail("a joining vector is whole", f"{self} adopts {covered} elements")
+        before = self.base
         if base:
             self.base = sum(mine * (stop - start) for start, stop, mine in frozen) / base
         summed = sum(mine * (stop - start) for start, stop, mine in self.pieces if (start, stop, mine) not in frozen)
         value, own = summed / (covered - base), self.model.value
-        self.kept = own if trial else None
+        self.kept, self.kept_base = (own if trial else None), before
         self.replace(value)
         self.adoption = None
         self.pieces.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -19,14 +20,13 @@ from tests.harness import host as harness
 from tests.harness.model import Model, Number
 
 if TYPE_CHECKING:
-    import random
-
     from tests.harness.sessions import Session
     from tests.simulation.network import Link
     from tests.simulation.world import World
 
 __all__ = ["ELEMENTS", "Host", "Manners"]
 
+FROZEN = 2048  # of every other seed: some newcomers have the run's base, some another
 ELEMENTS = 4096  # enough for a clip radius, and two chunks of the least length for each of two donors
 KEEPS_NOT = 0.1  # share of trials before which there is no memory to keep what is there
 
@@ -72,12 +72,14 @@ class Host(harness.Host):
         self.overlapped = False  # exchanges could overlap
         members = Membership(record, sign=unsigned, verify=trusting, config=world.config, rng=rng, now=world.now)
         peer = Peer(
-            members, world.config, LocalModel("f", ELEMENTS), rng=rng,
+            members, world.config, LocalModel("f", ELEMENTS, frozen_elements=FROZEN * (world.seed % 2)), rng=rng,
             bootstrap=Bootstrap(seeds, book=book, must_join=must_join), now=world.now,
         )  # fmt: skip
         super().__init__(world, number, peer, value=value, step_s=manners.step_s, dialable=dialable)
         if not world.exact:
             self.model = Model(value, world.config.conserves, False)
+        draws = random.Random(f"base {world.seed} {record.id.hex()} {record.incarnation}")
+        self.base, self.hash_s = draws.choice([7, 7, 8]), draws.choice([0.0, 0.0, 3.0])
         self.log = Forgotten()
         self.must_join = must_join
         self.rng, self.learning, self.samples = rng, manners.learning, manners.samples

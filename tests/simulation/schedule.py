@@ -457,6 +457,12 @@ class Schedule:
             rival = next((other for other in self.near(host) if self.divides(host, other)), None) if judged else None
             if rival is not None:
                 found.append(f"{host!r} and {rival!r} are of different runs")
+            if not self.liars and any(
+                other.base != host.base and other.run_id == host.run_id and other.peer.view.ready
+                for other in self.near(host)
+                if host.peer.view.ready
+            ):
+                found.append(f"{host!r} has another base than its run")
             for other in world.by_id.values():
                 if (
                     other is host

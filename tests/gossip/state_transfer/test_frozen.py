@@ -225,3 +225,13 @@ def test_a_loaded_checkpoint_is_hashed_anew():
     assert host.peer.local.frozen_hash is None
     world.run(1.0)
     assert host.peer.local.frozen_hash == hash_of(8)
+
+
+def test_a_node_whose_weights_are_spoiled_keeps_no_base_that_changed_with_them():
+    world = swarm_of(3)
+    host = world.hosts[1]
+    host.base = 8
+    host.call("spoiled", None)
+    assert host.peer.local.frozen_hash is None
+    world.until(lambda: host.peer.view.ready, 60.0)
+    assert host.base == 7
