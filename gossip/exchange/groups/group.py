@@ -60,7 +60,8 @@ class Group(Session):
     inviter: PeerId  # The peer that invited the others, perhaps ourselves.
     codec: str
     mean_version: float = 0.0  # Mean of the members' versions.
-    mean_claim: Claim = UNSTATED  # Its samples are the mean of the members' samples; the rest is the inviter's.
+    # The claim that Begin states: the mean of the samples, the upper median of the member counts, and the inviter's limit.
+    mean_claim: Claim = UNSTATED
     invite_list: tuple[PeerId, ...] = ()  # The peers that the Invite names: they may become members.
     asked_peers: set[PeerId] = field(default_factory=set)  # All peers that we ever invited to this group.
     pending_peers: dict[PeerId, None] = field(default_factory=dict)  # Invited peers that have not answered yet.
