@@ -243,6 +243,24 @@ def test_a_node_of_a_sharded_model_trains_saves_and_loads(world, tmp_path):
         node.finish(0.0)
 
 
+@pytest.mark.parametrize("base", ["the same", "another"])
+def test_a_sharded_newcomer_has_the_frozen_base_of_its_swarm(world, train, base):
+    config = tuned(mix_every_steps=2, join_timeout_s=3.0, bench_s=0.2)
+    whole, model = net(3), net(3 if base == "the same" else 4)
+    for one in (whole, model):
+        one[0].requires_grad_(False)
+    with torch.no_grad():
+        model[2].weight.zero_()
+    model = sharded(model)
+    optimizers = [torch.optim.SGD(one[2].parameters(), lr=0.01) for one in (whole, model)]
+    other = train(whole, optimizers[0], lambda: step(whole, optimizers[0]), config=config)
+    with Node(model, optimizers[1], config=config, group=world, seeds=[other.node.address]) as node:
+        assert torch.equal(model[0].weight.full_tensor(), whole[0].weight)
+        assert model[2].weight.full_tensor().any()
+        step(model, optimizers[1])
+        node.step(samples=4)
+
+
 WAYS = {
     "outer step": {}, "plain mean": {"outer_momentum": 0.0}, "some elements": {"part": "mask 0.3"},
     "push-sum": {"mixing": "push-sum"}, "lockstep": {"max_version_gap": 0.0}, "a step behind": {"max_version_gap": 2.0},
