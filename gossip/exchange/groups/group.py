@@ -60,7 +60,7 @@ class Group(Session):
     inviter: PeerId  # The peer that invited the others, perhaps ourselves.
     codec: str
     mean_version: float = 0.0  # Mean of the members' versions.
-    # The claim that Begin states: the mean of the samples, the upper median of the member counts, and the inviter's limit.
+    # The claim of Begin: the mean of the samples, the upper median of the member counts, the limit of the inviter.
     mean_claim: Claim = UNSTATED
     invite_list: tuple[PeerId, ...] = ()  # The peers that the Invite names: they may become members.
     asked_peers: set[PeerId] = field(default_factory=set)  # All peers that we ever invited to this group.
