@@ -79,7 +79,7 @@ class Host(harness.Host):
         if not world.exact:
             self.model = Model(value, world.config.conserves, False)
         draws = random.Random(f"base {world.seed} {record.id.hex()} {record.incarnation}")
-        self.base, self.hash_s = draws.choice([7, 7, 8]), draws.choice([0.0, 0.0, 3.0])
+        self.base, self.hash_s = draws.choice([7, 7, 8]) if world.seed % 2 else 7, draws.choice([0.0, 0.0, 3.0])
         self.log = Forgotten()
         self.must_join = must_join
         self.rng, self.learning, self.samples = rng, manners.learning, manners.samples
