@@ -78,7 +78,7 @@ def test_a_loop_without_an_optimizer_may_say_its_learning_rate(train, until):
     until(mixed(first, second, times=5))
     assert np.isnan(first.side.live.outer.correction.rate)
     first.do(lambda node: [node.step(lr=0.25) for _ in range(4)])
-    assert first.side.live.outer.correction.rate == 0.25
+    until(lambda: first.side.live.outer.correction.rate == 0.25)  # A step during an exchange leaves it to a later one.
 
 
 # -- the model's side --------------------------------------------------------------------------------------------------
