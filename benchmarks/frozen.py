@@ -1,4 +1,4 @@
-"""What a join costs with and without the run's frozen base: bytes and seconds of two nodes over loopback.
+"""The cost of a join with and without the run's frozen base: bytes and seconds of two nodes over loopback.
 
     python benchmarks/frozen.py [--base-mb 100] [--adapter-mb 1] [--repeats 3]
 

@@ -50,7 +50,7 @@ def protocol(url: str) -> str:
 
 
 def beside(url: str, word: str) -> str:
-    """Return the URL of another checkpoint beside this one: run.<word>.safetensors."""
+    """Return the URL of another checkpoint in the same folder: run.<word>.safetensors."""
     return re.sub(r"(\.[^./]+)$", rf".{word}\1", named(url).partition("?")[0])
 
 
@@ -63,7 +63,7 @@ def check(url: str) -> None:
         raise CheckpointError(
             f"{shown(url)} is a URL, which needs fsspec: pip install 'gossip-trainer[storage]', or give a path."
         ) from error
-    for name in [*url.partition("://")[0].split("::")]:
+    for name in url.partition("://")[0].split("::"):
         try:
             get_filesystem_class(name)
         except ImportError as error:

@@ -221,6 +221,15 @@ async def one_end(name, nursery, ours, receiver=None):
     return end, lane
 
 
+def check_differences(ends, a, b, codec):
+    """Assert that each of two ends holds the other's vector less its own, both as the codec gives them, bit for bit."""
+    quantised = np.empty_like(a), np.empty_like(b)
+    codec.quantised(a, quantised[0], 1)
+    codec.quantised(b, quantised[1], 1)
+    assert np.array_equal(ends[0].receiver.out, quantised[1] - quantised[0])
+    assert np.array_equal(ends[1].receiver.out, quantised[0] - quantised[1])
+
+
 async def half_a_chunk(stream, theirs):
     """Send the header and a part of the first chunk. Return the rest."""
     header, body = Sender(1, theirs, FP32, CHUNK).next_frame()

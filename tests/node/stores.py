@@ -12,6 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from torch import nn
 
 from node.model import checkpoint
+from tests.node.trainees import filled
 
 names = itertools.count()
 
@@ -55,11 +56,7 @@ class Faulty(MemoryFileSystem):
 
 
 def linear(value=0.0):
-    model = nn.Linear(4, 2)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(value)
-    return model
+    return filled(nn.Linear(4, 2), value)
 
 
 def fill(node, value):

@@ -28,6 +28,7 @@ from tests.node.carriers import (
     PARTNER,
     SIZE,
     at_work,
+    check_differences,
     half_a_chunk,
     in_trio,
     one_end,
@@ -58,11 +59,7 @@ async def test_a_vector_goes_both_ways_bit_for_bit(name, codec):
             end.begin(nursery)
         await all_arrived(name, ends)
         nursery.cancel_scope.cancel()
-    quantised = np.empty_like(a), np.empty_like(b)
-    coded.quantised(a, quantised[0], 1)
-    coded.quantised(b, quantised[1], 1)
-    assert np.array_equal(ends[0].receiver.out, quantised[1] - quantised[0])
-    assert np.array_equal(ends[1].receiver.out, quantised[0] - quantised[1])
+    check_differences(ends, a, b, coded)
     in_threads = all(end.receiver.threads == {"gossip-receive"} for end in ends)
     assert in_threads is CARRIERS[name].threads
     assert at_work() == []
@@ -95,7 +92,9 @@ async def test_of_a_chunk_that_never_becomes_whole_nothing_is_used(name, how):
     """In threads, one waits for the rest of the chunk, the other for a partner that reads nothing."""
     ours, theirs = vectors()
     began = time.monotonic()
-    with contextlib.suppress(BaseExceptionGroup):  # of BrokenLinkErrors; a cancelled nursery raises nothing
+    with contextlib.suppress(
+        BaseExceptionGroup
+    ):  # A cut raises BrokenLinkErrors, and a cancelled nursery raises nothing.
         async with trio.open_nursery() as nursery:
             end, other = await one_end(name, nursery, ours)
             end.begin(nursery)

@@ -26,7 +26,7 @@ SIZE = 70_000
 
 
 def lies_in(folder, array):
-    """Whether the memory of an array is a file of this folder."""
+    """Return True if the memory of an array is a file of this folder."""
     at = array.__array_interface__["data"][0]
     for line in Path("/proc/self/maps").read_text().splitlines():
         start, stop = (int(number, 16) for number in line.split()[0].split("-"))

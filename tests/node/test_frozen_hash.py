@@ -1,4 +1,4 @@
-"""Of a base that a newcomer has already no byte travels; the hash that shows it is computed next to everything."""
+"""A newcomer fetches no byte of a base that it has. The hash of the base is computed without delaying a loop."""
 
 from __future__ import annotations
 

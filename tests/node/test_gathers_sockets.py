@@ -5,18 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import torch
 from torch import nn
+
+from tests.node.trainees import filled
 
 SLOW = {"late", "deadline", "stalled", "broken"}  # Failures of a group whose member takes too long.
 
 
 def linear(value):
-    model = nn.Linear(40, 30)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(value)
-    return model
+    return filled(nn.Linear(40, 30), value)
 
 
 def mixed(nodes, times):

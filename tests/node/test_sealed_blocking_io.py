@@ -16,7 +16,19 @@ from gossip.wire.messages import Nack
 from node.links.frame_reader import FrameReader
 from node.transport.blocking_io import BlockingIoPool, BlockingSealed
 from node.transport.sealed import RECORD_BYTES, leave_tls
-from tests.node.carriers import CHUNK, FP32, SIZE, End, at_work, in_trio, loopback_pair, sealed_pair, until, vectors
+from tests.node.carriers import (
+    CHUNK,
+    FP32,
+    SIZE,
+    End,
+    at_work,
+    check_differences,
+    in_trio,
+    loopback_pair,
+    sealed_pair,
+    until,
+    vectors,
+)
 from tests.node.sealing import ACCEPTOR, DIALLER
 from tests.node.test_blocking_io import unwanted_is_not_waited_for
 from tests.node.test_tls import receive_exactly, tls_ends
@@ -37,11 +49,7 @@ async def test_chunks_that_end_inside_a_record_go_both_ways_bit_for_bit(name):
             end.begin(nursery)
         await until(lambda: all(end.receiver.done and end.flowed for end in ends))
         nursery.cancel_scope.cancel()
-    quantised = np.empty_like(a), np.empty_like(b)
-    codec.quantised(a, quantised[0], 1)
-    codec.quantised(b, quantised[1], 1)
-    assert np.array_equal(ends[0].receiver.out, quantised[1] - quantised[0])
-    assert np.array_equal(ends[1].receiver.out, quantised[0] - quantised[1])
+    check_differences(ends, a, b, codec)
     assert all(end.receiver.threads == {"gossip-receive"} for end in ends)
     assert at_work() == []
 

@@ -92,7 +92,7 @@ class Pair:
 
 @pytest.fixture(params=["mapped", "staged"])
 def way(request, monkeypatch):
-    """Whether vectors are in memory that all ranks map; the others are staged, here in many pieces."""
+    """The two places of vectors: memory that all ranks map, or staged copies, here in many pieces."""
     monkeypatch.setattr(sharded_state, "STAGED_BYTES", 64)
     return request.param
 

@@ -31,6 +31,14 @@ def linear(seed=0, width=4):
     return nn.Linear(width, 2)
 
 
+def filled(model, value):
+    """Return a model after setting all its parameters to a number."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(value)
+    return model
+
+
 def towards(model, target, rate=0.1):
     """A training step that pulls every parameter towards a number."""
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)

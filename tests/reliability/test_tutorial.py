@@ -14,7 +14,7 @@ from tests.docs.test_pages import DOCS, blocks
 
 NODES = 4
 TARGET = 30_000
-OVERSHOOT, ERROR = 0.10, 0.02  # of the target, and of what all trained
+OVERSHOOT, ERROR = 0.10, 0.02  # Shares of the target, and of the samples that all trained.
 PRINTED = re.compile(r"node (\d): ([\d.]+)% after ([\d,]+) samples of the whole swarm")
 
 

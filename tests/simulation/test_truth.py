@@ -1,4 +1,4 @@
-"""What the onlooker expects of each member's progress."""
+"""The expectation that the onlooker has of each member's progress."""
 
 from __future__ import annotations
 

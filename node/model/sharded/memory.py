@@ -35,7 +35,7 @@ NO_SHARING = (
 
 @dataclass(frozen=True, slots=True)
 class MemoryName:
-    """Where the other ranks find a piece of memory."""
+    """The place at which the other ranks find a piece of memory."""
 
     number: int
     path: str
