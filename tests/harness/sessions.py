@@ -56,6 +56,7 @@ class Sessions:
         self.base: Number = 0  # the value of the frozen weights
         self.kept_base: Number = 0  # those that were there, as ``kept``
         self.hash_s = 0.0  # the seconds that hashing them takes
+        self.hashes = 0  # requests for their hash; the last one replaces all before it
         self.joining_since = -1.0
 
     @property
@@ -79,7 +80,8 @@ class Sessions:
                 self.sessions[number] = Session(value=self.base)
                 self.later(0.0, self.call, "recalled", number)
             case effects.HashFrozen():
-                self.later(self.hash_s, self.call, "frozen_hashed", hash_of(self.base))
+                self.hashes += 1
+                self.later(self.hash_s, self.hashed, self.hashes, hash_of(self.base))
             case effects.Transfer(number, partner):
                 session, link = self.sessions[number], self.bound.get(number)
                 if link is None:
@@ -209,6 +211,11 @@ class Sessions:
         self.pieces = [one for one in self.pieces if one[:2] != (start, stop)]  # it may come again, of another
         self.pieces.append((start, stop, value))
         self.call("collected", number, stop)
+
+    def hashed(self, request: int, digest: bytes) -> None:
+        """Report the hash of the frozen weights, unless another was asked for meanwhile."""
+        if request == self.hashes:
+            self.call("frozen_hashed", digest)
 
     def adopt(self) -> tuple[float, float]:
         """Overwrite the weights with what came; returns how far apart the two are, squared, and the norm of ours."""
