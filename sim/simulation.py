@@ -144,7 +144,9 @@ class ExchangeSimulation(Played):
             check_latency(scenario, network)
         churn = churn_of(scenario.churn, scenario.seed, scenario.peers)
         sessions = [churn.sessions(name, index) for index, name in enumerate(names)]
-        self.exchanges = ExchangeLevel(scenario, names, network, learners, sessions)
+        self.exchanges = ExchangeLevel(
+            scenario, names, network, learners, sessions, dataclasses.replace(COMPILED, weight=weight)
+        )
         self.level = self.exchanges
         self.measures = Measures(self.level, scenario, learners)
 

@@ -90,7 +90,7 @@ class Averager:
         self.warned: set[str] = set()
         self.hashing: Hashing | None = None  # The hash of the frozen weights in progress.
         size = peer.view.elements
-        parts = lasting_parts(config.part, size) if needs_spread(config.codec) else []
+        parts = lasting_parts(config.part, size) if needs_spread(config.codec_name) else []
         self.spreads = {part: Spread(part.elements(size)) for part in parts}
         self.movement = Movement(size) if config.watches_movement else None
 

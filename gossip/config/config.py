@@ -46,24 +46,23 @@ class Config(Derived):
     def __post_init__(self) -> None:
         for name, (field, setting) in settings_of(self).items():
             check(name, getattr(self, name), str(field.type), setting)
-        if self.mix_every_steps is None and self.mix_every_s is None:
-            raise ConfigError("Nothing says when to mix: set mix_every_steps (as 8) or mix_every_s (as 30.0).")
         if not self.swarm or len(self.swarm) > 64 or not self.swarm.isprintable():
             raise ConfigError("swarm must be a name of 1 to 64 printable characters.")
         check_outer(*self.outer, self.averaged)
         check_correction(self.kappa)
-        check_removed("codec", self.codec)
+        check_removed("codec", self.codec_name)
         check_removed("part", self.part)
-        if self.codec != AUTO:
-            get_codec(self.codec)
+        if self.codec_name != AUTO:
+            get_codec(self.codec_name)
         check_part(self.part)
         check_together(self)
 
     def for_training(self, quasi_global: bool) -> Config:
         """Return this Config with open choices decided for a training loop.
 
-        A node that mixes its whole vector with one partner gets NoLoCo's outer step and the correction. With
-        ``quasi_global`` momentum it gets neither, since a second momentum over the mixes costs accuracy. A Node
+        A node that mixes its whole vector with one partner gets NoLoCo's outer step and the correction, and chooses
+        its interval and codecs itself. With ``quasi_global`` momentum it gets neither step nor correction, since a
+        second momentum over the mixes costs accuracy, and mixes as without training: every 8 steps in fp32. A Node
         always calls this; a simulator does not for vectors without training.
 
         Args:
@@ -75,8 +74,13 @@ class Config(Derived):
         given = self.outer_momentum is not None or self.outer_rate is not None
         if given or quasi_global or not self.paired or self.partners != 1 or self.part != "all":
             return self
-        kappa = KAPPA if self.correction is None and self.mix_every_steps is not None else self.correction
-        return dataclasses.replace(self, outer_momentum=NOLOCO[0], outer_rate=NOLOCO[1], correction=kappa)
+        kappa = KAPPA if self.correction is None and self.interval_steps is not None else self.correction
+        every, controlled = self.mix_every_steps, (self.mix_every_s, self.max_version_gap, self.consensus_target)
+        if every is None and controlled == (None, None, None):
+            every = AUTO
+        return dataclasses.replace(
+            self, outer_momentum=NOLOCO[0], outer_rate=NOLOCO[1], correction=kappa, mix_every_steps=every
+        )
 
     def unfiltered(self) -> Config:
         """Return this Config without a filter."""

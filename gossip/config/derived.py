@@ -12,7 +12,7 @@ from gossip.config.mixings import MIXINGS
 
 __all__ = ["NOMINAL_STEPS", "PLAIN", "Derived"]
 
-NOMINAL_STEPS = 8  # Local steps in an interval, as versions count, if each node chooses its own.
+NOMINAL_STEPS = 8  # Local steps in an interval if no number is set, and as versions count if nodes choose their own.
 SAMPLE = 1 << 16  # Elements whose encoded bytes are counted.
 INTERNAL = Internal()
 PLAIN = (0.0, 1.0)  # Momentum and rate without an outer step.
@@ -86,14 +86,22 @@ class Derived(Keys):
 
         All nodes of a swarm must have the same number.
         """
-        return NOMINAL_STEPS if isinstance(self.mix_every_steps, str) else self.mix_every_steps
+        steps = self.mix_every_steps
+        if steps is None and self.mix_every_s is not None:
+            return None
+        return steps if isinstance(steps, int) else NOMINAL_STEPS
+
+    @property
+    def codec_name(self) -> str:
+        """Return the codec; if left open, "auto" if each node chooses its own interval, else fp32."""
+        return self.codec or (AUTO if self.auto_interval else "fp32")
 
     @property
     def first_interval(self) -> int | None:
         """Return the local steps between two mixes before any measurement, which the codec's bytes allow."""
         if not self.auto_interval:
             return self.interval_steps
-        codec = CODECS["int8" if self.codec == AUTO else self.codec]
+        codec = CODECS["int8" if self.codec_name == AUTO else self.codec_name]
         usual = Taken(SAMPLE, codec.name, codec.encoded_bytes(SAMPLE), 0.0)
         return interval(0.0, usual, COMPILED, self.internal.mixing_share)
 

@@ -54,12 +54,12 @@ class Keys:
 
     # -- when to mix (gossip.schedule) -------------------------------------------------------------------------------
     mix_every_steps: int | str | None = key(
-        8, "The mean number of local steps between two finished exchanges, whichever side requested them. Each "
+        None, "The mean number of local steps between two finished exchanges, whichever side requested them. Each "
         "interval is drawn within a quarter of it. `\"auto\"` lets each node mix as often as its link and CPU allow, "
         "at no more bytes than an fp32 exchange every 8 steps.",
-        "Lower it to keep nodes closer together, raise it to send fewer bytes. `\"auto\"` with `codec = \"auto\"` "
-        "suits any link.", section="When to mix", unit="local steps", positive=True, word=AUTO,
-        left_out="mixing by the clock alone",
+        "Raise it to send fewer bytes. Set it where all nodes must mix equally often.", section="When to mix",
+        unit="local steps", positive=True, word=AUTO,
+        left_out="`\"auto\"` with the default outer step; else 8, or none with `mix_every_s`",
     )
     mix_every_s: float | None = key(
         None, "The mean number of seconds between two finished exchanges. If `mix_every_steps` is set too, the mix "
@@ -102,17 +102,17 @@ class Keys:
         "of its local steps.",
         "Use 0 to save a vector of memory and four passes over the model in each interval.", unit="factor", least=0,
         most=1, below=True, least_is="none",
-        left_out="0.2 with the default outer step and `mix_every_steps`, else 0",
+        left_out="0.2 with the default outer step, unless the clock alone counts; else 0",
     )
     staleness_exponent: float = key(
         0.0, "The a of a pair's weight, 1/2 (1 + gap)^-a, where gap is the difference in whole mixing rounds.",
         "Use 0.5 if the weights of members far behind do harm.", unit="exponent", least=0, most=4,
         least_is="the same weight for all pairs",
     )
-    codec: str = key(
-        "fp32", "The encoding of vectors on the wire. `auto` chooses one for each link.",
-        "Use `bf16` to halve the bytes at no loss, `int8` and `int4` for slow links, and `moniqua4` for language "
-        "models on slow links.", form=", ".join((*CODECS, AUTO)),
+    codec: str | None = key(
+        None, "The encoding of vectors on the wire. `auto` chooses one for each link.",
+        "Use `fp32` to mix without rounding, `int4` for slow links, and `moniqua4` for language models on slow links.",
+        form=", ".join((*CODECS, AUTO)), left_out="`auto` where each node chooses its interval; else `fp32`",
     )
     part: str = key(
         "all", "The elements that one exchange mixes: all, a random share (`mask`), or one fragment after another.",

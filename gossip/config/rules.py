@@ -37,7 +37,7 @@ def check_correction(config: Derived) -> str | None:
             f"correction = {config.kappa:g} with part = {config.part!r} cannot work yet: use part = 'all', or "
             f"correction = 0."
         )
-    if config.mix_every_steps is None:
+    if config.interval_steps is None:
         return (
             f"correction = {config.kappa:g} counts intervals of steps: set mix_every_steps, for example to 8, or leave "
             f"correction out."
@@ -59,7 +59,7 @@ def check_pushes(config: Derived) -> str | None:
             f"mixing = {config.mixing!r} with part = {config.part!r} cannot work: the mass of a push (a number that "
             f"travels with the vector) belongs to all of its elements. Use mixing = 'pair', or part = 'all'."
         )
-    if needs_spread(config.codec):
+    if needs_spread(config.codec_name):
         return (
             f"mixing = {config.mixing!r} with codec = {config.codec!r} cannot work: the codec needs the distance "
             f"between both vectors, and a push gets no reply that states it. Use int8 or int4, or mixing = 'pair'."
@@ -93,9 +93,9 @@ def check_groups(config: Derived) -> str | None:
             f"mixing = {config.mixing!r} with part = {config.part!r} cannot work: a group divides the whole vector "
             "among its members. Use mixing = 'pair', or part = 'all'."
         )
-    if config.codec == "auto":
+    if config.codec_name == "auto":
         return "codec = 'auto' chooses for one link and a group has many: name a codec, for example bf16 or int8."
-    if needs_spread(config.codec):
+    if needs_spread(config.codec_name):
         return (
             f"mixing = {config.mixing!r} with codec = {config.codec!r} cannot work: the codec learns the distance "
             f"between two partners, and a group has more. Use int8 or int4, or mixing = 'pair'."
@@ -105,7 +105,7 @@ def check_groups(config: Derived) -> str | None:
 
 def check_staleness(config: Derived) -> str | None:
     """Return why a bound on staleness does not fit the other settings, or None."""
-    if config.max_version_gap is not None and config.mix_every_steps is None:
+    if config.max_version_gap is not None and config.interval_steps is None:
         return (
             "max_version_gap counts intervals of steps: set mix_every_steps, for example to 8, or leave "
             "max_version_gap out."
@@ -163,7 +163,7 @@ def check_selection(config: Derived) -> str | None:
 
 def check_part(config: Derived) -> str | None:
     """Return why a part of the vector does not fit the codec, or None."""
-    if needs_spread(config.codec) and config.part.startswith("mask"):
+    if needs_spread(config.codec_name) and config.part.startswith("mask"):
         return (
             f"codec = {config.codec!r} with part = {config.part!r} cannot work: the codec learns the spread of the "
             f"same elements over many mixes, and a mask has other elements each time. Use int8 or int4, part = "

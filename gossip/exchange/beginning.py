@@ -86,7 +86,7 @@ def answer_offer(
         timer_at=now + config.boundary_patience_s, partner_version=offer.version, partner_claim=offer.progress,
         partner_trained_intervals=offer.trained, mass=offer.mass, part=part,
     )  # fmt: skip
-    exchange.codec = agreed_codec(config.codec, exchanges.offered_codec(sender, part), offer.codec)
+    exchange.codec = agreed_codec(config.codec_name, exchanges.offered_codec(sender, part), offer.codec)
     gap = local.version - offer.version
     cap = min(offer.weight, exchange.max_weight())
     exchange.weight = pair_weight(gap, config.staleness_exponent, cap=cap)

@@ -114,7 +114,7 @@ class Exchanges(Ledger[AnySession]):
         # Partners that broke a reservation and have not finished an exchange since.
         self.unreliable_partners = Recent[PeerId, None](MAX_PARTNERS)
         # Some codecs need a bound on the distance between members. Exchanges of some parts measure that distance.
-        measures = needs_spread(config.codec)
+        measures = needs_spread(config.codec_name)
         self.parts_to_measure = frozenset(lasting_parts(config.part, local.elements) if measures else ())
         self.measured_parts: set[Subset] = set()
         # Partners further away than the bound: the next exchange with them uses a codec without one.
@@ -351,7 +351,7 @@ class Exchanges(Ledger[AnySession]):
     def offered_codec(self, partner: PeerId, part: Subset) -> str:
         """Return the codec that we offer this partner for this part now."""
         bounded = part in self.measured_parts and partner not in self.distant_partners
-        return proposed_codec(self.config.codec, bounded, self.durations.rate(partner), self.local.machine)
+        return proposed_codec(self.config.codec_name, bounded, self.durations.rate(partner), self.local.machine)
 
     def record_finished(self, exchange: Paired, now: float) -> None:
         """Record that an exchange with one partner has happened."""

@@ -308,7 +308,7 @@ def answer_reservation(exchanges: Exchanges[Any], sender: PeerId, offer: Offer, 
         timer_at=now, state=State.RESERVED,
     )  # fmt: skip
     pair.timer_at = now + pair.partner_wait_s()
-    pair.codec = agreed_codec(config.codec, exchanges.offered_codec(sender, ALL), offer.codec)
+    pair.codec = agreed_codec(config.codec_name, exchanges.offered_codec(sender, ALL), offer.codec)
     return [*dropped, Send(sender, Joined(session, exchanges.local.version, pair.codec))]
 
 

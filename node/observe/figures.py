@@ -300,7 +300,7 @@ FIGURES = (
     ),
     Figure(
         "codec", "the codec of the last exchange; of the configuration before the first", "",
-        lambda at: next((codec for _, codec, _ in reversed(tuple(at.mixes))), at.peer.config.codec), status=True,
+        lambda at: next((codec for _, codec, _ in reversed(tuple(at.mixes))), at.peer.config.codec_name), status=True,
         table=("mixes", lambda row: pace(row).removeprefix(", ") or f"in {row.get('codec')}"),
     ),
 )  # fmt: skip

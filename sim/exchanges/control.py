@@ -24,6 +24,7 @@ from gossip.selection.partners import APART, MET
 from gossip.selection.rule import uniform
 from sim.engine.events import Events
 from sim.exchanges.clocks import Clocks
+from sim.exchanges.intervals import Intervals
 from sim.exchanges.meeting import FIRST, SECOND, Meeting
 from sim.exchanges.strangers import Strangers
 from sim.exchanges.streams import StreamTimes
@@ -36,15 +37,15 @@ __all__ = ["Control"]
 class Control:
     """The decisions of all peers. Each list holds one entry per peer.
 
-    ``patient``: True if anything takes so long that a peer may background it.
+    ``intervals``: None if no peer chooses its own interval.
     """
 
     def __init__(
         self, events: Events, config: Config, clocks: Clocks, streams: StreamTimes, tape: Tape, draws: Sequence[Draws],
-        patient: bool,
+        intervals: Intervals | None,
     ) -> None:  # fmt: skip
         self.events, self.config, self.clocks = events, config, clocks
-        self.streams, self.tape, self.draws, self.patient = streams, tape, draws, patient
+        self.streams, self.tape, self.draws, self.intervals = streams, tape, draws, intervals
         self.rngs = [cast(random.Random, one) for one in draws]  # Draws has all methods that gossip calls
         peers = len(draws)
         self.alive: list[int] = []
@@ -66,9 +67,6 @@ class Control:
         self.plain, self.overlaps, self.incoming = config.plain, config.overlaps, config.incoming_limit
         self.most = config.incoming_limit + 1  # limit of exchanges in progress where mixes overlap
         self.max_backgrounded = config.incoming_limit + config.partners
-        every = config.interval_steps
-        assert every is not None, "mixes by steps alone"
-        self.apart = APART * every
         # Counters for the report
         self.mixes = self.failed = self.offers = self.busy = self.accepts = 0
 
@@ -90,6 +88,12 @@ class Control:
         if not self.overlaps or answers is None or waits is None:
             return False
         return waits.median_s <= MAX_STREAM_RATIO * answers.median_s < math.inf
+
+    def every(self, peer: int) -> int:
+        """Return the local steps between two mixes of a peer at present."""
+        every = self.schedules[peer].every
+        assert every is not None, "mixes by steps alone"
+        return every
 
     def due_steps(self, peer: int) -> int:
         """Return the step count at which the peer's next mix is due, given its mixes in progress."""
@@ -233,7 +237,7 @@ class Control:
                 return False
             offers.remove(crossed)
             moving -= 1
-        if self.patient and (self.streams_with(peer, sender) or self.strangers.shuns(peer, sender, now)):
+        if self.streams.patient and (self.streams_with(peer, sender) or self.strangers.shuns(peer, sender, now)):
             return False
         limit, overlapping = 1, self.overlapping(peer)
         if self.plain or overlapping:
@@ -245,7 +249,7 @@ class Control:
         if moving - (overdue is not None) >= limit:
             return False
         met = self.met[peer].get(sender)
-        if met is not None and self.counted[peer] - met < self.apart:
+        if met is not None and self.counted[peer] - met < APART * self.every(peer):
             self.asking = peer
             if uniform(self.alive, self.rngs[peer], self.fits, (sender,)) is not None:
                 return False
@@ -265,6 +269,7 @@ class Control:
         one.steps = steps
         self.accepts += 1
         tape.second[one.number], tape.weight[one.number] = second, one.weight
+        tape.every[FIRST][one.number], tape.every[SECOND][one.number] = self.every(first), self.every(second)
         tape.put(second, steps, SNAP, one.number, SECOND)
         if streams.instant:
             one.answered, one.verified = at, (at, at)
@@ -299,12 +304,13 @@ class Control:
         now, other = self.events.now, one.ended
         one.ended = other | 1 << side
         steps = self.clocks.after(peer, now)
+        self.tape.every_at_end[side][one.number] = self.every(peer)
         self.tape.put(peer, steps, ADD, one.number, side)
         if one.broken:  # the other side is dead, so nothing else will free the snapshots
             self.tape.put(peer, steps, DROP, one.number, side)
         self.mixes += 1
         self.streams.timed(now - wished)
-        if self.patient or self.overlaps:
+        if self.streams.patient or self.overlaps:
             since = one.at if side else one.answered
             self.waits.setdefault(peer, Waits()).add(cast(PeerId, partner), now - since)
             if not side:
@@ -317,6 +323,10 @@ class Control:
             self.strangers.mixed(peer)
         met[partner] = counted
         self.last_partner[peer] = partner
+        if self.intervals is not None:
+            if not side:
+                self.intervals.note(peer, partner, now - one.since)
+            self.intervals.adapt(peer, self.schedules[peer], steps - 1, self.clocks.time(peer, steps - 1))
         self.schedules[peer].mixed(counted, now, not side)
         self.released(peer)
 
@@ -341,6 +351,8 @@ class Control:
         self.strangers.forget(peer)
         self.answers.pop(peer, None)
         self.waits.pop(peer, None)
+        if self.intervals is not None:
+            self.intervals.forget(peer)
         self.schedules[peer] = Schedule(self.config, self.rngs[peer])
 
     def part(self, one: Meeting, peer: int) -> None:

@@ -7,15 +7,17 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from gossip.codecs import AUTO, COMPILED, Codec, Machine, Taken, get_codec
+from gossip.config import Config
 from gossip.exchange.durations import MIN_WAIT_LIMIT_S
 from sim.engine.events import Events
 from sim.exchanges.acceptance import Acceptance
 from sim.exchanges.clocks import ConstantClocks, DrawnClocks
 from sim.exchanges.control import Control
-from sim.exchanges.messages import Sizes
+from sim.exchanges.intervals import Intervals
 from sim.exchanges.models import Models
 from sim.exchanges.presence import Presence
-from sim.exchanges.streams import StreamTimes
+from sim.exchanges.streams import Sizes, StreamTimes, is_instant
 from sim.exchanges.tape import Tape
 from sim.learning.learners import Learners
 from sim.scenario.scenario import Scenario
@@ -33,11 +35,14 @@ EACH, ALL = 8, 1 << 15
 
 
 class ExchangeLevel:
-    """A swarm simulated exchange by exchange. ``sessions`` has the times at which each of the peers ``names`` is up."""
+    """A swarm simulated exchange by exchange.
+
+    ``sessions`` has the times at which each of the peers ``names`` is up, and ``machine`` the costs on each machine.
+    """
 
     def __init__(
         self, scenario: Scenario, names: Sequence[str], network: NetworkModel, learners: Learners,
-        sessions: Sequence[Iterator[Uptime]],
+        sessions: Sequence[Iterator[Uptime]], machine: Machine = COMPILED,
     ) -> None:  # fmt: skip
         seed, peers = scenario.seed, len(names)
         self.scenario, self.learners = scenario, learners
@@ -49,15 +54,18 @@ class ExchangeLevel:
         self.clocks = ConstantClocks(peers) if alike else DrawnClocks(peers)
         for name in names:
             network.add(name)
-        self.sizes = Sizes(scenario.config, learners.elements)
-        self.streams = StreamTimes(network, network.bytes_of(self.sizes.stream), names, seed)
-        draws = [Draws(seed, name, "exchanges") for name in names]
+        codec = codec_of(scenario.config, is_instant(network, peers))
+        self.sizes = Sizes(codec.name, learners.elements)
         slow = scenario.compute.step_s.mean > MIN_WAIT_LIMIT_S / 2
-        patient = network.longest_s > 0 or network.transport is not None or slow
-        self.control = Control(self.events, scenario.config, self.clocks, self.streams, self.tape, draws, patient)
+        self.streams = StreamTimes(network, network.bytes_of(self.sizes.stream), names, seed, slow)
+        draws = [Draws(seed, name, "exchanges") for name in names]
+        intervals = None
+        if scenario.config.auto_interval:
+            intervals = Intervals(peers, Taken(learners.elements, codec.name, self.sizes.stream, 0.0), machine)
+        self.control = Control(self.events, scenario.config, self.clocks, self.streams, self.tape, draws, intervals)
         self.streams.moving = self.control.moving
         self.acceptance = Acceptance(scenario.config, peers, learners.elements, self.control.ready)
-        self.models = Models(learners, scenario.config, self.tape, self.acceptance)
+        self.models = Models(learners, scenario.config, codec, self.tape, self.acceptance)
         self.most = 4 * max(EACH * peers, ALL)  # entries of the tape
         self.presence = Presence(
             self.events, scenario.config, self.clocks, self.streams, self.tape, self.control, names, seed,
@@ -113,7 +121,9 @@ class ExchangeLevel:
 
     @property
     def interval_steps(self) -> int | None:
-        return self.control.config.interval_steps
+        """Return the local steps between two mixes, of the median peer that is ready."""
+        found = sorted(self.control.every(peer) for peer in self.control.alive)
+        return found[len(found) // 2] if found else self.control.config.first_interval
 
     @property
     def mixes(self) -> int:
@@ -148,3 +158,11 @@ class ExchangeLevel:
     def honest(self) -> I64:
         """Return the rows of the peers whose models are measured."""
         return np.flatnonzero(self.control.ready)
+
+
+def codec_of(config: Config, instant: bool) -> Codec:
+    """Return the codec of all exchanges. With "auto" it is the one that peers come to choose for nearly all of them.
+
+    They choose int8 wherever a vector takes a measurable time, and bf16 as long as it takes none.
+    """
+    return get_codec(("bf16" if instant else "int8") if config.codec_name == AUTO else config.codec_name)

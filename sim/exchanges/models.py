@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from gossip.arithmetic.correction import credit
 from gossip.arithmetic.mixing import outer_step, outer_step_beside
-from gossip.codecs import get_codec
+from gossip.codecs import Codec
 from gossip.config import Config
 from gossip.state_transfer.comparing import FEWEST
 from sim.exchanges.acceptance import Acceptance
@@ -38,7 +41,7 @@ class Models:
     A training step is computed lazily, when a later operation needs it. The division into waves changes no result.
     """
 
-    def __init__(self, learners: Learners, config: Config, tape: Tape, acceptance: Acceptance) -> None:
+    def __init__(self, learners: Learners, config: Config, codec: Codec, tape: Tape, acceptance: Acceptance) -> None:
         self.learners, self.config, self.tape, self.acceptance = learners, config, tape, acceptance
         self.matrix = learners.matrix
         self.phi = self.momentum = self.expected = np.empty((0, 0), np.float32)
@@ -51,9 +54,10 @@ class Models:
         self.pairs_at_once = max(min(learners.copied_at_once or fitting, max(fitting, LEAST_ROWS)) // 2, 1)
         self.rows_in_cache = 1 if learners.elements >= LONG else CACHED_BYTES // (4 * learners.elements)
         self.memory = [np.empty((2 * self.pairs_at_once, learners.elements), np.float32) for _ in range(2)]
-        self.codec = get_codec(config.codec)
+        self.codec = codec
         self.corrects = learners.corrections is not None
-        self.every = config.interval_steps or 1
+        self.every = config.interval_steps or 1  # as versions count
+        self.chooses = config.auto_interval
         self.mixed_at = np.zeros(len(self.matrix), np.int64)  # step count of each row at its last mix's snapshot
         # By exchange and side: the step count of a kept snapshot, and the steps since the last mix before it.
         self.trained: dict[int, dict[int, tuple[int, int]]] = {}
@@ -115,9 +119,13 @@ class Models:
         rows = batch.row[sides]
         before, after = (counts[:, alike].reshape(-1)[order] for counts in (before, after))
         own = (steps / self.every)[:, alike].reshape(-1)[order]
-        trained = self.since_mix(batch.row[[first, second]], steps)
+        exchanges = batch.exchange[first]
+        every, at_end = intervals(self.tape.every, exchanges), intervals(self.tape.every_at_end, exchanges)
+        trained = self.since_mix(batch.row[[first, second]], steps, every)
         ours, theirs = (either[:, alike].reshape(-1)[order] for either in (trained, trained[::-1]))
-        agreed = np.frombuffer(self.tape.weight)[batch.exchange[sides]]
+        at_end = at_end[:, alike].reshape(-1)[order]
+        numbers = batch.exchange[sides]
+        agreed = np.frombuffer(self.tape.weight)[numbers]
         self.counted[batch.row[[first, second]]] = steps
         if copied:
             to_snapshot, to_boundary = learners.draw(rows, before), learners.draw(rows, after)
@@ -130,7 +138,7 @@ class Models:
             self.matrix.take(some, axis=0, out=models, mode="clip")
             if copied:
                 learners.train_copies(models, to_snapshot, start)
-            taught, weights = self.mixed(some, models, agreed[part], own[part], difference)
+            taught, weights = self.mixed(some, models, numbers[part], agreed[part], own[part], difference)
             if copied:
                 learners.train_copies(models, to_boundary, start)
                 models += difference
@@ -140,23 +148,27 @@ class Models:
                 self.matrix[some] += difference
             if taught is not None:
                 counts = credit(ours[part], theirs[part], weights / agreed[part])
-                learners.learn(some, taught[0], counts, taught[1])
+                learners.learn(some, taught[0], counts, taught[1], at_end[part] if self.chooses else None)
 
-    def since_mix(self, rows: I64, steps: I64) -> F64:
+    def since_mix(self, rows: I64, steps: I64, every: I64) -> F64:
         """Return the intervals that the rows have trained between their last mixes and their snapshots.
 
-        The snapshots then count as the last mixes. ``rows``, ``steps`` (at the snapshots) and the result share a shape.
+        The snapshots then count as the last mixes. ``rows``, ``steps`` (at the snapshots), ``every`` (steps in an
+        interval) and the result share a shape.
         """
-        trained: F64 = (steps - self.mixed_at[rows]) / self.every
+        trained: F64 = (steps - self.mixed_at[rows]) / every
         self.mixed_at[rows] = steps
         return trained
 
-    def mixed(self, rows: I64, ours: F32, agreed: F64, own: F64, difference: F32) -> tuple[tuple[F32, F64] | None, F64]:
+    def mixed(
+        self, rows: I64, ours: F32, numbers: I64, agreed: F64, own: F64, difference: F32
+    ) -> tuple[tuple[F32, F64] | None, F64]:
         """Mix pairs of rows, and write what each row must add into ``difference``.
 
         Args:
             rows: All first sides, then all second sides, shape (rows,).
             ours: Snapshots, shape (rows, elements).
+            numbers: The exchange of each row, shape (rows,).
             agreed: Weights that the sides agreed on, shape (rows,).
             own: Intervals that each row has trained, shape (rows,).
             difference: Output, shape (rows, elements).
@@ -166,7 +178,7 @@ class Models:
         """
         half = len(rows) // 2
         self.watch(rows, ours)
-        sent = self.decoded(ours)
+        sent = self.decoded(ours, numbers)
         np.subtract(sent[half:], sent[:half], out=difference[:half])
         weights = self.weights(rows.reshape(2, -1), agreed[:half], own.reshape(2, -1), difference[:half], sent)
         shares = weights.astype(np.float32)[:, None]
@@ -252,7 +264,7 @@ class Models:
         new = [number for number in dict.fromkeys(numbers) if number not in self.left]
         if new:
             tape, some = self.tape, np.array(new)
-            sent = self.decoded(np.stack([self.kept[number][side] for side in (0, 1) for number in new]))
+            sent = self.decoded(np.stack([self.kept[number][side] for side in (0, 1) for number in new]), [*new, *new])
             both = np.stack([np.frombuffer(values, "l")[some] for values in (tape.first, tape.second)])
             agreed = np.frombuffer(tape.weight)[some]
             own = np.array([[self.trained[number][side][0] for number in new] for side in (0, 1)]) / self.every
@@ -260,24 +272,29 @@ class Models:
             self.left.update(zip(new, left.T, strict=True))
         pairs = list(zip(numbers, sides, strict=True))
         ours = np.stack([self.kept[number][side] for number, side in pairs])
-        difference = self.decoded(np.stack([self.kept[number][1 - side] for number, side in pairs]))
-        difference = difference - self.decoded(ours)
+        difference = self.decoded(np.stack([self.kept[number][1 - side] for number, side in pairs]), numbers)
+        difference = difference - self.decoded(ours, numbers)
         weights = np.array([self.left[number][side] for number, side in pairs])
         difference *= weights.astype(np.float32)[:, None]
         taught = self.shift(rows, ours, difference, weights, numbers)
         self.matrix[rows] += difference
         if taught is not None:
-            since, theirs_since = self.trained_of(pairs, rows)
+            every, at_end = intervals(self.tape.every, numbers), intervals(self.tape.every_at_end, numbers)
+            since, theirs_since = self.trained_of(pairs, rows, np.where(sides, every[::-1], every))
             agreed = np.frombuffer(self.tape.weight)[numbers]
-            self.learners.learn(rows, taught[0], credit(since, theirs_since, weights / agreed), taught[1])
+            own_every = np.where(sides, at_end[1], at_end[0]) if self.chooses else None
+            self.learners.learn(rows, taught[0], credit(since, theirs_since, weights / agreed), taught[1], own_every)
         for number in numbers:
             self.over(number)
 
-    def trained_of(self, pairs: list[tuple[int, int]], rows: I64) -> F64:
-        """Return the result of :meth:`since_mix` for kept snapshots: own and partners' intervals, shape (2, rows)."""
+    def trained_of(self, pairs: list[tuple[int, int]], rows: I64, every: I64) -> F64:
+        """Return the result of :meth:`since_mix` for kept snapshots: own and partners' intervals, shape (2, rows).
+
+        ``every`` (2, rows) has the own and the partners' steps in an interval.
+        """
         trained = [(self.trained[number][side], self.trained[number][1 - side]) for number, side in pairs]
         self.mixed_at[rows] = np.maximum(self.mixed_at[rows], [ours[0] for ours, _ in trained])
-        return np.array([[ours[1] for ours, _ in trained], [theirs[1] for _, theirs in trained]]) / self.every
+        return np.array([[ours[1] for ours, _ in trained], [theirs[1] for _, theirs in trained]]) / every
 
     def over(self, number: int) -> None:
         """Mark one side of an exchange as finished, and free the snapshots after both sides."""
@@ -379,13 +396,27 @@ class Models:
             outer_step(difference[part], ours[part], phi, momentum, 1.0, alpha, beta)
             self.phi[some], self.momentum[some] = phi, momentum
 
-    def decoded(self, values: F32) -> F32:
-        """Return the values as the partner decodes them."""
+    def decoded(self, values: F32, numbers: Iterable[int]) -> F32:
+        """Return the values (rows, elements) as the partners decode them in exchanges of these numbers, (rows,)."""
         if self.codec.raw:
             return values
         out = np.empty_like(values)
-        self.codec.quantised(values.reshape(-1), out.reshape(-1), 0)
+        if self.codec.block == 1:  # each element is encoded by itself
+            self.codec.quantised(values.reshape(-1), out.reshape(-1), 0)
+            return out
+        for row, number in enumerate(numbers):
+            self.codec.quantised(values[row], out[row], seed_of(int(number)))
         return out
+
+
+def intervals(every: tuple[array[int], array[int]], exchanges: I64 | list[int]) -> I64:
+    """Return the local steps in an interval of both sides of these exchanges, shape (2, exchanges)."""
+    return np.stack([np.frombuffer(side, "l")[exchanges] for side in every])
+
+
+def seed_of(number: int) -> int:
+    """Return the seed of an exchange's dither. Sessions of real exchanges have random numbers of 63 bits."""
+    return number * 0x9E3779B97F4A7C15 & (1 << 63) - 1  # Fibonacci hashing spreads successive numbers
 
 
 def squares(rows: F32) -> F64:

@@ -1,36 +1,57 @@
-"""Transfer times of the messages and streams of an exchange, and a count of the bytes sent."""
+"""The sizes and transfer times of the messages and streams of an exchange, and a count of the bytes sent."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
+from gossip.arithmetic.subsets import ALL
+from gossip.codecs import get_codec
 from gossip.recent import Recent
+from gossip.wire import frames
+from gossip.wire.messages import Accept, Busy, Commit, Fetch, Offer, Serving
 from sim.engine.links import CLOSED_S
 from sim.seeds import Draws, derive
 from sim.world.line import Line, line_key
 from sim.world.network import NetworkModel
 from sim.world.tcp import Back
 
-__all__ = ["StreamTimes"]
+__all__ = ["Sizes", "StreamTimes", "is_instant"]
 
 TIMED = 65_536  # durations kept; when full, every second one is dropped and the sampling rate is halved
 LINES = 16  # recently used lines kept per peer; a line idle for long restarts TCP's slow start, like a new one
+
+SESSION, RUN, VERSION = 1 << 61, bytes(16), 1.5  # values of the usual encoded length
+
+
+class Sizes:
+    """The sizes in bytes of each kind of message, and of the stream of a vector."""
+
+    def __init__(self, codec: str, elements: int) -> None:
+        offer = Offer(SESSION, f"vector of {elements}", RUN, VERSION, 0.5, codec, "pair", 0.0, str(ALL))
+        self.offer = len(frames.encode(offer))
+        self.accept = len(frames.encode(Accept(SESSION, VERSION, 0.5, codec)))
+        self.busy, self.commit = (len(frames.encode(kind(SESSION))) for kind in (Busy, Commit))
+        fetch = Fetch(SESSION, (), 0, elements)
+        self.piece = len(frames.encode(fetch)) + len(frames.encode(Serving(SESSION, VERSION, RUN, (), ())))
+        self.stream = get_codec(codec).encoded_bytes(elements)
 
 
 class StreamTimes:
     """The transfer times between the peers ``names``, for vectors of ``size_bytes``.
 
-    ``moving`` (peers,) holds the number of exchanges in progress at each peer, which share its bandwidth.
+    ``slow`` is True if steps take so long that a peer may background an exchange. ``moving`` (peers,) holds the number
+    of exchanges in progress at each peer, which share its bandwidth.
     """
 
-    def __init__(self, network: NetworkModel, size_bytes: int, names: Sequence[str], seed: int) -> None:
+    def __init__(
+        self, network: NetworkModel, size_bytes: int, names: Sequence[str], seed: int, slow: bool = False
+    ) -> None:
         self.network, self.size_bytes = network, size_bytes
         self.latency, self.transport = network.latency, network.transport
         self.near = network.longest_s == 0 and self.transport is None  # messages take no time
-        self.instant = self.near and math.isinf(
-            min(min(network.up_bytes_s(peer), network.down_bytes_s(peer)) for peer in range(len(names)))
-        )  # streams take no time either
+        self.instant = is_instant(network, len(names))
+        self.patient = not self.near or slow  # anything takes so long that a peer may background it
         self.moving: list[int] = []
         self.keys = [int.from_bytes(derive(seed, name, "lines")[:8], "little") for name in names]
         self.lines = Recent[int, Line](LINES * len(names))  # LRU cache, keyed by sender and receiver
@@ -111,3 +132,10 @@ class StreamTimes:
         if len(self.durations_s) >= TIMED:
             del self.durations_s[::2]
             self.every *= 2
+
+
+def is_instant(network: NetworkModel, peers: int) -> bool:
+    """Return True if neither messages nor streams between the peers take any time."""
+    if network.longest_s > 0 or network.transport is not None:
+        return False
+    return math.isinf(min(min(network.up_bytes_s(peer), network.down_bytes_s(peer)) for peer in range(peers)))

@@ -51,6 +51,8 @@ class Tape:
         self.first = array("l")  # initiator, by exchange
         self.second = array("l")  # responder, by exchange
         self.weight = array("d")  # share of the difference that each side adds, by exchange
+        # Local steps in an interval of each side, by exchange: when it was agreed, and at the side's end of it.
+        self.every, self.every_at_end = (array("l"), array("l")), (array("l"), array("l"))
         self.ranges: dict[int, list[tuple[int, int]]] = {}  # element range of each donor's piece, by join
         self._hash = hashlib.sha256()
         self._hashed = 0
@@ -60,6 +62,8 @@ class Tape:
         self.first.append(first)
         self.second.append(second)
         self.weight.append(weight)
+        for side in (*self.every, *self.every_at_end):
+            side.append(1)
         return len(self.first) - 1
 
     def put(self, row: int, steps: int, kind: int, exchange: int, side: int) -> None:

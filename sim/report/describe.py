@@ -88,7 +88,7 @@ def mixing(scenario: Scenario) -> str:
         when = "as often as each can afford"
     outer = "" if config.plain else " with an outer step (momentum {:g}, rate {:g})".format(*config.outer)
     with_whom = whom(config, scenario.peers)
-    codec = "the codec that suits each link" if config.codec == AUTO else config.codec
+    codec = "the codec that suits each link" if config.codec_name == AUTO else config.codec_name
     return f"Each {MIXINGS[config.mixing].does}{mixed(config)} {with_whom} {when}{outer}, in {codec}."
 
 

@@ -207,7 +207,7 @@ def failed(one: PlayedRun) -> str:
 def interval(one: PlayedRun) -> str:
     """How often, and in which codec."""
     steps = one.summary.get("interval_steps")
-    codec = "each link's codec" if one.scenario.config.codec == AUTO else one.scenario.config.codec
+    codec = "each link's codec" if one.scenario.config.codec_name == AUTO else one.scenario.config.codec_name
     return "" if steps is None else f"every {quantity(steps, 'step')}, in {codec}"
 
 

@@ -16,7 +16,7 @@ from sim.scenario.task import Task
 __all__ = ["Beyond", "Fidelity", "check_exchanges", "fidelity_of"]
 
 FILTERS = ("none", "clip")  # These refuse no finite vector, so no decision depends on values.
-CODECS = ("fp32", "fp16", "bf16")  # Each element is encoded by itself, so that one call encodes many vectors.
+CODECS = ("fp32", "fp16", "bf16", "int8", "int4", "auto")  # These need no bound on how far partners are apart.
 
 # Settings of gossip.Config that act through messages, links or failures, which the fast level does not play.
 UNPLAYED = (
@@ -125,7 +125,7 @@ def beyond(scenario: Playable) -> Iterator[tuple[str, str]]:
         yield "gossip.selection", "set it to 'uniform'"
     if gossip.part != "all":
         yield "gossip.part", "set it to 'all'"
-    if gossip.codec not in CODECS:
+    if gossip.codec_name not in CODECS:
         yield "gossip.codec", f"use {', '.join(CODECS[:-1])} or {CODECS[-1]}"
     if gossip.filter_name not in FILTERS:
         yield "gossip.filter", "use 'clip' or 'none'"
@@ -133,9 +133,7 @@ def beyond(scenario: Playable) -> Iterator[tuple[str, str]]:
         yield "gossip.consensus_target", "leave it out, as no decision may depend on values"
     if gossip.max_version_gap is not None:
         yield "gossip.max_version_gap", "leave it out"
-    if gossip.auto_interval:
-        yield "gossip.mix_every_steps", "name a number of steps, as no exchange is measured"
-    if gossip.mix_every_s is not None or gossip.mix_every_steps is None:
+    if gossip.mix_every_s is not None:
         yield "gossip.mix_every_s", "use mix_every_steps alone"
     if gossip.staleness_exponent:
         yield "gossip.staleness_exponent", "set it to 0"

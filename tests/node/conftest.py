@@ -185,6 +185,7 @@ def store(monkeypatch):
     fsspec.register_implementation("faulty", Faulty, clobber=True)
     for name, value in {"store": {}, "pseudo_dirs": [""], "errors": [], "half": False, "calls": []}.items():
         monkeypatch.setattr(Faulty, name, value)
+    monkeypatch.setattr(MemoryFileSystem, "store", {})  # Examples of the documents save there as well.
     Faulty.goes_on.set()
     monkeypatch.setattr(copies, "FIRST_WAIT_S", 0.001)
     monkeypatch.setattr(uploads, "LOOK_S", 0.01)

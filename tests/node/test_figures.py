@@ -64,6 +64,7 @@ def test_in_a_swarm_of_uneven_data_the_status_shows_no_member_as_refused_or_misb
     scenario = {
         "seed": 1, "peers": peers, "duration_s": 960.0, "fidelity": "whole", "compute": {"step_s": step_s},
         "task": {"dataset": "digits", "partition": partition, "optimizer": {"lr": rate}},
+        "gossip": {"mix_every_steps": 8},  # Nodes that mix more often are closer to each other.
     }  # fmt: skip
     hosts = played(Scenario.from_mapping(scenario)).swarm.hosts
     shortened = {code for host in hosts for _, code in host.peer.exchanges.refusals.counts}

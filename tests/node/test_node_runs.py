@@ -88,8 +88,14 @@ def test_three_nodes_that_resume_count_what_is_behind_their_weights(train, until
             and all(one.side.network.peer.membership.sharers == 3 for one in again)
         )
     )
-    joined_s = time.monotonic()
-    until(lambda: time.monotonic() > joined_s + 5.0)
+    # A machine that is too busy for one of them for seconds has the others suspect it: its steps count less meanwhile.
+    began_s = seen_s = time.monotonic()
+    uncounted_s = 0.0
+    while seen_s < began_s + 5.0:
+        time.sleep(0.02)
+        missing = sum(3 - one.side.network.peer.membership.sharers for one in again)
+        passed_s = time.monotonic() - seen_s
+        seen_s, uncounted_s = seen_s + passed_s, uncounted_s + missing * passed_s
     exchanged = [
         (run_id(one).hex()[:8], one.side.network.peer.membership.sharers, one.node.metrics().exchanges_done)
         for one in again
@@ -97,9 +103,12 @@ def test_three_nodes_that_resume_count_what_is_behind_their_weights(train, until
     for one in again:
         one.stop()
     made = sum(trained(one) - before for one, before in zip(again, began, strict=True))
-    news = 2 * made / (time.monotonic() - since_s)  # a second or two of everybody's, as old as what nodes know
+    rate = made / (time.monotonic() - since_s)
+    news = 2 * rate  # a second or two of everybody's, as old as what nodes know
+    uncounted = uncounted_s * rate / 3
     shown = [one.node.swarm_samples for one in again]
-    assert all(min(saved) + made - news <= count <= max(saved) + made + news for count in shown), exchanged
+    least, most = min(saved) + made - news - uncounted, max(saved) + made + news
+    assert all(least <= count <= most for count in shown), (exchanged, saved, made, shown, uncounted)
 
 
 @pytest.fixture(autouse=True)

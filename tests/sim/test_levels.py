@@ -45,7 +45,7 @@ def made(**tables) -> Scenario:
         ({"membership": {"mode": "protocol"}}, "membership.mode"),
         ({"membership": {"start": "seed"}}, "membership.start"),
         ({"attackers": {"share": 0.2}}, "attackers"),
-        ({"gossip": {"codec": "int8"}}, "gossip.codec"),
+        ({"gossip": {"codec": "moniqua4"}}, "gossip.codec"),
         ({"gossip": {"stall_s": 0.7}}, "gossip.stall_s"),
     ],
 )
@@ -123,10 +123,10 @@ def test_links_that_take_too_long_to_open_are_refused_at_either_level():
 def test_the_points_of_a_sweep_are_played_at_one_level(tmp_path):
     path = tmp_path / "small.toml"
     path.write_text(made().to_toml())
-    fast = Sweep.from_file(path, {"gossip.codec": ["fp32", "bf16"]})
+    fast = Sweep.from_file(path, {"gossip.codec": ["fp32", "int8"]})
     assert [fidelity_of(point.scenario).level for point in fast.points] == ["exchange", "exchange"]
     assert [level.level for level in fast.levels] == ["exchange"]
-    mixed = Sweep.from_file(path, {"gossip.codec": ["fp32", "int8"]})
+    mixed = Sweep.from_file(path, {"gossip.codec": ["fp32", "moniqua4"]})
     assert [fidelity_of(point.scenario).level for point in mixed.points] == ["whole", "whole"]
     assert mixed.levels == [Fidelity("whole", "the fast level cannot represent gossip.codec")]
     asked = Sweep.from_file(path, {"fidelity": ["whole", "exchange"]})

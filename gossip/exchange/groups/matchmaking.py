@@ -47,7 +47,7 @@ def begin_mix(kind: Callable[..., Any], exchanges: Exchanges[Any], now: float) -
         return []
     group = kind(
         exchanges=exchanges, session=exchanges.new_session(), inviter=exchanges.me, is_initiator=INITIATOR,
-        codec=exchanges.config.codec, phase_began_at=now, timer_at=math.inf, invite_list=invite_list,
+        codec=exchanges.config.codec_name, phase_began_at=now, timer_at=math.inf, invite_list=invite_list,
         asked_peers=set(invite_list),
     )  # fmt: skip
     exchanges.table[group.session] = exchanges.own_exchanges[group.session] = group
@@ -70,7 +70,7 @@ def answer_invitation(
     dropped = [effect for group in yielding for effect in exchanges.route_event(group, Event.YIELDED)]
     exchanges.table[session] = kind(
         exchanges=exchanges, session=session, inviter=sender, is_initiator=RESPONDER, phase_began_at=now,
-        timer_at=now + patience_s, codec=leaner(invite.codec, exchanges.config.codec), invite_list=invite.members,
+        timer_at=now + patience_s, codec=leaner(invite.codec, exchanges.config.codec_name), invite_list=invite.members,
     )  # fmt: skip
     return [*dropped, Snapshot(session)]
 

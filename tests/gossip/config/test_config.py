@@ -36,8 +36,8 @@ def test_every_preset_works_and_takes_changes(preset):
 def test_the_lan_preset_is_the_defaults_and_the_wan_is_sparing():
     assert Config.lan() == Config()
     wan, lan, datacentre = Config.wan(), Config.lan(), Config.datacentre()
-    assert (wan.codec, wan.mix_every_steps) == ("bf16", 4 * lan.mix_every_steps)
-    assert datacentre.mix_every_steps < lan.mix_every_steps < wan.mix_every_steps
+    assert (wan.codec, wan.interval_steps) == ("bf16", 4 * lan.interval_steps)
+    assert datacentre.interval_steps < lan.interval_steps < wan.interval_steps
     assert wan.chunk_elements < datacentre.chunk_elements
 
 
@@ -79,7 +79,6 @@ def test_every_number_is_held_to_the_range_that_is_written(name, said):
         ({"swarm": ""}, ["swarm", "64"]),
         ({"swarm": "x" * 65}, ["swarm", "64"]),
         ({"swarm": "two\nlines"}, ["swarm", "64"]),
-        ({"mix_every_steps": None}, ["mix_every_steps", "mix_every_s"]),
         ({"incoming_exchanges": 0}, ["incoming_exchanges", "1 and 8"]),
         ({"incoming_exchanges": 9}, ["incoming_exchanges", "1 and 8"]),
         ({"staleness_exponent": -0.1}, ["staleness_exponent", "0", "4"]),
@@ -109,17 +108,23 @@ def test_what_cannot_work_is_refused_in_words_that_help(changes, words):
     assert "\n" not in text
 
 
-def test_whole_numbers_may_stand_for_seconds_and_none_for_an_absent_schedule():
+def test_whole_numbers_may_stand_for_seconds():
     assert Config(stall_s=30).stall_s == 30
-    assert Config(mix_every_steps=None, mix_every_s=30).mix_every_s == 30
-    assert Config(mix_every_steps=8, mix_every_s=None) == Config()
+
+
+def test_an_interval_that_is_left_out_is_eight_steps_or_the_clock_alone():
+    assert Config().interval_steps == 8
+    assert Config(mix_every_s=30).interval_steps is None
+    assert Config(mix_every_steps=8, mix_every_s=30).interval_steps == 8
+    assert not Config().auto_interval
 
 
 def test_the_defaults_are_random_pairs_that_take_the_mean_of_what_is_not_too_far():
     config = Config()
     assert (config.selection, config.mixing, config.partners, config.codec, config.part, config.filter) == (
-        "uniform", "pair", 1, "fp32", "all", "auto",
+        "uniform", "pair", 1, None, "all", "auto",
     )  # fmt: skip
+    assert config.codec_name == "fp32"
     assert config.filter_name == "clip"
     assert config.staleness_exponent == 0
     assert [Config(mixing=mixing).filter_name for mixing in ("row-stochastic", "push-sum", "group")] == [
@@ -272,11 +277,35 @@ def test_a_training_loop_takes_nolocos_outer_step_and_a_correction_where_nothing
     assert Config().plain
     assert Config().kappa == 0.0
     assert Config().for_training(False).outer == (0.5, 0.7)
-    assert Config().for_training(False) == Config(outer_momentum=0.5, outer_rate=0.7, correction=0.2)
-    assert Config(correction=0.0).for_training(False) == Config(outer_momentum=0.5, outer_rate=0.7, correction=0.0)
-    by_clock = Config(mix_every_steps=None, mix_every_s=30.0).for_training(False)
+    decided = Config(outer_momentum=0.5, outer_rate=0.7, correction=0.2, mix_every_steps="auto")
+    assert Config().for_training(False) == decided
+    assert Config(correction=0.0).for_training(False).kappa == 0.0
+    by_clock = Config(mix_every_s=30.0).for_training(False)
     assert (by_clock.outer, by_clock.kappa) == ((0.5, 0.7), 0.0), "a correction counts steps"
     assert Config().for_training(True) == Config(), "one momentum over the mixes is enough"
+
+
+@pytest.mark.parametrize(
+    ("given", "interval", "codec", "first"),
+    [
+        ({}, "auto", "auto", 2),
+        ({"codec": "fp32"}, "auto", "fp32", 8),
+        ({"codec": "bf16"}, "auto", "bf16", 4),
+        ({"codec": "int4"}, "auto", "int4", 1),
+        ({"filter": "none"}, "auto", "auto", 2),
+        ({"mix_every_steps": 8}, 8, "fp32", 8),
+        ({"mix_every_steps": "auto", "codec": "fp32"}, "auto", "fp32", 8),
+        ({"mix_every_s": 30.0}, None, "fp32", None),
+        ({"max_version_gap": 1.0}, None, "fp32", 8),
+        ({"consensus_target": 4.0}, None, "fp32", 8),
+        ({"preset": "wan"}, 32, "bf16", 32),
+        ({"preset": "datacentre"}, 4, "fp32", 4),
+    ],
+)
+def test_a_training_loop_chooses_interval_and_codec_where_the_interval_is_left_out(given, interval, codec, first):
+    config = Config.from_mapping(given).for_training(False)
+    assert (config.mix_every_steps, config.codec_name, config.first_interval) == (interval, codec, first)
+    assert config.for_training(False) is config, "nothing is open any more"
 
 
 @pytest.mark.parametrize(

@@ -41,15 +41,15 @@ def test_every_key_says_what_a_person_asks(name):
 
 def test_one_key_is_explained_with_what_the_presets_make_of_it():
     assert explained("mix_every_steps") == (
-        "mix_every_steps = 8\n"
+        "mix_every_steps = left out\n"
         "  meaning         The mean number of local steps between two finished exchanges, whichever side requested "
         "them. "
         'Each interval is drawn within a quarter of it. "auto" lets each node mix as often as its link and CPU allow, '
         "at no more bytes than an fp32 exchange every 8 steps.\n"
         "  unit            local steps\n"
-        '  range           a positive whole number, or "auto"; left out: mixing by the clock alone\n'
-        "  when to change  Lower it to keep nodes closer together, raise it to send fewer bytes. "
-        '"auto" with codec = "auto" suits any link.\n'
+        '  range           a positive whole number, or "auto"; left out: "auto" with the default outer step; else 8, '
+        "or none with mix_every_s\n"
+        "  when to change  Raise it to send fewer bytes. Set it where all nodes must mix equally often.\n"
         "  preset wan      32\n"
         "  preset datacentre 4"
     )

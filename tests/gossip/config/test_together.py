@@ -38,9 +38,9 @@ REFUSED = [
     (PUSH | {"correction": 0.2}, ["correction", "pairs"], [PUSH, {"correction": 0.2, "mixing": "pair"}]),
     ({"correction": 0.2, "part": "mask 0.1"}, ["correction", "part = 'all'"], [{"correction": 0.2}]),
     (
-        {"correction": 0.2, "mix_every_steps": None, "mix_every_s": 30.0},
+        {"correction": 0.2, "mix_every_s": 30.0},
         ["correction", "mix_every_steps, for example to 8"],
-        [{"correction": 0.2, "mix_every_s": 30.0}],
+        [{"correction": 0.2, "mix_every_steps": 8, "mix_every_s": 30.0}],
     ),
     (PUSH | OUTER, ["momentum", "mean of a pair"], [PUSH, OUTER | {"mixing": "pair"}]),
     (PUSH | {"part": "mask 0.01"}, ["push-sum", "mask 0.01", "mass"], [PUSH | {"part": "all"}, {"part": "mask 0.01"}]),
@@ -65,9 +65,9 @@ REFUSED = [
         [GROUP | {"codec": "int8"}, GROUP | {"codec": "int4"}, {"codec": "moniqua4"}],
     ),
     (
-        {"max_version_gap": 1.0, "mix_every_steps": None, "mix_every_s": 30.0},
+        {"max_version_gap": 1.0, "mix_every_s": 30.0},
         ["max_version_gap", "mix_every_steps"],
-        [{"max_version_gap": 1.0, "mix_every_steps": 8}, {"mix_every_steps": None, "mix_every_s": 30.0}],
+        [{"max_version_gap": 1.0, "mix_every_steps": 8, "mix_every_s": 30.0}, {"mix_every_s": 30.0}],
     ),
     ({"selection": "graph"}, ["graph", "edges.txt"], [{"selection": "graph", "graph": "edges.txt"}]),
     ({"graph": "edges.txt"}, ["edges.txt", "'uniform'"], [{"selection": "graph", "graph": "edges.txt"}]),

@@ -36,7 +36,7 @@ class Siege(World):
         self.run(seconds)
         after = sum(partner in friends for node in self.honest for _, _, partner in node.mixes)
         steps = sum(node.steps - start for node, start in zip(self.honest, begun, strict=True))
-        return (after - before) * self.config.mix_every_steps / steps
+        return (after - before) * self.config.interval_steps / steps
 
     def attacker(self, **how):
         one = self.start(0, **how)
@@ -151,7 +151,7 @@ def test_one_that_mixes_all_the_time_is_nobodys_only_partner(config, share):
     before = {node.id: len(node.mixes) for node in siege.honest}
     steps = sum(node.steps for node in siege.honest)
     assert siege.mixes(120.0) > share * calm.mixes(120.0)
-    intervals = (sum(node.steps for node in siege.honest) - steps) / config.mix_every_steps
+    intervals = (sum(node.steps for node in siege.honest) - steps) / config.interval_steps
     with_it = sum(
         partner == greedy.id for node in siege.honest for _, _, partner in node.mixes[before[node.id] :]
     )  # fmt: skip

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from gossip.config import Config
 from gossip.config.internal import Internal
 from sim import Scenario, simulate
-from sim.scenario.fidelity import fidelity_of
-from sim.simulation import Simulation
+from sim.exchanges.level import codec_of
+from sim.simulation import ExchangeSimulation, Simulation
 
 STEP_S, PEERS = 0.1, 8
 FAST = {"rate_mbit_s": 10_000}
 AUTO = {"mix_every_steps": "auto", "codec": "auto"}
 
 
-def scenario(steps=120, task=None, network=None, internal=None, **gossip):
+def scenario(steps=120, task=None, network=None, internal=None, fidelity="auto", **gossip):
     gossip |= {"internal": internal} if internal else {}
     return Scenario.from_mapping({
-        "peers": PEERS, "duration_s": steps * STEP_S, "membership": {"mode": "ideal"},
+        "peers": PEERS, "fidelity": fidelity, "duration_s": steps * STEP_S, "membership": {"mode": "ideal"},
         "task": {"dataset": "digits", "model": "mlp", "optimizer": {"lr": 0.3}} | (task or {}),
         "compute": {"step_s": {"kind": "uniform", "low_s": 0.095, "high_s": 0.105}},
         "network": {"latency": {"kind": "constant", "value_ms": 5}} | (network or {}), "gossip": AUTO | gossip,
@@ -31,8 +33,9 @@ def played(**changes):
     return summary["interval_steps"], summary["node_updates"] / steps, summary["bytes_sent"] / steps
 
 
-def test_peers_on_good_links_mix_every_2_steps_in_int8_and_send_what_fp32_every_8_sends():
-    interval, mixes, sent = played()
+@pytest.mark.parametrize("fidelity", ["whole", "exchange"])
+def test_peers_on_good_links_mix_every_2_steps_in_int8_and_send_what_fp32_every_8_sends(fidelity):
+    interval, mixes, sent = played(fidelity=fidelity)
     every_8 = simulate(scenario(codec="fp32", mix_every_steps=8), progress=False).summary
     assert interval == 2
     assert mixes == pytest.approx(1 / 2, rel=0.1)
@@ -40,6 +43,7 @@ def test_peers_on_good_links_mix_every_2_steps_in_int8_and_send_what_fp32_every_
     assert every_8["interval_steps"] == 8
 
 
+@pytest.mark.parametrize("fidelity", ["whole", "exchange"])
 @pytest.mark.parametrize(
     ("changes", "least", "most"),
     [
@@ -49,18 +53,31 @@ def test_peers_on_good_links_mix_every_2_steps_in_int8_and_send_what_fp32_every_
     ],
     ids=["slow links", "a large model", "a large model that may cost more"],
 )
-def test_where_an_exchange_takes_long_or_costs_much_they_mix_more_rarely(changes, least, most):
-    interval, mixes, _ = played(steps=200, **changes)
+def test_where_an_exchange_takes_long_or_costs_much_they_mix_more_rarely(changes, least, most, fidelity):
+    interval, mixes, _ = played(steps=200, fidelity=fidelity, **changes)
     assert least <= interval <= most
     assert mixes < 1 / (0.7 * least) + 0.1  # and what began before anything was measured
 
 
-def test_a_correction_counts_in_the_interval_that_its_peer_has_chosen():
-    simulation = Simulation(scenario(steps=200, network={"rate_mbit_s": 0.05}))
+def of_hosts(simulation):
+    """The learners of the whole level, and the intervals that peers have chosen."""
+    return simulation.learners, [host.peer.schedule.every for host in simulation.swarm.hosts]
+
+
+def of_rows(simulation):
+    """The same of the fast level."""
+    level = simulation.exchanges
+    level.settle()
+    return level.learners, [level.control.every(peer) for peer in range(PEERS)]
+
+
+@pytest.mark.parametrize(("kind", "of"), [(Simulation, of_hosts), (ExchangeSimulation, of_rows)], ids=["whole", "fast"])
+def test_a_correction_counts_in_the_interval_that_its_peer_has_chosen(kind, of):
+    simulation = kind(scenario(steps=200, network={"rate_mbit_s": 0.05}))
     for _ in simulation.slices():
         pass
-    every = simulation.learners.corrections.every.tolist()
-    chosen = [host.peer.schedule.every for host in simulation.swarm.hosts]
+    learners, chosen = of(simulation)
+    every = learners.corrections.every.tolist()
     assert all(6 <= each <= 12 for each in every)
     assert sum(one == other for one, other in zip(every, chosen, strict=True)) >= PEERS // 2  # others chose since
 
@@ -70,7 +87,42 @@ def test_a_number_that_is_given_stays_on_any_link():
     assert interval == 2
 
 
-def test_it_is_played_message_by_message_with_the_reason():
-    fast = scenario(codec="fp32")
-    assert fidelity_of(fast).level == "whole"
-    assert "gossip.mix_every_steps" in fidelity_of(fast).reason
+def test_both_levels_choose_the_same_intervals_and_learn_as_much():
+    slow = {"rate_mbit_s": 0.1}
+    for changes in ({}, {"network": slow}):
+        whole, fast = (
+            simulate(scenario(steps=400, fidelity=fidelity, **changes), progress=False).summary
+            for fidelity in ("whole", "exchange")
+        )
+        for figure in ("node_updates", "bytes_sent"):
+            assert fast[figure] == pytest.approx(whole[figure], rel=0.05), figure
+        assert abs(fast["interval_steps"] - whole["interval_steps"]) <= 1
+        assert fast["accuracy"]["mean"] == pytest.approx(whole["accuracy"]["mean"], abs=0.02)
+
+
+def test_at_the_fast_level_the_codec_is_what_peers_come_to_choose():
+    config = Config(mix_every_steps="auto")
+    assert codec_of(config, instant=False).name == "int8"
+    assert codec_of(config, instant=True).name == "bf16"
+    assert codec_of(Config(mix_every_steps="auto", codec="int4"), instant=False).name == "int4"
+    everywhere = scenario(
+        codec="auto", network={"latency": {"kind": "constant", "value_ms": 0}, "rate_mbit_s": "unlimited"}
+    )
+    assert ExchangeSimulation(everywhere).exchanges.models.codec.name == "bf16"
+    assert ExchangeSimulation(scenario()).exchanges.models.codec.name == "int8"
+
+
+@pytest.mark.parametrize("codec", ["int8", "int4"])
+def test_at_the_fast_level_a_coarse_codec_leaves_the_mean_of_both_sides(codec):
+    simulation = ExchangeSimulation(scenario(codec=codec, mix_every_steps=2, outer_momentum=0.0, outer_rate=1.0))
+    models = simulation.exchanges.models
+    rows = np.arange(PEERS)
+    ours = np.random.default_rng(1).normal(size=(PEERS, models.matrix.shape[1])).astype(np.float32)
+    numbers = np.tile(np.arange(PEERS // 2), 2)
+    difference, agreed = np.empty_like(ours), np.full(PEERS, 0.5)
+    models.mixed(rows, ours, numbers, agreed, np.zeros(PEERS), difference)
+    half = PEERS // 2
+    np.testing.assert_array_equal(difference[:half], -difference[half:])
+    exact = 0.5 * (ours[half:] - ours[:half])
+    error = np.abs(difference[:half] - exact).mean()
+    assert 0 < error < {"int8": 0.02, "int4": 0.3}[codec], "it rounds, and not by more than the codec does"

@@ -188,7 +188,6 @@ def test_draws_are_uniform():
         ("gossip.selection", {"gossip": Config(selection="ring")}),
         ("gossip.part", {"gossip": Config(part="mask 0.1", filter="none")}),
         ("gossip.codec", {"gossip": Config(codec="moniqua4", filter="none")}),
-        ("gossip.codec", {"gossip": Config(codec="int8", filter="none")}),
         ("gossip.filter", {"gossip": Config(filter="balance")}),
         ("gossip.consensus_target", {"gossip": Config(consensus_target=2.0, filter="none")}),
         ("gossip.max_version_gap", {"gossip": Config(max_version_gap=1.0, filter="none")}),

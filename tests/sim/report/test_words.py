@@ -25,11 +25,11 @@ def test_a_scenario_reads_as_sentences():
     })  # fmt: skip
     assert words.in_words(scenario) == (
         "1,000 peers train an MLP on digits, divided unevenly by class (Dirichlet, alpha 0.1), in batches of 8 with "
-        "SGD (learning rate 0.1). Each averages with a random partner every 8 steps with an outer step (momentum 0.5, "
-        "rate 0.7), in fp32. A step takes 100 ms; 10 % of the peers are 4 times slower. Latencies are those measured "
-        "on the internet; each peer has 20 Mbit/s "
-        "up and no limit down. There is no TCP: a message takes the latency, and a stream its bytes over the rate from "
-        "the first one. A peer is up for 10 min, then gone for good; a perfect sampler knows which peers are up. "
+        "SGD (learning rate 0.1). Each averages with a random partner as often as each can afford with an outer step "
+        "(momentum 0.5, rate 0.7), in the codec that suits each link. A step takes 100 ms; 10 % of the peers are 4 "
+        "times slower. Latencies are those measured on the internet; each peer has 20 Mbit/s up and no limit down. "
+        "There is no TCP: a message takes the latency, and a stream its bytes over the rate from the first one. A "
+        "peer is up for 10 min, then gone for good; a perfect sampler knows which peers are up. "
         "The run lasts until each peer has mixed 100 times on average. It was played exchange by exchange (the fast "
         "level), which leaves out the membership protocol, links and their beginning, and what single messages do "
         "outside of exchanges; fidelity = 'whole' plays them."
@@ -39,8 +39,8 @@ def test_a_scenario_reads_as_sentences():
 @pytest.mark.parametrize(
     ("gossip", "said"),
     [
-        ({}, "Each averages with a random partner every 8 steps"),
-        ({"selection": "ring"}, "Each averages with a neighbour on a ring every 8 steps"),
+        ({}, "Each averages with a random partner as often as each can afford"),
+        ({"selection": "ring"}, "Each averages with a neighbour on a ring as often as each can afford"),
         ({"selection": "torus", "partners": 0}, "Each averages with all its neighbours on a torus at once every"),
         ({"selection": "graph", "graph": "a/links.txt"}, "Each averages with a neighbour on the graph in links.txt"),
         ({"mixing": "group", "group_size": 5}, "Each averages in random groups of up to 5 every 8 steps"),
@@ -59,7 +59,7 @@ def test_a_report_says_with_whom_it_really_was(gossip, said):
 
 def test_of_two_peers_neither_has_a_random_partner():
     said = words.in_words(Scenario(peers=2, rounds=1))
-    assert "Each averages with the other every 8 steps" in said
+    assert "Each averages with the other as often as each can afford" in said
     assert "random partner" not in said
 
 
