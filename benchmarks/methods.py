@@ -91,6 +91,7 @@ RATES = {
     "balance": (0.3, 0.1),
     "local-sgd": (0.3, 0.3),
     "default": (1.0, 0.3),
+    "default, every 8 steps": (1.0, 0.3),
     "default, no correction": (1.0, 0.3),
     "default, plain mean": (1.0, 0.3),
     "default, quasi-global": (0.3, 0.3),
@@ -122,6 +123,7 @@ def rows(peers):
             found.append(Row(f"{name}, H 8", changes | {"mix_every_steps": max(1, 8 // each)}, quasi_global))
     found += [
         Row("default", {}),
+        Row("default, every 8 steps", {"mix_every_steps": 8}),
         Row("default, no correction", {"correction": 0.0}),
         Row("default, plain mean", {"outer_momentum": 0.0, "outer_rate": 1.0}),
         Row("default, quasi-global", {}, True),
