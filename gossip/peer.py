@@ -192,7 +192,7 @@ class Peer:
     def introduce(self, records: Iterable[MemberRecord], now: float) -> None:
         """Add members that start together and know of us too, like those of one launcher."""
         if isinstance(self.membership, Membership):
-            self.membership.meet(records, now)
+            self.membership.add_founders(records, now)
 
     def leave(self, now: float) -> list[Effect]:
         """Announce LEFT with the last counts, which no later record can hold."""
@@ -208,7 +208,7 @@ class Peer:
     # -- links ---------------------------------------------------------------------------------------------------
     def linked(self, peer: PeerId, record: MemberRecord, now: float) -> list[Effect]:
         """Note a link to ``peer`` after its Hello; ``record`` is the peer's signed record."""
-        effects = self.membership.linked(peer, record, now)
+        effects = self.membership.on_linked(peer, record, now)
         if peer not in self.linked_peers:
             self.linked_peers[peer] = NEVER
         self.partners.bench.answers(peer)
@@ -227,7 +227,7 @@ class Peer:
     def unlinked(self, peer: PeerId, now: float, orderly: bool = False) -> list[Effect]:
         """Note that the last link to ``peer`` is gone. ``orderly``: it was closed as idle, which is no fault."""
         self.linked_peers.pop(peer, None)
-        effects = self.membership.unlinked(peer, now, orderly)
+        effects = self.membership.on_unlinked(peer, now, orderly)
         effects += self.exchanges.on_unlinked(peer, now, orderly)
         effects += self.joining.unlinked(peer, now)
         effects += self.donating.unlinked(peer)
@@ -241,7 +241,7 @@ class Peer:
         """Handle a failed dial of ``peer`` (None: a seed): no answer, or one by another peer."""
         if peer is None or peer in self.linked_peers:
             return []
-        effects = self.membership.dial_failed(peer, now)
+        effects = self.membership.on_dial_failed(peer, now)
         effects += self.exchanges.on_unlinked(peer, now)
         effects += self.joining.unlinked(peer, now)
         return effects + self.after(now)
@@ -327,7 +327,7 @@ class Peer:
         if self.local.ready:
             dialable = self.membership.me.address is not None
             self.local.progress.add_samples(
-                samples - self.local.samples, steps - self.local.steps, self.membership.sharers, dialable=dialable,
+                samples - self.local.samples, steps - self.local.steps, self.membership.run_size, dialable=dialable,
                 arrears=self.membership.take_arrears(),
             )  # fmt: skip
         self.local.steps = steps
@@ -399,7 +399,7 @@ class Peer:
         exchange = self.exchanges.table.get(session)
         effects = self.exchanges.on_streamed(session, difference_sq, own_sq, now)
         if exchange is not None and effects:
-            self.membership.acknowledged(exchange.partner, now)
+            self.membership.on_proof_of_life(exchange.partner, now)
         return effects + self.after(now) if self.unsettled else effects
 
     def gathered(
@@ -442,7 +442,7 @@ class Peer:
 
     def heard(self, peer: PeerId, now: float) -> None:
         """Note progress of a stream with this member as proof of life: a slow link may delay its answer to a probe."""
-        self.membership.acknowledged(peer, now)
+        self.membership.on_proof_of_life(peer, now)
 
     def misbehaves(self, who: PeerId | str, kind: str, now: float) -> list[Effect]:
         """Count misbehaviour of a member or an address (:mod:`gossip.misbehaviour`)."""
@@ -494,7 +494,7 @@ class Peer:
         if exchanges.mixed_partners:
             for partner in exchanges.mixed_partners:
                 self.partners.succeeded(partner)
-                self.membership.acknowledged(partner, now)
+                self.membership.on_proof_of_life(partner, now)
             self.ending.mixed(exchanges.mixed_partners)
         effects += self.initiator.ended(now)
         if joining.phase is not IDLE and joining.starved and joining.deadline <= now:

@@ -17,14 +17,14 @@ from gossip.wire.records import Sign, Verify, trusting
 
 __all__ = ["Accusers", "accusation", "is_signed"]
 
-DOMAIN = "gossip accusation 1"
-MAX_ACCUSATIONS = 32  # Live accusations of one accuser. In a swarm of 1,000 it probes 12 others during one suspicion.
-STRIKES = 3  # Net refuted accusations after which an accuser is ignored. Packet loss causes one now and then.
-SILENCE_S = 30.0  # the first time that an accuser is ignored; each further time lasts twice as long
-DOUBLINGS = 7  # doublings of SILENCE_S, up to about an hour
-FORGIVEN_S = 600.0  # time without a false accusation after which the record of an accuser is cleared
+DOMAIN = "gossip accusation 1"  # Domain separation: no other signature of the same key can pass as an accusation.
+MAX_OPEN = 32  # Open accusations of one accuser. In a swarm of 1,000 it probes 12 others during one suspicion.
+MAX_STRIKES = 3  # Net refuted accusations after which an accuser is silenced. Packet loss causes one now and then.
+SILENCE_S = 30.0  # The first time that an accuser is silenced; each further time lasts twice as long.
+MAX_DOUBLINGS = 7  # Doublings of SILENCE_S, up to about an hour.
+FORGIVEN_S = 600.0  # Time without a false accusation after which the record of an accuser is cleared.
 MAX_ACCUSERS = 1_024  # Accusers to remember. The least recently used one is dropped first.
-STRANGERS = PeerId(b"")  # all accusers that we never had a link with share one record, since new ids cost nothing
+STRANGERS = PeerId(b"")  # All accusers that we never had a link with share one record, since new ids cost nothing.
 
 
 def payload(hint: Hint) -> bytes:
@@ -46,84 +46,83 @@ def is_signed(hint: Hint, public_key: bytes, verify: Verify) -> bool:
 class Credibility:
     """The track record of one accuser."""
 
-    __slots__ = ("level", "live", "silent_until", "spoke_s", "strikes")
+    __slots__ = ("last_strike_at", "open_count", "silenced_count", "silenced_until", "strikes")
 
     def __init__(self) -> None:
-        self.live = 0  # accusations that are neither refuted nor confirmed
-        self.strikes = 0  # refuted accusations minus confirmed ones
-        self.level = 0  # how often this accuser was silenced
-        self.silent_until = self.spoke_s = 0.0
+        self.open_count = 0  # Accusations that are neither refuted nor confirmed yet.
+        self.strikes = 0  # Refuted accusations minus confirmed ones.
+        self.silenced_count = 0  # How often this accuser was silenced.
+        self.silenced_until = self.last_strike_at = 0.0
 
 
 class Accusers:
-    """The credibility of every accuser, by id."""
+    """The credibility of every accuser, by id. ``was_contacted``: the accuser had a link with us."""
 
     def __init__(self) -> None:
-        self._credits: OrderedDict[PeerId, Credibility] = OrderedDict()
+        self._records: OrderedDict[PeerId, Credibility] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._credits)
+        return len(self._records)
 
-    def heard(self, by: PeerId, met: bool, now: float) -> bool:
+    def may_accuse(self, by: PeerId, was_contacted: bool, now: float) -> bool:
         """Return True if one more accusation by this member counts.
 
-        An accuser whose latest accusations proved false may have fewer live ones, so that it cannot accuse all members
+        An accuser whose latest accusations proved false may have fewer open ones, so that it cannot accuse all members
         before the first refutation arrives.
         """
-        standing = self._credits.get(by if met else STRANGERS)
-        own = self._credits.get(by)
-        live = own.live if own is not None else 0
-        if standing is None:
-            return live < MAX_ACCUSATIONS
-        if now >= max(standing.spoke_s, standing.silent_until) + FORGIVEN_S:
-            standing.strikes = standing.level = 0
-        if now < standing.silent_until:
+        record, own = self._records.get(by if was_contacted else STRANGERS), self._records.get(by)
+        open_count = own.open_count if own is not None else 0
+        if record is None:
+            return open_count < MAX_OPEN
+        if now >= max(record.last_strike_at, record.silenced_until) + FORGIVEN_S:
+            record.strikes = record.silenced_count = 0
+        if now < record.silenced_until:
             return False
-        doubted = standing.strikes or standing.level
-        return live < (STRIKES - standing.strikes if doubted else MAX_ACCUSATIONS)
+        is_doubted = record.strikes or record.silenced_count
+        return open_count < (MAX_STRIKES - record.strikes if is_doubted else MAX_OPEN)
 
-    def began(self, by: PeerId) -> None:
-        """Count an accusation by this member as live."""
-        self._of(by).live += 1
+    def is_silenced(self, by: PeerId, was_contacted: bool, now: float) -> bool:
+        """Return True if accusations by this member are ignored now."""
+        record = self._records.get(by if was_contacted else STRANGERS)
+        return record is not None and now < record.silenced_until
 
-    def ended(self, by: PeerId, met: bool, true: bool | None, now: float) -> None:
-        """Close a live accusation: it was confirmed (True), refuted (False) or neither (None)."""
-        self._of(by).live -= 1
-        if true is not None:
-            self.judged(by, met, true, now)
-        self._drop()
+    def open_accusation(self, by: PeerId) -> None:
+        """Count an accusation by this member as open."""
+        self._record_of(by).open_count += 1
 
-    def judged(self, by: PeerId, met: bool, true: bool, now: float) -> None:
-        """Record that an accusation that was not live, for example one of ourselves, was true or false."""
-        credit = self._of(by if met else STRANGERS)
-        if true:
-            credit.strikes = max(0, credit.strikes - 1)
+    def close_accusation(self, by: PeerId, was_contacted: bool, is_true: bool | None, now: float) -> None:
+        """Close an open accusation: it was confirmed (True), refuted (False) or neither (None)."""
+        self._record_of(by).open_count -= 1
+        if is_true is not None:
+            self.record_verdict(by, was_contacted, is_true, now)
+        self._drop_oldest()
+
+    def record_verdict(self, by: PeerId, was_contacted: bool, is_true: bool, now: float) -> None:
+        """Record that an accusation proved true or false. It need not be open: one of ourselves never is."""
+        record = self._record_of(by if was_contacted else STRANGERS)
+        if is_true:
+            record.strikes = max(0, record.strikes - 1)
             return
-        if now < credit.silent_until:
-            return  # the accusation is older than the silence that its author already serves
-        credit.spoke_s = now
-        credit.strikes += 1
-        if credit.strikes >= STRIKES:
-            credit.silent_until = now + SILENCE_S * 2 ** min(credit.level, DOUBLINGS)
-            credit.level += 1
-            credit.strikes = 0
+        if now < record.silenced_until:
+            return  # The accusation is older than the silence that its author already serves.
+        record.last_strike_at = now
+        record.strikes += 1
+        if record.strikes >= MAX_STRIKES:
+            record.silenced_until = now + SILENCE_S * 2 ** min(record.silenced_count, MAX_DOUBLINGS)
+            record.silenced_count += 1
+            record.strikes = 0
 
-    def silent(self, by: PeerId, met: bool, now: float) -> bool:
-        """Return True if this accuser is ignored at the moment."""
-        credit = self._credits.get(by if met else STRANGERS)
-        return credit is not None and now < credit.silent_until
+    def _record_of(self, by: PeerId) -> Credibility:
+        record = self._records.get(by)
+        if record is None:
+            record = self._records[by] = Credibility()
+        self._records.move_to_end(by)
+        return record
 
-    def _of(self, by: PeerId) -> Credibility:
-        credit = self._credits.get(by)
-        if credit is None:
-            credit = self._credits[by] = Credibility()
-        self._credits.move_to_end(by)
-        return credit
-
-    def _drop(self) -> None:
-        """Drop the least recently used accusers without live accusations. A suspect has at most four live ones."""
-        while len(self._credits) > MAX_ACCUSERS:
-            by = next((one for one, credit in self._credits.items() if not credit.live), None)
+    def _drop_oldest(self) -> None:
+        """Drop the least recently used accusers without open accusations. A suspect has at most four open ones."""
+        while len(self._records) > MAX_ACCUSERS:
+            by = next((peer for peer, record in self._records.items() if not record.open_count), None)
             if by is None:
                 return
-            del self._credits[by]
+            del self._records[by]

@@ -1,4 +1,7 @@
-"""Anti-entropy by push-pull: exchange digests of two tables, then the records of the buckets that differ.
+"""Anti-entropy by push-pull: two members compare digests, and send the records of the buckets that differ.
+
+    asker:   Digest ---------->            ------> Records of the buckets that ``want`` names
+    other:             <------ Records, want
 
 Push-pull repairs what gossip missed and brings the whole table to a newcomer (Demers et al., "Epidemic algorithms for
 replicated database maintenance", PODC 1987).
@@ -14,76 +17,79 @@ from gossip.effects import Effect, Send
 from gossip.errors import ProtocolError
 from gossip.ids import PeerId
 from gossip.membership.entry import VERIFIED_BURST, Entry
-from gossip.membership.states import TELL_EVERY_S
+from gossip.membership.states import REPEAT_S
 from gossip.membership.table import Table
 from gossip.wire.messages import MAX_BUCKETS, MAX_RECORDS, MAX_RECORDS_BYTES, Digest, Hint, Records, Update
 from gossip.wire.records import MAX_EXTRA_BYTES
 
 __all__ = ["PushPull"]
 
-RECORD_BYTES = 285  # packed, with the largest numbers and three homes, but without host name and extra values
+RECORD_BYTES = 285  # Packed, with the largest numbers and three homes, but without host name and extra values.
 HINT_BYTES = 115
 
 
 class PushPull:
-    """The push-pull of one membership. At ``due_s``, :meth:`tick` sends a Digest; the membership merges the answer."""
+    """The push-pull of one membership, which merges the records. Call :meth:`tick` at ``due_at``."""
 
-    def __init__(self, me: PeerId, table: Table, config: Config, rng: random.Random, now: float) -> None:
-        self._me, self._table, self._config, self._rng = me, table, config, rng
-        self.due_s = now + rng.random() * config.internal.push_pull_period_s
+    def __init__(self, my_id: PeerId, table: Table, config: Config, rng: random.Random, now: float) -> None:
+        self._my_id, self._table, self._config, self._rng = my_id, table, config, rng
+        self.due_at = now + rng.random() * config.internal.push_pull_period_s
 
-    def tick(self, now: float, out: list[Effect]) -> None:
-        self.due_s = now + self._config.internal.push_pull_period_s
+    def tick(self, now: float, effects: list[Effect]) -> None:
+        """Send a Digest to a random member, once a period."""
+        self.due_at = now + self._config.internal.push_pull_period_s
         for entry in self._table.sample(1, self._rng):
-            self.ask(entry, now, out)
+            self.send_digest(entry, now, effects)
 
-    def ask(self, entry: Entry, now: float, out: list[Effect], everything: bool = False) -> None:
-        entry.asked_s, entry.asked_all, entry.answer_due = now, everything, True
+    def send_digest(self, entry: Entry, now: float, effects: list[Effect], ask_for_all: bool = False) -> None:
+        entry.digest_sent_at, entry.asked_for_all, entry.answer_due = now, ask_for_all, True
         # The answer to our own Digest is not a flood. A newcomer asks for everything and may receive a whole table.
-        most = 2 * self._config.internal.max_members if everything else VERIFIED_BURST + len(self._table.entries)
-        entry.expect(most, now)
-        digest = Digest(b"" if everything else self._table.digest())
-        out.append(Send(entry.record.id, digest))
+        most = 2 * self._config.internal.max_members if ask_for_all else VERIFIED_BURST + len(self._table.entries)
+        entry.allow_records(most, now)
+        digest = Digest(b"" if ask_for_all else self._table.digest())
+        effects.append(Send(entry.record.id, digest))
 
-    def on_digest(self, sender: PeerId, entry: Entry | None, digest: Digest, now: float, out: list[Effect]) -> None:
+    def on_digest(self, sender: PeerId, entry: Entry | None, digest: Digest, now: float, effects: list[Effect]) -> None:
+        """Handle a Digest: send the buckets that differ, and name them as wanted in return."""
         if len(digest.hashes) not in (0, 8 * MAX_BUCKETS):
             raise ProtocolError(f"A digest has {len(digest.hashes)} bytes instead of {8 * MAX_BUCKETS} or none.")
-        if entry is None or now < entry.digest_s + TELL_EVERY_S:
+        if entry is None or now < entry.digest_received_at + REPEAT_S:
             return
-        entry.digest_s = now
-        crossed = digest.hashes and now < entry.asked_s + TELL_EVERY_S
-        if crossed and (entry.asked_all or self._me < sender):
+        entry.digest_received_at = now
+        has_crossed = digest.hashes and now < entry.digest_sent_at + REPEAT_S
+        if has_crossed and (entry.asked_for_all or self._my_id < sender):
             return  # Both sides asked at the same time. One answer synchronises both directions.
-        buckets = self._table.differing(digest.hashes)
+        buckets = self._table.differing_buckets(digest.hashes)
         if buckets:
-            entry.expect(VERIFIED_BURST + len(self._table.entries), now)
-            self._send(sender, buckets, buckets if digest.hashes else b"", out)
+            entry.allow_records(VERIFIED_BURST + len(self._table.entries), now)
+            self._send_buckets(sender, buckets, buckets if digest.hashes else b"", effects)
 
-    def quiet(self, entry: Entry | None, now: float) -> bool:
-        """Return True if this member's records need no gossip: we asked for its whole table, which others know."""
-        return entry is not None and entry.asked_all and now < entry.asked_s + self._config.internal.push_pull_period_s
-
-    def answer(self, sender: PeerId, entry: Entry | None, records: Records, out: list[Effect]) -> None:
-        """Send the buckets that the other side wants, once for each Digest of ours."""
+    def send_wanted(self, sender: PeerId, entry: Entry | None, records: Records, effects: list[Effect]) -> None:
+        """Send the buckets that the answer to our Digest wants, once for each Digest."""
         if records.want and entry is not None and entry.answer_due:
             entry.answer_due = False
-            self._send(sender, sorted(set(records.want)), b"", out)
+            self._send_buckets(sender, sorted(set(records.want)), b"", effects)
 
-    def _send(self, peer: PeerId, buckets: Iterable[int], want: bytes, out: list[Effect]) -> None:
+    def is_whole_table(self, entry: Entry | None, now: float) -> bool:
+        """Return True if this member's records answer our request for its whole table, which others know."""
+        period_s = self._config.internal.push_pull_period_s
+        return entry is not None and entry.asked_for_all and now < entry.digest_sent_at + period_s
+
+    def _send_buckets(self, peer: PeerId, buckets: Iterable[int], want: bytes, effects: list[Effect]) -> None:
         updates: list[Update] = []
-        free = MAX_RECORDS_BYTES
-        for update in self._table.updates_of(buckets):
-            size = most_bytes(update)
-            if len(updates) == MAX_RECORDS or size > free:
-                out.append(Send(peer, Records(tuple(updates), b"")))
-                updates, free = [], MAX_RECORDS_BYTES
+        free_bytes = MAX_RECORDS_BYTES
+        for update in self._table.bucket_updates(buckets):
+            size = max_bytes(update)
+            if len(updates) == MAX_RECORDS or size > free_bytes:
+                effects.append(Send(peer, Records(tuple(updates), b"")))
+                updates, free_bytes = [], MAX_RECORDS_BYTES
             updates.append(update)
-            free -= size
+            free_bytes -= size
         if updates or want:
-            out.append(Send(peer, Records(tuple(updates), want)))
+            effects.append(Send(peer, Records(tuple(updates), want)))
 
 
-def most_bytes(update: Update) -> int:
+def max_bytes(update: Update) -> int:
     """Return an upper bound of the packed size. Members choose host names and extra values, so these are counted."""
     if isinstance(update, Hint):
         return HINT_BYTES

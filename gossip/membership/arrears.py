@@ -1,4 +1,4 @@
-"""Samples of ours that should have counted for members of our run before we had a link with them.
+"""Arrears: samples of ours that should have counted for members of our run before we had a link with them.
 
 A training step counts for the members that this node has links with. In a large swarm links take time: a node makes
 about two a second. When we first link with a known member, the samples since we heard of it count for that member as
@@ -11,43 +11,48 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gossip.effects import MemberState
-from gossip.membership.entry import Entry
+from gossip.membership.entry import NOT_WAITING, Entry
 
 __all__ = ["Arrears"]
 
 PERIOD_S = 60.0  # Samples of the current and the previous period count at most.
-NEVER = -1  # the value of ``Entry.awaited`` for a member that is linked or not in our run
 
 
 class Arrears:
-    """The arrears of one node. ``owed`` counts samples that its progress lacks."""
+    """The arrears of one node."""
 
     def __init__(self, now: float) -> None:
-        self.owed = 0
-        self._trained = 0  # samples of this node in this life
-        self._since = self._mark = 0  # values of `_trained` at the start of the previous and of the current period
-        self._marked_s = now
+        self._uncounted = 0  # Samples that our progress lacks.
+        self._trained = 0  # Samples of this node in this life.
+        self._previous_start = self._current_start = 0  # Samples at the start of the previous and the current period.
+        self._current_start_at = now
 
-    def train(self, samples: int, now: float) -> None:
+    def note_samples(self, samples: int, now: float) -> None:
         """Note how many samples the node has trained in this life."""
         self._trained = samples
-        if now >= self._marked_s + PERIOD_S:
-            self._since, self._mark, self._marked_s = self._mark, samples, now
+        if now >= self._current_start_at + PERIOD_S:
+            self._previous_start, self._current_start, self._current_start_at = self._current_start, samples, now
 
-    def look(self, entry: Entry, run_id: bytes) -> None:
+    def update(self, entry: Entry, run_id: bytes) -> None:
         """Update the arrears after the member's state or record changed. ``run_id`` is the id of our own run."""
-        shares = entry.state is MemberState.ALIVE and entry.record.ready and entry.record.run_id == run_id
-        if not shares:
-            entry.awaited = NEVER
-        elif not entry.contacted:
-            entry.awaited = self._trained if entry.awaited == NEVER else entry.awaited
-        elif entry.awaited != NEVER:
-            self.owed += self._trained - max(entry.awaited, self._since)
-            entry.awaited = NEVER
+        is_in_run = entry.state is MemberState.ALIVE and entry.record.ready and entry.record.run_id == run_id
+        if not is_in_run:
+            entry.samples_when_heard = NOT_WAITING
+        elif not entry.was_contacted:
+            if entry.samples_when_heard == NOT_WAITING:
+                entry.samples_when_heard = self._trained
+        elif entry.samples_when_heard != NOT_WAITING:
+            self._uncounted += self._trained - max(entry.samples_when_heard, self._previous_start)
+            entry.samples_when_heard = NOT_WAITING
 
     def restart(self, entries: Iterable[Entry], run_id: bytes) -> None:
         """Start again after a switch to another run."""
-        self.owed = 0
+        self._uncounted = 0
         for entry in entries:
-            entry.awaited = NEVER
-            self.look(entry, run_id)
+            entry.samples_when_heard = NOT_WAITING
+            self.update(entry, run_id)
+
+    def take(self) -> int:
+        """Return the samples to add to our progress now, once."""
+        taken, self._uncounted = self._uncounted, 0
+        return taken

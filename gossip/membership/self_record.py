@@ -1,4 +1,11 @@
-"""Our own record: the only one that we sign and whose incarnation we raise."""
+"""Our own record: the only one that we sign and whose incarnation we raise.
+
+Changes are signed at once, except for mere progress, which every training step changes:
+
+    progress (steps, samples ...)   signed every 0.02 s * N^2, by all N members together 50 / N times a second
+    with ``extra`` figures          signed every max(progress_period_s, 0.1 s * N), 10 times a second in the swarm
+    an accusation of us             refuted with a higher incarnation, at most every REFUTE_EVERY_S
+"""
 
 from __future__ import annotations
 
@@ -9,23 +16,21 @@ from typing import Any, TypedDict
 from gossip.config import Config
 from gossip.effects import MemberState
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.membership.dissemination import Rumours, told_before
+from gossip.membership.dissemination import Rumours, first_passive_sends
 from gossip.membership.table import Table
-from gossip.wire.records import Sign, mere_progress, signed, within
+from gossip.wire.records import Sign, is_progress_only, signed, within
 
-__all__ = ["Myself", "Own"]
+__all__ = ["OwnFields", "OwnRecord"]
 
 PROGRESS = frozenset({"steps", "samples", "progress", "loss", "version", "extra"})
-# Minimum time between two records with figures, for each member: 10 a second in the whole swarm.
-PROGRESS_S_PER_MEMBER = 0.1
-# Interval of mere progress, times N^2: all members together sign 50 / N records a second.
-REFRESH_S = 0.02
-REFRESH_MOST_S = 1_800.0  # maximum age of the loss, samples and steps, which people read
-MAX_LIVES = 8  # members may hold records of several earlier lives, but not of many
-REFUTE_EVERY_S = 0.2  # accusations of us cost the swarm at most five updates a second
+FIGURES_S_PER_MEMBER = 0.1  # Minimum time between two records with figures, for each member of the swarm.
+PROGRESS_S = 0.02  # Time between two records of mere progress, times N^2.
+MAX_PROGRESS_S = 1_800.0  # Maximum age of the loss, samples and steps, which people read.
+MAX_LIVES = 8  # Members may hold records of several earlier lives, but not of many.
+REFUTE_EVERY_S = 0.2  # Accusations of us cost the swarm at most five updates a second.
 
 
-class Own(TypedDict, total=False):
+class OwnFields(TypedDict, total=False):
     """The fields that a peer can change in its own record.
 
     ``steps`` and ``samples`` count this life alone; those of the record count all lives.
@@ -41,25 +46,25 @@ class Own(TypedDict, total=False):
     loss: float | None
     version: float
     finished: bool
-    extra: tuple[Any, ...]  # figures for the owners of other nodes: not urgent, yet signed soon
+    extra: tuple[Any, ...]  # Figures for the owners of other nodes: not urgent, yet signed soon.
 
 
-class Myself:
-    """Our own record. ``record`` is the last signed one; at ``due_s`` :meth:`tick` has something to sign."""
+class OwnRecord:
+    """Our own record. ``record`` is the last signed one. Call :meth:`tick` at ``due_at``."""
 
     def __init__(
         self, record: MemberRecord, table: Table, rumours: Rumours, sign: Sign, config: Config, now: float
     ) -> None:
         self.record = record
         self._table, self._rumours, self._sign, self._config = table, rumours, sign, config
-        self._earlier = {"steps": record.steps, "samples": record.samples}  # counts of earlier lives
-        self._pending: dict[str, Any] = {}  # changes that are not signed yet
-        self._progress_s = now  # earliest time to sign progress with figures
-        self._refresh_s = now  # earliest time to sign progress without figures
-        self._refuted_s = -math.inf
-        self._lives = 1
-        self._accused = False  # accused and not refuted yet
-        self.due_s = math.inf
+        self._earlier = {"steps": record.steps, "samples": record.samples}  # Counts of earlier lives.
+        self._life_count = 1
+        self._pending: dict[str, Any] = {}  # Changes that are not signed yet.
+        self._figures_at = now  # Earliest time to sign progress with figures.
+        self._progress_at = now  # Earliest time to sign progress without figures.
+        self._is_accused = False  # Accused and not refuted yet.
+        self._refuted_at = -math.inf
+        self.due_at = math.inf
         rumours.put(record, now)
 
     @property
@@ -68,83 +73,81 @@ class Myself:
         return int(self._pending.get("samples", self.record.samples))
 
     def tick(self, now: float) -> None:
-        if self._accused and now >= self._refuted_s + REFUTE_EVERY_S:
-            self.refute(now)
-        elif self._pending and now >= self._pending_s:
-            self.announce(now)
+        """Sign a refutation or changes that are due."""
+        if self._is_accused and now >= self._refuted_at + REFUTE_EVERY_S:
+            self._refute(now)
+        elif self._pending and now >= self._pending_at:
+            self.publish(now)
 
-    def update(self, changes: Own, now: float) -> None:
-        """Change fields. Anything but progress is signed at once.
-
-        Progress is signed every ``0.02 s * N^2``. Figures for other owners are signed every ``max(progress_period_s,
-        0.1 s * N)``, together with the progress.
-        """
+    def update(self, changes: OwnFields, now: float) -> None:
+        """Change fields, and sign the record now or later."""
         fields: dict[str, Any] = {name: within(name, value) for name, value in changes.items()}
         if "samples" in fields:
-            self._table.arrears.train(fields["samples"], now)
+            self._table.arrears.note_samples(fields["samples"], now)
         for name, earlier in self._earlier.items():
             if name in fields:
                 fields[name] = within(name, fields[name] + earlier)
         if "run_id" in fields and fields["run_id"] != self.record.run_id:
-            fields["extra"] = ()  # the figures belong to other weights
+            fields["extra"] = ()  # The figures belong to other weights.
         for name, value in fields.items():
             if value != self._pending.get(name, getattr(self.record, name)):
                 self._pending[name] = value
-        if self._pending and (now >= self._pending_s or not self._pending.keys() <= PROGRESS):
-            self.announce(now)
+        if self._pending and (now >= self._pending_at or not self._pending.keys() <= PROGRESS):
+            self.publish(now)
         else:
-            self._settle()
+            self._update_deadline()
 
-    def announce(self, now: float, **changes: Any) -> None:
+    def publish(self, now: float, **changes: Any) -> None:
         """Sign a new record with the pending changes and these, and gossip it."""
         changes = {"sequence": self.record.sequence + 1} | self._pending | changes
         changes = {name: within(name, value) for name, value in changes.items()}
         self._pending, before = {}, self.record
         self.record = signed(dataclasses.replace(self.record, **changes), self._sign)
         state = MemberState.LEFT if self.record.left else MemberState.ALIVE
-        self._table.place(self._table.mine, self.record, state, now)
-        self._progress_s, self._refresh_s = now + self._pause_s(), now + self._period_s()
-        mere = mere_progress(self.record, before)
-        told = told_before(self._table.size) if mere else None
-        self._rumours.put(self.record, now, told)
-        self._settle()
+        self._table.update(self._table.mine, self.record, state, now)
+        self.set_phase(now)
+        sends = first_passive_sends(self._table.size) if is_progress_only(self.record, before) else None
+        self._rumours.put(self.record, now, sends)
 
-    def met(self, now: float, share: float) -> None:
-        """Start with a random phase, since all members know our record already.
+    def set_phase(self, now: float, phase: float = 1.0) -> None:
+        """Set the time of the next progress, ``phase`` (0 to 1) of its interval from now.
 
-        ``share`` is the phase, 0 to 1. Members that start together would otherwise sign their progress together for
-        ever.
+        Members that start together need random phases. They would otherwise sign their progress together for ever.
         """
-        self._progress_s, self._refresh_s = now + share * self._pause_s(), now + share * self._period_s()
-        self._settle()
+        self._figures_at = now + phase * self._figures_interval_s
+        self._progress_at = now + phase * self._progress_interval_s
+        self._update_deadline()
 
     @property
-    def _pending_s(self) -> float:
+    def _pending_at(self) -> float:
         """Return the time at which pending progress is due."""
-        return self._progress_s if "extra" in self._pending else self._refresh_s
+        return self._figures_at if "extra" in self._pending else self._progress_at
 
-    def _period_s(self) -> float:
+    @property
+    def _figures_interval_s(self) -> float:
+        return max(self._config.internal.progress_period_s, FIGURES_S_PER_MEMBER * self._table.size)
+
+    @property
+    def _progress_interval_s(self) -> float:
         """Return the time between two records of mere progress. It depends on the id, to keep members out of phase."""
         size = self._table.size
-        period_s = min(REFRESH_S * size * size, REFRESH_MOST_S) * (0.75 + self.record.id[0] / 512)
-        return max(self._pause_s(), period_s)
+        interval_s = min(PROGRESS_S * size * size, MAX_PROGRESS_S) * (0.75 + self.record.id[0] / 512)
+        return max(self._figures_interval_s, interval_s)
 
-    def _pause_s(self) -> float:
-        return max(self._config.internal.progress_period_s, PROGRESS_S_PER_MEMBER * self._table.size)
-
-    def accused(self, now: float) -> bool:
-        """Note an accusation of our present incarnation. Return True if it is refuted now rather than later."""
-        self._accused = True
-        if now < self._refuted_s + REFUTE_EVERY_S:
-            self._settle()
+    # -- accusations and earlier lives ---------------------------------------------------------------------------
+    def on_accusation(self, now: float) -> bool:
+        """Handle an accusation of our present incarnation. Return True if it is refuted now rather than later."""
+        self._is_accused = True
+        if now < self._refuted_at + REFUTE_EVERY_S:
+            self._update_deadline()
             return False
-        self.refute(now)
+        self._refute(now)
         return True
 
-    def refute(self, now: float) -> None:
-        self._accused = False
-        self._refuted_s = now
-        self.announce(now, incarnation=self.record.incarnation + 1, sequence=0)
+    def _refute(self, now: float) -> None:
+        self._is_accused = False
+        self._refuted_at = now
+        self.publish(now, incarnation=self.record.incarnation + 1, sequence=0)
 
     def continue_from(self, record: MemberRecord, now: float) -> bool:
         """Continue from a record of an earlier life of ours, which is newer or counts more steps.
@@ -154,21 +157,21 @@ class Myself:
         Returns:
             True once there were too many such records: another process uses our key now.
         """
-        self._lives += 1
+        self._life_count += 1
         incarnation = max(record.incarnation, self.record.incarnation) + 1
         # Two processes that add each other's counts to their own would double them without end.
-        if self._lives >= MAX_LIVES:
-            self.announce(now, incarnation=incarnation, sequence=0)
-            return self._lives == MAX_LIVES
+        if self._life_count >= MAX_LIVES:
+            self.publish(now, incarnation=incarnation, sequence=0)
+            return self._life_count == MAX_LIVES
         counts = dict[str, int]()
         for name, earlier in self._earlier.items():
             more = max(0, getattr(record, name) - earlier)
             self._earlier[name] += more
             counts[name] = self._pending.get(name, getattr(self.record, name)) + more
-        self.announce(now, incarnation=incarnation, sequence=0, **counts)
+        self.publish(now, incarnation=incarnation, sequence=0, **counts)
         return False
 
-    def _settle(self) -> None:
-        self.due_s = self._pending_s if self._pending else math.inf
-        if self._accused:
-            self.due_s = min(self.due_s, self._refuted_s + REFUTE_EVERY_S)
+    def _update_deadline(self) -> None:
+        self.due_at = self._pending_at if self._pending else math.inf
+        if self._is_accused:
+            self.due_at = min(self.due_at, self._refuted_at + REFUTE_EVERY_S)

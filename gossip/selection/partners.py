@@ -164,7 +164,7 @@ class Partners:
 
     def present(self, partners: Iterable[PeerId]) -> list[PeerId]:
         """Return the partners that may mix again: ALIVE, and with the weights of our run."""
-        return self.members.standing(partners, self.local.run_id)
+        return self.members.ready_among(partners, self.local.run_id)
 
     def note_mix(self, partner: PeerId, now: float, own: bool) -> None:
         """Note a finished exchange; ``own`` means that we asked."""

@@ -59,7 +59,7 @@ class Ending:
         if local.finished or not local.ready:
             return []
         self._follow()
-        sharing = self.membership.sharing(local.run_id)
+        sharing = self.membership.run_members(local.run_id)
         present = {record.id for record in sharing}
         newcomers = len(present - self.present - self.voters.keys())
         left = [voter for voter in self.voters if voter not in present]
@@ -110,7 +110,7 @@ class Ending:
                 if most of the contacted members still train.
             now: The current time.
         """
-        sharing = self.membership.sharing(self.local.run_id)
+        sharing = self.membership.run_members(self.local.run_id)
         if not finished or 2 * sum(not record.finished for record in sharing) > len(sharing):
             return []
         self.finish(now)

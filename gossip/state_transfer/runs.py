@@ -99,7 +99,7 @@ class Runs:
     def deadline(self) -> float:
         """Return the time to call :meth:`tick`; infinity for a ready node while no member comes or goes."""
         membership = self.membership
-        if self.local.ready and membership.changes == self.changes_seen and self.alone is not membership.company:
+        if self.local.ready and membership.changes == self.changes_seen and self.alone is not membership.has_company:
             return max(self.next_at, self.alone_since + self.config.join_timeout_s)
         return self.next_at
 
@@ -108,7 +108,7 @@ class Runs:
         if now < self.next_at:
             return []
         self.next_at = now + CONSIDER_S
-        effects, ready, membership = self.company(now), self.local.ready, self.membership
+        effects, ready, membership = self.report_company(now), self.local.ready, self.membership
         if self.joining.phase is not Phase.IDLE or (ready and membership.changes == self.changes_seen):
             return effects
         if not self.local.sound:
@@ -202,12 +202,12 @@ class Runs:
                 return self.joining.begin(run_id, donors, now)
         return []
 
-    def company(self, now: float) -> list[Effect]:
+    def report_company(self, now: float) -> list[Effect]:
         """Report that this node is alone once that lasts as long as the start-up wait.
 
         The first node of a swarm is alone for a moment, which is normal.
         """
-        alone = not self.membership.company
+        alone = not self.membership.has_company
         if not self.local.ready:
             return []
         if alone != self.alone:
@@ -230,12 +230,12 @@ class Runs:
         return [self.run(run_id) for run_id in self.membership.runs() if run_id != self.local.run_id]
 
     def run(self, run_id: bytes) -> Run:
-        samples, members = self.membership.standing_of(run_id)
+        samples, members = self.membership.run_standing(run_id)
         return Run(samples, run_id, members)
 
     def donors(self, run_id: bytes) -> list[PeerId]:
         """Return the reachable, ready members of a run in random order."""
-        sharing = self.membership.sharing(run_id)
+        sharing = self.membership.run_members(run_id)
         found = [record.id for record in sharing if record.address is not None or record.id in self.linked]
         self.rng.shuffle(found)
         return found

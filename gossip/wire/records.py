@@ -20,10 +20,10 @@ __all__ = [
     "check",
     "claims_more",
     "finite",
+    "is_newer",
+    "is_progress_only",
     "keepable",
-    "mere_progress",
     "nameable",
-    "newer",
     "payload",
     "signed",
     "trusting",
@@ -85,7 +85,7 @@ def signed(record: MemberRecord, sign: Sign) -> MemberRecord:
     return dataclasses.replace(record, signature=sign(payload(record)))
 
 
-def newer(a: MemberRecord, b: MemberRecord) -> bool:
+def is_newer(a: MemberRecord, b: MemberRecord) -> bool:
     """Return True if ``a`` replaces ``b`` of the same id: higher incarnation, then ``left``, then higher sequence."""
     if a.incarnation != b.incarnation:
         return a.incarnation > b.incarnation
@@ -94,7 +94,7 @@ def newer(a: MemberRecord, b: MemberRecord) -> bool:
     return a.sequence > b.sequence
 
 
-def mere_progress(a: MemberRecord, b: MemberRecord) -> bool:
+def is_progress_only(a: MemberRecord, b: MemberRecord) -> bool:
     """Return True if ``a`` differs from ``b`` of one id only in steps, samples, progress, loss, version or figures."""
     return (
         a.incarnation == b.incarnation
@@ -131,7 +131,7 @@ def claims_more(a: MemberRecord, b: MemberRecord) -> bool:
 
     Samples do not count, since each life counts them anew.
     """
-    return newer(a, b) or a.steps > b.steps
+    return is_newer(a, b) or a.steps > b.steps
 
 
 def check(record: MemberRecord, verify: Verify) -> None:

@@ -7,7 +7,7 @@ import ipaddress
 from collections import OrderedDict
 
 from gossip.ids import Address
-from gossip.membership.entry import Allowance
+from gossip.membership.entry import TokenBucket
 from node.links.handshake_pool import neighbourhood
 from node.transport.tcp import is_loopback
 
@@ -38,7 +38,7 @@ class DialBudget:
     """
 
     def __init__(self) -> None:
-        self.sites: OrderedDict[str, Allowance] = OrderedDict()
+        self.sites: OrderedDict[str, TokenBucket] = OrderedDict()
         self.proven: OrderedDict[Address, None] = OrderedDict()
 
     def take(self, address: Address, now: float) -> bool:
@@ -49,7 +49,7 @@ class DialBudget:
             self.proven.move_to_end(address)
             return True
         site = site_of(address.host)
-        allowance = self.sites.setdefault(site, Allowance(1 / REFILL_S, BURST, now))
+        allowance = self.sites.setdefault(site, TokenBucket(1 / REFILL_S, BURST, now))
         self.sites.move_to_end(site)
         if len(self.sites) > SITES:
             self.sites.popitem(last=False)

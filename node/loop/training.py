@@ -192,7 +192,7 @@ class TrainingSide:
         Only contacted members count, because any peer may claim others. Newcomers are given weights meanwhile.
         """
         count, wait_s = self.settings.wait_for, self.settings.wait_s
-        while (here := self.network.peer.membership.sharers) < count and not self.finished:
+        while (here := self.network.peer.membership.run_size) < count and not self.finished:
             if time.monotonic() - began >= wait_s:
                 alive = self.network.peer.view.alive
                 if self.settings.others is not None and alive < 2:
@@ -260,7 +260,7 @@ class TrainingSide:
             runtime, peer = self.network.runtime, self.network.peer
             if figures and peer.view.run_id == own.run:
                 runtime.perform(peer.tell_figures(packed, runtime.now))
-            records.extend(peer.membership.sharing(peer.local.run_id))
+            records.extend(peer.membership.run_members(peer.local.run_id))
 
         self.network.thread.call(tell)
         self.network.heard()

@@ -15,7 +15,7 @@ from typing import Unpack
 from gossip.config import Config
 from gossip.effects import Dial, Effect, MemberState, Send
 from gossip.ids import MemberRecord, PeerId
-from gossip.membership.self_record import Own
+from gossip.membership.self_record import OwnFields
 from gossip.misbehaviour import MisbehaviourLog
 from gossip.wire.messages import Message
 from sim.engine.events import Events
@@ -99,11 +99,11 @@ class IdealMembers:
         return self._registry.turnover
 
     @property
-    def company(self) -> bool:
+    def has_company(self) -> bool:
         return len(self._registry.alive) > 1
 
     @property
-    def sharers(self) -> int:
+    def run_size(self) -> int:
         return max(1, self._registry.ready.get(self.me.run_id, 0))
 
     def alive(self) -> Sequence[PeerId]:
@@ -118,9 +118,9 @@ class IdealMembers:
         return self.alive()
 
     def remembers(self, peer: PeerId) -> bool:
-        return self.knows(peer)
+        return self.was_contacted(peer)
 
-    def knows(self, peer: PeerId) -> bool:
+    def was_contacted(self, peer: PeerId) -> bool:
         return peer in self._registry
 
     def owners(self) -> list[PeerId]:
@@ -129,7 +129,7 @@ class IdealMembers:
     def state(self, peer: PeerId) -> MemberState | None:
         return MemberState.ALIVE if peer in self._registry else MemberState.DEAD
 
-    def standing(self, peers: Iterable[PeerId], run_id: bytes) -> list[PeerId]:
+    def ready_among(self, peers: Iterable[PeerId], run_id: bytes) -> list[PeerId]:
         records, me = self._registry.records, self.me.id
         return [
             peer for peer in peers
@@ -149,16 +149,16 @@ class IdealMembers:
     def runs(self) -> Iterable[bytes]:
         return self._registry.ready
 
-    def sharing(self, run_id: bytes) -> list[MemberRecord]:
+    def run_members(self, run_id: bytes) -> list[MemberRecord]:
         records, mine = self._registry.records.values(), self.me.id
         return [record for record in records if record.ready and record.run_id == run_id and record.id != mine]
 
     def take_arrears(self) -> int:
         return 0
 
-    def standing_of(self, run_id: bytes) -> tuple[int, int]:
+    def run_standing(self, run_id: bytes) -> tuple[int, int]:
         stated = self._registry.progress
-        records = self.sharing(run_id)
+        records = self.run_members(run_id)
         if self.me.run_id == run_id:
             records.append(self.me)
         return median_low([stated.get(record.id, 0) for record in records]) if records else 0, len(records)
@@ -167,7 +167,7 @@ class IdealMembers:
         return []
 
     # -- events --------------------------------------------------------------------------------------------------
-    def update_me(self, now: float, **changes: Unpack[Own]) -> None:
+    def update_me(self, now: float, **changes: Unpack[OwnFields]) -> None:
         self.my_samples = changes.get("samples", self.my_samples)
         progress = changes.get("progress")
         if progress is not None:
@@ -187,16 +187,16 @@ class IdealMembers:
     def tick(self, now: float) -> list[Effect]:
         return []
 
-    def linked(self, peer: PeerId, record: MemberRecord, now: float) -> list[Effect]:
+    def on_linked(self, peer: PeerId, record: MemberRecord, now: float) -> list[Effect]:
         return []
 
-    def unlinked(self, peer: PeerId, now: float, orderly: bool = False) -> list[Effect]:
+    def on_unlinked(self, peer: PeerId, now: float, orderly: bool = False) -> list[Effect]:
         return []
 
-    def dial_failed(self, peer: PeerId, now: float) -> list[Effect]:
+    def on_dial_failed(self, peer: PeerId, now: float) -> list[Effect]:
         return []
 
-    def acknowledged(self, peer: PeerId, now: float) -> None:
+    def on_proof_of_life(self, peer: PeerId, now: float) -> None:
         """Do nothing: no member is ever suspected."""
 
     def restore(self, records: Iterable[MemberRecord], now: float) -> None:

@@ -13,7 +13,7 @@ def test_a_copied_state_directory_counts_as_one_member(launch, until, tmp_path):
     assert first.running.wait(30)
     others = [launch(linear(n), seeds=[first.made.address], state_dir=tmp_path / f"{n}") for n in (1, 2)]
     assert all(node.running.wait(30) for node in others)
-    until(lambda: first.side.network.peer.membership.sharers == 3)
+    until(lambda: first.side.network.peer.membership.run_size == 3)
     shutil.copytree(tmp_path / "2", tmp_path / "copy")
     copy = launch(linear(3), seeds=[first.made.address], state_dir=tmp_path / "copy")
     nodes = [first, *others, copy]

@@ -85,7 +85,7 @@ def test_three_nodes_that_resume_count_what_is_behind_their_weights(train, until
     until(
         lambda: (
             len({run_id(one) for one in again}) == 1
-            and all(one.side.network.peer.membership.sharers == 3 for one in again)
+            and all(one.side.network.peer.membership.run_size == 3 for one in again)
         )
     )
     # A machine that is too busy for one of them for seconds has the others suspect it: its steps count less meanwhile.
@@ -97,7 +97,7 @@ def test_three_nodes_that_resume_count_what_is_behind_their_weights(train, until
         passed_s = time.monotonic() - seen_s
         seen_s, uncounted_s = seen_s + passed_s, uncounted_s + missing * passed_s
     exchanged = [
-        (run_id(one).hex()[:8], one.side.network.peer.membership.sharers, one.node.metrics().exchanges_done)
+        (run_id(one).hex()[:8], one.side.network.peer.membership.run_size, one.node.metrics().exchanges_done)
         for one in again
     ]
     for one in again:
@@ -137,7 +137,7 @@ def introduce(one, other):
 
 
 def sharers(trainee):
-    return trainee.side.network.peer.membership.sharers
+    return trainee.side.network.peer.membership.run_size
 
 
 def run_id(trainee):

@@ -27,7 +27,7 @@ def settling(trainee, seconds=20.0, wait_s=60.0):
 def sharing(trainee):
     """The records of the others that hold its run."""
     peer = trainee.side.network.peer
-    return peer.membership.sharing(peer.view.run_id)
+    return peer.membership.run_members(peer.view.run_id)
 
 
 def test_whoever_settles_waits_for_a_slower_node_and_both_end_with_the_same_weights(train, until):

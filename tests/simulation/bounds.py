@@ -36,14 +36,13 @@ BOUNDS = {
     "joining.left_alone": 64,
     "reach.asked": 3,
     "reach.homes": 3,
-    "membership._rumours._told": 1_024,
+    "membership._rumours._sends": 1_024,
     "membership._rumours._levels": 24,
     "membership._table._hashes": 256,
     "membership._table._buckets": 256,
     "membership._detector._timers": 512,  # probes of ours and for others; stale ones go as they reach the front
-    "membership._view._suspicions": 4_096,
+    "membership._states._suspicions": 4_096,
     "membership._introductions._hosts": 1_024,
-    "membership._handlers": 32,
 }
 TABLES = frozenset({dict, list, set, deque, OrderedDict, Recent})
 PLAIN = frozenset({int, float, str, bytes, bool, tuple, type(None), Config})

@@ -411,7 +411,7 @@ class Judge:
     def finished(self, host: Host, sentence: str) -> None:
         """An honest member must have said so, where fewer than half of those that the host knows of the run lie."""
         by_id, peer = self.world.by_id, host.peer
-        others = [by_id[record.id] for record in peer.membership.sharing(peer.view.run_id) if record.id in by_id]
+        others = [by_id[record.id] for record in peer.membership.run_members(peer.view.run_id) if record.id in by_id]
         liars = sum(other.liar for other in others)
         if peer.view.run_id not in self.ended_runs and 2 * liars < len(others) + 1:
             self.world.fail("only honest members end a run", f"{host}: {sentence}")

@@ -17,7 +17,7 @@ from gossip.exchange.pair import Pair
 from gossip.exchange.push import Push
 from gossip.exchange.session import Event, State
 from gossip.exchange.session_table import Ledger
-from gossip.membership.self_record import Myself
+from gossip.membership.self_record import OwnRecord
 from gossip.membership.states import MemberStates
 from gossip.state_transfer.joining import Joining
 from gossip.wire.messages import Abort, Settled
@@ -218,21 +218,21 @@ def group_gives_up(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # -- members and joins -----------------------------------------------------------------------------------------------
-@mutant(Myself, "accused")
+@mutant(OwnRecord, "on_accusation")
 def lost_refutation(original: Callable[..., Any]) -> Callable[..., Any]:
     """Who is accused says nothing."""
     return lambda self, now: False
 
 
-@mutant(MemberStates, "hear")
+@mutant(MemberStates, "apply_record")
 def resurrected_member(original: Callable[..., Any]) -> Callable[..., Any]:
     """Progress that was told late brings a DEAD member back."""
 
     def hear(self: Any, record: Any, now: float, *arguments: Any, **options: Any) -> None:
         original(self, record, now, *arguments, **options)
         entry = self._table.entries.get(record.id)
-        if entry is not None and entry.state is MemberState.DEAD and not record.left and not entry.restored:
-            self.place(entry, entry.record, MemberState.ALIVE, now)
+        if entry is not None and entry.state is MemberState.DEAD and not record.left and not entry.is_restored:
+            self.change_state(entry, entry.record, MemberState.ALIVE, now)
 
     return hear
 

@@ -470,7 +470,7 @@ class Schedule:
                     or (not other.gone and self.found.get(other) is not self.found.get(host))
                 ):
                     continue
-                state, met = peer.membership.state(other.id), peer.membership.knows(other.id)
+                state, met = peer.membership.state(other.id), peer.membership.was_contacted(other.id)
                 apart = not (host.dialable or other.dialable)  # two whom nobody can dial never meet
                 if not other.gone and (state is not MemberState.ALIVE or not (met or apart)):
                     found.append(f"{host!r} holds {other!r} to be {state}{'' if met else ', by hearsay'}")

@@ -45,7 +45,7 @@ def member(
 def acquainted(count: int, now: float = 0.0, **changes: Any) -> Membership:
     """Member 0, which met members 1 to ``count`` and has a link to 1."""
     me = member()
-    me.linked(peer_id(1), record_of(1, **changes), now)
+    me.on_linked(peer_id(1), record_of(1, **changes), now)
     me.receive(peer_id(1), Records(tuple(record_of(n, **changes) for n in range(2, count + 1)), b""), now)
     for n in range(2, count + 1):
         meet(me, n, now)
@@ -54,9 +54,9 @@ def acquainted(count: int, now: float = 0.0, **changes: Any) -> Membership:
 
 def meet(me: Membership, number: int, now: float) -> None:
     """As if there had been a link with one that ``me`` knows of."""
-    me._view.meet(me._table.entries[peer_id(number)], now)
-    me._view.changed([])
-    me._arm()
+    me._states.on_contact(me._table.entries[peer_id(number)], now)
+    me._states.report_changes([])
+    me._update_deadline()
 
 
 def sent(effects: list[Effect], kind: type) -> list[Send]:
@@ -73,8 +73,14 @@ class Bare:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.membership, name)
 
+    def linked(self, peer: PeerId, record: MemberRecord, now: float) -> list[Effect]:
+        return self.membership.on_linked(peer, record, now)
+
+    def unlinked(self, peer: PeerId, now: float, orderly: bool = False) -> list[Effect]:
+        return self.membership.on_unlinked(peer, now, orderly)
+
     def dial_failed(self, peer: PeerId | None, now: float) -> list[Effect]:
-        return [] if peer is None else self.membership.dial_failed(peer, now)
+        return [] if peer is None else self.membership.on_dial_failed(peer, now)
 
 
 class Member(Host):

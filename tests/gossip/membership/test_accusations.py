@@ -7,7 +7,15 @@ import pytest
 
 from gossip.effects import MemberChanged, MemberState, Send
 from gossip.ids import PeerId
-from gossip.membership.accusations import FORGIVEN_S, MAX_ACCUSERS, SILENCE_S, STRIKES, Accusers, accusation, is_signed
+from gossip.membership.accusations import (
+    FORGIVEN_S,
+    MAX_ACCUSERS,
+    MAX_STRIKES,
+    SILENCE_S,
+    Accusers,
+    accusation,
+    is_signed,
+)
 from gossip.wire.messages import Gossip, Hint, Ping
 from gossip.wire.records import trusting
 from tests.gossip.membership.members import MemberWorld, acquainted, member, peer_id, record_of, sent
@@ -46,7 +54,7 @@ def test_nobody_accuses_in_the_name_of_another():
 
     me = member(verify=trusts_records)
     for number in (1, 2, 3):
-        me.linked(peer_id(number), record_of(number), 0.0)
+        me.on_linked(peer_id(number), record_of(number), 0.0)
     me.receive(peer_id(1), Gossip((Hint(peer_id(2), 1, False, peer_id(3), b"forged"),)), 1.0)
     assert me.state(peer_id(2)) is ALIVE
     me.receive(peer_id(1), Gossip((Hint(peer_id(2), 1, False, peer_id(3), b"signed"),)), 1.0)
@@ -66,18 +74,18 @@ def test_an_accusation_is_told_on_as_its_author_signed_it():
 
 # -- what false ones cost ----------------------------------------------------------------------------------------------
 def accuse(accusers: Accusers, by: PeerId, true: bool, now: float, met: bool = True) -> bool:
-    if not accusers.heard(by, met, now):
+    if not accusers.may_accuse(by, met, now):
         return False
-    accusers.began(by)
-    accusers.ended(by, met, true, now)
+    accusers.open_accusation(by)
+    accusers.close_accusation(by, met, true, now)
     return True
 
 
 def test_who_is_refuted_three_times_in_a_row_is_not_heard_for_a_while_and_each_time_for_longer():
     accusers, now = Accusers(), 0.0
     for silence_s in (SILENCE_S, 2 * SILENCE_S, 4 * SILENCE_S):
-        assert [accuse(accusers, LIAR, False, now) for _ in range(STRIKES + 1)] == [True] * STRIKES + [False]
-        assert not accusers.heard(LIAR, True, now + silence_s - 0.1)
+        assert [accuse(accusers, LIAR, False, now) for _ in range(MAX_STRIKES + 1)] == [True] * MAX_STRIKES + [False]
+        assert not accusers.may_accuse(LIAR, True, now + silence_s - 0.1)
         now += silence_s
     assert accuse(accusers, OTHER, False, now)
 
@@ -86,27 +94,27 @@ def test_who_was_right_is_heard_again_and_time_forgives():
     accusers = Accusers()
     for now in range(100):  # as often right as wrong
         assert accuse(accusers, LIAR, now % 2 == 0, float(now))
-    for _ in range(STRIKES):
+    for _ in range(MAX_STRIKES):
         accuse(accusers, OTHER, False, 0.0)
-    assert not accusers.heard(OTHER, True, SILENCE_S - 1)
-    for _ in range(STRIKES):
+    assert not accusers.may_accuse(OTHER, True, SILENCE_S - 1)
+    for _ in range(MAX_STRIKES):
         assert accuse(accusers, OTHER, False, SILENCE_S + FORGIVEN_S)
-    assert not accusers.heard(OTHER, True, SILENCE_S + FORGIVEN_S)
-    assert accusers.heard(OTHER, True, 2 * SILENCE_S + FORGIVEN_S), "no longer than the first time"
+    assert not accusers.may_accuse(OTHER, True, SILENCE_S + FORGIVEN_S)
+    assert accusers.may_accuse(OTHER, True, 2 * SILENCE_S + FORGIVEN_S), "no longer than the first time"
 
 
 def test_whose_latest_was_false_accuses_few_at_a_time():
     accusers = Accusers()
     accuse(accusers, LIAR, False, 0.0)
-    for _ in range(STRIKES - 1):
-        assert accusers.heard(LIAR, True, 1.0)
-        accusers.began(LIAR)
-    assert not accusers.heard(LIAR, True, 1.0)
+    for _ in range(MAX_STRIKES - 1):
+        assert accusers.may_accuse(LIAR, True, 1.0)
+        accusers.open_accusation(LIAR)
+    assert not accusers.may_accuse(LIAR, True, 1.0)
 
 
 def test_those_whom_we_never_met_have_one_credit_between_them():
     accusers = Accusers()
-    assert [accuse(accusers, peer_id(n), False, 1.0, met=False) for n in range(STRIKES + 1)] == [True] * 3 + [False]
+    assert [accuse(accusers, peer_id(n), False, 1.0, met=False) for n in range(MAX_STRIKES + 1)] == [True] * 3 + [False]
     assert accuse(accusers, peer_id(50), False, 1.0)
 
 
@@ -121,12 +129,12 @@ def test_the_standing_of_accusers_is_bounded():
 def test_nobody_is_buried_by_the_word_of_one_while_it_answers_us():
     me = acquainted(3)
     for number in (1, 2, 3):
-        me.linked(peer_id(number), record_of(number), 0.0)
+        me.on_linked(peer_id(number), record_of(number), 0.0)
     me.receive(peer_id(1), Gossip((Hint(peer_id(2), 1, True, peer_id(1)),)), 3.0)
     while me.deadline < 60.0:
         now = me.deadline
         for ping in sent(me.tick(now), Ping):
-            me.acknowledged(ping.to, now + 0.01)
+            me.on_proof_of_life(ping.to, now + 0.01)
         assert me.state(peer_id(2)) is SUSPECT, "until it refutes; its probes carry what is said"
 
 

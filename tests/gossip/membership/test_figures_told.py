@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from gossip.wire.records import mere_progress
+from gossip.wire.records import is_progress_only
 from tests.gossip.membership.members import acquainted, member, record_of
 
 TOLD = (b"figures",)
@@ -42,5 +42,5 @@ def test_figures_go_with_their_run():
 def test_figures_are_mere_progress_and_fields_of_a_newer_version_are_news():
     before = record_of(1, extra=(b"figures", 1))
     for extra, mere in [((b"other", 1), True), ((b"figures", 2), False), ((b"figures",), False)]:
-        assert mere_progress(dataclasses.replace(before, extra=extra), before) is mere
-    assert mere_progress(dataclasses.replace(before, extra=TOLD), dataclasses.replace(before, extra=()))
+        assert is_progress_only(dataclasses.replace(before, extra=extra), before) is mere
+    assert is_progress_only(dataclasses.replace(before, extra=TOLD), dataclasses.replace(before, extra=()))

@@ -27,6 +27,6 @@ def test_another_run_takes_nothing_from_what_a_member_trained():
 def test_both_counts_go_on_from_a_record_of_an_earlier_life():
     me = member()
     me.update_me(0.0, steps=1, samples=8)
-    me.linked(peer_id(1), record_of(1), 0.5)
+    me.on_linked(peer_id(1), record_of(1), 0.5)
     me.receive(peer_id(1), Gossip((record_of(0, incarnation=40, steps=10, samples=80),)), 1.0)
     assert (me.me.incarnation, me.me.steps, me.me.samples) == (41, 11, 88)

@@ -91,8 +91,8 @@ def test_the_accused_refutes_with_the_next_incarnation():
     assert me.me.incarnation == 2
     assert sent(effects, Gossip)[0].message.updates == (me.me,)
     other = member(2)
-    other.linked(me.me.id, record_of(0), 0.0)
-    other.linked(peer_id(1), record_of(1), 0.0)
+    other.on_linked(me.me.id, record_of(0), 0.0)
+    other.on_linked(peer_id(1), record_of(1), 0.0)
     other.receive(peer_id(1), Gossip((Hint(me.me.id, 1, False, peer_id(1)),)), 1.0)
     assert other.state(me.me.id) is SUSPECT
     other.receive(peer_id(1), Gossip((me.me,)), 1.1)
@@ -141,7 +141,7 @@ def test_a_jump_of_over_a_thousand_incarnations_is_refused_of_hearsay_alone():
     assert me.record(peer_id(2)).incarnation == 1001
     me.receive(peer_id(2), Gossip((record_of(2, incarnation=9000),)), 1.0)
     assert me.record(peer_id(2)).incarnation == 9000
-    me.linked(peer_id(3), record_of(3, incarnation=2**52), 1.0)
+    me.on_linked(peer_id(3), record_of(3, incarnation=2**52), 1.0)
     assert me.record(peer_id(3)).incarnation == 2**52
 
 
@@ -163,7 +163,7 @@ def test_a_member_driven_thousands_of_incarnations_ahead_while_we_heard_nothing_
 
 def test_a_dead_hint_about_one_we_know_is_only_a_suspicion_and_reaches_it():
     me = acquainted(3)
-    me.linked(peer_id(2), record_of(2), 1.0)
+    me.on_linked(peer_id(2), record_of(2), 1.0)
     effects = me.receive(peer_id(1), Gossip((Hint(peer_id(2), 1, True, peer_id(3)),)), 2.0)
     assert me.state(peer_id(2)) is SUSPECT
     assert [send.to for send in sent(effects, Gossip)] == [peer_id(2)]
@@ -267,12 +267,12 @@ def test_a_restored_member_is_not_trusted_until_heard_of_and_told_to_nobody():
         (address_of(1), peer_id(1)),
         (address_of(2), peer_id(2)),
     }
-    effects = me.linked(peer_id(3), record_of(3), 1.0)
+    effects = me.on_linked(peer_id(3), record_of(3), 1.0)
     effects += me.receive(peer_id(3), Digest(b""), 1.1)
     assert {record.id for send in sent(effects, Records) for record in send.message.records} == {me.me.id, peer_id(3)}
     me.receive(peer_id(3), Records((record_of(1),), b""), 1.2)
     assert me.state(peer_id(1)) is ALIVE
-    effects = me.linked(peer_id(2), record_of(2), 1.3)
+    effects = me.on_linked(peer_id(2), record_of(2), 1.3)
     assert me.state(peer_id(2)) is ALIVE
     assert MemberChanged(peer_id(2), None, ALIVE) in effects
 
@@ -304,7 +304,7 @@ def test_two_who_hold_each_other_dead_over_an_open_link_find_out():
 def test_a_table_of_a_thousand_arrives_over_one_link():
     world = MemberWorld(0)
     first = world.start(0)
-    first.membership.linked(peer_id(1), record_of(1), 0.0)
+    first.membership.on_linked(peer_id(1), record_of(1), 0.0)
     updates = tuple(record_of(n) for n in range(2, 1001))
     for start in range(0, len(updates), MAX_RECORDS):
         first.membership.receive(peer_id(1), Records(updates[start : start + MAX_RECORDS], b""), 0.0)
@@ -316,8 +316,8 @@ def test_a_table_of_a_thousand_arrives_over_one_link():
 
 def test_a_push_pull_makes_two_tables_one_and_then_says_nothing():
     a, b = member(0), member(100)
-    a.linked(peer_id(1), record_of(1), 0.0)
-    b.linked(peer_id(101), record_of(101), 0.0)
+    a.on_linked(peer_id(1), record_of(1), 0.0)
+    b.on_linked(peer_id(101), record_of(101), 0.0)
     a.receive(peer_id(1), Records(tuple(record_of(n) for n in range(2, 90)), b""), 0.0)
     b.receive(peer_id(101), Records(tuple(record_of(n, left=n % 2 == 0) for n in range(102, 180)), b""), 0.0)
 
@@ -331,7 +331,7 @@ def test_a_push_pull_makes_two_tables_one_and_then_says_nothing():
                 queue += [(other, one, e) for e in other.receive(one.me.id, effect.message, now)]
         return frames
 
-    assert talk(a.linked(b.me.id, b.me, 1.0), b.linked(a.me.id, a.me, 1.0), 1.0) > 0
+    assert talk(a.on_linked(b.me.id, b.me, 1.0), b.on_linked(a.me.id, a.me, 1.0), 1.0) > 0
     assert len(a.members()) == len(b.members())
     assert {*a.alive(), a.me.id} == {*b.alive(), b.me.id}
     digest = a._table.digest()
@@ -364,7 +364,7 @@ def test_a_forged_record_changes_nothing_of_its_message():
         return signature == b""
 
     me = member(verify=verify)
-    me.linked(peer_id(1), record_of(1), 0.0)
+    me.on_linked(peer_id(1), record_of(1), 0.0)
     forged = dataclasses.replace(record_of(3), signature=b"forged")
     with pytest.raises(RemoteError):
         me.receive(peer_id(1), Gossip((record_of(2), forged)), 1.0)

@@ -66,7 +66,7 @@ def test_a_table_of_the_largest_records_is_sent_in_frames_that_fit():
     far = Address(".".join(["h" * 63] * 3), 65_535)
     most = 2**53 - 1
     for n in range(2, 402):
-        me.linked(peer_id(n), record_of(
+        me.on_linked(peer_id(n), record_of(
             n, incarnation=most, sequence=most, address=far, homes=(peer_id(1),) * 3, steps=most,
             samples=most, progress=most, run_id=b"g" * 16, loss=0.1, signature=b"s" * 64, extra=(b"n" * 253,),
         ), 0.0)  # fmt: skip
@@ -79,7 +79,7 @@ def test_a_table_of_the_largest_records_is_sent_in_frames_that_fit():
 
 def test_the_table_stays_within_its_bound_and_forgets_no_departure():
     me = member(config=tuned(max_members=50))
-    me.linked(peer_id(1), record_of(1), 0.0)
+    me.on_linked(peer_id(1), record_of(1), 0.0)
     for n in range(2, 400):  # each comes, works and leaves
         now = float(n)
         me.receive(peer_id(1), Gossip((record_of(n, samples=10),)), now)
@@ -95,7 +95,7 @@ def test_the_table_stays_within_its_bound_and_forgets_no_departure():
 
 def test_the_living_are_never_evicted_for_newcomers():
     me = member(config=tuned(max_members=5))
-    me.linked(peer_id(1), record_of(1), 0.0)
+    me.on_linked(peer_id(1), record_of(1), 0.0)
     for n in range(2, 100):
         me.receive(peer_id(1), Gossip((record_of(n),)), float(n))
     assert sorted(me.alive()) == sorted(peer_id(n) for n in range(1, 10))
@@ -103,13 +103,13 @@ def test_the_living_are_never_evicted_for_newcomers():
         meet(me, n, 200.0)
     for n in range(100, 200):
         me.receive(peer_id(2), Gossip((record_of(n),)), float(n))
-        me.linked(peer_id(n), record_of(n), float(n))
+        me.on_linked(peer_id(n), record_of(n), float(n))
     assert sorted(me.alive()) == sorted(peer_id(n) for n in range(1, 10))
 
 
 def test_new_members_are_taken_at_a_bounded_rate():
     me = member(config=tuned(max_members=100))
-    me.linked(peer_id(1), record_of(1), 0.0)
+    me.on_linked(peer_id(1), record_of(1), 0.0)
     me.receive(peer_id(1), Records(tuple(record_of(n) for n in range(2, 130)), b""), 0.0)
     assert len(me.members()) == 101
     me.receive(peer_id(1), Records(tuple(record_of(n) for n in range(130, 200)), b""), 0.01)
@@ -147,7 +147,7 @@ def test_a_probe_for_another_is_answered_by_ack_or_nack():
     effects = me.receive(peer_id(2), Ack(ping.message.seq, ()), 1.1)
     assert Send(peer_id(1), Ack(77, ())) in effects
     me.receive(peer_id(1), PingReq(78, peer_id(3), ()), 1.2)
-    effects = me.dial_failed(peer_id(3), 1.3)
+    effects = me.on_dial_failed(peer_id(3), 1.3)
     assert Send(peer_id(1), Nack(78)) in effects
     assert me.state(peer_id(3)) is ALIVE  # that was another's question, and another's conclusion
     assert me.receive(peer_id(1), PingReq(79, peer_id(4000), ()), 1.4) == [Send(peer_id(1), Nack(79))]
@@ -162,13 +162,13 @@ def test_a_helper_that_cannot_reach_the_target_says_so_and_asks_nobody():
     me = acquainted(5)
     me.receive(peer_id(1), PingReq(77, peer_id(2), ()), 1.0)
     # And no PingReq: or one death would have everybody ask everybody.
-    assert me.dial_failed(peer_id(2), 1.1) == [Send(peer_id(1), Nack(77))]
+    assert me.on_dial_failed(peer_id(2), 1.1) == [Send(peer_id(1), Nack(77))]
     assert me.state(peer_id(2)) is ALIVE
 
 
 def test_nobody_is_suspected_while_one_helper_reaches_it():
     me = acquainted(5)
-    asked = sent(me.dial_failed(peer_id(2), 1.0), PingReq)
+    asked = sent(me.on_dial_failed(peer_id(2), 1.0), PingReq)
     assert len(asked) == 3
     assert peer_id(2) not in {send.to for send in asked}
     me.receive(asked[0].to, Nack(asked[0].message.seq), 1.1)
@@ -180,7 +180,7 @@ def test_nobody_is_suspected_while_one_helper_reaches_it():
 
 def test_three_nacks_make_a_suspect_and_a_stranger_is_not_counted():
     me = acquainted(8)
-    asked = sent(me.dial_failed(peer_id(2), 1.0), PingReq)
+    asked = sent(me.on_dial_failed(peer_id(2), 1.0), PingReq)
     helpers = {send.to for send in asked}
     stranger = next(peer_id(n) for n in range(3, 9) if peer_id(n) not in helpers)
     for teller in (stranger, asked[0].to, asked[1].to, asked[0].to):
@@ -192,8 +192,8 @@ def test_three_nacks_make_a_suspect_and_a_stranger_is_not_counted():
 
 def test_a_finished_exchange_answers_a_probe():
     me = acquainted(2)
-    me.unlinked(peer_id(1), 1.0)  # asks at once
-    me.acknowledged(peer_id(1), 1.1)
+    me.on_unlinked(peer_id(1), 1.0)  # asks at once
+    me.on_proof_of_life(peer_id(1), 1.1)
     for _ in range(20):
         if me.deadline > 3.0:
             break
@@ -216,9 +216,9 @@ def test_who_cannot_be_dialled_is_probed_by_its_homes_alone():
 def test_who_cannot_be_dialled_and_names_no_homes_is_probed_by_everybody():
     """It had refuted a suspicion through another, was gone with that one, and was ALIVE to the last of us for ever."""
     me = acquainted(2, address=None)
-    me.unlinked(peer_id(1), 1.0)
+    me.on_unlinked(peer_id(1), 1.0)
     me.receive(peer_id(2), Gossip((record_of(1, address=None, incarnation=3),)), 1.5)
-    me.unlinked(peer_id(2), 2.0)
+    me.on_unlinked(peer_id(2), 2.0)
     while me.state(peer_id(1)) is not DEAD and me.deadline < 120.0:
         me.tick(me.deadline)
     assert me.state(peer_id(1)) is DEAD
@@ -265,7 +265,7 @@ def test_a_large_swarm_signs_its_progress_less_often():
 def test_a_record_of_an_earlier_life_is_continued_above():
     me = member()
     me.update_me(0.0, samples=7, steps=1)
-    me.linked(peer_id(1), record_of(1), 0.5)
+    me.on_linked(peer_id(1), record_of(1), 0.5)
     me.receive(peer_id(1), Gossip((record_of(0, incarnation=40, samples=100, steps=10, left=True),)), 1.0)
     assert (me.me.incarnation, me.me.samples, me.me.steps, me.me.left) == (41, 107, 11, False)
     me.update_me(5.0, steps=2)
@@ -274,7 +274,7 @@ def test_a_record_of_an_earlier_life_is_continued_above():
 
 def test_steps_of_an_earlier_life_are_not_lost_with_the_incarnation_known():
     me = acquainted(2, steps=100)
-    effects = me.linked(peer_id(1), record_of(1, incarnation=2, steps=3), 1.0)
+    effects = me.on_linked(peer_id(1), record_of(1, incarnation=2, steps=3), 1.0)
     assert sent(effects, Gossip)[0].message.updates == (record_of(1, steps=100),)
     again = member(1, incarnation=2)
     again.update_me(0.5, steps=3)
@@ -318,13 +318,14 @@ def test_the_table_agrees_with_a_slow_obvious_one():
             counts = {"sequence": entry.record.sequence + 1, "samples": record.samples}
             record, state = dataclasses.replace(entry.record, **counts), entry.state
             run_id = record.run_id
-            table.progress(entry, record, float(step))
+            table.update_progress(entry, record, float(step))
         else:
-            table.place(entry, record, state, float(step))
+            table.update(entry, record, state, float(step))
         table.entries[record.id].accusers = (peer_id(0),)
         held[record.id] = (record, state)
     for state in MemberState:
-        assert sorted(table._of[state]) == sorted(p for p, (_, s) in held.items() if s is state and p != peer_id(0))
+        others = [peer for peer, (_, s) in held.items() if s is state and peer != peer_id(0)]
+        assert sorted(table._by_state[state]) == sorted(others)
     assert table.owners() == sorted(p for p, (r, s) in held.items() if s is ALIVE and r.ready)
     assert sorted(table.runs()) == sorted({r.run_id for r, s in held.values() if s is ALIVE and r.ready})
     hashes = [0] * 256

@@ -23,7 +23,7 @@ RUNS = [bytes([number]) * 16 for number in range(3)]
 def sharing(table: Table) -> list[MemberRecord]:
     """Who is there, has weights, and was met: one that is only remembered from an earlier life was not yet."""
     entries = table.entries.values()
-    return [one.record for one in entries if one.state is ALIVE and one.record.ready and one.contacted]
+    return [one.record for one in entries if one.state is ALIVE and one.record.ready and one.was_contacted]
 
 
 def recount(table: Table) -> set[bytes]:
@@ -49,14 +49,14 @@ def test_whatever_is_added_placed_and_forgotten_the_runs_are_those_of_a_recount(
     for now, operation in enumerate(operations, 1):
         owners, changes = list(table.owners()), table.changes
         if isinstance(operation, int):
-            table.forget(now - operation)
+            table.drop_gone(now - operation)
         else:
             record, state, restored = operation
             entry = table.entries.get(record.id)
             if entry is None:
-                table.add(record, state, now, restored=restored and state is DEAD)
+                table.add(record, state, now, is_restored=restored and state is DEAD)
             else:  # of ourselves nothing is ever held but ALIVE
-                table.place(entry, record, ALIVE if entry is table.mine else state, now)
+                table.update(entry, record, ALIVE if entry is table.mine else state, now)
         assert len(table.entries) <= limit
         assert sorted(table.runs()) == sorted(recount(table))
         assert table.owners() == sorted(record.id for record in sharing(table))
@@ -64,7 +64,7 @@ def test_whatever_is_added_placed_and_forgotten_the_runs_are_those_of_a_recount(
             assert table.changes > changes, "who shares the data would not look again"
     # Each run goes with the last of its members: a wrong count would leave it there, or end it early.
     for entry in [one for one in table.entries.values() if one is not table.mine]:
-        table.place(entry, entry.record, DEAD, 100.0)
+        table.update(entry, entry.record, DEAD, 100.0)
         assert sorted(table.runs()) == sorted(recount(table))
 
 
@@ -99,14 +99,14 @@ def test_whatever_is_heard_the_runs_are_those_of_the_living_and_ready(seed):
             now = until
         elif what == "link":
             peer = rng.randint(1, 5)
-            me.linked(peer_id(peer), record_of(peer, incarnation=5, run_id=rng.choice(RUNS)), now)
+            me.on_linked(peer_id(peer), record_of(peer, incarnation=5, run_id=rng.choice(RUNS)), now)
         elif what == "mine":
             me.update_me(now, ready=rng.random() < 0.7, run_id=rng.choice(RUNS))
         else:
             updates = tuple(update_of(number, rng) for number in rng.sample(range(1, 6), rng.randint(1, 4)))
             message = Gossip(updates) if what == "gossip" else Records(updates, b"")
             me.receive(peer_id(rng.randint(1, 5)), message, now)
-        there = [record for record, state in me.members() if state is ALIVE and me.knows(record.id)]
+        there = [record for record, state in me.members() if state is ALIVE and me.was_contacted(record.id)]
         assert sorted(me.contacted()) == sorted(record.id for record in there)
         living = [record for record in there if record.ready]
         living += [me.me] if me.me.ready else []
@@ -134,7 +134,7 @@ def test_of_two_records_of_one_member_in_one_message_the_newer_counts(left):
 
 def test_who_is_not_ready_is_of_no_run():
     me = member(0, ready=False)
-    me.linked(peer_id(1), record_of(1, ready=False, run_id=RUNS[1]), 0.0)
+    me.on_linked(peer_id(1), record_of(1, ready=False, run_id=RUNS[1]), 0.0)
     assert set(me.runs()) == set()
     me.receive(peer_id(1), Gossip((record_of(1, sequence=1, run_id=RUNS[1]),)), 1.0)
     assert set(me.runs()) == {RUNS[1]}
@@ -144,7 +144,7 @@ def test_who_is_not_ready_is_of_no_run():
 def met(number: int, count: int, now: float = 0.0) -> Membership:
     """Member ``number`` of ``count`` that met at the beginning, itself on the list."""
     me = member(number, run_id=RUNS[0])
-    me.meet([record_of(other, run_id=RUNS[0]) for other in range(count)], now)
+    me.add_founders([record_of(other, run_id=RUNS[0]) for other in range(count)], now)
     return me
 
 
@@ -180,7 +180,7 @@ def test_what_happens_after_a_meeting_is_told():
 def test_meeting_again_and_hearing_of_the_met_changes_nothing():
     me = met(0, 5)
     before = (me.members(), me.changes)
-    me.meet([record_of(other, run_id=RUNS[0]) for other in range(5)], 1.0)
+    me.add_founders([record_of(other, run_id=RUNS[0]) for other in range(5)], 1.0)
     me.receive(peer_id(1), Gossip(tuple(record_of(other, run_id=RUNS[0]) for other in range(5))), 1.0)
     assert (me.members(), me.changes) == before
 
@@ -188,7 +188,7 @@ def test_meeting_again_and_hearing_of_the_met_changes_nothing():
 def test_a_meeting_does_not_take_back_what_is_known_better():
     me = acquainted(2)
     me.receive(peer_id(1), Gossip((record_of(2, incarnation=5, left=True),)), 0.5)
-    me.meet([record_of(1), record_of(2), record_of(3)], 1.0)
+    me.add_founders([record_of(1), record_of(2), record_of(3)], 1.0)
     assert me.state(peer_id(2)) is LEFT
     assert me.record(peer_id(2)).incarnation == 5
     assert me.state(peer_id(3)) is ALIVE
@@ -197,14 +197,14 @@ def test_a_meeting_does_not_take_back_what_is_known_better():
 def test_a_meeting_refuses_a_record_that_its_owner_did_not_sign():
     me = member(0, verify=lambda key, message, signature: False)
     with pytest.raises(RemoteError):
-        me.meet([record_of(1)], 0.0)
+        me.add_founders([record_of(1)], 0.0)
 
 
 def test_a_swarm_that_met_agrees_at_once_and_has_nothing_to_pull():
     world = MemberWorld(4)
     nodes = [world.start(number) for number in range(8)]
     for node in nodes:
-        node.membership.meet([other.membership.me for other in nodes], 0.0)
+        node.membership.add_founders([other.membership.me for other in nodes], 0.0)
         node.arm()
     assert world.agreed()
     world.run(100)  # three push-pull periods: equal digests are answered with nothing
@@ -220,7 +220,7 @@ def test_a_swarm_that_met_agrees_at_once_and_has_nothing_to_pull():
 def test_of_too_many_who_meet_the_table_takes_what_it_has_room_for():
     config = tuned(max_members=10)
     me = member(0, config)
-    me.meet([record_of(number, address=Address("host", number)) for number in range(1000)], 0.0)
+    me.add_founders([record_of(number, address=Address("host", number)) for number in range(1000)], 0.0)
     assert len(me.members()) < 2 * config.internal.max_members
     assert set(me.runs()) == {b""}
 
@@ -228,7 +228,7 @@ def test_of_too_many_who_meet_the_table_takes_what_it_has_room_for():
 def test_linked_members_hear_at_once_that_this_one_holds_a_run():
     me = acquainted(6, ready=False)
     for n in (2, 3):
-        me.linked(peer_id(n), record_of(n), 0.0)
+        me.on_linked(peer_id(n), record_of(n), 0.0)
     me.update_me(1.0, ready=True, run_id=RUNS[1])
     assert me.deadline <= 1.0
     told = [one for one in sent(me.tick(1.0), Gossip) if me.me in one.message.updates]

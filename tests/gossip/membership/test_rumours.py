@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.membership.dissemination import MERE_TELLINGS, Rumours, retransmits, told_before
+from gossip.membership.dissemination import PASSIVE_SENDS, Rumours, first_passive_sends, retransmits
 from gossip.wire.messages import Hint
-from gossip.wire.records import mere_progress
+from gossip.wire.records import is_progress_only
 
 
 def record_of(number, **fields):
@@ -49,7 +49,7 @@ def test_the_least_told_goes_out_first_and_of_those_the_newest(seed, members):
             who = dice.randrange(20)
             hint = dice.random() < 0.2
             update = Hint(record_of(who).id, sequence, False, record_of(99).id) if hint else record_of(who)
-            told = told_before(members) if dice.random() < 0.5 else None
+            told = first_passive_sends(members) if dice.random() < 0.5 else None
             rumours.put(update, 0.0, told)
             plain.put(update, told or 0)
         else:
@@ -68,27 +68,27 @@ def tellings_of(rumours, members):
 def test_progress_is_told_four_times_however_large_the_swarm():
     for members in (2, 100, 9_000):
         rumours = Rumours(0.5, 0.0)
-        rumours.put(record_of(1), 0.0, told_before(members))
-        assert tellings_of(rumours, members) == MERE_TELLINGS == 4
+        rumours.put(record_of(1), 0.0, first_passive_sends(members))
+        assert tellings_of(rumours, members) == PASSIVE_SENDS == 4
 
 
 def test_for_progress_alone_no_frame_goes_out():
     rumours = Rumours(0.5, 0.0)
-    rumours.put(record_of(1), 0.0, told_before(100))
-    assert (rumours.pressing, rumours.due_s) == (False, math.inf)
+    rumours.put(record_of(1), 0.0, first_passive_sends(100))
+    assert (rumours.needs_frame, rumours.due_at) == (False, math.inf)
     rumours.resume(1.0)
-    assert rumours.due_s == math.inf
+    assert rumours.due_at == math.inf
     assert rumours.take(8, 1, 100) == (record_of(1),), "a ping takes it along"
     rumours.put(record_of(2), 2.0)
-    assert (rumours.pressing, rumours.due_s) == (True, 2.0)
+    assert (rumours.needs_frame, rumours.due_at) == (True, 2.0)
     assert rumours.take(32, 3, 100) == (record_of(2), record_of(1)), "and so does a frame that news asked for"
-    rumours.gossiped(2.0)
-    assert rumours.due_s == 2.5
-    rumours.put(record_of(3), 2.0, told_before(100))
-    while rumours.pressing:
+    rumours.schedule_next(2.0)
+    assert rumours.due_at == 2.5
+    rumours.put(record_of(3), 2.0, first_passive_sends(100))
+    while rumours.needs_frame:
         rumours.take(1, 3, 100)
-    rumours.gossiped(2.5)
-    assert rumours.due_s == math.inf
+    rumours.schedule_next(2.5)
+    assert rumours.due_at == math.inf
 
 
 def test_news_asks_for_frames_until_it_was_told_half_as_often_and_pings_tell_the_rest():
@@ -97,11 +97,11 @@ def test_news_asks_for_frames_until_it_was_told_half_as_often_and_pings_tell_the
         rumours.put(record_of(1), 0.0)
         half = retransmits(members) // 2
         for _ in range(half):
-            assert rumours.pressing
+            assert rumours.needs_frame
             rumours.take(32, 1, members)
-        assert not rumours.pressing
-        rumours.gossiped(9.0)
-        assert rumours.due_s == math.inf
+        assert not rumours.needs_frame
+        rumours.schedule_next(9.0)
+        assert rumours.due_at == math.inf
         assert tellings_of(rumours, members) == half
 
 
@@ -109,37 +109,37 @@ def test_what_takes_the_place_of_news_that_was_told_half_asks_for_frames_if_it_i
     for mere in (False, True):
         rumours = Rumours(0.5, 0.0)
         rumours.put(record_of(1), 0.0)
-        while rumours.pressing:
+        while rumours.needs_frame:
             rumours.take(32, 3, 100)
-        rumours.put(record_of(1, sequence=1), 1.0, told_before(100) if mere else None)
-        assert rumours.pressing is not mere
+        rumours.put(record_of(1, sequence=1), 1.0, first_passive_sends(100) if mere else None)
+        assert rumours.needs_frame is not mere
         assert tellings_of(rumours, 100) == retransmits(100) - (6 if mere else 0), "12, of which 6 were told"
 
 
 def test_progress_in_the_place_of_news_still_asks_for_a_frame_and_the_other_way_round():
     rumours = Rumours(0.5, 0.0)
     rumours.put(record_of(1), 0.0)
-    rumours.put(record_of(1, sequence=1), 1.0, told_before(100))
-    assert rumours.pressing
-    rumours.silence_all()
-    rumours.put(record_of(1, sequence=2), 2.0, told_before(100))
-    assert (rumours.pressing, rumours.due_s) == (False, math.inf)
+    rumours.put(record_of(1, sequence=1), 1.0, first_passive_sends(100))
+    assert rumours.needs_frame
+    rumours.clear()
+    rumours.put(record_of(1, sequence=2), 2.0, first_passive_sends(100))
+    assert (rumours.needs_frame, rumours.due_at) == (False, math.inf)
     rumours.put(record_of(1, sequence=3, ready=True), 3.0)
-    assert (rumours.pressing, rumours.due_s) == (True, 3.0)
+    assert (rumours.needs_frame, rumours.due_at) == (True, 3.0)
 
 
 def test_progress_goes_out_behind_all_news():
     rumours = Rumours(0.5, 0.0)
     rumours.put(record_of(1), 0.0)
-    rumours.put(record_of(2), 0.0, told_before(1_000))
-    for _ in range(retransmits(1_000) - MERE_TELLINGS):
+    rumours.put(record_of(2), 0.0, first_passive_sends(1_000))
+    for _ in range(retransmits(1_000) - PASSIVE_SENDS):
         assert rumours.take(1, 1, 1_000) == (record_of(1),)
 
 
 def test_progress_in_the_place_of_news_is_told_as_often_as_the_news():
     rumours = Rumours(0.5, 0.0)
     rumours.put(record_of(1, ready=True), 0.0)
-    rumours.put(record_of(1, ready=True, sequence=1, steps=9), 0.0, told_before(1_000))
+    rumours.put(record_of(1, ready=True, sequence=1, steps=9), 0.0, first_passive_sends(1_000))
     tellings = 0
     while taken := rumours.take(32, 1, 1_000):
         assert taken[0].steps == 9
@@ -151,7 +151,7 @@ def test_counts_alone_are_mere_progress():
     before = record_of(1, run_id=b"g" * 16)
     counts = {"sequence": 1, "steps": 2, "samples": 3, "loss": 0.5, "version": 1.0, "signature": b"s"}
     counts["progress"] = 4
-    assert mere_progress(dataclasses.replace(before, **counts), before)
+    assert is_progress_only(dataclasses.replace(before, **counts), before)
     others = {
         "incarnation": 2, "left": True, "ready": True, "run_id": b"h" * 16,
         "address": Address("host", 1), "homes": (PeerId(b"i" * 16),), "finished": True,
@@ -159,4 +159,4 @@ def test_counts_alone_are_mere_progress():
     }  # fmt: skip
     assert set(counts) | set(others) | {"id", "public_key"} == {field.name for field in dataclasses.fields(before)}
     for name, value in others.items():
-        assert not mere_progress(dataclasses.replace(before, **{name: value}), before)
+        assert not is_progress_only(dataclasses.replace(before, **{name: value}), before)

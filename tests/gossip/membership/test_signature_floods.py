@@ -27,8 +27,8 @@ class Counting:
 def joined(count, verify, now=0.0, **config):
     """Member 0 with links to 1 and 2, told of the others by 1."""
     me = member(verify=verify, config=Config(**config))
-    me.linked(peer_id(1), record_of(1), now)
-    me.linked(peer_id(2), record_of(2), now)
+    me.on_linked(peer_id(1), record_of(1), now)
+    me.on_linked(peer_id(2), record_of(2), now)
     records = tuple(record_of(n) for n in range(2, count + 1))
     for start in range(0, len(records), MAX_RECORDS):
         me.receive(peer_id(1), Records(records[start : start + MAX_RECORDS], b""), now)
@@ -107,10 +107,10 @@ def test_the_allowance_of_a_whole_table_is_given_once_however_often_a_link_comes
     me = member(verify=verify, config=tuned(max_members=2_000))
     for turn in range(20):
         now = turn / 10
-        me.linked(peer_id(1), record_of(1, address=None), now)
+        me.on_linked(peer_id(1), record_of(1, address=None), now)
         news = tuple(record_of(n, sequence=turn) for n in range(2, 2 + MAX_RECORDS))
         for _ in range(5):
             news = tuple(dataclasses.replace(one, sequence=one.sequence + 100) for one in news)
             me.receive(peer_id(1), Records(news, b""), now)
-        me.unlinked(peer_id(1), now, orderly=True)
+        me.on_unlinked(peer_id(1), now, orderly=True)
     assert verify.asked <= 4_400

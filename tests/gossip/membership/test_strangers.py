@@ -26,7 +26,7 @@ def elsewhere(number):
 def hearing(count: int, config: Config | None = None, record=elsewhere):
     """Member 0 with a link to 1, which told it of members 2 to ``count``."""
     me = member(config=config)
-    me.linked(peer_id(1), record_of(1), 0.0)
+    me.on_linked(peer_id(1), record_of(1), 0.0)
     for start in range(2, count + 1, 100):
         told = range(start, min(start + 100, count + 1))
         me.receive(peer_id(1), Records(tuple(record(n) for n in told), b""), 0.0)
@@ -41,7 +41,7 @@ def dials_of(me, until: float, refused: bool = True) -> list[tuple[float, Dial]]
         made = [effect for effect in me.tick(now) if isinstance(effect, Dial)]
         dials += [(now, dial) for dial in made]
         for dial in made if refused else ():
-            me.dial_failed(dial.expect, now)
+            me.on_dial_failed(dial.expect, now)
     return dials
 
 
@@ -52,9 +52,9 @@ def test_by_hearsay_nobody_is_an_owner_a_partner_of_a_run_or_company():
     assert len(me.alive()) == 300
     assert me.contacted() == [peer_id(1)]
     assert me.owners() == sorted([me.me.id, peer_id(1)])
-    assert [record.id for record in me.sharing(b"")] == [peer_id(1)]
+    assert [record.id for record in me.run_members(b"")] == [peer_id(1)]
     changes = me.changes
-    me.linked(peer_id(7), record_of(7), 1.0)
+    me.on_linked(peer_id(7), record_of(7), 1.0)
     assert me.changes > changes
     assert me.owners() == sorted([me.me.id, peer_id(1), peer_id(7)])
 
@@ -67,9 +67,9 @@ def test_no_stranger_is_probed_told_news_or_asked_for_help_and_its_silence_is_no
         for effect in me.tick(now):
             if isinstance(effect, Send):
                 asked.add(effect.to)
-                me.acknowledged(effect.to, now)
+                me.on_proof_of_life(effect.to, now)
             elif effect.expect is not None:
-                assert not [e for e in me.dial_failed(effect.expect, now) if isinstance(e, Send)]
+                assert not [e for e in me.on_dial_failed(effect.expect, now) if isinstance(e, Send)]
     assert asked == {peer_id(1)}
     assert me._detector.health == 0
 
@@ -82,7 +82,7 @@ def test_thousands_of_names_make_the_swarm_no_larger_than_it_may_be():
 def test_what_one_member_tells_of_fills_no_table_and_drives_nobody_out_whom_we_met():
     me = member(config=tuned(max_members=50))  # room for 100
     for number in range(1, 11):
-        me.linked(peer_id(number), record_of(number), 0.0)
+        me.on_linked(peer_id(number), record_of(number), 0.0)
     me.receive(peer_id(2), Records(tuple(record_of(n) for n in range(20, 30)), b""), 0.0)
     for n in range(100, 500):
         me.receive(peer_id(1), Gossip((record_of(n),)), float(n))
@@ -90,7 +90,7 @@ def test_what_one_member_tells_of_fills_no_table_and_drives_nobody_out_whom_we_m
     for n in range(500, 520):  # another's few find room in the place of the many
         me.receive(peer_id(3), Gossip((record_of(n),)), float(n))
     for n in range(600, 640):
-        me.linked(peer_id(n), record_of(n), float(n))
+        me.on_linked(peer_id(n), record_of(n), float(n))
     known = {record.id for record, _ in me.members()}
     assert {peer_id(n) for n in (*range(1, 11), *range(20, 30), *range(500, 520), *range(600, 640))} <= known
     assert len(me.members()) == 99
@@ -104,13 +104,13 @@ def test_the_book_for_the_next_start_holds_nobody_by_hearsay():
     again.restore(me.book(), 0.0)
     again.receive(peer_id(3), Gossip((record_of(2, sequence=1),)), 1.0)
     assert again.state(peer_id(2)) is ALIVE
-    assert not again.knows(peer_id(2)), "before its link comes up again"
+    assert not again.was_contacted(peer_id(2)), "before its link comes up again"
     assert {record.id for record in again.book()} == {peer_id(1), peer_id(2)}
 
 
 def test_what_we_said_in_an_earlier_life_of_one_we_have_not_met_since_counts_again():
     me = member()
-    me.linked(peer_id(1), record_of(1), 0.0)
+    me.on_linked(peer_id(1), record_of(1), 0.0)
     me.receive(peer_id(1), Gossip((record_of(2),)), 1.0)
     me.receive(peer_id(1), Gossip((Hint(peer_id(2), 1, True, me.me.id),)), 2.0)
     assert me.state(peer_id(2)) is SUSPECT
@@ -118,7 +118,7 @@ def test_what_we_said_in_an_earlier_life_of_one_we_have_not_met_since_counts_aga
 
 def test_nothing_is_said_of_strangers_until_they_are_met():
     me = member()
-    said = me.linked(peer_id(1), record_of(1), 0.0)
+    said = me.on_linked(peer_id(1), record_of(1), 0.0)
     for n in range(2, 1_000):
         said += me.receive(peer_id(1), Gossip((record_of(n),)), n * 0.02)
     said += me.receive(peer_id(1), Gossip((Hint(peer_id(3), 1, False, peer_id(1)),)), 20.0)
@@ -127,8 +127,8 @@ def test_nothing_is_said_of_strangers_until_they_are_met():
     assert [me.state(peer_id(n)) for n in (2, 3, 4, 1_000)] == [ALIVE, SUSPECT, LEFT, DEAD]
     changes = [effect for effect in said if isinstance(effect, MemberChanged)]
     assert changes == [MemberChanged(peer_id(1), None, ALIVE)]
-    said = me.linked(peer_id(2), record_of(2), 20.1)
-    said += me.linked(peer_id(1_000), record_of(1_000), 20.1)  # dead to us, until it says itself that it is not
+    said = me.on_linked(peer_id(2), record_of(2), 20.1)
+    said += me.on_linked(peer_id(1_000), record_of(1_000), 20.1)  # dead to us, until it says itself that it is not
     said += me.receive(peer_id(1_000), Gossip((record_of(1_000, incarnation=2),)), 20.2)
     assert [effect for effect in said if isinstance(effect, MemberChanged)] == [
         MemberChanged(peer_id(2), None, ALIVE),
@@ -141,7 +141,7 @@ def test_who_was_dialled_in_vain_while_it_was_dead_waits_no_longer_for_its_turn_
     me.receive(peer_id(1), Gossip((record_of(2), Hint(peer_id(2), 1, True, peer_id(1)))), 1.0)
     assert me.state(peer_id(2)) is DEAD
     for second in range(2, 10):  # as one does that has nobody else
-        me.dial_failed(peer_id(2), float(second))
+        me.on_dial_failed(peer_id(2), float(second))
     me.receive(peer_id(1), Gossip((record_of(2, incarnation=2),)), 10.0)
     assert [dial.expect for _, dial in dials_of(me, 12.0)] == [peer_id(2)]
     assert me.state(peer_id(2)) is ALIVE, "one failure says nothing"
@@ -182,9 +182,9 @@ def test_two_that_nobody_can_dial_own_data_to_each_other_by_the_word_of_a_home_o
 def test_one_that_nobody_can_dial_is_left_to_its_home_while_that_knows_it(anew):
     """A home in another life never met whom it was a home to: it would not probe it, and neither would anybody else."""
     me = member()
-    me.linked(peer_id(2), record_of(2), 0.0)
-    me.linked(peer_id(3), hidden(3), 0.5)  # its home is member 2
-    for ask in sent(me.unlinked(peer_id(3), 1.0), PingReq):
+    me.on_linked(peer_id(2), record_of(2), 0.0)
+    me.on_linked(peer_id(3), hidden(3), 0.5)  # its home is member 2
+    for ask in sent(me.on_unlinked(peer_id(3), 1.0), PingReq):
         me.receive(peer_id(2), Ack(ask.message.seq, ()), 1.1)  # its home says that it lives
     if anew:
         me.receive(peer_id(2), Gossip((record_of(2, incarnation=2),)), 2.0)
@@ -210,8 +210,8 @@ def test_nobody_but_a_home_that_we_met_vouches_for_a_stranger_and_it_for_eight()
     me.receive(peer_id(2), Gossip((hidden(9, sequence=1),)), 2.0)
     assert owning(me) == {me.me.id, peer_id(9)}
     assert me.changes > changes
-    assert peer_id(9) not in [*me.contacted(), *(record.id for record in me.sharing(b""))]
-    assert not me.knows(peer_id(9))
+    assert peer_id(9) not in [*me.contacted(), *(record.id for record in me.run_members(b""))]
+    assert not me.was_contacted(peer_id(9))
     me.receive(peer_id(2), Gossip(tuple(hidden(n) for n in range(20, 40))), 3.0)
     assert len(owning(me)) == 1 + 8
 
@@ -239,7 +239,7 @@ def test_who_is_vouched_for_and_then_met_is_an_owner_once():
     me = hearing(3)
     meet(me, 2, 0.0)
     me.receive(peer_id(2), Gossip((hidden(9, sequence=1),)), 2.0)
-    me.linked(peer_id(9), hidden(9, sequence=1), 3.0)
+    me.on_linked(peer_id(9), hidden(9, sequence=1), 3.0)
     assert me.owners().count(peer_id(9)) == 1
     assert not me._table._vouched
 
@@ -270,16 +270,16 @@ def test_a_stranger_waits_for_none_that_left_or_has_no_address():
 def test_who_does_not_answer_is_tried_more_and_more_rarely():
     me = hearing(2)
     for number in range(3, 12):
-        me.linked(peer_id(number), record_of(number), 0.0)
+        me.on_linked(peer_id(number), record_of(number), 0.0)
     times, incarnation = [], 1
     while me.deadline <= 20_000.0:
         now = me.deadline
         for effect in me.tick(now):
             if isinstance(effect, Dial) and effect.expect == peer_id(2):
                 times.append(now)
-                me.dial_failed(peer_id(2), now)
+                me.on_dial_failed(peer_id(2), now)
             elif isinstance(effect, Send):
-                me.acknowledged(effect.to, now)
+                me.on_proof_of_life(effect.to, now)
         if me.state(peer_id(2)) is SUSPECT:  # it lives, where we cannot reach it, and says so
             incarnation += 1
             me.receive(peer_id(3), Gossip((record_of(2, incarnation=incarnation),)), now)
@@ -292,7 +292,7 @@ def test_what_others_had_us_ask_of_one_that_was_down_does_not_put_off_our_gettin
     me = hearing(2)
     assert [dial.expect for _, dial in dials_of(me, 1.0)] == [peer_id(2)]
     for number in range(4):  # it is down for a moment, and four that met it have us look as well
-        me.dial_failed(peer_id(2), 1.0 + 0.1 * number)
+        me.on_dial_failed(peer_id(2), 1.0 + 0.1 * number)
     assert me.state(peer_id(2)) is ALIVE, "one failure says nothing"
     (when, _), *_ = dials_of(me, 90.0)
     assert when < 1.3 * 60, "and not after eight minutes"
@@ -303,7 +303,7 @@ def test_strangers_whose_addresses_swallow_packets_are_dialled_few_at_a_time():
     dials = dials_of(me, 120.0, refused=False)
     assert len(dials) <= 5 * 8  # eight until something comes of one of them, or 30 s are over
     for _, dial in dials[-2:]:
-        me.linked(dial.expect, me.record(dial.expect), 120.0)
+        me.on_linked(dial.expect, me.record(dial.expect), 120.0)
     assert 1 <= len(dials_of(me, 125.0, refused=False)) <= 8
 
 
@@ -333,9 +333,9 @@ def test_a_host_of_many_members_is_met_as_quickly_as_many_hosts():
         now = me.deadline
         for effect in me.tick(now):
             if isinstance(effect, Dial):
-                me.linked(effect.expect, me.record(effect.expect), now)
+                me.on_linked(effect.expect, me.record(effect.expect), now)
             elif isinstance(effect, Send):
-                me.acknowledged(effect.to, now)
+                me.on_proof_of_life(effect.to, now)
     assert len(me.contacted()) == 65
 
 
@@ -347,7 +347,7 @@ def test_a_host_of_many_members_is_met_as_quickly_as_many_hosts():
 def test_those_that_one_introducer_tells_of_hardly_delay_those_of_another(hosts, of_another, told_s):
     me = hearing(600, record=hosts)
     for number in range(700, 710):
-        me.linked(peer_id(number), record_of(number), 0.0)
+        me.on_linked(peer_id(number), record_of(number), 0.0)
     dials_of(me, told_s)
     me.receive(peer_id(700), Gossip((of_another(800),)), told_s)
     found = next(at for at, dial in dials_of(me, told_s + 120.0) if dial.expect == peer_id(800))
@@ -368,8 +368,8 @@ def test_a_swarm_of_a_hundred_knows_itself_in_a_minute_and_nobody_is_dialled_by_
     newcomer = world.start(100, 0)
     begun = world.now
     arrivals: list[float] = []
-    linked = newcomer.membership.linked
-    newcomer.membership.linked = lambda *given: arrivals.append(world.now) or linked(*given)  # type: ignore[method-assign]
+    linked = newcomer.membership.on_linked
+    newcomer.membership.on_linked = lambda *given: arrivals.append(world.now) or linked(*given)  # type: ignore[method-assign]
     world.until(lambda: len(newcomer.membership.contacted()) == 100, 60.0)
     world.run(1.0)
     for second in range(int(world.now - begun)):
@@ -381,7 +381,7 @@ def test_who_cannot_be_dialled_meets_the_others_by_dialling_them():
     nodes = world.swarm(5)
     world.run(5)
     hidden = world.start(9, seed=0, address=None, homes=(peer_id(0),))
-    world.until(lambda: all(node.membership.knows(hidden.id) for node in nodes), 20.0)
+    world.until(lambda: all(node.membership.was_contacted(hidden.id) for node in nodes), 20.0)
     assert len(hidden.membership.contacted()) == 5
 
 
@@ -432,9 +432,9 @@ def test_a_stranger_that_never_answers_is_doubted_and_in_the_end_dead_unless_it_
         now = me.deadline
         for effect in me.tick(now):
             if isinstance(effect, Dial):
-                me.dial_failed(effect.expect, now)
+                me.on_dial_failed(effect.expect, now)
             elif isinstance(effect, Send):
-                me.acknowledged(effect.to, now)
+                me.on_proof_of_life(effect.to, now)
         if me.state(peer_id(3)) is SUSPECT:
             incarnation = me.record(peer_id(3)).incarnation + 1  # it has heard of it, and refutes
             me.receive(peer_id(1), Gossip((record_of(3, incarnation=incarnation),)), now)

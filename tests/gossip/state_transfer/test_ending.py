@@ -93,7 +93,7 @@ def test_members_without_a_finished_exchange_have_no_vote():
         node.peer.schedule.retry_at = math.inf
     for _ in range(5):
         come(swarm, 2, exchanging=False)
-    assert all(len(node.peer.membership.sharing(node.run_id)) == 7 for node in nodes)
+    assert all(len(node.peer.membership.run_members(node.run_id)) == 7 for node in nodes)
     assert not any(node.peer.local.finished for node in nodes)
 
 
@@ -101,12 +101,12 @@ def test_members_that_are_known_by_hearsay_count_as_training():
     """A newcomer is ended by no handful of identities that meet it first."""
     swarm, nodes = trained(3)
     late = nodes[0].peer
-    others = late.membership.sharing(nodes[0].run_id)
+    others = late.membership.run_members(nodes[0].run_id)
     late.ending.mixed([record.id for record in others])
     finish(swarm, *nodes[1:])
     swarm.run(5.0)
     heard = replace(others[0], id=peer_id(20), finished=False)
-    members = [(record, MemberState.ALIVE) for record in [*late.membership.sharing(nodes[0].run_id), heard]]
+    members = [(record, MemberState.ALIVE) for record in [*late.membership.run_members(nodes[0].run_id), heard]]
     late.membership.members = lambda: members
     nodes[0].perform(late.ending.tick(swarm.now))
     assert not late.local.finished

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gossip.errors import RemoteError
 from gossip.ids import Address, MemberRecord, PeerId, peer_id_of
-from gossip.wire.records import check, newer, payload, signed, trusting, unsigned
+from gossip.wire.records import check, is_newer, payload, signed, trusting, unsigned
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PUBLIC = KEY.public_key().public_bytes_raw()
@@ -149,4 +149,4 @@ def test_newer_orders_by_incarnation_then_left_then_sequence(a, b):
     def place(r):
         return (r.incarnation, r.left, r.sequence)
 
-    assert newer(a, b) == (place(a) > place(b))
+    assert is_newer(a, b) == (place(a) > place(b))
