@@ -16,7 +16,7 @@ from gossip.ids import PeerId
 from gossip.membership.members import Members
 from gossip.state_transfer.donating import Donating
 from gossip.state_transfer.joining import Joining, Phase
-from gossip.state_transfer.runs import Runs
+from gossip.state_transfer.runs import RunChoice
 from gossip.wire.messages import (
     Abort,
     Accept,
@@ -47,7 +47,7 @@ class PeerParts(Protocol):
     joining: Joining
     donating: Donating
     reach: Reachability
-    runs: Runs
+    run_choice: RunChoice
     linked_peers: dict[PeerId, float]
 
 
@@ -97,8 +97,8 @@ def on_refusal(peer: PeerParts, sender: PeerId, message: Busy | Refuse | Abort, 
                 return peer.exchanges.on_refuse(sender, session, now)
             case Abort():
                 return peer.exchanges.on_abort(sender, session, message.code, now)
-    entry = peer.donating.table.get(session)
-    if entry is not None and entry[0] == sender:
+    served = peer.donating.table.get(session)
+    if served is not None and served.newcomer == sender:
         return peer.donating.end(session)
     return peer.joining.on_refused(sender, session, now, "" if isinstance(message, Busy) else message.code)
 
@@ -107,7 +107,7 @@ def on_fetch(peer: PeerParts, sender: PeerId, fetch: Fetch, now: float) -> list[
     if peer.local.left or holds(peer, fetch.session):
         return [Send(sender, Busy(fetch.session))]
     if peer.local.ready:
-        if not peer.runs.should_serve(peer.membership.record(sender), now):
+        if not peer.run_choice.should_serve(peer.membership.record(sender), now):
             return [Send(sender, Refuse(fetch.session, "joining"))]
         stopped = peer.joining.stop()  # if two runs want each other's weights, ours is the larger one here
         counted = peer.local.progress.samples
@@ -136,7 +136,7 @@ def holds(peer: PeerParts, session: int) -> bool:
     joining = peer.joining
     return (
         session in peer.exchanges.table or session in peer.donating.table
-        or session in joining.pieces or session in joining.surveys or session in joining.comparisons
+        or session in joining.pieces or session in joining.surveys or session in joining.check.comparisons
     )  # fmt: skip
 
 

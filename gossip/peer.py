@@ -28,7 +28,7 @@ from gossip.state_transfer.donating import Donating
 from gossip.state_transfer.ending import Ending
 from gossip.state_transfer.joining import Joining, Phase
 from gossip.state_transfer.own_run import OwnRun, RunState
-from gossip.state_transfer.runs import Runs
+from gossip.state_transfer.runs import RunChoice
 from gossip.view import PeerView
 from gossip.wire.messages import Ack, Digest, Gossip, Message, Nack, Ping, PingReq, Reached, Records
 
@@ -66,7 +66,7 @@ class Peer:
     schedule: Schedule  # the times of mixes
     initiator: Initiator  # the mixes that we begin
     exchanges: Exchanges[Any]  # the mixes in progress
-    runs: Runs  # the choice of the run whose weights to have
+    run_choice: RunChoice  # the choice of the run whose weights to have
     own_run: OwnRun  # the run whose weights we have
     joining: Joining  # the weights that we fetch
     donating: Donating  # the weights that we give
@@ -103,18 +103,18 @@ class Peer:
         self.exchanges.misbehaviour = self.misbehaviour
         self.schedule = Schedule(config, rng)
         self.joining = Joining(self.local, config, self.new_session)
-        self.joining.abandon = self.exchanges.abandon
+        self.joining.abandon_exchanges = self.exchanges.abandon
         self.donating = Donating(self.local, config)
         self.seeds = Seeds(bootstrap.seeds, dict(bootstrap.expected), config, now, bootstrap.looks_up)
         self.reach = Reachability()
         self.moved_steps = 0  # step count up to which the movement of the model was measured
         self.ending = Ending(self.local, members, bootstrap.finished)
         self.own_run = OwnRun(members, self.exchanges, self.joining, self.donating, self.ending, self.schedule)
-        self.runs = Runs(self.joining, members, self.linked_peers, self.own_run, rng, now)
-        self.runs.must_join = bootstrap.must_join
-        self.runs.join_by = max(self.runs.join_by, bootstrap.wait_until)
-        self.joining.reachable = self.runs.donors
-        self.runs.wait_for = lambda: self.seeds.answering
+        self.run_choice = RunChoice(self.joining, members, self.linked_peers, self.own_run, rng, now)
+        self.run_choice.must_join = bootstrap.must_join
+        self.run_choice.join_by = max(self.run_choice.join_by, bootstrap.wait_until)
+        self.joining.find_donors = self.run_choice.donors
+        self.run_choice.does_seed_answer = lambda: self.seeds.answering
         self.initiator = Initiator(self.exchanges, self.partners, self.schedule, self.joining, rng)
         self.view = PeerView(self.local, members, self.exchanges, self.joining, self.donating)
         members.restore(bootstrap.book, now)
@@ -126,14 +126,14 @@ class Peer:
         """Return the time to call :meth:`tick`. Drivers read it after every call, so empty parts are skipped."""
         if self.local.left:
             return math.inf
-        soonest, other = self.runs.deadline, self.membership.deadline
+        soonest, other = self.run_choice.deadline, self.membership.deadline
         if other < soonest:
             soonest = other
         for exchange in self.exchanges.table.values():
             if exchange.timer_at < soonest:
                 soonest = exchange.timer_at
         if self.joining.phase is not IDLE:
-            soonest = min(soonest, self.joining.next_deadline())
+            soonest = min(soonest, self.joining.next_deadline)
         elif self.schedule.due_at < soonest:
             soonest = min(soonest, self.initiator.deadline)
         if self.seeds.deadline < soonest:
@@ -143,13 +143,13 @@ class Peer:
             soonest = reach.deadline
         if self.donating.table:
             soonest = min(soonest, self.donating.deadline)
-        judge = self.own_run.judge
+        judge = self.own_run.trial
         return judge.deadline if judge.deadline < soonest else soonest
 
     # -- beginning and end ---------------------------------------------------------------------------------------
     def start(self, now: float) -> list[Effect]:
         hashing = self.own_run.hash_frozen()
-        if not self.may_join and not self.runs.must_join:
+        if not self.may_join and not self.run_choice.must_join:
             return hashing + self.own_run.begin(now, "No seed was given: this node starts a swarm.")
         effects = hashing + self.seeds.tick(now, False, (), self.rng)
         known = [record for record in self.membership.book() if record.address is not None]
@@ -163,21 +163,21 @@ class Peer:
 
         Call it before :meth:`start`, with a record that has the earlier steps and samples and a higher incarnation.
         """
-        self.own_run.go_on_from(before, now)
-        self.runs.changes_seen = -1
+        self.own_run.continue_from(before, now)
+        self.run_choice.changes_seen = -1
         self.moved_steps = before.steps
         self.may_join = True
         if not before.ready and not before.sound:
-            self.runs.spoiled(now)
+            self.run_choice.on_spoiled(now)
 
     def resume(self, run_id: bytes, samples: int, version: float, now: float, finished: bool = False) -> list[Effect]:
         """Note that the weights now come from a checkpoint; see :meth:`OwnRun.resume` for the arguments."""
-        self.runs.changes_seen = -1
+        self.run_choice.changes_seen = -1
         return self.own_run.resume(run_id, samples, version, now, finished)
 
     def merge(self, run_id: bytes, now: float) -> list[Effect]:
         """Take this run's weights because the user wants it, whatever its samples."""
-        self.runs.consent(run_id, now)
+        self.run_choice.consent(run_id, now)
         return []
 
     def finish(self, now: float) -> list[Effect]:
@@ -187,7 +187,7 @@ class Peer:
 
     def count_votes(self, now: float) -> list[Effect]:
         """Count the votes on the end of the run. Call it once a second or so."""
-        return self.ending.tick(now)
+        return self.ending.count_votes(now)
 
     def introduce(self, records: Iterable[MemberRecord], now: float) -> None:
         """Add members that start together and know of us too, like those of one launcher."""
@@ -196,9 +196,9 @@ class Peer:
 
     def leave(self, now: float) -> list[Effect]:
         """Announce LEFT with the last counts, which no later record can hold."""
-        self.own_run.tell(now)
+        self.own_run.publish_counts(now)
         self.local.left = True
-        return [*self.own_run.replaced(), *self.membership.leave(now)]
+        return [*self.own_run.end_transfers(), *self.membership.leave(now)]
 
     def tell_figures(self, packed: bytes, now: float) -> list[Effect]:
         """Publish the owner's figures in our record, for other owners; empty bytes withdraw them."""
@@ -218,10 +218,12 @@ class Peer:
             effects += self.reach.ask(peer, me, now)
         if me.address is None:
             self.refresh_homes(now)
-        if self.runs.alone:
-            self.runs.next_at = now  # a lonely node looks for runs at once
+        if self.run_choice.is_alone:
+            self.run_choice.next_check_at = now  # a lonely node looks for runs at once
         elif not self.local.ready and len(self.linked_peers) == 1:
-            self.runs.next_at = now + MEET_S  # hear of other members first, or a single donor would be the majority
+            self.run_choice.next_check_at = (
+                now + MEET_S
+            )  # hear of other members first, or a single donor would be the majority
         return effects
 
     def unlinked(self, peer: PeerId, now: float, orderly: bool = False) -> list[Effect]:
@@ -229,8 +231,8 @@ class Peer:
         self.linked_peers.pop(peer, None)
         effects = self.membership.on_unlinked(peer, now, orderly)
         effects += self.exchanges.on_unlinked(peer, now, orderly)
-        effects += self.joining.unlinked(peer, now)
-        effects += self.donating.unlinked(peer)
+        effects += self.joining.on_unlinked(peer, now)
+        effects += self.donating.on_unlinked(peer)
         if self.membership.me.address is None:
             self.refresh_homes(now)
         if not self.linked_peers:
@@ -243,7 +245,7 @@ class Peer:
             return []
         effects = self.membership.on_dial_failed(peer, now)
         effects += self.exchanges.on_unlinked(peer, now)
-        effects += self.joining.unlinked(peer, now)
+        effects += self.joining.on_unlinked(peer, now)
         return effects + self.after(now)
 
     def seed_answered(self, seed: Address) -> None:
@@ -310,9 +312,9 @@ class Peer:
         self.membership.update_me(
             now, steps=steps, samples=samples, progress=local.progress.samples, loss=loss, version=local.version
         )  # fmt: skip
-        verdict = self.own_run.judge.heard(steps, loss)
+        verdict = self.own_run.trial.on_loss(steps, loss)
         if verdict is not None:
-            return self.own_run.judged(verdict, now)
+            return self.own_run.end_trial(verdict, now)
         return self.initiator.begin(now)
 
     def counted(self, steps: int, samples: int) -> None:
@@ -342,7 +344,7 @@ class Peer:
             self.partners.pace = self.schedule.pace
             self.moved_steps = self.local.steps
         if session in self.donating.table:
-            return self.donating.snapshotted(session)
+            return self.donating.on_snapshotted(session)
         effects = self.exchanges.on_snapshotted(session, now, mass)
         return effects + self.after(now) if self.unsettled else effects
 
@@ -358,7 +360,7 @@ class Peer:
         if self.local.ready and self.joining.phase is not Phase.ADOPTING:  # the trial judges weights on trial
             self.local.ready = self.local.sound = False
             self.membership.update_me(now, ready=False)
-            self.runs.spoiled(now)
+            self.run_choice.on_spoiled(now)
             effects += self.own_run.hash_frozen()  # or frozen weights that are not finite would be kept
             text = (
                 f"The weights are not finite any more (step {self.local.steps}): this node gives them to no member, "
@@ -383,7 +385,7 @@ class Peer:
 
     def recalled(self, session: int, now: float) -> list[Effect]:
         """Handle a snapshot that was not taken at a boundary: an earlier one, or frozen weights."""
-        return self.donating.snapshotted(session)
+        return self.donating.on_snapshotted(session)
 
     def mended(self, now: float) -> list[Effect]:
         """Note that the training loop has made its weights finite again by itself."""
@@ -412,33 +414,33 @@ class Peer:
     def failed(self, session: int, code: str, now: float) -> list[Effect]:
         """Handle the early end of a session's streams (an exchange, a piece fetched or served)."""
         effects = self.exchanges.on_failed(session, code, now)
-        effects += self.joining.give_back(session, now)
+        effects += self.joining.on_failed(session, now)
         effects += self.donating.end(session)
         return effects + self.after(now)
 
     def collected(self, session: int, position: int, now: float) -> list[Effect]:
-        return self.joining.collected(session, position, now) + self.after(now)
+        return self.joining.on_collected(session, position, now) + self.after(now)
 
     def compared(self, session: int, apart_sq: float, own_sq: float, now: float) -> list[Effect]:
         """Handle a complete comparison: |theirs - ours|^2 and |ours|^2 over its elements."""
-        return self.joining.compared(session, apart_sq, own_sq, now) + self.after(now)
+        return self.joining.on_compared(session, apart_sq, own_sq, now) + self.after(now)
 
     def adopted(self, now: float, difference_sq: float = 0.0, own_sq: float = 0.0) -> list[Effect]:
         """Handle the adopted joining vector: its squared distance from the old weights, and their squared norm."""
-        return self.own_run.adopted(now, difference_sq, own_sq)
+        return self.own_run.on_adopted(now, difference_sq, own_sq)
 
     def frozen_hashed(self, digest: bytes, now: float) -> list[Effect]:
         """Handle the hash of our frozen weights; empty if it could not be computed."""
         self.local.frozen_hash = digest
-        return self.joining.frozen_hashed(now) + self.after(now)
+        return self.joining.on_frozen_hashed(now) + self.after(now)
 
     def not_kept(self, now: float) -> list[Effect]:
         """Handle a trial that could not start: the old weights could not be kept, and stay."""
-        return self.own_run.not_kept(now)
+        return self.own_run.on_not_kept(now)
 
     def restored(self, now: float) -> list[Effect]:
         """Handle the restored weights after a failed trial."""
-        return self.own_run.restored(now)
+        return self.own_run.on_restored(now)
 
     def heard(self, peer: PeerId, now: float) -> None:
         """Note progress of a stream with this member as proof of life: a slow link may delay its answer to a probe."""
@@ -477,10 +479,10 @@ class Peer:
         if now >= self.reach.deadline:
             effects += self.check_reach(now)
             effects += self.reach.tick(now)
-        if now >= self.runs.deadline:
-            effects += self.runs.tick(now)
-        if now >= self.own_run.judge.deadline:
-            effects += self.own_run.judged(self.own_run.judge.verdict(), now)
+        if now >= self.run_choice.deadline:
+            effects += self.run_choice.tick(now)
+        if now >= self.own_run.trial.deadline:
+            effects += self.own_run.end_trial(self.own_run.trial.verdict(), now)
         if now >= self.schedule.due_at:
             effects += self.initiator.begin(now)
         return effects + self.after(now) if self.unsettled else effects
@@ -495,10 +497,10 @@ class Peer:
             for partner in exchanges.mixed_partners:
                 self.partners.succeeded(partner)
                 self.membership.on_proof_of_life(partner, now)
-            self.ending.mixed(exchanges.mixed_partners)
+            self.ending.note_partners(exchanges.mixed_partners)
         effects += self.initiator.ended(now)
-        if joining.phase is not IDLE and joining.starved and joining.deadline <= now:
-            effects += joining.more_candidates(self.runs.donors(joining.run_id), now)
+        if joining.phase is not IDLE and joining.is_starved and joining.deadline <= now:
+            effects += joining.on_starved(self.run_choice.donors(joining.run_id), now)
         return effects
 
     # -- choices -------------------------------------------------------------------------------------------------

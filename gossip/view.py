@@ -100,8 +100,8 @@ class PeerView:
         one = self._exchanges.table.get(session)
         if one is not None:
             return partner in one.counterparts
-        served = self._donating.table.get(session)
-        return served is not None and served[0] == partner
+        piece = self._donating.table.get(session)
+        return piece is not None and piece.newcomer == partner
 
     def pairs_with(self, partner: PeerId) -> list[int]:
         """Return the exchanges that depend on the link to this partner. A group depends on no single link."""
@@ -113,8 +113,8 @@ class PeerView:
         """Yield all peers with a session in progress, some more than once."""
         for one in self._exchanges.table.values():
             yield from one.counterparts
-        for partner, _, _ in self._donating.table.values():
-            yield partner
+        for served in self._donating.table.values():
+            yield served.newcomer
         for piece in self._joining.pieces.values():
             yield piece.donor
 

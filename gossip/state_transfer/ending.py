@@ -21,24 +21,24 @@ from gossip.recent import Recent
 
 __all__ = ["Ending"]
 
-PARTNERS = 10_000  # partners to remember: as many as a swarm can have
+MAX_PARTNERS = 10_000  # Partners to remember: as many as a swarm can have.
 
 
 class Ending:
     """The votes of a run's members.
 
     Attributes:
-        before: The run that this node had finished in an earlier life.
+        finished_run_id: The run that this node had finished in an earlier life.
         run_id: The run that the votes are about.
         partners: The members that finished an exchange with us in this run.
         voters: The members that said that the run is finished, in the order in which they did. Some have left since.
-        present: The members that shared our run at the last :meth:`tick`.
+        present: The members of our run at the last count.
     """
 
-    def __init__(self, local: Local, membership: Members, before: bytes = b"") -> None:
-        self.local, self.membership, self.before = local, membership, before
+    def __init__(self, local: Local, membership: Members, finished_run_id: bytes = b"") -> None:
+        self.local, self.membership, self.finished_run_id = local, membership, finished_run_id
         self.run_id = b""
-        self.partners = Recent[PeerId, None](PARTNERS)
+        self.partners = Recent[PeerId, None](MAX_PARTNERS)
         self.voters: dict[PeerId, None] = {}
         self.present: set[PeerId] = set()
 
@@ -47,71 +47,70 @@ class Ending:
         self.local.finished = True
         self.membership.update_me(now, finished=True)
 
-    def mixed(self, partners: Iterable[PeerId]) -> None:
+    def note_partners(self, partners: Iterable[PeerId]) -> None:
         """Note that exchanges with these members are finished."""
-        self._follow()
+        self.follow_run()
         for partner in partners:
             self.partners[partner] = None
 
-    def tick(self, now: float) -> list[Effect]:
+    def count_votes(self, now: float) -> list[Effect]:
         """Count the votes; call it every second or so. Walks the table of members."""
         local = self.local
         if local.finished or not local.ready:
             return []
-        self._follow()
-        sharing = self.membership.run_members(local.run_id)
-        present = {record.id for record in sharing}
-        newcomers = len(present - self.present - self.voters.keys())
-        left = [voter for voter in self.voters if voter not in present]
-        for voter in left[:newcomers]:
+        self.follow_run()
+        records = self.membership.run_members(local.run_id)
+        present = {record.id for record in records}
+        newcomer_count = len(present - self.present - self.voters.keys())
+        gone_voters = [voter for voter in self.voters if voter not in present]
+        for voter in gone_voters[:newcomer_count]:
             del self.voters[voter]
         self.present = present
-        for record in sharing:
+        for record in records:
             if record.finished and record.id in self.partners:
                 self.voters[record.id] = None
             else:
                 self.voters.pop(record.id, None)
-        votes, members = len(self.voters), len(self.voters.keys() | present) + self._unmet(present) + 1
+        votes, members = len(self.voters), len(self.voters.keys() | present) + self.stranger_count(present) + 1
         if 2 * votes <= members:
             return []
         self.finish(now)
         text = f"{votes} of the {members} members hold this run to be finished, so it is."
         return [Notice("finished", text)]
 
-    def _follow(self) -> None:
-        """Start again if our run has changed."""
-        if self.run_id != self.local.run_id:
-            self.run_id, self.present = self.local.run_id, set()
-            self.voters.clear()
-            self.partners.clear()
-
-    def _unmet(self, present: set[PeerId]) -> int:
-        """Count the members of our run that we only heard of and could dial."""
+    def stranger_count(self, present: set[PeerId]) -> int:
+        """Return the number of members of our run that we only heard of and could dial."""
         return sum(
             state is MemberState.ALIVE and record.ready and record.run_id == self.run_id
             and record.address is not None and record.id not in present
             for record, state in self.membership.members()
         )  # fmt: skip
 
-    def began(self, now: float) -> list[Effect]:
+    def follow_run(self) -> None:
+        """Start again if our run has changed."""
+        if self.run_id != self.local.run_id:
+            self.run_id, self.present = self.local.run_id, set()
+            self.voters.clear()
+            self.partners.clear()
+
+    def on_begun(self, now: float) -> list[Effect]:
         """Handle a start with our own weights: finish at once if this node finished its run in an earlier life."""
-        if not self.before:
+        if not self.finished_run_id:
             return []
         self.finish(now)
-        return [
-            Notice("finished", "The run of this node's state directory is finished: nothing is trained again alone.")
-        ]
+        text = "The run of this node's state directory is finished: nothing is trained again alone."
+        return [Notice("finished", text)]
 
-    def taken(self, finished: bool, now: float) -> list[Effect]:
+    def on_adopted(self, is_finished: bool, now: float) -> list[Effect]:
         """Handle the adoption of a run's weights.
 
         Args:
-            finished: True if most of the donors said that the run is finished. Donors may be few. They are outweighed
-                if most of the contacted members still train.
+            is_finished: True if most of the donors said that the run is finished. Donors may be few. They are
+                outweighed if most of the contacted members still train.
             now: The current time.
         """
-        sharing = self.membership.run_members(self.local.run_id)
-        if not finished or 2 * sum(not record.finished for record in sharing) > len(sharing):
+        records = self.membership.run_members(self.local.run_id)
+        if not is_finished or 2 * sum(not record.finished for record in records) > len(records):
             return []
         self.finish(now)
         return [Notice("finished", "This run is finished: these are its weights, and nothing is left to train.")]

@@ -1,4 +1,11 @@
-"""The run whose weights a peer holds: begin it, resume it, take another's weights, end it."""
+"""The run whose weights a peer holds: begin it, resume it, take another's weights.
+
+    our weights --adopted--> on trial --passed--> the run's weights, and its run id
+        ^                       |
+        +------- restored ------+ failed
+
+A peer without weights takes those of a run without a trial.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +21,7 @@ from gossip.membership.members import Members
 from gossip.schedule import Schedule
 from gossip.state_transfer.donating import Donating
 from gossip.state_transfer.ending import Ending
-from gossip.state_transfer.joining import LEFT_ALONE_S, Joining, Phase
+from gossip.state_transfer.joining import AVOID_S, Joining, Phase
 from gossip.state_transfer.runs import STALEMATE_S, Run, outranks
 from gossip.state_transfer.trial import TrialEvaluator
 
@@ -26,26 +33,22 @@ class RunState:
     """The state of a Peer that failed, for the next Peer of the same node."""
 
     run_id: bytes
-    progress: int  # samples behind the weights
+    progress: int  # Samples behind the weights.
     version: float
     ready: bool
     sound: bool
     finished: bool
     settling: bool
-    steps: int  # steps of the training loop, as last counted
+    steps: int  # Steps of the training loop, as last counted.
     samples: int
-    earlier_steps: int  # counts of earlier lives, which the peer's record adds
+    earlier_steps: int  # Counts of earlier lives, which the peer's record adds.
     earlier_samples: int
     incarnation: int
-    extra: tuple[Any, ...]  # figures for the owners of other nodes
+    extra: tuple[Any, ...]  # Figures for the owners of other nodes.
 
 
 class OwnRun:
-    """The run of one peer. Another run's weights are on trial until ``judge`` has enough losses.
-
-    Attributes:
-        reborn: True if this is a later life of the peer.
-    """
+    """The run of one peer. Another run's weights are on trial until ``trial`` has enough losses."""
 
     def __init__(
         self, members: Members, exchanges: Exchanges[Any], joining: Joining, donating: Donating, ending: Ending,
@@ -54,21 +57,31 @@ class OwnRun:
         self.membership, self.exchanges, self.joining, self.donating = members, exchanges, joining, donating
         self.ending, self.schedule = ending, schedule
         self.local, self.config = joining.local, joining.config
-        self.judge = TrialEvaluator()
-        self.reborn = members.me.incarnation > 1
+        self.trial = TrialEvaluator()
+        self.had_earlier_life = members.me.incarnation > 1
 
     # -- after a fault -------------------------------------------------------------------------------------------
     @property
     def state(self) -> RunState:
-        """Return the state for a new Peer (``go_on_from``): plain numbers only, since this peer may have failed."""
+        """Return the state for a new Peer (``continue_from``): plain numbers only, since this peer may have failed."""
         local, me = self.local, self.membership.me
         return RunState(
-            local.run_id, local.progress.samples, local.version, local.ready, local.sound, local.finished,
-            local.settling, local.steps, local.samples, max(0, me.steps - local.steps),
-            max(0, self.membership.my_samples - local.samples), me.incarnation, me.extra,
-        )  # fmt: skip
+            run_id=local.run_id,
+            progress=local.progress.samples,
+            version=local.version,
+            ready=local.ready,
+            sound=local.sound,
+            finished=local.finished,
+            settling=local.settling,
+            steps=local.steps,
+            samples=local.samples,
+            earlier_steps=max(0, me.steps - local.steps),
+            earlier_samples=max(0, self.membership.my_samples - local.samples),
+            incarnation=me.incarnation,
+            extra=me.extra,
+        )
 
-    def go_on_from(self, before: RunState, now: float) -> None:
+    def continue_from(self, before: RunState, now: float) -> None:
         """Continue the run of an earlier peer.
 
         Samples that the earlier peer was not told of count with the next report.
@@ -81,7 +94,7 @@ class OwnRun:
         if before.ready:
             local.ready, local.progress.resumed = True, False
             self.membership.update_me(now, ready=True)
-            self.mixed(now)
+            self.restart_schedule(now)
         else:
             local.sound = before.sound
 
@@ -89,19 +102,19 @@ class OwnRun:
     def begin(self, now: float, why: str) -> list[Effect]:
         """Become ready with our own weights. No samples are behind them, except those of a checkpoint."""
         self.local.ready = True
-        progress, lost = self.local.progress, self.joining.run_id
+        progress, found_run_id = self.local.progress, self.joining.run_id
         untaken: list[Effect] = []
         if not progress.resumed:
             progress.begin(0)
-            if self.reborn:
+            if self.had_earlier_life:
                 why += " Its weights are new, and the count of samples begins at 0: load a checkpoint to go on."
-            if lost:
-                text = f"This node found run {lost.hex()[:8]} and did not get its weights: "
+            if found_run_id:
+                text = f"This node found run {found_run_id.hex()[:8]} and did not get its weights: "
                 untaken.append(Notice("untaken", text + "those that it trains are its own, with nothing behind them."))
         progress.resumed = False
         self.membership.update_me(now, ready=True, progress=progress.samples)
-        self.mixed(now)
-        return [Notice("started", why), *untaken, *self.ending.began(now)]
+        self.restart_schedule(now)
+        return [Notice("started", why), *untaken, *self.ending.on_begun(now)]
 
     def resume(self, run_id: bytes, samples: int, version: float, now: float, finished: bool = False) -> list[Effect]:
         """Note that the weights now come from a checkpoint.
@@ -113,13 +126,13 @@ class OwnRun:
             now: The current time.
             finished: True if the run is finished.
         """
-        self.tell(now)
+        self.publish_counts(now)
         self.local.progress.begin(samples, resumed=samples > 0 and not self.local.ready)
         self.local.run_id, self.local.version, self.local.sound = run_id, clamp_version(version), True
         self.membership.update_me(now, run_id=run_id, progress=samples, version=self.local.version)
-        self.local.finished = finished or run_id == self.ending.before
+        self.local.finished = finished or run_id == self.ending.finished_run_id
         self.membership.update_me(now, finished=self.local.finished)
-        return [*self.hash_frozen(), *self.replaced()]
+        return [*self.hash_frozen(), *self.end_transfers()]
 
     def hash_frozen(self) -> list[Effect]:
         """Have the frozen weights hashed, since they are new. Until then we state no hash."""
@@ -129,23 +142,23 @@ class OwnRun:
         local.frozen_hash = None
         return [HashFrozen(local.elements, local.weights)]
 
-    def replaced(self) -> list[Effect]:
-        """Note that the weights were replaced: end everything that began with the old ones, and other transfers."""
-        ended: list[Effect] = [Confirm()] if self.judge.on_trial else []
-        self.judge.end()
-        ended += self.exchanges.abandon()
-        return [*ended, *self.joining.stop(), *self.donating.abandon(list(self.donating.table))]
+    def end_transfers(self) -> list[Effect]:
+        """End everything that began with weights that were replaced: trial, exchanges and transfers."""
+        confirmed: list[Effect] = [Confirm()] if self.trial.on_trial else []
+        self.trial.end()
+        abandoned = self.exchanges.abandon()
+        return [*confirmed, *abandoned, *self.joining.stop(), *self.donating.abandon(list(self.donating.table))]
 
-    def tell(self, now: float) -> None:
+    def publish_counts(self, now: float) -> None:
         """Publish the counts so far: the weights change now, or the counts are our last."""
         self.membership.update_me(now, steps=self.local.steps, samples=self.local.samples, version=self.local.version)
 
-    def mixed(self, now: float) -> None:
+    def restart_schedule(self, now: float) -> None:
         """Schedule the next mix an interval from now, since the weights have just become those of a run."""
         self.schedule.begin(self.local.steps, now)
 
     # -- another run's weights -----------------------------------------------------------------------------------
-    def adopted(self, now: float, difference_sq: float = 0.0, own_sq: float = 0.0) -> list[Effect]:
+    def on_adopted(self, now: float, difference_sq: float = 0.0, own_sq: float = 0.0) -> list[Effect]:
         """Handle the adopted joining vector.
 
         During a trial, ``difference_sq`` is its squared distance from the old weights, and ``own_sq`` the squared norm
@@ -157,80 +170,84 @@ class OwnRun:
         if joining.phase is not Phase.ADOPTING:
             return effects
         if not local.ready:
-            return effects + self.taken(now)
+            return effects + self.switch_run(now)
         refusal = norm_accepts(difference_sq, own_sq, local.elements, self.config.internal.norm_bound)
-        self.judge.begin(local.steps, now)
+        self.trial.begin(local.steps, now)
         if refusal is not None:
-            return effects + self.judged(False, now)
-        return effects if self.judge.sees else effects + self.judged(True, now)
+            return effects + self.end_trial(False, now)
+        return effects if self.trial.can_judge else effects + self.end_trial(True, now)
 
-    def judged(self, passed: bool, now: float) -> list[Effect]:
-        """End a trial: keep the new weights, or restore the old ones."""
-        self.judge.end()
-        if passed:
-            return [Confirm(), *self.taken(now)]
-        self.joining.consented = b""
-        seconds = self.joining.failed_trial(now)
+    def end_trial(self, is_passed: bool, now: float) -> list[Effect]:
+        """Keep the new weights, or restore the old ones."""
+        self.trial.end()
+        if is_passed:
+            return [Confirm(), *self.switch_run(now)]
+        self.joining.consented_run_id = b""
+        seconds = self.joining.avoid_after_trial(now)
         text = (
             f"The weights of run {self.joining.run_id.hex()[:8]} are worse here than this node's own, which come "
             f"back; that run is left alone for {seconds:.0f} s."
         )
         return [Restore(), Notice("put back", text)]
 
-    def restored(self, now: float) -> list[Effect]:
+    def on_restored(self, now: float) -> list[Effect]:
         """Handle the restored weights after a failed trial."""
         self.local.boundary_at = now
-        self.mixed(now)
+        self.restart_schedule(now)
         effects = [] if self.joining.keeps_frozen else self.hash_frozen()
         return effects + self.joining.stop()
 
-    def not_kept(self, now: float) -> list[Effect]:
+    def on_not_kept(self, now: float) -> list[Effect]:
         """Handle a trial that could not start: the old weights could not be kept, and stay."""
-        self.joining.leave_alone(self.joining.run_id, now + LEFT_ALONE_S)
+        self.joining.avoid_run(self.joining.run_id, now + AVOID_S)
         return self.joining.stop()
 
-    def taken(self, now: float) -> list[Effect]:
+    def switch_run(self, now: float) -> list[Effect]:
         """Switch to the run whose weights we have adopted."""
-        joining, local = self.joining, self.local
-        self.tell(now)
-        merged = local.ready
+        joining, local, progress = self.joining, self.local, self.local.progress
+        self.publish_counts(now)
+        is_merge = local.ready
         # Its members now state fewer samples than before. Without this pause our former run would look larger.
-        if merged:
-            joining.leave_alone(local.run_id, now + STALEMATE_S)
+        if is_merge:
+            joining.avoid_run(local.run_id, now + STALEMATE_S)
         local.run_id, local.version, local.ready = joining.run_id, clamp_version(joining.version), True
         local.sound = True
-        self.exchanges.filter.joined(joining.spread_sq)
-        progress = local.progress
-        loaded = progress.samples if progress.resumed else 0
-        older = outranks(Run(loaded, b""), Run(joining.swarm_samples, b""))
+        self.exchanges.filter.joined(joining.check.spread_sq)
+        own_samples = progress.samples if progress.resumed else 0
         # After a merge of two runs, members keep their own numbers and exchanges average them. The numbers of another
         # run must not end the training of this one.
-        if not merged or joining.consented == local.run_id:
+        if not is_merge or joining.consented_run_id == local.run_id:
             progress.begin(joining.swarm_samples)
         self.membership.update_me(
             now, run_id=local.run_id, progress=progress.samples, version=local.version, ready=True
         )  # fmt: skip
-        joining.consented = b""
-        joining.refused.pop(local.run_id, None)
-        donors = len(joining.donors)
-        text = (
-            f"Took the weights of run {local.run_id.hex()[:8]} from {quantity(donors, 'member')} in "
-            f"{now - joining.began:.1f} s"
-        )
-        text += ", in place of those of the run this node came from." if merged else "."
-        if joining.keeps_frozen:
-            text += " Its own frozen weights are the same, and stay."
-        if older and joining.swarm_samples:  # 0: the donors' version does not state it
-            text += (
-                f" They are older than this node's checkpoint, with {quantity(joining.swarm_samples, 'sample')} behind "
-                f"them and not {loaded:,}: to go on from the newest, end all nodes and start the one that loads it "
-                "first."
-            )
-        if joining.stateless:
-            text += " No member that has the optimizer's state takes a step at the moment: the state begins afresh."
-        self.mixed(now)
+        joining.consented_run_id = b""
+        joining.failed_trials.pop(local.run_id, None)
+        notice = self.switch_notice(is_merge, own_samples, now)
+        self.restart_schedule(now)
         local.finished = False
-        ended = self.ending.taken(joining.finished and not merged, now)
+        ended = self.ending.on_adopted(joining.finished and not is_merge, now)
         if not ended:
             self.membership.update_me(now, finished=False)
-        return [*self.replaced(), Notice("merged" if merged else "joined", text), *ended]
+        return [*self.end_transfers(), notice, *ended]
+
+    def switch_notice(self, is_merge: bool, own_samples: int, now: float) -> Notice:
+        """Return the notice of a switch; ``own_samples`` are behind the checkpoint that we had loaded."""
+        joining = self.joining
+        text = (
+            f"Took the weights of run {joining.run_id.hex()[:8]} from {quantity(len(joining.donors), 'member')} in "
+            f"{now - joining.began_at:.1f} s"
+        )
+        text += ", in place of those of the run this node came from." if is_merge else "."
+        if joining.keeps_frozen:
+            text += " Its own frozen weights are the same, and stay."
+        are_older = outranks(Run(own_samples, b""), Run(joining.swarm_samples, b""))
+        if are_older and joining.swarm_samples:  # 0: the donors' version does not state it.
+            text += (
+                f" They are older than this node's checkpoint, with {quantity(joining.swarm_samples, 'sample')} behind "
+                f"them and not {own_samples:,}: to go on from the newest, end all nodes and start the one that loads "
+                "it first."
+            )
+        if joining.leaves_state:
+            text += " No member that has the optimizer's state takes a step at the moment: the state begins afresh."
+        return Notice("merged" if is_merge else "joined", text)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median, median_low
 
 from gossip.ids import PeerId
 from gossip.wire.messages import Serving
 
 __all__ = ["Agreed", "agree"]
 
-LARGEST_SCALAR = 2.0**53  # bound of an optimizer state's scalars: no step count is larger
-AHEAD = 16.0  # Rounds that a donor's version may exceed twice the median by. A young run has only small versions.
+MAX_SCALAR = 2.0**53  # Bound of an optimizer state's scalars: no step count is larger.
+MAX_LEAD = 16.0  # Rounds that a donor's version may exceed twice the median by. A young run has only small versions.
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,45 +22,48 @@ class Agreed:
     """The state to fetch, and its donors."""
 
     donors: tuple[PeerId, ...]
-    keys: tuple[str, ...]  # keys of the optimizer's state; empty for the weights alone
+    keys: tuple[str, ...]  # Keys of the optimizer's state; empty for the weights alone.
     scalars: tuple[tuple[str, float], ...]
     version: float
-    swarm_samples: int  # samples behind the run
+    swarm_samples: int  # Samples behind the run.
     finished: bool
-    frozen_hash: bytes  # of the frozen weights of all these donors; empty if they differ, or one states none
+    frozen_hash: bytes  # Hash of the frozen weights of all these donors; empty if they differ, or one states none.
 
 
-def agree(answers: Mapping[PeerId, Serving], ours: tuple[str, ...], stateful: bool) -> Agreed:
+def agree(answers: Mapping[PeerId, Serving], own_keys: tuple[str, ...], has_optimizer: bool) -> Agreed:
     """Return the state that most of the donors agree on.
 
     Args:
         answers: At least one answer, all of one run.
-        ours: Our own optimizer's keys, which break a tie.
-        stateful: True if we have an optimizer whose state could be replaced.
+        own_keys: Our own optimizer's keys, which break a tie.
+        has_optimizer: True if we have an optimizer whose state could be replaced.
     """
     keys: tuple[str, ...] = ()
-    if stateful:
+    same = dict(answers)  # The answers of donors with the state that most have.
+    if has_optimizer:
         votes = Counter(answer.optimizer_keys for answer in answers.values())
         versions = {kind: max(a.version for a in answers.values() if a.optimizer_keys == kind) for kind in votes}
-        keys = max(votes, key=lambda kind: (votes[kind], kind == ours, versions[kind]))
-    same = {peer: answer for peer, answer in answers.items() if not stateful or answer.optimizer_keys == keys}
-    usual = statistics.median_low(answer.version for answer in same.values())
-    donors = {peer: answer for peer, answer in same.items() if answer.version <= 2 * usual + AHEAD}
+        keys = max(votes, key=lambda kind: (votes[kind], kind == own_keys, versions[kind]))
+        same = {peer: answer for peer, answer in answers.items() if answer.optimizer_keys == keys}
+    usual = median_low(answer.version for answer in same.values())
+    donors = {peer: answer for peer, answer in same.items() if answer.version <= 2 * usual + MAX_LEAD}
     agreed = donors.values()
     # The lower median: of two donors, the one that states less is believed.
-    swarm_samples = statistics.median_low(answer.swarm_samples for answer in agreed)
+    swarm_samples = median_low(answer.swarm_samples for answer in agreed)
     # All, not most of them: if one differs, the frozen weights are fetched, and comparisons and witnesses decide.
     hashes = {answer.frozen_hash for answer in agreed}
     return Agreed(
-        tuple(donors), keys, medians([answer.optimizer_scalars for answer in agreed], swarm_samples) if keys else (),
-        statistics.median(answer.version for answer in agreed),
-        swarm_samples,
-        2 * sum(answer.finished for answer in agreed) > len(agreed),
-        hashes.pop() if len(hashes) == 1 else b"",
-    )  # fmt: skip
+        donors=tuple(donors),
+        keys=keys,
+        scalars=median_scalars([answer.optimizer_scalars for answer in agreed], swarm_samples) if keys else (),
+        version=median(answer.version for answer in agreed),
+        swarm_samples=swarm_samples,
+        finished=2 * sum(answer.finished for answer in agreed) > len(agreed),
+        frozen_hash=hashes.pop() if len(hashes) == 1 else b"",
+    )
 
 
-def medians(stated: list[tuple[tuple[str, float], ...]], samples: int) -> tuple[tuple[str, float], ...]:
+def median_scalars(stated: list[tuple[tuple[str, float], ...]], samples: int) -> tuple[tuple[str, float], ...]:
     """Return the lower median of each scalar that most donors state, capped by ``samples``.
 
     A step takes at least one sample, and an optimizer's other scalars (rates and their products) are at most 1. So a
@@ -69,8 +72,8 @@ def medians(stated: list[tuple[tuple[str, float], ...]], samples: int) -> tuple[
     values: dict[str, list[float]] = {}
     for scalars in stated:
         for name, value in dict(scalars).items():
-            if math.isfinite(value) and 0 <= value <= LARGEST_SCALAR:
+            if math.isfinite(value) and 0 <= value <= MAX_SCALAR:
                 values.setdefault(name, []).append(value)
     most = float(max(samples, 1))
-    agreed = {name: statistics.median_low(found) for name, found in values.items() if 2 * len(found) > len(stated)}
+    agreed = {name: median_low(found) for name, found in values.items() if 2 * len(found) > len(stated)}
     return tuple((name, min(value, most)) for name, value in agreed.items())

@@ -8,9 +8,9 @@ from collections import deque
 
 __all__ = ["TrialEvaluator"]
 
-REMEMBERED = 16  # losses of our own weights to keep
-ENOUGH = 4  # losses needed for a verdict, of our weights and of the tried ones
-TRIAL_S = 60.0  # a loop without a loss for this long is evaluating or paused; the trial does not wait for it
+REMEMBERED = 16  # Losses of our own weights to keep.
+ENOUGH = 4  # Losses needed for a verdict, of our weights and of the tried ones.
+TRIAL_S = 60.0  # A loop without a loss for this long is evaluating or paused; the trial does not wait for it.
 
 
 class TrialEvaluator:
@@ -21,49 +21,53 @@ class TrialEvaluator:
     """
 
     def __init__(self) -> None:
-        self.before: deque[float] = deque(maxlen=REMEMBERED)
-        self.deadline = math.inf  # deadline of the trial; infinite without one
-        self._steps = -1
-        self._skipped = False
-        self._after: list[float] = []
+        self.own_losses: deque[float] = deque(maxlen=REMEMBERED)
+        self.deadline = math.inf  # Time of the verdict; infinite without a trial.
+        self._last_steps = -1  # Step count of the last report.
+        self._has_skipped = False
+        self._tried_losses: list[float] = []
 
     @property
-    def sees(self) -> bool:
+    def can_judge(self) -> bool:
         """Return True if enough losses of our own weights are known for a verdict."""
-        return len(self.before) >= ENOUGH
+        return len(self.own_losses) >= ENOUGH
 
     @property
     def on_trial(self) -> bool:
         return self.deadline < math.inf
 
     def begin(self, steps: int, now: float) -> None:
-        self.deadline, self._steps, self._skipped, self._after = now + TRIAL_S, steps, False, []
+        self.deadline, self._last_steps, self._has_skipped, self._tried_losses = now + TRIAL_S, steps, False, []
 
     def end(self) -> None:
         self.deadline = math.inf
 
-    def heard(self, steps: int, loss: float | None) -> bool | None:
-        """Handle a report. Return True if the trial is passed, False if it is failed, None if it is open or absent."""
-        if steps <= self._steps:
+    def on_loss(self, steps: int, loss: float | None) -> bool | None:
+        """Handle the loss of a report: None if it is unknown.
+
+        Returns:
+            True if the trial is passed, False if it is failed, None if it is open or absent.
+        """
+        if steps <= self._last_steps:
             return None
-        self._steps = steps
+        self._last_steps = steps
         if not self.on_trial:
             if loss is not None and math.isfinite(loss):
-                self.before.append(loss)
+                self.own_losses.append(loss)
             return None
-        if not self._skipped:
-            self._skipped = True
+        if not self._has_skipped:
+            self._has_skipped = True
             return None
-        self._after.append(math.inf if loss is None or not math.isfinite(loss) else loss)
-        return self.verdict() if len(self._after) == ENOUGH else None
+        self._tried_losses.append(math.inf if loss is None or not math.isfinite(loss) else loss)
+        return self.verdict() if len(self._tried_losses) == ENOUGH else None
 
     def verdict(self) -> bool:
         """Return True if the losses so far are not clearly worse; False without any.
 
         Their mean may be at most twice the mean of ours, or ours plus three standard deviations if that is larger.
         """
-        if not self._after:
+        if not self._tried_losses:
             return False
-        mean = statistics.fmean(self.before)
-        bound = mean + max(abs(mean), 3 * statistics.pstdev(self.before))
-        return statistics.fmean(self._after) <= bound
+        mean = statistics.fmean(self.own_losses)
+        bound = mean + max(abs(mean), 3 * statistics.pstdev(self.own_losses))
+        return statistics.fmean(self._tried_losses) <= bound

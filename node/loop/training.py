@@ -387,7 +387,7 @@ class TrainingSide:
         if not (peer.view.ready and self.live.begun) or peer.view.taking:
             return False
         copy_s = max(self.live.state.copy_s, 4 * self.live.state.layout.exchanged / COPY_RATE)
-        every_s = max(LAST_WORK * copy_s, ALONE_S if peer.runs.alone else LAST_S)
+        every_s = max(LAST_WORK * copy_s, ALONE_S if peer.run_choice.is_alone else LAST_S)
         if now - self.live.pool.last_at < every_s:
             return False
         self.live.pool.last_at = now

@@ -235,7 +235,7 @@ FIGURES = (
         metric="gossip_ready",
     ),
     Figure(
-        "alone", "true if no other member is alive", "", lambda at: at.peer.runs.alone, status=True,
+        "alone", "true if no other member is alive", "", lambda at: at.peer.run_choice.is_alone, status=True,
         metric="gossip_alone",
     ),
     Figure(

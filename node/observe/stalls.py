@@ -67,10 +67,10 @@ class Stalls:
 
     def look_at_donors(self, now: float) -> None:
         """Report once that the donors send no weights, because the newcomer would otherwise wait silently."""
-        left = self.peer.joining.lacks
+        left = self.peer.joining.missing_elements
         if left != self.left or not left:
             self.left, self.left_since = left, now
-        elif self.peer.joining.starved and now - self.left_since >= STANDS_S:
+        elif self.peer.joining.is_starved and now - self.left_since >= STANDS_S:
             self.left_since = math.inf  # Reported.
             text = f"The members that hold the weights have given none for {STANDS_S:.0f} s: their training loops stand"
             self.on_event("waiting", text + " (an evaluation?), or they serve others. This node waits for them.")

@@ -12,7 +12,7 @@ from gossip.arithmetic.correction import credit
 from gossip.arithmetic.mixing import outer_step, outer_step_beside
 from gossip.codecs import Codec
 from gossip.config import Config
-from gossip.state_transfer.comparing import FEWEST
+from gossip.state_transfer.comparing import MIN_DONORS
 from sim.exchanges.acceptance import Acceptance
 from sim.exchanges.tape import ADD, DROP, GIVE, SNAP, TAKE, Batch, Tape
 from sim.exchanges.waves import Units
@@ -256,7 +256,7 @@ class Models:
             float(np.mean(np.square(one[start:stop] - other[start:stop], dtype=np.float64)))
             for (start, stop), one, other in zip(ranges, given, [*given[1:], given[0]], strict=True)
         ]
-        self.acceptance.joined(row, sorted(apart)[len(apart) // 4] if len(apart) >= FEWEST else 0.0)
+        self.acceptance.joined(row, sorted(apart)[len(apart) // 4] if len(apart) >= MIN_DONORS else 0.0)
 
     def add(self, batch: Batch, adds: I64) -> None:
         """Add the results of exchanges to rows, no row twice."""

@@ -10,7 +10,7 @@ from gossip.codecs import get_codec
 from gossip.config import Config
 from gossip.filters.rule import FEW
 from gossip.selection.rule import uniform
-from gossip.state_transfer.comparing import FEWEST
+from gossip.state_transfer.comparing import MIN_DONORS
 from sim.engine.events import Events
 from sim.exchanges.clocks import Clocks
 from sim.exchanges.control import Control
@@ -111,7 +111,7 @@ class Presence:
             for place, ((donor, _), (start, stop)) in enumerate(zip(given, ranges, strict=True))
         ]
         whole = max(there for _, there in pieces)
-        if len(given) >= FEWEST:  # each donor also sends a chunk of another donor's piece, for comparison
+        if len(given) >= MIN_DONORS:  # each donor also sends a chunk of another donor's piece, for comparison
             sizes = [min(stop - start, chunk) for start, stop in ranges]
             whole = max(
                 self.piece(peer, donor, size, whole, None)[1] for (donor, _), size in zip(given, sizes, strict=True)

@@ -227,7 +227,7 @@ class Trainer:
         """The Runtime keeps nothing of sessions that are over."""
         peer, sessions, averager = self.peer, self.runtime.sessions, self.runtime.averager
         under_way = peer.exchanges.table.keys() | peer.donating.table.keys() | peer.joining.pieces.keys()
-        under_way |= peer.joining.comparisons.keys()
+        under_way |= peer.joining.check.comparisons.keys()
         assert sessions.links.keys() | sessions.table.keys() <= under_way
         assert self.runtime.streams.began.keys() <= under_way
         assert self.runtime.streams.accounts.keys() | self.runtime.exchange_log.offered.keys() <= under_way

@@ -204,7 +204,7 @@ class Extreme(Messages):
             self.now = max(self.now, min(self.peer.deadline, self.now + 30.0))
             self.tick()
         self.perform(self.peer.settle(False, self.now))
-        self.perform(self.peer.ending.tick(self.now))
+        self.perform(self.peer.ending.count_votes(self.now))
         assert math.isfinite(self.peer.exchanges.agreement()) or self.peer.exchanges.agreement() == math.inf
 
 

@@ -29,7 +29,7 @@ def test_a_first_node_without_seeds_is_ready_at_once():
     assert node.peer.view.ready
     assert node.kinds == ["started"]
     swarm.run(1.5)
-    assert node.peer.runs.alone
+    assert node.peer.run_choice.is_alone
     assert node.kinds == ["started"], "a first node that nobody has joined yet is in order"
     swarm.run(swarm.config.join_timeout_s)
     assert node.kinds == ["started", "alone"]

@@ -127,8 +127,8 @@ class Sessions:
                 self.piece(number, start, link)
             case effects.ReceivePiece(number, partner):
                 session = self.sessions[number] = Session(partner=partner, collect=effect)
-                if self.joining_since != self.peer.joining.began:  # what an abandoned joining got counts no more
-                    self.joining_since = self.peer.joining.began
+                if self.joining_since != self.peer.joining.began_at:  # what an abandoned joining got counts no more
+                    self.joining_since = self.peer.joining.began_at
                     self.pieces.clear()
                 if partner not in self.links:
                     self.later(0.0, self.call, "failed", number, "broken")

@@ -214,12 +214,12 @@ def test_weights_on_trial_come_and_go_on_all_ranks(train, until, quick):
     _, pair = ranks(loop)
     for rank in pair:
         rank.start()
-    until(lambda: pair[0].node is not None and len(pair[0].node._training.network.peer.own_run.judge.before) >= 4)
+    until(lambda: pair[0].node is not None and len(pair[0].node._training.network.peer.own_run.trial.own_losses) >= 4)
     side = pair[0].node._training
     larger.do(lambda node: node.step(samples=10**6))
     address = parse_address(larger.node.address)
     side.network.thread.call(lambda: side.network.runtime.connector.dial(address, None))
-    until(lambda: side.run.kept_in is not None and side.network.peer.joining.refused, seconds=60.0)
+    until(lambda: side.run.kept_in is not None and side.network.peer.joining.failed_trials, seconds=60.0)
     stop_at[0] = side.run.steps + 100
     for rank in pair:
         rank.join(30)

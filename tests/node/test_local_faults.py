@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from gossip.state_transfer.donating import SERVED_AT_ONCE
+from gossip.state_transfer.donating import MAX_SERVED, ServedPiece
 from gossip.wire.messages import Fetch
 from node import Node
 from node.identity.statedir import StateDir
@@ -72,7 +72,7 @@ def test_a_newcomer_is_told_that_nobody_gives_it_the_weights_and_joins_when_some
     patient = replace(quick, join_timeout_s=60.0)
     donor = train(linear(), config=patient)
     donating = donor.side.network.peer.donating
-    others = {number: (b"x" * 16, Fetch(number, (), 0, 1), math.inf) for number in range(SERVED_AT_ONCE)}
+    others = {number: ServedPiece(b"x" * 16, Fetch(number, (), 0, 1), math.inf) for number in range(MAX_SERVED)}
     donor.side.network.thread.call(donating.table.update, others)
     until(lambda: len(donating.table) == len(others))
     address, log = donor.node.address, tmp_path / "log"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gossip.config import Config
 from gossip.effects import CopyPiece
+from gossip.state_transfer.donating import ServedPiece
 from gossip.wire.messages import Fetch
 from tests.node.offline import ELEMENTS, OTHER, in_trio, runtime
 
@@ -17,7 +18,9 @@ def test_a_piece_for_a_newcomer_is_no_snapshot_of_the_weights():
     node = runtime(Config())
     averager = node.averager
     averager.boundary.want_snapshot(1)
-    node.peer.donating.table.update({session: (OTHER, Fetch(session, (), 0, 1), 1e9) for session in (1, 2, 3)})
+    node.peer.donating.table.update(
+        {session: ServedPiece(OTHER, Fetch(session, (), 0, 1), 1e9) for session in (1, 2, 3)}
+    )
     moved = []
     averager.movement.since = averager.movement.moved = lambda values: moved.append(values.size) or 0.0
     averager.boundary.model.optimizer_range = lambda: range(ELEMENTS, ELEMENTS + 5)
@@ -41,7 +44,7 @@ def test_no_boundary_pays_for_fresh_memory_for_a_newcomer():
     """Where exchanges have all vectors there are, a copy went into pages that nobody had touched."""
     node = runtime(Config())
     averager, pool = node.averager, node.streams.pool
-    node.peer.donating.table.update({session: (OTHER, Fetch(session, (), 0, 1), 1e9) for session in (1, 2)})
+    node.peer.donating.table.update({session: ServedPiece(OTHER, Fetch(session, (), 0, 1), 1e9) for session in (1, 2)})
     taken = [pool.take() for _ in range(3)]
     averager.boundary.model.optimizer_range = lambda: range(ELEMENTS, ELEMENTS + 5)
     averager.boundary.model.begin_read_optimizer = lambda out, start: out.fill(7.0)

@@ -30,10 +30,10 @@ BOUNDS = {
     "exchanges.last_squares": 8,
     "exchanges.filter.squares": 16,
     "exchanges.own_exchanges": 16,  # the most partners of a mix
-    "donating.table": 2,  # SERVED_AT_ONCE, each a snapshot
+    "donating.table": 2,  # MAX_SERVED, each a snapshot
     "joining.pieces": 4,
     "joining.surveys": 8,  # the second survey asks four donors and four other members
-    "joining.left_alone": 64,
+    "joining.avoided_runs": 64,
     "reach.asked": 3,
     "reach.homes": 3,
     "membership._rumours._sends": 1_024,

@@ -237,14 +237,14 @@ def resurrected_member(original: Callable[..., Any]) -> Callable[..., Any]:
     return hear
 
 
-@mutant(Joining, "give_back")
+@mutant(Joining, "on_failed")
 def lost_piece(original: Callable[..., Any]) -> Callable[..., Any]:
     """What a donor that failed did not send is asked of nobody else."""
 
-    def give_back(self: Any, session: int, now: float, tell: bool = True) -> list[Effect]:
+    def on_failed(self: Any, session: int, now: float, tell: bool = True) -> list[Effect]:
         piece = self.pieces.get(session)
         if piece is not None:
             piece.start = piece.stop
         return original(self, session, now, tell)
 
-    return give_back
+    return on_failed

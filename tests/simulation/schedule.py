@@ -437,7 +437,7 @@ class Schedule:
         found: list[str] = []
         honest = world.honest
         # Where weights were tried and found worse, two runs may stay.
-        judged = not any(host.peer.joining.refused for host in honest)
+        judged = not any(host.peer.joining.failed_trials for host in honest)
         for host in honest:
             peer = host.peer
             # Those who must join have nobody to join once everybody else is gone.

@@ -69,9 +69,9 @@ class Taker:
             self.answer(session)  # the second question, for the progress that a donor has by now
             return
         if session in self.comparing:
-            one = self.joining.comparisons[session]
+            one = self.joining.check.comparisons[session]
             assert (one.other, one.start, one.stop) == (donor, fetch.start, fetch.stop)
-            self.do(self.joining.compared(session, self.apart_sq(one.owner, one.other), 1e6, self.now))
+            self.do(self.joining.on_compared(session, self.apart_sq(one.owner, one.other), 1e6, self.now))
             return
         for _ in range(chunks):
             position = self.positions[session]
@@ -79,11 +79,11 @@ class Taker:
                 return
             self.positions[session] = min(position + CHUNK, fetch.stop)
             self.fetched.append((position, self.positions[session], donor))
-            self.do(self.joining.collected(session, self.positions[session], self.now))
+            self.do(self.joining.on_collected(session, self.positions[session], self.now))
 
     def receive_all(self, refusing=()):
         """Receive everything; donors in ``refusing`` answer no comparison."""
-        while self.fetches or self.joining.doubtful:
+        while self.fetches or self.joining.awaits_witnesses:
             if not self.fetches:
                 self.wait()
                 continue
@@ -96,7 +96,7 @@ class Taker:
 
     def wait(self):
         """Let the time pass in which a newcomer whose donors differ meets other members."""
-        self.now = self.joining.next_deadline()
+        self.now = self.joining.next_deadline
         self.do(self.joining.tick(self.now))
 
     def receive_all_but(self, kept):

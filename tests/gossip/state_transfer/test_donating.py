@@ -6,7 +6,7 @@ import pytest
 
 from gossip.effects import CopyFrozen, CopyPiece, Release, Send, Serve, Snapshot, UseLastSnapshot
 from gossip.exchange.session import Local
-from gossip.state_transfer.donating import PIECE_ELEMENTS, PIECES, SERVED_AT_ONCE, STANDS, Donating, most_elements
+from gossip.state_transfer.donating import ASLEEP, MAX_SERVED, PIECE_ELEMENTS, PIECES, Donating, max_piece_elements
 from gossip.wire.messages import Abort, Busy, Fetch, Refuse, Serving
 from tests.gossip.state_transfer.taker import CONFIG, DONORS, RUN_ID, SIZE, A, B, C
 
@@ -23,9 +23,9 @@ def test_a_donor_says_what_it_has_and_serves_a_snapshot():
     assert survey == [Send(A, Serving(1, 2.0, RUN_ID, ("m",), scalars))]
     assert donating.table == {}
     assert donating.on_fetch(A, Fetch(2, ("m",), SIZE, SIZE + 500), 0.0) == [CopyPiece(2, SIZE, SIZE + 500)]
-    assert donating.snapshotted(2) == [Send(A, Serving(2, 2.0, RUN_ID, ("m",), ())), Serve(2, A, SIZE, SIZE + 500)]
+    assert donating.on_snapshotted(2) == [Send(A, Serving(2, 2.0, RUN_ID, ("m",), ())), Serve(2, A, SIZE, SIZE + 500)]
     assert donating.end(2) == [Release(2)]
-    assert donating.end(2) == donating.snapshotted(2) == []
+    assert donating.end(2) == donating.on_snapshotted(2) == []
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_of_a_large_model_a_newcomer_gets_a_piece_and_no_more_at_once(weights):
     """What a donor holds for it would be as much as somebody asks for."""
     local, most = (
         Local("f", weights, weights, run_id=RUN_ID, ready=True, optimizer_keys=("m",)),
-        most_elements(weights),
+        max_piece_elements(weights),
     )
     assert most == max(PIECE_ELEMENTS, weights // PIECES)
     for start in (0, weights):
@@ -61,14 +61,14 @@ def test_of_a_large_model_a_newcomer_gets_a_piece_and_no_more_at_once(weights):
 def test_a_donor_that_is_not_ready_busy_or_asleep_says_so():
     assert giver(ready=False).on_fetch(A, Fetch(1, (), 0, 0), 0.0) == [Send(A, Refuse(1, "not-ready"))]
     donating = giver()
-    for session in range(SERVED_AT_ONCE):
+    for session in range(MAX_SERVED):
         assert donating.on_fetch(DONORS[session], Fetch(session, (), 0, 10), 0.0) == [Snapshot(session)]
     assert donating.on_fetch(C, Fetch(9, (), 0, 10), 0.0) == [Send(C, Busy(9))]
     donating = giver()
     assert donating.on_fetch(A, Fetch(1, ("m",), SIZE, SIZE + 10), 60.0) == [CopyPiece(1, SIZE, SIZE + 10)]
     assert donating.deadline == 60.0 + CONFIG.reply_timeout_s / 2, "before the newcomer gives its piece to another"
-    assert donating.tick(donating.deadline) == [Send(A, Refuse(1, STANDS)), Release(1)]
-    assert (donating.table, donating.awaited) == ({}, {})
+    assert donating.tick(donating.deadline) == [Send(A, Refuse(1, ASLEEP)), Release(1)]
+    assert donating.table == {}
 
 
 @pytest.mark.parametrize("stood_s", [60.0, 0.0], ids=["stands", "stops in the meantime"])
@@ -82,8 +82,8 @@ def test_who_stands_gives_an_earlier_snapshot_of_the_weights_and_one_only(stood_
     assert effects == [UseLastSnapshot(1)]
     assert donating.tick(stood_s + 3.0) == []
     given = [Send(A, Serving(1, 2.0, RUN_ID, ("m",), ())), Serve(1, A, 0, SIZE)]
-    assert donating.snapshotted(1) == given
-    assert donating.snapshotted(1) == [], "one of the next boundary comes too late"
+    assert donating.on_snapshotted(1) == given
+    assert donating.on_snapshotted(1) == [], "one of the next boundary comes too late"
 
 
 def test_a_donor_gives_what_is_frozen_whether_it_stands_or_not_and_the_optimizers_state_behind_it_as_ever():
@@ -91,10 +91,10 @@ def test_a_donor_gives_what_is_frozen_whether_it_stands_or_not_and_the_optimizer
     assert donating.on_fetch(A, Fetch(3, ("m",), SIZE + 300, SIZE + 800), 60.0) == [
         CopyPiece(3, SIZE + 300, SIZE + 800)
     ]
-    assert donating.tick(donating.deadline) == [Send(A, Refuse(3, STANDS)), Release(3)]
+    assert donating.tick(donating.deadline) == [Send(A, Refuse(3, ASLEEP)), Release(3)]
     assert donating.on_fetch(A, Fetch(1, ("m",), SIZE, SIZE + 300), 60.0) == [CopyFrozen(1, SIZE, SIZE + 300)]
     assert donating.tick(60.0 + CONFIG.reply_timeout_s / 2) == []
-    assert donating.snapshotted(1) == [Send(A, Serving(1, 0.0, RUN_ID, ("m",), ())), Serve(1, A, SIZE, SIZE + 300)]
+    assert donating.on_snapshotted(1) == [Send(A, Serving(1, 0.0, RUN_ID, ("m",), ())), Serve(1, A, SIZE, SIZE + 300)]
     for start, stop in ((SIZE - 1, SIZE + 1), (SIZE + 299, SIZE + 301), (SIZE + 300, SIZE + 801)):
         assert donating.on_fetch(A, Fetch(2, ("m",), start, stop), 60.0) == [Send(A, Refuse(2, "range"))]
 
@@ -102,10 +102,10 @@ def test_a_donor_gives_what_is_frozen_whether_it_stands_or_not_and_the_optimizer
 def test_a_piece_that_takes_too_long_frees_its_place_and_the_newcomer_hears_of_it():
     donating = giver()
     donating.on_fetch(A, Fetch(1, (), 0, 10), 0.0)
-    donating.snapshotted(1)
+    donating.on_snapshotted(1)
     assert donating.tick(donating.deadline - 0.01) == []
     assert donating.tick(donating.deadline) == [Send(A, Abort(1, "ended")), Release(1)]
     assert donating.deadline == float("inf")
     donating.on_fetch(A, Fetch(2, (), 0, 10), 0.0)
-    assert donating.unlinked(B) == []
-    assert donating.unlinked(A) == [Release(2)]
+    assert donating.on_unlinked(B) == []
+    assert donating.on_unlinked(A) == [Release(2)]

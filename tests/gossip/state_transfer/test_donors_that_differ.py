@@ -51,11 +51,11 @@ def test_how_far_donors_are_from_each_other_is_known_afterwards_whoever_lies(odd
     taker.survey()
     taker.apart_sq = lambda owner, other: 1e5 if odd in (owner, other) else 10.0 + DONORS.index(owner)
     taker.receive_all()
-    assert 10.0 / CHUNK <= taker.joining.spread_sq <= 14.0 / CHUNK
+    assert 10.0 / CHUNK <= taker.joining.check.spread_sq <= 14.0 / CHUNK
     few = Taker()
     few.survey([A, B])
     few.receive_all()
-    assert few.joining.spread_sq == 0.0, "of two nobody can say which lies"
+    assert few.joining.check.spread_sq == 0.0, "of two nobody can say which lies"
 
 
 def test_only_of_the_weights_is_it_known_how_far_donors_are_from_each_other():
@@ -63,9 +63,9 @@ def test_only_of_the_weights_is_it_known_how_far_donors_are_from_each_other():
     taker.survey(keys=("m", "v", "w"))
     taker.apart_sq = lambda owner, other: 16.0 if owner == A else 1.0  # A gives the weights, and others the rest
     taker.receive_all()
-    owners = {one.owner for one in taker.joining.compared_all if one.stop <= CHUNK}
+    owners = {one.owner for one in taker.joining.check.results if one.stop <= CHUNK}
     assert len(owners) == 1
-    assert taker.joining.spread_sq == (16.0 if owners == {A} else 1.0) / CHUNK
+    assert taker.joining.check.spread_sq == (16.0 if owners == {A} else 1.0) / CHUNK
 
 
 def test_a_comparison_that_fails_holds_nobody_up():
@@ -74,12 +74,12 @@ def test_a_comparison_that_fails_holds_nobody_up():
     while not taker.comparing:
         taker.receive(next(iter(taker.fetches)), 1_000)
     joining = taker.joining
-    first, second, third, fourth = list(joining.comparisons)
-    taker.do(joining.on_refused(joining.comparisons[first].other, first, 1.0))
-    taker.do(joining.give_back(second, 1.0))
-    taker.do(joining.unlinked(joining.comparisons[third].other, 1.0))
-    assert joining.next_deadline() == joining.comparisons[fourth].deadline
-    taker.do(joining.tick(joining.next_deadline()))
+    first, second, third, fourth = list(joining.check.comparisons)
+    taker.do(joining.on_refused(joining.check.comparisons[first].other, first, 1.0))
+    taker.do(joining.on_failed(second, 1.0))
+    taker.do(joining.on_unlinked(joining.check.comparisons[third].other, 1.0))
+    assert joining.next_deadline == joining.check.comparisons[fourth].deadline
+    taker.do(joining.tick(joining.next_deadline))
     taker.receive_all()
     assert taker.adopt is not None
 
@@ -129,7 +129,7 @@ def test_what_an_honest_donor_gave_before_it_died_is_kept():
     taker.survey()
     session = next(number for number, piece in taker.joining.pieces.items() if piece.donor == B)
     taker.receive(session)
-    taker.do(taker.joining.unlinked(B, taker.now))
+    taker.do(taker.joining.on_unlinked(B, taker.now))
     taker.receive_all()
     assert taker.covered_once()
 
@@ -144,9 +144,9 @@ def test_any_piece_of_a_donor_may_be_the_one_that_is_compared():
         taker.joining.missing = [(start, start + CHUNK) for start in range(0, 12 * CHUNK, CHUNK)]
         taker.joining.pieces.clear()
         taker.fetches.clear()
-        taker.do(taker.joining.assign(0.0))
+        taker.do(taker.joining.request_missing(0.0))
         taker.receive_all()
-        looked_at |= {one.start for one in taker.joining.compared_all if one.owner == A}
+        looked_at |= {one.start for one in taker.joining.check.results if one.owner == A}
     assert len(looked_at) > 1
 
 
@@ -195,7 +195,7 @@ def test_members_that_gave_nothing_are_asked_only_where_donors_differ():
     taker = Taker()
     taker.survey(DONORS)
     taker.receive_all()
-    assert {one.other for one in taker.joining.compared_all} == {A, B, C, D}
+    assert {one.other for one in taker.joining.check.results} == {A, B, C, D}
 
 
 def test_witnesses_that_do_not_answer_hold_nobody_up_and_have_no_vote():
@@ -210,7 +210,7 @@ def test_witnesses_that_do_not_answer_hold_nobody_up_and_have_no_vote():
 def test_members_that_were_met_while_pieces_came_are_asked_too():
     taker = Taker()
     taker.survey([A, B, C])
-    taker.joining.reachable = lambda run_id: DONORS
+    taker.joining.find_donors = lambda run_id: DONORS
     taker.apart_sq = colluding(B, C)
     taker.receive_all()
     assert not taker.joining.donors & {B, C}
@@ -220,7 +220,7 @@ def test_a_newcomer_whose_donors_differ_waits_for_members_that_it_has_not_met_ye
     """Weights may be here before its seeds have told it of anybody else."""
     taker = Taker()
     taker.survey([A, B, C])
-    taker.joining.reachable = lambda run_id: DONORS if taker.now > 0 else [A, B, C]
+    taker.joining.find_donors = lambda run_id: DONORS if taker.now > 0 else [A, B, C]
     taker.apart_sq = colluding(B, C)
     taker.receive_all()
     assert taker.now == WITNESS_S

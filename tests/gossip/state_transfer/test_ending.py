@@ -15,7 +15,7 @@ def look(swarm, seconds):
         swarm.run(1.0)
         for node in swarm.hosts:
             if not node.gone:
-                node.perform(node.peer.ending.tick(swarm.now))
+                node.perform(node.peer.ending.count_votes(swarm.now))
 
 
 def finish(swarm, *nodes):
@@ -102,16 +102,16 @@ def test_members_that_are_known_by_hearsay_count_as_training():
     swarm, nodes = trained(3)
     late = nodes[0].peer
     others = late.membership.run_members(nodes[0].run_id)
-    late.ending.mixed([record.id for record in others])
+    late.ending.note_partners([record.id for record in others])
     finish(swarm, *nodes[1:])
     swarm.run(5.0)
     heard = replace(others[0], id=peer_id(20), finished=False)
     members = [(record, MemberState.ALIVE) for record in [*late.membership.run_members(nodes[0].run_id), heard]]
     late.membership.members = lambda: members
-    nodes[0].perform(late.ending.tick(swarm.now))
+    nodes[0].perform(late.ending.count_votes(swarm.now))
     assert not late.local.finished
     members.pop()
-    nodes[0].perform(late.ending.tick(swarm.now))
+    nodes[0].perform(late.ending.count_votes(swarm.now))
     assert late.local.finished
 
 
@@ -157,7 +157,7 @@ def test_a_newcomer_that_must_join_begins_nothing_when_its_donors_leave():
     first = swarm.start(elements=400_000)
     swarm.run(30.0)
     newcomer = swarm.start(0, elements=400_000)
-    newcomer.peer.runs.must_join = True
+    newcomer.peer.run_choice.must_join = True
     swarm.run(3.0)
     first.crash()
     swarm.run(200.0)

@@ -29,7 +29,7 @@ def newcomer(ours, **theirs):
 
 def frozen_of(taker):
     """The frozen elements that were fetched."""
-    return sum(stop - start for start, stop, _ in taker.fetched if start in taker.joining.frozen)
+    return sum(stop - start for start, stop, _ in taker.fetched if start in taker.joining.check.frozen_range)
 
 
 @pytest.mark.parametrize("donors", [[A], [A, B], [A, B, C, D]])
@@ -39,7 +39,7 @@ def test_a_newcomer_with_the_same_base_fetches_no_frozen_element(donors):
     taker.receive_all()
     assert frozen_of(taker) == 0
     assert sum(stop - start for start, stop, _ in taker.fetched) == ELEMENTS + TRAINED
-    assert not [one for one in taker.joining.compared_all if one.start in taker.joining.frozen]
+    assert not [one for one in taker.joining.check.results if one.start in taker.joining.check.frozen_range]
     assert taker.adopt == Adopt(("m",), (("step", 1.0),), trial=False, frozen=False)
 
 
@@ -74,7 +74,7 @@ def test_a_newcomer_with_another_base_fetches_it_whole_and_compares_it():
     taker.survey(keys=("m",))
     taker.receive_all()
     assert taker.covered_once()
-    assert [one for one in taker.joining.compared_all if one.start in taker.joining.frozen]
+    assert [one for one in taker.joining.check.results if one.start in taker.joining.check.frozen_range]
     assert taker.adopt.frozen
 
 
@@ -94,21 +94,21 @@ def test_frozen_weights_wait_for_our_own_hash_and_nothing_else_does(found, fetch
     taker = newcomer(None)
     taker.survey(keys=("m",))
     assert taker.fetches
-    assert not [fetch for _, fetch in taker.fetches.values() if fetch.start in taker.joining.frozen]
+    assert not [fetch for _, fetch in taker.fetches.values() if fetch.start in taker.joining.check.frozen_range]
     if early:
         taker.receive(next(iter(taker.fetches)))
     else:
         taker.receive_all()
         assert sum(stop - start for start, stop, _ in taker.fetched) == ELEMENTS + TRAINED
-        assert not taker.joining.starved
-        assert taker.joining.next_deadline() == float("inf"), "it waits for itself alone"
+        assert not taker.joining.is_starved
+        assert taker.joining.next_deadline == float("inf"), "it waits for itself alone"
     assert taker.adopt is None
     taker.local.frozen_hash = found
-    taker.do(taker.joining.frozen_hashed(taker.now))
+    taker.do(taker.joining.on_frozen_hashed(taker.now))
     taker.receive_all()
     assert frozen_of(taker) == (FROZEN if fetches else 0)
     assert taker.adopt == Adopt(("m",), (), trial=False, frozen=fetches)
-    assert taker.do(taker.joining.frozen_hashed(taker.now)) == []
+    assert taker.do(taker.joining.on_frozen_hashed(taker.now)) == []
 
 
 def test_a_hash_that_comes_when_all_donors_are_gone_finds_others():
@@ -116,12 +116,12 @@ def test_a_hash_that_comes_when_all_donors_are_gone_finds_others():
     taker.survey([A, B])
     taker.receive_all()
     for donor in (A, B):
-        taker.do(taker.joining.unlinked(donor, taker.now))
+        taker.do(taker.joining.on_unlinked(donor, taker.now))
         taker.joining.candidates.remove(donor)
     taker.local.frozen_hash = OTHER
-    taker.do(taker.joining.frozen_hashed(taker.now))
-    assert taker.joining.starved
-    taker.do(taker.joining.more_candidates([C], taker.now))
+    taker.do(taker.joining.on_frozen_hashed(taker.now))
+    assert taker.joining.is_starved
+    taker.do(taker.joining.on_starved([C], taker.now))
     taker.receive_all()
     assert taker.covered_once()
 
@@ -131,7 +131,7 @@ def test_a_hash_that_comes_after_the_end_of_a_transfer_changes_nothing():
     taker.survey()
     taker.do(taker.joining.stop())
     taker.local.frozen_hash = OTHER
-    assert taker.joining.frozen_hashed(taker.now) == []
+    assert taker.joining.on_frozen_hashed(taker.now) == []
 
 
 @pytest.mark.parametrize(("held", "stated"), [(OURS, OURS), (None, b""), (b"", b"")], ids=["known", "not yet", "none"])

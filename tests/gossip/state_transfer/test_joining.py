@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from gossip.effects import Adopt, ReceivePiece, Release, Send
-from gossip.state_transfer.donating import STANDS, most_elements
+from gossip.state_transfer.donating import ASLEEP, max_piece_elements
 from gossip.state_transfer.joining import RETRY_S, SURVEY_S, Phase
 from gossip.state_transfer.survey import agree
 from gossip.wire.messages import Abort, Fetch, Serving
@@ -58,8 +58,8 @@ def test_of_a_large_model_everything_is_asked_for_in_pieces_that_a_donor_gives(c
     elements = 70_000_001
     taker = Taker(elements, elements, tuned(CONFIG, chunk_elements=chunk), frozen=frozen)
     taker.local.optimizer_keys = ("m", "v")
-    joining, most = taker.joining, most_elements(elements + frozen)
-    joining.keys = ("m", "v")
+    joining, most = taker.joining, max_piece_elements(elements + frozen)
+    joining.optimizer_keys = ("m", "v")
     ends = (0, elements, elements + frozen, joining.size)
     cut = [piece for begin, end in pairwise(ends) for piece in joining.cut(begin, end, 2)]
     assert [start for start, _ in cut[1:]] == [stop for _, stop in cut[:-1]]
@@ -83,13 +83,13 @@ def test_a_survey_without_answers_ends_and_may_begin_again():
     taker.survey([])
     assert taker.joining.phase is Phase.SURVEY
     asked = taker.joining.begin(RUN_ID, [A, B], 0.0)
-    deadline = taker.joining.next_deadline()
+    deadline = taker.joining.next_deadline
     assert deadline == CONFIG.reply_timeout_s
     assert taker.joining.tick(deadline - 0.01) == []
     assert taker.joining.phase is Phase.SURVEY
     assert taker.joining.tick(deadline) == []
     assert taker.joining.phase is Phase.IDLE
-    assert taker.joining.next_deadline() == float("inf")
+    assert taker.joining.next_deadline == float("inf")
     assert taker.joining.on_serving(A, Serving(asked[0].message.session, 1.0, RUN_ID, (), ()), 9.0) == []
     assert len(taker.joining.begin(RUN_ID, [C], 10.0)) == 1
 
@@ -99,7 +99,7 @@ def test_a_second_after_the_first_answer_the_others_are_not_waited_for():
     taker.do(taker.joining.begin(RUN_ID, [A, B, C], 0.0))
     first = next(iter(taker.fetches))
     assert taker.joining.on_serving(A, Serving(first, 1.0, RUN_ID, (), ()), 0.3) == []
-    assert taker.joining.next_deadline() == 0.3 + SURVEY_S
+    assert taker.joining.next_deadline == 0.3 + SURVEY_S
     assert {donor for donor, *_ in pieces(taker.joining.tick(0.3 + SURVEY_S))} <= {A, B, C}
     assert taker.joining.phase is Phase.COLLECTING
 
@@ -112,7 +112,7 @@ def test_refusals_and_broken_links_end_the_waiting_early():
     assert taker.joining.on_refused(B, b, 0.1) == []
     assert taker.joining.on_refused(B, c, 0.1) == []  # not B's to refuse
     assert taker.joining.phase is Phase.SURVEY
-    taker.joining.unlinked(C, 0.1)
+    taker.joining.on_unlinked(C, 0.1)
     assert taker.joining.phase is Phase.COLLECTING
 
 
@@ -198,9 +198,9 @@ def test_a_newcomer_takes_the_weights_alone_where_whoever_has_the_optimizers_sta
     [session] = receive_weights(taker)
     _, fetch = taker.fetches[session]
     assert (fetch.start, fetch.stop) == (SIZE, SIZE + 500)
-    taker.do(joining.on_refused(A, session, 6.0, STANDS))
-    assert joining.starved
-    taker.do(joining.more_candidates([A], 7.0))
+    taker.do(joining.on_refused(A, session, 6.0, ASLEEP))
+    assert joining.is_starved
+    taker.do(joining.on_starved([A], 7.0))
     taker.fetches.pop(session, None)
     taker.receive_all()
     assert taker.adopt == Adopt((), ())
@@ -209,11 +209,11 @@ def test_a_newcomer_takes_the_weights_alone_where_whoever_has_the_optimizers_sta
 def test_a_newcomer_waits_for_state_that_one_who_is_merely_busy_can_give():
     taker = Taker(trained=500)
     taker.survey([A, B], keys=("m",))
-    for code in (STANDS, ""):
+    for code in (ASLEEP, ""):
         [session] = receive_weights(taker)
         taker.do(taker.joining.on_refused(taker.fetches.pop(session)[0], session, 6.0, code))
-    assert taker.joining.starved
-    taker.do(taker.joining.more_candidates([A, B], 7.0))
+    assert taker.joining.is_starved
+    taker.do(taker.joining.on_starved([A, B], 7.0))
     assert taker.adopt is None
     taker.receive_all()
     assert taker.covered_once()
@@ -238,7 +238,7 @@ def test_a_donor_dying_amid_its_piece_costs_only_what_had_not_arrived():
     dying = next(s for s, (donor, _) in taker.fetches.items() if donor == A)
     start, stop = taker.fetches[dying][1].start, taker.fetches[dying][1].stop
     taker.receive(dying, 2)
-    assert taker.do(taker.joining.unlinked(A, 1.0)) == [Release(dying)]
+    assert taker.do(taker.joining.on_unlinked(A, 1.0)) == [Release(dying)]
     assert taker.joining.missing == [(start + 2 * CHUNK, stop)]
     taker.receive_all()
     assert taker.covered_once()
@@ -251,10 +251,10 @@ def test_each_chunk_of_a_piece_has_its_own_time_and_a_donor_that_dribbles_loses_
     taker.survey([A])
     (session,) = taker.fetches
     chunk_s = CONFIG.reply_timeout_s + 4e-6 * CHUNK / CONFIG.slowest_rate_mb_s
-    assert taker.joining.next_deadline() == pytest.approx(chunk_s)
+    assert taker.joining.next_deadline == pytest.approx(chunk_s)
     taker.now = 0.9 * chunk_s
     taker.receive(session)
-    assert taker.joining.next_deadline() == pytest.approx(taker.now + chunk_s)
+    assert taker.joining.next_deadline == pytest.approx(taker.now + chunk_s)
 
 
 @pytest.mark.parametrize("how", ["deadline", "checksum", "refused"])
@@ -266,10 +266,10 @@ def test_a_piece_goes_to_another_however_its_donor_fails(how):
     taker.receive(session)
     if how == "deadline":
         taker.receive_all_but(session)
-        assert joining.tick(joining.next_deadline() - 0.01) == []
-        effects = joining.tick(joining.next_deadline())
+        assert joining.tick(joining.next_deadline - 0.01) == []
+        effects = joining.tick(joining.next_deadline)
     else:
-        effects = joining.give_back(session, 1.0) if how == "checksum" else joining.on_refused(B, session, 1.0)
+        effects = joining.on_failed(session, 1.0) if how == "checksum" else joining.on_refused(B, session, 1.0)
     assert (Send(B, Abort(session, "moved")) in effects) == (how != "refused")  # who ended it needs no telling
     taker.do(effects)
     assert B not in joining.candidates
@@ -282,10 +282,10 @@ def test_what_comes_for_a_piece_that_was_given_back_changes_nothing():
     taker.survey([A, B])
     session = next(s for s, (donor, _) in taker.fetches.items() if donor == A)
     stop = taker.fetches[session][1].stop
-    taker.do(taker.joining.unlinked(A, 1.0))
+    taker.do(taker.joining.on_unlinked(A, 1.0))
     missing = list(taker.joining.missing)
-    assert taker.joining.collected(session, stop, 1.1) == []
-    assert taker.joining.on_refused(A, session, 1.1) == taker.joining.give_back(session, 1.1) == []
+    assert taker.joining.on_collected(session, stop, 1.1) == []
+    assert taker.joining.on_refused(A, session, 1.1) == taker.joining.on_failed(session, 1.1) == []
     assert taker.joining.on_serving(A, Serving(session, 1.0, RUN_ID, (), ()), 1.1) == []
     assert taker.joining.missing == missing
 
@@ -295,11 +295,11 @@ def test_with_every_donor_refusing_it_waits_for_others():
     taker.survey([A, B])
     for session, (donor, _) in list(taker.fetches.items()):
         taker.do(taker.joining.on_refused(donor, session, 1.0))
-    assert taker.joining.starved
-    assert taker.joining.next_deadline() == 1.0 + RETRY_S
-    assert taker.joining.more_candidates([], 2.0) == []
-    assert taker.joining.next_deadline() == 2.0 + RETRY_S
-    effects = taker.do(taker.joining.more_candidates([C], 3.0))
+    assert taker.joining.is_starved
+    assert taker.joining.next_deadline == 1.0 + RETRY_S
+    assert taker.joining.on_starved([], 2.0) == []
+    assert taker.joining.next_deadline == 2.0 + RETRY_S
+    effects = taker.do(taker.joining.on_starved([C], 3.0))
     assert [donor for donor, *_ in pieces(effects)] == [C]
     taker.receive_all()
     assert taker.covered_once()
@@ -309,13 +309,13 @@ def test_with_every_donor_refusing_it_waits_for_others():
 def test_a_run_that_died_out_is_given_up():
     taker = Taker()
     taker.survey([A])
-    taker.do(taker.joining.unlinked(A, 1.0))
-    now = taker.joining.next_deadline()
+    taker.do(taker.joining.on_unlinked(A, 1.0))
+    now = taker.joining.next_deadline
     while now < 1.0 + CONFIG.join_timeout_s:
-        assert taker.joining.more_candidates([], now) == []
+        assert taker.joining.on_starved([], now) == []
         assert taker.joining.phase is Phase.COLLECTING
-        now = taker.joining.next_deadline()
-    taker.joining.more_candidates([], now)
+        now = taker.joining.next_deadline
+    taker.joining.on_starved([], now)
     assert taker.joining.phase is Phase.IDLE
 
 
@@ -328,11 +328,11 @@ def test_a_donor_that_is_asked_again_and_again_and_gives_nothing_holds_nobody_up
         taker.now += 0.5
         for session, (donor, _) in list(taker.fetches.items()):
             taker.do(taker.joining.on_refused(donor, session, taker.now))
-        if taker.joining.starved:
-            taker.do(taker.joining.more_candidates([A], taker.now))
+        if taker.joining.is_starved:
+            taker.do(taker.joining.on_starved([A], taker.now))
     assert taker.joining.phase is Phase.IDLE
     assert CONFIG.join_timeout_s <= taker.now - began <= CONFIG.join_timeout_s + 2 * RETRY_S
-    assert not taker.joining.gives(RUN_ID, taker.now)
+    assert not taker.joining.may_ask(RUN_ID, taker.now)
 
 
 def test_stopping_tells_those_who_send():
@@ -352,17 +352,17 @@ def test_whatever_fails_everything_arrives_once(seed):
     taker.survey(DONORS[: rng.randrange(1, 5)])
     for _ in range(300):
         taker.now += 0.1
-        if taker.joining.starved:
-            taker.do(taker.joining.more_candidates(rng.sample(DONORS, rng.randrange(1, 8)), taker.now))
+        if taker.joining.is_starved:
+            taker.do(taker.joining.on_starved(rng.sample(DONORS, rng.randrange(1, 8)), taker.now))
         if not taker.fetches:
             break
         session = rng.choice(list(taker.fetches))
         donor = taker.fetches[session][0]
         match rng.randrange(8):
             case 0:
-                taker.do(taker.joining.unlinked(donor, taker.now))
+                taker.do(taker.joining.on_unlinked(donor, taker.now))
             case 1:
-                taker.do(taker.joining.give_back(session, taker.now))
+                taker.do(taker.joining.on_failed(session, taker.now))
             case 2:
                 taker.do(taker.joining.on_refused(donor, session, taker.now))
             case _:
@@ -392,14 +392,14 @@ def test_a_newcomer_does_without_the_optimizers_state_and_never_without_what_is_
     for _ in range(3):  # it has no boundary at which to copy the rest
         ((session, (donor, fetch)),) = taker.fetches.items()
         assert (fetch.start, fetch.stop) == (CHUNK, 2 * CHUNK)
-        taker.do(taker.joining.on_refused(donor, session, taker.now, STANDS))
+        taker.do(taker.joining.on_refused(donor, session, taker.now, ASLEEP))
         assert taker.adopt is None
         taker.now += RETRY_S
-        taker.do(taker.joining.more_candidates([A], taker.now))
+        taker.do(taker.joining.on_starved([A], taker.now))
     taker.receive(next(iter(taker.fetches)))
     ((session, (donor, _)),) = taker.fetches.items()
-    taker.do(taker.joining.on_refused(donor, session, taker.now, STANDS))
-    taker.do(taker.joining.more_candidates([A], taker.now + RETRY_S))
+    taker.do(taker.joining.on_refused(donor, session, taker.now, ASLEEP))
+    taker.do(taker.joining.on_starved([A], taker.now + RETRY_S))
     taker.fetches.pop(session, None)
     taker.receive_all()
     assert taker.adopt == Adopt((), (), trial=False)
@@ -409,8 +409,8 @@ def test_a_newcomer_does_without_the_optimizers_state_and_never_without_what_is_
 def test_equal_frozen_weights_make_nobody_odd_and_other_ones_do(odd):
     def distances(taker, lies):
         def apart_sq(owner, other):
-            one = next(c for c in taker.joining.comparisons.values() if (c.owner, c.other) == (owner, other))
-            if one.start in taker.joining.frozen:
+            one = next(c for c in taker.joining.check.comparisons.values() if (c.owner, c.other) == (owner, other))
+            if one.start in taker.joining.check.frozen_range:
                 return 1e4 if lies and odd in (owner, other) else 0.0
             return 10.0 * (one.stop - one.start)
 
@@ -424,7 +424,7 @@ def test_equal_frozen_weights_make_nobody_odd_and_other_ones_do(odd):
         taker.receive_all()
         assert taker.adopt is not None
         assert (odd in taker.joining.donors) is not lies
-        assert taker.joining.spread_sq == 10.0, "of what is exchanged alone"
+        assert taker.joining.check.spread_sq == 10.0, "of what is exchanged alone"
 
 
 # -- with real peers -------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def beside_a_liar(honest=4, value=10**6, config=None, loss=off_by):
     swarm.run(20.0)
     liar = swarm.start(run_id=LIAR, value=value)
     liar.perform(liar.peer.resume(LIAR, 2**52, 0.0, swarm.now))
-    liar.peer.runs.config = Config(merge="never")
+    liar.peer.run_choice.config = Config(merge="never")
     liar.perform([Dial(address_of(0))])
     return swarm, nodes, liar
 
@@ -74,11 +74,11 @@ def test_weights_that_are_too_far_off_are_put_back_without_a_loss():
 
 def test_nobody_mixes_with_a_node_that_has_weights_on_trial():
     swarm, nodes, liar = beside_a_liar(value=3_000)
-    swarm.until(lambda: any(node.peer.own_run.judge.on_trial for node in nodes), 120.0)
-    on_trial = next(node for node in nodes if node.peer.own_run.judge.on_trial)
+    swarm.until(lambda: any(node.peer.own_run.trial.on_trial for node in nodes), 120.0)
+    on_trial = next(node for node in nodes if node.peer.own_run.trial.on_trial)
     assert on_trial.peer.membership.me.run_id != LIAR
     mixes = len(on_trial.mixes)
-    swarm.until(lambda: not on_trial.peer.own_run.judge.on_trial, 10.0)
+    swarm.until(lambda: not on_trial.peer.own_run.trial.on_trial, 10.0)
     assert len(on_trial.mixes) == mixes
     assert liar.id not in [partner for _, _, partner in on_trial.mixes]
 
@@ -102,7 +102,7 @@ def test_what_was_under_way_before_a_trial_is_lost_or_doubled_for_nobody():
                     alone[one.session] = one.partner, Fraction(one.weight) * (session.value - session.theirs)
             return abandon()
 
-        exchanges.abandon = node.peer.joining.abandon = watched
+        exchanges.abandon = node.peer.joining.abandon_exchanges = watched
     while sum(node.kinds.count("put back") for node in nodes) < 10:
         assert swarm.now < 2_000.0
         swarm.run(0.3)
@@ -214,12 +214,12 @@ def test_a_newcomer_goes_where_most_are_and_not_where_the_largest_number_is():
 def judged(before, after):
     judge = TrialEvaluator()
     for step, loss in enumerate(before, 1):
-        assert judge.heard(step, loss) is None
+        assert judge.on_loss(step, loss) is None
     judge.begin(len(before), 0.0)
     verdict = None
     for step, loss in enumerate([before[-1], *after], len(before) + 1):  # the first may be of a step before
         assert verdict is None
-        verdict = judge.heard(step, loss)
+        verdict = judge.on_loss(step, loss)
     return verdict
 
 
@@ -243,10 +243,10 @@ def test_weights_pass_unless_their_losses_are_clearly_worse(before, after, passe
 def test_a_trial_in_which_nothing_is_heard_ends_and_proves_nothing():
     judge = TrialEvaluator()
     for step in range(ENOUGH):
-        judge.heard(step, 1.0)
+        judge.on_loss(step, 1.0)
     assert judge.deadline == math.inf
     judge.begin(10, 5.0)
-    assert judge.heard(10, 0.5) is None  # the same report again
+    assert judge.on_loss(10, 0.5) is None  # the same report again
     assert judge.deadline == 5.0 + TRIAL_S
     assert judge.verdict() is False
 

@@ -73,7 +73,7 @@ def wanting():
     """A swarm of two linked peers with a run each, each of which wants the other's weights."""
     swarm = World(1)
     one, two = swarm.start(run_id=G1), swarm.start(run_id=G2)
-    one.peer.joining.consented, two.peer.joining.consented = G2, G1
+    one.peer.joining.consented_run_id, two.peer.joining.consented_run_id = G2, G1
     one.perform([Dial(address_of(1))])
     swarm.run(0.025)
     return swarm, one, two
@@ -82,7 +82,7 @@ def wanting():
 def test_of_two_runs_that_each_want_the_others_weights_one_gives_way():
     """Else they swap, and swap again."""
     swarm, one, two = wanting()
-    served = [a.peer.runs.should_serve(b.peer.membership.me, swarm.now) for a, b in ((one, two), (two, one))]
+    served = [a.peer.run_choice.should_serve(b.peer.membership.me, swarm.now) for a, b in ((one, two), (two, one))]
     assert served == [False, True]
     swarm.until(swarm.agreed, 30.0)
     assert one.run_id == G2
@@ -92,11 +92,11 @@ def test_of_two_runs_that_each_want_the_others_weights_one_gives_way():
 def test_a_node_serves_a_run_whose_weights_it_found_worse_and_leaves_alone():
     """It wants that run and cannot have it; while it refuses, that run's members ask it in vain once a second."""
     swarm, one, two = wanting()
-    assert not one.peer.runs.should_serve(two.peer.membership.me, swarm.now)
+    assert not one.peer.run_choice.should_serve(two.peer.membership.me, swarm.now)
     one.peer.joining.run_id = G2
-    seconds = one.peer.joining.failed_trial(swarm.now)
-    assert one.peer.runs.should_serve(two.peer.membership.me, swarm.now)
-    assert not one.peer.runs.should_serve(two.peer.membership.me, swarm.now + seconds)
+    seconds = one.peer.joining.avoid_after_trial(swarm.now)
+    assert one.peer.run_choice.should_serve(two.peer.membership.me, swarm.now)
+    assert not one.peer.run_choice.should_serve(two.peer.membership.me, swarm.now + seconds)
 
 
 @pytest.mark.parametrize("seed", rest_is_slow(range(50), 15))
@@ -199,7 +199,7 @@ def test_samples_of_an_earlier_life_are_not_behind_weights_that_began_afresh():
     reborn = swarm.start(samples=1_000_000, steps=1_000_000)
     swarm.run(20.0)
     assert reborn.peer.membership.my_samples > 1_000_000
-    assert 100 <= reborn.peer.runs.ours().samples <= 300
+    assert 100 <= reborn.peer.run_choice.our_run().samples <= 300
 
 
 def test_a_peer_about_to_take_other_weights_is_busy():
@@ -222,7 +222,7 @@ def test_the_smallest_id_does_not_say_that_all_wait_beside_a_member_that_gives_n
     smallest, giver = swarm.start(1), swarm.start()
     swarm.network.fault = lambda sender, to, message: isinstance(message, Fetch) and message.start < message.stop
     if must_join:
-        smallest.peer.runs.must_join = True
+        smallest.peer.run_choice.must_join = True
     assert smallest.id < giver.id
     swarm.run(100.0)
     assert giver.peer.view.ready
@@ -235,6 +235,6 @@ def test_of_members_that_must_join_and_find_no_run_none_begins_one():
     swarm = World(6)
     nodes = [swarm.start(1), swarm.start(0)]
     for node in nodes:
-        node.peer.runs.must_join = True
+        node.peer.run_choice.must_join = True
     swarm.run(60.0)
     assert not any(node.peer.view.ready for node in nodes)

@@ -97,7 +97,7 @@ def test_one_alone_chooses_nobody_and_mixes_with_nobody():
     assert swarm.hosts[0].peer.partners.choose(set(), 0.0) is None
     swarm.run_until(30.0)
     assert swarm.sessions.mixes == 0
-    assert swarm.hosts[0].peer.runs.alone
+    assert swarm.hosts[0].peer.run_choice.is_alone
     assert np.array_equal(swarm.hosts[0].vector, vector(0))
 
 

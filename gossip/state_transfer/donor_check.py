@@ -1,0 +1,137 @@
+"""The check of a transfer's donors: a chunk of each is fetched from the next donor as well, and compared.
+
+:mod:`gossip.state_transfer.comparing` judges the results. If donors differ, witnesses are asked for the same chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from gossip.config import Config
+from gossip.effects import Effect, ReceivePiece, Release, Send
+from gossip.exchange.session import Local
+from gossip.ids import PeerId
+from gossip.state_transfer.comparing import (
+    CHUNKS_PER_WITNESS,
+    MIN_DONORS,
+    Comparison,
+    any_differ,
+    odd_ones,
+    outvoted,
+    spread_sq,
+)
+from gossip.state_transfer.donating import serving_time_s
+from gossip.wire.messages import Abort, Fetch
+
+__all__ = ["DonorCheck", "Given"]
+
+
+class Given(NamedTuple):
+    """Elements [start, stop) of the joining vector that a donor gave."""
+
+    start: int
+    stop: int
+    donor: PeerId
+
+
+class DonorCheck:
+    """The comparisons of one transfer."""
+
+    def __init__(self, local: Local, config: Config, new_session: Callable[[], int]) -> None:
+        self.local, self.config, self.new_session = local, config, new_session
+        self.optimizer_keys: tuple[str, ...] = ()  # The optimizer's state in the joining vector.
+        self.reset()
+
+    def reset(self) -> None:
+        """Start again for another transfer."""
+        self.comparisons: dict[int, Comparison] = {}  # Comparisons in progress, by session.
+        self.results: list[Comparison] = []  # Comparisons that have ended, answered or not.
+        self.has_begun = self.has_witnesses = False
+
+    @property
+    def frozen_range(self) -> range:
+        """Return the range of the frozen elements in the joining vector."""
+        return range(self.local.elements, self.local.weights)
+
+    def begin(
+        self, given: list[Given], candidates: list[PeerId], optimizer_keys: tuple[str, ...], now: float
+    ) -> list[Effect]:  # fmt: skip
+        """Compare the donors. No donor knows which chunk is checked.
+
+        Frozen elements are compared apart from the rest, since they are equal on all donors to the last bit.
+        """
+        self.has_begun, self.optimizer_keys = True, optimizer_keys
+        frozen = [one for one in given if one.start in self.frozen_range]
+        others = [one for one in given if one.start not in self.frozen_range]
+        return [*self.compare(others, candidates, now), *self.compare(frozen, candidates, now)]
+
+    def compare(self, given: list[Given], candidates: list[PeerId], now: float) -> list[Effect]:
+        """Compare a chunk of every donor, including donors that have gone, since their pieces are adopted as well."""
+        ranges: dict[PeerId, list[tuple[int, int]]] = {}
+        for start, stop, donor in given:
+            if start < stop:
+                ranges.setdefault(donor, []).append((start, stop))
+        donors = list(ranges)
+        present = [donor for donor in donors if donor in candidates]
+        if len(donors) < MIN_DONORS or len(present) < 2:
+            return []
+        effects: list[Effect] = []
+        for place, owner in enumerate(donors):
+            start, stop = ranges[owner][self.new_session() % len(ranges[owner])]
+            step = self.config.chunk_elements
+            start += self.new_session() % -(-(stop - start) // step) * step
+            stop = min(stop, start + step)
+            others = [peer for peer in [*donors[place + 1 :], *donors[:place]] if peer in present]
+            for other in others[: 1 if owner in present else 2]:  # A donor that has gone cannot be asked itself.
+                effects += self.request(owner, other, start, stop, now)
+        return effects
+
+    def request(self, owner: PeerId, other: PeerId, start: int, stop: int, now: float) -> list[Effect]:
+        """Fetch elements that ``owner`` gave from ``other`` as well, to compare the two."""
+        session, deadline = self.new_session(), now + serving_time_s(self.config, stop - start)
+        self.comparisons[session] = Comparison(owner, other, start, stop, deadline)
+        size = self.local.weights + len(self.optimizer_keys) * self.local.trained_elements
+        return [
+            ReceivePiece(session, other, start, stop, size, compare=True),
+            Send(other, Fetch(session, self.optimizer_keys, start, stop)),
+        ]
+
+    def end_comparison(self, session: int, tell: bool) -> list[Effect]:
+        """End a comparison, answered or not. ``tell``: the other donor may still be sending."""
+        comparison = self.comparisons.pop(session)
+        self.results.append(comparison)
+        told = [Send(comparison.other, Abort(session, "moved"))] if tell else []
+        return [Release(session), *told]
+
+    @property
+    def needs_witnesses(self) -> bool:
+        """Return True if donors differ, and no witness was asked yet."""
+        return not self.has_witnesses and any(any_differ(results) for results in self.results_by_kind())
+
+    def ask_witnesses(self, results: list[Comparison], witnesses: list[PeerId], now: float) -> list[Effect]:
+        """Ask each witness for two of the chunks that these comparisons were about."""
+        chunks = list({one.owner: (one.owner, one.start, one.stop) for one in results}.values())
+        asked = [witness for witness in witnesses for _ in range(CHUNKS_PER_WITNESS)]
+        effects: list[Effect] = []
+        for place, witness in enumerate(asked):
+            owner, start, stop = chunks[place % len(chunks)]
+            effects += self.request(owner, witness, start, stop, now)
+        return effects
+
+    def odd_donors(self) -> set[PeerId]:
+        """Return the donors that gave another model than most, and the witnesses that took their side."""
+        odd: set[PeerId] = set()
+        for results in self.results_by_kind():
+            odd |= outvoted(results, {one.owner for one in results}) if self.has_witnesses else odd_ones(results)
+        return odd
+
+    def results_by_kind(self) -> tuple[list[Comparison], list[Comparison]]:
+        """Return the results for frozen elements, and the others."""
+        frozen = [one for one in self.results if one.start in self.frozen_range]
+        return frozen, [one for one in self.results if one.start not in self.frozen_range]
+
+    @property
+    def spread_sq(self) -> float:
+        """Return the donors' spread: :func:`gossip.state_transfer.comparing.spread_sq` of their weights."""
+        return spread_sq(self.results_by_kind()[1], self.local.elements)
