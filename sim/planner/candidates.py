@@ -45,7 +45,7 @@ def candidates(
     every = {codec: paces(steps_of(codec)) for codec in TRIED}
     often, middle, rarely = ({codec: steps[which] for codec, steps in every.items()} for which in range(3))
     tried = [
-        Candidate("auto", {"mix_every_steps": AUTO}), paced("int8", middle), paced("int8", often),
+        Candidate("auto", {"codec": AUTO, "mix_every_steps": AUTO}), paced("int8", middle), paced("int8", often),
         paced("fp32", middle), paced("int4", middle), paced("int4", often),
         paced("int8", rarely), paced("int8", middle, "groups of 4", mixing="group", selection="grid", group_size=4),
         paced("int8", middle, "plain means", outer_momentum=0.0, outer_rate=1.0),
