@@ -74,29 +74,29 @@ class Gate:
         self.crowd, self.host, self.peer = crowd, host, host.peer
         self.links = Links()
         self.pending: dict[PeerId, deque[Message]] = {}  # messages for peers that are being dialled
-        self.faults = Faults(self.on_event)
+        self.faults = Faults(self.notify)
         self.connector = Connector(Access(network, crowd.greeter), crowd.config, self)
 
     # -- for the connector -----------------------------------------------------------------------------------------
-    def record(self) -> MemberRecord:
+    def own_record(self) -> MemberRecord:
         return self.peer.membership.me
 
-    def knows(self, peer: PeerId) -> bool:
+    def is_known(self, peer: PeerId) -> bool:
         return self.peer.membership.remembers(peer)
 
     def member_hosts(self) -> tuple[str, ...]:
         return ()
 
-    def on_event(self, kind: str, sentence: str) -> None:
+    def notify(self, kind: str, sentence: str) -> None:
         """Ignore what people would be told."""
 
-    def seed_answered(self, seed: Address) -> None:
+    def on_seed_answered(self, seed: Address) -> None:
         """Ignore it: there are no seeds."""
 
-    def met_itself(self, seed: Address) -> None:
+    def on_seed_is_self(self, seed: Address) -> None:
         """Ignore it: there are no seeds."""
 
-    def strange(self, host: str) -> None:
+    def on_failed_handshake(self, host: str) -> None:
         """Ignore failed handshakes."""
 
     # -- effects ---------------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class Gate:
         ok = await self.connector.try_dial(address)
         self.perform(self.peer.dial_tried(asker, ok, self.crowd.catch_up()))
 
-    def dial_failed(self, peer: PeerId | None) -> None:
+    def on_dial_failed(self, peer: PeerId | None) -> None:
         if peer is not None:
             self.pending.pop(peer, None)
         self.perform(self.peer.dial_failed(peer, self.crowd.catch_up()))
@@ -158,7 +158,7 @@ class Gate:
 
     def on_message(self, link: Link, message: Message) -> None:
         if isinstance(message, Close):
-            link.orderly = link.orderly or message.code == "idle"
+            link.is_orderly = link.is_orderly or message.code == "idle"
         elif not isinstance(message, OF_NODES):
             now = self.crowd.catch_up()
             if isinstance(message, Offer | Invite | Fetch | Outcome):
@@ -166,11 +166,11 @@ class Gate:
             self.perform(self.peer.receive(link.peer, message, now))
 
     def unlink(self, link: Link) -> None:
-        now, code = self.crowd.catch_up(), "idle" if link.orderly else "broken"
+        now, code = self.crowd.catch_up(), "idle" if link.is_orderly else "broken"
         if self.links.remove(link):
             for session in self.peer.view.pairs_with(link.peer):
                 self.perform(self.peer.failed(session, code, now))
-            self.perform(self.peer.unlinked(link.peer, now, orderly=link.orderly))
+            self.perform(self.peer.unlinked(link.peer, now, orderly=link.is_orderly))
 
     def watch(self, now: float, idle_s: float) -> None:
         for link in self.links.all():

@@ -134,7 +134,7 @@ class Node:
 
         Entering the ``with`` block does the same; a program without one ends it with :meth:`close`.
         """
-        self._training.average.check("start")
+        self._training.average.check_not_shown("start")
         self._training.start()
         return self
 
@@ -168,9 +168,9 @@ class Node:
             LocalError: The user has to fix something.
             FaultError: With ``on_fault="raise"``, after a fault of this library in the network side.
         """
-        self._training.average.check("step")
+        self._training.average.check_not_shown("step")
         if lr is not None:
-            self._training.rate = lr
+            self._training.learning_rate = lr
         self._training.step(loss, samples)
 
     def shard(self, dataset: Any, batch_size: int, shuffle: bool = True, epochs: int = 1) -> Iterator[Any]:
@@ -256,7 +256,7 @@ class Node:
         Returns:
             The consensus distance, or None without other members.
         """
-        self._training.average.check("settle")
+        self._training.average.check_not_shown("settle")
         return self._training.settle(seconds, wait_s)
 
     def finish(self, seconds: float = 5.0) -> None:
@@ -265,7 +265,7 @@ class Node:
         Newcomers get these weights and learn that the run is complete. Other nodes end when most members say so. A
         state directory remembers it. The call waits up to ``seconds`` while newcomers fetch the weights.
         """
-        self._training.average.check("finish")
+        self._training.average.check_not_shown("finish")
         self._training.finish(seconds)
 
     def merge(self, run: str) -> None:
@@ -371,7 +371,7 @@ class Node:
             LocalError: The node was made without ``keep_average``. Calls inside the block that go on training raise it
                 too (:meth:`step`, :meth:`settle`, :meth:`finish`, :meth:`load`).
         """
-        self._training.average.require()
+        self._training.average.check_kept()
         return self._training.average.shown()
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
@@ -406,7 +406,7 @@ class Node:
         Raises:
             CheckpointError: The file cannot be loaded.
         """
-        self._training.average.check("load")
+        self._training.average.check_not_shown("load")
         return self._training.load(path)
 
     def state_dict(self) -> dict[str, Any]:
@@ -425,7 +425,7 @@ class Node:
         Raises:
             CheckpointError: ``state`` is no such state.
         """
-        self._training.average.check("load_state_dict")
+        self._training.average.check_not_shown("load_state_dict")
         self._training.load_state_dict(state)
 
 

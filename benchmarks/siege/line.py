@@ -53,7 +53,7 @@ class Line:
         """Exchange Hellos, and return the node's, or None if it closed the connection."""
         await self.write(encode(hello))
         try:
-            got = await self.reader.message()
+            got = await self.reader.read_message()
         except Exception:  # the connection broke, as in write()
             got = None
         theirs = None if got is None else got[0]
@@ -66,7 +66,7 @@ class Line:
     async def first(self) -> Message | None:
         """Return the next message, or None if the connection ends."""
         try:
-            got = await self.reader.message()
+            got = await self.reader.read_message()
         except Exception:  # the connection broke, as in write()
             return None
         return None if got is None else got[0]
@@ -75,13 +75,13 @@ class Line:
         """Read frames until the connection ends, and call ``heard`` for each."""
         try:
             while True:
-                got = await self.reader.message()
+                got = await self.reader.read_message()
                 if got is None:
                     return
                 message, size = got
                 body = bytearray(size)
                 if size:
-                    await self.reader.exactly(memoryview(body))
+                    await self.reader.read_exactly(memoryview(body))
                 if isinstance(message, Close):
                     return
                 await heard(self, message, bytes(body))

@@ -1,4 +1,7 @@
-"""The connector: dials and accepts links, up to the finished Hello, with limits on strangers."""
+"""The connector: it dials and accepts links up to the finished Hello, with limits on strangers.
+
+A *stranger* is a peer that this node has never been in contact with. Its address is hearsay, and may belong to anybody.
+"""
 
 from __future__ import annotations
 
@@ -30,22 +33,21 @@ from node.transport.tls import Contexts, TlsStream
 
 __all__ = ["Access", "Connector"]
 
-OBSERVED_S = 30.0  # The time limit for an observer to read the status, page by page.
-DIALS = 16  # Concurrent dials.
+OBSERVER_S = 30.0  # Time for an observer to read the status, page by page.
+MAX_DIALS = 16  # Concurrent dials of all kinds.
 NAME_BYTES = 16  # The length of a link's name, by which lanes join it.
-# Concurrent dials to members known by hearsay: their addresses may belong to anybody and drop packets.
-TO_STRANGERS = 2
-TO_SILENT = 8  # Concurrent dials to addresses whose last dial timed out.
-STRANGERS_WAITING = 64  # Dials to strangers that may queue; further ones fail at once.
-SILENT_S = 1.0  # A dial that fails after this time was dropped, not refused.
-REMEMBERED = 4_096  # Silent addresses that are remembered.
-NAMED = 4  # Seeds whose failure is explained in the message that ends a node.
-TOLD = 64  # Distinct refusals that are logged, so that strangers cannot fill the log.
+MAX_STRANGER_DIALS = 2  # Concurrent dials to strangers, whose addresses may drop packets.
+MAX_SILENT_DIALS = 8  # Concurrent dials to addresses whose last dial timed out.
+MAX_QUEUED_STRANGERS = 64  # Dials to strangers that may queue; further ones fail at once.
+SILENT_S = 1.0  # A dial that fails after this time was dropped by the network, and not refused.
+MAX_SILENT_ADDRESSES = 4_096  # Silent addresses that are remembered.
+MAX_EXPLAINED_SEEDS = 4  # Seeds whose failure the message explains that ends a node.
+MAX_NOTICES = 64  # Distinct notices, so that strangers cannot fill the log.
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How a node reaches others, and they it.
+    """The means by which a node reaches others, and others reach it.
 
     Attributes:
         network: Where it listens, and how it dials.
@@ -66,10 +68,10 @@ class LinkOwner(Protocol):
     @property
     def faults(self) -> Faults: ...
 
-    def record(self) -> MemberRecord:
+    def own_record(self) -> MemberRecord:
         """Return our own signed record."""
 
-    def knows(self, peer: PeerId) -> bool:
+    def is_known(self, peer: PeerId) -> bool:
         """Return True if this is or was a contacted member."""
 
     def member_hosts(self) -> Collection[str]:
@@ -78,31 +80,35 @@ class LinkOwner(Protocol):
     async def run_link(self, link: Link, theirs: Hello) -> None:
         """Run a link from the finished Hello to the end of the stream."""
 
-    def dial_failed(self, peer: PeerId | None) -> None:
-        """Note that a peer (None: a seed) was not reached."""
+    def on_dial_failed(self, peer: PeerId | None) -> None:
+        """Handle a dial that did not reach this peer, or a seed (None)."""
 
-    def seed_answered(self, seed: Address) -> None:
-        """Note that a seed accepted a connection."""
+    def on_seed_answered(self, seed: Address) -> None:
+        """Handle a connection that a seed has accepted."""
 
-    def met_itself(self, seed: Address) -> None:
-        """Note that a seed is this node."""
+    def on_seed_is_self(self, seed: Address) -> None:
+        """Handle a seed that turned out to be this node."""
 
-    def strange(self, host: str) -> None:
-        """Note that a handshake from this host led to no member."""
+    def on_failed_handshake(self, host: str) -> None:
+        """Handle a handshake from this host that led to no member."""
 
-    def on_event(self, kind: str, sentence: str) -> None:
-        """Tell people of an event."""
+    def notify(self, kind: str, sentence: str) -> None:
+        """Tell the user of an event."""
 
 
 def has_sent(stream: ByteStream) -> bool:
-    """Return True if a byte has come over a stream, as far as the stream can tell."""
-    return getattr(stream, "heard", True)
+    """Return True if a byte has come over a stream, or if the stream cannot tell."""
+    return getattr(stream, "has_received", True)
 
 
 class Connector:
-    """The connector: opens links to other nodes and accepts theirs, for its ``owner``.
+    """The connector of one node. It opens links to other nodes and accepts theirs, and passes them to its owner.
 
-    ``seeds`` are the addresses of the seeds, as far as known; ``join`` runs an accepted connection as a lane.
+    Args:
+        access: The network, certificates and the look-up of seeds.
+        config: The node's configuration.
+        owner: The network side that the links belong to.
+        seeds: The addresses of the seeds, as far as they are known.
     """
 
     def __init__(
@@ -110,141 +116,149 @@ class Connector:
     ) -> None:
         self.network, self.greeter, self.contexts = access.network, access.greeter, access.contexts
         self.config, self.owner, self.faults = config, owner, owner.faults
-        self.join: Callable[[Link, Hello], Awaitable[None]] | None = None  # Takes a further connection of a link.
-        # A refusal by a seed is final; one by an address from hearsay may only mean that the address is stale.
+        # Handles an accepted connection whose Hello says that it is a lane of a link.
+        self.on_lane: Callable[[Link, Hello], Awaitable[None]] | None = None
+        # A seed's refusal is final. That of another address may only mean that the address is stale.
         self.seeds = seeds
-        self.names: Mapping[Address, str] = {}  # The name under which the user gave a seed whose address was looked up.
-        self.missing: Mapping[str, str] = {}  # For each name that was looked up and gave no seeds: the reason.
-        # The peers that are expected at each address being dialled.
+        self.seed_names: Mapping[Address, str] = {}  # The user's name of each seed whose address was looked up.
+        self.failed_lookups: Mapping[str, str] = {}  # For each name that gave no seeds: the reason.
+        # For each address that is being dialled: the peers that are expected there, None for a seed.
         self.dialling: dict[Address, set[PeerId | None]] = {}
-        self.dial_limit = trio.CapacityLimiter(DIALS)
-        self.stranger_limit, self.silent_limit = trio.CapacityLimiter(TO_STRANGERS), trio.CapacityLimiter(TO_SILENT)
+        self.dial_limit = trio.CapacityLimiter(MAX_DIALS)
+        self.stranger_limit = trio.CapacityLimiter(MAX_STRANGER_DIALS)
+        self.silent_limit = trio.CapacityLimiter(MAX_SILENT_DIALS)
         self.budget = DialBudget()
-        self.strange: set[Address] = set()  # Addresses being dialled for members known by hearsay only.
-        self.silent: OrderedDict[Address, None] = OrderedDict()  # Addresses whose last dial timed out.
-        self.handshake_pool = HandshakePool(self.neighbours, has_sent, owner.strange)
+        self.stranger_addresses: set[Address] = set()  # Addresses of strangers that are being dialled.
+        self.silent_addresses: OrderedDict[Address, None] = OrderedDict()  # Addresses whose last dial timed out.
+        self.handshake_pool = HandshakePool(self.favoured_hosts, has_sent, owner.on_failed_handshake)
         self.failures: dict[Address, str] = {}  # The failure of the last dial, for each seed that did not answer.
         self.unanswered: set[Address] = set()  # Seeds whose last dial failed without an answer.
         self.refusals: dict[Address, RefusedError] = {}  # Refusals of this node, by seed.
-        self.told: set[str] = set()
+        self.notified: set[str] = set()  # The sentences that the user was told.
         self.nursery: trio.Nursery | None = None
-        self.closed = False
+        self.is_closed = False
 
     def open(self, nursery: trio.Nursery) -> None:
-        """Dial and accept from now on, until cancelled; links live in ``nursery``."""
+        """Begin to dial and to accept; the tasks of links run in ``nursery``."""
         self.nursery = nursery
         nursery.start_soon(self.network.serve, self.accept, nursery)
 
     def spawn(self, task: Callable[..., Any], *args: object) -> None:
-        if self.nursery is not None and not self.closed:
+        if self.nursery is not None and not self.is_closed:
             self.nursery.start_soon(task, *args)
 
-    def seeded(self, found: Found) -> None:
-        """Take the addresses that a look-up of the seeds gave, and forget failures and refusals of former seeds."""
-        self.seeds, self.names, self.missing = frozenset(found.addresses), found.names, found.missing
+    def on_seeds_found(self, found: Found) -> None:
+        """Handle the result of a look-up of seeds: use these addresses, and forget the failures of former seeds."""
+        self.seeds, self.seed_names, self.failed_lookups = frozenset(found.addresses), found.names, found.missing
         self.failures = {address: why for address, why in self.failures.items() if address in self.seeds}
         self.refusals = {address: error for address, error in self.refusals.items() if address in self.seeds}
 
     def dial(self, address: Address, expect: PeerId | None) -> None:
-        """Begin a link to ``address``, where ``expect`` should answer; one dial at a time to one address."""
-        if self.closed or address == self.owner.record().address or (expect is not None and not self.may_dial(address)):
-            self.spawn(self.report, {expect})
+        """Begin a link to ``address``, where the peer ``expect`` should answer; None for a seed.
+
+        There is one dial at a time to an address.
+        """
+        is_own = address == self.owner.own_record().address
+        if self.is_closed or is_own or (expect is not None and not self.may_dial(address)):
+            self.spawn(self.report_missed, {expect})
             return
         if address in self.dialling:
             self.dialling[address].add(expect)
             return
-        strange = expect is not None and address not in self.seeds and not self.owner.knows(expect)
-        if strange and len(self.strange) >= TO_STRANGERS + STRANGERS_WAITING:
-            self.spawn(self.report, {expect})
+        is_stranger = expect is not None and address not in self.seeds and not self.owner.is_known(expect)
+        if is_stranger and len(self.stranger_addresses) >= MAX_STRANGER_DIALS + MAX_QUEUED_STRANGERS:
+            self.spawn(self.report_missed, {expect})
             return
-        if strange:
-            self.strange.add(address)
+        if is_stranger:
+            self.stranger_addresses.add(address)
         self.dialling[address] = {expect}
         self.spawn(self.dial_task, address, expect)
 
-    def turn(self, address: Address) -> contextlib.AbstractAsyncContextManager[object]:
-        """Return the limiter to acquire before ``dial_limit``.
+    def limiter_for(self, address: Address) -> contextlib.AbstractAsyncContextManager[object]:
+        """Return the limiter that a dial acquires before ``dial_limit``.
 
-        Dials to addresses that drop packets last until the timeout. Their own limiters keep them from holding all
-        places, so that dials to honest members never wait for them.
+        A dial to an address that drops packets lasts until its timeout. Limiters of their own keep such dials from
+        taking all places, so that dials to honest members never wait for them.
         """
-        if address in self.strange:
+        if address in self.stranger_addresses:
             return self.stranger_limit
-        return self.silent_limit if address in self.silent else contextlib.nullcontext()
+        return self.silent_limit if address in self.silent_addresses else contextlib.nullcontext()
 
-    def neighbours(self) -> Collection[str]:
-        """Return the networks for which the handshake pool reserves places: members, seeds and ourselves."""
-        mine = self.owner.record().address
+    def favoured_hosts(self) -> Collection[str]:
+        """Return the address ranges for which the handshake pool reserves places: of members, seeds and this node."""
+        mine = self.owner.own_record().address
         hosts = {seed.host for seed in self.seeds} | ({mine.host} if mine is not None else set())
         return {neighbourhood(host) for host in hosts}.union(self.owner.member_hosts())
 
     def may_dial(self, address: Address) -> bool:
-        """Return True if this node may dial an address that came in another's record.
+        """Return True if this node may dial an address that another peer has named.
 
         A node on a public address dials no private addresses, and a node on a network dials no loopback address.
         """
-        mine = self.owner.record().address
+        mine = self.owner.own_record().address
         if mine is None or is_loopback(mine.host):
             return True
         return not is_loopback(address.host) and (is_private(mine.host) or not is_private(address.host))
 
-    async def report(self, hoped: set[PeerId | None]) -> None:
-        await trio.lowlevel.checkpoint()  # Never report from inside the decision that dialled.
-        self.missed(hoped)
+    async def report_missed(self, expected: set[PeerId | None]) -> None:
+        await trio.lowlevel.checkpoint()  # The report must not come inside the decision that dialled.
+        self.on_missed(expected)
 
-    def missed(self, hoped: set[PeerId | None]) -> None:
-        for peer in hoped:
-            self.owner.dial_failed(peer)
+    def on_missed(self, expected: set[PeerId | None]) -> None:
+        for peer in expected:
+            self.owner.on_dial_failed(peer)
 
     async def dial_task(self, address: Address, expect: PeerId | None) -> None:
+        """Dial an address and run the link. Without a link, report every peer that was expected there."""
         greeted: tuple[Link, Hello] | None = None
-        hoped: set[PeerId | None] = set()
-        failure, refused, began, charged = "", None, trio.current_time(), False
+        expected: set[PeerId | None] = set()
+        failure, refused, began, is_charged = "", None, trio.current_time(), False
         try:
-            async with self.turn(address), self.dial_limit:
+            async with self.limiter_for(address), self.dial_limit:
                 began = trio.current_time()
-                charged = address in self.seeds or self.budget.take(address, began)
-                if not charged:
+                is_charged = address in self.seeds or self.budget.charge(address, began)
+                if not is_charged:
                     raise BrokenLinkError(
                         f"{address} is on a host where dials keep failing: its dial budget is used up."
                     )
                 with trio.move_on_after(self.config.hello_timeout_s):
                     stream = await self.connect(address)
                     if address in self.seeds:
-                        self.owner.seed_answered(address)
+                        self.owner.on_seed_answered(address)
                     failure = "accepted the connection, but sent no greeting"
                     greeted = await self.handshake(stream, False, expect)
         except RefusedError as error:
-            self.note_refusal(error, address, expect)
+            self.on_refusal(error, address, expect)
             refused = error
         except (OSError, RemoteError) as error:
-            failure = failure or reason(error)
+            failure = failure or describe_failure(error)
         finally:
-            hoped = self.dialling.pop(address, set())
-            self.strange.discard(address)
-        if not charged:  # A dial that the budget refused says nothing about a member known by hearsay.
-            self.missed({peer for peer in hoped if peer is None or self.owner.knows(peer)})
+            expected = self.dialling.pop(address, set())
+            self.stranger_addresses.discard(address)
+        if not is_charged:  # A dial that the budget refused says nothing about a stranger.
+            self.on_missed({peer for peer in expected if peer is None or self.owner.is_known(peer)})
             return
         if greeted is not None and greeted[1].record is not None:
-            self.budget.prove(address)
+            self.budget.mark_proven(address)
         if greeted is None and trio.current_time() - began > SILENT_S:
-            self.silent[address] = None
-            if len(self.silent) > REMEMBERED:
-                self.silent.popitem(last=False)
+            self.silent_addresses[address] = None
+            if len(self.silent_addresses) > MAX_SILENT_ADDRESSES:
+                self.silent_addresses.popitem(last=False)
         else:
-            self.silent.pop(address, None)
+            self.silent_addresses.pop(address, None)
         if address in self.seeds:
-            self.note_seed(address, greeted is not None, failure or "did not answer", refused)
+            self.on_seed_dialled(address, greeted is not None, failure or "did not answer", refused)
         if greeted is not None and greeted[1].record is None:  # Only a side that dials may be an observer.
             greeted[0].stream.close_now()
             greeted = None
         if greeted is None:
-            self.missed(hoped)
+            self.on_missed(expected)
             return
-        greeted[0].address = address
-        # Do not await between the Hello and `run_link`, which closes the stream.
-        self.missed(hoped - {None, greeted[0].peer})
-        await self.owner.run_link(*greeted)
+        link, theirs = greeted
+        link.address = address
+        # There must be no await between the Hello and `run_link`, which closes the stream.
+        self.on_missed(expected - {None, link.peer})
+        await self.owner.run_link(link, theirs)
 
     @property
     def refusal(self) -> RefusedError | None:
@@ -252,21 +266,21 @@ class Connector:
         errors = self.refusals.values()
         return next((error for error in errors if error.code != "closed"), next(iter(errors), None))
 
-    def called(self, seed: Address) -> str:
+    def seed_name(self, seed: Address) -> str:
         """Return the name under which the user knows a seed."""
-        return self.names.get(seed) or str(seed)
+        return self.seed_names.get(seed) or str(seed)
 
-    def note_seed(self, address: Address, greeted: bool, failure: str, refused: RefusedError | None) -> None:
-        """Note the outcome of a dial to a seed.
+    def on_seed_dialled(self, address: Address, greeted: bool, failure: str, refused: RefusedError | None) -> None:
+        """Handle the outcome of a dial to a seed.
 
-        Nodes that start together do not listen at the same moment, so a seed that does not answer is reported after a
-        delay.
+        A seed that does not answer is reported after a delay, because nodes that start together do not listen at the
+        same moment.
         """
         if greeted or refused is not None:
             self.unanswered.discard(address)
         if greeted:
             self.failures.pop(address, None)
-        elif refused is not None:  # `note_refusal` logs this one.
+        elif refused is not None:  # `on_refusal` has told the user of it.
             self.failures[address] = f"refused this node: {refused}"
         else:
             self.failures[address] = failure
@@ -275,39 +289,42 @@ class Connector:
                 self.spawn(self.tell_unanswered, address)
 
     async def tell_unanswered(self, address: Address) -> None:
-        """Log once per cause why a seed still does not answer after half of ``join_timeout_s``.
+        """Tell the user why a seed still does not answer after half of ``join_timeout_s``, once for each cause.
 
-        A name with several addresses is reported only if none answers: they may be ::1 and 127.0.0.1, or nodes of which
+        A name with several addresses is reported only if none answers. They may be ::1 and 127.0.0.1, or nodes of which
         some are down.
         """
         await trio.sleep(self.config.join_timeout_s / 2)
         if address not in self.unanswered:
             return
-        self.unanswered.discard(address)  # The next failed dial starts a new delay and may report another cause.
-        name, failure = self.called(address), self.failures.get(address)
-        missing = all(seed in self.failures for seed in self.seeds if self.called(seed) == name)
-        if failure is not None and address in self.seeds and missing:
-            self.tell(f"Seed {name} {failure}; it is tried again and again.", "seed")
+        self.unanswered.discard(address)  # The next failed dial then begins a new delay, and may have another cause.
+        name, failure = self.seed_name(address), self.failures.get(address)
+        has_no_answer = all(seed in self.failures for seed in self.seeds if self.seed_name(seed) == name)
+        if failure is not None and address in self.seeds and has_no_answer:
+            self.notify_once(f"Seed {name} {failure}; it is tried again and again.", "seed")
 
     def why_alone(self) -> str:
-        """Return the failure of the last dial to each seed, or of the look-up of seeds."""
-        causes = {self.called(address): failure for address, failure in self.failures.items()}
-        said = [*(f"seed {name} {failure}" for name, failure in causes.items()), *map(" ".join, self.missing.items())]
-        if len(said) > NAMED:
-            said[NAMED:] = [f"{len(said) - NAMED} more failed likewise"]
-        return "; ".join(said) or "no node there sent its weights"
+        """Return in a clause why no seed has answered: the last failure of each seed, and failed look-ups."""
+        failures = {self.seed_name(address): failure for address, failure in self.failures.items()}
+        causes = [f"seed {name} {failure}" for name, failure in failures.items()]
+        causes += map(" ".join, self.failed_lookups.items())
+        if len(causes) > MAX_EXPLAINED_SEEDS:
+            causes[MAX_EXPLAINED_SEEDS:] = [f"{len(causes) - MAX_EXPLAINED_SEEDS} more failed likewise"]
+        return "; ".join(causes) or "no node there sent its weights"
 
-    def note_refusal(self, error: RefusedError, address: Address, expect: PeerId | None) -> None:
+    def on_refusal(self, error: RefusedError, address: Address, expect: PeerId | None) -> None:
+        """Handle a handshake that either side has refused at this address."""
         if error.code == "self" and address in self.seeds:
-            self.owner.met_itself(address)
+            self.owner.on_seed_is_self(address)
         if error.code == "self" or (error.code == "closed" and expect is not None):
             return
         if address in self.seeds:
             self.refusals[address] = error
-        self.tell(f"{address}: {error}")
+        self.notify_once(f"{address}: {error}")
 
     async def accept(self, stream: ByteStream) -> None:
-        if self.closed:
+        """Greet the other side of an accepted connection, and run it as a link, as a lane or for an observer."""
+        if self.is_closed:
             stream.close_now()
             return
         visitor = self.handshake_pool.enter(stream, trio.current_time())
@@ -315,28 +332,29 @@ class Connector:
             greeted = await self.greet_stranger(stream)
             if greeted is None:
                 stream.close_now()
-                if visitor in self.handshake_pool.visitors:  # Otherwise the handshake pool has reported it.
-                    self.owner.strange(stream.peer_host)
+                if visitor in self.handshake_pool.visitors:  # The pool itself reports those that it evicts.
+                    self.owner.on_failed_handshake(stream.peer_host)
                 return
             if greeted[1].record is None:
                 # An observer keeps its place in the handshake pool, so its time is limited.
-                with trio.move_on_after(OBSERVED_S):
+                with trio.move_on_after(OBSERVER_S):
                     await self.owner.run_link(*greeted)
                 return
         finally:
             self.handshake_pool.leave(visitor)
-        if greeted[1].joins and self.join is not None:
-            await self.join(*greeted)
+        if greeted[1].joins and self.on_lane is not None:
+            await self.on_lane(*greeted)
         else:
             await self.owner.run_link(*greeted)
 
     async def greet_stranger(self, stream: ByteStream) -> tuple[Link, Hello] | None:
+        """Return the link over an accepted connection, and the other side's Hello; None if the handshake fails."""
         try:
             with trio.move_on_after(self.config.hello_timeout_s):
                 return await self.handshake(stream, True, None)
         except RefusedError as error:
             if error.code in ("layout", "swarm", "version", "secret"):
-                self.tell(str(error))
+                self.notify_once(str(error))
         except RemoteError:
             pass
         return None
@@ -358,6 +376,17 @@ class Connector:
     async def handshake(
         self, stream: ByteStream, server_side: bool, expect: PeerId | None, joins: bytes = b""
     ) -> tuple[Link, Hello]:
+        """Authenticate both sides of a connection, and return the link and the other side's Hello.
+
+        Args:
+            stream: The connection, which is closed if this fails.
+            server_side: True if the other side has dialled.
+            expect: The peer that should answer, if any.
+            joins: The name of the link that this connection joins as a lane.
+
+        Raises:
+            OSError, RemoteError: The handshake failed.
+        """
         try:
             proven, share = None, b""
             name = b"" if joins else secrets.token_bytes(NAME_BYTES)
@@ -366,7 +395,9 @@ class Connector:
                 await tls.handshake()
                 stream, proven, share = tls, tls.peer_id, fresh_share()
             reader = FrameReader(stream)
-            theirs = await self.greeter.greet(stream, reader, self.owner.record(), proven, expect, share, name, joins)
+            theirs = await self.greeter.greet(
+                stream, reader, self.owner.own_record(), proven, expect, share, name, joins
+            )
             if share and theirs.share:
                 stream = reader.stream = await leave_tls(tls, share, theirs.share)
         except (OSError, RemoteError):
@@ -381,17 +412,17 @@ class Connector:
             raise
         peer = theirs.record.id if theirs.record is not None else PeerId(b"observer")
         link = Link(stream, reader, peer)
-        link.name, link.named = name, theirs.lanes
+        link.name_for_their_lanes, link.name_for_our_lanes = name, theirs.lanes
         return link, theirs
 
     async def try_dial(self, address: Address, asker: str = "") -> bool:
-        """Return True if a connection to ``address`` can be opened, for a member whose link comes from ``asker``.
+        """Return True if a connection to ``address`` can be opened, on request of a member on the host ``asker``.
 
-        A connection does not prove that a member listens. So the dial stays charged to the budget, unless the address
-        is on the asker's own host.
+        The dial stays charged to the budget, because a connection does not prove that a member listens there. Dials to
+        the asker's own host are free.
         """
-        own = neighbourhood(address.host) == neighbourhood(asker)
-        if self.may_dial(address) and (own or self.budget.take(address, trio.current_time())):
+        is_own_host = neighbourhood(address.host) == neighbourhood(asker)
+        if self.may_dial(address) and (is_own_host or self.budget.charge(address, trio.current_time())):
             with trio.move_on_after(self.config.hello_timeout_s), contextlib.suppress(OSError, RemoteError):
                 stream = await self.connect(address)
                 await stream.aclose()
@@ -399,7 +430,7 @@ class Connector:
         return False
 
     async def connect(self, address: Address) -> ByteStream:
-        """Dial ``address``. It comes from others, so any fault that it causes counts as a failed dial."""
+        """Dial ``address``. Another peer may have made it up, so any fault that it causes is a failed dial."""
         try:
             return await self.network.connect(address)
         except (OSError, RemoteError):
@@ -408,14 +439,14 @@ class Connector:
             self.faults.contain(error, "Dialling an address from another member", "it is not dialled")
             raise BrokenLinkError(f"{address} cannot be dialled.") from None
 
-    def tell(self, sentence: str, kind: str = "refused") -> None:
-        if sentence not in self.told and len(self.told) < TOLD:
-            self.told.add(sentence)
-            self.owner.on_event(kind, sentence)
+    def notify_once(self, sentence: str, kind: str = "refused") -> None:
+        if sentence not in self.notified and len(self.notified) < MAX_NOTICES:
+            self.notified.add(sentence)
+            self.owner.notify(kind, sentence)
 
 
-def reason(error: OSError | RemoteError) -> str:
-    """Return in words why a connection failed."""
+def describe_failure(error: OSError | RemoteError) -> str:
+    """Return in a clause why a connection failed."""
     if isinstance(error, socket.gaierror):
         return "has a name that cannot be resolved"
     if isinstance(error, ConnectionRefusedError):

@@ -13,16 +13,16 @@ from node.transport.tcp import is_loopback
 
 __all__ = ["DialBudget", "site_of"]
 
-BURST = 16.0  # Dials without a handshake: as many as run at once, so that a living host never lacks one.
-REFILL_S = 120.0  # The time after which one more dial is allowed.
-SITES = 4_096  # Hosts that are remembered; the least recently used go first.
-PROVEN = 4_096  # Addresses that are remembered, likewise.
+BURST = 16.0  # Tokens of a host: as many as dials run at once, so that a living host never lacks one.
+REFILL_S = 120.0  # The time after which a host gets one more token.
+MAX_SITES = 4_096  # Hosts that are remembered; the least recently used is forgotten first.
+MAX_PROVEN = 4_096  # Addresses of members that are remembered, likewise.
 
 
 def site_of(host: str) -> str:
     """Return the key of a host's budget: an IPv4 address, an IPv6 /64, or the last two labels of a name.
 
-    One wildcard record in DNS makes any number of names lead to one host.
+    Names share a budget, because one wildcard record in DNS makes any number of them lead to one host.
     """
     with contextlib.suppress(ValueError):
         ipaddress.ip_address(host.partition("%")[0])
@@ -31,17 +31,17 @@ def site_of(host: str) -> str:
 
 
 class DialBudget:
-    """A token bucket for each host: a dial takes a token, and a finished handshake gives it back.
+    """A token bucket for each host. A dial takes a token, and a finished handshake gives it back.
 
-    Once a member has proved to be at an address, dials to it cost no token. Dials to loopback cost none either, since
+    Dials to an address cost no token once a member has proved to be there. Nor do dials to loopback addresses, because
     nothing leaves this machine.
     """
 
     def __init__(self) -> None:
-        self.sites: OrderedDict[str, TokenBucket] = OrderedDict()
+        self.allowances: OrderedDict[str, TokenBucket] = OrderedDict()
         self.proven: OrderedDict[Address, None] = OrderedDict()
 
-    def take(self, address: Address, now: float) -> bool:
+    def charge(self, address: Address, now: float) -> bool:
         """Return True if ``address`` may be dialled, and charge the dial to its host."""
         if is_loopback(address.host):
             return True
@@ -49,18 +49,18 @@ class DialBudget:
             self.proven.move_to_end(address)
             return True
         site = site_of(address.host)
-        allowance = self.sites.setdefault(site, TokenBucket(1 / REFILL_S, BURST, now))
-        self.sites.move_to_end(site)
-        if len(self.sites) > SITES:
-            self.sites.popitem(last=False)
+        allowance = self.allowances.setdefault(site, TokenBucket(1 / REFILL_S, BURST, now))
+        self.allowances.move_to_end(site)
+        if len(self.allowances) > MAX_SITES:
+            self.allowances.popitem(last=False)
         return allowance.take(now)
 
-    def prove(self, address: Address) -> None:
-        """Give the token back: a member proved to be at ``address``, which this node dialled."""
-        allowance = self.sites.get(site_of(address.host))
+    def mark_proven(self, address: Address) -> None:
+        """Give the token of a dial back, after a member has proved to be at ``address``."""
+        allowance = self.allowances.get(site_of(address.host))
         if address not in self.proven and allowance is not None:
             allowance.give_back()
         self.proven[address] = None
         self.proven.move_to_end(address)
-        if len(self.proven) > PROVEN:
+        if len(self.proven) > MAX_PROVEN:
             self.proven.popitem(last=False)

@@ -1,4 +1,4 @@
-"""Framing of a byte stream: short reads ahead for headers, bodies straight into the receiver's buffer."""
+"""Framing of a byte stream."""
 
 from __future__ import annotations
 
@@ -8,37 +8,36 @@ from gossip.wire.frames import PREFIX_BYTES, decode, read_prefix
 from gossip.wire.messages import Message
 from node.transport.byte_stream import BrokenLinkError, ByteStream, PlainStream
 
-__all__ = ["READ_AHEAD_BYTES", "FrameReader", "nothing"]
+__all__ = ["READ_AHEAD_BYTES", "FrameReader", "do_nothing"]
 
 READ_AHEAD_BYTES = 16_384  # Room for a few control frames; a larger buffer would copy the start of every chunk twice.
 
 
-def nothing() -> None:
+def do_nothing() -> None:
     """Do nothing: the default for ``before_waiting``."""
 
 
 class FrameReader:
-    """A reader of frames: short reads ahead for headers, bodies straight into the receiver's buffer."""
+    """A reader of frames. It reads headers ahead into a small buffer, and bodies straight into their buffers."""
 
     def __init__(self, stream: ByteStream) -> None:
         self.stream = stream
         self.buffer = memoryview(bytearray(READ_AHEAD_BYTES))
-        self.start = self.end = 0
+        self.start = self.end = 0  # The bounds of the bytes in the buffer that are not returned yet.
         self.bytes_received = 0
-        self.before_waiting: Callable[[], None] = nothing
-        # The other side's Hello named a newer version than ours, so it may send messages that we do not know.
-        self.newer = False
+        self.before_waiting: Callable[[], None] = do_nothing  # Called before a wait: it sends replies.
+        self.is_peer_newer = False  # The other side may send messages that this version does not know.
 
     @property
-    def ahead(self) -> bool:
+    def has_read_ahead(self) -> bool:
         """Return True if bytes beyond the current frame have been read."""
         return self.start < self.end
 
-    async def message(self) -> tuple[Message, int] | None:
+    async def read_message(self) -> tuple[Message, int] | None:
         """Return the next message and the length of its body, which the caller reads next; None at a clean end."""
         if self.start == self.end:
             self.start = self.end = 0
-            if not await self.fill():
+            if not await self.fill_buffer():
                 return None
         start, ready = self.start, self.end - self.start
         if ready >= PREFIX_BYTES:
@@ -46,21 +45,22 @@ class FrameReader:
             stop = start + PREFIX_BYTES + header_bytes
             if stop <= self.end:  # The usual case, without a wait or a copy.
                 self.start = stop
-                return decode(self.buffer[start + PREFIX_BYTES : stop], body_bytes, self.newer), body_bytes
+                return decode(self.buffer[start + PREFIX_BYTES : stop], body_bytes, self.is_peer_newer), body_bytes
         prefix = bytearray(PREFIX_BYTES)
-        await self.exactly(memoryview(prefix))
+        await self.read_exactly(memoryview(prefix))
         header_bytes, body_bytes = read_prefix(prefix)
         header = bytearray(header_bytes)
-        await self.exactly(memoryview(header))
-        return decode(header, body_bytes, self.newer), body_bytes
+        await self.read_exactly(memoryview(header))
+        return decode(header, body_bytes, self.is_peer_newer), body_bytes
 
-    async def fill(self) -> int:
+    async def fill_buffer(self) -> int:
+        """Read what is there into the buffer; return the number of bytes, 0 at the end of the stream."""
         count = await self.read(self.buffer[self.end :] if self.end else self.buffer)
         self.end += count
         return count
 
     async def read(self, out: memoryview) -> int:
-        """Read as :meth:`ByteStream.receive_into` does, but first call ``before_waiting``, which sends replies."""
+        """Read as :meth:`ByteStream.receive_into` does, but call ``before_waiting`` before a wait."""
         stream = self.stream
         count = stream.receive_now(out) if isinstance(stream, PlainStream) else None
         if count is None:
@@ -69,8 +69,8 @@ class FrameReader:
         self.bytes_received += count
         return count
 
-    async def exactly(self, out: memoryview) -> None:
-        """Fill ``out`` from the read-ahead buffer first, then straight from the stream where much is missing."""
+    async def read_exactly(self, out: memoryview) -> None:
+        """Fill ``out`` from the buffer, and then straight from the stream if much is missing."""
         filled = 0
         while filled < len(out):
             ready = min(self.end - self.start, len(out) - filled)
@@ -84,13 +84,14 @@ class FrameReader:
                 count = await self.read(out[filled:])
                 filled += count
             else:
-                count = await self.fill()
+                count = await self.fill_buffer()
             if not count:
                 raise BrokenLinkError(f"The connection to {self.stream.peer_host} ended inside a frame.")
 
     async def discard(self, count: int) -> None:
+        """Read ``count`` bytes and drop them."""
         scratch = memoryview(bytearray(min(count, 65_536)))
         while count:
             piece = scratch[: min(count, len(scratch))]
-            await self.exactly(piece)
+            await self.read_exactly(piece)
             count -= len(piece)

@@ -20,7 +20,7 @@ from node.transport.tls import TlsStream
 
 __all__ = ["Greeter"]
 
-LAST_WORDS_S = 1.0  # Time to wait for the other side's Close, which names its layout.
+LAST_WORDS_S = 1.0  # Time for the other side's Close, which contains its layout.
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Greeter:
         """
         await stream.send_all(encode(self.hello(record, share, lanes, joins)))
         try:
-            got = await reader.message()
+            got = await reader.read_message()
         except BrokenLinkError:  # A node that expects TLS resets a plain connection.
             got = None
         if got is None:
@@ -90,7 +90,7 @@ class Greeter:
         except RemoteError as error:
             await self.refuse(stream, reader, theirs, error)
             raise
-        reader.newer = theirs.version_max > VERSION_MAX
+        reader.is_peer_newer = theirs.version_max > VERSION_MAX
         return theirs
 
     def check(
@@ -106,12 +106,12 @@ class Greeter:
         if theirs.version_min > VERSION_MAX or theirs.version_max < VERSION_MIN:
             raise RefusedError(
                 "version",
-                f"{host} speaks protocol {spoken(theirs.version_min, theirs.version_max)}, this node "
-                f"{spoken(VERSION_MIN, VERSION_MAX)}: install releases that have one in common.",
+                f"{host} speaks protocol {versions_text(theirs.version_min, theirs.version_max)}, this node "
+                f"{versions_text(VERSION_MIN, VERSION_MAX)}: install releases that have one in common.",
             )
         if theirs.swarm != self.swarm and None not in (record, theirs.record):  # An observer belongs to no swarm.
             raise RefusedError("swarm", f"{host} belongs to another swarm than {self.swarm!r}: check Config.swarm.")
-        # Otherwise one side would seal its records and the other would not.
+        # With another length one side would seal its records and the other would not.
         if len(theirs.share) not in (0, SHARE_BYTES):
             raise ProtocolError(f"{host} gives {len(theirs.share)} bytes for keys, where {SHARE_BYTES} belong.")
         if theirs.record is None:
@@ -135,14 +135,14 @@ class Greeter:
             raise RefusedError("layout", "")
 
     async def refuse(self, stream: ByteStream, reader: FrameReader, theirs: Hello, error: RemoteError) -> RefusedError:
-        """Send a Close with the reason, never the exception's own text, and return the error for our user.
+        """Send a Close with the reason, but never the exception's own text, and return the error for our user.
 
-        If the layouts differ, the other side's Close holds its layout, and the error names the first difference.
+        If the layouts differ, the other side's Close contains its layout, and the error names the first difference.
         """
         layout = self.layout
         sentence = {
-            "version": f"this node speaks protocol {spoken(VERSION_MIN, VERSION_MAX)}, the other side "
-            f"{spoken(theirs.version_min, theirs.version_max)}: install releases that have one in common.",
+            "version": f"this node speaks protocol {versions_text(VERSION_MIN, VERSION_MAX)}, the other side "
+            f"{versions_text(theirs.version_min, theirs.version_max)}: install releases that have one in common.",
             "swarm": "this node belongs to another swarm.",
             "layout": "this node trains another model.",
             "identity": "another member was expected at this address.",
@@ -154,12 +154,12 @@ class Greeter:
         with trio.move_on_after(LAST_WORDS_S):
             try:
                 await stream.send_all(encode(Close(error.code, sentence, summary)))
-                got = await reader.message()
+                got = await reader.read_message()
                 if error.code == "layout" and got is not None and isinstance(got[0], Close) and layout is not None:
                     difference = layout.difference(Layout.parse(got[0].layout))
-                # The other side accepted our Hello and sends sealed records.
+                # A side that has accepted our Hello leaves TLS, and then sends sealed records.
                 if got is None and isinstance(stream, TlsStream):
-                    await stream.outlast()
+                    await stream.read_until_end()
             except GossipError:
                 pass
         if error.code != "layout" or layout is None:
@@ -171,6 +171,6 @@ class Greeter:
         )
 
 
-def spoken(oldest: int, newest: int) -> str:
+def versions_text(oldest: int, newest: int) -> str:
     """Return a range of versions in words."""
     return f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"

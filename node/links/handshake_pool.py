@@ -1,4 +1,4 @@
-"""The handshake pool: connections not yet authenticated, bounded so that strangers cannot keep members out."""
+"""The handshake pool: the connections that are not authenticated yet, bounded so that strangers keep no member out."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from node.transport.byte_stream import ByteStream
 
 __all__ = ["HandshakePool", "Visitor", "neighbourhood"]
 
-PLACES = 64  # Half of it is for addresses of known members: silent sockets fill this pool, never that of links.
-OF_OTHERS = PLACES // 2  # Places for unknown addresses.
-OF_ONE = 8  # Places for one unknown address: a few nodes behind one router that restart together.
-FIRST_FLIGHT_S = 1.0  # A connection silent for this long is evicted before one in the middle of its handshake.
+MAX_VISITORS = 64  # Connections in the pool. Silent ones can fill it, but not the pool of links.
+MAX_UNKNOWN = MAX_VISITORS // 2  # Those from unknown hosts; the other half is for hosts of known members.
+MAX_PER_UNKNOWN_HOST = 8  # Those from one unknown host: a few nodes behind one router may restart together.
+FIRST_FLIGHT_S = 1.0  # A connection that was silent for so long is evicted before one in the middle of its handshake.
 
 
 @functools.lru_cache(maxsize=4_096)  # Recomputed for all members whenever one joins or leaves.
@@ -34,26 +34,26 @@ def neighbourhood(host: str) -> str:
 class Visitor:
     """A connection in its handshake."""
 
-    __slots__ = ("came_s", "known", "place", "stream")
+    __slots__ = ("came_at", "host_range", "is_known", "stream")
 
-    def __init__(self, stream: ByteStream, place: str, known: bool, now: float) -> None:
-        self.stream, self.place, self.known, self.came_s = stream, place, known, now
+    def __init__(self, stream: ByteStream, host_range: str, is_known: bool, now: float) -> None:
+        self.stream, self.host_range, self.is_known, self.came_at = stream, host_range, is_known, now
 
 
 class HandshakePool:
     """A bounded pool of connections in their handshake.
 
     Args:
-        known: Returns the hosts of known members.
-        spoke: Tells whether a byte has come over a stream.
-        turned_out: Called with the host of each evicted connection.
+        known_hosts: Returns the address ranges of known members' hosts.
+        has_sent: Returns True if a byte has come over a stream.
+        on_evicted: Called with the host of each evicted connection.
     """
 
     def __init__(
-        self, known: Callable[[], Collection[str]], spoke: Callable[[ByteStream], bool],
-        turned_out: Callable[[str], None] = lambda host: None,
+        self, known_hosts: Callable[[], Collection[str]], has_sent: Callable[[ByteStream], bool],
+        on_evicted: Callable[[str], None] = lambda host: None,
     ) -> None:  # fmt: skip
-        self.known, self.spoke, self.turned_out = known, spoke, turned_out
+        self.known_hosts, self.has_sent, self.on_evicted = known_hosts, has_sent, on_evicted
         self.visitors: dict[Visitor, None] = {}  # The oldest first.
 
     def __len__(self) -> int:
@@ -61,30 +61,33 @@ class HandshakePool:
 
     def enter(self, stream: ByteStream, now: float) -> Visitor:
         """Add a connection, and evict another one if the pool is full."""
-        place = neighbourhood(stream.peer_host)
-        known = place in self.known()
-        if not known:
-            neighbours = [one for one in self.visitors if one.place == place]
-            others = [one for one in self.visitors if not one.known]
-            if len(neighbours) >= OF_ONE:
-                self.turn_out(neighbours, now)
-            elif len(others) >= OF_OTHERS:
-                self.turn_out(others, now)
-        if len(self.visitors) >= PLACES:
-            self.turn_out(list(self.visitors), now)
-        visitor = Visitor(stream, place, known, now)
+        host_range = neighbourhood(stream.peer_host)
+        is_known = host_range in self.known_hosts()
+        if not is_known:
+            same_host = [visitor for visitor in self.visitors if visitor.host_range == host_range]
+            unknown = [visitor for visitor in self.visitors if not visitor.is_known]
+            if len(same_host) >= MAX_PER_UNKNOWN_HOST:
+                self.evict(same_host, now)
+            elif len(unknown) >= MAX_UNKNOWN:
+                self.evict(unknown, now)
+        if len(self.visitors) >= MAX_VISITORS:
+            self.evict(list(self.visitors), now)
+        visitor = Visitor(stream, host_range, is_known, now)
         self.visitors[visitor] = None
         return visitor
 
     def leave(self, visitor: Visitor) -> None:
         self.visitors.pop(visitor, None)
 
-    def turn_out(self, among: list[Visitor], now: float) -> None:
-        """Evict the oldest silent connection, or else the oldest one of the address with the most connections."""
-        silent = [one for one in among if now - one.came_s > FIRST_FLIGHT_S and not self.spoke(one.stream)]
-        crowd = Counter(one.place for one in among)
-        most = max(crowd.values())
-        oldest = next(one for one in silent or among if silent or crowd[one.place] == most)
-        del self.visitors[oldest]
-        oldest.stream.close_now()
-        self.turned_out(oldest.stream.peer_host)
+    def evict(self, candidates: list[Visitor], now: float) -> None:
+        """Evict the oldest silent connection, or else the oldest one of the host with the most connections."""
+        silent = [one for one in candidates if now - one.came_at > FIRST_FLIGHT_S and not self.has_sent(one.stream)]
+        if silent:
+            evicted = silent[0]
+        else:
+            per_host = Counter(one.host_range for one in candidates)
+            largest = max(per_host.values())
+            evicted = next(one for one in candidates if per_host[one.host_range] == largest)
+        del self.visitors[evicted]
+        evicted.stream.close_now()
+        self.on_evicted(evicted.stream.peer_host)

@@ -7,7 +7,7 @@ from node.links.link import Link
 
 __all__ = ["Links"]
 
-OUTBOXES_BYTES = 64 << 20  # Limit over all links: beyond it the link that holds most is closed.
+OUTBOXES_BYTES = 64 << 20  # Limit of the bytes that wait in all outboxes, so that silent members cannot fill memory.
 
 
 class Links:
@@ -16,16 +16,16 @@ class Links:
     def __init__(self) -> None:
         self.by_peer: dict[PeerId, list[Link]] = {}
         # Totals of the links that have closed.
-        self.closed_bytes_sent = self.closed_bytes_received = self.closed_ignored = 0
-        self.lossy = 0  # The number of links on which packet loss limited the rate at the last check.
-        self.waiting_bytes = 0  # Sum over all outboxes.
-        # Messages are sent together after a batch of effects is performed. Batches nest, and this is their depth.
-        self.gathering = 0
+        self.closed_bytes_sent = self.closed_bytes_received = self.closed_ignored_messages = 0
+        self.lossy_links = 0  # The number of links on which packet loss limited the rate at the last check.
+        self.waiting_bytes = 0  # The sum over all outboxes.
+        # The depth of nested batches of effects. Messages are sent together at the end of the outermost one.
+        self.batch_depth = 0
         self.to_flush: list[Link] = []  # Links to which the current batch has queued messages.
 
     def add(self, link: Link) -> bool:
         """Add a link; return True if it is the first one to its peer."""
-        link.links = self
+        link.pool = self
         self.add_waiting(link.outbox_bytes)
         links = self.by_peer.setdefault(link.peer, [])
         links.append(link)
@@ -36,7 +36,7 @@ class Links:
         self.drop_outbox(link)
         self.closed_bytes_sent += link.bytes_sent
         self.closed_bytes_received += link.bytes_received
-        self.closed_ignored += link.ignored
+        self.closed_ignored_messages += link.ignored_messages
         links = self.by_peer.get(link.peer, [])
         if link in links:
             links.remove(link)
@@ -47,12 +47,11 @@ class Links:
     def add_waiting(self, count: int) -> None:
         """Add to the bytes that wait in outboxes; ``count`` is negative once some were sent.
 
-        Over the limit, the open link whose outbox holds most is closed. Otherwise many members that do not read could
-        fill our memory together.
+        Over the limit, the open link whose outbox holds most is closed.
         """
         self.waiting_bytes += count
         if self.waiting_bytes > OUTBOXES_BYTES:
-            max(self.all(), key=lambda link: -1 if link.closed else link.outbox_bytes).close_now()
+            max(self.all(), key=lambda link: -1 if link.is_closed else link.outbox_bytes).close_now()
 
     def flush(self) -> None:
         """Send the messages that the finished effects queued."""
@@ -61,14 +60,14 @@ class Links:
 
     def drop_outbox(self, link: Link) -> None:
         """Subtract the outbox of a closed link from the waiting bytes, since it is never sent."""
-        if link.links is not None:
-            link.links = None
+        if link.pool is not None:
+            link.pool = None
             self.waiting_bytes -= link.outbox_bytes
 
     def newest(self, peer: PeerId) -> Link | None:
         """Return the newest link to a peer on which an exchange may begin: neither side is closing it."""
         for link in reversed(self.by_peer.get(peer, ())):
-            if not link.ending:
+            if not link.is_ending:
                 return link
         return None
 
@@ -85,12 +84,12 @@ class Links:
         return self.closed_bytes_received + sum(link.bytes_received for link in self.all())
 
     @property
-    def ignored(self) -> int:
+    def ignored_messages(self) -> int:
         """Return the number of messages that were skipped because a newer version of the protocol sent them."""
-        return self.closed_ignored + sum(link.ignored for link in self.all())
+        return self.closed_ignored_messages + sum(link.ignored_messages for link in self.all())
 
     @property
-    def striped(self) -> int:
+    def striped_links(self) -> int:
         """Return the number of links with more than one connection."""
         return sum(bool(len(link.lanes)) for link in self.all())
 

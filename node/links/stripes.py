@@ -22,157 +22,164 @@ from node.transport.byte_stream import ByteStream
 
 __all__ = ["LEAST_ELEMENTS", "Lane", "Stripes", "chunk_elements"]
 
-CHUNKS = 8  # Chunks of a vector per connection: more cost more, fewer leave connections idle at the end.
-# The largest chunk: eight that are read at once hold as much as one of the largest over a link.
-MOST_ELEMENTS = 131_072
-# Limit on the kernel's unsent queue: a faster connection cannot take chunks queued on a slow one.
+# Chunks of a vector for each lane, about. More would cost more, and fewer would leave lanes idle at the end.
+CHUNKS_PER_LANE = 8
+MOST_ELEMENTS = 131_072  # The largest chunk of a lane, so that eight at once take as much memory as one over a link.
+# Limit on the kernel's unsent queue of a lane, because a faster lane cannot take the chunks that wait there.
 NOT_SENT_BYTES = 8_192
-LAST_WORDS_S = 1.0
+LAST_WORDS_S = 1.0  # Time for the close of a lane to leave.
 
-Place = Callable[[Chunk, int], Awaitable[memoryview | None]]
-
-
-def chunk_elements(most: int, elements: int, connections: int) -> int:
-    """Return the chunk size for a vector that several lanes share; ``most`` where there are no lanes."""
-    if not connections:
-        return most
-    share = elements // (CHUNKS * connections) // LEAST_ELEMENTS * LEAST_ELEMENTS
-    return min(most, MOST_ELEMENTS, max(share, LEAST_ELEMENTS))
+BufferFor = Callable[[Chunk, int], Awaitable[memoryview | None]]
+"""Returns the buffer for a chunk's body once its session is agreed, or None if that session has ended."""
 
 
-class Striped(Protocol):
-    """The link of stripes, a :class:`node.links.link.Link`."""
+def chunk_elements(max_elements: int, elements: int, lanes: int) -> int:
+    """Return the chunk size for a vector of ``elements`` over so many lanes; ``max_elements`` without lanes."""
+    if not lanes:
+        return max_elements
+    share = elements // (CHUNKS_PER_LANE * lanes) // LEAST_ELEMENTS * LEAST_ELEMENTS
+    return min(max_elements, MOST_ELEMENTS, max(share, LEAST_ELEMENTS))
+
+
+class StripedLink(Protocol):
+    """The link that lanes belong to, a :class:`node.links.link.Link`."""
 
     lanes: Stripes
     clock: trio.abc.Clock
-    queued: int  # Frames and messages that were queued so far.
-    taken: int  # Those of them that were taken to be sent.
+    queued_frames: int  # Control frames that were queued so far.
+    taken_frames: int  # Those of them that were taken to be sent.
     used_at: float
     on_sent: Callable[[int], None]
     on_finished: Callable[[int], None]
 
     @property
-    def ending(self) -> bool: ...
+    def is_ending(self) -> bool: ...
 
 
 class Stripes:
-    """The lanes of one link. Only trio's thread touches them."""
+    """The lanes of one link, and the vectors that they carry. Only trio's thread touches them."""
 
-    def __init__(self, link: Striped) -> None:
+    def __init__(self, link: StripedLink) -> None:
         self.link = link
         self.all: list[Lane] = []
-        self.bulk: dict[int, Bulk] = {}  # By session, as for the link itself.
-        self.behind: dict[int, int] = {}
-        self.held: Counter[Bulk] = Counter()  # The number of lanes that are sending a chunk of each vector.
-        self.last: dict[Bulk, int] = {}  # Vectors whose last chunk is taken but not yet sent, with their sessions.
-        self.more = trio.lowlevel.ParkingLot()  # Stripes that have nothing to send.
+        self.bulk: dict[int, Bulk] = {}  # The vectors by session, as for the link itself.
+        self.sendable_from: dict[int, int] = {}  # By session, in the order of turns, as for the link itself.
+        self.chunks_in_flight: Counter[Bulk] = Counter()  # The number of lanes that send a chunk of each vector now.
+        self.finishing: dict[Bulk, int] = {}  # Vectors whose last chunk is taken but not sent, with their sessions.
+        self.lanes_waiting = trio.lowlevel.ParkingLot()  # Lanes that have nothing to send.
         self.bytes_sent = self.bytes_received = 0  # Totals over open and closed lanes.
 
     def __len__(self) -> int:
         """Return the number of lanes that can carry a vector."""
-        return sum(lane.open for lane in self.all)
+        return sum(lane.is_open for lane in self.all)
 
     def start(self, session: int, bulk: Bulk) -> None:
-        self.bulk[session], self.behind[session] = bulk, self.link.queued
-        self.rouse()
+        self.bulk[session], self.sendable_from[session] = bulk, self.link.queued_frames
+        self.wake_lanes()
 
-    def rouse(self) -> None:
+    def wake_lanes(self) -> None:
         """Wake idle lanes: there is a new vector, or the messages that it must follow have been sent."""
         if self.bulk:
-            self.more.unpark_all()
+            self.lanes_waiting.unpark_all()
 
     def stop(self, session: int, bulk: Bulk) -> None:
-        """Take no more chunks of a vector. It is released once the chunks in flight are sent."""
+        """Take no more chunks of a vector, and release it once its chunks in flight are sent."""
         self.bulk.pop(session, None)
-        self.behind.pop(session, None)
-        if bulk not in self.held:
+        self.sendable_from.pop(session, None)
+        if bulk not in self.chunks_in_flight:
             bulk.let_go()
 
-    def take(self) -> tuple[int, Bulk] | None:
-        """Return the vector whose chunk a lane sends next, in rotation; :meth:`put_down` must follow."""
-        for session, behind in self.behind.items():
-            if behind <= self.link.taken:
-                self.behind[session] = self.behind.pop(session)
+    def take_turn(self) -> tuple[int, Bulk] | None:
+        """Return the session and the vector whose chunk a lane sends next, in turns. :meth:`end_turn` must follow."""
+        for session, frames in self.sendable_from.items():
+            if frames <= self.link.taken_frames:
+                self.sendable_from[session] = self.sendable_from.pop(session)
                 bulk = self.bulk[session]
-                self.held[bulk] += 1
+                self.chunks_in_flight[bulk] += 1
                 return session, bulk
         return None
 
-    def ended(self, session: int, bulk: Bulk) -> None:
-        """Note that all chunks of a vector are taken."""
+    def on_all_taken(self, session: int, bulk: Bulk) -> None:
+        """Handle the end of a vector, all of whose chunks are taken."""
         if self.bulk.get(session) is bulk:
-            self.last[bulk] = session
+            self.finishing[bulk] = session
             self.stop(session, bulk)
 
-    def put_down(self, session: int, bulk: Bulk) -> None:
-        self.held[bulk] -= 1
-        if self.held[bulk]:
+    def end_turn(self, session: int, bulk: Bulk) -> None:
+        """End a lane's turn. After the last chunk in flight, release the vector if it was stopped or has ended."""
+        self.chunks_in_flight[bulk] -= 1
+        if self.chunks_in_flight[bulk]:
             return
-        del self.held[bulk]
+        del self.chunks_in_flight[bulk]
         if self.bulk.get(session) is not bulk:
             bulk.let_go()
-        if self.last.pop(bulk, None) is not None:
+        if self.finishing.pop(bulk, None) is not None:
             self.link.on_finished(session)
 
 
 class Lane:
-    """One lane, which belongs to its link and ends with it."""
+    """One further connection of a link, which ends with the link."""
 
-    def __init__(self, link: Striped, stream: ByteStream, reader: FrameReader) -> None:
+    def __init__(self, link: StripedLink, stream: ByteStream, reader: FrameReader) -> None:
         self.link, self.stream, self.reader = link, stream, reader
-        self.movement = ChunkMotion(stream, reader)
-        self.open = False  # True once the other side has admitted it too.
-        self.counted = 0  # Received bytes that are already in the total.
-        self.socket = self.movement.socket
+        self.motion = ChunkMotion(stream, reader)
+        self.is_open = False  # True once both sides have admitted the lane.
+        self.counted_bytes = 0  # Received bytes that are already in the total of the link.
+        self.socket = self.motion.socket
         if self.socket is not None:
-            self.socket.queue_at_most(NOT_SENT_BYTES)
+            self.socket.limit_unsent(NOT_SENT_BYTES)
 
-    async def run(self, dialled: bool, place: Place, on_body: Callable[[Chunk], None]) -> None:
+    async def run(self, dialled: bool, buffer_for: BufferFor, on_body: Callable[[Chunk], None]) -> None:
         """Run until the link ends or either side closes this lane.
 
-        ``place`` returns the buffer for a chunk's body once its session is agreed, or None if that session has ended.
-        ``on_body`` is called when the buffer is full.
+        Args:
+            dialled: True if this side has dialled the lane.
+            buffer_for: See :data:`BufferFor`.
+            on_body: Called when that buffer is full.
         """
-        link, lanes, ended = self.link, self.link.lanes, False
+        link, lanes, has_ended = self.link, self.link.lanes, False
         lanes.all.append(self)
         try:
             async with trio.open_nursery() as nursery:
                 if not dialled:  # The dialling side sends nothing before it knows that its lane was admitted.
                     await self.stream.send_all(encode(Widen(len(lanes.all))))
-                    self.admitted(nursery)
-                await self.read(dialled, nursery, place, on_body)
+                    self.on_admitted(nursery)
+                await self.read(dialled, nursery, buffer_for, on_body)
                 nursery.cancel_scope.cancel()
-            ended = True
+            has_ended = True
         finally:
             lanes.all.remove(self)
-            if ended or link.ending:
+            if has_ended or link.is_ending:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + LAST_WORDS_S):
                     await self.stream.aclose()
             self.stream.close_now()
 
-    def admitted(self, nursery: trio.Nursery) -> None:
-        self.open = True
+    def on_admitted(self, nursery: trio.Nursery) -> None:
+        self.is_open = True
         nursery.start_soon(self.write)
 
-    async def read(self, dialled: bool, nursery: trio.Nursery, place: Place, on_body: Callable[[Chunk], None]) -> None:
+    async def read(
+        self, dialled: bool, nursery: trio.Nursery, buffer_for: BufferFor, on_body: Callable[[Chunk], None]
+    ) -> None:
+        """Receive chunks until the other side ends, after its Widen if this side has dialled."""
         reader, link = self.reader, self.link
-        while (got := await reader.message()) is not None:
+        while (got := await reader.read_message()) is not None:
             message, body_bytes = got
-            if isinstance(message, Widen) and dialled and not self.open:
-                self.admitted(nursery)
+            if isinstance(message, Widen) and dialled and not self.is_open:
+                self.on_admitted(nursery)
                 continue
             if not isinstance(message, Chunk) or not body_bytes or message.elements > MOST_ELEMENTS:
                 raise ProtocolError("A lane received a chunk above its size limit, or a message of another kind.")
-            body = await place(message, body_bytes)
+            body = await buffer_for(message, body_bytes)
             link.used_at = link.clock.current_time()
             if body is None:
                 await reader.discard(body_bytes)
                 continue
-            self.movement.filling = True
-            await reader.exactly(body)
-            self.movement.filling = False
-            link.lanes.bytes_received += reader.bytes_received - self.counted
-            self.counted = reader.bytes_received
+            self.motion.is_receiving = True
+            await reader.read_exactly(body)
+            self.motion.is_receiving = False
+            link.lanes.bytes_received += reader.bytes_received - self.counted_bytes
+            self.counted_bytes = reader.bytes_received
             on_body(message)
 
     async def write(self) -> None:
@@ -180,22 +187,22 @@ class Lane:
         link, lanes = self.link, self.link.lanes
         while True:
             if self.socket is not None:
-                await self.socket.room()
-            taken = lanes.take()
-            if taken is None:
-                await lanes.more.park()
+                await self.socket.wait_for_room()
+            turn = lanes.take_turn()
+            if turn is None:
+                await lanes.lanes_waiting.park()
                 continue
-            session, bulk = taken
+            session, bulk = turn
             try:
                 frame = bulk.next_frame(apart=True)
                 if frame is None:
-                    lanes.ended(session, bulk)
+                    lanes.on_all_taken(session, bulk)
                     continue
-                self.movement.begin(link.clock.current_time())
+                self.motion.on_chunk_begun(link.clock.current_time())
                 await self.stream.send_all(b"".join(frame))  # Otherwise the header would take a packet of its own.
                 lanes.bytes_sent += len(frame[0]) + frame[1].nbytes
                 link.used_at = link.clock.current_time()
-                self.movement.end(link.used_at)
+                self.motion.on_chunk_sent(link.used_at)
                 link.on_sent(session)
             finally:
-                lanes.put_down(session, bulk)
+                lanes.end_turn(session, bulk)

@@ -30,7 +30,7 @@ __all__ = ["FACTOR", "Average", "Part"]
 Part: TypeAlias = Positions | None
 """The elements of a mix, ascending; None for all."""
 
-FACTOR = 0.8  # Share of the average that a mix leaves: 0.9 lags where mixes are rare, 0.5 keeps more noise.
+FACTOR = 0.8  # The weight of the old average at a mix: 0.9 lags where mixes are rare, 0.5 keeps more noise.
 
 NOT_KEPT = (
     "This node keeps no average: make it with Node(..., keep_average=True), which takes one more vector of the model's "
@@ -39,55 +39,55 @@ NOT_KEPT = (
 
 
 class Average:
-    """The average of one node, or of one rank of a node; empty unless it is ``kept``.
+    """The average of one node, or of one rank of a node; always empty unless ``is_kept``.
 
     Only the training thread uses it. Inside :meth:`shown` the model holds the average. Code that changes the training
-    weights calls :meth:`check` first.
+    weights calls :meth:`check_not_shown` first.
     """
 
-    def __init__(self, state: State, kept: bool) -> None:
+    def __init__(self, state: State, is_kept: bool) -> None:
         self._store: Store | None = None
-        if kept:
+        if is_kept:
             self._store = TensorStore(state) if isinstance(state, ModelState) else VectorStore(state)
         self._size = max(state.layout.exchanged, 1)
-        self._taken = 0  # Elements that were mixed since the average began.
-        self._depth = 0  # Depth of nested :meth:`shown` blocks.
+        self._mixed_elements = 0  # The elements that mixes have covered since the average began, each mix counted.
+        self._shown_depth = 0  # The number of nested :meth:`shown` blocks.
 
     @property
     def mixes(self) -> int:
-        """Return the number of mixes of all elements since the average began, rounded up; 0 means that it is empty."""
-        return -(-self._taken // self._size)
+        """Return the mixes since the average began, rounded up; mixes of parts add up. 0 if the average is empty."""
+        return -(-self._mixed_elements // self._size)
 
-    def mixed(self, parts: Sequence[Part]) -> None:
-        """Add the weights just after exchanges changed these parts, all at the same boundary."""
+    def on_mixed(self, parts: Sequence[Part]) -> None:
+        """Add the present weights to the average, after exchanges changed these parts, all at one boundary."""
         if self._store is None:
             return
         for part in (None,) if any(part is None for part in parts) else parts:
-            begins = not self._taken
-            self._taken += self._size if part is None else part.size
-            self._store.take(max(1.0 - FACTOR, 1.0 / self.mixes), None if begins else part)
+            begins = not self._mixed_elements
+            self._mixed_elements += self._size if part is None else part.size
+            self._store.mix_in(max(1.0 - FACTOR, 1.0 / self.mixes), None if begins else part)
 
     def forget(self) -> None:
         """Start again: other weights have replaced those that were averaged."""
-        self._taken = 0
+        self._mixed_elements = 0
 
-    def settled(self, before: int) -> None:
-        """Start again if mixes without training have followed the first ``before`` mixes.
+    def on_settled(self, mixes_before: int) -> None:
+        """Start again if the loop has mixed without training, after ``mixes_before`` mixes.
 
-        The last of them is better than an average that includes earlier ones.
+        The weights after such mixes are better than an average that includes earlier ones.
         """
-        if self.mixes > before:
+        if self.mixes > mixes_before:
             self.forget()
 
-    def check(self, call: str) -> None:
+    def check_not_shown(self, call: str) -> None:
         """Raise LocalError if the model does not hold the training weights."""
-        if self._depth:
+        if self._shown_depth:
             raise LocalError(
                 f"node.{call} was called inside `with node.averaged():`, where the model does not hold the weights "
                 "that are trained: call it after the block."
             )
 
-    def require(self) -> None:
+    def check_kept(self) -> None:
         """Raise LocalError if no average is kept."""
         if self._store is None:
             raise LocalError(NOT_KEPT)
@@ -95,8 +95,8 @@ class Average:
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
         """Let the model hold the average inside the block, and restore the training weights at its end."""
-        store = self._store if self._taken and not self._depth else None
-        self._depth += 1
+        store = self._store if self._mixed_elements and not self._shown_depth else None
+        self._shown_depth += 1
         try:
             if store is not None:
                 store.show()
@@ -106,7 +106,7 @@ class Average:
                 if store is not None:
                     put_back(store)
             finally:
-                self._depth -= 1
+                self._shown_depth -= 1
 
     @contextlib.contextmanager
     def in_checkpoint(self) -> Iterator[dict[str, Tensor]]:
@@ -114,17 +114,17 @@ class Average:
 
         Without an average, the model holds the training weights, and the mapping is empty.
         """
-        if self._store is None or not self._taken:
+        if self._store is None or not self._mixed_elements:
             yield {}
             return
         with self.shown():
-            yield self._store.training()
+            yield self._store.training_weights()
 
     def restore(self, tensors: Mapping[str, Tensor], mixes: int) -> None:
         """Continue with a checkpoint's average; start with none if it lacks a tensor."""
         self.forget()
         if self._store is not None and mixes > 0 and self._store.load(tensors):
-            self._taken = mixes * self._size
+            self._mixed_elements = mixes * self._size
 
 
 def put_back(store: Store) -> None:
@@ -137,18 +137,18 @@ def put_back(store: Store) -> None:
 
 
 class Store(Protocol):
-    """The storage of an average, which can also put it into the model."""
+    """The storage of an average, which can also swap it with the model's weights."""
 
-    def take(self, share: float, part: Part) -> None:
+    def mix_in(self, share: float, part: Part) -> None:
         """Set ``average += share (weights - average)`` for a part. A share of 1 replaces the average."""
 
     def show(self) -> None:
-        """Back up the training weights and let the model hold the average."""
+        """Back up the training weights, and let the model hold the average."""
 
     def put_back(self) -> None:
         """Let the model hold the training weights again. After an interruption a second call completes the first."""
 
-    def training(self) -> dict[str, Tensor]:
+    def training_weights(self) -> dict[str, Tensor]:
         """Return the training weights by name, while the average is shown."""
 
     def load(self, tensors: Mapping[str, Tensor]) -> bool:
@@ -158,25 +158,24 @@ class Store(Protocol):
 class TensorStore:
     """The average of a model's tensors, each in float32 or its own wider type, on its tensor's device.
 
-    While the average is shown, an average that has its tensor's type exists only in the model, and the backup of the
-    training weights takes its place in memory. For half-precision tensors the average stays too, so that the backup
-    needs memory of its own, half as much again.
+    While the average is shown, a float32 tensor's average exists only in the model, and the backup of the training
+    weights takes its place in memory. A half-precision tensor's average stays too, because the model rounds it.
     """
 
     def __init__(self, state: ModelState) -> None:
         self._state = state
-        # By place; None while only the model holds it.
-        self._averages: list[Tensor | None] = [beside(tensor) for tensor in state.exchanged()]
-        self._kept: dict[int, Tensor] = {}  # Training weights, by place, while the average is shown.
+        # By the tensor's index in the layout; None while only the model holds the average.
+        self._averages: list[Tensor | None] = [empty_average(tensor) for tensor in state.exchanged_tensors()]
+        self._backup: dict[int, Tensor] = {}  # Training weights by index, while the average is shown.
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def take(self, share: float, part: Part) -> None:
-        live = self._state.exchanged()
+    def mix_in(self, share: float, part: Part) -> None:
+        live = self._state.exchanged_tensors()
         if part is not None:
-            self._take_part(live, share, part)
+            self._mix_in_part(live, share, part)
             return
-        averages = [self._average(place, tensor) for place, tensor in enumerate(live)]
+        averages = [self._average(index, tensor) for index, tensor in enumerate(live)]
         if share == 1.0:
             torch._foreach_copy_(averages, live)  # Copy: the old average may not be finite.
             return
@@ -191,77 +190,81 @@ class TensorStore:
     @torch.inference_mode(False)
     @torch.no_grad()
     def show(self) -> None:
-        for place, tensor in enumerate(self._state.exchanged()):
-            average = self._average(place, tensor)
-            self._kept[place] = tensor.clone()
+        for index, tensor in enumerate(self._state.exchanged_tensors()):
+            average = self._average(index, tensor)
+            self._backup[index] = tensor.clone()
             tensor.copy_(average)
             if average.dtype == tensor.dtype:
-                self._averages[place] = None
+                self._averages[index] = None
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def put_back(self) -> None:
-        live = self._state.exchanged()
-        for place in list(self._kept):
-            if self._averages[place] is None:
-                self._averages[place] = live[place].clone(memory_format=torch.contiguous_format)
-            live[place].copy_(self._kept[place])
-            del self._kept[place]
+        live = self._state.exchanged_tensors()
+        for index in list(self._backup):
+            if self._averages[index] is None:
+                self._averages[index] = live[index].clone(memory_format=torch.contiguous_format)
+            live[index].copy_(self._backup[index])
+            del self._backup[index]
 
-    def training(self) -> dict[str, Tensor]:
-        return {segment.name: self._kept[place] for place, segment in enumerate(exchanged(self._state.layout))}
+    def training_weights(self) -> dict[str, Tensor]:
+        return {
+            segment.name: self._backup[index] for index, segment in enumerate(exchanged_segments(self._state.layout))
+        }
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> bool:
-        given = fitting(tensors, self._state.layout)
-        for place, (tensor, live) in enumerate(zip(given, self._state.exchanged(), strict=False)):
-            self._average(place, live).copy_(tensor)
+        given = fitting_tensors(tensors, self._state.layout)  # Empty if one does not fit.
+        for index, (tensor, live) in enumerate(zip(given, self._state.exchanged_tensors(), strict=False)):
+            self._average(index, live).copy_(tensor)
         return bool(given)
 
-    def _take_part(self, live: list[Tensor], share: float, part: Positions) -> None:
+    def _mix_in_part(self, live: list[Tensor], share: float, part: Positions) -> None:
         ends = np.cumsum([tensor.numel() for tensor in live])
         bounds = [0, *np.searchsorted(part, ends).tolist()]
-        for place in np.flatnonzero(np.diff(bounds)).tolist():
-            tensor, start = live[place], int(ends[place]) - live[place].numel()
-            at = torch.from_numpy(part[bounds[place] : bounds[place + 1]] - start).to(tensor.device)
-            average = self._average(place, tensor).view(-1)
+        for index in np.flatnonzero(np.diff(bounds)).tolist():
+            tensor, start = live[index], int(ends[index]) - live[index].numel()
+            at = torch.from_numpy(part[bounds[index] : bounds[index + 1]] - start).to(tensor.device)
+            average = self._average(index, tensor).view(-1)
             now = tensor.reshape(-1).index_select(0, at).to(average.dtype)
             average.index_copy_(0, at, now if share == 1.0 else average.index_select(0, at).lerp_(now, share))
 
-    def _average(self, place: int, tensor: Tensor) -> Tensor:
+    def _average(self, index: int, tensor: Tensor) -> Tensor:
         """Return the average of this tensor, after following it to its device."""
-        average = self._averages[place]
+        average = self._averages[index]
         assert average is not None, "the model holds the average"
         if average.device != tensor.device:
-            average = self._averages[place] = average.to(tensor.device)
+            average = self._averages[index] = average.to(tensor.device)
         return average
 
 
 class VectorStore:
     """The average of a model whose State is not :class:`ModelState`: one float32 vector on the host.
 
-    While it is shown, the training weights are kept as a checkpoint would hold them.
+    While it is shown, the backup holds the training weights as a checkpoint would.
 
     Raises:
         LayoutError: The state's checkpoints would round its weights.
     """
 
     def __init__(self, state: State) -> None:
-        wide = [segment.name for segment in exchanged(state.layout) if segment.dtype == "float64"]
+        wide = [segment.name for segment in exchanged_segments(state.layout) if segment.dtype == "float64"]
         if wide and type(state).tensors is State.tensors:
             raise LayoutError(
                 f"Tensor {wide[0]!r} is float64, and {type(state).__name__} would put it back rounded to float32: give "
                 "it tensors() and load() of its own, or leave out keep_average."
             )
         self._state, self._average = state, np.zeros(state.layout.exchanged, np.float32)
-        self._kept: dict[str, Tensor] = {}  # Training weights, by name, while the average is shown.
+        self._backup: dict[str, Tensor] = {}  # Training weights by name, while the average is shown.
 
-    def take(self, share: float, part: Part) -> None:
+    def mix_in(self, share: float, part: Part) -> None:
         weights = np.empty_like(self._average)
         self._state.read(weights)
         if part is not None:
-            apart = weights[part] - self._average[part]
-            self._average[part] = weights[part] if share == 1.0 else self._average[part] + np.float32(share) * apart
+            difference = weights[part] - self._average[part]
+            self._average[part] = (
+                weights[part] if share == 1.0 else self._average[part] + np.float32(share) * difference
+            )
         elif share == 1.0:
             self._average = weights
         else:
@@ -270,39 +273,39 @@ class VectorStore:
     def show(self) -> None:
         vector = np.empty(self._state.layout.size, np.float32)
         if vector.size > self._average.size:
-            self._state.read(vector)  # Frozen weights stay as they are.
+            self._state.read(vector)  # The frozen weights at its end stay as they are.
         vector[: self._average.size] = self._average
-        self._kept = {name: tensor.clone() for name, tensor in self._state.tensors().items()}
+        self._backup = {name: tensor.clone() for name, tensor in self._state.tensors().items()}
         self._state.write(vector)
 
     def put_back(self) -> None:
-        if self._kept:
-            self._state.load(self._kept)
-            self._kept = {}
+        if self._backup:
+            self._state.load(self._backup)
+            self._backup = {}
 
-    def training(self) -> dict[str, Tensor]:
-        names = {segment.name for segment in exchanged(self._state.layout)}
-        return {name: tensor for name, tensor in self._kept.items() if name in names}
+    def training_weights(self) -> dict[str, Tensor]:
+        names = {segment.name for segment in exchanged_segments(self._state.layout)}
+        return {name: tensor for name, tensor in self._backup.items() if name in names}
 
     def load(self, tensors: Mapping[str, Tensor]) -> bool:
-        given = fitting(tensors, self._state.layout)
+        given = fitting_tensors(tensors, self._state.layout)
         if given:
             self._average = torch.cat([tensor.to(torch.float32).reshape(-1) for tensor in given]).numpy()
         return bool(given)
 
 
-def beside(tensor: Tensor) -> Tensor:
+def empty_average(tensor: Tensor) -> Tensor:
     """Return uninitialised memory for this tensor's average."""
     return torch.empty(tensor.shape, dtype=torch.promote_types(tensor.dtype, torch.float32), device=tensor.device)
 
 
-def exchanged(layout: Layout) -> list[Segment]:
+def exchanged_segments(layout: Layout) -> list[Segment]:
     """Return the segments that exchanges carry, in their order."""
     return [segment for segment in layout.segments if segment.kind != "frozen"]
 
 
-def fitting(tensors: Mapping[str, Tensor], layout: Layout) -> list[Tensor]:
+def fitting_tensors(tensors: Mapping[str, Tensor], layout: Layout) -> list[Tensor]:
     """Return the tensors of the exchanged segments, or none if one is missing or has another shape."""
-    given = [(tensors.get(segment.name), segment.shape) for segment in exchanged(layout)]
+    given = [(tensors.get(segment.name), segment.shape) for segment in exchanged_segments(layout)]
     found = [tensor for tensor, shape in given if tensor is not None and tuple(tensor.shape) == shape]
     return found if len(found) == len(given) else []

@@ -1,6 +1,7 @@
 """The live model of a node: its tensors and optimizers, the step boundary, the outer step and the average.
 
-The training thread owns it. The network thread's jobs move the outer step under ``outer_lock``, and ask the boundary.
+The training thread owns it. The network thread leaves requests at the boundary, and its jobs move the outer step under
+``outer_lock``.
 """
 
 from __future__ import annotations
@@ -36,30 +37,34 @@ class Trained:
 
     Attributes:
         model: A torch module, a mapping of names to tensors or arrays, or a state.
-        optimizers: Its optimizers.
-        frozen: Also exchange parameters that require no gradient while others do.
-        keep_average: Keep the average over the last mixes.
-        brought: The state to use, if something else has made it.
+        optimizers: The optimizers of the model.
+        frozen: True to exchange also the parameters that require no gradient while others do.
+        keep_average: True to keep the average over the last mixes.
+        given_state: The state of the model if it exists already, as for a sharded model.
     """
 
     model: nn.Module | Mapping[str, Any] | State
     optimizers: Optimizers
     frozen: bool = False
     keep_average: bool = False
-    brought: State | None = None
+    given_state: State | None = None
 
-    def state(self) -> State:
-        """Return the model as a flat vector."""
-        model = self.model if self.brought is None else self.brought
+    def make_state(self) -> State:
+        """Return the state that reads and writes the model as a flat vector."""
+        model = self.model if self.given_state is None else self.given_state
         return model if isinstance(model, State) else ModelState(model, self.optimizers, self.frozen)
 
 
 class LiveModel:
-    """The model that one training loop trains, and all that depends on its weights.
+    """The model that one training loop trains, and everything that depends on its weights.
 
-    ``make_boundary`` makes the step boundary. ``alone``: no other ranks train this model. Only then does the node learn
-    a correction for the bias of its data, and do updates go to a device ahead of their boundary. ``folder`` is where
-    host vectors lie in files; None: in memory.
+    Args:
+        trained: The model and its optimizers.
+        config: The node's configuration.
+        make_boundary: Makes the step boundary.
+        is_single_rank: True if no other rank trains this model. Only then does the node learn a correction for the bias
+            of its data, and upload updates to a device ahead of the boundary that adds them.
+        folder: The folder for files that hold the host vectors; None to hold them in memory.
     """
 
     def __init__(
@@ -67,14 +72,14 @@ class LiveModel:
         trained: Trained,
         config: Config,
         make_boundary: Callable[..., Boundary] = Boundary,
-        alone: bool = True,
+        is_single_rank: bool = True,
         folder: Path | None = None,
     ) -> None:
         self.model, self.optimizers = trained.model, trained.optimizers
-        self.state = trained.state()
+        self.state = trained.make_state()
         self.state.check()
         self.average = Average(self.state, trained.keep_average)
-        files = None if folder is None else FileVectors(folder, self.elements(config))
+        files = None if folder is None else FileVectors(folder, self.lasting_elements(config))
         self.pool = VectorPool(self.state, files)
         self.wake = WakeEvent()  # Wakes a training loop that only waits (joining, settling).
         self.backup = KeptWeights(self.state, self.optimizers)
@@ -82,10 +87,10 @@ class LiveModel:
             self.state, self.pool, self.backup, config.conserves, threading.Lock(), self.wake.set, self.wake.clear
         )
         # With max_version_gap the loop waits at its boundary for the update, so it is not uploaded ahead.
-        self.boundary.uploads = alone and config.max_version_gap is None
+        self.boundary.uploads = is_single_rank and config.max_version_gap is None
         self.outer = OuterStep(self.state.layout.parameters, *config.outer, config.averaged)
         every = config.first_interval
-        if config.kappa and every is not None and alone:
+        if config.kappa and every is not None and is_single_rank:
             self.outer.correction = Correction(
                 self.state.layout.exchanged, self.state.layout.parameters, config.kappa, every
             )
@@ -95,16 +100,16 @@ class LiveModel:
                 self.outer.correction.zeros = files.zeros
         self.outer_lock = threading.Lock()  # The training thread resets the outer step that the network's threads move.
         self.archive = Archive(self.state, self.optimizers)
-        self.begun = False  # There are weights, its own or others', from which mixing starts.
+        self.has_weights = False  # True once mixing has started from weights, the node's own or others'.
 
-    def elements(self, config: Config) -> int:
-        """Return the elements of the vectors that this node holds all the time: see docs/operating.md."""
+    def lasting_elements(self, config: Config) -> int:
+        """Return the number of elements in the vectors that a node holds all the time (docs/operating.md)."""
         vectors = 2 + (0 if config.plain else 2) + bool(config.kappa)
         return vectors * self.state.layout.exchanged
 
-    def mix_from_here(self) -> None:
+    def begin_mixing(self) -> None:
         """Start mixing from the current weights."""
-        self.begun = True
+        self.has_weights = True
         if not self.outer.plain:
             self.reset_outer()
 
@@ -116,18 +121,18 @@ class LiveModel:
             self.outer.reset(vector.array)
         self.pool.give(vector)
 
-    def mixed(self, updates: Sequence[Update]) -> None:
-        """Note that updates of exchanges were added to the model."""
-        self.optimizers.mixed()
-        self.average.mixed([update.positions for update in updates])
+    def on_mixed(self, updates: Sequence[Update]) -> None:
+        """Handle updates of exchanges that the boundary has added to the model."""
+        self.optimizers.on_mixed()
+        self.average.on_mixed([update.positions for update in updates])
 
-    def replaced(self, vector: Any) -> None:
-        """Reset all that depends on the old weights; the model now holds ``vector``."""
-        # The donor may use another optimizer, whose state has the same size and is not taken.
+    def on_replaced(self, vector: Any) -> None:
+        """Reset everything that depends on the old weights, after ``vector`` has replaced them."""
+        # A vector with an optimizer's state of the right size may come from another optimizer, and is not taken then.
         if self.optimizers.quasi_global:
-            self.optimizers.joined(keep=self.state.holds(vector))
+            self.optimizers.on_replaced(keep=self.state.holds(vector))
         self.average.forget()
-        self.begun = True
+        self.has_weights = True
         with self.outer_lock:
             if self.outer.begun:
                 self.outer.replace(vector)

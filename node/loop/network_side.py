@@ -1,4 +1,4 @@
-"""The network thread as the training thread sees it: its calls there, and the values that it reads."""
+"""The network thread as the training thread sees it: calls into it, and its newest runtime and peer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ __all__ = ["NetworkSide"]
 
 
 class NetworkSide:
-    """The service and its thread. A fault replaces the runtime and its peer, so keep no reference to either."""
+    """The service and its thread. The training thread uses it; functions that it passes run in the network thread.
+
+    A fault replaces the runtime and its peer, so keep no reference to either.
+    """
 
     def __init__(self, service: Service) -> None:
         self.service, self.thread = service, NetworkThread()
@@ -39,27 +42,31 @@ class NetworkSide:
         """Return the time by the network's clock."""
         return time.perf_counter() + self.service.clock_s
 
-    def heard(self) -> None:
-        """Wait until the network thread has processed all earlier calls: it is never far behind."""
-        told = threading.Event()
-        if self.thread.call(told.set):
-            told.wait(1.0)
+    def sync(self) -> None:
+        """Wait until the network thread has run all earlier calls, which usually takes less than a millisecond."""
+        reached = threading.Event()
+        if self.thread.call(reached.set):
+            reached.wait(1.0)
 
-    def tell(self, function: Callable[..., Any], *args: Any) -> None:
-        """Call this in the network thread; raise if that has ended, since training on alone would be silently wrong."""
+    def call(self, function: Callable[..., Any], *args: Any) -> None:
+        """Call a function in the network thread.
+
+        Raises:
+            LocalError: The network thread has ended. The loop must not train on alone without notice.
+        """
         self.thread.check()
         if not self.thread.call(function, *args):
             raise LocalError(running.CLOSED)
 
-    def tell_peer(self, report: Callable[[Peer, float], list[Effect]]) -> None:
-        """Have the newest peer handle this report, and perform its decisions."""
+    def report_to_peer(self, report: Callable[[Peer, float], list[Effect]]) -> None:
+        """Call ``report(peer, now)`` with the newest peer in the network thread, and perform the effects."""
 
-        def tell() -> None:
+        def call() -> None:
             runtime = self.runtime
             runtime.perform(report(runtime.peer, runtime.now))
 
-        self.thread.call(tell)
+        self.thread.call(call)
 
-    def notice(self, kind: str, sentence: str) -> None:
-        """Have the network thread tell the user of an event."""
-        self.thread.call(self.runtime.on_event, kind, sentence)
+    def notify(self, kind: str, sentence: str) -> None:
+        """Let the network thread tell the user of an event."""
+        self.thread.call(self.runtime.notify, kind, sentence)

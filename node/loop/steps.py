@@ -1,4 +1,4 @@
-"""The visits of a training loop to its step boundary: when there is a reason, and what follows."""
+"""The schedule by which a training loop visits its step boundary, and reports to the network thread."""
 
 from __future__ import annotations
 
@@ -10,72 +10,86 @@ from gossip.averaging.boundary import Boundary, Update, Visit
 from gossip.config import Config
 from node.network.hints import LoopHints
 
-__all__ = ["Owner", "StepLoop"]
+__all__ = ["LoopOwner", "StepLoop"]
 
-VISIT_S = 0.002  # The least interval between two visits for the network's requests.
+VISIT_GAP_S = 0.002  # Seconds between two visits at least, because a visit at each step would slow a tiny model.
 
 
-class Owner(Protocol):
-    """The loop's owner, which can call the network thread."""
+class LoopOwner(Protocol):
+    """The owner of a step loop, which can call the network thread."""
 
-    def replaced(self, weights: Any) -> None:
-        """Note that the model now holds these weights."""
+    def on_replaced(self, weights: Any) -> None:
+        """Handle the replacement of the model's weights by these."""
 
-    def mixed(self, updates: Sequence[Update]) -> None:
-        """Note that updates of exchanges were added to the model."""
+    def on_mixed(self, updates: Sequence[Update]) -> None:
+        """Handle updates of exchanges that the boundary has added to the model."""
 
-    def keeps(self) -> bool:
-        """Return True if it is time for a copy of the weights, which serves newcomers while the loop is idle."""
+    def is_copy_due(self) -> bool:
+        """Return True if a copy of the weights is due, which newcomers get while the loop is idle."""
 
-    def updated(self, visit: Visit) -> None:
-        """Tell the network thread of a visit that only added updates."""
+    def report_updates(self, visit: Visit) -> None:
+        """Report a visit that only added updates to the network thread."""
 
     def report(self, visit: Visit) -> None:
-        """Tell the network thread of a visit and of the loop's progress."""
+        """Report a visit and the loop's progress to the network thread."""
 
 
 class StepLoop:
     """The schedule of visits to the step boundary, and of reports. Times are those of the network's clock.
 
-    It reports at least every ``report_s`` seconds. It looks at requests at most every ``rest_s`` seconds, so that they
-    do not slow each step of a tiny model.
+    Args:
+        config: The node's configuration.
+        boundary: The step boundary.
+        owner: The receiver of reports.
+        report_s: Seconds between two reports at most.
+        visit_gap_s: Seconds between two visits at least. In lockstep there is no such limit.
     """
 
     def __init__(
-        self, config: Config, boundary: Boundary, owner: Owner, report_s: float, rest_s: float = VISIT_S
-    ) -> None:  # fmt: skip
-        self.boundary, self.owner, self.signals = boundary, owner, LoopHints(config)
-        self.lockstep = config.max_version_gap is not None
-        self.lands = config.max_version_gap == 0  # Whether a mix must be in the model before the next step.
-        self.report_s, self.rest_s = report_s, 0.0 if self.lockstep else rest_s
-        self.ahead = config.paired  # A pushed vector is copied when it is requested, with its mass.
-        self.reported_at = self.looked_at = -math.inf
+        self, config: Config, boundary: Boundary, owner: LoopOwner, report_s: float, visit_gap_s: float = VISIT_GAP_S
+    ) -> None:
+        self.boundary, self.owner, self.hints = boundary, owner, LoopHints(config)
+        self.is_lockstep = config.max_version_gap is not None
+        self.must_land = config.max_version_gap == 0  # A mix must be in the model before the next step.
+        self.report_s, self.visit_gap_s = report_s, 0.0 if self.is_lockstep else visit_gap_s
+        # A pair's snapshot is copied before its request. A pushed one carries mass, which only the request takes away.
+        self.copies_ahead = config.paired
+        self.reported_at = self.visited_at = -math.inf
 
     def step(self, steps: int, now: float) -> None:
-        """Visit the boundary if there is a reason, after ``steps`` steps in all."""
-        due, late = steps >= self.signals.due_steps, now - self.reported_at > self.report_s
-        if late or ((due or self.boundary.wanted) and now - self.looked_at >= self.rest_s):
-            self.looked_at = now
-            self.visit(now, due, due or late)
+        """Visit the boundary after ``steps`` steps in all, if a mix or a report is due or the network wants something.
 
-    def visit(self, now: float, due: bool = False, report: bool = True) -> None:
-        """Fulfil the network's requests, and report, unless the visit only adds updates. ``due``: a mix begins here."""
+        Every training step calls this. Without a reason it costs a few comparisons.
+        """
+        is_mix_due, is_report_due = steps >= self.hints.due_at_step, now - self.reported_at > self.report_s
+        is_wanted = is_mix_due or self.boundary.wanted
+        if is_report_due or (is_wanted and now - self.visited_at >= self.visit_gap_s):
+            self.visited_at = now
+            self.visit(now, is_mix_due, is_mix_due or is_report_due)
+
+    def visit(self, now: float, is_mix_due: bool = False, report: bool = True) -> None:
+        """Fulfil the network's requests, and report.
+
+        Args:
+            now: Current time in seconds.
+            is_mix_due: A mix begins here, so that its snapshot is copied before the request for it comes.
+            report: False to report only what the peer must be told, if the visit did nothing but add updates.
+        """
         boundary, owner = self.boundary, self.owner
-        ahead = due and self.ahead and self.signals.mix_at <= now
-        whole = ahead and boundary.expected is None  # A snapshot of a part serves no newcomer.
-        visit = boundary.visit(owner.replaced, ahead, report and not whole and owner.keeps())
+        spare = is_mix_due and self.copies_ahead and self.hints.mix_at <= now
+        serves_newcomers = spare and boundary.expected is None  # A snapshot of a part would not.
+        visit = boundary.visit(owner.on_replaced, spare, report and not serves_newcomers and owner.is_copy_due())
         if visit.updates and not visit.adopted:
-            owner.mixed(visit.updates)
+            owner.on_mixed(visit.updates)
         if visit.updates_alone and not report:
-            owner.updated(visit)
+            owner.report_updates(visit)
         else:
             self.reported_at = now
             owner.report(visit)
 
-    def waits(self, landing: bool) -> bool:
-        """Return True if the loop must stay at this boundary.
+    def must_wait(self, until_applied: bool) -> bool:
+        """Return True if the loop must stay at this boundary, because a mix exceeds ``max_version_gap``.
 
-        That is the case if a mix takes longer than ``max_version_gap`` allows. With ``landing``, a mix that the loop
-        waited for must also have landed completely.
+        With ``until_applied`` it must also stay until the update of that mix is in the weights.
         """
-        return self.signals.held or (landing and (self.boundary.owed > 0 or self.boundary.wanted))
+        return self.hints.must_wait or (until_applied and (self.boundary.owed > 0 or self.boundary.wanted))

@@ -1,4 +1,8 @@
-"""The training thread's side of a node: step boundary, reports, joining, settling, ending."""
+"""The training thread's side of a node: it starts, visits the step boundary, reports to the network thread, and ends.
+
+Everything here runs in the training thread, except :meth:`TrainingSide.pass_updates` and
+:meth:`TrainingSide.pass_report`, which run in the network thread.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,16 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gossip.arithmetic.correction import Correction, spread
 from gossip.averaging.boundary import Update, Visit
-from gossip.errors import FaultError, LayoutError, LocalError
-from gossip.ids import MemberRecord, PeerId, from_hex, quantity
+from gossip.errors import LayoutError, LocalError
+from gossip.ids import MemberRecord, PeerId, from_hex
 from node import leaving, running
 from node.data.sampler import Samplers, Sharers, Sharing
-from node.faults import report_to
-from node.loop.held_run import OF_OTHERS, HeldRun, NoRanks, OtherRanks
+from node.loop.held_run import LOADED_STATE, HeldRun, NoRanks, OtherRanks
+from node.loop.joining import Joining
 from node.loop.live import LiveModel
 from node.loop.network_side import NetworkSide
 from node.loop.settling import Settling
@@ -40,19 +44,26 @@ if TYPE_CHECKING:  # The page needs optional packages.
 
 __all__ = ["TrainingSide"]
 
-CLOSED_PATIENCE = 3.0  # Times join_timeout_s, for seeds that accept connections and close them at once.
-ALONE_S = 1.0  # The age limit of a lone node's newest snapshot, which newcomers get while its loop is idle.
-LAST_S = 10.0  # The same with other members, where each exchange takes a snapshot.
-LAST_WORK = 100.0  # The least interval between two copies, as a multiple of a copy's duration.
-COPY_RATE = 10e9  # A copy counts as at most so many bytes a second: a GPU's overlaps with the loop and looks faster.
+OptimizerReport: TypeAlias = tuple[tuple[str, ...], tuple[tuple[str, float], ...]]
+"""The keys of an optimizer's state, and its scalars by name."""
+
+# Newcomers get the newest snapshot while this node's loop is idle. A copy is taken for them if it is older than this:
+LONE_COPY_S = 1.0  # for a node without other members;
+COPY_S = 10.0  # for a node with others, whose exchanges take snapshots anyway.
+COPY_WORK = 100.0  # The interval between two such copies is at least this multiple of a copy's duration.
+COPY_RATE = 10e9  # A copy counts as at most 10 GB/s, because a GPU's overlaps with the loop and looks faster.
+OPTIMIZER_S = 5.0  # Seconds between two reports of the optimizer's state, which walk over all parameters.
 REPLACED = "Another Node over this model was still running in this process, and is closed now."
 
 
 class TrainingSide:
     """The loop, the run and the network thread behind :class:`node.node.Node`.
 
-    The training thread owns all of it. The network thread runs what ``thread.call`` passes to it. ``ranks`` are the
-    other processes that train the same model. ``sharing`` is the side whose data the samplers divide, by default this.
+    Args:
+        live: The model that the loop trains.
+        settings: The settings of the node.
+        ranks: The other processes that train the same model.
+        sharing: The side whose data the samplers divide, by default this.
     """
 
     rank, size = 0, 1  # The place among the processes that form one node, and their number.
@@ -64,18 +75,19 @@ class TrainingSide:
         self.ranks = NoRanks() if ranks is None else ranks
         self.average = live.average
         self.loop = StepLoop(self.config, live.boundary, self, REPORT_S)
-        self.service = Service(settings, live, self.loop.signals, self, page_of(settings))
+        self.service = Service(settings, live, self.loop.hints, self, make_page(settings))
         self.samplers = Samplers(Sharers.of(sharing or self))
         self.network = NetworkSide(self.service)
         self.run = HeldRun(live, self.network, self.samplers, self.ranks)
+        self.joining = Joining(settings, live, self.network, self.run, self)
         self.settling = Settling(live, self.network, self.run, self)
         self.loss = LastLoss()
-        self.lost_told = False  # A loss that is not finite was reported.
-        self.rate = math.nan  # The learning rate, if the loop passes it and no optimizer has it.
-        self.overheads: deque[float] = deque(maxlen=512)
-        self.optimizer_at = self.viewed_at = -math.inf
-        self.corrected_at = 0  # The step count when the correction was last applied.
-        self.handler: Any = None
+        self.was_loss_lost = False  # The loss was not finite at the last report.
+        self.learning_rate = math.nan  # As the loop passes it; used if no optimizer has one.
+        self.overheads_s: deque[float] = deque(maxlen=512)  # Durations of the last calls of `step`.
+        self.optimizer_reported_at = self.view_refreshed_at = -math.inf
+        self.corrected_at_step = 0
+        self.previous_handler: Any = None  # The handler of SIGTERM before ours; None if ours is not installed.
         self.owner: running.Side = self  # The side that the program closes.
         trace = settings.trace
         self.timeline = None if trace is None else LoopTimeline(trace, self.service.listeners, live.state)
@@ -87,34 +99,35 @@ class TrainingSide:
         return self.live.model
 
     def start(self, owner: running.Side | None = None) -> None:
-        """Run the network, and join: return when this node holds weights to train.
+        """Start the network thread and join the swarm; return when this node holds weights to train.
 
-        ``owner`` is closed if another node over this model starts; by default this side.
+        Args:
+            owner: The side to close if another node over this model starts, by default this one.
         """
         if self.service.runtime is not None:
             raise LocalError(running.USED)
-        self.network.thread.check()  # Before the node appears on the network.
+        self.network.thread.check()  # A closed node must not appear on the network.
         if leaving.asked():
             raise SystemExit(128 + signal.SIGTERM)
         self.owner = owner or self
         before = running.enter(self.owner)
         if not self.settings.joins:
-            self.live.mix_from_here()
-        self.install_handler()
+            self.live.begin_mixing()
+        self.handle_sigterm()
         began = time.monotonic()
         try:
             self.network.thread.start(self.service)
             if before:
-                self.network.notice("replaced", REPLACED)
+                self.network.notify("replaced", REPLACED)
             if self.timeline is not None:
                 self.timeline.start(self.me.hex())
-            self.join()
+            self.joining.join()
             if self.finished and not self.live.boundary.lives:
-                self.run.take_final()
-            # If the weights were replaced, they are of another run or newer than the given state.
-            if self.run.given is not None and not self.live.boundary.lives:
-                self.run.go_on(self.run.given, OF_OTHERS, lambda: None)
-            self.wait_for_others(began)
+                self.run.load_final()
+            # Weights that replaced ours are of another run, or newer than the state that the program has loaded.
+            if self.run.early_state is not None and not self.live.boundary.lives:
+                self.run.continue_run(self.run.early_state, LOADED_STATE, lambda: None)
+            self.joining.wait_for_others(began)
             if self.timeline is not None:
                 self.timeline.spent("join", time.monotonic() - began)
         except BaseException:
@@ -122,11 +135,11 @@ class TrainingSide:
             raise
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the node after the loop, which may have ended with this error."""
+        """Stop the node after the loop. ``error`` is for the ranks of a group, which are told why a loop ended."""
         self.stop()
 
     def stop(self) -> None:
-        """Say LEFT and stop, within about a second. A forked child leaves its parent's node alone."""
+        """Announce LEFT and stop, within about a second. Do nothing in a forked child, whose parent runs the node."""
         if self.network.thread.forked:
             return
         if self.service.leaving is not None:
@@ -136,81 +149,20 @@ class TrainingSide:
         if self.timeline is not None:
             self.timeline.close()
         running.leave(self.owner)
-        self.loop.reported_at = -math.inf  # A later step reports at once that the node is closed.
-        if self.handler is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self.handler)
-            self.handler = None
-        self.run.close()  # Comes last: it may take minutes, and a signal may end it.
+        self.loop.reported_at = -math.inf  # A later step then reports at once, and raises that the node is closed.
+        if self.previous_handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self.previous_handler)
+            self.previous_handler = None
+        self.run.close()  # This comes last, because an upload may take minutes and a signal may end it.
 
-    def install_handler(self) -> None:
+    def handle_sigterm(self) -> None:
         """Make SIGTERM leave the with block, unless the program has a handler of its own."""
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
 
             def leave(number: int, frame: FrameType | None) -> None:
                 raise SystemExit(128 + number)
 
-            self.handler = signal.signal(signal.SIGTERM, leave)
-
-    def join(self) -> None:
-        """Wait until this node holds weights to train: taken from the swarm, or its own."""
-        limit_s, began = self.settings.join_or_fail_s, time.monotonic()
-        self.service.counts = self.network.runtime.counts = lambda: (self.run.steps, self.run.samples)
-        while True:
-            self.live.wake.wait(0.02)
-            self.network.thread.check()
-            if self.service.resting:
-                raise FaultError(
-                    "Could not join: faults of this library end the network side each time that it begins anew. Report "
-                    f"the traceback, which the log has, {report_to()}."
-                )
-            self.visit()
-            runtime = self.network.runtime
-            ready, refusal = runtime.peer.view.ready and not self.live.boundary.wanted, runtime.connector.refusal
-            waited_s = time.monotonic() - began
-            # A seed that only closes connections may be busy, or a forwarder whose node is down: retry it for a while.
-            patient = waited_s < CLOSED_PATIENCE * self.config.join_timeout_s and not ready
-            final = refusal is not None and not (patient if refusal.code == "closed" else ready)
-            if final and not runtime.connector.dialling and not len(runtime.links):
-                raise LocalError(f"Could not join: {refusal}") from refusal
-            if limit_s is not None and waited_s > limit_s and not ready:
-                raise LocalError(f"Could not join within {limit_s:g} s: {runtime.connector.why_alone()}.")
-            if ready:
-                self.begin_alone()
-                self.visit()  # Also takes a copy for newcomers: the first step may be far off.
-                self.network.heard()  # Wait for the sample count behind the weights.
-                return
-
-    def begin_alone(self) -> None:
-        """Keep the node's own weights unless others were adopted; allocate memory before the first step."""
-        if not self.live.begun:
-            self.live.mix_from_here()
-            self.network.runtime.streams.take_memory()
-
-    def wait_for_others(self, began: float) -> None:
-        """Wait up to ``settings.wait_s`` until ``settings.wait_for`` members hold this run, this one included.
-
-        Only contacted members count, because any peer may claim others. Newcomers are given weights meanwhile.
-        """
-        count, wait_s = self.settings.wait_for, self.settings.wait_s
-        while (here := self.network.peer.membership.run_size) < count and not self.finished:
-            if time.monotonic() - began >= wait_s:
-                alive = self.network.peer.view.alive
-                if self.settings.others is not None and alive < 2:
-                    raise LocalError(
-                        f"Waited {wait_s:g} s for {count} members that were launched together, and none of the others "
-                        f"came to this node at {self.address} ({self.network.runtime.connector.why_alone()}): it does "
-                        "not train alone. Look whether the others run and can reach this address."
-                    )
-                text = (
-                    f"Waited {wait_s:g} s for {quantity(count, 'member')}, of whom {here} are here "
-                    "with the weights, this one included: this node goes on with them, and with the others when they "
-                    "come."
-                )
-                self.network.notice("waited", text)
-                return
-            self.live.wake.wait(0.02)
-            self.network.thread.check()
-            self.visit()
+            self.previous_handler = signal.signal(signal.SIGTERM, leave)
 
     # -- readings --------------------------------------------------------------------------------------------------
     @property
@@ -243,15 +195,15 @@ class TrainingSide:
         return self.service.listeners
 
     def members(self) -> tuple[Member, ...]:
-        """Return the members, at most a quarter of a second old, or a second while no steps are taken."""
+        """Return the members, as of the last quarter of a second, or of the last second if the loop takes no steps."""
         service = self.service
         if time.monotonic() - service.listed_at > REPORT_S:
             self.network.thread.call(service.list_members)
-            self.network.heard()
+            self.network.sync()
         return service.members
 
     def reduce(self, figures: Mapping[str, Any]) -> dict[str, Reduced]:
-        """Tell other members these figures, and reduce the figures of all members."""
+        """Send these figures to the other members, and reduce the figures of all members by name."""
         own = self.settling.own_figures
         packed = own.tell(figures, self.network.peer.view.run_id, self.run.swarm_samples)
         records: list[MemberRecord] = []
@@ -263,7 +215,7 @@ class TrainingSide:
             records.extend(peer.membership.run_members(peer.local.run_id))
 
         self.network.thread.call(tell)
-        self.network.heard()
+        self.network.sync()
         self.network.thread.check()
         return reduce(own.told, records)
 
@@ -274,7 +226,7 @@ class TrainingSide:
         runtime = self.network.runtime
         return Source(
             runtime.peer, runtime.links, self.run.steps, self.run.samples, self.run.swarm_samples,
-            runtime.streams.durations, self.overheads, self.service.listeners.dropped, runtime.exchange_log.mixes(),
+            runtime.streams.durations, self.overheads_s, self.service.listeners.dropped, runtime.exchange_log.mixes(),
             self.service.faults.count, self.service.faults.restarts,
         )  # fmt: skip
 
@@ -288,132 +240,138 @@ class TrainingSide:
         self.run.steps += 1
         self.run.samples += samples
         if loss is not None:
-            self.loss.give(loss)
+            self.loss.set(loss)
         if self.live.outer.correction is not None:
-            self.correct(self.live.outer.correction)
+            self.apply_correction(self.live.outer.correction)
         self.loop.step(self.run.steps, start + self.service.clock_s)
-        if self.config.max_version_gap is not None:
-            self.hold()
-        self.overheads.append(time.perf_counter() - start)
+        if self.loop.is_lockstep:
+            self.wait_for_mix()
+        self.overheads_s.append(time.perf_counter() - start)
         if self.timeline is not None:
-            self.timeline.stepped(self.run.steps, self.overheads[-1])
+            self.timeline.stepped(self.run.steps, self.overheads_s[-1])
 
-    def correct(self, correction: Correction) -> None:
+    def apply_correction(self, correction: Correction) -> None:
         """Correct the last steps for the bias of this node's data, unless an exchange is changing the correction."""
-        since = self.run.steps - self.corrected_at
-        if since < spread(correction.every) or not self.live.outer_lock.acquire(blocking=False):
+        steps = self.run.steps - self.corrected_at_step
+        if steps < spread(correction.every) or not self.live.outer_lock.acquire(blocking=False):
             return
         try:
-            rate = self.live.optimizers.rate
-            correction.rate = rate if rate == rate else self.rate  # NaN if no optimizer has it.
+            rate = self.live.optimizers.learning_rate
+            correction.rate = self.learning_rate if math.isnan(rate) else rate
             if correction.pull is not None:
-                self.live.state.add_scaled(correction.pull, correction.part(since), correction.version)
+                self.live.state.add_scaled(correction.pull, correction.part(steps), correction.version)
         finally:
             self.live.outer_lock.release()
-        self.corrected_at = self.run.steps
+        self.corrected_at_step = self.run.steps
 
-    def hold(self) -> None:
-        """Stay at this boundary while a mix takes longer than ``max_version_gap`` allows, and until it has landed."""
-        self.network.heard()
-        landing = self.loop.lands
-        while self.loop.waits(landing):
-            landing = True
+    def wait_for_mix(self) -> None:
+        """Wait at this boundary for a mix that takes longer than ``max_version_gap`` allows, until it is applied."""
+        self.network.sync()
+        until_applied = self.loop.must_land
+        while self.loop.must_wait(until_applied):
+            until_applied = True
             self.live.wake.wait(0.05)
             self.visit()
-            self.network.heard()
+            self.network.sync()
 
     def visit(self) -> None:
         """Visit the step boundary: fulfil the network thread's requests, and report."""
-        self.ranks.beat()
+        self.ranks.send_heartbeat()
         self.loop.visit(self.network.now)
 
     # -- calls of the step loop ------------------------------------------------------------------------------------
-    def mixed(self, updates: Sequence[Update]) -> None:
-        """Note that updates of exchanges were added to the model."""
-        self.live.mixed(updates)
-        self.ranks.mixed()
+    def on_mixed(self, updates: Sequence[Update]) -> None:
+        """Handle updates of exchanges that the boundary has added to the model."""
+        self.live.on_mixed(updates)
+        self.ranks.on_mixed()
 
-    def replaced(self, weights: Any) -> None:
-        """Note that the model now holds these weights."""
-        self.live.replaced(weights)
-        self.ranks.replaced()
+    def on_replaced(self, weights: Any) -> None:
+        """Handle the replacement of the model's weights by these."""
+        self.live.on_replaced(weights)
+        self.ranks.on_replaced()
 
-    def updated(self, visit: Visit) -> None:
-        """Tell the network thread of updates that it has to see.
+    def report_updates(self, visit: Visit) -> None:
+        """Report a visit that only added updates, if the network thread has to know of them.
 
-        The pool is shared by both threads, so a vector's return alone need not wake the network's.
+        Both threads share the pool, so that a vector's return alone need not wake the network thread.
         """
         self.network.thread.check()
         if self.timeline is not None:
             self.timeline.visit = visit
         if visit.copies or any([update.sample is not None for update in visit.updates]):
-            self.network.tell(self.perform_updated, visit)
+            self.network.call(self.pass_updates, visit)
 
-    def perform_updated(self, visit: Visit) -> None:
-        """Tell the newest network side, in the network thread."""
+    def pass_updates(self, visit: Visit) -> None:
+        """Pass a visit to the newest averager. Runs in the network thread."""
         self.network.runtime.averager.updated(visit)
-        self.service.refresh()  # An exchange changes the sample count.
+        self.service.refresh_view()  # An exchange changes the sample count.
 
-    def perform_report(self, *report: Any) -> None:
-        """Tell the newest network side, in the network thread."""
-        self.network.runtime.at_boundary(*report)
+    def pass_report(
+        self, steps: int, samples: int, loss: float | None, visit: Visit, optimizer: OptimizerReport | None
+    ) -> None:
+        """Pass a report to the newest peer and averager. Runs in the network thread."""
+        runtime = self.network.runtime
+        if optimizer is not None:
+            runtime.peer.optimizer(*optimizer)
+        runtime.averager.visited(visit, steps, samples, loss)
 
     def report(self, visit: Visit) -> None:
+        """Report a visit, the loop's progress, and now and then the optimizer's state, to the network thread."""
         runtime, now = self.network.runtime, time.perf_counter()
         if self.timeline is not None:
             self.timeline.visit = visit
         if visit.snapshots:
-            self.begin_alone()  # Otherwise the mix of this snapshot would have no start.
-        optimizer = None
-        if now - self.optimizer_at > 5.0 or (self.live.optimizers.all and not runtime.peer.local.optimizer_keys):
-            self.optimizer_at = now
-            optimizer = self.optimizer_state()
-            if optimizer is None:
-                self.optimizer_at = -math.inf
-        if now - self.viewed_at > REPORT_S:
-            self.viewed_at = now
-            self.network.thread.call(self.service.refresh)
-        self.settling.goes_on()
+            self.joining.begin_with_own_weights()  # Otherwise the mix of this snapshot would have no start.
+        optimizer, is_missing = None, self.live.optimizers.all and not runtime.peer.local.optimizer_keys
+        if now - self.optimizer_reported_at > OPTIMIZER_S or is_missing:
+            optimizer = self.optimizer_report()
+            self.optimizer_reported_at = -math.inf if optimizer is None else now
+        if now - self.view_refreshed_at > REPORT_S:
+            self.view_refreshed_at = now
+            self.network.thread.call(self.service.refresh_view)
+        self.settling.on_step()
         loss = self.loss.read()
-        self.network.tell(self.perform_report, self.run.steps, self.run.samples, loss, visit, optimizer)
-        self.watch_soundness(runtime)
+        self.network.call(self.pass_report, self.run.steps, self.run.samples, loss, visit, optimizer)
+        self.check_soundness(runtime)
 
-    def keeps(self) -> bool:
-        """Return True if it is time for a copy of the weights, which serves newcomers while this loop is idle.
+    def is_copy_due(self) -> bool:
+        """Return True, and start a new interval, if a copy of the weights for newcomers is due.
 
-        Exchanges leave one. A lone node makes copies that take at most a hundredth of its time.
+        Newcomers get it while this loop is idle. The snapshots of exchanges serve too, so that a node that mixes often
+        needs no other copies. The copies take at most a hundredth of the loop's time.
         """
-        peer, now = self.network.runtime.peer, time.monotonic()
-        if not (peer.view.ready and self.live.begun) or peer.view.taking:
+        peer, pool, now = self.network.runtime.peer, self.live.pool, time.monotonic()
+        if not (peer.view.ready and self.live.has_weights) or peer.view.taking:
             return False
         copy_s = max(self.live.state.copy_s, 4 * self.live.state.layout.exchanged / COPY_RATE)
-        every_s = max(LAST_WORK * copy_s, ALONE_S if peer.run_choice.is_alone else LAST_S)
-        if now - self.live.pool.last_at < every_s:
+        every_s = max(COPY_WORK * copy_s, LONE_COPY_S if peer.run_choice.is_alone else COPY_S)
+        if now - pool.newest_at < every_s:
             return False
-        self.live.pool.last_at = now
+        pool.newest_at = now
         return True
 
-    def watch_soundness(self, runtime: Runtime) -> None:
-        """Check the loss once a report, and the weights if the loss is not finite.
+    def check_soundness(self, runtime: Runtime) -> None:
+        """Check the loss, and the weights if the loss is not finite; report weights that are not finite, or are again.
 
-        A non-finite loss is reported once. The loop may fix spoiled weights itself. Without a loss, weights are checked
-        before they are sent.
+        A loop may fix its weights, for example by a checkpoint. A loop without a loss is not checked here: its weights
+        are checked before they are sent.
         """
-        lost, self.lost_told = self.loss.lost and not self.lost_told, self.loss.lost
+        is_newly_lost, self.was_loss_lost = self.loss.is_not_finite and not self.was_loss_lost, self.loss.is_not_finite
         if not runtime.peer.view.sound:
             if not self.live.boundary.wanted and self.live.state.sound():
                 self.average.forget()  # The average may include values that are not finite.
-                self.network.tell_peer(lambda peer, now: peer.mended(now))
-        elif self.loss.lost and not self.live.state.sound():
-            self.network.tell_peer(lambda peer, now: peer.spoiled(None, now))
-        elif lost:
+                self.network.report_to_peer(lambda peer, now: peer.mended(now))
+        elif self.loss.is_not_finite and not self.live.state.sound():
+            self.network.report_to_peer(lambda peer, now: peer.spoiled(None, now))
+        elif is_newly_lost:
             sentence = f"The loss is not finite (step {self.run.steps}); the weights still are, and are mixed."
-            self.network.notice("loss", sentence)
+            self.network.notify("loss", sentence)
 
-    def optimizer_state(self) -> tuple[tuple[str, ...], tuple[tuple[str, float], ...]] | None:
-        """Return the optimizer state that newcomers get; nothing if it has more tensors than may be exchanged.
+    def optimizer_report(self) -> OptimizerReport | None:
+        """Return the keys and scalars of the optimizer state that newcomers get.
 
-        None if it is still on its way from a device.
+        Both are empty if the optimizer has more tensors than may be exchanged. The result is None while the scalars are
+        on their way from a device.
         """
         state = self.live.state
         try:
@@ -434,11 +392,11 @@ class TrainingSide:
         self.settling.finish(seconds)
 
     def merge(self, run: str) -> None:
-        """Take the weights of the run with this name."""
+        """Ask the peer to take the weights of the run with this name."""
         run_id = from_hex(run)
         if run_id is None:
             raise LocalError(f"{run!r} names no run: give the 32 hexadecimal digits that the notice named.")
-        self.network.tell_peer(lambda peer, now: peer.merge(run_id, now))
+        self.network.report_to_peer(lambda peer, now: peer.merge(run_id, now))
 
     # -- the run ---------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
@@ -454,10 +412,10 @@ class TrainingSide:
         self.run.load_state_dict(state)
 
 
-def page_of(settings: Settings) -> Page | None:
-    """Return the page that the settings ask for.
+def make_page(settings: Settings) -> Page | None:
+    """Return the page that the settings ask for, or None.
 
-    Its modules are imported before the network thread starts, which they would delay by a third of a second.
+    Its modules are imported here, before the network thread starts, because the import takes a third of a second.
     """
     if settings.page is None:
         return None

@@ -1,6 +1,6 @@
 """A backup of the weights that a node replaces with another run's, until a trial shows whether the others are better.
 
-One copy stays in memory, to be restored at once; one is on disk, for later use.
+A copy in memory can be restored at once. A copy on disk is for later.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ T = TypeVar("T")
 class KeptWeights:
     """A backup of the model and the optimizers. Only the training thread uses it.
 
-    ``save`` writes both to disk. If it fails, the weights are not replaced.
+    Args:
+        state: The model.
+        optimizers: Its optimizers.
+        save: Writes both to disk. If that fails, there is no backup, and the weights may not be replaced.
     """
 
     def __init__(
         self, state: State, optimizers: Optimizers | None = None, save: Callable[[], None] = lambda: None
     ) -> None:
-        self.state, self.live, self.save = state, optimizers or Optimizers(), save
+        self.state, self.live_optimizers, self.save = state, optimizers or Optimizers(), save
         self.zeros: Callable[[int], Floats] = fresh_zeros  # Allocates the copy in memory.
         self.weights: Floats | None = None
         self.optimizers: list[dict[str, Any]] = []
@@ -45,7 +48,7 @@ class KeptWeights:
         return self.weights is not None
 
     def keep(self) -> bool:
-        """Back up the weights. Return True if they may be overwritten now."""
+        """Back up weights and optimizers. Return True if they may be overwritten now."""
         try:
             self.save()
         except CheckpointError as error:
@@ -53,7 +56,7 @@ class KeptWeights:
             return False
         self.weights = self.zeros(self.state.layout.size)
         self.state.read(self.weights)
-        self.optimizers = on_host(self.live.states(self.live.state_dict()))
+        self.optimizers = copy_to_host(self.live_optimizers.split_state(self.live_optimizers.state_dict()))
         return True
 
     def distance(self, theirs: Floats) -> tuple[float, float]:
@@ -67,7 +70,7 @@ class KeptWeights:
         weights, self.weights = self.weights, None
         assert weights is not None
         self.state.write(weights)
-        self.live.load(self.optimizers)
+        self.live_optimizers.load(self.optimizers)
         self.optimizers = []
         return weights
 
@@ -75,14 +78,14 @@ class KeptWeights:
         self.weights, self.optimizers = None, []
 
 
-def on_host(value: T) -> T:
+def copy_to_host(value: T) -> T:
     """Return a copy with all tensors on the host: a device may have no room for an optimizer's state twice."""
     copied: Any = value
     if isinstance(value, Tensor):
         copied = value.detach().to("cpu", copy=True)
     elif isinstance(value, Mapping):
-        copied = {key: on_host(one) for key, one in value.items()}
+        copied = {key: copy_to_host(one) for key, one in value.items()}
     elif isinstance(value, list | tuple):
-        copied = type(value)([on_host(one) for one in value])
+        copied = type(value)([copy_to_host(one) for one in value])
     result: T = copied
     return result

@@ -40,7 +40,7 @@ from node.model.state import State
 from node.storage.older import keep_older
 from node.storage.urls import is_url
 
-__all__ = ["Archive", "Checkpoint", "figures", "load", "save"]
+__all__ = ["Archive", "Checkpoint", "load", "run_progress", "save"]
 
 _SUFFIX: Final = ".safetensors"
 _VERSION: Final = 1
@@ -69,7 +69,7 @@ class Checkpoint:
     meta: dict[str, Any]
 
 
-def figures(meta: Mapping[str, Any], path: str | os.PathLike[str]) -> tuple[bytes | None, int, float]:
+def run_progress(meta: Mapping[str, Any], path: str | os.PathLike[str]) -> tuple[bytes | None, int, float]:
     """Return the run id, the swarm's sample count and the version in a checkpoint's metadata.
 
     The run id is None for weights that belong to no run. Both numbers are clamped to the bounds of a wire record. A
@@ -138,8 +138,7 @@ def save(
             keep_older((target, beside), keep, folder)
             os.replace(text, beside)
             os.replace(weights, target)  # Comes last: until here the previous checkpoint stays valid.
-    # safetensors raises KeyError for a dtype that it does not have.
-    except KeyError as error:
+    except KeyError as error:  # safetensors raises it for a dtype that it does not have.
         names = [name for name, tensor in everything.items() if tensor.dtype in error.args]
         raise _cannot_hold(names[0], everything[names[0]]) from error
     except (OSError, SafetensorError) as error:
@@ -159,8 +158,7 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
     """
     place = _with_suffix(path)
     if not os.path.exists(place) and os.path.exists(path):
-        # The file may have another origin and no suffix: read that one, if only to refuse it.
-        place = Path(path)
+        place = Path(path)  # A file without a suffix comes from elsewhere, and is read or refused as it is.
     try:
         if place.exists() and not place.is_file():
             raise CheckpointError(f"Could not read {place}: it is no regular file; give a checkpoint's path.")
@@ -181,10 +179,10 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
             name: tensor for name, tensor in stored.items() if not name.startswith(_OPTIMIZER) and name not in beside
         }
         averaged = weights if training else {}
-        # `training` has only one name of each group of tied tensors: replace its aliases too.
+        # `training` has only one name of each group of tied tensors. The other names get the same tensor here.
         if training:
-            of = {id(stored[name]): tensor for name, tensor in training.items()}
-            weights = {name: of.get(id(tensor), tensor) for name, tensor in weights.items()}
+            trained = {id(stored[name]): tensor for name, tensor in training.items()}
+            weights = {name: trained.get(id(tensor), tensor) for name, tensor in weights.items()}
         return Checkpoint(weights, averaged, _decode(document["optimizer"], stored), _decode(document["meta"], {}))
     except FileNotFoundError as error:
         raise CheckpointError(f"There is no checkpoint at {place}; check the path.") from error
@@ -372,22 +370,22 @@ class Archive:
     def save(
         self,
         path: str | os.PathLike[str],
-        figures: Mapping[str, Any],
+        meta: Mapping[str, Any],
         training: Mapping[str, Tensor] | None = None,
         keep: int = 1,
     ) -> None:
-        """Write the model, the optimizers and these figures to ``path``.
+        """Write the model, the optimizers and this metadata to ``path``.
 
         Args:
             path: As in :func:`save`.
-            figures: Metadata.
+            meta: The metadata.
             training: The training weights, where the model holds an average.
             keep: As in :func:`save`.
 
         Raises:
             CheckpointError: As in :func:`save`.
         """
-        meta = {"format": 1, "fingerprint": self.state.layout.contents, **figures}
+        meta = {"format": 1, "fingerprint": self.state.layout.contents, **meta}
         save(path, self.state.tensors(), self.optimizers.state_dict(), meta, training, keep)
 
     def load(self, path: str | os.PathLike[str]) -> Checkpoint:
@@ -399,17 +397,17 @@ class Archive:
             )
         return saved
 
-    def put(self, saved: Checkpoint, path: str | os.PathLike[str]) -> None:
+    def restore(self, saved: Checkpoint, path: str | os.PathLike[str]) -> None:
         """Overwrite the live model, and the optimizers' state if the file has one.
 
         Raises:
             CheckpointError: The checkpoint does not fit. Nothing has changed then.
         """
         try:
-            states = self.optimizers.states(saved.optimizer_state)
+            states = self.optimizers.split_state(saved.optimizer_state)
             self.state.load(saved.tensors)
         except CheckpointError as error:
             raise CheckpointError(f"{path} is not loaded: {error}") from error
-        self.optimizers.joined()
+        self.optimizers.on_replaced()
         # Comes after joined(), which resets momentum: the file's momentum belongs to these weights.
         self.optimizers.load(states)

@@ -14,33 +14,33 @@ __all__ = ["LastLoss"]
 class LastLoss:
     """The last loss, set at every step and read now and then.
 
-    On CUDA, the value is that of the last copy to the host that has arrived: the current one would wait for the device.
+    On CUDA the value is that of the last copy that has arrived on the host. The newest one would wait for the device.
     """
 
     def __init__(self) -> None:
-        self.given: Any = None
-        self.lost = False  # The last loss that was read is not finite.
+        self.latest: Any = None
+        self.is_not_finite = False  # As of the last value that was read.
         self._value: float | None = None
-        self._copy: tuple[Tensor, torch.cuda.Event] | None = None
+        self._copy: tuple[Tensor, torch.cuda.Event] | None = None  # The copy that is on its way.
 
-    def give(self, loss: Any) -> None:
+    def set(self, loss: Any) -> None:
         """Store a scalar tensor or a number; a tensor is detached from its graph."""
-        self.given = loss.detach() if isinstance(loss, Tensor) else loss
+        self.latest = loss.detach() if isinstance(loss, Tensor) else loss
 
     def read(self) -> float | None:
         """Return the loss, or None if there is none or it is not finite."""
-        loss = self.given
+        loss = self.latest
         if isinstance(loss, Tensor) and loss.is_cuda:
             return self._read_cuda(loss)
         ready = getattr(loss, "is_ready", None)
-        # An unfinished JAX loss leaves the last value in place, as on CUDA.
+        # The last value stays until a JAX loss is computed, as on CUDA.
         if ready is None or ready():
             self._value = None if loss is None else self._number(float(loss))
         return self._value
 
     def _number(self, loss: float) -> float | None:
-        self.lost = not math.isfinite(loss)
-        return None if self.lost else loss
+        self.is_not_finite = not math.isfinite(loss)
+        return None if self.is_not_finite else loss
 
     def _read_cuda(self, loss: Tensor) -> float | None:
         if self._copy is not None and self._copy[1].query():  # type: ignore[no-untyped-call]

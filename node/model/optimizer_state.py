@@ -26,7 +26,7 @@ MAX_OPTIMIZER_KEYS = 4
 class OptimizerState:
     """The state of the ``optimizers`` for a model's ``tensors``; empty without optimizers.
 
-    A trained parameter requires a gradient and is in an optimizer; if several hold it, the first one counts.
+    A *trained* parameter requires a gradient and is in an optimizer. If several optimizers hold it, the first counts.
 
     Raises:
         LayoutError: An optimizer holds none of the model's tensors.
@@ -35,7 +35,7 @@ class OptimizerState:
     def __init__(self, tensors: LiveTensors, optimizers: Optimizers) -> None:
         self._tensors, self._optimizers = tensors, optimizers.all
         self._copy: ScalarCopy | None = None  # The copy that is on its way from the device.
-        self._arrived: dict[str, float] | None = None
+        self._arrived: dict[str, float] | None = None  # The scalars of the last copy that has arrived.
         ours = {id(tensor) for tensor in tensors.current()}
         for one in self._optimizers:
             if not any(id(parameter) in ours for group in one.param_groups for parameter in group["params"]):
@@ -71,30 +71,31 @@ class OptimizerState:
 
     def scalars(self) -> dict[str, float]:
         """Return the state's scalars, each as the largest value over the trained parameters. Waits for a device."""
-        numbers, there = self.largest()
-        return {**numbers, **({} if there is None else dict(zip(there.names, there.values.tolist(), strict=True)))}
+        numbers, on_device = self.largest_scalars()
+        return numbers if on_device is None else numbers | dict(
+            zip(on_device.names, on_device.values.tolist(), strict=True)
+        )  # fmt: skip
 
     def recent_scalars(self) -> dict[str, float] | None:
-        """Return the scalars as they were when this was last called, or None before that has arrived.
+        """Return the scalars without waiting for a device: as of an earlier call, or None if none have arrived yet.
 
-        One copy brings all of them from the device, and nothing waits for it. Without a device they are the present
-        ones.
+        One copy brings all of them from the device. Without a device they are the present ones.
         """
-        numbers, there = self.largest()
-        if there is None:
+        numbers, on_device = self.largest_scalars()
+        if on_device is None:
             return numbers
         if self._copy is None or self._copy.done():
-            arrived, self._copy = self._copy, ScalarCopy(there)
-            if arrived is not None and arrived.names == there.names:
+            arrived, self._copy = self._copy, ScalarCopy(on_device)
+            if arrived is not None and arrived.names == on_device.names:
                 self._arrived = arrived.scalars()
         return None if self._arrived is None else {**numbers, **self._arrived}
 
-    def largest(self) -> tuple[dict[str, float], DeviceScalars | None]:
-        """Return each scalar's largest value: numbers of the host, and those that lie on a device."""
+    def largest_scalars(self) -> tuple[dict[str, float], DeviceScalars | None]:
+        """Return each scalar's largest value: those on the host as numbers, and those on a device."""
         keys = self.keys
         numbers: dict[str, float] = {}
         there: dict[str, list[Tensor]] = {}
-        for state in self.each() if keys else ():
+        for state in self.states() if keys else ():
             for key, value in state.items():
                 if key in keys or not _is_scalar(value):
                     continue
@@ -105,7 +106,7 @@ class OptimizerState:
         return numbers, DeviceScalars.of(there) if there else None
 
     def owners(self) -> dict[int, torch.optim.Optimizer]:
-        """Map each tensor's id to its optimizer; computed anew, since groups may be added."""
+        """Return the optimizer of each parameter, by the parameter's id. A program may add groups at any time."""
         return {id(parameter): one for one, group in reversed(self.groups()) for parameter in group["params"]}
 
     def groups(self) -> list[tuple[torch.optim.Optimizer, dict[str, Any]]]:
@@ -118,21 +119,21 @@ class OptimizerState:
         owners = self.owners()
         return [tensor for tensor in self._tensors.current() if id(tensor) in owners and tensor.requires_grad]
 
-    def each(self) -> list[dict[str, Any]]:
-        """Return the state of each trained parameter; a missing one is created empty."""
+    def states(self) -> list[dict[str, Any]]:
+        """Return the state of each trained parameter, created empty if it is missing."""
         owners = self.owners()
         return [owners[id(parameter)].state[parameter] for parameter in self.trained()]
 
     def tensors(self, keys: Sequence[str]) -> list[Tensor]:
         """Return the state tensors of all trained parameters, key by key, in the vector's order."""
-        states = self.each() if keys else []
+        states = self.states() if keys else []
         return [state[key] for key in keys for state in states]
 
     def examples(self, keys: Sequence[str], numbers: Mapping[str, float]) -> dict[int, dict[str, Any]]:
-        """Return an example of the optimizer's state by the id of each trained parameter.
+        """Return an example of the optimizer's state for each trained parameter, by the parameter's id.
 
-        A fresh optimizer has no state yet, and no table covers every optimizer. So a copy of it takes one step on a
-        small parameter, with each group's options.
+        A fresh optimizer has no state yet. So a copy of it takes one step on a small parameter, with the options of
+        each group.
 
         Raises:
             LayoutError: The names in the example differ from ``keys`` and ``numbers``, or a name or number is invalid.
@@ -156,7 +157,7 @@ class OptimizerState:
                 continue
             name = type(one).__name__
             try:
-                parameter, state = _tried(one, group)
+                parameter, state = _probe(one, group)
             except Exception as error:  # A user's optimizer may raise anything.
                 raise LayoutError(f"What {name} keeps cannot be told ({error}): take the weights alone.") from error
             tensors = {key for key, value in state.items() if key != "step" and _is_state_of(value, parameter)}
@@ -171,7 +172,7 @@ class OptimizerState:
 
     def create(self, keys: Sequence[str], examples: Mapping[int, Mapping[str, Any]]) -> list[Tensor]:
         """Return the same as :meth:`tensors`, after creating missing tensors as zeros."""
-        trained, states = (self.trained(), self.each()) if keys else ([], [])
+        trained, states = (self.trained(), self.states()) if keys else ([], [])
         made = list[Tensor]()
         for key in keys:
             for parameter, state in zip(trained, states, strict=True):
@@ -182,26 +183,26 @@ class OptimizerState:
 
     def set_scalars(self, numbers: Mapping[str, float], examples: Mapping[int, Mapping[str, Any]]) -> None:
         """Set these scalars for every trained parameter."""
-        trained, states = (self.trained(), self.each()) if numbers else ([], [])
+        trained, states = (self.trained(), self.states()) if numbers else ([], [])
         for key, number in numbers.items():
             for parameter, state in zip(trained, states, strict=True):
                 example = examples[id(parameter)][key]
                 if isinstance(state.get(key), Tensor):
                     state[key].fill_(number)
-                # Scalars are on the host, but on the parameter's device if the optimizer is fused or captured.
                 elif isinstance(example, Tensor):
+                    # The scalars of a fused or captured optimizer are on the parameter's device, others on the host.
                     device = parameter.device if example.is_cuda else example.device
                     state[key] = torch.full_like(example, number, device=device)
                 else:
                     state[key] = type(example)(number)
 
     @torch.no_grad()
-    def forget_spoiled(self) -> None:
-        """Clear the state of each parameter that has a non-finite tensor.
+    def clear_non_finite(self) -> None:
+        """Clear the whole state of each parameter that has a non-finite tensor in it.
 
-        It is cleared as a whole, since an optimizer only recreates a state that is missing altogether.
+        An optimizer only recreates a state that is missing altogether.
         """
-        for state in self.each():
+        for state in self.states():
             kept = [value for value in state.values() if isinstance(value, Tensor) and value.is_floating_point()]
             if not all(bool(torch.isfinite(local_part(value)).all()) for value in kept):
                 state.clear()
@@ -222,7 +223,7 @@ class DeviceScalars:
 
 
 class ScalarCopy:
-    """Scalars on their way from a device."""
+    """A copy of scalars that is on its way from a device."""
 
     def __init__(self, there: DeviceScalars) -> None:
         self.names = there.names
@@ -241,7 +242,7 @@ class ScalarCopy:
         return dict(zip(self.names, self.host.tolist(), strict=True))
 
 
-def _tried(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+def _probe(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
     """Return a small parameter like the group's, and the state that the optimizer keeps for it after one step."""
     like = group["params"][0]
     parameter = nn.Parameter(torch.zeros(2, 2, dtype=like.dtype, device=like.device))
@@ -249,7 +250,7 @@ def _tried(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> tuple[Ten
     probe = copy.copy(optimizer)  # torch leaves the user's hooks out of a copy.
     probe.state = defaultdict(dict)
     probe.param_groups = [{**group, "params": [parameter]}]
-    type(optimizer).step(probe)  # Take the class's method: a scheduler wraps the instance's.
+    type(optimizer).step(probe)  # The class's method, because a scheduler wraps the instance's.
     return parameter, {key: value for key, value in probe.state[parameter].items() if value is not None}
 
 

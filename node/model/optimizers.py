@@ -14,7 +14,7 @@ from node.model.quasi_global import QuasiGlobal
 
 __all__ = ["SEVERAL", "Optimizers"]
 
-MOST_WRAPPERS = 4  # The most wrappers around one optimizer: nested frameworks add up to two.
+MAX_WRAPPERS = 4  # Wrappers around one optimizer; nested frameworks add up to two.
 SEVERAL = "optimizers"  # The checkpoint's key for the state of more than one.
 
 
@@ -34,20 +34,20 @@ class Optimizers:
         self.quasi_global = tuple(one for one in self.all if isinstance(one, QuasiGlobal))
 
     @property
-    def rate(self) -> float:
+    def learning_rate(self) -> float:
         """Return the sum of all learning rates; NaN if there is none, or if one is on a device."""
         rates = [group.get("lr") for one in self.all for group in one.param_groups]
-        if not rates or not all(isinstance(rate, int | float) or plain_tensor(rate) for rate in rates):
+        if not rates or not all(isinstance(rate, int | float) or is_on_host(rate) for rate in rates):
             return math.nan
         return math.fsum(float(rate) for rate in rates)  # type: ignore[arg-type]
 
-    def mixed(self) -> None:
-        """Tell the optimizers that an exchange changed the parameters."""
+    def on_mixed(self) -> None:
+        """Handle an exchange that has changed the parameters."""
         for one in self.quasi_global:
             one.mixed()
 
-    def joined(self, keep: bool = False) -> None:
-        """Tell the optimizers that the parameters were replaced; with ``keep``, the momentum was replaced too."""
+    def on_replaced(self, keep: bool = False) -> None:
+        """Handle the replacement of the parameters. With ``keep`` the momentum was replaced too, and stays."""
         for one in self.quasi_global:
             one.joined(keep)
 
@@ -56,8 +56,8 @@ class Optimizers:
         states = [one.state_dict() for one in self.all]
         return {SEVERAL: states} if len(states) > 1 else states[0] if states else None
 
-    def states(self, saved: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-        """Split a saved :meth:`state_dict` by optimizer, for :meth:`load`; empty if either side has none.
+    def split_state(self, saved: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+        """Return a saved :meth:`state_dict` as one state for each optimizer; empty if either side has none.
 
         Raises:
             CheckpointError: The file has another number of optimizers.
@@ -73,13 +73,13 @@ class Optimizers:
         return states
 
     def load(self, states: list[dict[str, Any]]) -> None:
-        """Load the states that :meth:`states` returned."""
+        """Load the states that :meth:`split_state` returned."""
         for one, state in zip(self.all, states, strict=False):
             one.load_state_dict(state)
 
 
-def plain_tensor(rate: object) -> bool:
-    """Return True if reading this learning rate does not wait for a device."""
+def is_on_host(rate: object) -> bool:
+    """Return True if a learning rate is a tensor that can be read without waiting for a device."""
     return isinstance(rate, torch.Tensor) and rate.device.type == "cpu"
 
 
@@ -88,7 +88,7 @@ def unwrapped(optimizer: object) -> torch.optim.Optimizer:
 
     Others that wrap an optimizer (Lookahead, SAM) have their own state and are optimizers themselves.
     """
-    for _ in range(MOST_WRAPPERS):
+    for _ in range(MAX_WRAPPERS):
         inner = getattr(optimizer, "optimizer", getattr(optimizer, "_optimizer", None))
         if not isinstance(inner, torch.optim.Optimizer) or getattr(optimizer, "state", None) is not inner.state:
             break

@@ -1,4 +1,4 @@
-"""A pool of reusable host vectors."""
+"""A pool of reusable host vectors, and the newest snapshot among them."""
 
 from __future__ import annotations
 
@@ -15,45 +15,48 @@ __all__ = ["VectorPool"]
 
 
 class VectorPool:
-    """A pool of host vectors for both threads.
+    """A pool of host vectors. Both threads use it.
 
-    An exchange needs two (snapshot and difference). Fresh memory would cost as much in page faults as the transfer.
+    An exchange needs two vectors, for a snapshot and a difference. In fresh memory page faults would cost as much as
+    the transfer.
     """
 
-    KEPT = 8  # 2 x (1 outgoing + 2 incoming), and one or two donations to joiners.
-    AT_ONCE_ELEMENTS = 1 << 20  # Below this, page faults at a step boundary take only milliseconds.
-    MAPPED_ELEMENTS = 65_536  # The least size that gets pages of its own, 256 KiB: smaller ones are little to keep.
-    # Times the weights: enough for a newcomer's vector with Adam's state. A donor's claim takes no more of the disk.
-    MAPPED_WEIGHTS = 4
+    MAX_FREE = 8  # Free vectors of one size: 2 for each of 1 outgoing and 2 incoming exchanges, 2 for newcomers.
+    SMALL_ELEMENTS = 1 << 20  # The page faults of a smaller vector delay a step boundary by milliseconds only.
+    MAPPED_ELEMENTS = 65_536  # The least vector with pages of its own, 256 KiB. An allocator may keep a smaller one.
+    MAPPED_WEIGHTS = (
+        4  # The largest vector in a file, in weights: a newcomer's has Adam's state, a donor may claim more.
+    )
 
     def __init__(self, state: State, files: FileVectors | None = None) -> None:
         self.state, self.files = state, files
         self.lock = threading.Lock()
-        self.free: dict[int, list[Floats]] = {}  # By size, those returned last at the end.
-        self.largest = self.held = 0  # In elements: the largest array, and all in `free`.
-        # The newest snapshot, for newcomers that come while the training loop is idle. It needs no memory of its own: a
-        # free vector holds it, and the next exchange takes that vector last.
-        self.last: Vector | None = None
-        self.last_at = -math.inf  # time.monotonic() when a snapshot was last taken or asked for.
+        self.free_arrays: dict[int, list[Floats]] = {}  # By size; the array that was returned last is the last one.
+        self.free_elements = 0  # The sum over all free arrays.
+        self.largest_elements = 0  # The size of the largest array that was ever free.
+        # The newest snapshot, for newcomers that come while the training loop is idle. It needs no memory of its own,
+        # because a free vector holds it, which `take` returns only after the others.
+        self.newest: Vector | None = None
+        self.newest_at = -math.inf  # The time at which a snapshot was last taken or asked for, by time.monotonic.
 
     def take(self, elements: int | None = None) -> Vector:
-        """Return a vector of ``elements`` elements, by default those that exchanges carry."""
+        """Return a vector of ``elements`` elements, by default as many as exchanges carry."""
         size = self.state.layout.exchanged if elements is None else elements
         with self.lock:
-            kept, last = self.free.get(size), None if self.last is None else self.last.array
+            kept, last = self.free_arrays.get(size), None if self.newest is None else self.newest.array
             array = None
             if kept:
                 at = len(kept) - 1
                 while at and kept[at] is last:
                     at -= 1
                 array = kept.pop(at)
-                self.held -= size
+                self.free_elements -= size
                 if array is last:
-                    self.last = None
-        return Vector(self.buffer(size) if array is None else array)
+                    self.newest = None
+        return Vector(self.allocate(size) if array is None else array)
 
-    def buffer(self, elements: int) -> Floats:
-        """Return a new vector, in a file if the node has a folder for them and its model needs no memory of its own."""
+    def allocate(self, elements: int) -> Floats:
+        """Return a new array, in a file if the node has a folder for files and its model needs no special memory."""
         if self.files is not None and elements >= self.MAPPED_ELEMENTS and not self.state.locks:
             array = self.files.zeros(elements)
             if self.state.takes(array):
@@ -61,26 +64,26 @@ class VectorPool:
         return self.state.buffer(elements)
 
     def at_hand(self, elements: int) -> bool:
-        """Return True if a vector needs no fresh pages, which cost four times what a copy costs.
+        """Return True if :meth:`take` needs no fresh pages, which cost four times as much as a copy into them.
 
-        Locking pages costs far more and may wait for the device, so a snapshot's difference must have its memory too.
+        Locking pages costs far more, and may wait for the device. So there must be memory for the difference too.
         """
         if self.state.locks:
-            return elements < self.MAPPED_ELEMENTS or len(self.free.get(elements, ())) > 1
-        return elements < self.AT_ONCE_ELEMENTS or bool(self.free.get(elements))
+            return elements < self.MAPPED_ELEMENTS or len(self.free_arrays.get(elements, ())) > 1
+        return elements < self.SMALL_ELEMENTS or bool(self.free_arrays.get(elements))
 
     def reserve(self, elements: int) -> None:
-        """Allocate and touch what :meth:`at_hand` lacks, in a thread that may wait."""
+        """Allocate and write to the arrays that :meth:`at_hand` lacks, in a thread that may wait."""
         for _ in range(2 if self.state.locks else 1):
             if self.at_hand(elements):
                 return
-            fresh = self.buffer(elements)
+            fresh = self.allocate(elements)
             fresh.fill(0.0)
             with self.lock:
                 self.keep_free(fresh)
 
     def pass_by(self, elements: int) -> Vector:
-        """Return a vector whose memory returns to the system when it is given back; an allocator would keep it."""
+        """Return a vector outside the pool, whose memory returns to the system when it is given back."""
         if elements >= self.MAPPED_ELEMENTS:
             with contextlib.suppress(OSError):
                 vector = self.mapped(elements)
@@ -89,7 +92,7 @@ class VectorPool:
         return Vector(self.state.buffer(elements), passing=True)
 
     def mapped(self, elements: int) -> Vector:
-        """Return zeros whose memory returns to the system with its last user; they collect other weights."""
+        """Return zeros in which a newcomer collects weights. Their memory returns to the system with the last user."""
         if self.files is None or elements > self.MAPPED_WEIGHTS * self.state.layout.size:
             return Vector.mapped(elements)
         return self.files.vector(elements)
@@ -103,25 +106,25 @@ class VectorPool:
     def keep(self, vector: Vector) -> None:
         """Remember the newest snapshot, which stays unchanged while it has users."""
         with self.lock:
-            self.last, self.last_at = vector, time.monotonic()
+            self.newest, self.newest_at = vector, time.monotonic()
 
     def recall(self) -> Vector | None:
         """Return the newest snapshot with one more user, or None."""
         with self.lock:
-            last = self.last
+            last = self.newest
             if last is None:
                 return None
             if not last.users:
-                kept = self.free[last.array.size]
-                self.free[last.array.size] = [one for one in kept if one is not last.array]
-                self.held -= last.array.size
+                kept = self.free_arrays[last.array.size]
+                self.free_arrays[last.array.size] = [one for one in kept if one is not last.array]
+                self.free_elements -= last.array.size
             last.users += 1
             return last
 
     def forget(self) -> None:
         """Forget the newest snapshot: the weights were replaced."""
         with self.lock:
-            self.last, self.last_at = None, -math.inf
+            self.newest, self.newest_at = None, -math.inf
 
     def give(self, vector: Vector) -> None:
         with self.lock:
@@ -137,21 +140,22 @@ class VectorPool:
                     self.keep_free(since.array)
 
     def keep_free(self, array: Floats) -> None:
-        """Keep an unused array for the next :meth:`take`. The caller holds the lock."""
+        """Add an unused array to the free ones, or drop some if they are too many. The caller holds the lock."""
         size = array.size
-        kept = self.free[size] = self.free.pop(size, [])
-        if len(kept) == self.KEPT:
+        kept = self.free_arrays[size] = self.free_arrays.pop(size, [])
+        if len(kept) == self.MAX_FREE:
             self.drop([array])
             return
         kept.append(array)
-        self.held += size
-        self.largest = max(self.largest, size)
-        while self.held > self.KEPT * self.largest:  # Bound the memory: a partner's offer decides the size of a part.
-            oldest = next(iter(self.free))
-            self.held -= oldest * len(self.free[oldest])
-            self.drop(self.free.pop(oldest))
+        self.free_elements += size
+        self.largest_elements = max(self.largest_elements, size)
+        # Partners' offers decide the sizes of parts, so the sum of all sizes is bounded too.
+        while self.free_elements > self.MAX_FREE * self.largest_elements:
+            oldest_size = next(iter(self.free_arrays))
+            self.free_elements -= oldest_size * len(self.free_arrays[oldest_size])
+            self.drop(self.free_arrays.pop(oldest_size))
 
     def drop(self, arrays: list[Floats]) -> None:
         """Forget the newest snapshot if it is in one of these arrays, which are no longer kept."""
-        if self.last is not None and any(one is self.last.array for one in arrays):
-            self.last = None
+        if self.newest is not None and any(one is self.newest.array for one in arrays):
+            self.newest = None

@@ -1,8 +1,8 @@
-"""Copies between a live model and one flat float32 host vector, at a step boundary.
+"""The state of a torch model: copies between its live tensors and one flat float32 host vector, at a step boundary.
 
-Only the training thread touches live tensors, between two steps. A copy is two or three large calls: one C++ call cuts
-the flat buffer into views, one foreach call moves them all. Cutting takes 1 us a tensor. The views are not cached,
-because a cache would pin every buffer. On CUDA, :mod:`node.model.device` copies.
+Only the training thread touches live tensors, between two steps. On the host a copy is one C++ call that makes a view
+of the vector for each tensor (1 us each), and one foreach call that moves them all. The views are not cached, since a
+cache would keep every vector alive. On CUDA, :mod:`node.model.device` copies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from gossip.averaging.vectors import Vector
 from gossip.errors import LayoutError
-from node.model.device.copies import Copies, joined, memory_errors
+from node.model.device.copies import Copies, combined, memory_errors
 from node.model.device.downloads import Downloads
 from node.model.device.guard import StepGuard
 from node.model.device.lasting import LastingValues
@@ -27,7 +27,19 @@ from node.model.device.places import Places
 from node.model.device.streams import CopyStreams
 from node.model.device.times import CopyTimes
 from node.model.device.uploads import Change, Uploading, Uploads, Work
-from node.model.flat import add, add_at, cut, elements, host_of, in_one_pass, merge, plain, runs, stretch, worth
+from node.model.flat import (
+    add,
+    add_and_read,
+    add_at,
+    count_elements,
+    device_runs,
+    host_tensor,
+    is_kernel_faster,
+    is_plain,
+    merge,
+    pieces_in_range,
+    views_like,
+)
 from node.model.optimizer_state import OptimizerState
 from node.model.optimizers import Optimizers
 from node.model.state import Floats, Positions, State
@@ -70,9 +82,9 @@ class ModelState(State):
         self._downloads, self._uploads = Downloads(self._streams, self._guard), Uploads(self._streams)
         self._lasting = LastingValues()
         self.layout = self._tensors.layout
-        self._exchanged = sum(segment.kind != "frozen" for segment in self.layout.segments)  # Number of tensors.
+        self._exchanged = sum(segment.kind != "frozen" for segment in self.layout.segments)  # A number of tensors.
         self.locks = self.device is not None
-        self.weighs = worth(self._tensors.current()[: self._exchanged], self.layout.exchanged)
+        self.weighs = is_kernel_faster(self._tensors.current()[: self._exchanged], self.layout.exchanged)
 
     @property
     def optimizer_keys(self) -> tuple[str, ...]:
@@ -85,8 +97,8 @@ class ModelState(State):
     def optimizer_scalars(self) -> dict[str, float]:
         """Return the scalars of the optimizer's state (``step``), for a node that takes this state over.
 
-        Each is the largest over the parameters: a parameter with a gradient in every step has it. If a bias correction
-        is too small, the next steps are only smaller.
+        Each is the largest over the parameters, which a parameter with a gradient in every step has. For the others the
+        bias correction is then too small, which only makes their next steps smaller.
         """
         return self._state.scalars()
 
@@ -99,7 +111,7 @@ class ModelState(State):
         """Return the number of trained elements, which each of :attr:`optimizer_keys` takes in the vector."""
         return sum(parameter.numel() for parameter in self._state.trained())
 
-    def exchanged(self) -> list[Tensor]:
+    def exchanged_tensors(self) -> list[Tensor]:
         """Return the live tensors that exchanges carry, in the layout's order."""
         return self._tensors.current()[: self._exchanged]
 
@@ -109,10 +121,10 @@ class ModelState(State):
 
     def forget_spoiled(self) -> None:
         """Drop optimizer state that is not finite: it would spoil sound weights in the next step."""
-        self._state.forget_spoiled()
+        self._state.clear_non_finite()
 
     def enter_thread(self) -> None:
-        """Use the model's device in this thread: a call without one would open a context on the first."""
+        """Use the model's device in this thread, where another call would open a context on the first device."""
         device = self.device
         if device is not None:
             torch.cuda.set_device(device)
@@ -130,8 +142,7 @@ class ModelState(State):
     def buffer(self, elements: int) -> Floats:
         """Return a host vector to read into and add from. It is page-locked for CUDA, so that copies overlap."""
         pinned = self.device is not None
-        if elements >= MAPPED_ELEMENTS and not pinned:
-            # The first thread that writes there takes the page faults.
+        if elements >= MAPPED_ELEMENTS and not pinned:  # The first thread that writes there takes the page faults.
             return Vector.mapped(elements).array
         host: Floats = torch.zeros(elements, dtype=torch.float32, pin_memory=pinned).numpy()
         return host
@@ -145,40 +156,39 @@ class ModelState(State):
         self.begin_read(out).wait()
 
     def begin_read(self, out: Floats) -> Copies:
-        """Begin to read the weights as they are now.
-
-        On CUDA the copy overlaps with later steps, which do not affect it.
-        """
+        """Begin to read the weights as they are now. On CUDA later steps overlap with the copy and do not change it."""
         began = time.perf_counter()
         live = self._weights(out)
-        if worth(live, out.size):
-            copies, self.finite = Copies(), in_one_pass(live, host_of(out, elements(live)))
+        if is_kernel_faster(live, out.size):
+            copies, self.finite = Copies(), add_and_read(live, host_tensor(out, count_elements(live)))
         else:
             copies, self.finite = self._begin_read(live, out), None
-        self.locks = bool(copies.events)  # A model may be moved.
+        self.locks = bool(copies.events)  # The program may have moved the model to a device, or back.
         self.copy_s = time.perf_counter() - began
         return copies
 
     def begin_read_piece(self, out: Floats, start: int) -> Copies:
         """Begin to read the weights from element ``start`` on, as :meth:`begin_read`."""
-        return self._begin_read(list(stretch(self.exchanged(), start, start + out.size)), out)
+        return self._begin_read(list(pieces_in_range(self.exchanged_tensors(), start, start + out.size)), out)
 
     def begin_read_optimizer(self, out: Floats, start: int) -> Copies:
         """Begin to read the optimizers' state from ``start``, an index in the vector that newcomers take."""
         place = self.optimizer_range()
         assert place.start <= start <= start + out.size <= place.stop, "the optimizer's state is no longer so long"
         first = start - place.start
-        return self._begin_read(list(stretch(self._state.tensors(self.optimizer_keys), first, first + out.size)), out)
+        return self._begin_read(
+            list(pieces_in_range(self._state.tensors(self.optimizer_keys), first, first + out.size)), out
+        )
 
     @torch.no_grad()
     def _begin_read(self, tensors: list[Tensor], out: Floats) -> Copies:
         found: list[Copies] = []
-        for device, live, host in runs(tensors, out):
+        for device, live, host in device_runs(tensors, out):
             if device.type == "cuda":
                 found.append(self._downloads.begin(device, live, host))
             else:
-                torch._foreach_copy_(cut(host, live), live)
-        return joined(found)
+                torch._foreach_copy_(views_like(host, live), live)
+        return combined(found)
 
     @torch.no_grad()
     def begin_read_at(self, out: Floats, positions: Positions) -> Copies:
@@ -197,19 +207,19 @@ class ModelState(State):
                 continue
             for tensor, at, low, high in pieces:
                 values[low:high].copy_(tensor.reshape(-1).index_select(0, at))
-        return joined(found)
+        return combined(found)
 
     @torch.no_grad()
     def read_frozen(self, out: Floats, start: int) -> None:
         """Read the frozen weights from ``start`` on. Any thread may do so, since nothing changes them."""
-        live = list(stretch(self._tensors.current(), start, start + out.size))
-        torch._foreach_copy_(cut(torch.from_numpy(out), live), live)
+        live = list(pieces_in_range(self._tensors.current(), start, start + out.size))
+        torch._foreach_copy_(views_like(torch.from_numpy(out), live), live)
 
     @torch.no_grad()
     def add_at(self, shift: Floats, positions: Positions) -> Copies:
         """Add ``shift`` at these ascending positions, which must not change; it has as many elements."""
         assert shift.size == positions.size
-        self._guard.join()
+        self._guard.order_after_copies()
         live, host = self._tensors.current(), torch.from_numpy(shift)
         work: list[Work] = []
         with memory_errors():
@@ -217,7 +227,7 @@ class ModelState(State):
         for run in found:
             change, values = partial(add_pieces, run.pieces(live)), host[run.start : run.stop]
             if run.device.type == "cuda":
-                work.append(self._uploads.prepared_at(run.device, values, change))
+                work.append(self._uploads.prepare_at(run.device, values, change))
             else:
                 change([], values.to(run.device))
         return Copies(tuple(event for one in work for event in one()))
@@ -231,8 +241,8 @@ class ModelState(State):
 
     def add_weighted(self, shift: Floats, weight: float) -> Copies:
         live = self._weights(shift)
-        if worth(live, shift.size):
-            in_one_pass(live, host_of(shift, elements(live)), weight, read=False)
+        if is_kernel_faster(live, shift.size):
+            add_and_read(live, host_tensor(shift, count_elements(live)), weight, read=False)
             return Copies()
         return self._apply(shift, partial(add, weight=weight))
 
@@ -243,43 +253,42 @@ class ModelState(State):
         Return False, with nothing changed, for tensors that gain nothing from it.
         """
         live = self._weights(shift)
-        if not plain(live):
+        if not is_plain(live):
             return False
-        self.finite = in_one_pass(live, host_of(shift, elements(live)), weight)
+        self.finite = add_and_read(live, host_tensor(shift, count_elements(live)), weight)
         return True
 
     @torch.no_grad()
     def add_scaled(self, values: Floats, factor: float, version: int) -> None:
-        """Add ``factor * values`` with one foreach call for each device, which caches the values by their version."""
-        for device, live, host in runs(self._weights(values), values):
+        """Add ``factor * values`` with one foreach call for each device, where a copy of the values is kept."""
+        for device, live, host in device_runs(self._weights(values), values):
             if device.type == "cpu":
-                torch._foreach_add_(live, cut(host, live), alpha=factor)
+                add_scaled(live, host, factor)
                 continue
-            self._guard.join()
+            self._guard.order_after_copies()
             try:
-                held = self._lasting.of(device, host, version)
+                kept = self._lasting.of(device, host, version)
             except torch.OutOfMemoryError:
-                change = partial(add_scaled, factor=factor)
-                self._uploads.prepared(device, live, host, change)()
+                self._uploads.prepare(device, live, host, partial(add_scaled, factor=factor))()
             else:
-                torch._foreach_add_(live, cut(held, live), alpha=factor)
+                add_scaled(live, kept, factor)
 
     def merge(self, vector: Floats, weight: float) -> Copies:
         """Add ``weight * (vector - weights)``, as :meth:`add`."""
         return self._apply(vector, partial(merge, weight=weight), scratch=True)
 
     def begin_upload(self, values: Floats) -> UpdateUpload | None:
-        """Begin to bring an update's values to the device, ahead of the boundary that applies it.
+        """Begin to copy an update's values to the device, ahead of the boundary that applies it.
 
-        Any thread may call it. Returns None where nothing would be gained.
+        Any thread may call it. Returns None for a model on the host, and if no device has memory for the values.
         """
         try:
             if not self.locks:
                 return None
             tensors = self._weights(values)
             parts = [
-                self._uploads.ahead(device, live, host) if device.type == "cuda" else None
-                for device, live, host in runs(tensors, values)
+                self._uploads.begin_ahead(device, live, host) if device.type == "cuda" else None
+                for device, live, host in device_runs(tensors, values)
             ]
         except LayoutError:
             return None  # The boundary raises it where the user sees it.
@@ -289,17 +298,18 @@ class ModelState(State):
     def _apply(
         self, vector: Floats, change: Change, scratch: bool = False, ahead: Sequence[Uploading | None] | None = None
     ) -> Copies:
-        self._guard.join()
-        parts = list(runs(self._weights(vector), vector))
-        on_their_way = ahead or [None] * len(parts)
-        work: list[Work] = [
-            self._uploads.prepared(device, live, host, change, found, scratch)
-            for (device, live, host), found in zip(parts, on_their_way, strict=True) if device.type == "cuda"
-        ]  # fmt: skip
-        for device, live, host in parts:
+        """Apply ``change`` with this vector on every device, after all of them have allocated what it needs."""
+        self._guard.order_after_copies()
+        runs = list(device_runs(self._weights(vector), vector))
+        prepared: list[Work] = [
+            self._uploads.prepare(device, live, host, change, uploading, scratch)
+            for (device, live, host), uploading in zip(runs, ahead or [None] * len(runs), strict=True)
+            if device.type == "cuda"
+        ]
+        for device, live, host in runs:
             if device.type != "cuda":
                 change(live, host.to(device))
-        return Copies(tuple(event for one in work for event in one()))
+        return Copies(tuple(event for queue in prepared for event in queue()))
 
     @torch.no_grad()
     def write(
@@ -325,23 +335,23 @@ class ModelState(State):
     ) -> None:
         """Overwrite these first tensors of the layout, and the optimizer's state."""
         examples = self._state.examples(keys, scalars)
-        host = host_of(vector, self.layout.size + len(keys) * self.trained_elements)
+        host = host_tensor(vector, self.layout.size + len(keys) * self.trained_elements)
         state = self._state.create(keys, examples)
-        self._guard.join()
+        self._guard.order_after_copies()
         for live, values in ((weights, host), (state, host[self.layout.size :])):
             if live:
-                torch._foreach_copy_(live, cut(values[: elements(live)], live))
+                torch._foreach_copy_(live, views_like(values[: count_elements(live)], live))
         self._state.set_scalars(scalars, examples)
 
     def adopt(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
-        """Overwrite the weights, and the optimizer's state if it fits this optimizer.
+        """Overwrite the weights, and the optimizer's state if it is that of such an optimizer.
 
-        A donor may use another optimizer. Then ours keeps its state, or resets it where it is not finite.
+        Otherwise this optimizer keeps its state, except where that is not finite.
         """
         self._adopt(vector, self._tensors.current(), optimizer_keys, scalars)
 
     def adopt_exchanged(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
-        self._adopt(vector, self.exchanged(), optimizer_keys, scalars)
+        self._adopt(vector, self.exchanged_tensors(), optimizer_keys, scalars)
 
     @torch.no_grad()
     def _adopt(
@@ -355,9 +365,9 @@ class ModelState(State):
         self.forget_spoiled()
 
     def holds(self, vector: Floats) -> bool:
-        """Return True if ``vector`` includes the optimizers' state and equals the current values, but for frozen ones.
+        """Return True if ``vector`` includes the optimizers' state and equals the current values.
 
-        A newcomer's vector may lack those.
+        Frozen weights are not compared, because a newcomer's vector may lack them.
         """
         place, exchanged = self.optimizer_range(), self.layout.exchanged
         if not place or vector.size != place.stop:
@@ -382,7 +392,7 @@ class ModelState(State):
         tensors = {plain_name(name): value for name, value in tensors.items()}
         held, module = self.tensors(), isinstance(self._model, nn.Module)
         refuse_other_tensors(held, tensors, module)
-        self._guard.join()
+        self._guard.order_after_copies()
         if isinstance(self._model, nn.Module):
             named = {plain_name(name): name for name in self._model.state_dict()}
             self._model.load_state_dict({named[name]: value for name, value in tensors.items()})
@@ -391,7 +401,7 @@ class ModelState(State):
             target.copy_(tensors[name])
 
     def _weights(self, vector: Floats) -> list[Tensor]:
-        """Return the tensors that a vector of this length covers: all, or those that are exchanged."""
+        """Return the tensors that a vector of this length covers: all of them, or those that are exchanged."""
         tensors = self._tensors.current()
         return tensors if vector.size == self.layout.size else tensors[: self._exchanged]
 
@@ -403,35 +413,35 @@ def device_of(state: State) -> torch.device | None:
 
 
 def add_scaled(live: list[Tensor], flat: Tensor, factor: float) -> None:
-    torch._foreach_add_(live, cut(flat, live), alpha=factor)
+    torch._foreach_add_(live, views_like(flat, live), alpha=factor)
 
 
 def add_pieces(pieces: list[tuple[Tensor, Tensor, int, int]], _: list[Tensor], values: Tensor) -> None:
-    """Add to each tensor its values at its positions."""
+    """Add its part of ``values`` to each tensor, at the tensor's positions."""
     for tensor, at, low, high in pieces:
         add_at(tensor, at, values[low:high])
 
 
 class UpdateUpload:
-    """An update's values on their way to the device.
+    """An update's values that are being copied to the model's devices. A :class:`gossip.averaging.model.Upload`.
 
     Args:
         state: The model.
         values: The host vector, which must not change until this is done.
-        parts: The values on their way, for each run of the model's devices; None for a CPU.
+        parts: The upload for each run of the model's devices; None for a run that has none.
     """
 
     def __init__(self, state: ModelState, values: Floats, parts: Sequence[Uploading | None]) -> None:
         self._state, self._values, self._parts = state, values, parts
 
     def done(self) -> bool:
-        """Return True once applying them does not wait. Thread-safe."""
+        """Return True once applying the values does not wait. Any thread may call it."""
         return all(part.event.query() for part in self._parts if part is not None)  # type: ignore[no-untyped-call]
 
     def add(self) -> Copies:
-        """Add them, as :meth:`ModelState.add`."""
+        """Add the values, as :meth:`ModelState.add`."""
         return self._state._apply(self._values, add, ahead=self._parts)
 
     def merge(self, ratio: float) -> Copies:
-        """Merge them, as :meth:`ModelState.merge`."""
+        """Merge the values, as :meth:`ModelState.merge`."""
         return self._state._apply(self._values, partial(merge, weight=ratio), scratch=True, ahead=self._parts)

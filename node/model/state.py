@@ -51,7 +51,7 @@ class VectorState(ABC):
     If so, callers use them instead of multiplying in a pass of their own.
     """
     locks: bool = False
-    """Whether :meth:`buffer` locks pages, which takes long: the vectors of exchanges are allocated in a worker then."""
+    """Whether :meth:`buffer` locks pages. That takes long, so a worker thread then allocates exchanges' vectors."""
     copy_s: float = 0.0
     """Seconds that the last full read took from the training loop. Copies made in advance may take a hundredth of its
     time.
@@ -240,6 +240,7 @@ class VectorState(ABC):
         self.write(vector)
 
     def _places(self) -> Iterator[tuple[Segment, int, int]]:
+        """Yield each segment with its bounds in a vector."""
         start = 0
         for segment in self.layout.segments:
             yield segment, start, start + segment.size
@@ -251,4 +252,4 @@ class VectorState(ABC):
         return out
 
 
-State = VectorState  # Users know this name; an exchange's session has a State of another kind.
+State = VectorState  # The name for users. The class has another one, since gossip.exchange.session has a State too.

@@ -12,51 +12,51 @@ __all__ = ["LoopHints", "WakeEvent"]
 
 
 class LoopHints:
-    """Hints that the network thread writes after each decision, as plain numbers, so that the loop need not ask."""
+    """Plain numbers that the network thread writes after each decision, so that the loop decides without asking it."""
 
-    __slots__ = ("by_steps", "due_steps", "held", "lockstep", "mix_at")
+    __slots__ = ("due_at_step", "interval_in_steps", "is_lockstep", "mix_at", "must_wait")
 
     def __init__(self, config: Config) -> None:
-        self.by_steps, self.lockstep = config.interval_steps is not None, config.max_version_gap is not None
-        self.due_steps: float = 0  # The step count at which the next mix is due.
-        self.mix_at = math.inf  # The earliest time at which that mix can begin, as far as known.
-        self.held = False  # The loop must wait at its boundary.
+        self.interval_in_steps, self.is_lockstep = config.interval_steps is not None, config.max_version_gap is not None
+        self.due_at_step: float = 0  # The step count at which the next mix is due.
+        self.mix_at = math.inf  # The earliest time at which that mix can begin, as far as it is known.
+        self.must_wait = False  # The loop must wait at its boundary, because a mix exceeds max_version_gap.
 
     def release(self) -> None:
-        """Forget the mix that is due or running, and let the loop continue."""
-        self.due_steps = self.mix_at = math.inf
-        self.held = False
+        """Forget the next mix, and let the loop continue: the network side has ended by a fault."""
+        self.due_at_step = self.mix_at = math.inf
+        self.must_wait = False
 
-    def read(self, peer: Peer) -> bool:
-        """Copy the hints after a decision. Return True if a held loop may continue."""
+    def update_from(self, peer: Peer) -> bool:
+        """Copy the hints from the peer after a decision. Return True if a waiting loop may continue."""
         due_steps, self.mix_at = peer.initiator.next_mix
-        self.due_steps = due_steps if self.by_steps else math.inf
-        if not self.lockstep:
+        self.due_at_step = due_steps if self.interval_in_steps else math.inf
+        if not self.is_lockstep:
             return False
-        before, self.held = self.held, peer.view.held
-        return before and not self.held
+        before, self.must_wait = self.must_wait, peer.view.held
+        return before and not self.must_wait
 
 
 class WakeEvent:
-    """A wake-up event for a loop that only waits, cheaper than threading.Event while no thread waits."""
+    """An event that wakes a waiting training loop. Setting it costs less than threading.Event while no thread waits."""
 
-    __slots__ = ("event", "rung", "waited")
+    __slots__ = ("event", "has_waiter", "is_set")
 
     def __init__(self) -> None:
-        self.event, self.rung, self.waited = threading.Event(), False, False
+        self.event, self.is_set, self.has_waiter = threading.Event(), False, False
 
     def set(self) -> None:
-        self.rung = True
-        # Dekker's handshake: set `rung`, then read `waited`; `wait()` does the reverse.
-        if self.waited:
+        self.is_set = True
+        # Dekker's handshake: set `is_set`, then read `has_waiter`; `wait()` does the reverse.
+        if self.has_waiter:
             self.event.set()
 
     def clear(self) -> None:
-        self.rung = False
+        self.is_set = False
 
     def wait(self, timeout_s: float) -> None:
         self.event.clear()
-        self.waited = True
-        if not self.rung:
+        self.has_waiter = True
+        if not self.is_set:
             self.event.wait(timeout_s)
-        self.waited = False
+        self.has_waiter = False

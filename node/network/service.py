@@ -1,8 +1,12 @@
-"""A node's network side from start to end: it makes the Peer and its Runtime, reports to users, and keeps the state.
+"""The supervisor of a node's network side: it makes the Peer and its Runtime, reports to users, and keeps their state.
 
-It is also their supervisor. If a fault of this library leaves the Peer inconsistent, its network side ends (links,
-sessions, listening socket, tasks). A new one starts with the same identity, run, weights, outer step and address book.
-The training loop notices nothing: its reports go to the old Peer, and the new one takes over the old one's numbers.
+If a fault of this library leaves the Peer inconsistent, its network side ends, with its links, sessions, listening
+socket and tasks. The service then starts a new one with the same identity, run, weights, outer step and address book.
+The training loop notices nothing. Its reports go to the old Peer, until the new one has taken over its numbers.
+
+    main -> supervise -> run_once -> run_until_leaving         one network side: Peer, Runtime, poll
+                ^                          | fault
+                +-- wait_before_restart <--+-- recovers        or the error ends the node
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ from node.links.handshake import Greeter
 from node.model.state import State
 from node.network.hints import LoopHints, WakeEvent
 from node.network.runtime import Runtime
-from node.network.transfers.coding import measured
+from node.network.transfers.coding import measure_codecs
 from node.network.transfers.streams import SharedModel
 from node.observe import notices
 from node.observe.console import Console
@@ -53,17 +57,16 @@ from node.transport.tls import swarm_contexts
 
 __all__ = ["LEAVE_S", "REPORT_S", "Service"]
 
-REPORT_S = 0.25  # Seconds between two reports of a running loop: the most that members and figures lag.
-LOOK_S = 1.0  # Seconds between two checks whether the run is finished, and which members to store.
-# Seconds between writes of the address book; it is also written once twice as many members are known.
-REMEMBER_S = 30.0
-OF_RUNS = frozenset({"started", "joined", "merged", "put back", "finished"})  # Notices about the current run.
+REPORT_S = 0.25  # Seconds between two reports of a running loop, by which members and figures lag at most.
+POLL_S = 1.0  # Seconds between two checks whether the run is finished, and which members to store.
+SAVE_S = 30.0  # Seconds between writes of the address book. It is also written when the members have doubled.
+RUN_NOTICES = frozenset({"started", "joined", "merged", "put back", "finished"})  # Notices about the current run.
 LEAVE_S = 1.0  # Seconds for LEFT to be sent.
-HANDOVER_S = 3.0  # Seconds to wait for a node that just ended to release this state directory.
+HANDOVER_S = 3.0  # Seconds in which a node that has just ended may release this state directory.
 
 
 class NodeModel(SharedModel, Protocol):
-    """The live model of a node, a :class:`node.loop.live.LiveModel`."""
+    """The live model of a node as its service uses it: a :class:`node.loop.live.LiveModel`."""
 
     @property
     def state(self) -> State: ...
@@ -72,7 +75,7 @@ class NodeModel(SharedModel, Protocol):
 
 
 class MeasuredLoop(Protocol):
-    """The training loop's figures for users. Both calls come from the network thread."""
+    """The training loop as the source of figures for users. The network thread makes both calls."""
 
     def figures(self) -> Reading:
         """Return the figures for the progress line and the log."""
@@ -108,47 +111,50 @@ class WebPage(Protocol):
 
 
 class Service:
-    """The node's network side, which runs in the network thread.
+    """The supervisor of a node's network side, in the network thread.
 
-    The training thread reads ``view``, ``signals`` and plain numbers of ``runtime``.
+    The training thread reads ``view``, ``hints``, ``members`` and plain numbers of ``runtime``.
     """
 
     def __init__(
         self, settings: Settings, live: NodeModel, signals: LoopHints, loop: MeasuredLoop, page: WebPage | None = None
     ) -> None:
-        self.settings, self.live, self.signals, self.loop, self.page = settings, live, signals, loop, page
+        self.settings, self.live, self.hints, self.loop, self.page = settings, live, signals, loop, page
         self.identity = Identity.load(settings.state_dir)
         self.state_dir = StateDir(settings.state_dir)
-        self.memory = Memory()  # As last written, or as it would be written.
+        self.stored = Memory()  # The address book and numbers that the state directory holds, or would hold.
         self.incarnation = 0
-        self.runtime: Runtime | None = None  # After a fault, the ended one until there is another.
-        self.counts: Callable[[], tuple[int, int]] | None = None  # Returns the loop's current steps and samples.
-        self.faults = Faults(self.notice)
-        self.bound: Address | None = None  # The address on which this node listens, kept after a fault.
-        self.began = False  # A network side has started.
-        self.shown = False  # This node's address was shown.
-        self.beginning = False  # A new network side is starting after a fault.
-        self.pause_s = 0.0  # Seconds until it starts.
+        self.runtime: Runtime | None = None  # The newest one. After a fault it has ended, until another starts.
+        self.read_progress: Callable[[], tuple[int, int]] | None = None  # Returns the loop's steps and samples.
+        self.faults = Faults(self.notify)
+        self.bound: Address | None = None  # The address on which this node listens, also after a fault.
+        self.has_started = False  # A network side has started, at least once.
+        self.has_shown_address = False
+        self.is_restarting = False  # No new network side has started since the last fault.
+        self.pause_s = 0.0  # Seconds from a fault to the next start.
         self.view = SwarmView()
-        self.members: tuple[Member, ...] = ()  # As of the last request.
-        self.listed_at = -math.inf  # By time.monotonic.
+        self.members: tuple[Member, ...] = ()  # As of `listed_at`, by time.monotonic.
+        self.listed_at = -math.inf
         self.listeners = Listeners(lambda: self.identity.id.hex())
-        self.progress: Console | None = None
-        self.debugging = LOGGER.isEnabledFor(logging.DEBUG)  # Whether logging wants exchanges, as of the last check.
+        self.console: Console | None = None
+        self.logs_exchanges = LOGGER.isEnabledFor(logging.DEBUG)  # As of the last poll.
         self.leaving: trio.Event | None = None
         self.clock_s = 0.0  # The network's clock minus time.perf_counter.
 
     async def main(self, started: Callable[[], None]) -> None:
-        """Run until ``leaving`` is set. After a fault of trio's loop itself, it is called again.
+        """Run until this node leaves. The network thread calls it again after a fault of trio's loop itself.
+
+        Args:
+            started: Called when the network side runs.
 
         Raises:
-            LocalError: Before ``started``: the port or the state directory is in use, or the log cannot be written.
+            LocalError: The port or the state directory is in use, or the log cannot be written.
         """
         self.leaving = trio.Event()
         self.live.state.enter_thread()
         self.clock_s = trio.current_time() - time.perf_counter()
-        self.shown = False
-        await self.take_state_dir()
+        self.has_shown_address = False
+        await self.lock_state_dir()
         try:
             page_at = None if self.page is None else await self.page.server.bind()
             try:
@@ -163,84 +169,86 @@ class Service:
 
     # -- supervision ---------------------------------------------------------------------------------------------
     async def supervise(self, started: Callable[[], None], nursery: trio.Nursery, page_at: Address | None) -> None:
-        """Run one network side after another until this node leaves. Raise what must end the node."""
+        """Run one network side after another until this node leaves. Raises the errors that must end the node."""
         assert self.leaving is not None
         while not self.leaving.is_set():
-            await self.rest()
+            await self.wait_before_restart()
             try:
-                await self.run(started, nursery, page_at)
+                await self.run_once(started, nursery, page_at)
             except Exception as error:
                 if not self.recovers(error):
-                    self.close_progress()
+                    self.close_console()
                     raise
-        self.close_progress()
+        self.close_console()
 
     def recovers(self, error: BaseException) -> bool:
-        """Note a fault that ended the network side, and return True if another one starts.
+        """Handle a fault that ended the network side, whose tasks have all ended. Return True if another one starts.
 
-        Call it once all tasks of the network side have ended. The node ends if its network side never began, with
-        ``on_fault = "raise"``, and after a LocalError, which is for the user. A LocalError while a new network side
-        starts (the port is not free at once) is tried again, since the node trains already.
+        The error ends the node if no network side has started, with ``on_fault = "raise"``, and if it is a LocalError,
+        which the user must fix. But a LocalError of a restart (the port may not be free at once) is tried again, since
+        the node trains already.
         """
         cause = first_cause(error)
-        if not self.began or not isinstance(cause, Exception):
+        if not self.has_started or not isinstance(cause, Exception):
             return False
-        if isinstance(cause, LocalError) and not self.beginning:
+        if isinstance(cause, LocalError) and not self.is_restarting:
             return False
         if self.settings.on_fault == "raise":
-            self.tell_fault(cause, "and on_fault says to raise it")
+            self.report_fault(cause, "and on_fault says to raise it")
             return False
         self.pause_s = self.faults.restart(time.monotonic())
-        self.beginning = True
+        self.is_restarting = True
         if self.runtime is not None:
-            # Fail the runtime too, if it has not reported the fault itself.
-            self.runtime.fail(error)
+            self.runtime.fail(error)  # The runtime may not know of the fault.
         self.live.boundary.restart()
-        self.signals.release()
+        self.hints.release()
         self.live.wake.set()
         if self.pause_s < LATER_S:
             end = "which begins anew at once while the loop trains on"
         else:
             end = f"which is tried again every {LATER_S:.0f} s while the loop trains on alone"
-        self.tell_fault(cause, end)
+        self.report_fault(cause, end)
         return True
 
-    def close_progress(self) -> None:
-        """Write the last row and the closing table."""
-        if self.progress is not None:
+    def close_console(self) -> None:
+        """Write the last row of the log, and the closing table."""
+        if self.console is not None:
             try:
-                self.progress.close(time.time(), self.loop.figures())
+                self.console.close(time.time(), self.loop.figures())
             except Exception as error:
                 self.faults.contain(error, "A reading of the figures", "there is no closing table")
 
     def leave(self) -> None:
-        """Say LEFT and end; call it in the network thread."""
+        """Begin to leave: announce LEFT and end. Runs in the network thread."""
         assert self.leaving is not None
         self.leaving.set()
 
     def failed(self, error: Exception) -> None:
-        """End the network side after a fault in a call of the training thread."""
+        """Handle a fault in a function that the training thread passed to the network thread: end the network side."""
         if self.runtime is not None:
             self.runtime.fail(error)
 
-    async def rest(self) -> None:
-        """Wait until the network side may start again, or this node leaves."""
+    async def wait_before_restart(self) -> None:
+        """Wait for ``pause_s``, or until this node leaves, and write progress meanwhile."""
         assert self.leaving is not None
         with trio.move_on_after(self.pause_s):
             while not self.leaving.is_set():
-                self.tick()
-                with trio.move_on_after(LOOK_S):
+                self.write_progress()
+                with trio.move_on_after(POLL_S):
                     await self.leaving.wait()
 
     @property
-    def resting(self) -> bool:
-        """Return True if the network side had so many faults that it is tried once a minute."""
-        return self.beginning and self.pause_s >= LATER_S
+    def is_backing_off(self) -> bool:
+        """Return True if there were so many faults that the network side is started only once a minute."""
+        return self.is_restarting and self.pause_s >= LATER_S
 
-    def tell_fault(self, cause: Exception, end: str) -> None:
-        """Report a fault that ended the network side, with the traceback for a bug report."""
+    def report_fault(self, cause: Exception, end: str) -> None:
+        """Tell the user of a fault that ended the network side, with the traceback for a bug report.
+
+        ``end`` is a clause that says what follows.
+        """
         if isinstance(cause, LocalError):
-            self.notice("restarted", f"The network side cannot begin anew, and is tried again: {cause}")
+            self.notify("restarted", f"The network side cannot begin anew, and is tried again: {cause}")
             return
         sentence = (
             f"A fault of this library ({type(cause).__name__} in {place(cause)}) ended the network side, {end}. "
@@ -254,26 +262,27 @@ class Service:
         assert self.page is not None
         while True:
             try:
-                await self.page.serve(lambda: self.here, self.loop.source)
+                await self.page.serve(lambda: self.current_runtime, self.loop.source)
             except Exception as error:
                 self.faults.contain(error, "The page", "it is served anew")
-                await trio.sleep(LOOK_S)
+                await trio.sleep(POLL_S)
 
     @property
-    def here(self) -> Runtime:
-        """Return the newest network side."""
+    def current_runtime(self) -> Runtime:
+        """Return the newest runtime, once there is one."""
         assert self.runtime is not None
         return self.runtime
 
-    async def take_state_dir(self) -> None:
+    async def lock_state_dir(self) -> None:
+        """Lock the state directory, and take the identity that it holds. Raises IdentityError if it is in use."""
         with trio.move_on_after(HANDOVER_S):
             while not self.state_dir.take():  # noqa: ASYNC110 - another process has to release it
                 await trio.sleep(0.1)
-            if not self.began:
-                # If two processes made a key at once, only one key stayed.
+            if not self.has_started:
+                # Two processes may have made keys at once, of which one is left.
                 self.identity = Identity.load(self.settings.state_dir)
             if self.settings.secret is not None and self.settings.state_dir is not None:
-                # Otherwise a restart without the setting would run open.
+                # Otherwise a restart without the setting would run without encryption.
                 keep_secret(self.settings.secret, self.settings.state_dir)
             return
         if self.state_dir.holder == OF_THIS_PROCESS:
@@ -286,69 +295,71 @@ class Service:
             "identity of one node, so give each node a directory of its own."
         )
 
-    async def run(self, started: Callable[[], None], nursery: trio.Nursery, page_at: Address | None) -> None:
-        """Run one network side to its end. The first one starts the page, in ``nursery``."""
-        settings, first = self.settings, self.runtime is None
+    async def run_once(self, started: Callable[[], None], nursery: trio.Nursery, page_at: Address | None) -> None:
+        """Run one network side until it fails or this node leaves. The first one starts the page, in ``nursery``."""
+        settings, is_first = self.settings, self.runtime is None
         network = TcpNetwork(self.bound or settings.listen, settings.config.hello_timeout_s)
         bound = self.bound = await network.bind()
         try:
-            if first:
-                self.memory = self.state_dir.read()
-                self.incarnation = self.memory.incarnation + 1
+            if is_first:
+                self.stored = self.state_dir.read()
+                self.incarnation = self.stored.incarnation + 1
             lookup = SeedLookup(settings.seeds, settings.expected, settings.sources, settings.secret, bound)
-            peer = self.make_peer(advertised(settings, bound, self.known), lookup, trio.current_time())
+            peer = self.make_peer(advertised(settings, bound, self.remembered_addresses), lookup, trio.current_time())
             shown = str(peer.membership.me.address or bound or "no address: it only dials out")
-            if self.progress is None:
-                self.progress = Console.from_environment(time.time(), self.identity.id.hex(), shown, os.environ)
+            if self.console is None:
+                self.console = Console.from_environment(time.time(), self.identity.id.hex(), shown, os.environ)
             contexts = swarm_contexts(self.identity, settings.secret) if settings.secret is not None else None
             greeter = Greeter(settings.config.swarm, self.live.state.layout)
             runtime = Runtime(peer, Access(network, greeter, contexts, lookup), self.live, self)
-            runtime.counts = self.counts
-            lockstep = settings.config.max_version_gap is not None  # Release a held loop at once.
-            runtime.after_perform = self.after_perform if lockstep else partial(self.signals.read, peer)
-            self.runtime, self.view = runtime, self.view if first else self.view.restarted()
-            if not self.shown:
-                self.shown = True
-                self.show(nursery, shown, page_at)
-            self.remember(runtime)
-            if self.state_dir.damaged and first:
-                self.notice("state", self.state_dir.damaged)
-            await self.serve(runtime, started)
+            runtime.read_progress = self.read_progress
+            is_lockstep = settings.config.max_version_gap is not None  # The loop may wait, and is woken then.
+            runtime.on_batch_end = self.update_hints if is_lockstep else partial(self.hints.update_from, peer)
+            self.runtime, self.view = runtime, self.view if is_first else self.view.restarted()
+            if not self.has_shown_address:
+                self.has_shown_address = True
+                self.announce_address(nursery, shown, page_at)
+            self.save_address_book(runtime)
+            if self.state_dir.damaged and is_first:
+                self.notify("state", self.state_dir.damaged)
+            await self.run_until_leaving(runtime, started)
         finally:
             network.close()
 
     @property
-    def known(self) -> list[Address]:
+    def remembered_addresses(self) -> list[Address]:
         """Return the addresses of members from earlier runs of this node."""
-        return [record.address for record in self.memory.book if record.address is not None]
+        return [record.address for record in self.stored.book if record.address is not None]
 
-    def show(self, nursery: trio.Nursery, where: str, page_at: Address | None) -> None:
+    def announce_address(self, nursery: trio.Nursery, where: str, page_at: Address | None) -> None:
         """Announce this node's address, and start its page."""
         self.listeners.post(NoticeEvent("listening", time.time(), f"This node listens on {where}."))
         if self.page is not None and page_at is not None:
-            seen = advertised(dataclasses.replace(self.settings, advertise=None), page_at, self.known) or page_at
-            self.notice("page", f"The page of this node: {self.page.link(seen)}")
+            settings = dataclasses.replace(self.settings, advertise=None)
+            seen = advertised(settings, page_at, self.remembered_addresses) or page_at
+            self.notify("page", f"The page of this node: {self.page.link(seen)}")
             nursery.start_soon(self.serve_page)
 
-    async def serve(self, runtime: Runtime, started: Callable[[], None]) -> None:
+    async def run_until_leaving(self, runtime: Runtime, started: Callable[[], None]) -> None:
+        """Run the runtime until this node leaves, then announce LEFT. A fault in any task is raised."""
         assert self.leaving is not None
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(runtime.main)
-                nursery.start_soon(self.look, runtime)
-                self.refresh()
-                self.began, self.beginning = True, False
+                nursery.start_soon(self.poll, runtime)
+                self.refresh_view()
+                self.has_started, self.is_restarting = True, False
                 started()
                 await self.leaving.wait()
                 await runtime.leave(LEAVE_S)
                 nursery.cancel_scope.cancel()
-            self.refresh()
+            self.refresh_view()
             self.list_members()
         finally:
-            self.remember(runtime)
+            self.save_address_book(runtime)
 
     def make_peer(self, address: Address | None, lookup: SeedLookup, now: float) -> Peer:
-        """Return a peer with the last one's members and run."""
+        """Return a peer, with the run and the numbers of the last one if there was one."""
         identity, settings = self.identity, self.settings
         before = None if self.runtime is None else self.runtime.peer.own_run.state
         record = MemberRecord(
@@ -365,13 +376,13 @@ class Service:
         rng = random.Random(secrets.randbits(64))
         model = LocalModel(
             layout.fingerprint, layout.exchanged, self.live.state.trained_elements, layout.size - layout.exchanged,
-            measured(kernel.built()),
+            measure_codecs(kernel.built()),
         )  # fmt: skip
         bootstrap = Bootstrap(
             lookup.fixed,
             settings.expected,
-            lookup.needed,
-            self.memory.book,
+            lookup.is_needed,
+            self.stored.book,
             self.state_dir.finished(),
             must_join=settings.join_or_fail_s is not None,
             wait_until=now + settings.wait_s if settings.wait_for > 1 else -math.inf,
@@ -384,90 +395,89 @@ class Service:
             peer.go_on_from(before, now)
         return peer
 
-    def after_perform(self) -> None:
-        """Update the training thread's hints after every decision."""
-        if self.runtime is not None and self.signals.read(self.runtime.peer):
+    def update_hints(self) -> None:
+        """Update the training loop's hints after a decision, and wake the loop if it may continue."""
+        if self.runtime is not None and self.hints.update_from(self.runtime.peer):
             self.live.wake.set()
 
-    def refresh(self) -> None:
+    def refresh_view(self) -> None:
         """Update the training thread's view of the swarm."""
         if self.runtime is not None:
             self.view = self.view.refreshed(self.runtime.peer)
 
-    def settled(self) -> None:
-        """Show the sample count on which the nodes have agreed, even if a larger one was shown before."""
-        self.refresh()
+    def on_settled(self) -> None:
+        """Handle the end of settling: show the sample count that the nodes agree on, even if a larger one was shown."""
+        self.refresh_view()
         self.view = dataclasses.replace(self.view, settled=self.view.settled + 1)
 
     # -- events and figures for users ----------------------------------------------------------------------------
-    def notice(self, kind: str, sentence: str) -> None:
-        """Announce an event in one sentence."""
+    def notify(self, kind: str, sentence: str) -> None:
+        """Tell the user of an event in one sentence."""
         now_s, peer = time.time(), None if self.runtime is None else self.runtime.peer
-        if kind in OF_RUNS and peer is not None:
-            self.refresh()  # From here on the count may be another run's.
+        if kind in RUN_NOTICES and peer is not None:
+            self.refresh_view()  # The sample count may be another run's now.
             self.announce(RunEvent(kind, now_s, sentence, peer.view.run_id.hex()))
         else:
             self.announce(NoticeEvent(kind, now_s, sentence))
 
     def announce(self, event: NodeEvent, **fields: str) -> None:
-        """Post an event to listeners, the page and the log.
+        """Post an event to the listeners, the page and the log, which gets exchanges only at level DEBUG.
 
-        The log gets exchanges only when debugging. ``fields`` are for the log alone.
+        ``fields`` are for the log alone.
         """
         self.listeners.post(event)
         if self.page is not None:
             self.page.heard(event)
         if not isinstance(event, ExchangeEvent):
-            if self.progress is not None:
-                self.progress.event(event.at_s, event.kind, str(event), **fields)
-        elif self.debugging:
+            if self.console is not None:
+                self.console.event(event.at_s, event.kind, str(event), **fields)
+        elif self.logs_exchanges:
             notices.log(self.identity.id.hex(), event.kind, str(event), False)
 
     def list_members(self) -> None:
-        """List the members for the training thread, which waits for them."""
+        """Store the present members for the training thread, which waits for this call."""
         if self.runtime is not None:
             self.members, self.listed_at = members_of(self.runtime.peer), time.monotonic()
 
-    def tick(self) -> float:
+    def write_progress(self) -> float:
         """Write the progress line and the log row that are due; return the seconds until the next call."""
-        if self.progress is None:
-            return LOOK_S
+        if self.console is None:
+            return POLL_S
         try:
-            self.progress.tick(time.time(), self.loop.figures)
+            self.console.tick(time.time(), self.loop.figures)
         except Exception as error:
             self.faults.contain(error, "A reading of the figures", "the next is in a second")
-        return min(self.progress.pace_s, LOOK_S)
+        return min(self.console.pace_s, POLL_S)
 
-    async def look(self, runtime: Runtime) -> None:
-        """Check the run and the members once a second; more often for a terminal.
+    async def poll(self, runtime: Runtime) -> None:
+        """Check the run and the members once a second, and write progress as often as a terminal shows it.
 
-        A turn costs as much as a message. A running loop refreshes the view with its reports. The address book is
-        written soon after the start, and whenever many members are new. So a node that is killed in its first seconds
-        also finds its swarm again.
+        The address book is written soon after the start, and whenever many members are new. So a node that is killed in
+        its first seconds also finds its swarm again.
         """
-        looked_s, pause_s, written_s, written = -math.inf, LOOK_S, runtime.now, runtime.peer.view.alive
+        polled_at, saved_at, save_s, saved_members = -math.inf, runtime.now, POLL_S, runtime.peer.view.alive
         while True:
-            pause = self.tick()
+            pause_s = self.write_progress()
             now = runtime.now
-            if now - looked_s >= LOOK_S:
-                looked_s = now
+            if now - polled_at >= POLL_S:
+                polled_at = now
                 runtime.perform(runtime.peer.count_votes(now))
-                self.refresh()
-                self.debugging = LOGGER.isEnabledFor(logging.DEBUG)
-                known = runtime.peer.view.alive
-                if known >= 2 * written or now - written_s >= pause_s:
-                    self.remember(runtime)
-                    pause_s, written_s, written = min(2 * pause_s, REMEMBER_S), now, known
-            await trio.sleep(pause)
+                self.refresh_view()  # A running loop does so too, but a waiting one may not.
+                self.logs_exchanges = LOGGER.isEnabledFor(logging.DEBUG)
+                members = runtime.peer.view.alive
+                if members >= 2 * saved_members or now - saved_at >= save_s:
+                    self.save_address_book(runtime)
+                    save_s, saved_at, saved_members = min(2 * save_s, SAVE_S), now, members
+            await trio.sleep(pause_s)
 
-    def remember(self, runtime: Runtime) -> None:
-        """Write the address book. If the peer has a fault, the last one stays."""
+    def save_address_book(self, runtime: Runtime) -> None:
+        """Write the members' addresses to the state directory. If reading the peer fails, the last ones stay."""
         peer = runtime.peer
         try:
-            self.memory = Memory(self.incarnation, peer.membership.my_samples, peer.membership.book())
+            self.stored = Memory(self.incarnation, peer.membership.my_samples, peer.membership.book())
         except Exception as error:
             self.faults.contain(error, "A reading of the members", "the last one is kept")
             return
-        warning = self.state_dir.write(self.memory.incarnation, self.memory.samples, self.memory.book)
+        warning = self.state_dir.write(self.stored.incarnation, self.stored.samples, self.stored.book)
         if warning:
-            self.notice("state", warning)
+            self.notify("state", warning)

@@ -1,4 +1,4 @@
-"""Striping decisions: which links get more connections."""
+"""Striping decisions: which links get further connections, called lanes."""
 
 from __future__ import annotations
 
@@ -17,65 +17,68 @@ __all__ = ["Striping"]
 
 
 class Striping:
-    """The striping decisions of one node.
+    """The striping decisions of one node. Either side of a link may want lanes.
 
-    The side that dialled a link opens its lanes, since the other side may be unable to; either side may request them.
+    The side that dialled the link opens them, since the other side may be unable to dial.
     """
 
     def __init__(self, links: Links, connector: Connector, config: Config) -> None:
         self.links, self.connector, self.config = links, connector, config
-        self.opening = 0
+        self.opening_lanes = 0
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Return True if all links together have as many lanes as a node may have links."""
-        return self.opening + sum(len(link.lanes.all) for link in self.links.all()) >= self.config.internal.max_links
+        return (
+            self.opening_lanes + sum(len(link.lanes.all) for link in self.links.all()) >= self.config.internal.max_links
+        )
 
     def widen(self, link: Link) -> None:
-        """Widen a link that one connection does not fill; repeated calls have no effect."""
-        if link.widened or self.config.connections < 2 or not link.named:
+        """Open lanes for a link that one connection does not fill, or request them. Repeated calls have no effect."""
+        if link.has_widened or self.config.connections < 2 or not link.name_for_our_lanes:
             return
-        link.widened = True
+        link.has_widened = True
         if link.address is None:
             link.send(Widen(self.config.connections))
         else:
-            self.open(link, self.config.connections)
+            self.open_lanes(link, self.config.connections)
 
-    def asked(self, link: Link, connections: int) -> None:
-        """Handle the other side's request for lanes."""
+    def on_widen(self, link: Link, connections: int) -> None:
+        """Handle the other side's request for ``connections`` lanes."""
         if link.address is None:
             raise ProtocolError("A member asked for more connections where it can open them itself.")
-        if not link.widened and link.named:
-            link.widened = True
-            self.open(link, min(connections, self.config.connections))
+        if not link.has_widened and link.name_for_our_lanes:
+            link.has_widened = True
+            self.open_lanes(link, min(connections, self.config.connections))
 
-    def open(self, link: Link, connections: int) -> None:
-        """Open ``connections`` lanes; a single one would add nothing to the link itself."""
+    def open_lanes(self, link: Link, connections: int) -> None:
+        """Open ``connections`` lanes, but not a single one, which would add nothing to the link itself."""
         for _ in range(connections if connections > 1 else 0):
-            if not self.full:
-                self.opening += 1
-                self.connector.spawn(self.open_one, link)
+            if not self.is_full:
+                self.opening_lanes += 1
+                self.connector.spawn(self.open_lane, link)
 
-    async def open_one(self, link: Link) -> None:
+    async def open_lane(self, link: Link) -> None:
         try:
             assert link.address is not None
-            lane = await self.connector.dial_lane(link.address, link.peer, link.named)
+            lane = await self.connector.dial_lane(link.address, link.peer, link.name_for_our_lanes)
         except (OSError, RemoteError):  # The link works without it.
             return
         finally:
-            self.opening -= 1
-        if lane is not None and not link.admit(lane.stream, lane.reader, True):
+            self.opening_lanes -= 1
+        if lane is not None and not link.admit_lane(lane.stream, lane.reader, True):
             lane.stream.close_now()
 
-    async def join(self, lane: Link, theirs: Hello) -> None:
-        """Admit a lane that a peer dialled to one of its links, or close it."""
+    async def on_lane(self, lane: Link, theirs: Hello) -> None:
+        """Handle a lane that a peer dialled: add it to the link that its Hello names, or close it."""
         most = self.config.connections
         for link in self.links.by_peer.get(lane.peer, ()):
-            if link.ending or not link.name or not compare_digest(link.name, theirs.joins):
+            name = link.name_for_their_lanes
+            if link.is_ending or not name or not compare_digest(name, theirs.joins):
                 continue
-            room = 1 < most > len(link.lanes.all) and not self.full
-            if room and link.admit(lane.stream, lane.reader, False):
-                link.widened = True
+            has_room = 1 < most > len(link.lanes.all) and not self.is_full
+            if has_room and link.admit_lane(lane.stream, lane.reader, False):
+                link.has_widened = True
                 return
         with trio.move_on_after(1.0):
             await lane.stream.aclose()  # The dialling side sends nothing before it is admitted.

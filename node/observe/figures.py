@@ -249,7 +249,7 @@ FIGURES = (
     ),
     Figure(
         "messages_ignored", "messages of kinds that this version does not know", "messages",
-        lambda at: at.links.ignored, logged=False, status=True,
+        lambda at: at.links.ignored_messages, logged=False, status=True,
         metric="gossip_messages_ignored_total",
     ),
     Figure(
@@ -278,11 +278,11 @@ FIGURES = (
     ),
     Figure(
         "lossy_links", "links on which packet loss limits cubic; bbr would not be limited", "links",
-        lambda at: at.links.lossy, logged=False, status=True,
+        lambda at: at.links.lossy_links, logged=False, status=True,
     ),
     Figure(
         "wide_links", "links with several connections, since one does not fill their path", "links",
-        lambda at: at.links.striped, logged=False, status=True,
+        lambda at: at.links.striped_links, logged=False, status=True,
     ),
     Figure(
         "faults", "faults of this library that ended one link or one exchange", "faults",

@@ -40,15 +40,15 @@ class Losses:
             if link.sent_bytes - before >= LEAST_BYTES:
                 self.look_at(link, path)
             lossy += path.loss is not None
-            if path.narrow:
+            if path.is_narrow:
                 self.widen(link)
-        self.links.lossy = lossy
+        self.links.lossy_links = lossy
 
     def look_at(self, link: Link, path: PathRecord) -> None:
         self.seen[link] = link.sent_bytes, path
         plain = socket_of(link.stream)
         if plain is not None:
-            path.look(*plain.tcp_info())
+            path.update(*plain.tcp_info())
         if path.loss is not None and not self.said:
             self.said = True  # The cause is this machine's TCP, so naming the first link suffices.
             share, at_ms = f"{100 * path.loss.share:.1f} %", f"{1e3 * path.loss.rtt_s:.0f} ms"

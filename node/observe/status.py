@@ -126,7 +126,7 @@ async def read_pages(stream: ByteStream, reader: FrameReader, after: bytes = b""
 
 async def next_reply(reader: FrameReader) -> StatusReply:
     while True:
-        got = await reader.message()
+        got = await reader.read_message()
         if got is None:
             raise ProtocolError("The node closed the connection.")
         message, body_bytes = got

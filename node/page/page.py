@@ -136,11 +136,11 @@ class Page:
         async with self.asking:
             try:
                 address = parse_address(text)
-                if not connector.may_dial(address) or not connector.budget.take(address, trio.current_time()):
+                if not connector.may_dial(address) or not connector.budget.charge(address, trio.current_time()):
                     return
                 answer = await ask_figures(address, self.secret, ASK_S)
                 if answer["id"] == who.hex():
-                    connector.budget.prove(address)
+                    connector.budget.mark_proven(address)
                     picture.answered(who, answer["metrics"], time.monotonic())
             except (OSError, RemoteError, LocalError, trio.TooSlowError):
                 pass

@@ -1,8 +1,8 @@
 """The blocking I/O pool: threads that carry large vectors by running the same coroutines on a blocking socket.
 
-One task reads a link's frames and another writes them. While a large vector is in flight, such a task borrows a thread,
-which carries chunk after chunk in the task's place. The thread returns at the first frame that is not of that vector.
-So only one side ever touches a link's state, and a task ends no earlier than its thread.
+One task reads a link's frames and another writes them. For a large vector such a task borrows an I/O thread, and waits
+while the thread carries chunk after chunk in its place. The thread returns at the first frame that is not of that
+vector. So a task and its thread never touch a link's state at the same time.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from node.transport.sealed import SealedStream
 
 __all__ = ["WHOLE_BYTES", "BlockingIoPool", "BlockingStream"]
 
-THREADS = 8  # Two for each of three exchanges (ours and two that others began), and two for a newcomer.
-WHOLE_BYTES = 65_536  # A buffer of at least this size is a chunk's body and is filled in one call.
-LOOK_MS = 250  # The interval at which an idle thread checks whether its vector is still needed.
-# After this time a system call returns with the bytes moved so far, so that a slow stream is seen to move. trio's own
-# calls never block and are not affected.
-CALL_TIMEOUT = struct.pack("ll", 0, 250_000)  # As struct timeval: seconds and microseconds.
+MAX_THREADS = 8  # Two for each of three exchanges (ours and two that others began), and two for a newcomer.
+WHOLE_BYTES = 65_536  # A buffer of at least this size is a chunk's body, and is filled in one call.
+POLL_MS = 250  # The interval at which an idle thread checks whether its vector is still needed.
+# A blocking call returns after 250 ms with the bytes that have moved, so that a slow stream is seen to move. The value
+# is a struct timeval of seconds and microseconds. trio's own calls never block.
+CALL_TIMEOUT = struct.pack("ll", 0, 250_000)
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -46,15 +46,15 @@ class BlockingStream:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             sock.setsockopt(socket.SOL_SOCKET, option, CALL_TIMEOUT)
 
-    def waits(self, over: Callable[[], bool]) -> bool:
-        """Wait for something to read; return False if ``over`` returns True first."""
-        while not self.poll.poll(LOOK_MS):
-            if over():
+    def wait_readable(self, is_over: Callable[[], bool]) -> bool:
+        """Wait for something to read; return False if ``is_over`` returns True first."""
+        while not self.poll.poll(POLL_MS):
+            if is_over():
                 return False
         return True
 
     async def receive_into(self, buffer: memoryview) -> int:
-        """Receive like :meth:`PlainStream.receive_into`, but fill a large buffer whole if data comes fast enough."""
+        """Receive as :meth:`PlainStream.receive_into` does, but fill a large buffer whole if data comes fast enough."""
         flags = socket.MSG_WAITALL if len(buffer) >= WHOLE_BYTES else 0
         while True:
             try:
@@ -100,17 +100,17 @@ class BlockingStream:
 
 
 class BlockingSealed(BlockingStream):
-    """A sealed stream for a thread, which encrypts and decrypts in it."""
+    """A sealed stream for a thread, which also encrypts and decrypts."""
 
     def __init__(self, sock: socket.socket, owner: PlainStream, stream: SealedStream) -> None:
         super().__init__(sock, owner)
         self.sealer, self.opener = stream.sealer, stream.opener
 
-    def waits(self, over: Callable[[], bool]) -> bool:
-        return self.opener.ready or super().waits(over)
+    def wait_readable(self, is_over: Callable[[], bool]) -> bool:
+        return self.opener.is_ready or super().wait_readable(is_over)
 
     async def receive_into(self, buffer: memoryview) -> int:
-        return await self.opener.take(super().receive_into, buffer)
+        return await self.opener.receive(super().receive_into, buffer)
 
     async def send_frame(self, header: bytes | bytearray | memoryview, body: bytes | memoryview) -> None:
         await self.sealer.send(self.send_sealed, header, body)
@@ -122,13 +122,14 @@ class BlockingSealed(BlockingStream):
 class BlockingIoPool:
     """A node's pool of threads, which it lends to links."""
 
-    def __init__(self, threads: int = THREADS) -> None:
+    def __init__(self, threads: int = MAX_THREADS) -> None:
         self.limiter = trio.CapacityLimiter(threads)
 
     def lend(self, stream: object) -> BlockingStream | None:
         """Return a blocking stream for :meth:`run`.
 
-        None means that trio's loop carries the stream: threads cannot, none is free, or no descriptor is left.
+        None means that trio's loop must carry the stream, because threads cannot, none is free, or the process has no
+        descriptor left.
         """
         plain = stream.inner if isinstance(stream, SealedStream) and stream.sealed else stream
         if not isinstance(plain, PlainStream) or not plain.blocks or self.limiter.available_tokens < 1:
@@ -141,18 +142,18 @@ class BlockingIoPool:
         return BlockingSealed(sock, plain, stream) if isinstance(stream, SealedStream) else BlockingStream(sock, plain)
 
     async def run(self, lent: BlockingStream, name: str, work: Callable[[BlockingStream], Coroutine[Any, Any, T]]) -> T:
-        """Run ``work`` in a thread. Cancelling does not end it; the canceller must close the stream, which does."""
+        """Run ``work`` in a thread. Cancellation does not end it, so the canceller must also close the stream."""
         try:
-            return await trio.to_thread.run_sync(finished, work, lent, thread_name=name, limiter=self.limiter)
+            return await trio.to_thread.run_sync(run_to_end, work, lent, thread_name=name, limiter=self.limiter)
         except BrokenLinkError:
-            # A canceller closed the stream, and gets only its cancellation.
+            # If a canceller has closed the stream, its cancellation is raised, and not this error.
             await trio.lowlevel.checkpoint_if_cancelled()
             raise
         finally:
             lent.close_now()
 
 
-def finished(work: Callable[[S], Coroutine[Any, Any, T]], stream: S) -> T:
+def run_to_end(work: Callable[[S], Coroutine[Any, Any, T]], stream: S) -> T:
     """Return the result of a coroutine that never yields."""
     coroutine = work(stream)
     with contextlib.closing(coroutine):

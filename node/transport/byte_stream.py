@@ -55,9 +55,9 @@ class ByteStream(Protocol):
         """Close abruptly, so that the other side sees a broken link and not an end; may be called twice."""
 
 
-# Calls from trio's loop must never block, whatever the socket's mode: threads share the socket and do block on it.
+# Threads set the socket to blocking mode, which they share with trio's loop. Calls from the loop must never block.
 DONT_WAIT: int = getattr(socket, "MSG_DONTWAIT", 0)
-TURNS = 8  # Reads that succeed in a row, of one chunk each at most, before other tasks run.
+MAX_CALLS_IN_A_ROW = 8  # Reads without a wait, of one chunk each at most, before other tasks run.
 
 
 def socket_of(stream: ByteStream) -> PlainStream | None:
@@ -80,18 +80,18 @@ class Network(Protocol):
 class PlainStream:
     """A stream over a connected TCP socket, which it owns. The creator of the socket sets options like ``TCP_NODELAY``.
 
-    Each call tries the socket first and waits in the scheduler only if it would block. trio's own calls enter the
-    scheduler each time, which costs as much as the rest of a short message.
+    Each call tries the socket first, and enters trio's scheduler only if it would block. trio's own calls enter it each
+    time, which costs as much as the rest of a short message.
     """
 
     blocks = DONT_WAIT > 0  # True if worker threads can use the socket next to trio.
 
     def __init__(self, sock: trio.socket.SocketType) -> None:
-        self._lent = 0  # Duplicated descriptors that threads hold.
-        self.heard = False  # A byte has arrived.
+        self._lent = 0  # The number of duplicated descriptors that threads hold.
+        self.has_received = False  # A byte has come.
         self.bytes_received = self.bytes_sent = 0  # Counted at the kernel, including the bytes that threads move.
-        self._empty = False  # The last read drained the socket.
-        self._turns = 0  # Calls in a row that did not wait.
+        self._empty = False  # The last read has drained the socket.
+        self._calls_in_a_row = 0  # Reads since the last wait.
         try:
             self._peer_host = str(sock.getpeername()[0])
         except OSError as error:  # The connection was accepted and then reset.
@@ -105,12 +105,12 @@ class PlainStream:
     def peer_host(self) -> str:
         return self._peer_host
 
-    async def room(self) -> None:
-        """Wait until the kernel takes more, with less than the limit of :meth:`queue_at_most` unsent."""
+    async def wait_for_room(self) -> None:
+        """Wait until the kernel takes more, which is when less than the limit of :meth:`limit_unsent` is unsent."""
         await self._wait(trio.lowlevel.wait_writable)
 
-    def queue_at_most(self, count: int) -> None:
-        """Limit the unsent bytes in the kernel to ``count`` from now on."""
+    def limit_unsent(self, count: int) -> None:
+        """Limit the unsent bytes in the kernel to ``count``."""
         with contextlib.suppress(AttributeError, OSError):  # The system lacks the option, or the socket is closed.
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, count)
 
@@ -125,8 +125,8 @@ class PlainStream:
             return b"", b""
 
     async def receive_into(self, buffer: memoryview) -> int:
-        if self._turns >= TURNS:  # A fast partner must not starve other tasks.
-            self._turns = 0
+        if self._calls_in_a_row >= MAX_CALLS_IN_A_ROW:  # A fast partner must not starve other tasks.
+            self._calls_in_a_row = 0
             await trio.lowlevel.checkpoint()
         while (count := self.receive_now(buffer)) is None:
             await self._wait(trio.lowlevel.wait_readable)
@@ -135,7 +135,7 @@ class PlainStream:
 
     def receive_now(self, buffer: memoryview) -> int | None:
         """Receive as :meth:`receive_into` does, but return None where that would wait."""
-        if self._empty or self._turns >= TURNS:
+        if self._empty or self._calls_in_a_row >= MAX_CALLS_IN_A_ROW:
             return None
         sock = self._socket
         try:
@@ -149,9 +149,9 @@ class PlainStream:
             return None
         except OSError as error:
             raise self._broken() from error
-        self._turns += 1
+        self._calls_in_a_row += 1
         self._empty = 0 < count < len(buffer)
-        self.heard = True
+        self.has_received = True
         self.bytes_received += count
         return count
 
@@ -169,7 +169,7 @@ class PlainStream:
                 raise self._broken() from error
 
     def send_now(self, pieces: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
-        """Send as much as the kernel takes at once, and return the rest. Errors surface in the next call that waits."""
+        """Send as much as the kernel takes at once, and return the rest. The next call that waits raises any error."""
         try:
             sent = self._socket.sendmsg(pieces, (), DONT_WAIT)
         except OSError:
@@ -183,7 +183,7 @@ class PlainStream:
         return left
 
     async def _wait(self, ready: Callable[[socket.socket], Awaitable[None]]) -> None:
-        self._turns = 0
+        self._calls_in_a_row = 0
         if self._socket.fileno() < 0:
             raise self._broken()
         try:
@@ -204,6 +204,7 @@ class PlainStream:
         return lent
 
     def take_back(self) -> None:
+        """Note that a borrower has closed its descriptor."""
         self._lent -= 1
 
     async def aclose(self) -> None:

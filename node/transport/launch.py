@@ -1,4 +1,4 @@
-"""Other hosts according to a launcher's environment: the variables of torchrun, mpirun and Slurm's srun."""
+"""The other hosts of a launch, according to the environment variables of torchrun, mpirun and Slurm's srun."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def other_hosts(environment: Mapping[str, str]) -> Address | None:
     if master and not is_loopback(master):
         for size, local in SIZES:
             # Some launchers do not count the processes per host, so all may be on other hosts.
-            if number(environment, size) > max(1, number(environment, local)):
-                return Address(master, number(environment, "MASTER_PORT") or PORT)
+            if number_of(environment, size) > max(1, number_of(environment, local)):
+                return Address(master, number_of(environment, "MASTER_PORT") or PORT)
     launcher = environment.get("SLURM_LAUNCH_NODE_IPADDR", "")
-    if launcher and not is_loopback(launcher) and number(environment, "SLURM_STEP_NUM_NODES") > 1:
+    if launcher and not is_loopback(launcher) and number_of(environment, "SLURM_STEP_NUM_NODES") > 1:
         return Address(launcher, PORT)
     return None
 
 
-def number(environment: Mapping[str, str], name: str) -> int:
+def number_of(environment: Mapping[str, str], name: str) -> int:
     """Return the number in a variable, or 0 where it is missing or is no number."""
     text = environment.get(name, "")
     return int(text) if text.isdecimal() else 0

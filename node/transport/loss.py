@@ -1,6 +1,7 @@
 """Detection of connections that do not fill their path, from the kernel's statistics of the socket.
 
-Cubic takes lost packets for congestion, and no connection sends more per round trip than the receiver's window allows.
+There are two causes. Cubic takes lost packets for congestion. And no connection sends more per round trip than the
+receiver's window allows.
 """
 
 from __future__ import annotations
@@ -13,25 +14,25 @@ __all__ = ["Loss", "PathRecord"]
 
 # Byte offsets in Linux's struct tcp_info, which only grows at its end.
 RTT_US, RETRANSMITTED, MIN_RTT_US, SENT = 68, 100, 148, 156  # Segments with data: retransmitted, and sent at all.
-BUSY_US, NO_ROOM_US = 168, 176  # 64-bit times: sending, and held up by the receiver's window.
+BUSY_US, WINDOWED_US = 168, 176  # 64-bit times: sending, and waiting for the receiver's window.
 INFO_BYTES, LONG_INFO_BYTES = 160, 184
 SEGMENT_BYTES = 1448
 
-ENOUGH = 1_000  # Segments (1.4 MB) before a verdict.
-LOOKS = 4  # Looks with a loss before a verdict: a slow start that overshoots loses many, but only once.
-LOSSY = 0.005  # The share of retransmitted segments from which a path is lossy; a full queue causes a tenth of that.
-LEAST_RTT_S = 0.005  # On a shorter round trip losses are repaired fast, and any window suffices.
-QUEUE = 1.5  # Factor on the shortest round trip: losses at longer ones may be caused by a queue.
-HELD_UP = 0.5  # The share of sending time held up by the receiver's window.
-BUSY_S = 1.0  # Sending time before a verdict on the window.
+MIN_SEGMENTS = 1_000  # Segments (1.4 MB) before a verdict on losses.
+MIN_LOSSY_LOOKS = 4  # Looks with a loss before it: a slow start that overshoots loses many segments, but only once.
+LOSSY_SHARE = 0.005  # A path is lossy from this share of lost segments on. A full queue causes a tenth of that.
+MIN_RTT_S = 0.005  # On a path with a shorter round trip losses are repaired fast, and any window suffices.
+QUEUED_RTT = 1.5  # Losses do not count above this multiple of the shortest round trip, since a queue may cause them.
+WINDOWED_SHARE = 0.5  # A connection is window-limited if it waits this share of its sending time for the window.
+MIN_BUSY_S = 1.0  # Sending time before a verdict on the window.
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The loss on a path: ``share`` of the segments retransmitted, ``rtt_s`` the shortest round trip."""
+    """The loss on a path."""
 
-    share: float
-    rtt_s: float
+    share: float  # Of the segments, those that were retransmitted.
+    rtt_s: float  # The shortest round trip.
 
     @property
     def ceiling_mb_s(self) -> float:
@@ -46,36 +47,37 @@ class Loss:
 class PathRecord:
     """The statistics of one connection so far."""
 
-    sent: int = 0  # Segments at the last look: sent, and retransmitted (`again`).
-    again: int = 0
-    counted: int = 0  # Segments sent while no queue had built up, and those of them that were lost.
-    lost: int = 0
-    losing: int = 0  # Looks that found new losses.
-    loss: Loss | None = None  # Set for cubic only; None where losses are few or too few segments were sent to know.
-    windowed: bool = False  # Limited by the receiver's window, on a path with a long round trip.
+    sent: int = 0  # Segments up to the last look.
+    retransmitted: int = 0  # Those of them that were retransmitted.
+    counted: int = 0  # Segments that were sent while no queue had built up.
+    lost: int = 0  # Those of them that were lost.
+    lossy_looks: int = 0  # Looks that found new losses.
+    loss: Loss | None = None  # Set for cubic only. None if there are few losses, or too few segments for a verdict.
+    is_window_limited: bool = False  # The receiver's window limits the rate, on a path with a long round trip.
 
     @property
-    def narrow(self) -> bool:
+    def is_narrow(self) -> bool:
         """Return True if one connection does not fill this path."""
-        return self.windowed or self.loss is not None
+        return self.is_window_limited or self.loss is not None
 
-    def look(self, control: bytes, info: bytes) -> None:
+    def update(self, control: bytes, info: bytes) -> None:
         """Update the statistics from the name of the socket's congestion control and its struct tcp_info."""
         if len(info) < INFO_BYTES:  # An old kernel, or none that provides it.
             return
-        rtt_us, again, least_us, sent = (
-            struct.unpack_from("=I", info, at)[0] for at in (RTT_US, RETRANSMITTED, MIN_RTT_US, SENT)
+        rtt_us, retransmitted, min_rtt_us, sent = (
+            struct.unpack_from("=I", info, offset)[0] for offset in (RTT_US, RETRANSMITTED, MIN_RTT_US, SENT)
         )
-        new_sent, new_again = sent - self.sent, again - self.again
-        self.sent, self.again = sent, again
-        far = least_us >= 1e6 * LEAST_RTT_S
-        if control.rstrip(b"\0") == b"cubic" and far and rtt_us <= QUEUE * least_us:
+        new_sent, new_lost = sent - self.sent, retransmitted - self.retransmitted
+        self.sent, self.retransmitted = sent, retransmitted
+        is_long = min_rtt_us >= 1e6 * MIN_RTT_S
+        if control.rstrip(b"\0") == b"cubic" and is_long and rtt_us <= QUEUED_RTT * min_rtt_us:
             self.counted += new_sent
-            self.lost += new_again
-            self.losing += new_again > 0
-            known = self.counted >= ENOUGH and self.losing >= LOOKS
-            lossy = known and self.lost >= LOSSY * self.counted
-            self.loss = Loss(min(self.lost / self.counted, 1.0), 1e-6 * least_us) if lossy else None
+            self.lost += new_lost
+            self.lossy_looks += new_lost > 0
+            is_known = self.counted >= MIN_SEGMENTS and self.lossy_looks >= MIN_LOSSY_LOOKS
+            is_lossy = is_known and self.lost >= LOSSY_SHARE * self.counted
+            self.loss = Loss(min(self.lost / self.counted, 1.0), 1e-6 * min_rtt_us) if is_lossy else None
         if len(info) >= LONG_INFO_BYTES:
-            busy_us, no_room_us = struct.unpack_from("=QQ", info, BUSY_US)
-            self.windowed = far and busy_us >= 1e6 * BUSY_S and no_room_us >= HELD_UP * busy_us
+            busy_us, windowed_us = struct.unpack_from("=QQ", info, BUSY_US)
+            is_busy = busy_us >= 1e6 * MIN_BUSY_S
+            self.is_window_limited = is_long and is_busy and windowed_us >= WINDOWED_SHARE * busy_us

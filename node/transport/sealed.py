@@ -1,9 +1,9 @@
-"""Sealed streams: after TLS, links go on in large encrypted records, which worker threads can carry.
+"""Sealed streams: after TLS, links continue in large encrypted records, which I/O threads can carry.
 
-TLS authenticates both sides and carries both Hellos, with a random key share of each side in them. If both gave a
-share, they close TLS in order, and each direction continues with its own key, derived from both shares. OpenSSL keeps
-one state for both directions, and its records hold 16 KiB. Here a direction is a key and a counter, which a task can
-take into a thread. A record is decrypted straight into its place.
+TLS authenticates both sides and carries both Hellos, each with a random key share. If both sides gave a share, they
+close TLS in order, and each direction continues with a key of its own, derived from both shares. This is because
+OpenSSL keeps one state for both directions, and its records hold 16 KiB. Here a direction is a key and a counter, which
+a task can take into a thread, and a record is decrypted straight into its buffer.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ TAG_BYTES = 16
 RECORD_BYTES = 262_144  # The largest record: it stays in cache together with the plaintext.
 AROUND_BYTES = LENGTH_BYTES + TAG_BYTES  # The overhead of a record.
 AHEAD_BYTES = 16_384  # Read-ahead for short reads; below WHOLE_BYTES, so that a thread returns with what has come.
-ROOM_BYTES = 2 * (RECORD_BYTES + AROUND_BYTES) + AHEAD_BYTES  # Room for a chunk of the default size in one system call.
-ROOMS_KEPT = 8  # One for each thread that carries large vectors.
+# A *room* is a buffer for records. This one holds a chunk of the default size, for one system call.
+ROOM_BYTES = 2 * (RECORD_BYTES + AROUND_BYTES) + AHEAD_BYTES
+ROOMS_KEPT = 8  # Free rooms that are kept, one for each thread that carries large vectors.
 # RFC 8446, 5.5: a key may seal 2^34.5 blocks of AES-GCM with a safety margin of about 2^-57. These are 2^34.
 RECORDS_A_KEY = 1 << 20
 IN_PLACE = hasattr(AESGCM, "encrypt_into") and hasattr(AESGCM, "decrypt_into")  # Available since cryptography 47.
@@ -66,8 +67,8 @@ class Direction:
         self.key, self.cipher = key, AESGCM(key)
         self.records = 0
 
-    def turn(self) -> tuple[AESGCM, bytes]:
-        """Return cipher and nonce for the next record. Keys are ratcheted: a later one does not reveal earlier ones."""
+    def next_record(self) -> tuple[AESGCM, bytes]:
+        """Return cipher and nonce for the next record. Each new key is derived from the old, and does not reveal it."""
         if self.records and self.records % RECORDS_A_KEY == 0:
             self.key = HKDFExpand(algorithm=hashes.SHA256(), length=32, info=b"gossip sealed next").derive(self.key)
             self.cipher = AESGCM(self.key)
@@ -77,23 +78,23 @@ class Direction:
 
 
 class Rooms:
-    """A free list of buffers for records, lent only while something large is in flight: an idle link holds none."""
+    """A free list of rooms. A link takes one only while something large is in flight."""
 
     def __init__(self) -> None:
-        self.free: list[memoryview] = []
+        self.free_rooms: list[memoryview] = []
 
     def take(self) -> memoryview:
         try:
-            return self.free.pop()
+            return self.free_rooms.pop()
         except IndexError:
             return memoryview(bytearray(ROOM_BYTES))
 
     def give(self, room: memoryview) -> None:
-        if len(room) == ROOM_BYTES and len(self.free) < ROOMS_KEPT:
-            self.free.append(room)
+        if len(room) == ROOM_BYTES and len(self.free_rooms) < ROOMS_KEPT:
+            self.free_rooms.append(room)
 
 
-ROOMS = Rooms()  # One per process; a buffer that is taken has one user.
+ROOMS = Rooms()  # The list of this process.
 
 
 class Sealer:
@@ -101,8 +102,8 @@ class Sealer:
 
     def __init__(self, key: bytes, peer_host: str) -> None:
         self.direction, self.peer_host = Direction(key), peer_host
-        self.small = memoryview(bytearray(AHEAD_BYTES))
-        self.torn = False  # A send is in progress or was cut short; the peer could not read anything sent after it.
+        self.small = memoryview(bytearray(AHEAD_BYTES))  # The room for short messages.
+        self.torn = False  # A send is in progress or was cut short. The peer could not read anything sent after it.
         self.ended = False
 
     async def send(self, write: Write, *pieces: Piece) -> None:
@@ -115,13 +116,13 @@ class Sealer:
         self.torn = False
 
     async def end(self, write: Write) -> None:
-        """Send the empty record that marks the end, if the last record went out whole."""
+        """Send the empty record that marks the end, if the last record was sent whole."""
         if not self.torn and not self.ended:
             self.ended = True
             await write(self.small[: self.seal(memoryview(b""), self.small)])
 
     def batches(self, pieces: Sequence[Piece]) -> Iterator[memoryview]:
-        """Yield batches of records, each as many as fit into a buffer. Write each batch before asking for the next."""
+        """Yield batches of records, each as many as fit into a room. Write a batch before you ask for the next."""
         views = [memoryview(piece).cast("B") for piece in pieces]
         small = sum(len(view) + AROUND_BYTES for view in views) <= AHEAD_BYTES
         room, filled = self.small if small else ROOMS.take(), 0
@@ -137,11 +138,11 @@ class Sealer:
         ROOMS.give(room)
 
     def seal(self, data: memoryview, room: memoryview) -> int:
-        """Write a record of at most 256 KiB to the start of ``room``; return its length in bytes."""
+        """Write a record with this data, at most 256 KiB, to the start of ``room``; return its length in bytes."""
         length = len(data) + TAG_BYTES
         prefix = room[:LENGTH_BYTES]
         prefix[:] = length.to_bytes(LENGTH_BYTES, "big")
-        cipher, nonce = self.direction.turn()
+        cipher, nonce = self.direction.next_record()
         cipher.encrypt_into(nonce, data, prefix, room[LENGTH_BYTES : LENGTH_BYTES + length])
         return LENGTH_BYTES + length
 
@@ -152,48 +153,50 @@ class Opener:
     def __init__(self, key: bytes, peer_host: str) -> None:
         self.direction, self.peer_host = Direction(key), peer_host
         self.room = self.small = memoryview(bytearray(AHEAD_BYTES))
-        self.start = self.stop = 0  # The bounds of the bytes that arrived and are not decrypted yet.
-        self.opened = memoryview(b"")  # Decrypted bytes that are not taken yet.
+        self.start = self.stop = 0  # The bounds of the bytes in the room that are not decrypted yet.
+        self.plaintext = memoryview(b"")  # Decrypted bytes that are not received yet.
         self.ended = False
 
     def begin(self, came: bytes) -> None:
-        """Start with the bytes that TLS had already read past its end."""
-        self.move(len(came))  # A slice of TLS is smaller than a buffer.
+        """Start with the bytes that TLS has already read past its end."""
+        self.make_room(len(came))  # A slice of TLS is smaller than a room.
         self.room[: len(came)] = came
         self.stop = len(came)
 
     @property
-    def ready(self) -> bool:
-        """Return True if something can be taken without waiting."""
+    def is_ready(self) -> bool:
+        """Return True if :meth:`receive` would not wait."""
         held = self.stop - self.start
-        return bool(self.opened) or self.ended or (held >= LENGTH_BYTES and held >= LENGTH_BYTES + self.length())
+        return bool(self.plaintext) or self.ended or (held >= LENGTH_BYTES and held >= LENGTH_BYTES + self.length())
 
-    async def take(self, read: Read, buffer: memoryview) -> int:
-        """Receive as :meth:`ByteStream.receive_into` does, at most one record; ``read`` reads ciphertext.
+    async def receive(self, read: Read, buffer: memoryview) -> int:
+        """Receive as :meth:`ByteStream.receive_into` does, at most one record.
 
-        A caller whose buffer exceeds a record must expect more data, or ``read`` must be able to return less than asked
-        for.
+        Args:
+            read: Reads ciphertext. It must be able to return less than asked for, unless more data than the buffer
+                holds is to come.
+            buffer: The buffer for the plaintext.
         """
-        if not self.opened:
+        if not self.plaintext:
             if self.ended:
                 return 0
-            await self.hold(read, LENGTH_BYTES)
+            await self.read_until(read, LENGTH_BYTES)
             length = self.length()
-            inside = length - TAG_BYTES
-            wanted = len(buffer) - inside
-            await self.hold(read, LENGTH_BYTES + length, wanted + AROUND_BYTES if wanted > 0 else 0)
-            self.opened = self.open(length, buffer)
-            if not self.opened:
-                self.leave_room()
-                return inside
-        count = min(len(buffer), len(self.opened))
-        buffer[:count] = self.opened[:count]
-        self.opened = self.opened[count:]
-        self.leave_room()
+            plain_bytes = length - TAG_BYTES
+            wanted = len(buffer) - plain_bytes  # More than this record has, so that another one follows.
+            await self.read_until(read, LENGTH_BYTES + length, wanted + AROUND_BYTES if wanted > 0 else 0)
+            self.plaintext = self.open(length, buffer)
+            if not self.plaintext:
+                self.return_room()
+                return plain_bytes
+        count = min(len(buffer), len(self.plaintext))
+        buffer[:count] = self.plaintext[:count]
+        self.plaintext = self.plaintext[count:]
+        self.return_room()
         return count
 
     def length(self) -> int:
-        """Return the length of the record that begins here, bounded before its writer is authenticated."""
+        """Return the length of the record that begins at ``start``. It is checked, because nothing authenticates it."""
         length = int.from_bytes(self.room[self.start : self.start + LENGTH_BYTES], "big")
         if not TAG_BYTES <= length <= RECORD_BYTES + TAG_BYTES:
             raise ProtocolError(f"{self.peer_host} sent a record of {length} bytes, outside the allowed range.")
@@ -203,35 +206,34 @@ class Opener:
         """Decrypt the record into ``buffer`` if it fits; otherwise decrypt in place and return the plaintext."""
         begin = self.start + LENGTH_BYTES
         record = self.room[begin : begin + length]
-        inside = length - TAG_BYTES
-        fits = inside <= len(buffer)
-        into = buffer[:inside] if fits else record[:inside]
-        cipher, nonce = self.direction.turn()
+        plain_bytes = length - TAG_BYTES
+        fits = plain_bytes <= len(buffer)
+        into = buffer[:plain_bytes] if fits else record[:plain_bytes]
+        cipher, nonce = self.direction.next_record()
         try:
             cipher.decrypt_into(nonce, record, self.room[self.start : begin], into)
         except InvalidTag:
             raise ProtocolError(f"{self.peer_host} sent bytes that are not sealed for this link.") from None
         self.start = begin + length
-        self.ended = not inside
+        self.ended = not plain_bytes
         return into[:0] if fits else into
 
-    async def hold(self, read: Read, count: int, more: int = 0) -> None:
-        """Wait until ``count`` bytes are here; another ``more`` bytes are certain to follow them.
+    async def read_until(self, read: Read, count: int, more: int = 0) -> None:
+        """Read until ``count`` bytes are here. Another ``more`` bytes are certain to follow them.
 
-        All bytes that are certain are read in one call. Others are not asked for: a thread would block if they never
-        come.
+        All bytes that are certain to come are read in one call, and no others, for which a thread would block.
         """
-        self.move(count)
+        self.make_room(count)
         while self.stop - self.start < count:
             missing = count - (self.stop - self.start)
-            asked = missing + more if missing >= AHEAD_BYTES else AHEAD_BYTES
-            got = await read(self.room[self.stop : self.stop + asked])
+            read_bytes = missing + more if missing >= AHEAD_BYTES else AHEAD_BYTES
+            got = await read(self.room[self.stop : self.stop + read_bytes])
             if not got:
                 raise BrokenLinkError(f"The encrypted connection to {self.peer_host} broke.")
             self.stop += got
 
-    def move(self, count: int) -> None:
-        """Make room for ``count`` bytes, in a larger buffer if needed."""
+    def make_room(self, count: int) -> None:
+        """Make place for ``count`` bytes from ``start`` on, in a larger room if needed."""
         held = self.stop - self.start
         if held and self.start + count <= len(self.room):
             return
@@ -239,9 +241,9 @@ class Opener:
         room[:held] = self.room[self.start : self.stop]
         self.room, self.start, self.stop = room, 0, held
 
-    def leave_room(self) -> None:
-        """Give the large buffer back if it is empty."""
-        if self.start == self.stop and not self.opened and self.room is not self.small:
+    def return_room(self) -> None:
+        """Give the large room back if it is empty."""
+        if self.start == self.stop and not self.plaintext and self.room is not self.small:
             ROOMS.give(self.room)
             self.room, self.start, self.stop = self.small, 0, 0
 
@@ -265,11 +267,11 @@ class SealedStream:
             count = await self.tls.receive_into(buffer)
             if count:
                 return count
-            self.opener.begin(self.tls.behind())
+            self.opener.begin(self.tls.bytes_after_end())
             self.tls = None
-        if self.opener.ready:
-            await trio.lowlevel.checkpoint()  # Nothing below may wait, and a fast sender must not starve others.
-        return await self.opener.take(self.inner.receive_into, buffer)
+        if self.opener.is_ready:
+            await trio.lowlevel.checkpoint()  # Nothing below waits, and a fast sender must not starve other tasks.
+        return await self.opener.receive(self.inner.receive_into, buffer)
 
     async def send_all(self, data: Piece) -> None:
         await self.sealer.send(self.inner.send_all, data)

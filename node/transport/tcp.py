@@ -21,7 +21,7 @@ BACKLOG = 128
 NOT_SENT_BYTES = 131_072  # Unsent bytes the kernel may queue: a probe waits behind at most this much of a chunk.
 KEEPALIVE_S = 20
 NEXT_ATTEMPT_S = 0.25  # The Connection Attempt Delay that RFC 8305 recommends.
-MOST_TARGETS = 8  # Attempts for the addresses of one name, since each takes a descriptor.
+MAX_TARGETS = 8  # Addresses of one name that are tried, since each takes a descriptor.
 
 
 def is_loopback(host: str) -> bool:
@@ -84,8 +84,7 @@ class TcpNetwork:
         while True:
             try:
                 accepted, where = await sock.accept()
-            # Out of descriptors, or a connection that ended before it was accepted: go on after a pause.
-            except OSError:
+            except OSError:  # No descriptor is left, or the connection has ended before it was accepted.
                 await trio.sleep(0.1)
                 continue
             try:
@@ -101,7 +100,7 @@ class TcpNetwork:
         """
         targets: list[Any] = []
         with trio.move_on_after(self.connect_timeout_s):
-            targets = alternated(await resolve(address))[:MOST_TARGETS]
+            targets = alternated(await resolve(address))[:MAX_TARGETS]
         failures: list[OSError] = []
         sock = await first_to_answer(targets, self.connect_timeout_s, failures)
         if sock is not None:

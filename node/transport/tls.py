@@ -140,7 +140,7 @@ class TlsStream:
                 await self._flush()
                 await self._fill()
             except ssl.SSLError as error:
-                await self._say_why()
+                await self._send_alert()
                 raise self._refused() from error
         certificate = self._tls.getpeercert(binary_form=True)
         assert certificate is not None  # Guaranteed by CERT_REQUIRED.
@@ -202,12 +202,12 @@ class TlsStream:
         self._left = True
         await self._flush()
 
-    def behind(self) -> bytes:
+    def bytes_after_end(self) -> bytes:
         """Return the bytes received after the other side's ``close_notify``."""
         return self._incoming.read()
 
-    async def outlast(self) -> None:
-        """Read and discard until the other side has left, so that no reset overtakes our last bytes.
+    async def read_until_end(self) -> None:
+        """Read and discard until the other side has closed, so that no reset overtakes our last bytes.
 
         The caller bounds the time.
         """
@@ -252,17 +252,17 @@ class TlsStream:
         await self._inner.send_all(ciphertext)
         self._torn = False
 
-    async def _say_why(self) -> None:
-        """Send the alert of a failed handshake, if there is one, then read until the other side has left.
+    async def _send_alert(self) -> None:
+        """Send the alert of a failed handshake, if there is one, then read until the other side has closed.
 
         Closing with its bytes unread would reset the connection, and a reset may overtake the alert. The other side
-        would then see a broken link instead of the message that its secret is wrong.
+        would then see a broken link, and not learn that its secret is wrong.
         """
         if not self._outgoing.pending:  # The handshake failed because of the other side's own alert.
             return
         with trio.move_on_after(LAST_WORDS_S), contextlib.suppress(BrokenLinkError):
             await self._flush()
-            await self.outlast()
+            await self.read_until_end()
 
     def _failed(self, error: ssl.SSLError) -> RefusedError | ProtocolError | BrokenLinkError:
         if self._closed:

@@ -190,17 +190,17 @@ class Trainer:
         pool = VectorPool(state)
         self.woken = trio.Event()
         self.boundary = Boundary(state, pool, KeptWeights(state), config.conserves, wake=lambda: self.woken.set())
-        self.loop = StepLoop(config, self.boundary, self, REPORT_S, rest_s=0.0)
+        self.loop = StepLoop(config, self.boundary, self, REPORT_S, visit_gap_s=0.0)
         self.loop.reported_at = trio.current_time()
         self.outer = OuterStep(vector.size, *config.outer, config.averaged)
         self.outer.reset(vector)
         self.pool, self.outer_lock = pool, nullcontext()
-        self.faults = Faults(self.notice)
+        self.faults = Faults(self.notify)
         access = Access(Port(world, index, address), Greeter(config.swarm, state.layout))
         self.runtime = Runtime(peer, access, self, self)
         self.told: Counter[str] = Counter()  # exchanges done, and failed by the reason, as events told
-        self.runtime.after_perform = self.after_perform
-        self.runtime.counts = lambda: (self.steps, self.steps)
+        self.runtime.on_batch_end = self.update_hints
+        self.runtime.read_progress = lambda: (self.steps, self.steps)
         self.scope = trio.CancelScope()
         self.gone = False
 
@@ -229,8 +229,8 @@ class Trainer:
         under_way = peer.exchanges.table.keys() | peer.donating.table.keys() | peer.joining.pieces.keys()
         under_way |= peer.joining.check.comparisons.keys()
         assert sessions.links.keys() | sessions.table.keys() <= under_way
-        assert self.runtime.streams.began.keys() <= under_way
-        assert self.runtime.streams.accounts.keys() | self.runtime.exchange_log.offered.keys() <= under_way
+        assert self.runtime.streams.requested_at.keys() <= under_way
+        assert self.runtime.streams.stats.keys() | self.runtime.exchange_log.pending_offers.keys() <= under_way
         assert averager.snapshots.keys() | averager.pairs.keys() | averager.groups.keys() <= under_way
 
         counted = Counter(peer.exchanges.failures_by_reason, done=peer.exchanges.done_count)
@@ -239,7 +239,7 @@ class Trainer:
         assert told <= counted
         assert peer.exchanges.table or told == counted
 
-    def notice(self, kind: str, sentence: str) -> None:
+    def notify(self, kind: str, sentence: str) -> None:
         """Nobody is told."""
 
     def announce(self, event: NodeEvent) -> None:
@@ -256,14 +256,14 @@ class Trainer:
             else:
                 self.loop.visit(trio.current_time())
             self.peer.at_boundary(trio.current_time())  # a node says so four times a second
-            if self.loop.lockstep:
+            if self.loop.is_lockstep:
                 await self.hold(when)
             when = trio.current_time() + self.step_s
 
     async def hold(self, since: float) -> None:
         """As a Node does, with the simulator's looks."""
         landing = False
-        while self.loop.waits(landing):
+        while self.loop.must_wait(landing):
             landing = True
             if not self.boundary.wanted:
                 self.woken = trio.Event()
@@ -271,26 +271,26 @@ class Trainer:
                     await self.woken.wait()
             self.loop.step(self.steps, trio.current_time())
 
-    def after_perform(self) -> None:
-        self.loop.signals.read(self.peer)
-        if not self.loop.signals.held:
+    def update_hints(self) -> None:
+        self.loop.hints.update_from(self.peer)
+        if not self.loop.hints.must_wait:
             self.woken.set()
 
     # -- the loop's owner ----------------------------------------------------------------------------------------
-    def replaced(self, weights: np.ndarray) -> None:
+    def on_replaced(self, weights: np.ndarray) -> None:
         self.outer.reset(weights)
 
-    def mixed(self, updates: object) -> None:
+    def on_mixed(self, updates: object) -> None:
         """Nothing is kept of it."""
 
-    def keeps(self) -> bool:
+    def is_copy_due(self) -> bool:
         return False
 
-    def updated(self, visit: Visit) -> None:
+    def report_updates(self, visit: Visit) -> None:
         self.runtime.averager.updated(visit)
 
     def report(self, visit: Visit) -> None:
-        self.runtime.at_boundary(self.steps, self.steps, None, visit)
+        self.runtime.averager.visited(visit, self.steps, self.steps, None)
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:

@@ -211,7 +211,7 @@ def test_a_snapshot_that_finds_no_memory_costs_a_mix_and_not_the_loop(accelerato
     accelerator.queues.pace = 0.0
     loop.boundary.want_snapshot(1)
     visit = loop.visit(spare=True, keep=True)
-    (free,) = loop.pool.free.values()
+    (free,) = loop.pool.free_arrays.values()
     free[0].fill(4.0)
     torch.cuda.synchronize()
     assert (free[0] == 4.0).all(), "nothing writes there any more"
@@ -219,7 +219,7 @@ def test_a_snapshot_that_finds_no_memory_costs_a_mix_and_not_the_loop(accelerato
     assert not visit.snapshots
     assert visit.spare is visit.kept is None
     assert not visit.updates_alone
-    assert sum(len(kept) for kept in loop.pool.free.values()) == 1, "the vector has come back"
+    assert sum(len(kept) for kept in loop.pool.free_arrays.values()) == 1, "the vector has come back"
     accelerator.memory.limit_bytes = float("inf")
     visit, vector = loop.snapshot()
     finished(visit)

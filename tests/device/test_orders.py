@@ -56,5 +56,5 @@ def test_without_the_guard_values_are_wrong(monkeypatch):
             watch.close()
         guard.pending = []
 
-    monkeypatch.setattr(StepGuard, "join", join)
+    monkeypatch.setattr(StepGuard, "order_after_copies", join)
     assert any(wrong_values(seed) for seed in range(ORDERS))

@@ -10,7 +10,7 @@ from torch import nn
 
 from gossip.errors import CheckpointError, LayoutError
 from node.loop.ranks.channel import GroupChannel
-from node.loop.ranks.mirror import filled, stripped
+from node.loop.ranks.mirror import with_places, with_tensors
 from node.model import checkpoint
 from node.model.backup import KeptWeights
 from node.model.optimizers import Optimizers
@@ -59,7 +59,7 @@ def test_positions_of_a_cut_go_to_the_device_once(accelerator):
     assert state._positions.of(places, state._tensors.current()) is runs
     for _ in range(10):
         state._positions.of(places.copy(), state._tensors.current())
-    assert len(state._positions.kept) == state._positions.MOST
+    assert len(state._positions.kept) == state._positions.MAX_SETS
 
 
 @cuda
@@ -162,16 +162,16 @@ def test_an_optimizers_state_from_another_rank_goes_into_the_memory_that_is_ther
     weight = model[0].weight
     held = dict(optimizer.state[weight])
     sent: list = []
-    described = stripped(held, weight, sent)
+    described = with_places(held, weight, sent)
 
     def receive(place, parameter, before):
         host = torch.full(place.shape, 5.0)
         return before.copy_(host) if before is not None else host.to(parameter.device)
 
-    taken = filled(described, weight, receive, optimizer.state[weight])
+    taken = with_tensors(described, weight, receive, optimizer.state[weight])
     assert all(taken[key] is held[key] for key in held)
     assert float(taken["exp_avg"].sum()) == 5.0 * weight.numel()
-    fresh = filled(described, weight, receive)
+    fresh = with_tensors(described, weight, receive)
     assert all(fresh[key].is_cuda and fresh[key] is not held[key] for key in held)
 
 
@@ -215,9 +215,9 @@ def test_vectors_of_ranks_go_over_the_models_device(monkeypatch, tmp_path):
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         for place, expected in ((None, "cuda:0"), (torch.device("cuda", 1), "cuda:1")):
             channel = GroupChannel(dist.group.WORLD)
-            channel.place = place
+            channel.device = place
             channel.open()
             channel.close()
-            assert str(channel.device) == expected
+            assert str(channel.vector_device) == expected
     finally:
         dist.destroy_process_group()

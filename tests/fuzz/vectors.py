@@ -20,7 +20,7 @@ from gossip.errors import ProtocolError, RemoteError
 from gossip.wire.frames import PREFIX_BYTES, decode
 from gossip.wire.messages import Chunk
 from node.identity.keys import Identity, verify
-from node.transport.blocking_io import finished
+from node.transport.blocking_io import run_to_end
 from node.transport.byte_stream import BrokenLinkError
 from node.transport.sealed import ROOM_BYTES, Opener, Sealer
 from node.transport.tls import TlsStream, _ca_certificate, leaf_peer_id, swarm_contexts
@@ -238,7 +238,7 @@ class SealedRecords(Target):
             for piece in pieces:
                 sent.extend(piece)
 
-        finished(send, Sealer(b"k" * 32, "fuzzed"))
+        run_to_end(send, Sealer(b"k" * 32, "fuzzed"))
         data = mutated_bytes(rng, bytes(sent)) if rng.random() < 0.8 else bytes(sent)
         buffer = rng.choice((8, 500, 30_000))
         return (said, data, buffer), lambda: self.open(b"".join(said), data, memoryview(bytearray(buffer)))
@@ -253,12 +253,12 @@ class SealedRecords(Target):
             return count
 
         async def take(opener: Opener) -> None:
-            while count := await opener.take(read, buffer):
+            while count := await opener.receive(read, buffer):
                 found.extend(buffer[:count])
 
         opener = Opener(b"k" * 32, "fuzzed")
         try:
-            finished(take, opener)
+            run_to_end(take, opener)
             assert found == said
         finally:
             assert said.startswith(found)

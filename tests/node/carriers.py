@@ -154,7 +154,7 @@ class End:
 
     def __init__(self, stream, ours, codec=FP32, receiver=None, hands=None, chunk=CHUNK, large=True):
         self.link = Link(stream, FrameReader(stream), PARTNER)
-        self.link.hands = hands or BlockingIoPool()
+        self.link.io_pool = hands or BlockingIoPool()
         self.sessions, self.messages, self.flowed = StreamSessions(), [], []
         self.receiver = receiver or Receiver(1, ours, np.zeros_like(ours), codec)
         self.receiver.threads = set()
@@ -178,8 +178,8 @@ class End:
     async def read(self):
         await self.link.read_loop(
             self.messages.append,
-            functools.partial(self.sessions.place, self.link),
-            self.session.arrived,
+            functools.partial(self.sessions.buffer_for, self.link),
+            self.session.on_body,
             lambda chunk: self.sessions.table.get(chunk.session) if self.large else None,
             self.flowed.append,
         )
@@ -187,12 +187,12 @@ class End:
     async def join(self, nursery, stream, dialled):
         """Run one more connection as a lane of the link. Return once it is admitted."""
         lane = Lane(self.link, stream, FrameReader(stream))
-        nursery.start_soon(lane.run, dialled, self.place, self.session.arrived)
-        await until(lambda: lane.open)
+        nursery.start_soon(lane.run, dialled, self.place, self.session.on_body)
+        await until(lambda: lane.is_open)
 
     async def place(self, chunk, size):
         await trio.lowlevel.checkpoint()
-        return self.sessions.place(self.link, chunk, size, wide=True)
+        return self.sessions.buffer_for(self.link, chunk, size, over_lane=True)
 
 
 async def two_ends(name, nursery, a, b, codec=FP32):
@@ -217,7 +217,7 @@ async def one_end(name, nursery, ours, receiver=None):
         return end, far
     near, lane = await loopback_pair()
     await end.join(nursery, near, False)
-    await FrameReader(lane).message()
+    await FrameReader(lane).read_message()
     return end, lane
 
 
@@ -240,7 +240,7 @@ async def half_a_chunk(stream, theirs):
 
 def stall(end, other, nursery):
     """End a link as the runtime does that finds its session stalled, 9 s later."""
-    (stalled,) = end.sessions.stalled(end.link.clock.current_time() + 9.0, 3.0)
+    (stalled,) = end.sessions.stalled_sessions(end.link.clock.current_time() + 9.0, 3.0)
     stalled.link.close_now()
 
 

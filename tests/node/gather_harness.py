@@ -49,8 +49,8 @@ class End:
     received_at = sent_at = -math.inf
 
     def __init__(self, peer):
-        self.peer, self.bulk, self.closed = peer, {}, False
-        self.movement = SimpleNamespace(elements=1 << 20)
+        self.peer, self.bulk, self.is_closed = peer, {}, False
+        self.motion = SimpleNamespace(elements=1 << 20)
 
     def start_bulk(self, session, bulk):
         self.bulk[session] = bulk
@@ -60,7 +60,7 @@ class End:
         bulk.let_go()
 
     def close_now(self):
-        self.closed = True
+        self.is_closed = True
 
 
 class One:
@@ -94,7 +94,7 @@ class One:
         effect = Gather(SESSION, members, members.index(self.me), codec)
         group = self.averager.gather(effect)
         if not isinstance(group, str):
-            self.gathers.gather(group)
+            self.gathers.stream_to_members(group)
         return group
 
     def compute(self, job):
@@ -133,7 +133,7 @@ class Group:
     def ways(self):
         return [
             (a, b) for a in self.nodes for b in self.nodes
-            if a is not b and a.links[b.me].bulk and not b.links[a.me].closed
+            if a is not b and a.links[b.me].bulk and not b.links[a.me].is_closed
         ]  # fmt: skip
 
     def pump(self):
@@ -154,8 +154,8 @@ class Group:
 
     @staticmethod
     def deliver(node, link, chunk, body):
-        node.gathers.place(link, chunk, len(body))[:] = body
-        node.gathers.arrived(link, chunk)
+        node.gathers.buffer_for(link, chunk, len(body))[:] = body
+        node.gathers.on_body(link, chunk)
 
     def run(self):
         while self.pump():

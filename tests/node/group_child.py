@@ -77,7 +77,7 @@ node = Node(model, optimizer, seeds=seeds, config=config, group=group)
 if "OVER_DEVICE" in os.environ:  # as beside NCCL, whose group carries vectors from device to device, in pieces
     channel.PIECE_BYTES, channel.SMALL_BYTES = 1000, 600
     opened, side = channel.GroupChannel.open, torch.device("cpu")
-    channel.GroupChannel.open = lambda self: (opened(self), setattr(self, "device", side))
+    channel.GroupChannel.open = lambda self: (opened(self), setattr(self, "vector_device", side))
 with node:
     if "LOAD" in os.environ:
         node.load(os.environ["LOAD"])

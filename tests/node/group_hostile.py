@@ -29,7 +29,7 @@ from gossip.ids import PeerId
 from node import Node
 from node.loop.ranks import plain
 from node.loop.ranks.boundary import UpdateTold
-from node.loop.ranks.channel import WHY, GroupChannel
+from node.loop.ranks.channel import REASON_KEY, GroupChannel
 from node.loop.ranks.mirror import Place
 from node.loop.ranks.ranks import FRAME_BYTES, Call, Ranks, StepSummary
 from node.loop.ranks.report import SwarmReport
@@ -60,7 +60,7 @@ def frame(ranks, size, data=b""):
     row = np.zeros(FRAME_BYTES, np.uint8)
     row[:8] = np.frombuffer(size.to_bytes(8, "little"), np.uint8)
     row[8 : 8 + len(data)] = np.frombuffer(data, np.uint8)
-    ranks.send(row)
+    ranks.broadcast_array(row)
 
 
 def raw(data):
@@ -69,7 +69,7 @@ def raw(data):
     def attack(ranks, folder):
         frame(ranks, len(data), data[: FRAME_BYTES - 8] if len(data) <= FRAME_BYTES - 8 else b"")
         if len(data) > FRAME_BYTES - 8:
-            ranks.send(np.frombuffer(bytearray(data), np.uint8))
+            ranks.broadcast_array(np.frombuffer(bytearray(data), np.uint8))
 
     return attack
 
@@ -98,7 +98,7 @@ def layers(levels, size):
     return data
 
 
-def many(element, size=plain.MOST_BYTES - 100):
+def many(element, size=plain.MAX_BYTES - 100):
     """A word that is an array of as many of an element as there is room for."""
     count = size // len(element)
     return b"\x92\xa4wait\xdd" + count.to_bytes(4, "big") + element * count
@@ -107,8 +107,8 @@ def many(element, size=plain.MOST_BYTES - 100):
 def positions(*places):
     def attack(ranks, folder):
         says("change", UpdateTold(len(places), True, None))(ranks, folder)
-        ranks.send(np.ones(len(places), np.float32))
-        ranks.send(np.array(places, np.int64))
+        ranks.broadcast_array(np.ones(len(places), np.float32))
+        ranks.broadcast_array(np.array(places, np.int64))
 
     return attack
 
@@ -119,7 +119,7 @@ def mirrored(described):
     def attack(ranks, folder):
         says("mirror")(ranks, folder)
         for size in (ELEMENTS - 3, 3):
-            ranks.send(np.ones(size, np.float32))
+            ranks.broadcast_array(np.ones(size, np.float32))
         says("optimizers", described)(ranks, folder)
 
     return attack
@@ -129,14 +129,14 @@ def other_length(size):
     """A broadcast that is not as long as the others wait for."""
 
     def attack(ranks, folder):
-        ranks.send(np.zeros(size, np.uint8))
+        ranks.broadcast_array(np.zeros(size, np.uint8))
 
     return attack
 
 
 def lies_about_size(ranks, folder):
     frame(ranks, 100_000)
-    ranks.send(np.zeros(10, np.uint8))
+    ranks.broadcast_array(np.zeros(10, np.uint8))
 
 
 def trained(samples=0, **told):
@@ -148,8 +148,8 @@ def trained(samples=0, **told):
             Metrics({"exchanges_done": 0}),
         )  # fmt: skip
         says("done", (None, None, news))(ranks, folder)
-        ranks.begin(Call.STEP, samples, told=StepSummary(**({"sharers": 1, "gap": 1} | told)))
-        ranks.take()
+        ranks.begin_summary(Call.STEP, samples, told=StepSummary(**({"sharers": 1, "gap_steps": 1} | told)))
+        ranks.finish_summary()
 
     return attack
 
@@ -219,7 +219,7 @@ BY_RANK_0 = {
         )
     ),
     "an error of many lines": says("done", (None, LocalError(ESCAPES + "x" * 10**5), None)),
-    "a sum that is never looked at again": trained(gap=2**62),
+    "a sum that is never looked at again": trained(gap_steps=2**62),
     "a sum of fewer than none": trained(samples=-(10**15)),
     "a sum of a finished run": trained(sharers=-1, finished=True),
     "silence": stands_still,
@@ -252,9 +252,9 @@ def writes(text):
 
     def attack(node, folder):
         channel = node._training.ranks.channel
-        channel.store.set(WHY, text)
+        channel.store.set(REASON_KEY, text)
         ranks = node._training.ranks
-        ranks.is_open, ranks.begun = False, None  # go without a word
+        ranks.is_open, ranks.pending_sum = False, None  # go without a word
         channel.close()
 
     return attack
@@ -270,7 +270,7 @@ def speaks(node, folder):
 
 
 def other_call(node, folder):
-    node._training.known.say(Call.REDUCE) if node._training.ranks.begun is None else None
+    node._training.knowledge.begin_summary(Call.REDUCE) if node._training.ranks.pending_sum is None else None
     node.reduce({})
 
 
@@ -309,8 +309,8 @@ def opened(rank):
     ranks = Ranks(GroupChannel(dist.group.WORLD))
     ranks.open()
     if rank == 0:
-        ranks.begin(Call.START)
-        ranks.take()
+        ranks.begin_summary(Call.START)
+        ranks.finish_summary()
     return ranks
 
 
@@ -352,9 +352,9 @@ def hostile(rank, attack, folder, seeds):
         with contextlib.suppress(LocalError, RuntimeError):
             attack(ranks, folder)
             while True:  # until the other has gone
-                ranks.begin(Call.STEP, told=StepSummary())
-                ranks.take()
-        reason = ranks.channel.read()
+                ranks.begin_summary(Call.STEP, told=StepSummary())
+                ranks.finish_summary()
+        reason = ranks.channel.read_reason()
         ranks.leave(None)
         return reason
     with contextlib.suppress(LocalError, RuntimeError), node_of(seeds) as node:

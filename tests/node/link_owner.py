@@ -6,23 +6,23 @@ from node.faults import Faults
 
 
 class LinkOwner:
-    """``missed`` gets the peers whose dial failed, ``told`` the events, and ``knows`` says who is a known member."""
+    """``missed`` gets the peers whose dial failed, ``told`` the events, and ``is_known`` says who is a known member."""
 
-    def __init__(self, me, run_link=None, missed=print, told=print, knows=lambda peer: True):
-        self.me, self.run_link, self.dial_failed, self.on_event, self.knows = me, run_link, missed, told, knows
+    def __init__(self, me, run_link=None, missed=print, told=print, is_known=lambda peer: True):
+        self.me, self.run_link, self.on_dial_failed, self.notify, self.is_known = me, run_link, missed, told, is_known
         self.faults = Faults(told)
 
-    def record(self):
+    def own_record(self):
         return self.me
 
     def member_hosts(self):
         return ()
 
-    def seed_answered(self, seed):
+    def on_seed_answered(self, seed):
         """Nobody waits for it."""
 
-    def strange(self, host):
+    def on_failed_handshake(self, host):
         """Nobody counts it."""
 
-    def met_itself(self, seed):
+    def on_seed_is_self(self, seed):
         """Nobody asks."""

@@ -46,7 +46,7 @@ def runtime(config=None, vector=None):
     def notice(kind, sentence):
         events.append((kind, sentence))
 
-    reporter = SimpleNamespace(notice=notice, announce=lambda event: None, faults=Faults(notice))
+    reporter = SimpleNamespace(notify=notice, announce=lambda event: None, faults=Faults(notice))
     made = Runtime(peer, Access(None, Greeter(config.swarm, state.layout)), live, reporter)
     made.events = events
     made.perform(peer.start(trio.current_time()))

@@ -20,7 +20,7 @@ from gossip.errors import LayoutError
 from node.loop.live import Trained
 from node.loop.ranks.channel import GroupChannel
 from node.loop.ranks.ranks import Ranks
-from node.loop.ranks.sharded import carry_out, trained_by_all
+from node.loop.ranks.sharded import perform_command, with_shards
 from node.model.optimizers import Optimizers
 from node.model.snapshot import ModelState
 
@@ -66,14 +66,14 @@ for name, (model, same) in cases.items():
             optimizer.step()
     ranks = Ranks(GroupChannel(dist.group.WORLD))
     ranks.open()
-    trained = trained_by_all(Trained(model, Optimizers(made[0] if made else None)), ranks)
-    state = trained.state()
+    trained = with_shards(Trained(model, Optimizers(made[0] if made else None)), ranks)
+    state = trained.make_state()
     expected = ModelState(same, made[1] if made else None)
     assert state.layout == expected.layout
     state.work.begin()
-    ranks.standing = True
+    ranks.is_standing = True
     if rank:
-        while carry_out(ranks.hear(), state.work, trained.optimizers):
+        while perform_command(ranks.receive_command(), state.work, trained.optimizers):
             pass
     else:
         size = state.layout.size
@@ -101,7 +101,7 @@ for name, (model, same) in cases.items():
         file = state.tensors()
         assert all(np.allclose(file[key], value.detach(), atol=1e-5) for key, value in expected.tensors().items())
         state.write(-vector)
-        ranks.tell("end")
+        ranks.send_command("end")
     for tensor, other in zip(state.work.tensors.current(), expected._tensors.current(), strict=True):
         there = [tensor.full_tensor().detach()] if hasattr(tensor, "full_tensor") else [tensor.detach()]
         there.append(other.detach().clone())
@@ -112,7 +112,7 @@ for name, (model, same) in cases.items():
     ranks.leave(None)
 uneven = divided(layers(6))  # Three rows for each of two processes, which FSDP cannot halve.
 try:
-    trained_by_all(Trained(uneven, Optimizers()), Ranks(GroupChannel(dist.group.WORLD)))
+    with_shards(Trained(uneven, Optimizers()), Ranks(GroupChannel(dist.group.WORLD)))
 except LayoutError as error:
     (folder / f"refused-{rank}").write_text(str(error))
 (folder / f"done-{rank}").touch()

@@ -75,7 +75,7 @@ class MemoryChannel:
             work.give(row)
             return work
 
-    def send(self, flat):
+    def broadcast(self, flat):
         group = self.group
         with group.changed:
             number = self.call("send", flat.numel())
@@ -90,10 +90,10 @@ class MemoryChannel:
                 raise RuntimeError("Connection closed by peer")
             flat.copy_(group.sent[number])
 
-    def write(self, sentence):
+    def leave_reason(self, sentence):
         self.group.why = sentence
 
-    def read(self):
+    def read_reason(self):
         return self.group.why
 
     def wait(self, work, seconds=None):

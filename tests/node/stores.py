@@ -74,7 +74,7 @@ def drained(node):
 
 
 def notices(node, *kinds):
-    node._training.network.heard()
+    node._training.network.sync()
     return [event.sentence for event in node.history() if event.kind in kinds]
 
 

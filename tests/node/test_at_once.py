@@ -11,12 +11,12 @@ from gossip.averaging.streams import Sender
 from gossip.ids import PeerId
 from gossip.wire.messages import Accept, Chunk, Commit, Nack
 from node.links.frame_reader import FrameReader
-from node.links.link import FLUSHED, Link
+from node.links.link import FLUSHED_CHUNKS, Link
 from node.links.pool import Links
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from node.transport import byte_stream
-from node.transport.byte_stream import TURNS
+from node.transport.byte_stream import MAX_CALLS_IN_A_ROW
 from tests.node.carriers import FP32, SOCKET_BYTES, in_trio, loopback_pair
 
 SMALL, LARGE = 1_024, 1 << 18  # elements: what both sockets hold at once, and twice what they hold
@@ -42,10 +42,10 @@ def pooled(elements):
 
 def agreed(links, link, sender):
     """An Accept and its stream are decided, and performed."""
-    links.gathering += 1
+    links.batch_depth += 1
     link.send(Accept(7, 0.0, 0.5, "fp32"))
     link.start_bulk(7, sender)
-    links.gathering -= 1
+    links.batch_depth -= 1
     links.flush()
 
 
@@ -74,19 +74,19 @@ async def test_what_the_kernel_did_not_take_the_writing_task_sends_before_all_el
         links, link, far = await linked(nursery)
         pool, vector, sender = pooled(LARGE)
         agreed(links, link, sender)
-        assert link.sending is not None, "two sockets of 64 KiB hold no megabyte"
+        assert link.batch is not None, "two sockets of 64 KiB hold no megabyte"
         pool.give(vector)
         assert pool.take().array is not vector.array, "it is still being sent"
-        links.gathering += 1
+        links.batch_depth += 1
         link.send(Commit(7))
-        links.gathering -= 1
+        links.batch_depth -= 1
         links.flush()
         reader, found = FrameReader(far), []
         for kind in (Accept, Chunk, Commit):
-            message, body_bytes = await reader.message()
+            message, body_bytes = await reader.read_message()
             assert type(message) is kind
             body = bytearray(body_bytes)
-            await reader.exactly(memoryview(body))
+            await reader.read_exactly(memoryview(body))
             found.append(body)
         assert np.array_equal(np.frombuffer(found[1], np.float32), np.arange(LARGE, dtype=np.float32))
         await trio.testing.wait_all_tasks_blocked()
@@ -107,13 +107,13 @@ async def test_what_the_end_of_a_stream_sends_goes_behind_what_was_taken_before(
         link.on_finished = finished
         sender = Sender(7, np.zeros(SMALL, np.float32), FP32, SMALL)
         sender.next_frame()  # all of it is sent, and the link learns it when it asks for more
-        links.gathering += 1
+        links.batch_depth += 1
         link.send(Nack(1))
         link.start_bulk(7, sender)
         links.flush()
-        links.gathering -= 1
+        links.batch_depth -= 1
         reader = FrameReader(far)
-        assert [(await reader.message())[0] for _ in range(2)] == [Nack(1), Nack(2)]
+        assert [(await reader.read_message())[0] for _ in range(2)] == [Nack(1), Nack(2)]
         nursery.cancel_scope.cancel()
 
 
@@ -126,7 +126,7 @@ async def test_a_link_cut_in_the_middle_of_what_was_begun_lets_its_vector_go():
         nursery.cancel_scope.cancel()
     link.stop_bulk(7, sender)
     pool.give(vector)
-    assert [len(kept) for kept in pool.free.values()] == [1]
+    assert [len(kept) for kept in pool.free_arrays.values()] == [1]
 
 
 @in_trio
@@ -146,9 +146,9 @@ async def test_what_is_wrong_with_a_link_is_met_by_its_own_task_and_by_nobody_wh
         nursery.start_soon(write, link)
         await trio.testing.wait_all_tasks_blocked()
         near.close_now()
-        links.gathering += 1
+        links.batch_depth += 1
         link.send(Nack(1))
-        links.gathering -= 1
+        links.batch_depth -= 1
         links.flush()
         await trio.testing.wait_all_tasks_blocked()
     assert ended == [link]
@@ -158,16 +158,18 @@ async def test_what_is_wrong_with_a_link_is_met_by_its_own_task_and_by_nobody_wh
 async def test_a_vector_of_many_chunks_leaves_the_loop_to_others_meanwhile():
     async with trio.open_nursery() as nursery:
         links, link, _ = await linked(nursery)
-        sender = Sender(7, np.zeros(4 * FLUSHED * 256, np.float32), FP32, 256)  # all of which the sockets would hold
+        sender = Sender(
+            7, np.zeros(4 * FLUSHED_CHUNKS * 256, np.float32), FP32, 256
+        )  # all of which the sockets would hold
         agreed(links, link, sender)
-        assert sender.position == FLUSHED * 256
+        assert sender.position == FLUSHED_CHUNKS * 256
         nursery.cancel_scope.cancel()
 
 
 @in_trio
 async def test_who_always_finds_something_to_read_has_others_read_too():
     near, far = await loopback_pair()
-    await far.send_all(bytes(4 * TURNS))
+    await far.send_all(bytes(4 * MAX_CALLS_IN_A_ROW))
     turns = 0
 
     async def other():
@@ -178,7 +180,7 @@ async def test_who_always_finds_something_to_read_has_others_read_too():
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(other)
-        for _ in range(4 * TURNS):
+        for _ in range(4 * MAX_CALLS_IN_A_ROW):
             assert await near.receive_into(memoryview(bytearray(1))) == 1
         assert turns >= 2
         nursery.cancel_scope.cancel()

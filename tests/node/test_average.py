@@ -17,7 +17,7 @@ WHOLE = [None]
 
 
 def kept(model):
-    return Average(model if not isinstance(model, nn.Module | dict) else ModelState(model), kept=True)
+    return Average(model if not isinstance(model, nn.Module | dict) else ModelState(model), is_kept=True)
 
 
 def expected(weights, factor=FACTOR):
@@ -71,7 +71,7 @@ def test_it_is_the_mean_of_the_first_mixes_and_exponential_from_then_on():
     average, seen = kept(model), []
     for mix in range(12):
         trains(model, mix)
-        average.mixed(WHOLE)
+        average.on_mixed(WHOLE)
         seen.append(model.weight.detach().clone().numpy())
         with average.shown():
             np.testing.assert_allclose(model.weight.detach().numpy(), expected(seen), rtol=1e-5, atol=1e-6)
@@ -86,7 +86,7 @@ def test_the_training_weights_come_back_bit_for_bit_also_after_an_error(dtype):
     for mix in range(3):
         trains(model, mix)
         model(torch.randn(8, 4, dtype=dtype))  # moves the statistics
-        average.mixed(WHOLE)
+        average.on_mixed(WHOLE)
     trains(model, 9)
     before, shown = state_of(model), {}
     for _ in range(2):  # and the second block shows what the first did
@@ -109,7 +109,7 @@ def test_statistics_are_averaged_and_an_integer_is_left_alone():
     average, means = kept(model), []
     for mix in range(4):
         model(torch.randn(8, 2) + mix)
-        average.mixed(WHOLE)
+        average.on_mixed(WHOLE)
         means.append(model.running_mean.numpy().copy())
     with average.shown():
         np.testing.assert_allclose(model.running_mean.numpy(), expected(means), rtol=1e-5)
@@ -129,7 +129,7 @@ def test_a_mix_of_a_part_is_averaged_by_itself():
     for mix in range(24):
         part = parts[mix % 3]
         part.setflags(write=False)
-        fast.mixed([part])
+        fast.on_mixed([part])
         now = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()]).numpy()
         for element in part.tolist():
             slow[element].append(now[element])
@@ -145,7 +145,7 @@ def trained_after_a_mix():
     """A model with an average that local steps have left, and its state."""
     model = nn.Linear(3, 2)
     average = kept(model)
-    average.mixed(WHOLE)
+    average.on_mixed(WHOLE)
     trains(model, 1)
     return model, average, state_of(model)
 
@@ -165,7 +165,7 @@ def test_it_works_where_inference_mode_is_on():
     model, average, before = trained_after_a_mix()
     with torch.inference_mode(), average.shown():
         model(torch.ones(1, 3))
-    average.mixed(WHOLE)
+    average.on_mixed(WHOLE)
     model(torch.ones(1, 3)).sum().backward()  # the parameters are no inference tensors
     assert same(state_of(model), before)
 
@@ -175,12 +175,12 @@ def test_what_is_no_number_goes_when_it_begins_anew():
     average = kept(model)
     with torch.no_grad():
         model.weight.fill_(torch.nan)
-    average.mixed(WHOLE)
+    average.on_mixed(WHOLE)
     average.forget()
     trains(model.requires_grad_(), 1)
     with torch.no_grad():
         model.weight.fill_(2.0)
-    average.mixed(WHOLE)
+    average.on_mixed(WHOLE)
     with average.shown():
         assert (model.weight == 2.0).all()
 
@@ -189,7 +189,7 @@ def test_what_is_no_number_goes_when_it_begins_anew():
 def test_a_signal_between_two_tensors_leaves_the_training_weights(monkeypatch, at):
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
     average = kept(model)
-    average.mixed(WHOLE)
+    average.on_mixed(WHOLE)
     trains(model, 1)
     before, copies, copy = state_of(model), [], torch.Tensor.copy_
 
@@ -204,25 +204,25 @@ def test_a_signal_between_two_tensors_leaves_the_training_weights(monkeypatch, a
         pass
     monkeypatch.undo()
     assert same(state_of(model), before)
-    average.check("step")
+    average.check_not_shown("step")
 
 
 def test_what_goes_on_training_is_refused_inside_the_block():
     average = kept(nn.Linear(3, 2))
-    average.check("step")
+    average.check_not_shown("step")
     # Of no mix yet, too: a rule that holds sometimes is none.
     with average.shown(), pytest.raises(LocalError, match=r"node\.step was called inside `with node\.averaged\(\):`"):
-        average.check("step")
-    average.check("step")
+        average.check_not_shown("step")
+    average.check_not_shown("step")
 
 
 def test_without_one_there_is_a_sentence_and_nothing_else():
     model = nn.Linear(3, 2)
-    average = Average(ModelState(model), kept=False)
-    average.mixed(WHOLE)
+    average = Average(ModelState(model), is_kept=False)
+    average.on_mixed(WHOLE)
     assert average.mixes == 0
     with pytest.raises(LocalError, match="keep_average=True"):
-        average.require()
+        average.check_kept()
     with average.in_checkpoint() as training:
         assert training == {}
 
@@ -230,18 +230,18 @@ def test_without_one_there_is_a_sentence_and_nothing_else():
 def test_a_model_that_was_changed_meanwhile_is_told():
     model = nn.Linear(3, 2)
     average = kept(model)
-    average.mixed(WHOLE)
+    average.on_mixed(WHOLE)
     with pytest.raises(LayoutError, match="was replaced"), average.shown():
         model.weight = nn.Parameter(torch.zeros(2, 3))
-    average.check("step")
+    average.check_not_shown("step")
 
 
 def test_a_model_that_brings_its_own_state_has_one():
     state = Plain(*drawn(0))
-    average, seen = Average(state, kept=True), []
+    average, seen = Average(state, is_kept=True), []
     for mix in range(8):
         state.add(np.random.default_rng(mix).standard_normal(22).astype(np.float32))
-        average.mixed(WHOLE if mix < 7 else [np.arange(0, 22, 2)])
+        average.on_mixed(WHOLE if mix < 7 else [np.arange(0, 22, 2)])
         seen.append(state.w.copy())
     state.add(np.ones(22, np.float32))
     w, h = state.w.copy(), state.h.copy()
@@ -257,4 +257,4 @@ def test_a_state_that_would_round_its_weights_is_refused():
     state = Plain(*drawn(0))
     state.layout = Layout([Segment("w", (3, 5), "float64", "parameter"), Segment("h", (7,), "float16", "parameter")])
     with pytest.raises(LayoutError, match="'w' is float64"):
-        Average(state, kept=True)
+        Average(state, is_kept=True)

@@ -121,7 +121,7 @@ def averaged_node(model, optimizer):
     for mix in range(3):
         trains(model, mix)
         node.step(samples=4)
-        node._training.average.mixed([None])
+        node._training.average.on_mixed([None])
     trains(model, 7)
     return node
 
@@ -194,7 +194,7 @@ def test_a_file_whose_training_weights_are_not_there_is_refused(tmp_path):
 def test_a_model_that_grew_in_the_block_is_told(tmp_path):
     model = linear(1)
     with Node(model, config=QUICK, keep_average=True) as node:
-        node._training.average.mixed([None])
+        node._training.average.on_mixed([None])
         with pytest.raises(LayoutError, match="was replaced"), node.averaged():
             model.weight = nn.Parameter(torch.zeros(2, 4))
 

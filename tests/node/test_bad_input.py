@@ -359,7 +359,7 @@ def test_a_full_disk_under_the_state_directory_costs_only_the_memory(quick, tmp_
             (disk / "filler").write_bytes(b"x" * 40_000)
             with contextlib.suppress(OSError):
                 (disk / "more").write_bytes(b"x" * 65_536)
-            node._training.service.remember(node._training.network.runtime)
+            node._training.service.save_address_book(node._training.network.runtime)
             node.step()
         with Node(model(), state_dir=disk, config=quick) as node:
             assert node.id == who

@@ -23,7 +23,7 @@ def test_who_waits_is_woken_from_another_thread():
     bell, began = WakeEvent(), time.monotonic()
 
     def ring() -> None:
-        while not bell.waited:
+        while not bell.has_waiter:
             time.sleep(0.001)
         bell.set()
 
@@ -39,4 +39,4 @@ def test_what_was_forgotten_wakes_nobody():
     bell.set()
     bell.clear()
     bell.wait(0.001)
-    assert not bell.rung
+    assert not bell.is_set

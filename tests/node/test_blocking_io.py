@@ -17,7 +17,7 @@ from gossip.wire.messages import Nack
 from node.identity.keys import new_secret
 from node.links.frame_reader import FrameReader
 from node.network.transfers import streams
-from node.transport.blocking_io import BlockingIoPool, finished
+from node.transport.blocking_io import BlockingIoPool, run_to_end
 from node.transport.tls import TlsStream
 from tests.node.carriers import CHUNK, FP32, SIZE, End, at_work, half_a_chunk, in_trio, loopback_pair, until, vectors
 from tests.node.test_tls import ALICE_CONTEXTS, memory_pair
@@ -32,7 +32,7 @@ async def test_what_is_sent_meanwhile_goes_between_two_chunks_of_a_thread():
     async with trio.open_nursery() as nursery:
         end.begin(nursery)
         while len(found) < SIZE // CHUNK + 1:
-            message, body_bytes = await reader.message()
+            message, body_bytes = await reader.read_message()
             if not found:
                 await until(lambda: "gossip-send" in at_work())
                 end.link.send(Nack(5))
@@ -92,10 +92,10 @@ async def test_who_leaves_a_chunk_of_a_session_that_is_over_half_sent_holds_a_th
         await half_a_chunk(other, theirs)
         await until(at_work)
         now = end.link.clock.current_time()
-        assert not end.link.held_up(now + 9.0, 3.0, 9.0), "which is found by its session"
+        assert not end.link.is_held_up(now + 9.0, 3.0, 9.0), "which is found by its session"
         end.sessions.release(1)
-        assert not end.link.held_up(now, 3.0, 9.0)
-        assert end.link.held_up(now + 9.0, 3.0, 9.0)
+        assert not end.link.is_held_up(now, 3.0, 9.0)
+        assert end.link.is_held_up(now + 9.0, 3.0, 9.0)
         nursery.cancel_scope.cancel()
 
 
@@ -140,7 +140,7 @@ def test_what_waits_for_the_loop_is_no_work_for_a_thread():
         await trio.lowlevel.checkpoint()
 
     with pytest.raises(RuntimeError):
-        finished(waits, None)
+        run_to_end(waits, None)
 
 
 @pytest.mark.parametrize("encrypted", [False, True])

@@ -133,7 +133,7 @@ def test_a_spare_copy_from_before_an_update_was_decided_is_not_used():
     node.averager.updated(done)
     assert session not in node.averager.snapshots
     assert session in node.averager.boundary.requests
-    assert sum(map(len, node.streams.pool.free.values())) == 1  # and it is given back
+    assert sum(map(len, node.streams.pool.free_arrays.values())) == 1  # and it is given back
 
 
 @pytest.mark.parametrize("decided", [False, True])
@@ -154,7 +154,7 @@ def test_a_copy_whose_exchange_made_way_is_the_snapshot_of_the_one_that_it_made_
     assert (session in averager.snapshots) is not decided
     assert (session in averager.boundary.requests) is decided
     if decided:
-        assert sum(map(len, node.streams.pool.free.values())) == 1, "it is given back"
+        assert sum(map(len, node.streams.pool.free_arrays.values())) == 1, "it is given back"
     else:
         assert averager.snapshots[session] is done.snapshots[0][1]
 
@@ -192,7 +192,7 @@ def test_a_spare_whose_copy_ends_between_two_looks_is_not_lost():
     tasks = []
     node.streams.spawn = lambda task, *arguments: tasks.append((task, arguments))
     Copy.looks = 0
-    node.at_boundary(1, 1, None, Visit(spare=node.streams.pool.take(), copies=[Copy()]))
+    node.averager.visited(Visit(spare=node.streams.pool.take(), copies=[Copy()]), 1, 1, None)
 
     async def later():
         for task, arguments in tasks:
@@ -231,10 +231,10 @@ async def test_a_push_that_was_over_before_its_snapshot_came_leaves_the_model_as
 @in_trio
 def test_durations_read_in_the_other_thread_stay_as_they_were():
     node = runtime()
-    node.streams.began = dict.fromkeys(range(3), 0.0)
-    node.streams.time(0)
+    node.streams.requested_at = dict.fromkeys(range(3), 0.0)
+    node.streams.record_duration(0)
     reading = iter(node.streams.durations)
-    node.streams.time(1)
+    node.streams.record_duration(1)
     assert len(list(reading)) == 1
     assert len(node.streams.durations) == 2
 
@@ -364,7 +364,7 @@ def test_the_newest_snapshot_stays_as_it_is_through_exchanges_without_a_vector_m
     fresh, pool.state.buffer = pool.state.buffer, lambda size: allocated.append(size) or fresh(size)
     for number in range(10):
         snapshot = pool.take()
-        assert pool.last is not snapshot
+        assert pool.newest is not snapshot
         if number:
             recalled = pool.recall()
             assert (recalled.array == number - 1).all(), "while the next is taken the one before is there"
@@ -387,7 +387,7 @@ def test_what_a_newcomer_is_sent_is_nobody_elses_until_it_is_sent():
     pool.keep(snapshot)
     pool.give(snapshot)
     sent = pool.recall()
-    for _ in range(2 * pool.KEPT):
+    for _ in range(2 * pool.MAX_FREE):
         pool.take().array.fill(-1.0)
     assert (sent.array == 7.0).all()
     pool.give(sent)
@@ -398,7 +398,7 @@ def test_what_a_newcomer_is_sent_is_nobody_elses_until_it_is_sent():
 def test_the_newest_snapshot_is_forgotten_with_the_vector_that_holds_it():
     _, pool, _ = boundary()
     kept = pool.take()
-    others = [pool.take() for _ in range(pool.KEPT)]
+    others = [pool.take() for _ in range(pool.MAX_FREE)]
     pool.keep(kept)
     for vector in (*others, kept):
         pool.give(vector)

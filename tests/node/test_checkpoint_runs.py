@@ -115,7 +115,7 @@ def test_weights_of_no_run_begin_one_and_what_is_not_loaded_is_said(quick, tmp_p
         assert model.weight.unique().tolist() == [1.0]
         node.save(tmp_path / "ours")
         node.load(tmp_path / "ours.safetensors")
-        node._training.network.heard()
+        node._training.network.sync()
     told = [record.getMessage().split(": ", 1)[1] for record in caplog.records if getattr(record, "kind", "") == "load"]
     assert told == [
         f"{tmp_path / name} is not loaded: the run that this node holds has 4 samples behind it, and stays."

@@ -29,9 +29,9 @@ from gossip.wire.messages import (
     StatusQuery,
 )
 from node.faults import TOLD, Faults
-from node.network import reading
+from node.network import link_reader
 from node.network.link_life import LinkLife
-from node.network.reading import FloodError
+from node.network.link_reader import FloodError
 from node.network.transfers import streams
 from tests.agreement.scenario import Scenario, make_peer
 from tests.node.offline import ELEMENTS, OTHER, in_trio, link, runtime
@@ -116,7 +116,7 @@ async def test_a_mean_that_meets_a_fault_fails_its_exchange(size):
     node.averager.peer = SimpleNamespace(failed=lambda *what: (failures.append(what[:2]), failed.set(), [])[-1])
     node.streams.compute(Averaging(node.averager, group, lambda: None))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(node.streams.mixer)
+        nursery.start_soon(node.streams.run_jobs)
         with trio.fail_after(10):
             await failed.wait()
         nursery.cancel_scope.cancel()
@@ -135,7 +135,7 @@ async def test_the_other_side_hears_of_a_fault_and_not_its_text():
         await reader.stream.send_all(encode(Ping(1, ())))
         found = None
         while found is None:
-            got = await reader.message()
+            got = await reader.read_message()
             assert got is not None
             found = got[0] if isinstance(got[0], Close) else None
     assert found == Close("fault", "your message caused a fault here (ZeroDivisionError).", ())
@@ -185,9 +185,9 @@ async def test_an_offer_whose_session_is_over_is_not_sent_when_its_link_comes():
         Abort(5, "late"),
         Settled(9, True),
     ):
-        node.pending.setdefault(OTHER, deque()).append(message)
+        node.undelivered.setdefault(OTHER, deque()).append(message)
     node.links.add(ours)
-    LinkLife(node, ours).welcome(OTHER_RECORD)
+    LinkLife(node, ours).announce_link(OTHER_RECORD)
     assert not node.sessions.links
     sent = [message for message in waiting(ours) if isinstance(message, Offer | Invite | Fetch | Abort | Settled)]
     assert sent == [Abort(5, "late"), Settled(9, True)]
@@ -215,14 +215,14 @@ async def accepts_from(node, ours, *messages):
     left = list(messages)
 
     class Reader:
-        async def message(self):
+        async def read_message(self):
             return (left[0], int(isinstance(left.pop(0), Chunk))) if left else None
 
         async def discard(self, count):
             """It is thrown away."""
 
     ours.reader = Reader()
-    await reading.Reading(node, ours, False).run()
+    await link_reader.LinkReader(node, ours, False).run()
 
 
 @in_trio
@@ -253,8 +253,8 @@ async def test_an_offer_that_crosses_the_end_of_an_idle_link_benches_nobody():
     node.perform(peer.exchanges.begin_mix(node.now))
     node.averager.updated(node.averager.boundary.visit(lambda vector: None))
     assert ours in node.sessions.links.values()
-    reading.Reading(node, ours, False).on_message(Close("idle", "", ()))
-    LinkLife(node, ours).unlink()
+    link_reader.LinkReader(node, ours, False).on_message(Close("idle", "", ()))
+    LinkLife(node, ours).announce_end()
     assert not benched
     assert not peer.exchanges.table
 
@@ -280,10 +280,10 @@ async def test_how_an_exchange_ended_is_asked_and_told_over_the_newest_link(mess
 async def test_a_chunk_of_a_session_that_failed_here_before_it_began_is_late_and_no_fault():
     node = runtime()
     ours, _ = link()
-    node.streams.fail(7, "overflow")
-    assert node.streams.place(ours, Chunk(7, 0, 1024, 0), 4096) is None
+    node.streams.fail_later(7, "overflow")
+    assert node.streams.buffer_for(ours, Chunk(7, 0, 1024, 0), 4096) is None
     with pytest.raises(ProtocolError):
-        node.streams.place(ours, Chunk(8, 0, 1024, 0), 4096)
+        node.streams.buffer_for(ours, Chunk(8, 0, 1024, 0), 4096)
 
 
 @in_trio
@@ -303,8 +303,8 @@ async def test_an_offer_over_a_link_that_this_node_is_closing_begins_nothing():
 @pytest.mark.parametrize(
     ("message", "allowed"),
     [
-        (Chunk(7, 0, 1, 0), reading.MESSAGES_PER_S),
-        (StatusQuery(b""), reading.MESSAGES_PER_S // 20),
+        (Chunk(7, 0, 1, 0), link_reader.MESSAGES_PER_S),
+        (StatusQuery(b""), link_reader.MESSAGES_PER_S // 20),
         (Outcome(3), 2_000),
     ],
 )
@@ -314,7 +314,7 @@ async def test_whatever_one_link_brings_is_bounded_in_number(message, allowed):
     node = runtime()
     ours, _ = link()
     ours.send = lambda message: None
-    node.sessions.recent.append(7)
+    node.sessions.ended.append(7)
     await accepts_from(node, ours, *[message] * allowed)
     with pytest.raises(FloodError):
         await accepts_from(node, ours, *[message] * (allowed + 1))

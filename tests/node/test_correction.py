@@ -61,7 +61,7 @@ def test_a_node_that_takes_other_weights_forgets_what_it_learned(train, until):
     until(mixed(first, second, times=5))
     correction = second.side.live.outer.correction
     assert correction.pull.any()
-    second.side.replaced(np.concatenate([np.zeros(correction.size, np.float32)]))
+    second.side.on_replaced(np.concatenate([np.zeros(correction.size, np.float32)]))
     assert not correction.pull.any()
 
 
@@ -102,7 +102,7 @@ def test_the_learning_rate_is_that_of_all_groups_and_optimizers():
     one, other = nn.Linear(2, 2), nn.Linear(2, 2)
     sgd = torch.optim.SGD([{"params": one.weight, "lr": 0.25}, {"params": one.bias, "lr": 0.5}], lr=0.1)
     adam = torch.optim.Adam(other.parameters(), lr=torch.tensor(0.125))
-    assert Optimizers([sgd, adam]).rate == 0.875
+    assert Optimizers([sgd, adam]).learning_rate == 0.875
     sgd.param_groups[0]["lr"] = 0.0
-    assert Optimizers([sgd, adam]).rate == 0.625
-    assert np.isnan(Optimizers(None).rate)
+    assert Optimizers([sgd, adam]).learning_rate == 0.625
+    assert np.isnan(Optimizers(None).learning_rate)

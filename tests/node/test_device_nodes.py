@@ -84,7 +84,7 @@ def test_no_step_and_no_mix_waits_for_the_device(accelerator, pair, mixes, optio
     mixes(trainees, 2)
     accelerator.waits.clear()
     for one in trainees:
-        one.side.optimizer_at = -math.inf  # A report of the optimizer's state is due.
+        one.side.optimizer_reported_at = -math.inf  # A report of the optimizer's state is due.
     mixes(trainees, 3)
     assert {(wait.what, wait.ours) for wait in accelerator.waits if wait.ours} == set()
 
@@ -152,7 +152,7 @@ def test_a_loop_that_writes_weights_elsewhere_is_noticed_and_copied_first_from_t
 
         seeds = [trainees[0].node.address] if trainees else []
         trainees.append(train(model, optimizer, clipped, config=PLAIN, seeds=seeds))
-    until(lambda: all(one.side.live.state._guard.blind for one in trainees))
+    until(lambda: all(one.side.live.state._guard.is_blind for one in trainees))
     mixes(trainees, 3)
 
 

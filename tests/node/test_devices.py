@@ -114,7 +114,9 @@ def test_the_exchange_that_is_due_has_its_snapshot_from_the_boundary_where_it_be
     until(lambda: len(served) > 10)
     after(until, trainees)
     pool = trainees[0].side.live.pool
-    assert sum(len(kept) for kept in pool.free.values()) <= 2 * VectorPool.KEPT  # and none is lost: they come back
+    assert (
+        sum(len(kept) for kept in pool.free_arrays.values()) <= 2 * VectorPool.MAX_FREE
+    )  # and none is lost: they come back
 
 
 def test_what_was_pushed_is_merged(device, train, until):

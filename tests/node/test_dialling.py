@@ -130,20 +130,20 @@ def test_the_second_attempt_is_of_the_other_family():
 # -- addresses that others name ----------------------------------------------------------------------------------------
 def test_a_host_at_which_nobody_answers_is_dialled_sixteen_times_and_then_once_in_two_minutes():
     budget = DialBudget()
-    times = [now for now in range(3_600) if budget.take(Address("192.0.2.1", 1 + now), float(now))]
+    times = [now for now in range(3_600) if budget.charge(Address("192.0.2.1", 1 + now), float(now))]
     assert times[:16] == list(range(16))
     assert len(times) <= 16 + 3_600 / 120
-    assert budget.take(Address("192.0.2.2", 1), 0.0), "another host has its own"
+    assert budget.charge(Address("192.0.2.2", 1), 0.0), "another host has its own"
 
 
 def test_a_living_host_of_many_members_is_never_held_up():
     budget = DialBudget()
     for port in range(1, 500):
-        assert budget.take(Address("192.0.2.1", port), 0.0)
-        budget.prove(Address("192.0.2.1", port))
-    dead = [port for port in range(500, 600) if budget.take(Address("192.0.2.1", port), 0.0)]
+        assert budget.charge(Address("192.0.2.1", port), 0.0)
+        budget.mark_proven(Address("192.0.2.1", port))
+    dead = [port for port in range(500, 600) if budget.charge(Address("192.0.2.1", port), 0.0)]
     assert len(dead) == 16
-    assert budget.take(Address("192.0.2.1", 7), 0.0), "a member proved to be at this address"
+    assert budget.charge(Address("192.0.2.1", 7), 0.0), "a member proved to be at this address"
 
 
 def test_what_one_person_can_name_without_end_has_one_budget():
@@ -154,12 +154,12 @@ def test_what_one_person_can_name_without_end_has_one_budget():
 
 def test_the_budget_of_dials_is_bounded_whatever_is_named():
     budget = DialBudget()
-    for number in range(3 * dial_budget.SITES):
+    for number in range(3 * dial_budget.MAX_SITES):
         address = Address(f"host.{number}", 1)
-        budget.take(address, 0.0)
-        budget.prove(address)
-    assert len(budget.sites) == dial_budget.SITES
-    assert len(budget.proven) == dial_budget.PROVEN
+        budget.charge(address, 0.0)
+        budget.mark_proven(address)
+    assert len(budget.allowances) == dial_budget.MAX_SITES
+    assert len(budget.proven) == dial_budget.MAX_PROVEN
 
 
 class Refusing:
@@ -179,7 +179,7 @@ def dialled(familiar, addresses, seeds=frozenset()):
     network, missed = Refusing(), []
 
     async def main():
-        owner = LinkOwner(ME, missed=missed.append, told=lambda *_: None, knows=lambda _: familiar)
+        owner = LinkOwner(ME, missed=missed.append, told=lambda *_: None, is_known=lambda _: familiar)
         connector = Connector(Access(network, None), Config(), owner, seeds)
         for number, address in enumerate(addresses):
             async with trio.open_nursery() as nursery:

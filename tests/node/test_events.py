@@ -17,7 +17,7 @@ from gossip.config import Config
 from gossip.errors import ConfigError
 from gossip.exchange.session_table import REASONS
 from node import Node
-from node.network.transfers.log import OF_OFFERS
+from node.network.transfers.log import OFFER_FAILURES
 from node.observe.events import ExchangeEvent, MemberEvent, NoticeEvent, RunEvent
 from node.observe.listeners import KEPT, WAITING, Listeners
 from node.observe.notices import LEVELS
@@ -292,7 +292,7 @@ def test_a_failure_is_told_with_the_partner_and_the_reason_that_was_counted(monk
                 over.add(event.session)
                 assert (event.reason == "") == (event.kind == "exchange.done")
                 assert event.reason in {"", *REASONS}
-                assert (event.session in begun) == (event.reason not in OF_OFFERS)
+                assert (event.session in begun) == (event.reason not in OFFER_FAILURES)
                 assert event.seconds > 0
         assert len(begun - over) <= 2, "but for what is under way"
     failed = [event for index in (0, 2) for event in told[index] if event.kind == "exchange.failed"]

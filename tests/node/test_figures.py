@@ -25,7 +25,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "figures.md"
 def source() -> Source:
     swarm = World(9)
     [node] = swarm.swarm(1)
-    links = SimpleNamespace(bytes_sent=1234, bytes_received=56, ignored=3, lossy=2, striped=1)
+    links = SimpleNamespace(bytes_sent=1234, bytes_received=56, ignored_messages=3, lossy_links=2, striped_links=1)
     return Source(node.peer, links, steps=7, samples=28, swarm_samples=30)
 
 
@@ -69,7 +69,7 @@ def test_in_a_swarm_of_uneven_data_the_status_shows_no_member_as_refused_or_misb
     hosts = played(Scenario.from_mapping(scenario)).swarm.hosts
     shortened = {code for host in hosts for _, code in host.peer.exchanges.refusals.counts}
     assert shortened == {"clipped", "budget"}, "or nothing is proved"
-    links = SimpleNamespace(bytes_sent=0, bytes_received=0, ignored=0, lossy=0, striped=0)
+    links = SimpleNamespace(bytes_sent=0, bytes_received=0, ignored_messages=0, lossy_links=0, striped_links=0)
     for host in hosts:
         shown = status_reading(Source(host.peer, links, steps=0, samples=0, swarm_samples=0))
         assert (shown["refused"], shown["suspicious"], shown["failures"]) == ((), (), ())

@@ -51,7 +51,7 @@ def test_all_vectors_of_a_node_lie_in_its_folder_and_it_mixes_as_before(train, u
     assert lies_in(tmp_path, live.outer._momentum)
     assert lies_in(tmp_path, live.outer.correction.pull)
     free = []
-    until(lambda: free.extend(array for arrays in list(live.pool.free.values()) for array in arrays) or free)
+    until(lambda: free.extend(array for arrays in list(live.pool.free_arrays.values()) for array in arrays) or free)
     assert all(lies_in(tmp_path, array) for array in free)
     assert not lies_in(tmp_path, second.side.live.outer._phi)
     assert not list(tmp_path.iterdir()), "they have no names"

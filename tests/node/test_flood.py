@@ -14,7 +14,7 @@ import pytest
 from torch import nn
 
 from gossip.ids import parse_address
-from node.links.handshake_pool import OF_ONE, PLACES
+from node.links.handshake_pool import MAX_PER_UNKNOWN_HOST, MAX_VISITORS
 
 FLOODER = Path(__file__).with_name("flooder.py")
 COUNT = 1_000
@@ -74,8 +74,8 @@ def test_a_thousand_connections_of_one_host_take_little_and_keep_nobody_out(kind
             most = max(most, descriptors())
             fullest = max(fullest, len(handshake_pool))
             time.sleep(0.05)
-        assert OF_ONE - 1 <= fullest <= PLACES or kind in ("half-closed", "vanished")
-        assert most <= held + PLACES + 16
+        assert MAX_PER_UNKNOWN_HOST - 1 <= fullest <= MAX_VISITORS or kind in ("half-closed", "vanished")
+        assert most <= held + MAX_VISITORS + 16
         assert resident_bytes() - resident < 64 << 20
         assert set(first.side.network.runtime.links.all()) >= links, "honest links live on"
         assert second.node.metrics().exchanges_done > mixed + 10

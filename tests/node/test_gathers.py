@@ -64,10 +64,10 @@ def test_a_body_that_was_on_its_way_when_the_group_began_is_used_once_it_is_fill
     group.change = lambda sender, to, chunk, body: sent.append((chunk, body)) or (chunk, body)
     header, body = a.links[b.me].bulk[SESSION].next_frame()
     chunk = decode(header[PREFIX_BYTES:], len(body))
-    place = b.gathers.place(b.links[a.me], chunk, len(body))
+    place = b.gathers.buffer_for(b.links[a.me], chunk, len(body))
     group.begin(1)
     place[:] = bytes(body)
-    b.gathers.arrived(b.links[a.me], chunk)
+    b.gathers.on_body(b.links[a.me], chunk)
     group.run()
     assert np.array_equal(group.differences(), group.expected())
     assert chunk.start + chunk.elements == sent[0][0].start or sent[0][0].start == 0
@@ -131,7 +131,7 @@ def test_whenever_a_group_ends_its_buffers_go_back(after, beside, monkeypatch):
     trio.run(main)
     assert [one.pool.out for one in group.nodes] == [0, 0, 0]
     assert not any(end.bulk for one in group.nodes for end in one.links.values())
-    assert not any(one.gathers.table or one.gathers.early for one in group.nodes)
+    assert not any(one.gathers.transfers or one.gathers.early for one in group.nodes)
 
 
 @in_trio
@@ -140,7 +140,7 @@ def test_a_buffer_that_a_link_still_fills_is_not_used_again():
     a, b = group.nodes
     group.begin()
     header, body = a.links[b.me].bulk[SESSION].next_frame()
-    b.gathers.place(b.links[a.me], decode(header[PREFIX_BYTES:], len(body)), len(body))
+    b.gathers.buffer_for(b.links[a.me], decode(header[PREFIX_BYTES:], len(body)), len(body))
     b.release()
     assert b.pool.out == 1
 
@@ -156,9 +156,9 @@ def test_a_flipped_bit_costs_the_link_and_nothing_is_reported():
     group.change = flip
     group.begin()
     group.run()
-    assert b.links[a.me].closed
+    assert b.links[a.me].is_closed
     assert not b.said
-    b.gathers.unlinked(b.links[a.me])
+    b.gathers.on_unlinked(b.links[a.me])
     assert [what[:3] for what in b.said] == [("failed", SESSION, "broken")]
 
 
@@ -170,7 +170,7 @@ def test_chunks_that_belong_to_no_part_are_protocol_errors():
     own, theirs = slices(4_000, 3)[1], slices(4_000, 3)[0]
     link = b.links[a.me]
     right = Chunk(SESSION, own.start, 1024, 0)
-    assert len(b.gathers.place(link, right, 4096)) == 4096
+    assert len(b.gathers.buffer_for(link, right, 4096)) == 4096
     for chunk in (
         dataclasses.replace(right, start=slices(4_000, 3)[2].start),  # the slice of another
         dataclasses.replace(right, start=own.start + ALIGN),  # out of order
@@ -179,9 +179,9 @@ def test_chunks_that_belong_to_no_part_are_protocol_errors():
         dataclasses.replace(right, start=theirs.start, elements=theirs.stop - theirs.start + 1),
     ):
         with pytest.raises(ProtocolError):
-            b.gathers.place(link, chunk, 4 * chunk.elements)
+            b.gathers.buffer_for(link, chunk, 4 * chunk.elements)
     with pytest.raises(ProtocolError):
-        b.gathers.place(End(PeerId(b"s" * 16)), right, 4096)
+        b.gathers.buffer_for(End(PeerId(b"s" * 16)), right, 4096)
 
 
 @in_trio
@@ -189,9 +189,9 @@ def test_what_is_kept_of_what_comes_early_is_no_more_than_a_vector():
     one = Group(2, 4_000).nodes[0]
     link = one.links[PeerId(b"\x02" * 16)]
     for number in range(3):  # 12,288 of 16,000 bytes
-        one.gathers.place(link, Chunk(SESSION, 1024 * number, 1024, 0), 4096)
+        one.gathers.buffer_for(link, Chunk(SESSION, 1024 * number, 1024, 0), 4096)
     with pytest.raises(ProtocolError, match="early"):
-        one.gathers.place(link, Chunk(SESSION, 3072, 1024, 0), 4096)
+        one.gathers.buffer_for(link, Chunk(SESSION, 3072, 1024, 0), 4096)
     one.gathers.release(SESSION)
     assert not one.gathers.early
 
@@ -203,11 +203,11 @@ def test_one_member_that_sends_too_much_early_costs_the_others_nothing():
     one = group.nodes[0]
     liar, honest, _ = (one.links[peer] for peer in group.ids[1:])
     for number in range(6):
-        one.gathers.place(liar, Chunk(SESSION, 1024 * number, 1024, 0), 4096)
-    one.gathers.place(honest, Chunk(SESSION, 0, 1024, 0), 4096)
-    body = one.gathers.place(honest, Chunk(SESSION, 1024, 1024, 0), 4096)
-    assert liar.closed
-    assert not honest.closed
+        one.gathers.buffer_for(liar, Chunk(SESSION, 1024 * number, 1024, 0), 4096)
+    one.gathers.buffer_for(honest, Chunk(SESSION, 0, 1024, 0), 4096)
+    body = one.gathers.buffer_for(honest, Chunk(SESSION, 1024, 1024, 0), 4096)
+    assert liar.is_closed
+    assert not honest.is_closed
     assert body.nbytes == 4096
     assert one.gathers.early[SESSION].chunks == 2
     assert one.gathers.early[SESSION].bytes == 8192
@@ -221,10 +221,10 @@ def test_small_chunks_that_come_early_are_looked_at_one_by_one():
     begun = time.process_time()
     for number in range(4_000):
         chunk = Chunk(SESSION, 1024 * number, 1024, 0)
-        one.gathers.place(one.links[peer], chunk, 4096)
-        one.gathers.arrived(one.links[peer], chunk)
+        one.gathers.buffer_for(one.links[peer], chunk, 4096)
+        one.gathers.on_body(one.links[peer], chunk)
     assert one.gathers.early[SESSION].chunks == 4_000
-    assert len(one.gathers.early[SESSION].filled()) == 4_000
+    assert len(one.gathers.early[SESSION].filled_chunks()) == 4_000
     assert time.process_time() - begun < 5.0  # 0.02 s; before, 2 s, and four times as much for twice as many
 
 
@@ -234,20 +234,20 @@ def test_early_chunks_of_who_was_not_invited_end_its_link_alone():
     one = group.nodes[0]
     one.peer.exchanges.table.get(SESSION).invite_list = (group.ids[0], group.ids[1])
     with pytest.raises(ProtocolError, match="invited"):
-        one.gathers.place(one.links[group.ids[2]], Chunk(SESSION, 0, 1024, 0), 4096)
+        one.gathers.buffer_for(one.links[group.ids[2]], Chunk(SESSION, 0, 1024, 0), 4096)
     assert not one.gathers.early
 
 
 @in_trio
 def test_early_chunks_are_kept_only_of_a_group_that_this_node_joined():
     one = Group(2).nodes[0]
-    assert one.gathers.expects(SESSION)
-    assert not one.gathers.expects(SESSION + 1)
+    assert one.gathers.is_group(SESSION)
+    assert not one.gathers.is_group(SESSION + 1)
     exchange = one.peer.exchanges.table.get(SESSION)
     exchange.is_initiator = True
-    assert not one.gathers.expects(SESSION)
+    assert not one.gathers.is_group(SESSION)
     exchange.is_initiator, exchange.state = False, State.PREPARING
-    assert not one.gathers.expects(SESSION)
+    assert not one.gathers.is_group(SESSION)
 
 
 @in_trio
@@ -256,7 +256,7 @@ def test_early_chunks_that_fit_nowhere_end_their_link():
     a, b = group.nodes
     group.deliver(b, b.links[a.me], Chunk(SESSION, 512, 1024, 0), bytes(4096))
     group.begin(1)
-    assert b.links[a.me].closed
+    assert b.links[a.me].is_closed
 
 
 @in_trio
@@ -265,16 +265,16 @@ def test_only_links_over_which_something_is_owed_have_stalled():
     a, b, c = group.nodes
     group.begin()
     now = trio.current_time()
-    assert a.gathers.stalled(now + 1.0, 3.0) == []
-    assert set(a.gathers.stalled(now + 4.0, 3.0)) == {a.links[b.me], a.links[c.me]}
+    assert a.gathers.stalled_links(now + 1.0, 3.0) == []
+    assert set(a.gathers.stalled_links(now + 4.0, 3.0)) == {a.links[b.me], a.links[c.me]}
     a.links[b.me].received_at = now + 2.0  # bytes of a chunk that is not whole
-    assert a.gathers.stalled(now + 4.0, 3.0) == [a.links[c.me]]
+    assert a.gathers.stalled_links(now + 4.0, 3.0) == [a.links[c.me]]
     a.links[b.me].received_at = -math.inf
     while b.links[a.me].bulk and a.averager.groups[SESSION].missing.get(1) is not None:
         header, body = b.links[a.me].bulk[SESSION].next_frame()
         group.deliver(a, a.links[b.me], decode(header[PREFIX_BYTES:], len(body)), bytes(body))
     now = trio.current_time()
-    assert a.gathers.stalled(now + 4.0, 3.0) == [a.links[c.me]]  # b's mean waits for c as well
+    assert a.gathers.stalled_links(now + 4.0, 3.0) == [a.links[c.me]]  # b's mean waits for c as well
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])

@@ -119,8 +119,8 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_all_ranks_hold_the_same_after_every_step_beside_another_node(train, way, monkeypatch):
     monkeypatch.setattr(vectors, "LARGE_ELEMENTS", 1)  # as large models are copied and added to
-    changed, change = [], Follower.change
-    monkeypatch.setattr(Follower, "change", lambda side, told: (changed.append(told), change(side, told)))
+    changed, change = [], Follower.apply_change
+    monkeypatch.setattr(Follower, "apply_change", lambda side, told: (changed.append(told), change(side, told)))
     options, changes = WAYS[way]
     config = tuned(mix_every_steps=2, join_timeout_s=3.0, bench_s=0.2, **changes)
 
@@ -133,7 +133,7 @@ def test_all_ranks_hold_the_same_after_every_step_beside_another_node(train, way
     assert [same(*rows) for rows in zip(one.result[0], other.result[0], strict=True)] == [True] * 61
     assert one.result[1:3] == other.result[1:3]
     assert min(one.result[2], len(changed)) > 3, "exchanges moved them"
-    assert any(told.at for told in changed) == (way == "some elements")
+    assert any(told.has_positions for told in changed) == (way == "some elements")
     assert {told.ratio is None for told in changed} == {way != "push-sum"}
     assert {**one.result[3], "samplers": []} == {**other.result[3], "samplers": []}
 
@@ -148,7 +148,7 @@ def test_steps_at_which_nothing_changes_cost_at_most_a_sum_and_nobody_waits_for_
         before = node._training.ranks.channel.made
         for _ in range(64):
             node.step(samples=1)
-        return node._training.ranks.channel.made - before, node._training.ranks.begun is not None
+        return node._training.ranks.channel.made - before, node._training.ranks.pending_sum is not None
 
     group, pair = ranks(loop)
     no_errors(play(pair))
@@ -219,7 +219,7 @@ def test_weights_on_trial_come_and_go_on_all_ranks(train, until, quick):
     larger.do(lambda node: node.step(samples=10**6))
     address = parse_address(larger.node.address)
     side.network.thread.call(lambda: side.network.runtime.connector.dial(address, None))
-    until(lambda: side.run.kept_in is not None and side.network.peer.joining.failed_trials, seconds=60.0)
+    until(lambda: side.run.before_merge_path is not None and side.network.peer.joining.failed_trials, seconds=60.0)
     stop_at[0] = side.run.steps + 100
     for rank in pair:
         rank.join(30)
@@ -232,10 +232,10 @@ def test_weights_on_trial_come_and_go_on_all_ranks(train, until, quick):
 
 def test_what_changes_the_model_waits_for_an_open_boundary_and_copies_wait_for_it():
     class Silent:
-        def tell(self, *what):
+        def send_command(self, *what):
             told.append(what)
 
-        def send(self, array):
+        def broadcast(self, array):
             told.append(array.copy())
 
     told, vector = [], np.zeros(10, np.float32)

@@ -53,9 +53,9 @@ def test_a_program_may_have_one_node_after_another_over_one_group(alone):
     for why in ("first", "second"):
         with Node(nn.Linear(4, 2), config=Config(), group=alone) as node:
             channel = node._training.ranks.channel
-            assert channel.read() == "", "what the node before this one left in the store is not this one's"
-            channel.write(why)
-            assert channel.read() == why
+            assert channel.read_reason() == "", "what the node before this one left in the store is not this one's"
+            channel.leave_reason(why)
+            assert channel.read_reason() == why
             node.step(samples=5)
 
 

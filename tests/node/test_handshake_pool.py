@@ -13,10 +13,24 @@ from gossip.config import Config
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.wire.frames import encode
 from gossip.wire.messages import VERSION_MAX, VERSION_MIN, Hello
-from node.links.connector import DIALS, STRANGERS_WAITING, TO_STRANGERS, Access, Connector, reason
+from node.links.connector import (
+    MAX_DIALS,
+    MAX_QUEUED_STRANGERS,
+    MAX_STRANGER_DIALS,
+    Access,
+    Connector,
+    describe_failure,
+)
 from node.links.frame_reader import FrameReader
 from node.links.handshake import Greeter
-from node.links.handshake_pool import FIRST_FLIGHT_S, OF_ONE, OF_OTHERS, PLACES, HandshakePool, neighbourhood
+from node.links.handshake_pool import (
+    FIRST_FLIGHT_S,
+    MAX_PER_UNKNOWN_HOST,
+    MAX_UNKNOWN,
+    MAX_VISITORS,
+    HandshakePool,
+    neighbourhood,
+)
 from node.transport.byte_stream import BrokenLinkError, PlainStream
 from node.transport.tcp import TcpNetwork
 from tests.node.link_owner import LinkOwner
@@ -27,15 +41,15 @@ ME = MemberRecord(PeerId(b"m" * 16), b"", 1, address=Address("10.0.0.1", 7))
 class Stream:
     """A connection from somewhere that may have sent a byte."""
 
-    def __init__(self, host, heard=False):
-        self.peer_host, self.heard, self.closed = host, heard, False
+    def __init__(self, host, has_received=False):
+        self.peer_host, self.has_received, self.closed = host, has_received, False
 
     def close_now(self):
         self.closed = True
 
 
 def handshake_pool(known=()):
-    return HandshakePool(lambda: set(known), lambda stream: stream.heard)
+    return HandshakePool(lambda: set(known), lambda stream: stream.has_received)
 
 
 # -- the pool ----------------------------------------------------------------------------------------------------------
@@ -53,22 +67,22 @@ def test_an_ipv6_network_is_one_neighbour(host, place):
 
 def test_one_address_has_eight_places_and_the_one_that_keeps_silent_goes_first():
     pool = handshake_pool()
-    streams = [Stream("192.0.2.1", heard=number == 0) for number in range(OF_ONE)]
+    streams = [Stream("192.0.2.1", has_received=number == 0) for number in range(MAX_PER_UNKNOWN_HOST)]
     for number, stream in enumerate(streams):
         pool.enter(stream, 0.1 * number)
     pool.enter(Stream("192.0.2.1"), 0.5 + FIRST_FLIGHT_S)
-    assert [stream.closed for stream in streams] == [False, True] + [False] * (OF_ONE - 2)
-    assert len(pool) == OF_ONE
+    assert [stream.closed for stream in streams] == [False, True] + [False] * (MAX_PER_UNKNOWN_HOST - 2)
+    assert len(pool) == MAX_PER_UNKNOWN_HOST
 
 
 def test_of_many_addresses_the_one_with_the_most_gives_a_place_up():
     pool = handshake_pool()
-    few = [Stream(f"192.0.2.{number}", heard=True) for number in range(OF_OTHERS - OF_ONE)]
-    many = [Stream("198.51.100.1", heard=True) for _ in range(OF_ONE)]
+    few = [Stream(f"192.0.2.{number}", has_received=True) for number in range(MAX_UNKNOWN - MAX_PER_UNKNOWN_HOST)]
+    many = [Stream("198.51.100.1", has_received=True) for _ in range(MAX_PER_UNKNOWN_HOST)]
     for stream in (*few, *many):
         pool.enter(stream, 0.0)
     pool.enter(Stream("203.0.113.5"), 0.1)
-    assert [stream.closed for stream in many] == [True] + [False] * (OF_ONE - 1)
+    assert [stream.closed for stream in many] == [True] + [False] * (MAX_PER_UNKNOWN_HOST - 1)
     assert not any(stream.closed for stream in few)
 
 
@@ -77,12 +91,12 @@ def test_half_of_the_pool_is_for_addresses_of_members():
     strangers = [Stream(f"192.0.2.{number}") for number in range(200)]
     for stream in strangers:
         pool.enter(stream, 0.0)
-    assert len(pool) == OF_OTHERS
-    members = [Stream("10.0.0.9") for _ in range(PLACES - OF_OTHERS)]
+    assert len(pool) == MAX_UNKNOWN
+    members = [Stream("10.0.0.9") for _ in range(MAX_VISITORS - MAX_UNKNOWN)]
     for stream in members:
         pool.enter(stream, 0.0)
     assert not any(stream.closed for stream in members)
-    assert sum(not stream.closed for stream in strangers) == OF_OTHERS
+    assert sum(not stream.closed for stream in strangers) == MAX_UNKNOWN
 
 
 def test_whoever_comes_is_let_in_and_the_pool_keeps_its_bound():
@@ -95,8 +109,8 @@ def test_whoever_comes_is_let_in_and_the_pool_keeps_its_bound():
         if rng.random() < 0.3:
             visitor, _ = here.pop(rng.randrange(len(here)))
             pool.leave(visitor)
-        assert len(pool) <= PLACES
-        assert len([one for one in pool.visitors if not one.known]) <= OF_OTHERS
+        assert len(pool) <= MAX_VISITORS
+        assert len([one for one in pool.visitors if not one.is_known]) <= MAX_UNKNOWN
 
 
 # -- on sockets --------------------------------------------------------------------------------------------------------
@@ -139,7 +153,7 @@ def test_eighty_silent_sockets_of_one_address_keep_hardly_anybody_out():
             for _ in range(80):
                 nursery.start_soon(silent)
             await trio.sleep(0.3)
-            assert len(connector.handshake_pool) <= OF_ONE
+            assert len(connector.handshake_pool) <= MAX_PER_UNKNOWN_HOST
             hello = encode(Hello(VERSION_MIN, VERSION_MAX, "s", "", (), None))
             for _ in range(100):
                 tried += 1
@@ -147,7 +161,7 @@ def test_eighty_silent_sockets_of_one_address_keep_hardly_anybody_out():
                     stream = PlainStream(await connect_from("127.0.0.3", address))
                     try:
                         await stream.send_all(hello)
-                        theirs = await FrameReader(stream).message()
+                        theirs = await FrameReader(stream).read_message()
                         greeted += theirs is not None and isinstance(theirs[0], Hello)
                     except BrokenLinkError:
                         pass
@@ -188,7 +202,7 @@ def dialling(autojump_clock, familiar, dials, then):
             missed.append(peer)
             took[peer] = trio.current_time() - begun[0]
 
-        connector = Connector(Access(network, None), Config(), LinkOwner(ME, missed=failed, knows=familiar))
+        connector = Connector(Access(network, None), Config(), LinkOwner(ME, missed=failed, is_known=familiar))
         async with trio.open_nursery() as nursery:
             connector.nursery = nursery
             for address, peer in dials:
@@ -214,21 +228,21 @@ def test_strangers_whose_addresses_swallow_packets_take_two_of_the_dials_and_a_b
     members = [(Address("10.0.0.2", 1 + n), peer) for n, peer in enumerate(names(1_000, 20))]
     clock = trio.testing.MockClock(autojump_threshold=0)
     network, took, missed = dialling(clock, lambda peer: peer in dict.fromkeys(names(1_000, 20)), strangers, members)
-    assert network.most == TO_STRANGERS
+    assert network.most == MAX_STRANGER_DIALS
     assert all(seconds is not None and seconds < 0.1 for seconds in took)
-    assert len(missed) >= 300 - STRANGERS_WAITING - 2 * TO_STRANGERS
+    assert len(missed) >= 300 - MAX_QUEUED_STRANGERS - 2 * MAX_STRANGER_DIALS
 
 
 def test_members_whose_addresses_once_swallowed_packets_leave_room_for_those_that_answer():
-    silent = [(Address("192.0.2.1", 1 + n), peer) for n, peer in enumerate(names(1, DIALS))]
+    silent = [(Address("192.0.2.1", 1 + n), peer) for n, peer in enumerate(names(1, MAX_DIALS))]
     clock = trio.testing.MockClock(autojump_threshold=0)
     members = [(Address("10.0.0.2", 1 + n), peer) for n, peer in enumerate(names(1_000, 20))]
     _, took, _ = dialling(clock, lambda peer: True, silent, [*silent, *members])
-    assert all(seconds is not None and seconds < 0.1 for seconds in took[DIALS:])
+    assert all(seconds is not None and seconds < 0.1 for seconds in took[MAX_DIALS:])
 
 
 def test_the_cause_is_named_for_people():
-    assert "no node listens" in reason(ConnectionRefusedError())
-    assert "resolved" in reason(socket.gaierror())
-    assert reason(BrokenLinkError("x")) == "did not answer"
-    assert reason(OSError(113, "No route to host")) == "cannot be reached: no route to host"
+    assert "no node listens" in describe_failure(ConnectionRefusedError())
+    assert "resolved" in describe_failure(socket.gaierror())
+    assert describe_failure(BrokenLinkError("x")) == "did not answer"
+    assert describe_failure(OSError(113, "No route to host")) == "cannot be reached: no route to host"

@@ -35,7 +35,7 @@ async def kinds(reader, count):
     """The types of the next so many messages; what chunks carry is thrown away."""
     found = []
     for _ in range(count):
-        got = await reader.message()
+        got = await reader.read_message()
         assert got is not None
         found.append(type(got[0]))
         await reader.discard(got[1])
@@ -123,9 +123,9 @@ def test_a_vector_goes_back_to_the_pool_once_when_its_stream_ends(begun):
                 assert await kinds(reader, 1) == [Chunk]
                 await trio.testing.wait_all_tasks_blocked()
             link.stop_bulk(7, sender)
-            assert not pool.free
+            assert not pool.free_arrays
             pool.give(vector)
-            assert [len(kept) for kept in pool.free.values()] == [1]
+            assert [len(kept) for kept in pool.free_arrays.values()] == [1]
             nursery.cancel_scope.cancel()
 
     trio.run(main)
@@ -142,7 +142,7 @@ def test_one_that_breaks_in_the_middle_of_a_chunk_lets_its_vector_go():
             nursery.cancel_scope.cancel()
         link.stop_bulk(7, sender)
         pool.give(vector)
-        assert [len(kept) for kept in pool.free.values()] == [1]
+        assert [len(kept) for kept in pool.free_arrays.values()] == [1]
 
     trio.run(main)
 
@@ -153,7 +153,7 @@ RECORDS = Records(tuple(Hint(PeerId(bytes(16)), 1, False, PeerId(bytes(16))) for
 def test_a_link_that_nobody_reads_is_closed_at_so_many_bytes():
     async def main():
         link, _ = linked()
-        while not link.closed:
+        while not link.is_closed:
             link.send(RECORDS)
             assert link.outbox_bytes <= links.OUTBOX_BYTES
             assert len(link.outbox) <= links.OUTBOX_FRAMES
@@ -175,10 +175,10 @@ def test_links_that_nobody_reads_hold_no_more_together_than_is_allowed(monkeypat
             made[3].send(RECORDS)
         for link in made:
             link.send(RECORDS)
-        assert [link.closed for link in made] == [False] * 8
+        assert [link.is_closed for link in made] == [False] * 8
         for _ in range(3):
             made[5].send(RECORDS)
-        assert [number for number, link in enumerate(made) if link.closed] == [3]
+        assert [number for number, link in enumerate(made) if link.is_closed] == [3]
         pool.remove(made[3])
         assert pool.waiting_bytes == 10 * len(encode(RECORDS))
 
@@ -212,7 +212,7 @@ def test_nothing_begins_on_a_link_that_is_closing(end):
         pool.add(newer)
         assert pool.newest(newer.peer) is newer
         if end == "theirs":
-            newer.orderly = True  # they said that they do not need it
+            newer.is_orderly = True  # they said that they do not need it
         else:
             getattr(newer, end)()
         assert pool.newest(newer.peer) is older
@@ -251,7 +251,7 @@ def test_a_flush_from_within_a_flush_sends_nothing_ahead_of_what_was_popped():
                 link.send(Nack(number))
             link.flush()
             with trio.fail_after(10):
-                assert [(await reader.message())[0] for _ in range(3)] == [Nack(1), Nack(2), Nack(3)]
+                assert [(await reader.read_message())[0] for _ in range(3)] == [Nack(1), Nack(2), Nack(3)]
             nursery.cancel_scope.cancel()
         near.close_now(), far.close_now()
 

@@ -31,7 +31,7 @@ def info(rtt_ms=51.0, again=100, least_ms=50.4, sent=10_000, busy_s=0.0, no_room
 def looked(*looks, control=CUBIC):
     watched = PathRecord()
     for told in looks:
-        watched.look(control, told)
+        watched.update(control, told)
     return watched
 
 
@@ -66,7 +66,7 @@ def test_nothing_is_said_of_what_bbr_would_not_change_or_what_nobody_can_know(co
     (False, info(busy_s=4.0, no_room_s=4.0)[:176]),
 ])  # fmt: skip
 def test_a_receiver_without_room_on_a_long_path_is_what_more_connections_help(narrow, told):
-    assert looked(told, control=b"bbr").windowed is looked(told, control=b"bbr").narrow is narrow
+    assert looked(told, control=b"bbr").is_window_limited is looked(told, control=b"bbr").is_narrow is narrow
 
 
 class Stand:
@@ -91,13 +91,13 @@ def test_it_is_said_once_counted_as_long_as_it_is_so_and_widened(monkeypatch):
     assert [kind for kind, _ in said] == ["lossy"]
     assert "1a2b3c4d 1.0 %" in said[0][1]
     assert "modprobe tcp_bbr" in said[0][1]
-    assert links.lossy == 1
+    assert links.lossy_links == 1
     assert set(widened) == {stands[0]}
     losses.look(20 * LOOK_S)
-    assert links.lossy == 1, "nothing was sent since: it is not looked at, and told would be empty"
+    assert links.lossy_links == 1, "nothing was sent since: it is not looked at, and told would be empty"
     links.by_peer = {}
     losses.look(30 * LOOK_S)
-    assert links.lossy == 0
+    assert links.lossy_links == 0
     del stand, stands[:], widened[:]
     gc.collect()
     assert len(losses.seen) == 0

@@ -48,9 +48,9 @@ def test_whoever_wants_a_copy_of_one_boundary_has_the_same_one():
     for left in (3, 2, 1):
         pool.give(copies[0])
         assert copies[0].users == left
-        assert not pool.free.get(vector.size), "others read it"
+        assert not pool.free_arrays.get(vector.size), "others read it"
     pool.give(copies[0])
-    assert len(pool.free[vector.size]) == 1
+    assert len(pool.free_arrays[vector.size]) == 1
 
 
 def test_the_next_copy_is_made_where_the_difference_lay_that_was_just_added():
@@ -187,10 +187,10 @@ def test_large_vectors_of_an_exchange_are_touched_before_the_first_step(config, 
 async def test_no_boundary_waits_for_memory_that_nobody_has_touched(short, monkeypatch):
     """It took a training loop 1.7 s for a snapshot of 400 MB, beside another exchange whose vectors were in use."""
     node = runtime(PLAIN)
-    monkeypatch.setattr(VectorPool, "AT_ONCE_ELEMENTS", 1)
+    monkeypatch.setattr(VectorPool, "SMALL_ELEMENTS", 1)
     boundary, pool = node.averager.boundary, node.streams.pool
     assert boundary.visit(ignore, spare=True, keep=True).spare is None
-    assert not pool.free, "what nobody asked for is left out"
+    assert not pool.free_arrays, "what nobody asked for is left out"
     jobs = []
     monkeypatch.setattr(node.streams, "compute", jobs.append)
     if not short:
@@ -201,6 +201,6 @@ async def test_no_boundary_waits_for_memory_that_nobody_has_touched(short, monke
         job.run()
         job.land()
     assert len(jobs) == short
-    [vector] = pool.free[ELEMENTS]
+    [vector] = pool.free_arrays[ELEMENTS]
     [(_, snapshot, _)] = boundary.visit(ignore).snapshots
     assert snapshot.array is vector

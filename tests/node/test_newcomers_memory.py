@@ -76,7 +76,7 @@ def noted(monkeypatch):
     watch(Runtime, "send", lambda to, message: "asks" if isinstance(message, Fetch) else None)
     watch(ModelState, "buffer", "buffer")
     watch(Averager, "collect", "collects")
-    watch(Streams, "touch", "touched", after=True)
+    watch(Streams, "touch_vectors", "touched", after=True)
     watch(OuterStep, "reset", "outer")
     watch(OuterStep, "begin", "outer")
     watch(ModelState, "adopt", "adopts")
@@ -102,9 +102,9 @@ def of(side, events):
 def test_a_newcomer_asks_first_and_has_its_memory_before_it_adopts(train, until, noted, monkeypatch, outer, adam):
     """On a machine where fresh pages are dear, 11 of the 18 seconds until 400 MB were there went by before it asked."""
     config = Config(**RARELY, **outer)
-    plain = Streams.touch
+    plain = Streams.touch_vectors
     monkeypatch.setattr(streams, "INLINE_ELEMENTS", 1)
-    monkeypatch.setattr(Streams, "touch", lambda self, vectors=2: (time.sleep(0.3), plain(self, vectors))[1])
+    monkeypatch.setattr(Streams, "touch_vectors", lambda self, vectors=2: (time.sleep(0.3), plain(self, vectors))[1])
     models = [Norm(0), Norm(1)]
     optimizers = [torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0) if adam else None for model in models]
     work = work_of(models[0], optimizers[0]) if adam else None
@@ -146,9 +146,9 @@ def test_the_outer_step_is_that_of_the_adopted_weights_and_lies_where_they_were_
     assert outer._momentum.shape == (parameters,)
     assert not outer._momentum.any()
     assert second.side.network.runtime.averager.joining is None
-    assert not any(np.shares_memory(one, outer._phi) for kept in second.side.live.pool.free.values() for one in kept), (
-        "no exchange writes there"
-    )
+    assert not any(
+        np.shares_memory(one, outer._phi) for kept in second.side.live.pool.free_arrays.values() for one in kept
+    ), "no exchange writes there"
 
 
 def test_who_joins_mixes_from_the_weights_that_it_adopted(train, until):
@@ -182,7 +182,7 @@ def test_no_snapshot_is_told_before_the_outer_step_has_begun():
     side = Node({"x": vector}, seeds=["127.0.0.1:9"])._training
     taken, told = [], []
     side.service.runtime = SimpleNamespace(
-        streams=SimpleNamespace(take_memory=lambda: taken.append(side.live.outer.begun)), at_boundary=None,
+        streams=SimpleNamespace(allocate_memory=lambda: taken.append(side.live.outer.begun)),
         peer=SimpleNamespace(local=SimpleNamespace(optimizer_keys=()), view=SimpleNamespace(sound=True)),
     )  # fmt: skip
     side.network.thread.call = lambda *arguments: told.append(side.live.outer.begun) or True
@@ -201,7 +201,7 @@ async def test_a_newcomer_collects_where_its_outer_step_will_be():
     node = runtime(Config(filter="none", outer_momentum=0.5, outer_rate=0.7))
     collecting = node.averager.collect(ReceivePiece(1, OTHER, 0, 100, ELEMENTS))
     assert node.averager.collect(ReceivePiece(2, OTHER, 100, 200, ELEMENTS)) is collecting
-    assert not node.streams.pool.free
+    assert not node.streams.pool.free_arrays
     node.averager.outer.begin(collecting)
     assert node.averager.outer.owns(collecting)
     again = node.averager.collect(ReceivePiece(3, OTHER, 0, 100, ELEMENTS + 1))

@@ -18,7 +18,7 @@ from gossip.config import Config
 from gossip.errors import LocalError
 from gossip.ids import parse_address
 from node import Node
-from node.loop.training import ALONE_S, TrainingSide
+from node.loop.training import LONE_COPY_S, TrainingSide
 from node.model.snapshot import ModelState
 from node.network import service
 from node.observe.members import members_of
@@ -66,7 +66,7 @@ def test_a_node_alone_copies_its_model_for_no_mix_and_for_newcomers_once_a_secon
     until(lambda: len(visits) > 6)
     assert not any(visits)
     until(lambda: len(kept) > 3)
-    assert all(later - before > 0.5 * ALONE_S for before, later in itertools.pairwise(kept))
+    assert all(later - before > 0.5 * LONE_COPY_S for before, later in itertools.pairwise(kept))
     train(linear(1), seeds=[first.node.address])
     until(mixed(first))
     until(lambda: any(visits))
@@ -84,7 +84,7 @@ def test_of_a_part_its_elements_alone_are_copied_and_added(train, until, monkeyp
             return method(self, vector, *more)
 
         monkeypatch.setattr(ModelState, name, noted)
-    monkeypatch.setattr(TrainingSide, "keeps", lambda self: False)  # a copy for newcomers now and then is whole
+    monkeypatch.setattr(TrainingSide, "is_copy_due", lambda self: False)  # a copy for newcomers now and then is whole
     config = Config(part=part, mix_every_steps=1, join_timeout_s=3.0)
     models = [nn.Linear(400, 50), nn.Linear(400, 50)]
     first = train(models[0], config=config)

@@ -95,11 +95,13 @@ def test_an_embedded_node_tells_who_it_is_and_of_what_kind_it_speaks(caplog):
 def kinds(call: ast.Call) -> list[str]:
     """The kinds of the notice that this call makes: a text, or one of two."""
     name = getattr(call.func, "id", getattr(call.func, "attr", ""))
-    if name == "call" and "on_event" in ast.dump(call.args[0]):  # thread.call(runtime.on_event, kind, sentence)
+    if name == "call" and "notify" in ast.dump(call.args[0]):  # thread.call(runtime.notify, kind, sentence)
         said = call.args[1]
-    elif name in ("Notice", "on_event", "notice") or (name.endswith("Event") and call.args):
+    elif name in ("Notice", "on_event", "notify", "notice") or (name.endswith("Event") and call.args):
         said = call.args[0]
-    elif name in ("event", "tell") and len(call.args) > 1:  # progress.event(now, kind, ...), tell(sentence, kind)
+    elif (
+        name in ("event", "notify_once") and len(call.args) > 1
+    ):  # console.event(now, kind), notify_once(sentence, kind)
         said = call.args[1]
     else:
         return []

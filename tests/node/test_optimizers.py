@@ -134,13 +134,13 @@ def test_a_checkpoint_of_several_optimizers_goes_to_as_many():
     train(model, optimizers.all, seed=1)
     saved = optimizers.state_dict()
     again = Optimizers(halves(model))
-    again.load(again.states(saved))
+    again.load(again.split_state(saved))
     for one, its in zip(again.all, optimizers.all, strict=True):
         for parameter, kept in its.state.items():
             assert torch.equal(one.state[parameter]["exp_avg"], kept["exp_avg"])
     with pytest.raises(CheckpointError, match=r"the state of 2 optimizers and the node has 1: give Node the same"):
-        Optimizers(torch.optim.Adam(model.parameters())).states(saved)
-    assert Optimizers().states(saved) == again.states(None) == []
+        Optimizers(torch.optim.Adam(model.parameters())).split_state(saved)
+    assert Optimizers().split_state(saved) == again.split_state(None) == []
 
 
 def test_a_checkpoint_of_one_optimizer_is_its_own_state_dict():

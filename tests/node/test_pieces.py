@@ -35,7 +35,7 @@ def test_a_piece_for_a_newcomer_is_no_snapshot_of_the_weights():
     assert state.holds(ELEMENTS + 1, ELEMENTS + 5)
     assert not state.holds(0, 5)
     assert not weights.holds(0, ELEMENTS + 1)
-    assert node.streams.pool.last is weights
+    assert node.streams.pool.newest is weights
     assert moved == [ELEMENTS], "how far local steps went is of the weights"
 
 
@@ -50,7 +50,7 @@ def test_no_boundary_pays_for_fresh_memory_for_a_newcomer():
     averager.boundary.model.begin_read_optimizer = lambda out, start: out.fill(7.0)
     averager.copy_piece(CopyPiece(1, 3, 9))
     averager.copy_piece(CopyPiece(2, ELEMENTS, ELEMENTS + 5))
-    pool.buffer = None  # no more of it
+    pool.allocate = None  # no more of it
     averager.updated(averager.boundary.visit(ignore))
     assert averager.snapshots.keys() == {1, 2}
     assert all(averager.snapshots[1].array is not one.array for one in taken)

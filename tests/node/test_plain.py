@@ -20,7 +20,7 @@ from gossip.errors import CheckpointError, ConfigError, LocalError
 from gossip.ids import PeerId
 from node.loop.ranks.boundary import UpdateTold
 from node.loop.ranks.mirror import Place
-from node.loop.ranks.plain import DEEPEST, MOST_BYTES, RECORD, TUPLE, packed, unpacked
+from node.loop.ranks.plain import MAX_BYTES, MAX_DEPTH, RECORD, TUPLE, pack_value, unpack_value
 from node.loop.ranks.report import SwarmReport
 from node.observe.members import Member, SwarmView
 from node.observe.metrics import Metrics
@@ -42,7 +42,7 @@ NEWS = SwarmReport(
     ],
 )  # fmt: skip
 def test_what_is_said_comes_back_as_it_was(value):
-    again = unpacked(packed(value))
+    again = unpack_value(pack_value(value))
     assert again == value
     assert type(again) is type(value)
 
@@ -52,13 +52,13 @@ def test_subclasses_become_the_plain_type():
         HIGH = 3
 
     given = OrderedDict(a=Level.HIGH, b=np.float32(0.5), c=np.int64(7))
-    assert packed(given) == packed({"a": 3, "b": 0.5, "c": 7})
-    assert math.isnan(unpacked(packed(math.nan)))
+    assert pack_value(given) == pack_value({"a": 3, "b": 0.5, "c": 7})
+    assert math.isnan(unpack_value(pack_value(math.nan)))
 
 
 def test_an_error_of_rank_0_is_raised_as_what_it_was():
     for error in (CheckpointError("It is cut off."), ConfigError("It cannot work."), LocalError("It has ended.")):
-        again = unpacked(packed(error))
+        again = unpack_value(pack_value(error))
         assert type(again) is type(error)
         assert str(again) == str(error)
 
@@ -66,7 +66,7 @@ def test_an_error_of_rank_0_is_raised_as_what_it_was():
 @pytest.mark.parametrize("value", [print, object(), {1, 2}, Path("x"), [lambda: 1], torch.zeros(1)])
 def test_what_is_not_plain_is_refused_in_a_sentence(value):
     with pytest.raises(ConfigError, match=r"Rank 0 of this node's group holds a \w+ where only numbers"):
-        packed(value)
+        pack_value(value)
 
 
 def test_a_pickle_runs_nothing(tmp_path):
@@ -76,7 +76,7 @@ def test_a_pickle_runs_nothing(tmp_path):
 
     for data in (pickle.dumps(Trap()), msgpack.packb(msgpack.ExtType(3, msgpack.packb(["Path", "x"])))):
         with pytest.raises((ValueError, LocalError, msgpack.UnpackException)):
-            unpacked(data)
+            unpack_value(data)
     assert not (tmp_path / "ran").exists()
 
 
@@ -89,26 +89,26 @@ def nested(levels):
 
 def test_tuples_nest_as_deep_as_may_be_read_and_no_deeper():
     """Each level takes 40 KB of the C stack: a few hundred ended the process."""
-    assert unpacked(packed(nested(DEEPEST - 1))) == nested(DEEPEST - 1)
+    assert unpack_value(pack_value(nested(MAX_DEPTH - 1))) == nested(MAX_DEPTH - 1)
     with pytest.raises(ConfigError, match="nested deeper than 24 levels"):
-        packed(nested(DEEPEST))
+        pack_value(nested(MAX_DEPTH))
     data = b"\xc0"
     for _ in range(2000):
         data = msgpack.packb(msgpack.ExtType(TUPLE, b"\x91" + data))
     with pytest.raises(LocalError, match="nested too deep"):
-        unpacked(data)
+        unpack_value(data)
 
 
 def test_what_is_told_has_a_largest_size():
     with pytest.raises(ConfigError, match="has 32 MB to send the others besides tensors, and may send 32 MB"):
-        packed([bytes(MOST_BYTES)])
-    with pytest.raises(LocalError, match=f"{MOST_BYTES + 1} bytes at once"):
-        unpacked(bytes(MOST_BYTES + 1))
+        pack_value([bytes(MAX_BYTES)])
+    with pytest.raises(LocalError, match=f"{MAX_BYTES + 1} bytes at once"):
+        unpack_value(bytes(MAX_BYTES + 1))
 
 
 def test_more_lists_than_any_rank_tells_are_refused_before_they_take_memory():
     with pytest.raises(LocalError, match="more than 1048576 lists and mappings"):
-        unpacked(b"\xdd" + (1 << 21).to_bytes(4, "big") + b"\x90" * (1 << 21))
+        unpack_value(b"\xdd" + (1 << 21).to_bytes(4, "big") + b"\x90" * (1 << 21))
 
 
 @pytest.mark.parametrize(
@@ -120,25 +120,25 @@ def test_more_lists_than_any_rank_tells_are_refused_before_they_take_memory():
 def test_a_record_whose_fields_are_of_other_types_is_refused(fields):
     data = msgpack.packb(msgpack.ExtType(RECORD, msgpack.packb(["UpdateTold", *fields])))
     with pytest.raises(LocalError, match="is no message of this version"):
-        unpacked(data)
+        unpack_value(data)
 
 
 def test_the_text_of_an_error_is_one_line():
-    again = unpacked(packed(LocalError("\x1b[2JIt\nis\r" + "long" * 10_000)))
+    again = unpack_value(pack_value(LocalError("\x1b[2JIt\nis\r" + "long" * 10_000)))
     assert str(again).startswith("?[2JIt?is?long")
     assert len(str(again)) == 2000
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_spoiled_bytes_are_read_or_refused_in_a_sentence(seed):
-    rng, data = random.Random(seed), packed((None, LocalError("It has ended."), NEWS))
+    rng, data = random.Random(seed), pack_value((None, LocalError("It has ended."), NEWS))
     for _ in range(200):
         spoiled = bytearray(data)
         for _ in range(rng.choice((1, 1, 2, 8))):
             spoiled[rng.randrange(len(spoiled))] = rng.choice((rng.randrange(256), 0xC7, 0xC9, 0xDD, 0xDF, 0xC6, 0xFF))
         cut = bytes(spoiled[: rng.choice((len(data), rng.randrange(len(data))))])
         with contextlib.suppress(LocalError):  # nothing else
-            unpacked(cut)
+            unpack_value(cut)
 
 
 def test_no_module_of_a_node_can_unpickle():

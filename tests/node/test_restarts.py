@@ -40,7 +40,7 @@ def resting(monkeypatch):
     made = Pair()
     made.service.faults._restarted.extend([time.monotonic()] * 3)
     made.call(raises)
-    until(lambda: made.service.resting)
+    until(lambda: made.service.is_backing_off)
     yield made
     end(made.trainees)
 
@@ -56,7 +56,7 @@ def test_a_loop_whose_network_side_rests_trains_on_alone_and_each_call_returns(r
     assert trainee.do(lambda node: node.members)[0].id == resting.node.id
     assert trainee.do(lambda node: node.metrics().network_restarts) == 1
     assert time.monotonic() - began < 5.0
-    assert resting.service.resting
+    assert resting.service.is_backing_off
     trainee.do(lambda node: node.finish(0.2))
     assert resting.node.finished
     trainee.stop()
@@ -68,7 +68,7 @@ def test_the_page_is_served_while_the_network_side_rests():
     try:
         made.service.faults._restarted.extend([time.monotonic()] * 3)
         made.call(raises)
-        until(lambda: made.service.resting)
+        until(lambda: made.service.is_backing_off)
         port = made.service.page.server.sock.getsockname()[1]
 
         def answer(path):
@@ -91,9 +91,9 @@ def test_what_is_trained_while_the_network_side_rests_counts_when_it_is_back(pai
         pair.side.run.samples,
     )
     pair.call(raises)
-    until(lambda: pair.service.resting)
+    until(lambda: pair.service.is_backing_off)
     until(lambda: pair.side.network.runtime is not old and pair.mixes())
-    assert not pair.service.resting
+    assert not pair.service.is_backing_off
     assert pair.side.network.peer.local.progress.samples >= progress + pair.side.network.peer.local.samples - trained
 
 
@@ -195,7 +195,7 @@ def test_a_loop_in_lockstep_is_let_go_on(monkeypatch):
     try:
         made.service.faults._restarted.extend([time.monotonic()] * 3)
         made.call(raises)
-        until(lambda: made.service.resting)
+        until(lambda: made.service.is_backing_off)
         steps = made.side.run.steps
         until(lambda: made.side.run.steps > steps + 20)
     finally:

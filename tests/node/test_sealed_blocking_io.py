@@ -72,7 +72,7 @@ async def test_what_is_said_meanwhile_goes_both_ways_between_chunks():
         end.begin(nursery)
         nursery.start_soon(send)
         while len(found) < SIZE // CHUNK + 1:
-            message, body_bytes = await reader.message()
+            message, body_bytes = await reader.read_message()
             if not found:
                 await until(lambda: "gossip-send" in at_work())
                 end.link.send(Nack(5))

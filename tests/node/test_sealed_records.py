@@ -87,7 +87,7 @@ def opened_bytes(sent, key=KEY, first=0, buffer_bytes=RECORD_BYTES, read_bytes=N
 
     while True:
         try:
-            count = at_once(opener.take(read, buffer))
+            count = at_once(opener.receive(read, buffer))
         except RemoteError as error:
             return bytes(found), error
         if not count:
@@ -208,7 +208,7 @@ def test_a_length_that_nobody_seals_is_refused_before_anything_more_is_read(leng
         return LENGTH_BYTES
 
     with pytest.raises(ProtocolError, match=f"{length} bytes"):
-        at_once(opener.take(read, memoryview(bytearray(8))))
+        at_once(opener.receive(read, memoryview(bytearray(8))))
     assert asked == [AHEAD_BYTES]
 
 
@@ -229,15 +229,15 @@ def test_large_records_pass_through_room_that_is_given_back(monkeypatch):
     rooms = Rooms()
     monkeypatch.setattr(sealed, "ROOMS", rooms)
     opener, read = Opener(KEY, "there"), reader_of(sealed_bytes(*[bytes(RECORD_BYTES)] * 3))
-    assert len(rooms.free) == 1, "the sealer's"
+    assert len(rooms.free_rooms) == 1, "the sealer's"
     for _ in range(3 * RECORD_BYTES // 8_192):
-        assert at_once(opener.take(read, memoryview(bytearray(8_192)))) == 8_192
+        assert at_once(opener.receive(read, memoryview(bytearray(8_192)))) == 8_192
         assert len(opener.room) <= ROOM_BYTES
     assert len(opener.room) == AHEAD_BYTES
-    assert [len(room) for room in rooms.free] == [ROOM_BYTES]
+    assert [len(room) for room in rooms.free_rooms] == [ROOM_BYTES]
     for _ in range(2 * ROOMS_KEPT):
         rooms.give(memoryview(bytearray(ROOM_BYTES)))
-    assert len(rooms.free) == ROOMS_KEPT
+    assert len(rooms.free_rooms) == ROOMS_KEPT
 
 
 def test_two_links_in_the_middle_of_their_records_have_nothing_in_common():
@@ -247,7 +247,7 @@ def test_two_links_in_the_middle_of_their_records_have_nothing_in_common():
         for opener, read, found in links:
             buffer = memoryview(bytearray(50_000))
             if len(found) < 2 * RECORD_BYTES:
-                found += buffer[: at_once(opener.take(read, buffer))]
+                found += buffer[: at_once(opener.receive(read, buffer))]
     assert [bytes(found) for *_, found in links] == payloads
 
 
@@ -277,12 +277,12 @@ def test_what_may_not_come_is_never_waited_for():
 
     opener, found = Opener(KEY, "there"), bytearray(sum(map(len, frames)))
     view = memoryview(found)
-    assert at_once(opener.take(read, view[:AHEAD_BYTES])) == 100
+    assert at_once(opener.receive(read, view[:AHEAD_BYTES])) == 100
     at = 100
     while at < len(found):
-        at += at_once(opener.take(read, view[at:]))
+        at += at_once(opener.receive(read, view[at:]))
     assert bytes(found) == b"".join(frames)
-    assert not opener.ready
+    assert not opener.is_ready
 
 
 @in_trio

@@ -21,7 +21,7 @@ from node import Node
 from node.identity.keys import InviteToken, new_secret, parse_secret
 from node.settings import NodeOptions, Settings
 from node.transport import seeds as module
-from node.transport.seeds import MOST_FOUND, MOST_TEXTS, SeedLookup
+from node.transport.seeds import MAX_FOUND, MAX_TEXTS, SeedLookup
 from tests.node.conftest import QUICK
 
 HERE, SOMEBODY = Address("127.0.0.1", 7700), PeerId(b"s" * 16)
@@ -37,7 +37,7 @@ def lookup(*texts, secret=None, bound=HERE, told=None):
 
 def found(made, times=1):
     for _ in range(times):
-        last = trio.run(made.look)
+        last = trio.run(made.poll)
     return last
 
 
@@ -51,7 +51,7 @@ def resolver(monkeypatch):
             raise socket.gaierror("no such name")
         return list(names[host])
 
-    monkeypatch.setattr(module, "numbers_of", stand_in)
+    monkeypatch.setattr(module, "resolve_host", stand_in)
     return names
 
 
@@ -59,13 +59,13 @@ def resolver(monkeypatch):
 def test_every_address_of_a_name_is_a_seed_without_our_own(resolver):
     resolver["swarm"] = ["127.0.0.1", "10.0.0.2", "10.0.0.3", "fd00::4"]
     made = lookup("swarm:7700", "10.0.0.9:1")
-    assert made.needed
+    assert made.is_needed
     assert made.fixed == (Address("10.0.0.9", 1),)
     got = found(made)
     others = {Address("10.0.0.2", 7700), Address("10.0.0.3", 7700), Address("fd00::4", 7700)}
     assert set(got.addresses) == others | {Address("10.0.0.9", 1)}
     assert got.names == dict.fromkeys([HERE, *others], "swarm:7700"), "people see the name that they gave"
-    assert not lookup("10.0.0.9:1", "[::1]:7").needed
+    assert not lookup("10.0.0.9:1", "[::1]:7").is_needed
 
 
 def test_who_listens_everywhere_knows_its_own_addresses_by_its_port(resolver):
@@ -79,7 +79,7 @@ def test_who_listens_everywhere_knows_its_own_addresses_by_its_port(resolver):
 def test_an_address_at_which_this_node_met_itself_is_left_out_from_then_on(resolver):
     resolver["swarm"] = ["10.0.0.1", "10.0.0.2"]
     made = lookup("swarm:7700")
-    made.met_itself(Address("10.0.0.1", 7700))
+    made.on_own_address(Address("10.0.0.1", 7700))
     assert found(made).addresses == (Address("10.0.0.2", 7700),)
 
 
@@ -109,13 +109,13 @@ def test_a_look_brings_so_many_addresses_and_others_the_next_time(resolver, tmp_
     resolver["swarm"] = [f"10.0.{i // 250}.{i % 250 + 1}" for i in range(2_000)]
     made = lookup("swarm:7700", "10.9.9.9:9")
     first, second = found(made), found(made)
-    assert len(first.addresses) == len(second.addresses) == MOST_FOUND + 1
+    assert len(first.addresses) == len(second.addresses) == MAX_FOUND + 1
     assert set(first.addresses) != set(second.addresses)
     assert Address("10.9.9.9", 9) in set(first.addresses) & set(second.addresses), "what was named is always there"
     (tmp_path / "seeds").write_text("".join(f"10.1.{i // 250}.{i % 250}:7700\n" for i in range(50_000)))
     made = lookup(f"@{tmp_path}/seeds", endless)
-    assert len(found(made).addresses) == MOST_FOUND
-    assert max(map(len, made.texts.values())) == MOST_TEXTS
+    assert len(found(made).addresses) == MAX_FOUND
+    assert max(map(len, made.texts.values())) == MAX_TEXTS
 
 
 def endless():
@@ -182,7 +182,7 @@ def test_an_invite_of_another_swarm_is_left_out_and_not_repeated(tmp_path):
 
 
 def test_what_hangs_keeps_one_thread_and_nobody_from_being_found(monkeypatch, resolver):
-    monkeypatch.setattr(module, "LOOK_S", 0.05)
+    monkeypatch.setattr(module, "POLL_S", 0.05)
     let_go, running = threading.Event(), []
 
     def hangs():
@@ -192,11 +192,11 @@ def test_what_hangs_keeps_one_thread_and_nobody_from_being_found(monkeypatch, re
 
     resolver["swarm"] = ["10.0.0.2"]
     made, told = lookup(hangs, "swarm:7700"), []
-    made.tell = told.append
+    made.log = told.append
 
     async def looks():
         for _ in range(4):
-            got = await made.look()
+            got = await made.poll()
             assert got.addresses == (Address("10.0.0.2", 7700),)
             assert got.missing == {"seeds()": "did not answer within 0 s"}
 

@@ -35,26 +35,26 @@ def test_a_partner_that_reads_and_sends_nothing_has_stalled():
     sessions, session, link = under_way(Fills(1, 2048, CODECS["fp32"]), sent=False)
     begun = session.heard_at
     session.moved_at = begun + 2.9
-    assert sessions.stalled(begun + 2.9, 3.0) == []
-    assert sessions.stalled(begun + 3.1, 3.0) == [session]
+    assert sessions.stalled_sessions(begun + 2.9, 3.0) == []
+    assert sessions.stalled_sessions(begun + 3.1, 3.0) == [session]
     session.heard_at = -math.inf
-    sessions.place(link, Chunk(1, 0, 1024, 0), 4096)
-    assert sessions.stalled(begun + 2.9, 3.0) == [], "a chunk that begins is something of theirs"
+    sessions.buffer_for(link, Chunk(1, 0, 1024, 0), 4096)
+    assert sessions.stalled_sessions(begun + 2.9, 3.0) == [], "a chunk that begins is something of theirs"
 
 
 @in_trio
 def test_what_is_all_here_is_waited_for_by_what_we_send():
     sessions, session, _ = under_way(SimpleNamespace(done=True), sent=False)
     session.heard_at -= 100.0
-    assert sessions.stalled(session.moved_at + 2.9, 3.0) == []
-    assert sessions.stalled(session.moved_at + 3.1, 3.0) == [session]
+    assert sessions.stalled_sessions(session.moved_at + 2.9, 3.0) == []
+    assert sessions.stalled_sessions(session.moved_at + 3.1, 3.0) == [session]
 
 
 @in_trio
 def test_a_stream_that_only_goes_out_has_nothing_to_hear():
     sessions, session, _ = under_way(None, sent=False)
     session.heard_at -= 100.0
-    assert sessions.stalled(session.moved_at + 2.9, 3.0) == []
+    assert sessions.stalled_sessions(session.moved_at + 2.9, 3.0) == []
 
 
 @in_trio
@@ -62,7 +62,7 @@ def test_bytes_of_a_chunk_that_is_not_whole_are_movement():
     sessions, session, link = under_way(Fills(1, 2048, CODECS["fp32"]), sent=False)
     begun = session.heard_at
     link.sent_at = begun + 5.0
-    assert sessions.stalled(begun + 5.1, 3.0) == [session], "nothing of theirs came"
+    assert sessions.stalled_sessions(begun + 5.1, 3.0) == [session], "nothing of theirs came"
     link.received_at = begun + 5.0
-    assert sessions.stalled(begun + 7.9, 3.0) == []
-    assert sessions.stalled(begun + 8.1, 3.0) == [session]
+    assert sessions.stalled_sessions(begun + 7.9, 3.0) == []
+    assert sessions.stalled_sessions(begun + 8.1, 3.0) == [session]

@@ -17,7 +17,7 @@ from node import Node, QuasiGlobal
 from node.loop.live import Trained
 from node.loop.ranks.channel import GroupChannel
 from node.loop.ranks.ranks import Command, Ranks
-from node.loop.ranks.sharded import carry_out, trained_by_all
+from node.loop.ranks.sharded import perform_command, with_shards
 from node.model import checkpoint
 from node.model.backup import KeptWeights
 from node.model.checkpoint import Archive
@@ -69,11 +69,11 @@ class Pair:
                 step(model, optimizer, number)
         self.ranks = Ranks(GroupChannel(world))
         self.ranks.open()
-        trained = trained_by_all(Trained(self.models[1], Optimizers(self.optimizers[1])), self.ranks)
-        self.sharded, self.many = trained.state(), trained.optimizers
+        trained = with_shards(Trained(self.models[1], Optimizers(self.optimizers[1])), self.ranks)
+        self.sharded, self.many = trained.make_state(), trained.optimizers
         self.whole = ModelState(self.models[0], self.optimizers[0])
         self.sharded.work.begin()
-        self.ranks.standing = True
+        self.ranks.is_standing = True
 
     def vectors(self):
         found = []
@@ -181,7 +181,7 @@ def test_a_checkpoint_of_a_sharded_model_loads_into_a_whole_one_and_back(world, 
     for path, model, optimizer, archive in zip(reversed(files), pair.models, pair.optimizers, archives, strict=True):
         for number in range(5, 7):
             step(model, optimizer, number)
-        archive.put(archive.load(path), path)
+        archive.restore(archive.load(path), path)
         found = archive.state.tensors()
         saved = checkpoint.load(path)
         assert all(torch.equal(found[name], tensor) for name, tensor in saved.tensors.items())
@@ -215,7 +215,7 @@ def test_a_file_of_another_optimizer_is_refused_before_anything_changes(world, t
     Archive(ModelState(other, optimizer), Optimizers(optimizer)).save(tmp_path / "run", {})
     before = pair.vectors()[1]
     with pytest.raises(CheckpointError, match="AdamW has other groups of parameters than this node's"):
-        archive.put(archive.load(tmp_path / "run"), "run")
+        archive.restore(archive.load(tmp_path / "run"), "run")
     assert np.array_equal(before, pair.vectors()[1])
 
 
@@ -331,7 +331,7 @@ def test_an_operation_that_no_rank_0_sends_is_refused(world):
     pair.sharded.read(pair.sharded.buffer(4))
     vector = pair.sharded.buffer(4)
     pair.sharded.read(vector)
-    number, _ = pair.sharded.work.memory.find(vector)
+    number, _ = pair.sharded.work.memory.locate(vector)
     assert Operation("read", 0, 4, number).fits(pair.sharded.work.memory_size(number))
     for operation in (
         Operation("explode"),
@@ -345,8 +345,8 @@ def test_an_operation_that_no_rank_0_sends_is_refused(world):
         Operation("read", 0, -1, number),
     ):
         with pytest.raises(LocalError, match="is no message of this version"):
-            carry_out(Command("operation", operation), pair.sharded.work, pair.many)
-    assert not carry_out(Command("change"), pair.sharded.work, pair.many)
+            perform_command(Command("operation", operation), pair.sharded.work, pair.many)
+    assert not perform_command(Command("change"), pair.sharded.work, pair.many)
 
 
 def test_placements_that_are_no_boxes_are_refused(world):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.model.sharded.memory import MappedVectors, SharedVectors
-from node.model.sharded.shards import LocalShard, ShardBox, blocks, pairs, spots
+from node.model.sharded.shards import LocalShard, ShardBox, blocks, matching_positions, matching_views
 
 SHAPES = st.lists(st.integers(1, 6), min_size=0, max_size=4).map(tuple)
 
@@ -50,7 +50,7 @@ def test_ranks_together_read_any_stretch_of_the_vector(case):
     whole, ranks, low, high = case
     host = torch.full((high - low,), -1.0)
     for shards in ranks:
-        for shard, here, there in pairs(shards, host, low):
+        for shard, here, there in matching_views(shards, host, low):
             if shard.box.owns:
                 assert (there == -1.0).all(), "each element has one owner"
                 there.copy_(here)
@@ -61,7 +61,7 @@ def test_ranks_together_read_any_stretch_of_the_vector(case):
 def test_what_is_written_to_a_stretch_changes_nothing_else(case):
     whole, ranks, low, high = case
     for shards in ranks:
-        for _, here, there in pairs(shards, -whole[low:high], low):
+        for _, here, there in matching_views(shards, -whole[low:high], low):
             here.copy_(there)
         for shard in shards:
             expected = whole.clone()
@@ -77,7 +77,7 @@ def test_ranks_together_hold_each_position_once(case, data):
     positions = np.array(sorted(chosen), np.int64)
     found = np.full(positions.size, -1.0)
     for shards in ranks:
-        for shard, among, inside in spots(shards, positions):
+        for shard, among, inside in matching_positions(shards, positions):
             if shard.box.owns:
                 assert (found[among] == -1.0).all()
                 found[among] = shard.tensor.reshape(-1).numpy()[inside]
@@ -99,19 +99,19 @@ def test_a_stretch_of_a_tensor_is_a_few_boxes(shape, data):
 def test_another_process_maps_the_memory_and_it_ends_with_its_vectors():
     made, mapped = SharedVectors(), MappedVectors()
     vector = made.make(1000)
-    number, offset = made.find(vector[10:20])
-    assert (offset, made.find(np.zeros(10, np.float32))) == (40, None)
+    number, offset = made.locate(vector[10:20])
+    assert (offset, made.locate(np.zeros(10, np.float32))) == (40, None)
     name = made.made[number].name
     assert mapped.map(name)
-    made.mapped(number)
+    made.on_mapped_by_all(number)
     vector[10:20] = 7.0
     assert mapped.bytes_of(number)[40:80].view(np.float32).tolist() == [7.0] * 10
     assert not os.path.exists(name.path), "the file is closed once it is mapped"
-    assert made.drop() == []
+    assert made.drop_unused() == []
     del vector
-    assert made.drop() == [number]
+    assert made.drop_unused() == [number]
     assert made.bytes_of(number).size == 0
-    mapped.drop([number])
+    mapped.unmap([number])
     assert mapped.bytes_of(number).size == 0
 
 
@@ -119,10 +119,10 @@ def test_another_process_maps_the_memory_and_it_ends_with_its_vectors():
 def test_what_is_not_rank_0s_memory_is_not_mapped(path):
     made = SharedVectors()
     vector = made.make(4)
-    number, _ = made.find(vector)
+    number, _ = made.locate(vector)
     name = made.made[number].name
     assert not MappedVectors().map(type(name)(number, path, name.size, name.token))
-    made.mapped(number)
+    made.on_mapped_by_all(number)
 
 
 def test_memory_that_was_never_mapped_leaves_no_open_file():
@@ -130,5 +130,5 @@ def test_memory_that_was_never_mapped_leaves_no_open_file():
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
         made.make(8)
-    assert made.drop() == []
+    assert made.drop_unused() == []
     assert len(os.listdir("/proc/self/fd")) == before

@@ -153,10 +153,10 @@ def test_chunks_become_shorter_where_they_take_long_and_longer_where_they_do_not
     movement = bulk.ChunkMotion(None, None)
     began = movement.elements
     for seconds, times in ((0.3, 1 / 2), (0.1, 1 / 2), (0.01, 1.0), (0.01, 2.0)):
-        movement.begin(10.0)
-        movement.end(10.0 + seconds)
+        movement.on_chunk_begun(10.0)
+        movement.on_chunk_sent(10.0 + seconds)
         assert movement.elements == times * began
     for _ in range(20):
-        movement.begin(10.0)
-        movement.end(11.0)
+        movement.on_chunk_begun(10.0)
+        movement.on_chunk_sent(11.0)
     assert movement.elements == bulk.LEAST_ELEMENTS

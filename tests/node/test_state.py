@@ -214,11 +214,11 @@ class LossOfADevice:
 
 def test_a_loss_that_its_device_has_not_computed_is_not_waited_for():
     last, one, other = LastLoss(), LossOfADevice(2.0), LossOfADevice(1.0)
-    last.give(one)
+    last.set(one)
     assert last.read() is None
     one.ready = True
     assert last.read() == 2.0
-    last.give(other)
+    last.set(other)
     assert last.read() == 2.0, "of the last that was there"
     other.ready = True
     assert last.read() == 1.0

@@ -113,7 +113,7 @@ def test_a_failing_store_does_not_push_older_checkpoints_out(quick, store, tmp_p
 def test_what_a_merge_replaces_goes_where_the_checkpoints_go(quick, store, tmp_path):
     with Node(linear(1.0), config=quick, state_dir=tmp_path / "state") as node:
         node.save("faulty://b/run")
-        node._training.run.keep()
+        node._training.run.save_before_merge()
         drained(node)
         (told,) = notices(node, "kept")
     kept = tmp_path / "state" / "before-merge.safetensors"
@@ -138,8 +138,8 @@ def test_a_store_that_hangs_does_not_stop_the_loop_and_the_newest_checkpoint_fol
         assert time.monotonic() - began < 10, "saving waits for no store"
         run = node._training.run
         assert len(run.uploads.waiting) == 1, "a newer checkpoint takes the place of one that waits"
-        assert len(list(run.home.iterdir())) == 2
-        home = run.home
+        assert len(list(run.own_folder.iterdir())) == 2
+        home = run.own_folder
         threading.Timer(0.1, store.goes_on.set).start()
     assert weight_at("/b/run.safetensors", tmp_path) == 19.0, "leaving waits for the last one"
     assert not home.exists(), "nothing stays here"
@@ -150,7 +150,7 @@ def test_checkpoints_of_many_names_do_not_fill_the_disk(quick, store):
         store.goes_on.clear()
         for step in range(uploads.WAITING + 4):
             node.save(f"faulty://b/run-{step}")
-        assert len(list(node._training.run.home.iterdir())) == uploads.WAITING + 1
+        assert len(list(node._training.run.own_folder.iterdir())) == uploads.WAITING + 1
         (told,) = notices(node, "storage")
         assert told == (
             "faulty://b is slower than the checkpoints come, and the oldest that waits is given up: save less often."
@@ -210,7 +210,7 @@ def test_a_failure_at_the_end_is_logged_and_the_checkpoint_stays(quick, store, c
         node.save("faulty://b/run")
         store.errors[:] = [PermissionError(errno.EACCES, "Access denied")]
         threading.Timer(0.5, store.goes_on.set).start()
-        home = node._training.run.home
+        home = node._training.run.own_folder
     (told,) = [record.getMessage() for record in caplog.records if record.kind == "storage"]
     assert re.search("The store refuses faulty://b/run", told)
     kept = home / "unsent.safetensors"
@@ -229,7 +229,7 @@ def test_leaving_says_what_it_waits_for_and_not_for_ever(quick, store, caplog, m
         "This node has left, and its checkpoint is still on its way to faulty://b: the program ends when it is there."
     )
     assert "The store takes nothing of faulty://b/run.safetensors for 0.4 s" in last
-    assert next(node._training.run.home.glob("upload-*/run.safetensors")).exists()
+    assert next(node._training.run.own_folder.glob("upload-*/run.safetensors")).exists()
 
 
 def test_a_put_that_ends_in_the_middle_leaves_the_checkpoint_before_it(quick, store, tmp_path):

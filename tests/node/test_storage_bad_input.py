@@ -49,7 +49,7 @@ def test_what_failed_is_said_when_loading(error, sentence, quick, store):
         with pytest.raises(CheckpointError, match=sentence) as raised:
             node.load("faulty://b/run")
         one_sentence(raised)
-        assert not list(node._training.run.home.iterdir())
+        assert not list(node._training.run.own_folder.iterdir())
         node.step()
     assert float(model.weight[0, 0].detach()) == 1.0
 
@@ -143,7 +143,7 @@ def test_a_local_disk_without_room_is_named_with_the_store(quick, store, monkeyp
         with pytest.raises(CheckpointError, match=r"from where it goes to faulty://b/run.safetensors: no space") as got:
             node.save("faulty://b/run")
         one_sentence(got)
-        assert not list(node._training.run.home.iterdir())
+        assert not list(node._training.run.own_folder.iterdir())
         monkeypatch.setattr(copies.tempfile, "mkdtemp", full)
         with pytest.raises(CheckpointError, match=r"needs a local file on its way, and no folder for it can be"):
             node.save("faulty://b/run")

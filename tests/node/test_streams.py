@@ -16,7 +16,11 @@ def test_parts_of_many_sizes_leave_the_pool_no_larger_than_eight_vectors():
     pool.give(pool.take())
     for size in range(1, SIZE):
         pool.give(pool.take(size))
-        assert sum(size * len(kept) for size, kept in pool.free.items()) == pool.held <= pool.KEPT * SIZE
+        assert (
+            sum(size * len(kept) for size, kept in pool.free_arrays.items())
+            == pool.free_elements
+            <= pool.MAX_FREE * SIZE
+        )
 
 
 def test_a_vector_given_back_is_the_next_one_taken():
@@ -24,4 +28,4 @@ def test_a_vector_given_back_is_the_next_one_taken():
     first = pool.take()
     pool.give(first)
     assert pool.take().array is first.array
-    assert pool.held == 0
+    assert pool.free_elements == 0

@@ -76,10 +76,10 @@ def ramp(size=SIZE):
 
 async def chunk_of(reader, size=None):
     """The next chunk of a connection, and its body."""
-    message, body_bytes = await reader.message()
+    message, body_bytes = await reader.read_message()
     assert isinstance(message, Chunk)
     body = bytearray(body_bytes)
-    await reader.exactly(memoryview(body))
+    await reader.read_exactly(memoryview(body))
     return message, np.frombuffer(bytes(body), np.float32)
 
 
@@ -97,7 +97,7 @@ async def test_who_was_dialled_says_that_a_lane_is_let_in_and_a_vector_goes_over
     async with trio.open_nursery() as nursery:
         end = End(nursery, 3)
         for far in end.far:
-            assert isinstance((await far.message())[0], Widen)
+            assert isinstance((await far.read_message())[0], Widen)
         assert len(end.link.lanes) == 3
         sender = Noted(7, ramp(), FP32, LEAST_ELEMENTS)
         end.link.send(Accept(7, 0.0, 0.5, "fp32"))
@@ -112,7 +112,7 @@ async def test_who_was_dialled_says_that_a_lane_is_let_in_and_a_vector_goes_over
 
         for place, far in enumerate(end.far):
             nursery.start_soon(read, place, far)
-        assert isinstance((await end.main.message())[0], Accept)
+        assert isinstance((await end.main.read_message())[0], Accept)
         await trio.testing.wait_all_tasks_blocked(0.01)
         assert np.array_equal(there, ramp())
         assert sum(counts) == SIZE // LEAST_ELEMENTS
@@ -122,7 +122,7 @@ async def test_who_was_dialled_says_that_a_lane_is_let_in_and_a_vector_goes_over
         assert sender.free >= 1
         assert end.link.bytes_sent > 4 * SIZE
         end.link.send(Nack(1))
-        assert isinstance((await end.main.message())[0], Nack), "and its messages go over the link"
+        assert isinstance((await end.main.read_message())[0], Nack), "and its messages go over the link"
         nursery.cancel_scope.cancel()
 
 
@@ -145,16 +145,16 @@ async def test_who_dialled_sends_no_chunk_before_it_is_let_in():
 async def test_no_chunk_goes_over_a_lane_before_the_words_that_go_before_it_have_left():
     async with trio.open_nursery() as nursery:
         end = End(nursery, 1, capacity_bytes=16)
-        await end.far[0].message()
+        await end.far[0].read_message()
         end.link.send(Nack(1))
         await trio.testing.wait_all_tasks_blocked()  # it is being sent
         end.link.send(Accept(7, 0.0, 0.5, "fp32"))
         end.link.start_bulk(7, Sender(7, ramp(LEAST_ELEMENTS), FP32, LEAST_ELEMENTS), shared=True)
         with trio.move_on_after(0.05) as waited:
-            await end.far[0].message()
+            await end.far[0].read_message()
         assert waited.cancelled_caught
-        await end.main.message()
-        await end.main.message()
+        await end.main.read_message()
+        await end.main.read_message()
         assert (await chunk_of(end.far[0]))[0].session == 7
         nursery.cancel_scope.cancel()
 
@@ -165,7 +165,7 @@ async def test_what_is_stopped_is_let_go_when_the_last_chunk_of_it_is_out(cut):
     async with trio.open_nursery() as nursery:
         end = End(nursery, 2, capacity_bytes=1_024)
         for far in end.far:
-            await far.message()
+            await far.read_message()
         sender = Noted(7, ramp(), FP32, LEAST_ELEMENTS)
         end.link.start_bulk(7, sender, shared=True)
         await trio.testing.wait_all_tasks_blocked()  # both are in the middle of a chunk
@@ -199,7 +199,7 @@ async def test_what_is_stopped_is_let_go_when_the_last_chunk_of_it_is_out(cut):
 async def test_over_a_lane_come_chunks_and_nothing_else(said):
     async with trio.open_nursery() as nursery:
         end = End(nursery, 1)
-        await end.far[0].message()
+        await end.far[0].read_message()
         await end.far[0].stream.send_all(said)
         await trio.testing.wait_all_tasks_blocked()
         assert [type(error) for error in end.errors] == [ProtocolError]
@@ -211,7 +211,7 @@ async def test_a_lane_that_the_other_side_closes_is_gone_and_the_link_goes_on():
     async with trio.open_nursery() as nursery:
         end = End(nursery, 2)
         for far in end.far:
-            await far.message()
+            await far.read_message()
         await end.far[0].stream.aclose()
         await trio.testing.wait_all_tasks_blocked()
         assert end.errors == []
@@ -236,9 +236,11 @@ async def test_a_vector_comes_over_its_link_or_over_lanes():
     for first in (False, True):
         sessions, link = agreed(DifferenceReceiver(7, ours, np.empty_like(ours), FP32))
         chunk = Chunk(7, 0, LEAST_ELEMENTS, 1)
-        sessions.place(link, chunk, 4 * LEAST_ELEMENTS, wide=first)
+        sessions.buffer_for(link, chunk, 4 * LEAST_ELEMENTS, over_lane=first)
         with pytest.raises(ProtocolError, match="over its link and over others"):
-            sessions.place(link, Chunk(7, LEAST_ELEMENTS, LEAST_ELEMENTS, 1), 4 * LEAST_ELEMENTS, wide=not first)
+            sessions.buffer_for(
+                link, Chunk(7, LEAST_ELEMENTS, LEAST_ELEMENTS, 1), 4 * LEAST_ELEMENTS, over_lane=not first
+            )
 
 
 @in_trio
@@ -247,9 +249,9 @@ async def test_over_its_link_alone_chunks_come_in_order():
     later = Chunk(7, LEAST_ELEMENTS, LEAST_ELEMENTS, 1)
     sessions, link = agreed(DifferenceReceiver(7, ours, np.empty_like(ours), FP32))
     with pytest.raises(ProtocolError, match="must begin at 0"):
-        sessions.place(link, later, 4 * LEAST_ELEMENTS)
+        sessions.buffer_for(link, later, 4 * LEAST_ELEMENTS)
     sessions, link = agreed(DifferenceReceiver(7, ours, np.empty_like(ours), FP32))
-    assert sessions.place(link, later, 4 * LEAST_ELEMENTS, wide=True) is not None
+    assert sessions.buffer_for(link, later, 4 * LEAST_ELEMENTS, over_lane=True) is not None
 
 
 @pytest.fixture
@@ -257,7 +259,7 @@ def held_up(monkeypatch):
     """Every connection is, and looked at all the time."""
     monkeypatch.setattr(losses, "LOOK_S", 0.0)
     monkeypatch.setattr(losses, "LEAST_BYTES", 0)
-    monkeypatch.setattr(PathRecord, "narrow", True)
+    monkeypatch.setattr(PathRecord, "is_narrow", True)
 
 
 def links_of(trainee):

@@ -53,7 +53,7 @@ class Far:
 def link(peer=OTHER, address=None, named=NAME):
     near, far = memory_stream_pair()
     made = Link(near, FrameReader(near), PeerId(peer))
-    made.name, made.named, made.address, made.far = NAME, named, address, FrameReader(far)
+    made.name_for_their_lanes, made.name_for_our_lanes, made.address, made.far = NAME, named, address, FrameReader(far)
     return made
 
 
@@ -72,7 +72,7 @@ async def test_who_dialled_opens_them_once_and_who_was_dialled_asks_once():
         one.widen(each)
     await far.all()
     assert far.dialled == [(THERE, OTHER, NAME)] * 4
-    assert one.opening == 0
+    assert one.opening_lanes == 0
     assert list(theirs.outbox) == [encode(Widen(4))]
     assert not ours.outbox
 
@@ -83,8 +83,8 @@ async def test_who_is_asked_opens_no_more_than_it_may_itself(most, asked, opened
     one, links, far = striping([None] * 9, connections=most)
     ours = link(address=THERE)
     links.add(ours)
-    one.asked(ours, asked)
-    one.asked(ours, asked)
+    one.on_widen(ours, asked)
+    one.on_widen(ours, asked)
     await far.all()
     assert len(far.dialled) == opened
 
@@ -106,7 +106,7 @@ async def test_who_dialled_asks_for_nothing_that_it_can_open_itself():
     theirs = link()
     links.add(theirs)
     with pytest.raises(ProtocolError):
-        one.asked(theirs, 2)
+        one.on_widen(theirs, 2)
 
 
 @in_trio
@@ -116,7 +116,7 @@ async def test_all_links_together_have_as_many_as_there_may_be_links():
         ours = link(PeerId(bytes([number]) * 16), THERE)
         links.add(ours)
         one.widen(ours)
-    assert len(far.spawned) == one.opening == 3
+    assert len(far.spawned) == one.opening_lanes == 3
 
 
 @in_trio
@@ -126,7 +126,7 @@ async def test_a_dial_that_fails_leaves_the_link_as_it_is():
     links.add(ours)
     one.widen(ours)
     await far.all()
-    assert one.opening == 0
+    assert one.opening_lanes == 0
     assert not ours.lanes.all
 
 
@@ -136,8 +136,8 @@ async def test_what_comes_when_its_link_is_gone_is_closed():
     one, links, _ = striping([late], connections=2)
     ours = link(address=THERE)
     links.add(ours)
-    one.opening += 1
-    await one.open_one(ours)
+    one.opening_lanes += 1
+    await one.open_lane(ours)
     with pytest.raises(Exception, match="broke"):
         await late.far.stream.receive_into(memoryview(bytearray(1)))
 
@@ -151,14 +151,14 @@ async def test_what_comes_when_its_link_is_gone_is_closed():
 async def test_a_lane_is_let_in_by_the_name_that_its_own_link_was_given(peer, joins, connections, lets_in):
     one, links, _ = striping(connections=connections)
     theirs, admitted = link(), []
-    theirs.admit = lambda stream, reader, dialled: admitted.append((stream, dialled)) or True
+    theirs.admit_lane = lambda stream, reader, dialled: admitted.append((stream, dialled)) or True
     theirs.lanes.all += [object()] * 2
     links.add(theirs)
     lane = link(peer)
-    await one.join(lane, Hello(1, 1, "default", "", (), RECORD, joins=joins))
+    await one.on_lane(lane, Hello(1, 1, "default", "", (), RECORD, joins=joins))
     assert admitted == [(lane.stream, False)] * lets_in
     if not lets_in:
-        assert await lane.far.message() is None, "it is closed in order, and whoever dialled goes on without"
+        assert await lane.far.read_message() is None, "it is closed in order, and whoever dialled goes on without"
 
 
 class Running:
@@ -173,16 +173,16 @@ async def with_lane():
     node = runtime(Config(filter="none", stall_s=0.2))
     near, far = memory_stream_pair()
     ours = Link(near, FrameReader(near), OTHER)
-    ours.name = ours.named = NAME
+    ours.name_for_their_lanes = ours.name_for_our_lanes = NAME
     beside, other = memory_stream_pair()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node.run_link, ours, Hello(1, 1, "default", "", (), RECORD))
         await trio.testing.wait_all_tasks_blocked()
         lane = Link(beside, FrameReader(beside), OTHER)
-        await node.striping.join(lane, Hello(1, 1, "default", "", (), RECORD, joins=NAME))
+        await node.striping.on_lane(lane, Hello(1, 1, "default", "", (), RECORD, joins=NAME))
         reader = FrameReader(other)
-        assert isinstance((await reader.message())[0], Widen)
-        assert node.links.striped == 1
+        assert isinstance((await reader.read_message())[0], Widen)
+        assert node.links.striped_links == 1
         yield Running(node, FrameReader(far), reader)
         nursery.cancel_scope.cancel()
 
@@ -191,7 +191,7 @@ async def ends(reader):
     """With what else was said before."""
     said = []
     try:
-        while (got := await reader.message()) is not None:
+        while (got := await reader.read_message()) is not None:
             said.append(got[0])
     except Exception as error:
         said.append(error)
@@ -215,12 +215,12 @@ async def test_a_chunk_of_what_is_over_is_thrown_away():
         body = np.zeros(1_024, np.float32).tobytes()
         await running.lane.stream.send_all(encode(Chunk(5, 0, 1_024, 1), len(body)) + body)
         await trio.sleep(0.02)
-        running.node.sessions.late(5)
+        running.node.sessions.expect_late_chunks(5)
         for _ in range(3):
             await running.lane.stream.send_all(encode(Chunk(5, 0, 1_024, 1), len(body)) + body)
         await trio.sleep(0.3)
         assert len(running.node.links) == 1
-        assert running.node.links.striped == 1
+        assert running.node.links.striped_links == 1
 
 
 @pytest.mark.parametrize("which", ["lane", "main"])
@@ -231,7 +231,7 @@ async def test_a_link_and_its_lanes_end_together(which):
         await ends(running.main if which == "lane" else running.lane)
         await trio.testing.wait_all_tasks_blocked()
         assert not len(running.node.links)
-        assert running.node.links.striped == 0
+        assert running.node.links.striped_links == 0
 
 
 @in_trio

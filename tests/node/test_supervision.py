@@ -142,7 +142,7 @@ def test_a_fault_in_a_report_to_the_peer_begins_the_network_side_anew(pair, repo
         raise ZeroDivisionError
 
     def fault():
-        setattr(runtime.peer, report, runtime.guarded(faulty))
+        setattr(runtime.peer, report, runtime.guard_report(faulty))
         if report not in ("tick", "stepped", "counted", "snapshotted", "streamed"):  # these come by themselves
             pair.call(getattr(runtime.peer, report))
 
@@ -168,7 +168,7 @@ def test_a_fault_anywhere_in_the_network_thread_begins_the_network_side_anew(pai
             case "the loop":
                 pair.call(crash)
             case "the deadline":
-                monkeypatch.setattr(runtime, "after_perform", raises)
+                monkeypatch.setattr(runtime, "on_batch_end", raises)
 
     pair.begins_anew(fault)
 

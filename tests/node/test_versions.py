@@ -114,8 +114,8 @@ def test_versions_that_do_not_meet_are_both_named_on_both_sides():
             frame({"t": "hello", "version_min": 7, "version_max": 9, "swarm": {"name": "x"}, "key": b"k"})
         )
         reader = FrameReader(stream)
-        await reader.message()
-        told["theirs"] = (await reader.message())[0]
+        await reader.read_message()
+        told["theirs"] = (await reader.read_message())[0]
 
     async def both():
         near, far = memory_stream_pair()
@@ -138,7 +138,7 @@ def ask(*pages):
     async def answer(stream):
         reader = FrameReader(stream)
         for page in pages:
-            got = await reader.message()
+            got = await reader.read_message()
             assert isinstance(got[0], StatusQuery)
             await stream.send_all(page if isinstance(page, bytes) else encode(page))
 
@@ -148,7 +148,7 @@ def ask(*pages):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(answer, far)
                 reader = FrameReader(near)
-                reader.newer = True
+                reader.is_peer_newer = True
                 answered = await read_pages(near, reader)
                 nursery.cancel_scope.cancel()
                 return answered

@@ -91,7 +91,7 @@ async def met(near, far, shares=(DIALLER, ACCEPTOR), spoils=None):
             reader.stream = stream
             for number in (1, 2):
                 await stream.send_all(encode(Ping(number, ())))
-                got = await reader.message()
+                got = await reader.read_message()
                 if got is not None and isinstance(got[0], Close):
                     raise RefusedError(got[0].code, got[0].sentence)
                 assert got == (Ping(number, ()), 0)
@@ -199,7 +199,7 @@ def test_a_hello_without_a_share_is_one_of_a_node_that_cannot_seal():
     async def read():
         near, far = await memory_pair()
         await far.send_all(frame)
-        return (await FrameReader(near).message())[0]
+        return (await FrameReader(near).read_message())[0]
 
     assert trio.run(read).share == b""
     assert len(encode(Hello(1, 1, "s", "", (), None, DIALLER))) < PREFIX_BYTES + 200

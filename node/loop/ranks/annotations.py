@@ -9,7 +9,7 @@ from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 
 __all__ = ["fits", "hints_of"]
 
-Test = Callable[[Any], bool]
+Check = Callable[[Any], bool]
 
 
 @cache
@@ -23,31 +23,33 @@ def fits(value: Any, hint: Any) -> bool:
 
     An int is accepted for a float. Annotations of functions and type variables are not supported.
     """
-    return test_of(hint)(value)
+    return check_of(hint)(value)
 
 
 @cache
-def test_of(hint: Any) -> Test:
-    """Return :func:`fits` for one annotation, which is parsed only once."""
+def check_of(hint: Any) -> Check:
+    """Return a function that tells whether a value fits ``hint``. The cache parses each annotation only once."""
     if hint is Any:
         return lambda value: True
     if isinstance(hint, NewType):
-        return test_of(hint.__supertype__)
+        return check_of(hint.__supertype__)
     origin, inner = get_origin(hint), get_args(hint)
     if origin is None:
         kinds = (int, float) if hint is float else hint
         return lambda value: isinstance(value, kinds)
-    tests = [test_of(one) for one in inner if one is not Ellipsis]
+    checks = [check_of(one) for one in inner if one is not Ellipsis]
     if origin in (Union, UnionType):
-        return lambda value: any(test(value) for test in tests)
+        return lambda value: any(check(value) for check in checks)
     if issubclass(origin, Mapping):
-        of_key, of_value = tests
-        return lambda value: isinstance(value, origin) and all(of_key(key) and of_value(value[key]) for key in value)
+        check_key, check_value = checks
+        return lambda value: (
+            isinstance(value, origin) and all(check_key(key) and check_value(value[key]) for key in value)
+        )
     if origin is tuple and inner[-1] is not Ellipsis:
         return lambda value: (
             isinstance(value, tuple)
-            and len(value) == len(tests)
-            and all(test(one) for test, one in zip(tests, value, strict=True))
+            and len(value) == len(checks)
+            and all(check(item) for check, item in zip(checks, value, strict=True))
         )
-    (of_each,) = tests
-    return lambda value: isinstance(value, origin) and all(map(of_each, value))
+    (check_item,) = checks
+    return lambda value: isinstance(value, origin) and all(map(check_item, value))

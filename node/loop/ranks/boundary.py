@@ -14,7 +14,7 @@ from gossip.arithmetic.layout import Layout
 from gossip.arithmetic.subsets import Subset
 from gossip.averaging.boundary import Adoption, Boundary, Update, Visit
 from gossip.averaging.vectors import Floats, Vector
-from node.loop.ranks.plain import spoken
+from node.loop.ranks.plain import register
 from node.loop.ranks.ranks import Ranks
 
 __all__ = ["RanksBoundary", "ShardedBoundary", "UpdateTold"]
@@ -22,72 +22,73 @@ __all__ = ["RanksBoundary", "ShardedBoundary", "UpdateTold"]
 
 @dataclass(frozen=True, slots=True)
 class UpdateTold:
-    """An update as announced to the other ranks; its values follow, and its positions, if it has some."""
+    """The announcement of an update to the other ranks. Its values follow, and then its positions if it has some."""
 
     elements: int
-    at: bool  # True if as many positions follow.
+    has_positions: bool
     ratio: float | None  # The weight of a vector to merge; None for a vector to add.
 
     def fits(self, layout: Layout) -> bool:
-        """Return True if an exchange of this model can have produced the update."""
-        sizes = range(layout.exchanged + 1) if self.at else (layout.exchanged, layout.size)
+        """Return True if an exchange of a model with this layout can have produced the update."""
+        sizes = range(layout.exchanged + 1) if self.has_positions else (layout.exchanged, layout.size)
         return self.elements in sizes and 0.0 <= (self.ratio or 0.0) <= 1.0
 
 
-spoken(UpdateTold)
+register(UpdateTold)
 
 
 class RanksBoundary(Boundary):
-    """A step boundary that applies changes only while it is open.
+    """A step boundary that applies changes only while it is open, which is when all ranks stand at one boundary.
 
-    Snapshots are taken at any boundary, since only rank 0 is involved. A change of the model waits until the boundary
-    is open. Until then it counts as owed, so that no snapshot is exchanged without it.
+    Snapshots are taken at any boundary, because only rank 0 takes them. A change of the model is deferred until the
+    boundary opens. Until then it counts as owed, so that no snapshot is exchanged without it.
     """
 
-    __slots__ = ("door", "is_open", "lost", "ranks", "waiting")
+    __slots__ = ("deferred", "has_lost_update", "is_open", "opening_lock", "ranks")
 
     def __init__(self, ranks: Ranks, *args: Any) -> None:
         super().__init__(*args)
         self.ranks = ranks
-        self.door = threading.Lock()  # Acquired before `self.lock`, never while holding it.
+        self.opening_lock = threading.Lock()  # Acquired before `self.lock`, never while holding it.
         self.is_open = False
-        self.lost = False  # An update is in the other ranks' weights and not in these.
-        self.waiting: list[Callable[[], None]] = []  # Requests that wait for the opening, in their order.
+        self.has_lost_update = False  # An update is in the other ranks' weights and not in these.
+        self.deferred: list[Callable[[], None]] = []  # Requests that wait for the opening, in their order.
 
     def open(self) -> None:
-        with self.door:
+        """Open the boundary, and make the deferred requests."""
+        with self.opening_lock:
             self.is_open = True
-            waiting, self.waiting = self.waiting, []
-            for wish in waiting:
-                wish()
+            requests, self.deferred = self.deferred, []
+            for request in requests:
+                request()
 
     def shut(self) -> None:
-        """Close the boundary; changes that are not applied yet wait for the next time."""
-        with self.door:
+        """Close the boundary, and defer the changes that are not applied yet."""
+        with self.opening_lock:
             self.is_open = False
             with self.lock:
                 updates, self.updates = self.updates, []
                 adoption, self.adoption = self.adoption, None
                 restoring, self.restoring = self.restoring, False
                 self.wanted = bool(self.requests)
-            self.waiting += [partial(Boundary.want_update, self, update) for update in updates]
+            self.deferred += [partial(Boundary.want_update, self, update) for update in updates]
             if adoption is not None:
-                self.waiting.append(partial(Boundary.want_adoption, self, adoption))
+                self.deferred.append(partial(Boundary.want_adoption, self, adoption))
             if restoring:
-                self.waiting.append(partial(Boundary.want_restore, self))
+                self.deferred.append(partial(Boundary.want_restore, self))
 
-    def wish(self, wish: Callable[[], None]) -> None:
-        """Make this request at once if the boundary is open, otherwise when it opens."""
-        with self.door:
+    def call_when_open(self, request: Callable[[], None]) -> None:
+        """Call ``request`` at once if the boundary is open, otherwise when it opens."""
+        with self.opening_lock:
             if self.is_open:
-                wish()
+                request()
             else:
-                self.waiting.append(wish)
+                self.deferred.append(request)
 
     @property
-    def asks(self) -> bool:
-        """Return True if something waits for the opening."""
-        return bool(self.waiting)
+    def has_deferred(self) -> bool:
+        """Return True if a request waits for the opening."""
+        return bool(self.deferred)
 
     # -- called by the network -----------------------------------------------------------------------------------
     @property
@@ -96,64 +97,66 @@ class RanksBoundary(Boundary):
         return False
 
     def want_update(self, update: Update) -> None:
-        self.wish(partial(Boundary.want_update, self, update))
+        self.call_when_open(partial(Boundary.want_update, self, update))
 
     def want_adoption(self, adoption: Adoption) -> None:
-        self.wish(partial(Boundary.want_adoption, self, adoption))
+        self.call_when_open(partial(Boundary.want_adoption, self, adoption))
 
     def want_restore(self) -> None:
-        self.wish(partial(Boundary.want_restore, self))
+        self.call_when_open(partial(Boundary.want_restore, self))
 
     def restart(self) -> None:
-        """Restart as the base class does, and keep the updates that wait for all ranks."""
-        with self.door:
-            self.waiting = [wish for wish in self.waiting if getattr(wish, "func", None) is Boundary.want_update]
+        """Restart as the base class does, and keep the deferred updates, which the partners have added too."""
+        with self.opening_lock:
+            updates = [one for one in self.deferred if getattr(one, "func", None) is Boundary.want_update]
+            self.deferred = updates
             super().restart()
             with self.lock:
-                self.owed += len(self.waiting)
+                self.owed += len(self.deferred)
                 if self.restoring and not self.is_open:
                     self.restoring, self.wanted = False, bool(self.updates)
-                    self.waiting.append(partial(Boundary.want_restore, self))
+                    self.deferred.append(partial(Boundary.want_restore, self))
 
     # -- called by the training loop -----------------------------------------------------------------------------
     def apply(self, update: Update, visit: Visit, copies: dict[Subset | None, Vector] | None = None) -> float:
-        """Send the update to the other ranks first: applying it here overwrites its vector if it merges or copies."""
+        """Send the update to the other ranks, then apply it here, which may overwrite its vector."""
         values, positions, ratio = update.vector.array, update.positions, None
         if update.mass is not None:
             ratio = update.mass / (self.mass + update.mass)
-        self.ranks.tell("change", UpdateTold(values.size, positions is not None, ratio))
-        self.ranks.send(values)
+        self.ranks.send_command("change", UpdateTold(values.size, positions is not None, ratio))
+        self.ranks.broadcast_array(values)
         if positions is not None:
-            self.ranks.send(np.array(positions))  # Copied, since they may be read-only.
+            self.ranks.broadcast_array(np.array(positions))  # A copy, since the positions may be read-only.
         lost, ratio = visit.lost, super().apply(update, visit, copies)
-        self.lost |= visit.lost > lost
+        self.has_lost_update |= visit.lost > lost
         return ratio
 
 
 class ShardedBoundary(RanksBoundary):
-    """The step boundary of a sharded model, of which no rank has all: snapshots too wait until it is open."""
+    """The step boundary of a sharded model. No rank holds all of it, so snapshots too wait until it is open."""
 
-    __slots__ = ("keeps", "spares")
+    __slots__ = ("is_copy_due", "is_spare_due")
 
     def __init__(self, ranks: Ranks, *args: Any) -> None:
         super().__init__(ranks, *args)
-        self.spares = self.keeps = False  # Copies that a visit was asked for while the boundary was closed.
+        # Copies that a visit had to take while the boundary was closed: for a mix that is due, and for newcomers.
+        self.is_spare_due = self.is_copy_due = False
 
     @property
-    def asks(self) -> bool:
-        return self.wanted or self.spares or self.keeps or super().asks
+    def has_deferred(self) -> bool:
+        return self.wanted or self.is_spare_due or self.is_copy_due or super().has_deferred
 
     @property
     def weighs(self) -> bool:
         return self.model.weighs
 
     def visit(self, replaced: Callable[[Floats], None], spare: bool = False, keep: bool = False) -> Visit:
-        spare, keep = spare or self.spares, keep or self.keeps
-        self.spares, self.keeps = (False, False) if self.is_open else (spare, keep)
+        spare, keep = spare or self.is_spare_due, keep or self.is_copy_due
+        self.is_spare_due, self.is_copy_due = (False, False) if self.is_open else (spare, keep)
         if not self.is_open:
             return Visit(decided=self.decided, lives=self.lives)
         return Boundary.visit(self, replaced, spare, keep)
 
     def apply(self, update: Update, visit: Visit, copies: dict[Subset | None, Vector] | None = None) -> float:
-        """Apply it as a node of one process does: the model's state brings it to all ranks."""
+        """Apply the update as a node of one process does, because the sharded state brings it to all ranks."""
         return Boundary.apply(self, update, visit, copies)

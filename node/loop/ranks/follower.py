@@ -1,4 +1,4 @@
-"""The other ranks of a node: each applies rank 0's changes to its weights, and knows of the swarm what rank 0 sends."""
+"""The other ranks of a node: each applies rank 0's changes to its weights, and learns of the swarm from rank 0."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from node.loop.held_run import check_state
 from node.loop.live import Trained
 from node.loop.ranks.boundary import UpdateTold
 from node.loop.ranks.mirror import Mirror
-from node.loop.ranks.plain import fitting, unreadable
+from node.loop.ranks.plain import checked, unreadable_error
 from node.loop.ranks.ranks import Call, Ranks
-from node.loop.ranks.report import Known, SwarmReport
-from node.loop.ranks.sharded import carry_out, trained_by_all
+from node.loop.ranks.report import SwarmKnowledge, SwarmReport
+from node.loop.ranks.sharded import perform_command, with_shards
 from node.model.sharded.state import ShardedState
 from node.model.snapshot import device_of
 from node.observe.listeners import Listeners
@@ -40,32 +40,32 @@ class Follower:
     :class:`node.node.Node` holds it. It has no thread, identity or settings: those belong to rank 0.
     """
 
-    rate = math.nan  # The learning rate that the loop reports. Nodes of several ranks learn no correction from it.
+    learning_rate = math.nan  # As the loop passes it; not used, since a node of several ranks learns no correction.
 
     def __init__(self, trained: Trained, ranks: Ranks) -> None:
         self.ranks, self.rank, self.size = ranks, ranks.rank, ranks.size
-        trained = trained_by_all(trained, ranks)
+        trained = with_shards(trained, ranks)
         self.model, self.optimizers = trained.model, trained.optimizers
-        self.state = trained.state()
+        self.state = trained.make_state()
         # This rank's part of a sharded model; None if it holds the whole.
         self.work = self.state.work if isinstance(self.state, ShardedState) else None
         self.average = Average(self.state, trained.keep_average)
         self.mirror = Mirror(self.state, self.optimizers, ranks)
-        ranks.channel.place = device_of(self.state)
-        self.known = Known(ranks)
-        self.lockstep = False
-        self.listeners = Listeners(lambda: self.me.hex())  # Never called: events are reported on rank 0.
+        ranks.channel.device = device_of(self.state)
+        self.knowledge = SwarmKnowledge(ranks)
+        self.is_lockstep = False
+        self.listeners = Listeners(lambda: self.me.hex())  # It gets no events, since only rank 0 reports them.
         self.samplers = Samplers(Sharers.of(self))
-        self.vector = np.empty(0, np.float32)  # The vector of the last change.
-        self.pending: Pending | None = None  # The copy of the last change, until it is done.
-        self.changed: list[Part] = []  # The parts that have changed at this boundary.
+        self.received = np.empty(0, np.float32)  # The vector of the last change.
+        self.pending_copy: Pending | None = None  # The copy to the device that still reads that vector.
+        self.changed_parts: list[Part] = []  # The parts that exchanges have changed at this boundary.
 
     # -- life ----------------------------------------------------------------------------------------------------
     def start(self) -> None:
         self.ranks.open()
         running.enter(self)
         try:
-            self.together(Call.START)
+            self.join_call(Call.START)
         except BaseException as error:
             self.close(error)
             raise
@@ -76,66 +76,66 @@ class Follower:
 
     # -- the loop ------------------------------------------------------------------------------------------------
     def step(self, loss: Any, samples: int) -> None:
-        known = self.known
-        known.trained(samples)
-        if self.lockstep:
-            known.say(Call.STEP)
-        told = known.look()
-        if told is not None and told.stop:
-            self.follow()
-        if not self.lockstep and known.rested():
-            known.say(Call.STEP)
+        known = self.knowledge
+        known.count_step(samples)
+        if self.is_lockstep:
+            known.begin_summary(Call.STEP)
+        summary = known.finish_summary()
+        if summary is not None and summary.must_stop:
+            self.obey()
+        if not self.is_lockstep and known.count_boundary():
+            known.begin_summary(Call.STEP)
 
-    def together(self, call: Call, hint: Any = Any) -> Any:
-        """Take part in a call that rank 0 makes.
+    def join_call(self, call: Call, hint: Any = Any) -> Any:
+        """Take part in a call that all ranks make and rank 0 carries out.
 
         Returns:
             Rank 0's result, which must fit ``hint``.
 
         Raises:
-            LocalError: Rank 0 raised it, too.
+            LocalError: Rank 0 raised it, and so does every rank.
         """
-        self.known.meet(call)
-        return self.follow(hint)
+        self.knowledge.wait_for_all(call)
+        return self.obey(hint)
 
-    def follow(self, hint: Any = Any) -> Any:
-        """Carry out rank 0's commands until it ends the boundary."""
+    def obey(self, hint: Any = Any) -> Any:
+        """Carry out rank 0's commands at this boundary until "done", and return the result that comes with it."""
         ranks = self.ranks
-        with ranks.stand():
+        with ranks.at_one_boundary():
             while True:
-                word = ranks.hear()
-                match word.kind:
+                command = ranks.receive_command()
+                match command.kind:
                     case "hello":
-                        self.compare(fitting(word.what, tuple[str, list[str], bool, bool]))
-                    case _ if self.work is not None and carry_out(word, self.work, self.optimizers):
+                        self.check_same_model(checked(command.what, tuple[str, list[str], bool, bool]))
+                    case _ if self.work is not None and perform_command(command, self.work, self.optimizers):
                         continue
                     case "change" if self.work is None:
-                        self.change(fitting(word.what, UpdateTold))
+                        self.apply_change(checked(command.what, UpdateTold))
                     case "mixed":
-                        self.optimizers.mixed()
-                        self.average.mixed(self.changed)
-                        self.changed = []
+                        self.optimizers.on_mixed()
+                        self.average.on_mixed(self.changed_parts)
+                        self.changed_parts = []
                     case "mirror" if self.work is None:
-                        self.mirror.take()
+                        self.mirror.receive()
                         self.average.forget()
-                        self.changed = []
+                        self.changed_parts = []
                     case "done":
-                        result, error, news = fitting(word.what, tuple[Any, LocalError | None, SwarmReport | None])
-                        if news is not None:  # None if rank 0 could not start.
-                            self.known.hear(news)
-                            self.samplers.passes = news.passes
+                        result, error, report = checked(command.what, tuple[Any, LocalError | None, SwarmReport | None])
+                        if report is not None:  # None if rank 0 could not start.
+                            self.knowledge.on_report(report)
+                            self.samplers.passes = report.passes
                         break
                     case "wait":
                         continue  # Rank 0 waits for its swarm.
                     case _:
-                        raise unreadable(f"a command {word.kind[:20]!r}")
+                        raise unreadable_error(f"a command {command.kind[:20]!r}")
         if error is not None:
             raise error
-        return fitting(result, hint)
+        return checked(result, hint)
 
-    def compare(self, hello: tuple[str, list[str], bool, bool]) -> None:
+    def check_same_model(self, hello: tuple[str, list[str], bool, bool]) -> None:
         """Check that this rank trains the same model with the same kinds of optimizers as rank 0."""
-        fingerprint, kinds, self.lockstep, sharded = hello
+        fingerprint, kinds, self.is_lockstep, sharded = hello
         ours = [type(one).__name__ for one in self.optimizers.all]
         if fingerprint != self.state.layout.fingerprint:
             raise LayoutError(
@@ -154,101 +154,101 @@ class Follower:
         if self.work is not None:
             self.work.begin()
 
-    def change(self, change: UpdateTold) -> None:
-        """Apply an exchange's change by the same arithmetic as rank 0."""
-        while self.pending is not None and not self.pending.done():
+    def apply_change(self, change: UpdateTold) -> None:
+        """Receive an exchange's change, and apply it by the same arithmetic as rank 0."""
+        while self.pending_copy is not None and not self.pending_copy.done():
             time.sleep(1e-4)
         if not change.fits(self.state.layout):
-            raise unreadable(f"a change of {change.elements} elements")
-        if self.vector.size != change.elements:
-            self.vector = self.state.buffer(change.elements)
-        self.ranks.send(self.vector)
-        if change.at:
+            raise unreadable_error(f"a change of {change.elements} elements")
+        if self.received.size != change.elements:
+            self.received = self.state.buffer(change.elements)
+        self.ranks.broadcast_array(self.received)
+        if change.has_positions:
             positions = np.empty(change.elements, np.int64)
-            self.ranks.send(positions)
+            self.ranks.broadcast_array(positions)
             inside = positions.size == 0 or 0 <= positions[0] <= positions[-1] < self.state.layout.exchanged
             if not inside or (np.diff(positions) <= 0).any():
-                raise unreadable("a change at positions outside the model")
-            self.pending = self.state.add_at(self.vector, positions)
-            self.changed.append(positions)
+                raise unreadable_error("a change at positions outside the model")
+            self.pending_copy = self.state.add_at(self.received, positions)
+            self.changed_parts.append(positions)
             return
-        self.changed.append(None)
+        self.changed_parts.append(None)
         if change.ratio is not None:
-            self.pending = self.state.merge(self.vector, change.ratio)
+            self.pending_copy = self.state.merge(self.received, change.ratio)
         else:
-            self.pending = self.state.add(self.vector)
+            self.pending_copy = self.state.add(self.received)
 
     # -- calls that all ranks make ---------------------------------------------------------------------------------
     def settle(self, seconds: float, wait_s: float = 0.0) -> float | None:
-        averaged = self.average.mixes
-        distance: float | None = self.together(Call.SETTLE, float | None)
-        self.average.settled(averaged)
+        mixes_before = self.average.mixes
+        distance: float | None = self.join_call(Call.SETTLE, float | None)
+        self.average.on_settled(mixes_before)
         return distance
 
     def finish(self, seconds: float) -> None:
-        self.together(Call.FINISH)
+        self.join_call(Call.FINISH)
 
     def merge(self, run: str) -> None:
-        self.together(Call.MERGE)
+        self.join_call(Call.MERGE)
 
     def reduce(self, figures: Mapping[str, Any]) -> dict[str, Reduced]:
         """Take part; rank 0 sends the figures."""
-        reduced: dict[str, Reduced] = self.together(Call.REDUCE, dict[str, Reduced])
+        reduced: dict[str, Reduced] = self.join_call(Call.REDUCE, dict[str, Reduced])
         return reduced
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Take part; rank 0 reads the file."""
-        figures: dict[str, Any] = self.together(Call.LOAD, dict[str, Any])
+        figures: dict[str, Any] = self.join_call(Call.LOAD, dict[str, Any])
         self.samplers.load(figures.get("samplers"))
         return figures
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_state(state, self.state)  # Checked on every rank alike, before any of them waits for another.
-        if self.known.latest is not None:
-            self.together(Call.LOAD)
+        check_state(state, self.state)  # Every rank checks it before any of them waits for another.
+        if self.knowledge.last_report is not None:
+            self.join_call(Call.LOAD)
         self.samplers.load(state.get("samplers"))
 
     def save(self, path: str | os.PathLike[str], keep: int = 1) -> None:
         """Take part if the model is sharded. Otherwise rank 0 writes the file, and no rank waits for it."""
         if self.work is not None:
-            self.together(Call.SAVE)
+            self.join_call(Call.SAVE)
 
     # -- readings --------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        known = self.known
+        known = self.knowledge
+        swarm_samples = known.swarm_samples + known.view.sharers * known.uncounted_samples
         return {
-            **known.news.run, "steps": known.steps, "samples": self.trained_on,
-            "swarm_samples": known.swarm_samples + known.view.sharers * known.ahead, "passes": self.samplers.passes,
-            "samplers": self.samplers.state(), "finished": known.finished,
+            **known.report.run, "steps": known.steps, "samples": self.trained_on, "swarm_samples": swarm_samples,
+            "passes": self.samplers.passes, "samplers": self.samplers.state(), "finished": known.finished,
         }  # fmt: skip
 
     @property
     def me(self) -> PeerId:
-        return self.known.news.me
+        return self.knowledge.report.me
 
     @property
     def address(self) -> str:
-        return self.known.news.address
+        return self.knowledge.report.address
 
     @property
     def view(self) -> SwarmView:
-        return self.known.view
+        return self.knowledge.view
 
     @property
     def trained_on(self) -> int:
         """Return the samples of all ranks."""
-        return self.known.samples + self.known.ahead
+        return self.knowledge.samples + self.knowledge.uncounted_samples
 
     @property
     def swarm_samples(self) -> int:
-        return self.known.swarm_samples
+        return self.knowledge.swarm_samples
 
     @property
     def finished(self) -> bool:
-        return self.known.finished
+        return self.knowledge.finished
 
     def members(self) -> tuple[Member, ...]:
-        return self.known.members()
+        return self.knowledge.members()
 
     def metrics(self) -> Metrics:
-        return self.known.metrics()
+        return self.knowledge.metrics()

@@ -15,9 +15,9 @@ from node.loop.held_run import check_state
 from node.loop.live import LiveModel, Trained
 from node.loop.ranks.boundary import RanksBoundary, ShardedBoundary
 from node.loop.ranks.mirror import Mirror
-from node.loop.ranks.ranks import LONGEST_GAP, Call, Ranks, StepSummary
-from node.loop.ranks.report import Known, SwarmReport
-from node.loop.ranks.sharded import trained_by_all
+from node.loop.ranks.ranks import MAX_GAP_STEPS, Call, Ranks, StepSummary
+from node.loop.ranks.report import SwarmKnowledge, SwarmReport
+from node.loop.ranks.sharded import with_shards
 from node.loop.training import TrainingSide
 from node.model.sharded.state import ShardedState
 from node.model.snapshot import device_of
@@ -30,29 +30,28 @@ __all__ = ["Leader"]
 
 T = TypeVar("T")
 SUM_S = 0.01  # Seconds between two all-reduces, each of which costs the loop some 0.3 ms.
-# The age that members and metrics may reach while they are read: each refresh stops all ranks at a boundary.
-NEWS_S = 1.0
+REPORT_AGE_S = 1.0  # The age of members and metrics at which they are sent anew, which stops all ranks at a boundary.
 
 
 class Leader:
     """The training side on rank 0.
 
-    Each all-reduce says whether all ranks are to stop at the boundary where they read it, because a change of the model
-    waits there. So no rank waits for another at a step without a change.
+    Rank 0 announces in an all-reduce that a change of the model waits. All ranks read that at the same boundary, and
+    stop there for the change. So no rank waits for another at a step without a change.
     """
 
     rank = 0
-    rate = math.nan  # The learning rate that the loop reports. Nodes of several ranks learn no correction from it.
+    learning_rate = math.nan  # As the loop passes it; not used, since a node of several ranks learns no correction.
 
     def __init__(self, trained: Trained, settings: Settings, ranks: Ranks) -> None:
-        self.ranks, self.size, self.known = ranks, ranks.size, Known(ranks)
-        self.swapped = False  # Other weights have replaced those of this node.
-        self.news_at = 0.0
-        self.announced_at = (0.0, 0)  # time and step count of the last announcement
-        self.asked = False  # True if a rank has read values that are not in the summary
-        trained = trained_by_all(trained, ranks)
-        # The state that all ranks change together; None if each holds the whole model.
-        self.sharded = trained.brought if isinstance(trained.brought, ShardedState) else None
+        self.ranks, self.size, self.knowledge = ranks, ranks.size, SwarmKnowledge(ranks)
+        self.has_replaced_weights = False  # Rank 0's weights were replaced, and the other ranks need a copy of them.
+        self.reported_at = 0.0  # The time at which members and metrics were last sent; 0 to send them next.
+        self.summed_at = (0.0, 0)  # The time and the step count of the last summary.
+        self.is_report_wanted = False  # A rank has read values that only a report has.
+        trained = with_shards(trained, ranks)
+        # The state of a sharded model, which all ranks change together; None if each rank holds the whole model.
+        self.sharded = trained.given_state if isinstance(trained.given_state, ShardedState) else None
         if self.sharded is not None and settings.memory_dir is not None:
             raise LocalError(
                 "memory_dir is for models that are not sharded: the ranks of a sharded model share its vectors in "
@@ -67,33 +66,33 @@ class Leader:
         self.average, self.samplers = live.average, self.side.samplers
         self.listeners = self.side.listeners
         self.mirror = Mirror(live.state, live.optimizers, ranks)
-        ranks.channel.place = device_of(live.state)
+        ranks.channel.device = device_of(live.state)
 
     # -- life ----------------------------------------------------------------------------------------------------
     @property
     def model(self) -> Any:
-        """Return the model, by which a second node over it is found."""
+        """Return the model, which identifies another node over it."""
         return self.side.model
 
     def start(self) -> None:
         self.ranks.open()
         try:
-            self.together(Call.START, self.begin)
+            self.run_together(Call.START, self.start_side)
         except BaseException as error:
             self.close(error)  # Another rank may have refused to start.
             raise
 
-    def begin(self) -> None:
+    def start_side(self) -> None:
         keys = [type(one).__name__ for one in self.live.optimizers.all]
         sharded, fingerprint = self.sharded, self.live.state.layout.fingerprint
-        self.ranks.tell("hello", (fingerprint, keys, self.lockstep, sharded is not None))
+        self.ranks.send_command("hello", (fingerprint, keys, self.is_lockstep, sharded is not None))
         if sharded is None:
             self.side.start(self)
         else:
             sharded.work.begin()
             with sharded.starting():
                 self.side.start(self)
-        self.swapped = True  # The ranks' models may differ before the start.
+        self.has_replaced_weights = True  # The ranks' models may differ before the start.
 
     def close(self, error: BaseException | None = None) -> None:
         try:
@@ -102,10 +101,10 @@ class Leader:
             self.side.stop()
 
     @property
-    def lockstep(self) -> bool:
+    def is_lockstep(self) -> bool:
         return self.side.config.max_version_gap is not None
 
-    # -- readings: the values that all ranks know, or at a boundary those of this rank -------------------------------
+    # -- readings: those that all ranks know, or, while all stand at a boundary, the newest of rank 0 ----------------
     @property
     def me(self) -> PeerId:
         return self.side.me
@@ -116,174 +115,176 @@ class Leader:
 
     @property
     def view(self) -> SwarmView:
-        return self.side.service.view if self.ranks.standing else self.known.view
+        return self.side.service.view if self.ranks.is_standing else self.knowledge.view
 
     @property
     def finished(self) -> bool:
-        return self.side.finished if self.ranks.standing else self.known.finished
+        return self.side.finished if self.ranks.is_standing else self.knowledge.finished
 
     @property
     def swarm_samples(self) -> int:
-        return self.side.swarm_samples if self.ranks.standing else self.known.swarm_samples
+        return self.side.swarm_samples if self.ranks.is_standing else self.knowledge.swarm_samples
 
     @property
     def trained_on(self) -> int:
-        return self.run.samples + self.ahead
+        return self.run.samples + self.uncounted_samples
 
     def members(self) -> tuple[Member, ...]:
-        return self.known.members()
+        return self.knowledge.members()
 
     def metrics(self) -> Metrics:
-        return self.known.metrics()
+        return self.knowledge.metrics()
 
     # -- steps -----------------------------------------------------------------------------------------------------
     def step(self, loss: Any, samples: int) -> None:
-        start, known = time.perf_counter(), self.known
+        start, known = time.perf_counter(), self.knowledge
         self.run.steps += 1
-        known.trained(samples)
+        known.count_step(samples)
         if loss is not None:
-            self.side.loss.give(loss)
+            self.side.loss.set(loss)
         visit: Callable[[], None] = partial(self.side.loop.step, self.run.steps, start + self.side.service.clock_s)
-        if self.lockstep:
+        if self.is_lockstep:
             visit()
-            self.network.heard()
-            known.say(Call.STEP, self.announced(self.side.loop.waits(self.side.loop.lands)))
-            visit = self.side.hold
-        summary = self.look()
-        if summary is not None and summary.stop:
-            self.stand(visit if self.sharded is None else self.visit_sharded)
-        elif not self.lockstep:
+            self.network.sync()
+            known.begin_summary(Call.STEP, self.make_summary(self.side.loop.must_wait(self.side.loop.must_land)))
+            visit = self.side.wait_for_mix
+        summary = self.finish_summary()
+        if summary is not None and summary.must_stop:
+            self.run_at_boundary(visit if self.sharded is None else self.visit_sharded)
+        elif not self.is_lockstep:
             visit()
-        if not self.lockstep and known.rested():
-            known.say(Call.STEP, self.announced())
-        self.side.overheads.append(time.perf_counter() - start)
+        if not self.is_lockstep and known.count_boundary():
+            known.begin_summary(Call.STEP, self.make_summary())
+        self.side.overheads_s.append(time.perf_counter() - start)
 
     def visit_sharded(self) -> None:
-        """Fulfil what waited for this boundary, whatever the step itself would do here."""
+        """Visit the boundary, which is open now, without asking whether this step has a reason."""
         self.side.visit()
-        if self.lockstep:
-            self.side.hold()
+        if self.is_lockstep:
+            self.side.wait_for_mix()
 
-    def look(self) -> StepSummary | None:
-        summary = self.known.look()
-        self.run.samples = self.known.samples
-        self.asked |= summary is not None and summary.asked
+    def finish_summary(self) -> StepSummary | None:
+        summary = self.knowledge.finish_summary()
+        self.run.samples = self.knowledge.samples
+        self.is_report_wanted |= summary is not None and summary.is_report_wanted
         return summary
 
-    def announced(self, waits: bool = False) -> StepSummary:
-        view, known, now = self.side.service.view, self.known.view, time.perf_counter()
-        stop = waits or self.boundary.asks or view.changes != known.changes or self.news_due
-        (before, steps), self.announced_at = self.announced_at, (now, self.run.steps)
-        gap = int(SUM_S * (self.run.steps - steps) / (now - before)) if before else 1
+    def make_summary(self, must_wait: bool = False) -> StepSummary:
+        """Return rank 0's part of the next all-reduce, which all ranks read about ``SUM_S`` after the last."""
+        view, known, now = self.side.service.view, self.knowledge.view, time.perf_counter()
+        must_stop = must_wait or self.boundary.has_deferred or view.changes != known.changes or self.is_report_due
+        (last_at, last_steps), self.summed_at = self.summed_at, (now, self.run.steps)
+        gap_steps = int(SUM_S * (self.run.steps - last_steps) / (now - last_at)) if last_at else 1
         return StepSummary(
-            stop=stop, swarm_samples=view.swarm_samples, own_samples=view.own_samples, sharers=view.sharers,
-            finished=self.side.finished, gap=min(max(gap, 1), LONGEST_GAP),
+            must_stop=must_stop, swarm_samples=view.swarm_samples, own_samples=view.own_samples, sharers=view.sharers,
+            finished=self.side.finished, gap_steps=min(max(gap_steps, 1), MAX_GAP_STEPS),
         )  # fmt: skip
 
-    def together(self, call: Call, do: Callable[[], T]) -> T:
-        """Run ``do`` at a boundary at which all ranks stand; its result or exception goes to all of them."""
-        self.known.meet(call)
-        self.run.samples = self.known.samples
-        self.news_at = 0.0  # So the next report contains members and metrics.
-        return self.stand(do)
+    def run_together(self, call: Call, do: Callable[[], T]) -> T:
+        """Run ``do`` here once all ranks make this call; its result or exception goes to all of them."""
+        self.knowledge.wait_for_all(call)
+        self.run.samples = self.knowledge.samples
+        self.reported_at = 0.0  # The next report then contains members and metrics.
+        return self.run_at_boundary(do)
 
-    def stand(self, do: Callable[[], T]) -> T:
+    def run_at_boundary(self, do: Callable[[], T]) -> T:
+        """Run ``do`` while all ranks stand at this boundary, which is open meanwhile; send them its outcome."""
         ranks, boundary = self.ranks, self.boundary
         result: T | None = None
         error: BaseException | None = None
-        with ranks.stand():
+        with ranks.at_one_boundary():
             boundary.open()
             try:
                 result = do()
             except BaseException as raised:
-                ranks.check()  # If the channel has failed there is no rank to tell.
+                ranks.check_alive()  # If the channel has failed there is no rank to tell.
                 error = raised
             boundary.shut()
-            # If an update was lost, the others have it and this rank found no memory for it.
-            if self.sharded is None and (self.swapped or boundary.lost):
-                ranks.tell("mirror")
-                self.mirror.give()
-                self.average.forget()  # the other ranks lack the average of a checkpoint
-                self.swapped = boundary.lost = False
-            ranks.tell("done", (result, portable(error), self.fresh()))
+            # An update is lost if the other ranks have added it and this rank found no memory for it.
+            if self.sharded is None and (self.has_replaced_weights or boundary.has_lost_update):
+                ranks.send_command("mirror")
+                self.mirror.send()
+                self.average.forget()  # The other ranks lack the average of a checkpoint.
+                self.has_replaced_weights = boundary.has_lost_update = False
+            ranks.send_command("done", (result, portable_error(error), self.make_report()))
         if error is not None:
             raise error
         return result  # type: ignore[return-value]
 
     @property
-    def news_due(self) -> bool:
-        return self.asked and time.monotonic() - self.news_at > NEWS_S
+    def is_report_due(self) -> bool:
+        return self.is_report_wanted and time.monotonic() - self.reported_at > REPORT_AGE_S
 
-    def fresh(self) -> SwarmReport | None:
-        """Return a report for the other ranks; None if this node could not start."""
+    def make_report(self) -> SwarmReport | None:
+        """Return a report for the other ranks, with members and metrics only if wanted; None if the node never ran."""
         if self.side.service.runtime is None:
             return None
-        latest = self.known.latest
-        if latest is None or not self.news_at or self.news_due:
-            self.news_at = time.monotonic()
+        latest = self.knowledge.last_report
+        if latest is None or not self.reported_at or self.is_report_due:
+            self.reported_at = time.monotonic()
             members, metrics = self.side.members(), self.side.metrics()
         else:
             members, metrics = latest.members, latest.metrics
-        news = SwarmReport(
+        report = SwarmReport(
             self.me, self.address, self.side.view, self.finished, self.samplers.passes, self.run.state_dict(), members,
             metrics,
         )  # fmt: skip
-        self.known.hear(news)
-        return news
+        self.knowledge.on_report(report)
+        return report
 
-    # -- messages of the training side to the other ranks -----------------------------------------------------------
-    def mixed(self) -> None:
-        self.ranks.tell("mixed")
+    # -- calls of the training side about the other ranks (OtherRanks) -----------------------------------------------
+    def on_mixed(self) -> None:
+        self.ranks.send_command("mixed")
 
-    def replaced(self) -> None:
-        self.swapped = True
+    def on_replaced(self) -> None:
+        self.has_replaced_weights = True
 
-    def beat(self) -> None:
-        self.ranks.beat()
+    def send_heartbeat(self) -> None:
+        self.ranks.send_heartbeat()
 
     @property
-    def ahead(self) -> int:
-        return self.known.ahead
+    def uncounted_samples(self) -> int:
+        return self.knowledge.uncounted_samples
 
     # -- calls that all ranks make ---------------------------------------------------------------------------------
     def settle(self, seconds: float, wait_s: float = 0.0) -> float | None:
-        return self.together(Call.SETTLE, partial(self.side.settle, seconds, wait_s))
+        return self.run_together(Call.SETTLE, partial(self.side.settle, seconds, wait_s))
 
     def finish(self, seconds: float) -> None:
-        self.together(Call.FINISH, partial(self.side.finish, seconds))
+        self.run_together(Call.FINISH, partial(self.side.finish, seconds))
 
     def merge(self, run: str) -> None:
-        self.together(Call.MERGE, partial(self.side.merge, run))
+        self.run_together(Call.MERGE, partial(self.side.merge, run))
 
     def reduce(self, figures: Mapping[str, Any]) -> dict[str, Reduced]:
-        return self.together(Call.REDUCE, partial(self.side.reduce, figures))
+        return self.run_together(Call.REDUCE, partial(self.side.reduce, figures))
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
-        return self.together(Call.LOAD, partial(self.side.load, path))
+        return self.run_together(Call.LOAD, partial(self.side.load, path))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self.side.service.runtime is None:
             self.run.load_state_dict(state)
         else:
             check_state(state, self.live.state)
-            self.together(Call.LOAD, partial(self.side.load_state_dict, state))
+            self.run_together(Call.LOAD, partial(self.side.load_state_dict, state))
 
     def save(self, path: str | os.PathLike[str], keep: int = 1) -> None:
         if self.sharded is None:
             self.run.save(path, self.state_dict(), keep)
         else:  # All ranks give their parts.
-            self.together(Call.SAVE, partial(self.run.save, path, None, keep))
+            self.run_together(Call.SAVE, partial(self.run.save, path, None, keep))
 
     def state_dict(self) -> dict[str, Any]:
         state = self.run.state_dict()
-        if self.ranks.standing:
+        if self.ranks.is_standing:
             return state
         # Figures that all ranks know, so that each returns the same state.
-        ahead = self.view.sharers * self.ahead
+        ahead = self.view.sharers * self.uncounted_samples
         return state | {"swarm_samples": self.swarm_samples + ahead, "members": len(self.view.owners)}
 
 
-def portable(error: BaseException | None) -> LocalError | None:
+def portable_error(error: BaseException | None) -> LocalError | None:
     """Return the exception that the other ranks raise."""
     if error is None:
         return None

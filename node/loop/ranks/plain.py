@@ -14,27 +14,27 @@ import torch
 from gossip.errors import ConfigError, LocalError
 from node.loop.ranks.annotations import fits, hints_of
 
-__all__ = ["MOST_BYTES", "fitting", "line_of", "packed", "spoken", "unpacked", "unreadable"]
+__all__ = ["MAX_BYTES", "checked", "one_line", "pack_value", "register", "unpack_value", "unreadable_error"]
 
 T = TypeVar("T")
 
 TUPLE, INTEGER, TYPE, RECORD, MAPPING, ERROR = range(6)  # Codes of msgpack's extension types.
 KINDS: dict[str, type[Any]] = {}  # Records and mappings that may be sent, by name.
 
-MOST_BYTES = 32 << 20  # Limit of a value: placeholders of some 200,000 optimizer tensors, or six full member tables.
-MOST_CONTAINERS = 1 << 20  # Limit of lists and mappings in one value: each takes 60 bytes or more for one byte sent.
-DEEPEST = 24  # Nested extension types: each level takes 40 KB of the C stack, of which a thread has 8 MB.
-# Each level of nesting copies its bytes: COPIES times the size in all, and SMALL_BYTES more.
+MAX_BYTES = 32 << 20  # Limit of a value: placeholders of some 200,000 optimizer tensors, or six full member tables.
+MAX_CONTAINERS = 1 << 20  # Limit of lists and mappings in a value: each takes 60 bytes or more for one byte sent.
+MAX_DEPTH = 24  # Limit of nested extension types: each takes 40 KB of the C stack, of which a thread has 8 MB.
+# Each level of nesting copies its bytes. The copies may be COPIES times as large as the value, plus SMALL_BYTES.
 COPIES, SMALL_BYTES = 8, 1 << 20
-MOST_LETTERS = 2000  # Characters of a sentence.
+MAX_LETTERS = 2000  # Limit of characters in a sentence.
 
 
-def spoken(*kinds: type[Any]) -> None:
+def register(*kinds: type[Any]) -> None:
     """Register dataclasses, and mappings built from a dict, as types that may be sent."""
     KINDS.update({kind.__name__: kind for kind in kinds})
 
 
-def unreadable(what: str) -> LocalError:
+def unreadable_error(what: str) -> LocalError:
     """Return the error for bytes or values that no rank of this version sends."""
     return LocalError(
         f"What came from another rank of this node's group is no message of this version ({what}): install the same "
@@ -42,39 +42,39 @@ def unreadable(what: str) -> LocalError:
     )
 
 
-def line_of(text: str) -> str:
+def one_line(text: str) -> str:
     """Return ``text`` as one line that a terminal can show: control characters become ``?``, and long text is cut."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:MOST_LETTERS])
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:MAX_LETTERS])
 
 
 # -- to bytes ----------------------------------------------------------------------------------------------------------
-def packed(value: Any) -> bytes:
+def pack_value(value: Any) -> bytes:
     """Return the bytes of ``value``; tuples stay tuples, and other mappings and subclasses become the plain type.
 
     Raises:
         ConfigError: A value is not plain data, for example a function, or the whole is larger or nested deeper than
-            :func:`unpacked` accepts.
+            :func:`unpack_value` accepts.
     """
     data = pack(value, 0)
-    if len(data) > MOST_BYTES:
+    if len(data) > MAX_BYTES:
         raise ConfigError(
             f"Rank 0 of this node's group has {len(data) >> 20} MB to send the others besides tensors, and may send "
-            f"{MOST_BYTES >> 20} MB: keep long lists in the optimizer's state as tensors."
+            f"{MAX_BYTES >> 20} MB: keep long lists in the optimizer's state as tensors."
         )
     return data
 
 
 def pack(value: Any, depth: int) -> bytes:
-    if depth > DEEPEST:
+    if depth > MAX_DEPTH:
         raise ConfigError(
-            f"Rank 0 of this node's group holds tuples nested deeper than {DEEPEST} levels, which do not reach the "
+            f"Rank 0 of this node's group holds tuples nested deeper than {MAX_DEPTH} levels, which do not reach the "
             "other ranks: take them out of the optimizer's groups and state."
         )
-    data: bytes = msgpack.packb(value, default=partial(extended, depth + 1), strict_types=True)
+    data: bytes = msgpack.packb(value, default=partial(extension_of, depth + 1), strict_types=True)
     return data
 
 
-def extended(depth: int, value: Any) -> Any:
+def extension_of(depth: int, value: Any) -> Any:
     """Return an extension type for msgpack, or the plain value of a subclass's instance."""
     kind = type(value)
     if isinstance(value, tuple):
@@ -87,7 +87,7 @@ def extended(depth: int, value: Any) -> Any:
     if isinstance(value, torch.dtype):
         return msgpack.ExtType(TYPE, str(value).removeprefix("torch.").encode())
     if isinstance(value, LocalError):
-        return msgpack.ExtType(ERROR, pack([kind.__name__, line_of(str(value))], depth))
+        return msgpack.ExtType(ERROR, pack([kind.__name__, one_line(str(value))], depth))
     if isinstance(value, np.generic):
         return value.item()
     if kind is int:  # An integer of more than 64 bits.
@@ -105,8 +105,8 @@ def extended(depth: int, value: Any) -> Any:
 
 
 # -- from bytes --------------------------------------------------------------------------------------------------------
-def unpacked(data: bytes, hint: Any = Any) -> Any:
-    """Return the value that :func:`packed` was given. Only constructors of registered types run.
+def unpack_value(data: bytes, hint: Any = Any) -> Any:
+    """Return the value that :func:`pack_value` was given. Only constructors of registered types run.
 
     For any bytes this takes less than a GB and a few levels of the stack.
 
@@ -117,19 +117,19 @@ def unpacked(data: bytes, hint: Any = Any) -> Any:
     Raises:
         LocalError: The bytes are not an encoding of such a value; its text says why.
     """
-    if len(data) > MOST_BYTES:
-        raise unreadable(f"{len(data)} bytes at once")
+    if len(data) > MAX_BYTES:
+        raise unreadable_error(f"{len(data)} bytes at once")
     try:
         value = Decoding(len(data)).value(data)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise unreadable(line_of(f"{type(error).__name__}: {error}")) from error
-    return fitting(value, hint)
+        raise unreadable_error(one_line(f"{type(error).__name__}: {error}")) from error
+    return checked(value, hint)
 
 
-def fitting(value: T, hint: Any) -> T:
+def checked(value: T, hint: Any) -> T:
     """Return ``value`` if it fits the annotation; raise LocalError otherwise."""
     if not fits(value, hint):
-        raise unreadable(f"a {type(value).__name__} that is no {hint if get_origin(hint) else hint.__name__}")
+        raise unreadable_error(f"a {type(value).__name__} that is no {hint if get_origin(hint) else hint.__name__}")
     return value
 
 
@@ -139,12 +139,12 @@ class Decoding:
     __slots__ = ("bytes_left", "containers_left", "depth")
 
     def __init__(self, size: int) -> None:
-        self.bytes_left, self.containers_left, self.depth = COPIES * size + SMALL_BYTES, MOST_CONTAINERS, 0
+        self.bytes_left, self.containers_left, self.depth = COPIES * size + SMALL_BYTES, MAX_CONTAINERS, 0
 
     def value(self, data: bytes) -> Any:
         self.bytes_left -= len(data)
-        if self.depth > DEEPEST or self.bytes_left < 0:
-            raise unreadable("values nested too deep")
+        if self.depth > MAX_DEPTH or self.bytes_left < 0:
+            raise unreadable_error("values nested too deep")
         return msgpack.unpackb(
             data, ext_hook=self.extension, list_hook=self.count, object_hook=self.count, strict_map_key=False
         )
@@ -152,40 +152,40 @@ class Decoding:
     def count(self, container: T) -> T:
         self.containers_left -= 1
         if self.containers_left < 0:
-            raise unreadable(f"more than {MOST_CONTAINERS} lists and mappings")
+            raise unreadable_error(f"more than {MAX_CONTAINERS} lists and mappings")
         return container
 
     def extension(self, code: int, data: bytes) -> Any:
-        """Undo :func:`extended`."""
+        """Reverse :func:`extension_of`."""
         if code == INTEGER:
             return int(data)
         if code == TYPE:
             dtype = vars(torch).get(data.decode())  # getattr would import torch's lazy modules.
             if not isinstance(dtype, torch.dtype):
-                raise unreadable("no type of tensors")
+                raise unreadable_error("no type of tensors")
             return dtype
         self.depth += 1
-        values = fitting(self.value(data), list[Any])
+        values = checked(self.value(data), list[Any])
         self.depth -= 1
         if code == TUPLE:
             return tuple(values)
         if code == RECORD:
             kind = kind_of(values)
             if not is_dataclass(kind):
-                raise unreadable("a mapping as a record")
+                raise unreadable_error("a mapping as a record")
             given, hints = values[1:], hints_of(kind)
             if len(given) != len(hints):
-                raise unreadable(f"a {kind.__name__} of {len(given)} fields")
-            return kind(*map(fitting, given, hints))
+                raise unreadable_error(f"a {kind.__name__} of {len(given)} fields")
+            return kind(*map(checked, given, hints))
         if code == MAPPING:
             kind = kind_of(values)
             if is_dataclass(kind) or not fits(values[1:], list[dict[str, Any]]) or len(values) != 2:
-                raise unreadable("a record as a mapping")
+                raise unreadable_error("a record as a mapping")
             return kind(values[1])
         if code == ERROR and len(values) == 2 and fits(values, list[str]):
             name, sentence = values
-            return next((kind for kind in local_errors() if kind.__name__ == name), LocalError)(line_of(sentence))
-        raise unreadable(f"an extension type {code}")
+            return next((kind for kind in local_errors() if kind.__name__ == name), LocalError)(one_line(sentence))
+        raise unreadable_error(f"an extension type {code}")
 
 
 def kind_of(values: list[Any]) -> type[Any]:

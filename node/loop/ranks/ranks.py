@@ -1,4 +1,4 @@
-"""The protocol between the ranks of one node: an all-reduce at each step, and commands at some boundaries."""
+"""The protocol between the ranks of one node: all-reduces between steps, and commands at some boundaries."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gossip.errors import LocalError
-from node.loop.ranks.channel import Channel, Silence, Waiting
-from node.loop.ranks.plain import MOST_BYTES, packed, unpacked, unreadable
+from node.loop.ranks.channel import Channel, Collective, Silence
+from node.loop.ranks.plain import MAX_BYTES, pack_value, unpack_value, unreadable_error
 from node.running import CLOSED, USED
 
-__all__ = ["LONGEST_GAP", "Call", "Command", "Ranks", "StepSummary"]
+__all__ = ["MAX_GAP_STEPS", "Call", "Command", "Ranks", "StepSummary"]
 
-BEAT_S = 1.0  # The interval at which rank 0 reports that it still waits for its swarm.
+HEARTBEAT_S = 1.0  # The interval at which rank 0 reports that it still waits for its swarm.
 FAREWELL_S = 2.0  # Time for the other ranks to end the step that this rank has ended, since they shared its gradients.
-LONGEST_GAP = 16  # The most steps between two all-reduces, in case steps suddenly become longer.
-FRAME_BYTES = 512  # A command of this size goes out in one call; longer ones take two.
+MAX_GAP_STEPS = 16  # Steps between two all-reduces at most, in case steps suddenly become longer.
+FRAME_BYTES = 512  # A command up to this size is one broadcast; a longer one takes two.
 
 
 class Call(IntEnum):
@@ -36,22 +36,22 @@ class Call(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepSummary:
-    """The step summary, an all-reduce: ``samples`` and ``asked`` combine all ranks, the rest is rank 0's."""
+    """The result of an all-reduce: the first two fields combine all ranks, the others come from rank 0."""
 
-    samples: int = 0
-    asked: bool = False  # A rank has read values that are not in the summary.
-    stop: bool = False  # All ranks stay at the next boundary, for commands of rank 0.
+    samples: int = 0  # The samples that all ranks have trained on since the last summary.
+    is_report_wanted: bool = False  # A rank has read values that only a SwarmReport has.
+    must_stop: bool = False  # All ranks stay at this boundary, for commands of rank 0.
     swarm_samples: int = 0  # Samples behind the weights of the run, when this node had trained ``own_samples``.
     own_samples: int = 0
     sharers: int = 1  # Members of the run.
     finished: bool = False
-    gap: int = 1  # Steps from here to the next summary.
+    gap_steps: int = 1  # Steps from here to the next summary.
 
     @property
-    def sound(self) -> bool:
-        """Return True if correct ranks can have sent it. With a larger gap the others would wait in vain."""
+    def is_valid(self) -> bool:
+        """Return True if correct ranks can have sent it. A larger gap would let the other ranks wait in vain."""
         counts = self.samples, self.swarm_samples, self.own_samples, self.sharers
-        return 0 <= self.gap <= LONGEST_GAP and min(counts) >= 0
+        return 0 <= self.gap_steps <= MAX_GAP_STEPS and min(counts) >= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,65 +65,67 @@ class Command:
 class Ranks:
     """This process among the ranks of its node.
 
-    An **all-reduce** begins at a step and is read one step later, when it has long finished. It carries rank 0's
-    announcements and counts everyone's samples. It also reveals a rank that is in another call, and fails if a rank has
-    ended. **Commands** follow one another at a boundary, from rank 0 to all, until the last.
+    An **all-reduce** begins at a step and is read one step later, when it has long finished. It brings rank 0's
+    announcements to all ranks and sums their samples. It also reveals a rank that is in another call of the Node, and
+    fails if a rank has ended. **Commands** go from rank 0 to all others, while all ranks stand at one boundary.
 
-    Raises LocalError, which names the rank that failed, as far as known.
+    Methods raise LocalError if a rank has failed. The error names that rank, as far as it is known.
     """
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.rank, self.size, self.leads = channel.rank, channel.size, channel.rank == 0
-        self.begun: tuple[Call, Tensor, Waiting] | None = None  # The pending all-reduce.
-        self.standing = False  # All ranks are at one boundary, where rank 0 sends commands.
+        self.pending_sum: tuple[Call, Tensor, Collective] | None = None  # The all-reduce in progress.
+        self.is_standing = False  # All ranks are at one boundary, where rank 0 sends commands.
         self.is_open = False
-        self.lost = ""  # The reason why nothing can be sent any more; empty until then.
-        self.said_at = 0.0
+        self.failure = ""  # The reason why nothing can be sent any more; empty until then.
+        self.commanded_at = 0.0  # The time of the last command, by time.monotonic.
 
     def open(self) -> None:
-        if self.lost or self.is_open:
+        if self.failure or self.is_open:
             raise LocalError(USED)
         try:
             self.channel.open()
             self.is_open = True
         except RuntimeError as error:
-            raise self.gone(error) from error
+            raise self.on_channel_error(error) from error
 
     # -- sums ----------------------------------------------------------------------------------------------------
-    def begin(self, call: Call, samples: int = 0, asked: bool = False, told: StepSummary | None = None) -> None:
+    def begin_summary(
+        self, call: Call, samples: int = 0, is_report_wanted: bool = False, told: StepSummary | None = None
+    ) -> None:
         """Begin an all-reduce of this rank's counts; ``told`` is rank 0's part."""
-        assert self.begun is None, "the last all-reduce was not taken"
-        told = told or StepSummary(sharers=0, gap=0)  # Other ranks add 0 to rank 0's part.
+        assert self.pending_sum is None, "the last all-reduce was not finished"
+        told = told or StepSummary(sharers=0, gap_steps=0)  # Other ranks add 0 to rank 0's part.
         row = torch.tensor([
-            call, call * call, samples, asked, told.stop, told.swarm_samples, told.own_samples, told.sharers,
-            told.finished, told.gap,
+            call, call * call, samples, is_report_wanted, told.must_stop, told.swarm_samples, told.own_samples,
+            told.sharers, told.finished, told.gap_steps,
         ])  # fmt: skip
-        self.check()
+        self.check_alive()
         try:
-            self.begun = call, row, self.channel.sum(row)
+            self.pending_sum = call, row, self.channel.sum(row)
         except RuntimeError as error:
-            raise self.gone(error) from error
+            raise self.on_channel_error(error) from error
 
-    def take(self) -> StepSummary | None:
-        """Return the pending all-reduce's summary; None if none is pending."""
-        if self.begun is None:
+    def finish_summary(self) -> StepSummary | None:
+        """Wait for the pending all-reduce and return its summary; None if none is pending."""
+        if self.pending_sum is None:
             return None
-        row = self.wait()
-        self.begun = None
+        row = self.wait_for_sum()
+        self.pending_sum = None
         told = StepSummary(row[2], row[3] > 0, row[4] > 0, row[5], row[6], row[7], row[8] > 0, row[9])
-        if not told.sound:
-            raise unreadable(f"a sum of {row[2:]}")
+        if not told.is_valid:
+            raise unreadable_error(f"a sum of {row[2:]}")
         return told
 
-    def wait(self) -> list[int]:
-        assert self.begun is not None
-        call, row, work = self.begun
-        self.check()
+    def wait_for_sum(self) -> list[int]:
+        assert self.pending_sum is not None
+        call, row, work = self.pending_sum
+        self.check_alive()
         try:
             self.channel.wait(work)
         except RuntimeError as error:
-            raise self.gone(error) from error
+            raise self.on_channel_error(error) from error
         values: list[int] = row.tolist()
         # The sums of the calls and of their squares fit both only if all ranks made this call.
         if values[0] != call * self.size or values[1] != call * call * self.size:
@@ -133,117 +135,122 @@ class Ranks:
             )
         return values
 
-    def agree(self, values: list[int]) -> list[int]:
-        """Return the sums of these values over all ranks, which make this call at one boundary and wait for it."""
-        self.check()
+    def sum_values(self, values: list[int]) -> list[int]:
+        """Return the sums of these values over all ranks. All of them call this at one boundary, and wait."""
+        self.check_alive()
         row = torch.tensor(values)
         try:
             self.channel.wait(self.channel.sum(row))
         except RuntimeError as error:
-            raise self.gone(error) from error
+            raise self.on_channel_error(error) from error
         sums: list[int] = row.tolist()
         return sums
 
     # -- commands ------------------------------------------------------------------------------------------------
-    def tell(self, kind: str, what: Any = None) -> None:
+    def send_command(self, kind: str, what: Any = None) -> None:
         """Send a command from rank 0 to all others."""
-        data = packed([kind, what])
+        data = pack_value([kind, what])
         frame = np.zeros(FRAME_BYTES, np.uint8)
         frame[:8] = np.frombuffer(len(data).to_bytes(8, "little"), np.uint8)
         short = len(data) <= FRAME_BYTES - 8
         if short:
             frame[8 : 8 + len(data)] = np.frombuffer(data, np.uint8)
-        self.send(frame)
+        self.broadcast_array(frame)
         if not short:
-            self.send(np.frombuffer(bytearray(data), np.uint8))
-        self.said_at = time.monotonic()
+            self.broadcast_array(np.frombuffer(bytearray(data), np.uint8))
+        self.commanded_at = time.monotonic()
 
-    def hear(self) -> Command:
+    def receive_command(self) -> Command:
         """Receive the next command."""
         frame = np.zeros(FRAME_BYTES, np.uint8)
-        self.send(frame)
+        self.broadcast_array(frame)
         size = int.from_bytes(frame[:8].tobytes(), "little")
-        if size > MOST_BYTES:
-            raise unreadable(f"{size} bytes at once")
+        if size > MAX_BYTES:
+            raise unreadable_error(f"{size} bytes at once")
         data = frame[8 : 8 + size]
         if size > FRAME_BYTES - 8:
             data = np.zeros(size, np.uint8)
-            self.send(data)
-        row = unpacked(data.tobytes(), list[Any])
+            self.broadcast_array(data)
+        row = unpack_value(data.tobytes(), list[Any])
         if len(row) != 2 or not isinstance(row[0], str):
-            raise unreadable("no command")
+            raise unreadable_error("no command")
         return Command(*row)
 
-    def beat(self) -> None:
-        """Tell the other ranks that rank 0 still waits, if its last command is long ago."""
-        if self.standing and time.monotonic() - self.said_at > BEAT_S:
-            self.tell("wait")
+    def send_heartbeat(self) -> None:
+        """Tell the other ranks that rank 0 still waits, if it has sent no command for a while."""
+        if self.is_standing and time.monotonic() - self.commanded_at > HEARTBEAT_S:
+            self.send_command("wait")
 
-    def send(self, array: NDArray[Any]) -> None:
+    def broadcast_array(self, array: NDArray[Any]) -> None:
         """Broadcast ``array`` from rank 0."""
-        self.send_tensor(torch.from_numpy(array))
+        self.broadcast(torch.from_numpy(array))
 
-    def send_tensor(self, tensor: Tensor) -> None:
+    def broadcast(self, tensor: Tensor) -> None:
         """Broadcast a contiguous tensor on the host, of any type, from rank 0."""
-        self.check()
+        self.check_alive()
         try:
             if tensor.numel():
-                self.channel.send(tensor.reshape(-1).view(torch.uint8))
+                self.channel.broadcast(tensor.reshape(-1).view(torch.uint8))
         except RuntimeError as error:
-            raise self.gone(error) from error
+            raise self.on_channel_error(error) from error
 
     # -- ends ----------------------------------------------------------------------------------------------------
-    def check(self) -> None:
-        if self.lost:
-            raise LocalError(self.lost)
+    def check_alive(self) -> None:
+        if self.failure:
+            raise LocalError(self.failure)
 
-    def gone(self, error: BaseException | None = None) -> LocalError:
-        """Return the error for a rank that ended: the reason that it left, or else a description of ``error``."""
-        if self.lost:
-            return LocalError(self.lost)
+    def on_channel_error(self, error: BaseException | None = None) -> LocalError:
+        """Handle a failed collective: return the error to raise.
+
+        Its text is the reason that another rank has left in the channel, or else a description of ``error``.
+        """
+        if self.failure:
+            return LocalError(self.failure)
         one = "A rank" if self.size > 2 else f"Rank {1 - self.rank}"
         ended = f"{one} of this node's group has ended, was killed, or left its Node before this one did"
         if isinstance(error, Silence):
             waited = f"{error} s, as long as the ranks of this group wait for each other"
             ended = f"{one} of this node's group did nothing for {waited}"
-        return self.fail(self.channel.read() or f"{ended}, and the others end with it: start all of them again.")
+        return self.fail(self.channel.read_reason() or f"{ended}, and the others end with it: start all of them again.")
 
     def fail(self, sentence: str) -> LocalError:
-        self.lost = self.lost or sentence
-        return LocalError(self.lost)
+        """Send nothing from here on; return the error to raise, which is that of the first failure."""
+        self.failure = self.failure or sentence
+        return LocalError(self.failure)
 
     def leave(self, error: BaseException | None) -> None:
-        """Part from the others, and leave them the reason if there was an ``error``.
+        """Close the channel, and leave the other ranks the reason if there was an ``error``.
 
-        It waits only for ranks that are about to end the step that this rank has ended. If a lost rank broke this
-        rank's gradients, LocalError is raised from the error: torch's own messages are long and name no rank.
+        Raises:
+            LocalError: The error came from torch because another rank has ended. torch's own messages are long and name
+                no rank.
         """
         if self.is_open:
             self.is_open = False
-            begun, self.begun = self.begun, None
+            pending, self.pending_sum = self.pending_sum, None
             with contextlib.suppress(RuntimeError):
-                if begun is not None:
-                    self.channel.wait(begun[2], FAREWELL_S)  # A group with pending work does not end.
-            del begun
-            lost = self.gone() if of_the_channel(error) else None
-            if error is not None and not self.lost:
-                self.channel.write(
+                if pending is not None:  # Other ranks are about to end the step that this rank has ended.
+                    self.channel.wait(pending[2], FAREWELL_S)  # A group with pending work does not end.
+            del pending
+            lost = self.on_channel_error() if is_channel_error(error) else None
+            if error is not None and not self.failure:
+                self.channel.leave_reason(
                     f"Rank {self.rank} of this node's group has failed ({type(error).__name__}: {error}), and the "
                     "others end with it."
                 )
-            self.lost = self.lost or CLOSED
+            self.failure = self.failure or CLOSED
             self.channel.close()
             if lost is not None:
                 raise lost from error
 
     @contextlib.contextmanager
-    def stand(self) -> Iterator[None]:
-        """Mark the time in which all ranks stand at one boundary."""
-        self.standing = True
+    def at_one_boundary(self) -> Iterator[None]:
+        """Note that all ranks stand at one boundary during the block."""
+        self.is_standing = True
         yield
-        self.standing = False
+        self.is_standing = False
 
 
-def of_the_channel(error: BaseException | None) -> bool:
+def is_channel_error(error: BaseException | None) -> bool:
     """Return True for the errors that torch raises if gradients wait for a rank that has ended."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))

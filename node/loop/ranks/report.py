@@ -1,4 +1,4 @@
-"""Every rank's knowledge of the swarm: the same at the same step, as rank 0 last reported it."""
+"""Every rank's knowledge of the swarm. It is the same on all ranks at the same step, as rank 0 last reported it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 from gossip.errors import LocalError
 from gossip.ids import PeerId
-from node.loop.ranks.plain import spoken
+from node.loop.ranks.plain import register
 from node.loop.ranks.ranks import Call, Ranks, StepSummary
 from node.observe.members import Member, SwarmView
 from node.observe.metrics import Metrics
 from node.observe.reduced import Reduced
 
-__all__ = ["Known", "SwarmReport"]
+__all__ = ["SwarmKnowledge", "SwarmReport"]
 
 
 @dataclass(frozen=True, slots=True)
 class SwarmReport:
-    """Rank 0's report at a boundary, in addition to the sums of each step."""
+    """Rank 0's report at a boundary where all ranks stand; summaries between two reports update a part of it."""
 
     me: PeerId
     address: str
@@ -32,37 +32,36 @@ class SwarmReport:
     metrics: Metrics
 
 
-spoken(SwarmReport, SwarmView, Member, Metrics, Reduced)
+register(SwarmReport, SwarmView, Member, Metrics, Reduced)
 
 
-class Known:
-    """One rank's knowledge of the swarm, and the counts that it contributes to the next all-reduce.
-
-    ``samples`` are those of all ranks, according to the finished all-reduces.
-    """
+class SwarmKnowledge:
+    """One rank's knowledge of the swarm, and the counts that it contributes to the next all-reduce."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        self.steps = self.samples = 0
+        self.steps = 0  # Those of this rank, which all ranks take together.
+        self.samples = 0  # Those of all ranks, as far as all-reduces have finished.
         self.swarm_samples = 0  # Samples behind the weights of the run, as HeldRun.swarm_samples explains.
-        self.unsaid = self.said = 0  # Samples of this rank in no all-reduce yet, and those in the pending one.
-        self.rest = 0  # Boundaries before the next all-reduce begins.
-        self.latest: SwarmReport | None = None
+        self.unsent_samples = 0  # Samples of this rank that no all-reduce contains yet.
+        self.pending_samples = 0  # Samples of this rank in the all-reduce in progress.
+        self.boundaries_left = 0  # Boundaries before the next all-reduce begins.
+        self.last_report: SwarmReport | None = None
         self.view = SwarmView()
         self.finished = False
-        self.asking = False  # Members or metrics were read since the last all-reduce.
+        self.is_report_wanted = False  # Members or metrics were read since the last all-reduce.
 
-    def trained(self, samples: int) -> None:
+    def count_step(self, samples: int) -> None:
         self.steps += 1
-        self.unsaid += int(samples)
+        self.unsent_samples += int(samples)
 
-    def look(self) -> StepSummary | None:
-        """Read the pending all-reduce, if there is one."""
-        told = self.ranks.take()
+    def finish_summary(self) -> StepSummary | None:
+        """Take over the summary of the all-reduce in progress, if there is one, and return it."""
+        told = self.ranks.finish_summary()
         if told is not None:
             self.samples += told.samples
-            self.said, self.rest = 0, told.gap - 1
-            if self.latest is not None:  # At the start there is no report yet.
+            self.pending_samples, self.boundaries_left = 0, told.gap_steps - 1
+            if self.last_report is not None:  # Before the first report the summary holds no view.
                 self.finished = told.finished
                 self.view = dataclasses.replace(
                     self.view, swarm_samples=told.swarm_samples, own_samples=told.own_samples, sharers=told.sharers
@@ -70,43 +69,45 @@ class Known:
             self.swarm_samples = max(self.swarm_samples, self.view.samples_at(self.samples))
         return told
 
-    def say(self, call: Call, told: StepSummary | None = None) -> None:
+    def begin_summary(self, call: Call, told: StepSummary | None = None) -> None:
         """Begin the next all-reduce; ``told`` is rank 0's part."""
-        self.ranks.begin(call, self.unsaid, self.asking, told)
-        self.said, self.unsaid, self.asking = self.unsaid, 0, False
+        self.ranks.begin_summary(call, self.unsent_samples, self.is_report_wanted, told)
+        self.pending_samples, self.unsent_samples, self.is_report_wanted = self.unsent_samples, 0, False
 
-    def rested(self) -> bool:
-        """Count a boundary; return True if the next all-reduce begins at it."""
-        self.rest -= 1
-        return self.rest < 0
+    def count_boundary(self) -> bool:
+        """Count a boundary, and return True if the next all-reduce begins at it."""
+        self.boundaries_left -= 1
+        return self.boundaries_left < 0
 
-    def meet(self, call: Call) -> None:
-        """Wait until all ranks are in this call."""
-        self.look()
-        self.say(call)
-        self.look()
-        self.rest = 0
-
-    @property
-    def ahead(self) -> int:
-        """Return an estimate of the samples not yet summed, if the other ranks had as many as this one."""
-        return (self.said + self.unsaid) * self.ranks.size
-
-    def hear(self, news: SwarmReport) -> None:
-        reached = news.view.samples_at(self.samples)
-        self.swarm_samples = max(self.swarm_samples, reached) if news.view.continues(self.view) else reached
-        self.latest, self.view, self.finished = news, news.view, news.finished
+    def wait_for_all(self, call: Call) -> None:
+        """Wait until all ranks make this call."""
+        self.finish_summary()
+        self.begin_summary(call)
+        self.finish_summary()
+        self.boundaries_left = 0
 
     @property
-    def news(self) -> SwarmReport:
-        if self.latest is None:
+    def uncounted_samples(self) -> int:
+        """Return an estimate of the samples of all ranks that are not in ``samples`` yet: as many as here on each."""
+        return (self.pending_samples + self.unsent_samples) * self.ranks.size
+
+    def on_report(self, report: SwarmReport) -> None:
+        """Take over a report of rank 0."""
+        samples = report.view.samples_at(self.samples)
+        self.swarm_samples = max(self.swarm_samples, samples) if report.view.continues(self.view) else samples
+        self.last_report, self.view, self.finished = report, report.view, report.finished
+
+    @property
+    def report(self) -> SwarmReport:
+        """Return the last report. Raises LocalError before the first."""
+        if self.last_report is None:
             raise LocalError("This Node is not running: use it inside its with block.")
-        return self.latest
+        return self.last_report
 
     def members(self) -> tuple[Member, ...]:
-        self.asking = True
-        return self.news.members
+        self.is_report_wanted = True
+        return self.report.members
 
     def metrics(self) -> Metrics:
-        self.asking = True
-        return self.news.metrics
+        self.is_report_wanted = True
+        return self.report.metrics

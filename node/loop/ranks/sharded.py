@@ -1,4 +1,4 @@
-"""A sharded model and its optimizers on every rank of a node: rank 0 puts the whole together, and saves it."""
+"""A sharded model and its optimizers on every rank of a node. Rank 0 collects the whole for checkpoints."""
 
 from __future__ import annotations
 
@@ -11,8 +11,16 @@ from torch import Tensor
 
 from gossip.errors import CheckpointError, ConfigError
 from node.loop.live import Trained
-from node.loop.ranks.mirror import Described, Place, check_counts, fill_optimizers, held, on_host, stripped
-from node.loop.ranks.plain import fitting, spoken, unreadable
+from node.loop.ranks.mirror import (
+    Described,
+    Place,
+    check_counts,
+    fill_optimizers,
+    host_copy,
+    parameters_of,
+    with_places,
+)
+from node.loop.ranks.plain import checked, register, unreadable_error
 from node.loop.ranks.ranks import Command, Ranks
 from node.model.optimizers import SEVERAL, Optimizers
 from node.model.sharded.memory import MemoryName
@@ -21,15 +29,15 @@ from node.model.sharded.state import ShardedState
 from node.model.sharded.work import Operation, ShardWork
 from node.model.state import State
 
-__all__ = ["ShardedOptimizers", "carry_out", "trained_by_all"]
+__all__ = ["ShardedOptimizers", "perform_command", "with_shards"]
 
-spoken(MemoryName, Operation)
+register(MemoryName, Operation)
 
 NO_AVERAGE = "A node of a sharded model keeps no average of its weights: leave out keep_average."
 
 
-def trained_by_all(trained: Trained, ranks: Ranks) -> Trained:
-    """Return what the ranks train, with a state and optimizers of their own if the model is sharded.
+def with_shards(trained: Trained, ranks: Ranks) -> Trained:
+    """Return ``trained``, with a state and optimizers for a sharded model if the model is one.
 
     Raises:
         LayoutError: A tensor cannot be exchanged.
@@ -41,14 +49,15 @@ def trained_by_all(trained: Trained, ranks: Ranks) -> Trained:
         raise ConfigError(NO_AVERAGE)
     assert not isinstance(trained.model, State), "a State is not sharded"
     state = ShardedState(ShardWork(trained.model, trained.optimizers, trained.frozen, ranks))
-    return dataclasses.replace(trained, optimizers=ShardedOptimizers(trained.optimizers, state, ranks), brought=state)
+    return dataclasses.replace(
+        trained, optimizers=ShardedOptimizers(trained.optimizers, state, ranks), given_state=state
+    )
 
 
 class ShardedOptimizers(Optimizers):
-    """The optimizers of a sharded model.
+    """The optimizers of a sharded model. A saved state is that of the whole model.
 
-    Rank 0 calls :meth:`state_dict`, :meth:`load` and :meth:`joined`, only while all ranks stand at one boundary. A
-    saved state is that of the whole model.
+    Rank 0 calls :meth:`state_dict`, :meth:`load` and :meth:`on_replaced`, only while all ranks stand at one boundary.
     """
 
     def __init__(self, given: Optimizers, state: ShardedState, ranks: Ranks) -> None:
@@ -62,7 +71,7 @@ class ShardedOptimizers(Optimizers):
         start = 0
         for one, part in zip(self.all, saved.get(SEVERAL, [saved]), strict=True):
             rows = part["state"] = dict(part["state"])  # These are the live mappings.
-            for number, _ in enumerate(held(one)):
+            for number, _ in enumerate(parameters_of(one)):
                 row = rows[number] = dict(rows.get(number, {}))
                 for key in sorted(row, key=str):
                     tensor = row[key]
@@ -73,8 +82,8 @@ class ShardedOptimizers(Optimizers):
                     del rows[number]
         return saved
 
-    def states(self, saved: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-        states = super().states(saved)
+    def split_state(self, saved: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+        states = super().split_state(saved)
         for one, state in zip(self.all, states, strict=False):
             counts = [len(group["params"]) for group in one.param_groups]
             if counts != [len(group["params"]) for group in state["param_groups"]]:
@@ -92,27 +101,27 @@ class ShardedOptimizers(Optimizers):
         whole: list[Tensor] = []
         for one, saved in zip(self.all, states, strict=True):
             groups = [
-                {key: stripped(value, None, found) for key, value in group.items() if key != "params"}
+                {key: with_places(value, None, found) for key, value in group.items() if key != "params"}
                 for group in saved["param_groups"]
             ]
             on_device = [bool(group.get("fused") or group.get("capturable"))
                          for group in one.param_groups for _ in group["params"]]  # fmt: skip
             rows = []
-            for number, parameter in enumerate(held(one)):
+            for number, parameter in enumerate(parameters_of(one)):
                 row: dict[Any, Any] = {}
                 for key, value in sorted(saved["state"].get(number, {}).items(), key=lambda item: str(item[0])):
                     if key != "step" and is_sharded(parameter) and getattr(value, "shape", None) == parameter.shape:
-                        row[key] = Place(tuple(value.shape), value.dtype, beside=True, sharded=True)
+                        row[key] = Place(tuple(value.shape), value.dtype, on_device=True, sharded=True)
                         whole.append(value)
                     elif isinstance(value, Tensor):
                         found.append(value)
                         beside = key != "step" or on_device[number]
                         row[key] = Place(tuple(value.shape), value.dtype, beside)
                     else:
-                        row[key] = stripped(value, parameter, found)
+                        row[key] = with_places(value, parameter, found)
                 rows.append(row)
             described.append((groups, rows))
-        self.ranks.tell("optimizers", described)
+        self.ranks.send_command("optimizers", described)
         self.fill(described, iter(found))
         start = 0
         for tensor in whole:
@@ -121,7 +130,7 @@ class ShardedOptimizers(Optimizers):
 
     @torch.no_grad()
     def fill(self, described: Described, found: Iterator[Tensor] | None = None) -> None:
-        """Take over what rank 0 describes: make room for sharded tensors, and receive the others, which it sends.
+        """Make the optimizers' state as rank 0 describes it: allocate sharded tensors, and receive the others.
 
         Args:
             described: The options and the state of each optimizer.
@@ -131,47 +140,47 @@ class ShardedOptimizers(Optimizers):
         def receive(place: Place, parameter: Tensor | None, before: Any) -> Tensor:
             if place.sharded:
                 if parameter is None or tuple(parameter.shape) != place.shape:
-                    raise unreadable("a part of an optimizer's state for no parameter")
+                    raise unreadable_error("a part of an optimizer's state for no parameter")
                 fits = is_sharded(before) and before.dtype == place.dtype
                 kept: Tensor = before if fits else torch.zeros_like(parameter, dtype=place.dtype)
                 return kept
             if not place.fits(self.state.layout.size):
-                raise unreadable(f"a tensor of {place.shape}")
-            host = torch.empty(place.shape, dtype=place.dtype) if found is None else on_host(next(found))
-            self.ranks.send_tensor(host)
-            return host.to(parameter.device, copy=True) if place.beside and parameter is not None else host.clone()
+                raise unreadable_error(f"a tensor of {place.shape}")
+            host = torch.empty(place.shape, dtype=place.dtype) if found is None else host_copy(next(found))
+            self.ranks.broadcast(host)
+            return host.to(parameter.device, copy=True) if place.on_device and parameter is not None else host.clone()
 
         check_counts(self, described)
         fill_optimizers(self, described, receive)
-        super().joined(keep=True)
+        super().on_replaced(keep=True)
 
-    def joined(self, keep: bool = False) -> None:
+    def on_replaced(self, keep: bool = False) -> None:
         if self.quasi_global:
-            self.ranks.tell("joined", keep)
-        super().joined(keep)
+            self.ranks.send_command("joined", keep)
+        super().on_replaced(keep)
 
-    def joined_here(self, keep: bool) -> None:
-        """Do what :meth:`joined` does on the other ranks."""
-        super().joined(keep)
+    def reset_here(self, keep: bool) -> None:
+        """Do the part of :meth:`on_replaced` that the other ranks do."""
+        super().on_replaced(keep)
 
 
-def carry_out(command: Command, work: ShardWork, optimizers: Optimizers) -> bool:
+def perform_command(command: Command, work: ShardWork, optimizers: Optimizers) -> bool:
     """Carry out rank 0's command on a sharded model; return False if it is none of these."""
     assert isinstance(optimizers, ShardedOptimizers), "the optimizers of a sharded model"
     match command.kind:
         case "operation":
-            operation = fitting(command.what, Operation)
+            operation = checked(command.what, Operation)
             if not operation.fits(work.memory_size(operation.memory)):
-                raise unreadable(f"an operation {operation.kind[:20]!r} outside its memory")
+                raise unreadable_error(f"an operation {operation.kind[:20]!r} outside its memory")
             work.perform(operation)
         case "map":
-            work.map(fitting(command.what, MemoryName))
+            work.map(checked(command.what, MemoryName))
         case "unmap":
-            work.unmap(fitting(command.what, list[int]))
+            work.unmap(checked(command.what, list[int]))
         case "optimizers":
-            optimizers.fill(fitting(command.what, Described))
+            optimizers.fill(checked(command.what, Described))
         case "joined":
-            optimizers.joined_here(fitting(command.what, bool))
+            optimizers.reset_here(checked(command.what, bool))
         case _:
             return False
     return True

@@ -9,60 +9,59 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Copies", "Watch", "joined", "memory_errors"]
+__all__ = ["Copies", "TornWatch", "combined", "memory_errors"]
 
 
-class Watch:
-    """The versions of live tensors while a copy reads them.
+class TornWatch:
+    """A watch for changes of live tensors that a copy is reading. Such a change tears the copy.
 
-    The optimizer waits for the copy before it changes them. Any other change in the meantime may tear the copy.
+    The optimizer waits for the copy, so that only other code can change the tensors meanwhile.
     """
 
-    __slots__ = ("closed", "tensors", "torn", "versions")
+    __slots__ = ("is_closed", "is_torn", "tensors", "versions")
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors, self.versions = list(tensors), [tensor._version for tensor in tensors]
-        self.closed = self.torn = False
+        self.is_closed = self.is_torn = False
 
-    def look(self) -> bool:
-        """Return True if a tensor has changed before the copy was waited for. Thread-safe."""
-        if not self.closed:
+    def check(self) -> bool:
+        """Return True if a tensor has changed before the watch was closed. Any thread may call it."""
+        if not self.is_closed:
             changed = any(tensor._version != was for tensor, was in zip(self.tensors, self.versions, strict=False))
-            # The training thread may have closed it, and then changed the tensors.
-            if changed and not self.closed:
-                self.torn = True
-        return self.torn
+            if changed and not self.is_closed:  # The training thread may have closed it before it changed the tensors.
+                self.is_torn = True
+        return self.is_torn
 
     def close(self) -> bool:
-        """End the watch, as later work of the device waits for the copy. Return True if a tensor had changed before."""
-        self.look()
-        self.closed = True
+        """End the watch, because later work of the device waits for the copy. Return True if a tensor has changed."""
+        self.check()
+        self.is_closed = True
         self.tensors = []
-        return self.torn
+        return self.is_torn
 
 
 @dataclass(frozen=True, slots=True)
 class Copies:
     """Pending copies between a host array and a device.
 
-    Until they are done, do not use the host array: a read still writes it, an addition still reads it.
+    Until they are done, do not use the host array, which a read still writes and an addition still reads.
 
     Attributes:
         events: Events recorded after the copies.
         flags: Page-locked booleans that say for each device whether all copied values are finite.
-        watches: Watch tensors that are copied in place.
+        watches: The watches of the live tensors that the copies read.
     """
 
     events: tuple[torch.cuda.Event, ...] = ()
     flags: tuple[Tensor, ...] = ()
-    watches: tuple[Watch, ...] = ()
+    watches: tuple[TornWatch, ...] = ()
 
     def done(self) -> bool:
-        """Return True once the copies have finished; always True on the CPU. Thread-safe."""
+        """Return True once the copies have finished; always True on the CPU. Any thread may call it."""
         if not all(event.query() for event in self.events):  # type: ignore[no-untyped-call]
             return False
         for watch in self.watches:
-            watch.look()
+            watch.check()
         return True
 
     def wait(self) -> None:
@@ -78,10 +77,10 @@ class Copies:
     @property
     def torn(self) -> bool:
         """Return True if the copy mixes old and new values, because the loop changed the weights meanwhile."""
-        return any(watch.torn for watch in self.watches)
+        return any(watch.is_torn for watch in self.watches)
 
 
-def joined(found: Sequence[Copies]) -> Copies:
+def combined(found: Sequence[Copies]) -> Copies:
     """Return copies that are done when all of these are."""
     if len(found) == 1:
         return found[0]

@@ -12,21 +12,21 @@ from torch import Tensor
 from node.model.device.copies import Copies
 from node.model.device.guard import StepGuard
 from node.model.device.streams import CopyStreams
-from node.model.flat import cut, elements
+from node.model.flat import count_elements, views_like
 
 __all__ = ["Downloads"]
 
 
 class Downloads:
-    """Copies from one model's live tensors.
+    """Copies from one model's live tensors to the host.
 
-    A small model is first copied on its device, which takes microseconds, and from there to the host. Of a large model
-    only tensors without the guard's protection are copied so: buffers, tensors without an optimizer, and small ones.
-    The others go to the host from their own memory, and the guard makes their optimizer wait.
+    A small model is first copied on its device, which takes microseconds, and from there to the host. In a large model
+    only unprotected tensors are copied so: buffers, tensors without an optimizer, and small ones. The others go to the
+    host from their own memory, and the guard makes their optimizer wait.
     """
 
-    STAGED_ELEMENTS = 1 << 26  # 256 MB of float32 on the device: below, a whole copy is cheaper than many small ones.
-    DIRECT_ELEMENTS = 1 << 16  # A copy of less takes about as long as its call.
+    STAGED_ELEMENTS = 1 << 26  # A model up to 256 MB of float32 is copied on its device as a whole.
+    DIRECT_ELEMENTS = 1 << 16  # Smaller tensors are copied on the device: a copy of their own takes mostly its call.
 
     def __init__(self, streams: CopyStreams, guard: StepGuard) -> None:
         self.streams, self.guard = streams, guard
@@ -46,58 +46,59 @@ class Downloads:
         """
         current, side = torch.cuda.current_stream(device), self.streams.of(device, "down")
         self.guard.arm()
-        covered = self.guard.covered() if host.numel() > self.STAGED_ELEMENTS else set()
-        rows = [
-            (lasting or (id(tensor) in covered and tensor.numel() >= self.DIRECT_ELEMENTS), tensor) for tensor in live
-        ]
+        protected = self.guard.protected_tensors() if host.numel() > self.STAGED_ELEMENTS else set()
+
+        def is_direct(tensor: Tensor) -> bool:
+            return lasting or (id(tensor) in protected and tensor.numel() >= self.DIRECT_ELEMENTS)
+
         sources: list[Tensor] = []
-        pieces: list[Tensor] = []
+        pieces: list[Tensor] = []  # The parts of `host` for them.
         direct: list[Tensor] = []
-        held, start = False, 0
-        for in_place, run in groupby(rows, key=lambda row: row[0]):
-            tensors = [tensor for _, tensor in run]
-            stop = start + elements(tensors)
+        training_waits, start = False, 0
+        for from_own_memory, run in groupby(live, key=is_direct):
+            tensors = list(run)
+            stop = start + count_elements(tensors)
             piece, start = host[start:stop], stop
-            staged = None if in_place else self.staged(device, tensors)
+            staged = None if from_own_memory else self.copy_on_device(device, tensors)
             if staged is not None:
                 sources.append(staged)
                 pieces.append(piece)
                 continue
             sources += tensors
-            pieces += cut(piece, tensors)
-            if in_place:
+            pieces += views_like(piece, tensors)
+            if from_own_memory:
                 direct += tensors
             else:
-                held = True  # No room for another copy: training waits for this one instead.
+                training_waits = True  # The device has no room for another copy.
         side.wait_stream(current)
         try:
             with self.streams.copying(device, "down", host.numel()):  # A conversion takes memory for its tensor.
                 torch._foreach_copy_(pieces, sources, non_blocking=True)
-                flags = self.flags(sources)
+                flags = self.begin_finite_check(sources)
         except torch.OutOfMemoryError as error:
             side.synchronize()  # Nothing may write to the host vector any more, nor read what trains.
             raise MemoryError(str(error)) from error
         for source in sources:
             source.record_stream(side)  # Keep the allocator from reusing the memory during the copy.
         event = side.record_event()
-        if held:
+        if training_waits:
             current.wait_event(event)
-        watches = (self.guard.hold(device, event, direct),) if direct and not lasting else ()
+        watches = (self.guard.protect(device, event, direct),) if direct and not lasting else ()
         return Copies((event,), flags, watches)
 
-    def staged(self, device: torch.device, tensors: list[Tensor]) -> Tensor | None:
-        """Copy the tensors on their device; return None if there is no room."""
+    def copy_on_device(self, device: torch.device, tensors: list[Tensor]) -> Tensor | None:
+        """Return a flat copy of the tensors on their device; None if there is no room."""
         try:
-            flat = torch.empty(elements(tensors), dtype=torch.float32, device=device)
-            torch._foreach_copy_(cut(flat, tensors), tensors)
+            flat = torch.empty(count_elements(tensors), dtype=torch.float32, device=device)
+            torch._foreach_copy_(views_like(flat, tensors), tensors)
         except torch.OutOfMemoryError:
             return None
         return flat
 
-    def flags(self, sources: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Begin to copy a flag that says if all values are finite, which a device checks much faster than a host.
+    def begin_finite_check(self, sources: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Begin to check on the device if all values are finite; return the flag that will tell.
 
-        Return nothing if there is no room for one number per tensor: then the host checks.
+        Return nothing if the device has no room for one number per tensor. Then the host checks, which is much slower.
         """
         flag = torch.empty((), dtype=torch.bool, pin_memory=True)
         try:

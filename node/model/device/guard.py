@@ -1,4 +1,4 @@
-"""The guard of live tensors that copies still read: an optimizer's step waits for them on the device."""
+"""The guard of live tensors that copies still read: it makes an optimizer's step wait for the copies, on the device."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from node.model.device.copies import Watch
+from node.model.device.copies import TornWatch
 
 __all__ = ["StepGuard"]
 
 
 class StepGuard:
-    """A wait before each optimizer step, and before each change by this library, for copies in progress.
+    """A wait for copies in progress, before each optimizer step and each change by this library.
 
-    Only the training thread uses it. Tensors are covered once their optimizer was seen to step through Python: a
-    captured or compiled step changes weights without a call to the guard. A loop that writes weights elsewhere
-    (through ``.data`` even unseen) must do so before ``node.step()``; a change that is noticed invalidates the copy.
+    Only the training thread uses it. Tensors are *protected* once their optimizer was seen to step through Python,
+    because a captured or compiled step changes weights without a call to the guard. A loop that writes weights
+    elsewhere must do so before ``node.step()``. A change that is noticed invalidates the copy, but one through
+    ``.data`` is not noticed.
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self.optimizers = optimizers
-        self.armed = False
-        self.stepped: set[int] = set()  # Ids of optimizers that stepped through Python.
-        self.blind = False  # Weights change in ways that the guard does not see.
-        self.pending: list[tuple[torch.device, torch.cuda.Event, Watch]] = []
+        self.is_armed = False
+        self.stepped_optimizers: set[int] = set()  # Ids of the optimizers that were seen to step through Python.
+        self.is_blind = False  # Weights have changed in ways that the guard does not see, so nothing is protected.
+        self.pending: list[tuple[torch.device, torch.cuda.Event, TornWatch]] = []
 
     def arm(self) -> None:
         """Begin to watch the optimizers' steps."""
-        if self.armed:
+        if self.is_armed:
             return
-        self.armed = True
+        self.is_armed = True
         mine = weakref.ref(self)
 
         def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -46,35 +47,35 @@ class StepGuard:
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
-            self.blind = True
+            self.is_blind = True
         else:
-            self.stepped.add(id(optimizer))
-            self.join()
+            self.stepped_optimizers.add(id(optimizer))
+            self.order_after_copies()
 
-    def covered(self) -> set[int]:
-        """Return the ids of the tensors that change only behind a wait."""
-        self.blind |= any([watch.look() for _, _, watch in self.pending])
-        if self.blind:
+    def protected_tensors(self) -> set[int]:
+        """Return the ids of the protected tensors, which change only after a wait."""
+        self.is_blind |= any([watch.check() for _, _, watch in self.pending])
+        if self.is_blind:
             return set()
-        groups = [group for one in self.optimizers if id(one) in self.stepped for group in one.param_groups]
+        groups = [group for one in self.optimizers if id(one) in self.stepped_optimizers for group in one.param_groups]
         return {id(tensor) for group in groups if not group.get("capturable") for tensor in group["params"]}
 
-    def hold(self, device: torch.device, event: torch.cuda.Event, tensors: Sequence[Tensor]) -> Watch:
-        """Let later changes of these tensors wait for the event."""
-        watch = Watch(tensors)
-        self.pending = [row for row in self.pending if not self.over(*row)]
+    def protect(self, device: torch.device, event: torch.cuda.Event, tensors: Sequence[Tensor]) -> TornWatch:
+        """Let later changes of these tensors wait for the event, which follows a copy that reads them."""
+        watch = TornWatch(tensors)
+        self.pending = [row for row in self.pending if not self.is_over(*row)]
         self.pending.append((device, event, watch))
         return watch
 
-    def over(self, device: torch.device, event: torch.cuda.Event, watch: Watch) -> bool:
+    def is_over(self, device: torch.device, event: torch.cuda.Event, watch: TornWatch) -> bool:
         if event.query():  # type: ignore[no-untyped-call]
-            self.blind |= watch.close()
+            self.is_blind |= watch.close()
             return True
         return False
 
-    def join(self) -> None:
-        """Let the current streams wait for all copies that read live tensors. The host waits for none."""
+    def order_after_copies(self) -> None:
+        """Let the current streams wait for all copies that read live tensors. The host does not wait."""
         for device, event, watch in self.pending:
             torch.cuda.current_stream(device).wait_event(event)
-            self.blind |= watch.close()
+            self.is_blind |= watch.close()
         self.pending = []

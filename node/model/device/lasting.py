@@ -1,4 +1,4 @@
-"""Values that are added repeatedly, kept on the device until they change."""
+"""Host vectors that are added repeatedly, with a copy on the device for as long as they do not change."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from torch import Tensor
 
 __all__ = ["LastingValues"]
 
-# 64 MB is page-locked at a time, and not a vector of the whole model.
-PORTION_ELEMENTS = 1 << 24
+PORTION_ELEMENTS = 1 << 24  # 64 MB are page-locked at a time, and not a vector of the whole model.
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """Values on a device, as of a version."""
+class DeviceValues:
+    """The copy of a host vector's version on a device. ``ready`` follows the copy."""
 
     version: int
     flat: Tensor
@@ -26,10 +25,10 @@ class LastingValues:
     """Device copies of host vectors, by the vector's address. Only the training thread uses it."""
 
     def __init__(self) -> None:
-        self.held: dict[tuple[torch.device, int], Held] = {}
+        self.held: dict[tuple[torch.device, int], DeviceValues] = {}
 
     def of(self, device: torch.device, host: Tensor, version: int) -> Tensor:
-        """Return the values for work of the current stream.
+        """Return the values on the device, for work of the current stream.
 
         Raises:
             torch.OutOfMemoryError: The device has no memory for them.
@@ -37,9 +36,9 @@ class LastingValues:
         key = device, host.data_ptr()
         held = self.held.get(key)
         if held is None or held.version != version:
-            self.held.pop(key, None)  # It makes room for the next.
+            self.held.pop(key, None)  # Both names are dropped first, to make room for the next copy.
             held = None
-            held = self.held[key] = Held(version, *sent(device, host))
+            held = self.held[key] = DeviceValues(version, *upload(device, host))
         if held.ready is not None:
             current = torch.cuda.current_stream(device)
             current.wait_event(held.ready)
@@ -47,7 +46,7 @@ class LastingValues:
         return held.flat
 
 
-def sent(device: torch.device, host: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+def upload(device: torch.device, host: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
     """Copy to the device; CUDA takes page-locked memory without a wait."""
     if device.type != "cuda":
         return host.to(device), None

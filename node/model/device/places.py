@@ -46,9 +46,9 @@ class DevicePositions:
 
 
 class Places:
-    """The runs of the last few sets of positions: that of the next mix, and the sampled ones of every snapshot."""
+    """The last few sets of positions on their devices: that of the next mix, and the sampled ones of every snapshot."""
 
-    MOST = 4
+    MAX_SETS = 4
 
     def __init__(self) -> None:
         self.kept: OrderedDict[int, tuple[Positions, list[torch.device], list[DevicePositions]]] = OrderedDict()
@@ -60,35 +60,37 @@ class Places:
             LayoutError: They lie outside the model.
         """
         devices = [tensor.device for tensor in live]
-        if all(device.type == "cpu" for device in devices):
-            return list(placed(positions, live))  # Nothing is copied to a device, so nothing is worth keeping.
-        held = self.kept.pop(id(positions), None)  # The array is held too, so that no other has its id.
-        if held is None or held[0] is not positions or held[1] != devices:
-            held = positions, devices, list(placed(positions, live))
-        self.kept[id(positions)] = held
-        while len(self.kept) > self.MOST:
+        if all(device.type == "cpu" for device in devices):  # Without a copy to a device nothing is worth keeping.
+            return device_positions(positions, live)
+        entry = self.kept.pop(id(positions), None)  # It holds the array too, so that no other array has its id.
+        if entry is None or entry[0] is not positions or entry[1] != devices:
+            entry = positions, devices, device_positions(positions, live)
+        self.kept[id(positions)] = entry
+        while len(self.kept) > self.MAX_SETS:
             self.kept.popitem(last=False)
-        return held[2]
+        return entry[2]
 
 
-def placed(positions: Positions, live: list[Tensor]) -> list[DevicePositions]:
+def device_positions(positions: Positions, live: list[Tensor]) -> list[DevicePositions]:
+    """Divide positions in the whole vector among devices and tensors, and copy them there."""
     ends = np.cumsum([tensor.numel() for tensor in live])
     if positions.size and not 0 <= positions[0] <= positions[-1] < ends[-1]:
         raise LayoutError("Positions lie outside the model, which has changed meanwhile: make a new Node.")
     starts, bounds = np.concatenate(([0], ends[:-1])), np.searchsorted(positions, ends)
+    # For each tensor: its number, and the range of its positions among all.
     rows = zip(range(len(live)), [0, *bounds[:-1].tolist()], bounds.tolist(), strict=True)
     runs: list[DevicePositions] = []
     for device, group in groupby((row for row in rows if row[1] < row[2]), key=lambda row: live[row[0]].device):
-        held = list(group)
-        first, last = held[0][1], held[-1][2]
-        counts = [high - low for _, low, high in held]
-        relative = positions[first:last] - np.repeat(starts[[number for number, _, _ in held]], counts)
-        tensors = tuple((number, low - first, high - first) for number, low, high in held)
-        runs.append(DevicePositions(device, first, last, tensors, *sent(torch.from_numpy(relative), device)))
+        run = list(group)
+        first, last = run[0][1], run[-1][2]
+        counts = [high - low for _, low, high in run]
+        relative = positions[first:last] - np.repeat(starts[[number for number, _, _ in run]], counts)
+        tensors = tuple((number, low - first, high - first) for number, low, high in run)
+        runs.append(DevicePositions(device, first, last, tensors, *upload(torch.from_numpy(relative), device)))
     return runs
 
 
-def sent(host: Tensor, device: torch.device) -> tuple[Tensor, torch.cuda.Event | None]:
+def upload(host: Tensor, device: torch.device) -> tuple[Tensor, torch.cuda.Event | None]:
     """Copy to the device; CUDA takes page-locked memory without a wait."""
     if device.type != "cuda":
         return host.to(device), None

@@ -57,7 +57,7 @@ class CopyTimes:
             yield
             return
         anchor = self.anchor(device)
-        begin, end = timing(), timing()
+        begin, end = timed_event(), timed_event()
         begin.record()
         yield
         end.record()
@@ -69,7 +69,7 @@ class CopyTimes:
         if held is None or time.time() - held.at_s > ANCHORED_S:
             if device not in self.streams:
                 self.streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            event = timing()
+            event = timed_event()
             event.record(self.streams[device])
             held = self.anchors[device] = Anchor(event, time.time())
         return held
@@ -86,5 +86,5 @@ class CopyTimes:
         return found
 
 
-def timing() -> torch.cuda.Event:
+def timed_event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Copies of an update's values to the device, ahead of the boundary that adds them, or in pieces while it adds."""
+"""Copies of an update's values to the device: ahead of the boundary that adds them, or in portions while it adds."""
 
 from __future__ import annotations
 
@@ -11,45 +11,49 @@ from torch import Tensor
 
 from node.model.device.copies import memory_errors
 from node.model.device.streams import CopyStreams
-from node.model.flat import elements
+from node.model.flat import count_elements
 
 __all__ = ["Change", "Uploading", "Uploads", "Work"]
 
 Change = Callable[[list[Tensor], Tensor], None]
+"""Changes some tensors by values on their device, which it may overwrite."""
 Work = Callable[[], list[torch.cuda.Event]]
+"""Queues a prepared change on the current stream; returns the events after which the host vector is free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Uploading:
-    """Values for the first tensors on a device, whose copy to the device has begun."""
+    """An upload ahead of its boundary: the values for the first portions of the tensors on a device."""
 
     flat: Tensor
     event: torch.cuda.Event
-    portions: int  # The number of portions that they cover.
+    portions: int  # The number of portions that it covers.
 
 
 class Uploads:
-    """Copies from host vectors to the devices of one model, on streams of their own."""
+    """Copies from host vectors to the devices of one model, on streams of their own.
 
-    AHEAD_ELEMENTS = 1 << 26  # 256 MB of float32 on the device.
-    # 64 MB take milliseconds over PCIe, so that the cost of a call is negligible. The device holds two portions.
-    PORTION_ELEMENTS = 1 << 24
+    A change uploads one *portion* of the tensors after the other, into two buffers in turn.
+    """
+
+    AHEAD_ELEMENTS = 1 << 26  # Limit of an upload ahead, 256 MB on the device.
+    PORTION_ELEMENTS = 1 << 24  # A portion of 64 MB takes milliseconds over PCIe, much more than its call.
 
     def __init__(self, streams: CopyStreams) -> None:
         self.streams = streams
 
     @torch.no_grad()
-    def ahead(self, device: torch.device, live: Sequence[Tensor], host: Tensor) -> Uploading | None:
+    def begin_ahead(self, device: torch.device, live: Sequence[Tensor], host: Tensor) -> Uploading | None:
         """Begin to upload values, at most ``AHEAD_ELEMENTS``. Any thread may call it.
 
         Returns:
-            None if there is no memory for it, or the first tensor is too large for it.
+            The upload; None if the device has no memory for it, or the first tensor is too large.
         """
         count = stop = 0
         for portion in portions(live, self.PORTION_ELEMENTS):
-            if stop + elements(portion) > self.AHEAD_ELEMENTS:
+            if stop + count_elements(portion) > self.AHEAD_ELEMENTS:
                 break
-            count, stop = count + 1, stop + elements(portion)
+            count, stop = count + 1, stop + count_elements(portion)
         if not count:
             return None
         side = self.streams.of(device, "up")
@@ -61,65 +65,65 @@ class Uploads:
             return None
         return Uploading(flat, side.record_event(), count)
 
-    def prepared(
+    def prepare(
         self, device: torch.device, live: Sequence[Tensor], host: Tensor, change: Change,
         ahead: Uploading | None = None, scratch: bool = False,
     ) -> Work:  # fmt: skip
-        """Allocate what a change of these tensors needs.
+        """Allocate what a change of these tensors needs, before the first change: an update is applied whole or not.
 
         Args:
             device: The device of all these tensors.
             live: The tensors.
             host: A value for each of their elements.
-            change: Queues the change of some tensors by their values on the device, which it may overwrite.
+            change: The change.
             ahead: The values that were uploaded ahead.
             scratch: True if ``change`` allocates as much again.
 
         Returns:
-            A function that queues all of it on the current stream, and returns the events after which ``host`` is free.
-            If the device has no memory for two portions, it changes the tensors on the host, and waits.
+            The work. If the device has no memory for two portions, it changes the tensors on the host, and waits.
         """
-        cuts = list(portions(live, self.PORTION_ELEMENTS))
-        done = 0 if ahead is None else ahead.portions
+        whole = list(portions(live, self.PORTION_ELEMENTS))
+        uploaded = 0 if ahead is None else ahead.portions
         try:
-            buffers, cuts = self.buffers(device, cuts, done, scratch)
+            buffers, parts = self.allocate_buffers(device, whole, uploaded, scratch)
         except torch.OutOfMemoryError:
-            return partial(self.on_host, live, host, change)
-        return partial(self.work, device, cuts, host, change, ahead, buffers)
+            return partial(self.change_on_host, live, host, change)
+        return partial(self.queue_change, device, parts, host, change, ahead, buffers)
 
-    def work(
-        self, device: torch.device, cuts: list[list[Tensor]], host: Tensor, change: Change, ahead: Uploading | None,
+    def queue_change(
+        self, device: torch.device, parts: list[list[Tensor]], host: Tensor, change: Change, ahead: Uploading | None,
         buffers: list[Tensor],
     ) -> list[torch.cuda.Event]:  # fmt: skip
+        """Queue the change of each portion, behind the copy of its values. This is the work that `prepare` returns."""
         current, side = torch.cuda.current_stream(device), self.streams.of(device, "up")
-        start, done, events = 0, 0, list[torch.cuda.Event]()
+        start, uploaded, events = 0, 0, list[torch.cuda.Event]()
         if ahead is not None:
             current.wait_event(ahead.event)
             ahead.flat.record_stream(current)
-            done, events = ahead.portions, [ahead.event]
-            for tensors in cuts[:done]:
-                stop = start + elements(tensors)
+            uploaded, events = ahead.portions, [ahead.event]
+            for tensors in parts[:uploaded]:
+                stop = start + count_elements(tensors)
                 change(tensors, ahead.flat[start:stop])
                 start = stop
         used: list[torch.cuda.Event | None] = [None, None]  # The current stream reads each buffer until its event.
-        for at, tensors in enumerate(cuts[done:]):
-            stop, before = start + elements(tensors), used[at % 2]
-            values = buffers[at % 2][: stop - start]
-            if before is not None:
-                side.wait_event(before)
+        for number, tensors in enumerate(parts[uploaded:]):
+            stop, last_used = start + count_elements(tensors), used[number % 2]
+            values = buffers[number % 2][: stop - start]
+            if last_used is not None:
+                side.wait_event(last_used)
             with self.streams.copying(device, "up", stop - start):
                 values.copy_(host[start:stop], non_blocking=True)
             arrived = side.record_event()
             current.wait_event(arrived)
             change(tensors, values)
-            used[at % 2] = current.record_event()
-            start, events = stop, [arrived]  # The copies of one stream end in order, the one ahead included.
+            used[number % 2] = current.record_event()
+            start, events = stop, [arrived]  # This event is the last, because the copies of one stream end in order.
         for buffer in buffers:
             buffer.record_stream(current)
         return events
 
-    def on_host(self, live: Sequence[Tensor], host: Tensor, change: Change) -> list[torch.cuda.Event]:
-        """Change the tensors on the host, one after the other, which takes no memory of the device."""
+    def change_on_host(self, live: Sequence[Tensor], host: Tensor, change: Change) -> list[torch.cuda.Event]:
+        """Change the tensors on the host, one after the other, which needs no memory of the device."""
         start = 0
         for tensor in live:
             stop = start + tensor.numel()
@@ -129,8 +133,8 @@ class Uploads:
             start = stop
         return []
 
-    def prepared_at(self, device: torch.device, host: Tensor, change: Change) -> Work:
-        """Allocate what a change at some positions by these values needs; return a function like :meth:`prepared`."""
+    def prepare_at(self, device: torch.device, host: Tensor, change: Change) -> Work:
+        """Allocate what a change at some positions by these values needs. Returns the work, as :meth:`prepare`."""
         side = self.streams.of(device, "up")
         with memory_errors():
             torch.empty(2 * host.numel(), dtype=torch.float32, device=device)  # The allocator keeps it for `change`.
@@ -149,43 +153,43 @@ class Uploads:
 
         return work
 
-    def buffers(
-        self, device: torch.device, cuts: list[list[Tensor]], done: int, scratch: bool
+    def allocate_buffers(
+        self, device: torch.device, parts: list[list[Tensor]], uploaded: int, scratch: bool
     ) -> tuple[list[Tensor], list[list[Tensor]]]:
-        """Allocate what all changes need, before the first: an update is applied whole or not at all.
+        """Allocate the buffers for the portions that are not uploaded yet, and the memory that the changes take.
 
         Returns:
-            The buffers, and the portions that fit into them: smaller ones if the device is nearly full.
+            The buffers, and the portions that fit into them. They are smaller if the device is nearly full.
         """
         side = self.streams.of(device, "up")
-        rest = [tensor for tensors in cuts[done:] for tensor in tensors]
-        for most in (self.PORTION_ELEMENTS, self.PORTION_ELEMENTS >> 4):
-            smaller = [*cuts[:done], *portions(rest, most)]
-            sizes = [elements(tensors) for tensors in smaller[done:]]
+        rest = [tensor for tensors in parts[uploaded:] for tensor in tensors]
+        for max_elements in (self.PORTION_ELEMENTS, self.PORTION_ELEMENTS >> 4):
+            fitting = [*parts[:uploaded], *portions(rest, max_elements)]
+            sizes = [count_elements(tensors) for tensors in fitting[uploaded:]]
             try:
-                if scratch:  # The allocator keeps it for the changes.
-                    torch.empty(max(map(elements, smaller), default=0), dtype=torch.float32, device=device)
+                if scratch:  # The allocator keeps this memory for the changes.
+                    torch.empty(max(map(count_elements, fitting), default=0), dtype=torch.float32, device=device)
                 with torch.cuda.stream(side):
                     buffers = [
                         torch.empty(max(sizes), dtype=torch.float32, device=device) for _ in range(min(len(sizes), 2))
                     ]
-                return buffers, smaller
+                return buffers, fitting
             except torch.OutOfMemoryError as error:
                 full = error
         raise full
 
 
-def portions(live: Sequence[Tensor], most: int) -> Iterator[list[Tensor]]:
-    """Yield consecutive tensors of at most ``most`` elements together. A larger one is split if it is contiguous."""
-    held: list[Tensor] = []
+def portions(live: Sequence[Tensor], max_elements: int) -> Iterator[list[Tensor]]:
+    """Yield consecutive tensors of at most ``max_elements`` together. A larger tensor is split if it is contiguous."""
+    portion: list[Tensor] = []
     size = 0
     for tensor in live:
-        whole = tensor.numel() <= most or not tensor.is_contiguous()
-        for piece in [tensor] if whole else torch.split(tensor.detach().view(-1), most):
-            if held and size + piece.numel() > most:
-                yield held
-                held, size = [], 0
-            held.append(piece)
+        is_whole = tensor.numel() <= max_elements or not tensor.is_contiguous()
+        for piece in [tensor] if is_whole else torch.split(tensor.detach().view(-1), max_elements):
+            if portion and size + piece.numel() > max_elements:
+                yield portion
+                portion, size = [], 0
+            portion.append(piece)
             size += piece.numel()
-    if held:
-        yield held
+    if portion:
+        yield portion

@@ -40,7 +40,7 @@ class MemoryName:
     number: int
     path: str
     size: int  # In bytes.
-    token: str  # The memory's name, by which another process's file at this path is told from it.
+    token: str  # The memory's own name. A file of another process may be at the path, and has another name.
 
 
 @dataclass(slots=True)
@@ -49,12 +49,15 @@ class MadeMemory:
 
     name: MemoryName
     address: int
-    memory: weakref.ref[mmap.mmap]  # None once no vector uses it.
+    memory: weakref.ref[mmap.mmap]  # Dead once no vector uses it.
     descriptor: int | None  # Open until the other ranks have mapped it.
 
 
 class SharedVectors:
-    """The memory that rank 0 makes. Any thread may make and drop vectors; the others only the training thread calls."""
+    """The memory that rank 0 makes.
+
+    Any thread may call :meth:`make`, and drop a vector. The training thread calls all other methods.
+    """
 
     def __init__(self) -> None:
         if not hasattr(os, "memfd_create"):
@@ -62,7 +65,7 @@ class SharedVectors:
         self.lock = threading.Lock()
         self.made: dict[int, MadeMemory] = {}
         self.count = 0
-        self.ended: deque[int] = deque()  # Numbers of memory that no vector uses any more.
+        self.unused: deque[int] = deque()  # Numbers of memory that no vector uses any more.
 
     def make(self, elements: int) -> Floats:
         """Return zeros, whose pages are allocated when they are written to."""
@@ -75,11 +78,11 @@ class SharedVectors:
             number = self.count = self.count + 1
             name = MemoryName(number, f"/proc/{os.getpid()}/fd/{descriptor}", size, token)
             self.made[number] = MadeMemory(name, vector.ctypes.data, weakref.ref(memory), descriptor)
-        weakref.finalize(memory, self.ended.append, number)
+        weakref.finalize(memory, self.unused.append, number)
         return vector
 
-    def find(self, array: NDArray[Any]) -> tuple[int, int] | None:
-        """Return the number of the memory in which an array lies, and its offset there in bytes; None if elsewhere."""
+    def locate(self, array: NDArray[Any]) -> tuple[int, int] | None:
+        """Return the number of the memory that holds an array, and the array's offset in bytes; None if none does."""
         address = array.ctypes.data
         with self.lock:
             for one in self.made.values():
@@ -95,22 +98,22 @@ class SharedVectors:
         return NONE if memory is None else np.frombuffer(memory, np.uint8)
 
     def map(self, name: MemoryName) -> bool:
-        """Return True: this process has made it."""
+        """Return True, because this process has made the memory."""
         return True
 
-    def is_told(self, number: int) -> bool:
+    def is_mapped_by_all(self, number: int) -> bool:
         return self.made[number].descriptor is None
 
-    def mapped(self, number: int) -> None:
-        """Note that all ranks have mapped it."""
+    def on_mapped_by_all(self, number: int) -> None:
+        """Handle the mapping of a piece of memory by all ranks: close its file."""
         self.close(self.made[number])
 
-    def drop(self) -> list[int]:
-        """Forget memory that no vector uses any more; return the numbers of what the other ranks have mapped."""
+    def drop_unused(self) -> list[int]:
+        """Forget memory that no vector uses any more; return the numbers of those that the other ranks have mapped."""
         numbers = []
-        while self.ended:
+        while self.unused:
             with self.lock:
-                one = self.made.pop(self.ended.popleft())
+                one = self.made.pop(self.unused.popleft())
             if one.descriptor is None:
                 numbers.append(one.name.number)
             self.close(one)
@@ -129,7 +132,7 @@ class MappedVectors:
         self.held: dict[int, Bytes] = {}
 
     def map(self, name: MemoryName) -> bool:
-        """Map it; return False if there is no such memory on this host."""
+        """Map rank 0's memory; return False if there is no such memory on this host."""
         if not name.token.startswith(NAME):
             return False
         with contextlib.suppress(OSError, ValueError):
@@ -147,6 +150,6 @@ class MappedVectors:
         """Return the memory of this number, empty if there is none."""
         return self.held.get(number, NONE)
 
-    def drop(self, numbers: list[int]) -> None:
+    def unmap(self, numbers: list[int]) -> None:
         for number in numbers:
             self.held.pop(number, None)

@@ -16,8 +16,16 @@ from gossip.errors import LayoutError
 from node.model.state import Positions
 
 __all__ = [
-    "LocalShard", "ShardBox", "fsdp_modules", "is_sharded", "is_sharded_model", "local_part", "pairs", "place_of",
-    "reshard", "spots",
+    "LocalShard",
+    "ShardBox",
+    "box_of",
+    "fsdp_modules",
+    "is_sharded",
+    "is_sharded_model",
+    "local_part",
+    "matching_positions",
+    "matching_views",
+    "reshard",
 ]  # fmt: skip
 
 Slices = tuple[slice, ...]
@@ -26,12 +34,12 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ShardBox:
-    """The box of a logical tensor that this rank holds.
+    """The box of a logical tensor that this rank holds. A *logical* tensor is the whole, of which each rank has a part.
 
     Attributes:
         shape: The shape of the logical tensor.
         box: The part, one slice for each dimension.
-        owns: True on the rank that copies this part out. Other ranks may hold the same part.
+        owns: True if this rank copies the part out. Other ranks may hold the same part.
     """
 
     shape: tuple[int, ...]
@@ -39,7 +47,7 @@ class ShardBox:
     owns: bool
 
     def digest(self) -> int:
-        """Return a number that tells this part of the tensor from all others, by which ranks find those alike."""
+        """Return a number that is the same on all ranks that hold this part, and differs for other parts."""
         ends = repr([(one.start, one.stop) for one in self.box]).encode()
         return int.from_bytes(hashlib.blake2b(ends, digest_size=7).digest(), "big")
 
@@ -87,8 +95,8 @@ def local_part(tensor: Tensor) -> Tensor:
     return held.to_local() if is_sharded(tensor) else tensor
 
 
-def place_of(name: str, tensor: Tensor, first: bool) -> ShardBox:
-    """Return this rank's place in a tensor. ``first``: this is rank 0, which owns what all ranks hold alike.
+def box_of(name: str, tensor: Tensor, first: bool) -> ShardBox:
+    """Return the box of a tensor that this rank holds. ``first`` is True on rank 0, which owns whole tensors.
 
     Raises:
         LayoutError: The part is no box of consecutive rows, columns and so on.
@@ -104,16 +112,15 @@ def place_of(name: str, tensor: Tensor, first: bool) -> ShardBox:
     coordinate = mesh.get_coordinate()
     if coordinate is None or any(isinstance(one, Partial) for one in placements):
         raise LayoutError(f"Tensor {name!r} {NO_BOX}")
-    # Where two meshes hold the same part, both would copy it out: ShardWork.begin chooses one of them.
-    owns = True
+    owns = True  # If two meshes hold the same part, ShardWork.begin chooses one of their ranks.
     for number, placement in enumerate(placements):
         dim = getattr(placement, "dim", None)
-        if dim is None:  # Replicated: one of these ranks is enough.
+        if dim is None:  # The tensor is replicated over this dimension of the mesh, whose first rank owns it.
             owns = owns and coordinate[number] == 0
             continue
         later = [mesh.size(other) for other, one in enumerate(placements)
                  if other > number and getattr(one, "dim", None) == dim]  # fmt: skip
-        factor = getattr(placement, "split_factor", None)  # FSDP over tensor parallel.
+        factor = getattr(placement, "split_factor", None)  # Of FSDP over tensor parallelism.
         if factor is not None and (factor != math.prod(later) or shape[dim] % (factor * mesh.size(number))):
             raise LayoutError(f"Tensor {name!r} {NO_BOX}")
     sizes, offsets = compute_local_shape_and_global_offset(held.shape, mesh, placements)
@@ -142,13 +149,15 @@ def fsdp_modules(model: object) -> list[nn.Module]:
 
 
 def reshard(modules: Iterable[Any]) -> None:
-    """Free the whole parameters that a forward pass has left in FSDP's modules, which a change would make stale."""
+    """Free the whole parameters that a forward pass has left in FSDP's modules, because a change makes them stale."""
     for module in modules:
         module.reshard()
 
 
 # -- a stretch of the vector -------------------------------------------------------------------------------------------
-def pairs(shards: Iterable[LocalShard], host: Tensor, start: int) -> Iterator[tuple[LocalShard, Tensor, Tensor]]:
+def matching_views(
+    shards: Iterable[LocalShard], host: Tensor, start: int
+) -> Iterator[tuple[LocalShard, Tensor, Tensor]]:
     """Yield this rank's part of a stretch of the vector: the shard, a view of its tensor, and the same of ``host``.
 
     Args:
@@ -161,15 +170,15 @@ def pairs(shards: Iterable[LocalShard], host: Tensor, start: int) -> Iterator[tu
         if low >= high or not box.elements:
             continue
         for at, block in blocks(box.shape, low - shard.start, high - shard.start):
-            inner = [within(piece, whole) for piece, whole in zip(block, box.box, strict=True)]
-            if any(piece.start >= piece.stop for piece in inner):
+            common = [intersection(ours, theirs) for ours, theirs in zip(block, box.box, strict=True)]
+            if any(part.start >= part.stop for part in common):
                 continue
-            sizes = [piece.stop - piece.start for piece in block]
+            sizes = [part.stop - part.start for part in block]
             first = shard.start - start + at
-            there = host[first : first + math.prod(sizes)].view(sizes)
-            here = shard.tensor[tuple(moved(piece, whole.start) for piece, whole in zip(inner, box.box, strict=True))]
-            there = there[tuple(moved(piece, whole.start) for piece, whole in zip(inner, block, strict=True))]
-            yield shard, here, there
+            in_host = host[first : first + math.prod(sizes)].view(sizes)
+            in_tensor = tuple(shifted(part, whole.start) for part, whole in zip(common, box.box, strict=True))
+            in_block = tuple(shifted(part, whole.start) for part, whole in zip(common, block, strict=True))
+            yield shard, shard.tensor[in_tensor], in_host[in_block]
 
 
 def blocks(shape: tuple[int, ...], low: int, high: int) -> Iterator[tuple[int, Slices]]:
@@ -192,16 +201,18 @@ def blocks(shape: tuple[int, ...], low: int, high: int) -> Iterator[tuple[int, S
             yield row * inner + at, (slice(row, row + 1), *box)
 
 
-def within(piece: slice, box: slice) -> slice:
+def intersection(piece: slice, box: slice) -> slice:
     return slice(max(piece.start, box.start), min(piece.stop, box.stop))
 
 
-def moved(piece: slice, by: int) -> slice:
+def shifted(piece: slice, by: int) -> slice:
     return slice(piece.start - by, piece.stop - by)
 
 
 # -- single elements ---------------------------------------------------------------------------------------------------
-def spots(shards: Iterable[LocalShard], positions: Positions) -> Iterator[tuple[LocalShard, Positions, Positions]]:
+def matching_positions(
+    shards: Iterable[LocalShard], positions: Positions
+) -> Iterator[tuple[LocalShard, Positions, Positions]]:
     """Yield this rank's part of ascending positions in the vector.
 
     Yields:

@@ -23,15 +23,15 @@ from node.model.tensors import plain_name, refuse_other_tensors
 
 __all__ = ["ShardedState"]
 
-STAGED_BYTES = 64 << 20  # A copy of 64 MB takes longer than its announcement, by two orders of magnitude.
+STAGED_BYTES = 64 << 20  # A copy of 64 MB takes a hundred times as long as its announcement.
 
 
 class ShardedState(State):
     """The tensors of a sharded model and of its optimizers as flat float32 vectors of the logical tensors.
 
-    A vector is the same as that of a whole model, so whole and sharded nodes mix with each other. Rank 0 calls the
-    methods, only while all ranks stand at one boundary, and the other ranks carry out what their :attr:`work` is told.
-    A copy is complete when the call returns.
+    A vector is the same as that of a whole model, so that whole and sharded nodes mix with each other. Rank 0 calls the
+    methods, only while all ranks stand at one boundary. Each method announces operations, of which every rank's
+    :attr:`work` does a part. A copy is complete when the call returns.
 
     Args:
         work: This rank's part.
@@ -43,9 +43,9 @@ class ShardedState(State):
         self.work, self.layout = work, work.layout
         self._staging = np.empty(0, np.float32)
         self._thread: threading.Thread | None = None  # The training thread.
-        # Some positions and the weights there, which the network's thread reads before the first step.
+        # Some positions and the weights there, which the network thread reads before the first step.
         self._sample: tuple[Positions, Floats] | None = None
-        self._took = -1  # Elements of the last adopted vector, if it had the optimizer's state.
+        self._adopted_elements = -1  # The length of the last vector that was adopted with the optimizer's state.
         # A copy of the frozen weights, which any thread may read.
         self._frozen = np.empty(self.layout.size - self.layout.exchanged, np.float32)
 
@@ -56,39 +56,39 @@ class ShardedState(State):
         assert isinstance(memory, SharedVectors), "rank 0 alone makes vectors and announces operations"
         return memory
 
-    def do(self, operation: Operation) -> int:
+    def announce(self, operation: Operation) -> int:
         """Announce an operation and take part in it; return the number of ranks that report success."""
-        memory, number, tell = self._memory, operation.memory, self.work.group.tell
-        if ended := memory.drop():
+        memory, number, tell = self._memory, operation.memory, self.work.group.send_command
+        if ended := memory.drop_unused():
             tell("unmap", ended)
-        if number and not memory.is_told(number):
+        if number and not memory.is_mapped_by_all(number):
             name = memory.made[number].name
             tell("map", name)
             self.work.map(name)
-            memory.mapped(number)
+            memory.on_mapped_by_all(number)
         tell("operation", operation)
         return self.work.perform(operation)
 
-    def _all(self, operation: Operation, array: NDArray[Any]) -> None:
-        """Do an operation with all elements of an array: at once if all ranks map it, otherwise by staging it."""
+    def _on_array(self, operation: Operation, array: NDArray[Any]) -> None:
+        """Do an operation with all elements of an array. Stage it in shared memory if the ranks do not map it."""
         operation = replace(operation, elements=array.size, wide=array.dtype == np.float64)
-        found = self._memory.find(array)
+        found = self._memory.locate(array)
         if found is not None:
             number, offset = found
-            self.do(replace(operation, memory=number, offset=offset))
+            self.announce(replace(operation, memory=number, offset=offset))
             return
         number, staging = self._stage()
         staged = staging.view(array.dtype)
         for low in range(0, array.size, staged.size):
             part = array[low : low + staged.size]
-            there = staged[: part.size]
+            copy = staged[: part.size]
             if operation.kind != "read":
-                there[:] = part
-            self.do(replace(operation, start=operation.start + low, elements=part.size, memory=number))
+                copy[:] = part
+            self.announce(replace(operation, start=operation.start + low, elements=part.size, memory=number))
             if operation.kind == "read":
-                part[:] = there
+                part[:] = copy
 
-    def _all_at(self, kind: str, values: Floats, positions: Positions) -> None:
+    def _on_positions(self, kind: str, values: Floats, positions: Positions) -> None:
         """Do an operation at these positions."""
         number, staging = self._stage()
         most = staging.size // 3
@@ -97,14 +97,14 @@ class ShardedState(State):
             staging[: 2 * at.size].view(np.int64)[:] = at
             staged = staging[2 * at.size : 3 * at.size]
             staged[:] = part
-            self.do(Operation(kind, elements=at.size, memory=number))
+            self.announce(Operation(kind, elements=at.size, memory=number))
             part[:] = staged
 
     def _stage(self) -> tuple[int, Floats]:
-        """Return memory that all ranks map, for the contents of other memory, and its number."""
+        """Return the number of the staging memory, which all ranks map, and the memory itself."""
         if not self._staging.size:
             self._staging = self.buffer(STAGED_BYTES // 4)
-        found = self._memory.find(self._staging)
+        found = self._memory.locate(self._staging)
         assert found is not None, "it was made here"
         return found[0], self._staging
 
@@ -114,12 +114,12 @@ class ShardedState(State):
     # -- the vector ------------------------------------------------------------------------------------------------
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
-        """Let the network's thread read the sample that it begins with, while the training thread waits for it."""
+        """Let the network thread read the sample that it begins with, while the training thread waits for its start."""
         self._thread = threading.current_thread()
         self._copy_frozen()
         places = Movement(self.layout.exchanged).places
         values = np.empty(places.size, np.float32)
-        self._all_at("read_at", values, places)
+        self._on_positions("read_at", values, places)
         self._sample = places, values
         try:
             yield
@@ -127,7 +127,7 @@ class ShardedState(State):
             self._sample = None
 
     def read(self, out: Floats) -> None:
-        self._all(Operation("read"), out)
+        self._on_array(Operation("read"), out)
 
     def begin_read(self, out: Floats) -> None:
         began = time.perf_counter()
@@ -135,18 +135,18 @@ class ShardedState(State):
         self.copy_s = time.perf_counter() - began
 
     def begin_read_piece(self, out: Floats, start: int) -> None:
-        self._all(Operation("read", start), out)
+        self._on_array(Operation("read", start), out)
 
     def begin_read_optimizer(self, out: Floats, start: int) -> None:
-        self._all(Operation("read", start, keys=self.optimizer_keys), out)
+        self._on_array(Operation("read", start, keys=self.optimizer_keys), out)
 
     def begin_read_at(self, out: Floats, positions: Positions) -> None:
         if self._thread is None or threading.current_thread() is self._thread:
-            self._all_at("read_at", out, positions)
+            self._on_positions("read_at", out, positions)
         elif self._sample is not None and np.array_equal(self._sample[0], positions):
             out[:] = self._sample[1]
         else:
-            out[:] = np.nan  # The network's thread knows no other weights, and takes NaN for unknown.
+            out[:] = np.nan  # The network thread cannot read other weights, and takes NaN for unknown.
 
     def read_frozen(self, out: Floats, start: int) -> None:
         first = start - self.layout.exchanged
@@ -154,22 +154,22 @@ class ShardedState(State):
 
     def _copy_frozen(self) -> None:
         if self._frozen.size:
-            self._all(Operation("read", self.layout.exchanged), self._frozen)
+            self._on_array(Operation("read", self.layout.exchanged), self._frozen)
 
     def add(self, shift: Floats) -> None:
-        self._all(Operation("add"), shift)
+        self._on_array(Operation("add"), shift)
 
     def add_weighted(self, shift: Floats, weight: float) -> None:
-        self._all(Operation("add", weight=weight), shift)
+        self._on_array(Operation("add", weight=weight), shift)
 
     def add_at(self, shift: Floats, positions: Positions) -> None:
-        self._all_at("add_at", shift, positions)
+        self._on_positions("add_at", shift, positions)
 
     def merge(self, vector: Floats, ratio: float) -> None:
-        self._all(Operation("merge", weight=ratio), vector)
+        self._on_array(Operation("merge", weight=ratio), vector)
 
     def write(self, vector: Floats) -> None:
-        self._all(Operation("write"), vector)
+        self._on_array(Operation("write"), vector)
         if self._sample is not None:
             places, values = self._sample
             values[:] = vector[places]
@@ -183,21 +183,21 @@ class ShardedState(State):
         except LayoutError:  # It is the state of another optimizer.
             fits = False
         if fits:
-            self.do(Operation("create", keys=optimizer_keys, scalars=tuple(scalars.items())))
-            self._all(Operation("write", weights, keys=optimizer_keys), vector[weights:])
+            self.announce(Operation("create", keys=optimizer_keys, scalars=tuple(scalars.items())))
+            self._on_array(Operation("write", weights, keys=optimizer_keys), vector[weights:])
         self.write(vector[:weights])
         if not fits:
-            self.do(Operation("clear"))
-        self._took = vector.size if fits else -1
+            self.announce(Operation("clear"))
+        self._adopted_elements = vector.size if fits else -1
 
     def holds(self, vector: Floats) -> bool:
         place = self.optimizer_range()
-        return bool(place) and self._took == vector.size == place.stop
+        return bool(place) and self._adopted_elements == vector.size == place.stop
 
     def sound(self) -> bool:
-        """Return True if every weight is finite; between boundaries only this rank's part is looked at."""
+        """Return True if every weight is finite. Between boundaries only this rank's part is checked."""
         group = self.work.group
-        return self.do(Operation("sound")) == group.size if group.standing else self.work.sound()
+        return self.announce(Operation("sound")) == group.size if group.is_standing else self.work.sound()
 
     def enter_thread(self) -> None:
         if self.device is not None:
@@ -232,14 +232,14 @@ class ShardedState(State):
             tensor: The tensor, of which each rank has a part.
             kept: As in :class:`Operation`.
         """
-        host = np.empty(tensor.numel(), np.float64 if wide(tensor.dtype) else np.float32)
-        self._all(Operation("read", start, kept=kept), host)
+        host = np.empty(tensor.numel(), np.float64 if is_wide(tensor.dtype) else np.float32)
+        self._on_array(Operation("read", start, in_optimizers=kept), host)
         return torch.from_numpy(host).to(tensor.dtype).view(tensor.shape)
 
     def put(self, start: int, whole: Tensor, kept: bool = False) -> None:
-        """Set a tensor from its whole; the reverse of :meth:`fetch`."""
-        host = whole.detach().to("cpu", torch.float64 if wide(whole.dtype) else torch.float32)
-        self._all(Operation("write", start, kept=kept), host.contiguous().view(-1).numpy())
+        """Set all ranks' parts of a tensor from the whole. The reverse of :meth:`fetch`."""
+        host = whole.detach().to("cpu", torch.float64 if is_wide(whole.dtype) else torch.float32)
+        self._on_array(Operation("write", start, in_optimizers=kept), host.contiguous().view(-1).numpy())
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the same as for a whole model, collected on rank 0."""
@@ -263,10 +263,10 @@ class ShardedState(State):
                 self.put(starts[id(tensor)], tensors[name].to(tensor.dtype))
             else:
                 tensor.copy_(tensors[name])
-        self.do(Operation("plain"))
+        self.announce(Operation("plain"))
         self._copy_frozen()
 
 
-def wide(dtype: torch.dtype) -> bool:
+def is_wide(dtype: torch.dtype) -> bool:
     """Return True if float32 cannot hold all values of a type."""
     return dtype.itemsize > 4 or (dtype.itemsize == 4 and not dtype.is_floating_point)

@@ -1,7 +1,7 @@
 """Every rank's part in operations on the flat vector of a sharded model.
 
-Rank 0 announces an operation, all ranks do their part of it at the same boundary, and then all know that it is done.
-The vector's memory is mapped by all of them, so each rank copies its own part in and out.
+Rank 0 announces an operation. All ranks do their part of it at the same boundary, and then all know that it is done.
+All of them map the vector's memory, so that each rank copies its own part in and out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,16 @@ from node.model.flat import add_at
 from node.model.optimizer_state import OptimizerState
 from node.model.optimizers import Optimizers
 from node.model.sharded.memory import MappedVectors, MemoryName, SharedVectors
-from node.model.sharded.shards import LocalShard, fsdp_modules, is_sharded, local_part, pairs, place_of, reshard, spots
+from node.model.sharded.shards import (
+    LocalShard,
+    box_of,
+    fsdp_modules,
+    is_sharded,
+    local_part,
+    matching_positions,
+    matching_views,
+    reshard,
+)
 from node.model.tensors import LiveTensors, plain_name
 
 __all__ = ["Operation", "RankGroup", "ShardWork"]
@@ -36,15 +45,15 @@ class RankGroup(Protocol):
 
     rank: int
     size: int
-    standing: bool  # All ranks are at one boundary.
+    is_standing: bool  # All ranks are at one boundary.
 
-    def tell(self, kind: str, what: Any = None) -> None:
+    def send_command(self, kind: str, what: Any = None) -> None:
         """Send a command from rank 0 to all others."""
 
-    def agree(self, values: list[int]) -> list[int]:
+    def sum_values(self, values: list[int]) -> list[int]:
         """Return the sums of these values over all ranks, which all make this call."""
 
-    def send_tensor(self, tensor: Tensor) -> None:
+    def broadcast(self, tensor: Tensor) -> None:
         """Broadcast a tensor on the host from rank 0."""
 
 
@@ -54,13 +63,12 @@ class Operation:
 
     Attributes:
         kind: A key of :data:`WORK`.
-        start: The index of the first element: in the vector that newcomers take, or with ``kept`` among all tensors in
-            the optimizers' state.
+        start: The index of the first element in the vector that newcomers take.
         elements: The number of elements in memory.
         memory: The number of the memory, 0 for none.
         offset: The first element's place there, in bytes.
         wide: True for float64 in place of float32.
-        kept: See ``start``.
+        in_optimizers: True if ``start`` counts the elements of the sharded tensors in the optimizers' state instead.
         weight: The factor of an addition or a merge.
         keys: The keys of the optimizers' state in the vector.
         scalars: Scalars for the optimizers' state.
@@ -72,7 +80,7 @@ class Operation:
     memory: int = 0
     offset: int = 0
     wide: bool = False
-    kept: bool = False
+    in_optimizers: bool = False
     weight: float = 1.0
     keys: tuple[str, ...] = ()
     scalars: tuple[tuple[str, float], ...] = ()
@@ -84,11 +92,11 @@ class Operation:
         return each * self.elements
 
     def concerns(self, start: int, stop: int) -> bool:
-        """Return True if it may concern a tensor of these elements: others are not looked at."""
+        """Return True if the operation may concern a tensor with these elements of the vector."""
         return self.kind.endswith("_at") or (self.start < stop and start < self.start + self.elements)
 
     def fits(self, memory: int) -> bool:
-        """Return True if a correct rank 0 can have sent it. ``memory``: the size of its memory in bytes."""
+        """Return True if a correct rank 0 can have sent the operation, for a memory of so many bytes."""
         inside = self.offset >= 0 and self.offset % 4 == 0 and self.offset + self.size <= memory
         return self.kind in WORK and inside and min(self.start, self.elements) >= 0
 
@@ -117,7 +125,7 @@ class ShardWork:
         self.layout = self.tensors.layout
         live, first = self.tensors.current(), group.rank == 0
         named = zip(self.layout.segments, live, strict=True)
-        self._boxes = [place_of(segment.name, tensor, first) for segment, tensor in named]
+        self._boxes = [box_of(segment.name, tensor, first) for segment, tensor in named]
         known = set(map(id, live))
         for name, tensor in self.named():
             if is_sharded(tensor) and id(tensor) not in known:
@@ -125,19 +133,20 @@ class ShardWork:
         self.memory: SharedVectors | MappedVectors = SharedVectors() if first else MappedVectors()
 
     def begin(self) -> None:
-        """Check that the ranks hold the whole model together; all of them call this.
+        """Choose the rank that owns each part, and check that the ranks hold the whole model. All of them call this.
 
         Raises:
-            LayoutError: They do not.
+            LayoutError: They do not hold the whole model.
         """
-        # Each rank knows its own mesh alone, and models may use several: for FSDP over tensor parallelism, for example.
+        # Each rank knows its own mesh alone, and a model may use several, as FSDP over tensor parallelism does. So the
+        # ranks exchange a digest of each part. The first rank with a part owns it.
         count, rank = len(self._boxes), self.group.rank
         row = [0] * (self.group.size * count)
         row[rank * count : (rank + 1) * count] = [box.digest() for box in self._boxes]
-        told = self.group.agree(row)
-        owners = [told[number::count].index(box.digest()) for number, box in enumerate(self._boxes)]
+        digests = self.group.sum_values(row)
+        owners = [digests[number::count].index(box.digest()) for number, box in enumerate(self._boxes)]
         self._boxes = [replace(box, owns=owner == rank) for box, owner in zip(self._boxes, owners, strict=True)]
-        held = self.group.agree([box.elements if box.owns else 0 for box in self._boxes])
+        held = self.group.sum_values([box.elements if box.owns else 0 for box in self._boxes])
         for segment, count in zip(self.layout.segments, held, strict=True):
             if count != segment.size:
                 raise LayoutError(
@@ -150,20 +159,20 @@ class ShardWork:
         reshard(self._fsdp)
         with torch.no_grad():
             done = WORK[operation.kind](self, operation)
-        return self.group.agree([int(done is not False)])[0]
+        return self.group.sum_values([int(done is not False)])[0]
 
     def map(self, name: MemoryName) -> None:
-        """Map rank 0's memory.
+        """Map rank 0's memory. All ranks call this.
 
         Raises:
-            ConfigError: A rank cannot; each raises it then.
+            ConfigError: A rank cannot map it. Every rank raises it then.
         """
-        if self.group.agree([int(self.memory.map(name))])[0] < self.group.size:
+        if self.group.sum_values([int(self.memory.map(name))])[0] < self.group.size:
             raise ConfigError(SEVERAL_HOSTS)
 
     def unmap(self, numbers: list[int]) -> None:
         if isinstance(self.memory, MappedVectors):
-            self.memory.drop(numbers)
+            self.memory.unmap(numbers)
 
     @property
     def device(self) -> torch.device | None:
@@ -178,11 +187,11 @@ class ShardWork:
         found = self.memory.bytes_of(operation.memory)[operation.offset : operation.offset + operation.size]
         return torch.from_numpy(found.view(np.float64 if operation.wide else np.float32))
 
-    def _spots(self, operation: Operation) -> Iterator[tuple[LocalShard, Tensor, Tensor, Tensor]]:
+    def _matching_positions(self, operation: Operation) -> Iterator[tuple[LocalShard, Tensor, Tensor, Tensor]]:
         """Yield each shard with the indices in it, the same among all positions, and the values of all."""
         found = self.memory.bytes_of(operation.memory)[: operation.size]
         positions, values = found[: 8 * operation.elements].view(np.int64), found[8 * operation.elements :]
-        for shard, among, inside in spots(self._shards(operation), positions):
+        for shard, among, inside in matching_positions(self._shards(operation), positions):
             at = torch.from_numpy(inside).to(shard.tensor.device)
             yield shard, at, torch.from_numpy(among), torch.from_numpy(values.view(np.float32))
 
@@ -190,8 +199,8 @@ class ShardWork:
         """Yield this rank's parts of the tensors that an operation concerns."""
         live, start = self.tensors.current(), 0
         boxes = dict(zip(map(id, live), self._boxes, strict=True))
-        found = self.kept() if operation.kept else []
-        if not operation.kept:
+        found = self.optimizer_tensors() if operation.in_optimizers else []
+        if not operation.in_optimizers:
             for segment, tensor, box in zip(self.layout.segments, live, self._boxes, strict=True):
                 if operation.concerns(start, start + segment.size):
                     yield LocalShard.of(segment.name, tensor, start, box)
@@ -200,14 +209,14 @@ class ShardWork:
             found = list(zip(trained, self.state.tensors(operation.keys), strict=True))
         for parameter, tensor in found:
             if operation.concerns(start, start + tensor.numel()):
-                box = place_of("of an optimizer", tensor, self.group.rank == 0)
+                box = box_of("of an optimizer", tensor, self.group.rank == 0)
                 alike = boxes.get(id(parameter))
                 if alike is not None and (alike.shape, alike.box) == (box.shape, box.box):
                     box = alike
                 yield LocalShard.of("of an optimizer", tensor, start, box)
             start += tensor.numel()
 
-    def kept(self) -> list[tuple[Tensor, Tensor]]:
+    def optimizer_tensors(self) -> list[tuple[Tensor, Tensor]]:
         """Return all sharded tensors in the optimizers' state with their parameters, by parameter and key."""
         return [
             (parameter, state[key])
@@ -216,29 +225,31 @@ class ShardWork:
         ]  # fmt: skip
 
     def _read(self, operation: Operation) -> None:
-        for shard, here, there in pairs(self._shards(operation), self._host(operation), operation.start):
+        for shard, here, there in matching_views(self._shards(operation), self._host(operation), operation.start):
             if shard.box.owns:
                 there.copy_(here.cpu())  # Half precision is widened on the host, and takes no memory of the device.
 
     def _write(self, operation: Operation) -> None:
-        for _, here, there in pairs(self._shards(operation), self._host(operation), operation.start):
+        for _, here, there in matching_views(self._shards(operation), self._host(operation), operation.start):
             here.copy_(there)
 
     def _add(self, operation: Operation) -> None:
-        for _, here, there in pairs(self._shards(operation), self._host(operation), operation.start):
-            changed(here, there, lambda live, values: live.add_(values, alpha=operation.weight))
+        for _, here, there in matching_views(self._shards(operation), self._host(operation), operation.start):
+            change_tensor(here, there, lambda live, values: live.add_(values, alpha=operation.weight))
 
     def _merge(self, operation: Operation) -> None:
-        for _, here, there in pairs(self._shards(operation), self._host(operation), operation.start):
-            changed(here, there, lambda live, values: live.add_(values - live.to(values.dtype), alpha=operation.weight))
+        for _, here, there in matching_views(self._shards(operation), self._host(operation), operation.start):
+            change_tensor(
+                here, there, lambda live, values: live.add_(values - live.to(values.dtype), alpha=operation.weight)
+            )
 
     def _read_at(self, operation: Operation) -> None:
-        for shard, at, among, values in self._spots(operation):
+        for shard, at, among, values in self._matching_positions(operation):
             if shard.box.owns:
                 values[among] = shard.tensor.reshape(-1).index_select(0, at).to("cpu", torch.float32)
 
     def _add_at(self, operation: Operation) -> None:
-        for shard, at, among, values in self._spots(operation):
+        for shard, at, among, values in self._matching_positions(operation):
             add_at(shard.tensor, at, values[among].to(shard.tensor.device))
 
     def _create(self, operation: Operation) -> None:
@@ -247,7 +258,7 @@ class ShardWork:
         self.state.set_scalars(dict(operation.scalars), examples)
 
     def _clear(self, operation: Operation) -> None:
-        self.state.forget_spoiled()
+        self.state.clear_non_finite()
 
     def _sound(self, operation: Operation) -> bool:
         return self.sound()
@@ -263,7 +274,7 @@ class ShardWork:
         for _, tensor in self.named():
             if id(tensor) not in known:
                 host = tensor.detach().to("cpu", copy=True).contiguous()
-                self.group.send_tensor(host)
+                self.group.broadcast(host)
                 tensor.copy_(host)
 
     def named(self) -> list[tuple[str, Tensor]]:
@@ -279,8 +290,8 @@ class ShardWork:
         return dict(zip(map(id, self.tensors.current()), np.cumsum([0, *sizes[:-1]]).tolist(), strict=True))
 
 
-def changed(here: Tensor, there: Tensor, change: Callable[[Tensor, Tensor], object]) -> None:
-    """Change a tensor by values on the host; do it there if the device has no memory for them."""
+def change_tensor(here: Tensor, there: Tensor, change: Callable[[Tensor, Tensor], object]) -> None:
+    """Change a tensor by values on the host. Without memory on the tensor's device, change a copy on the host."""
     try:
         change(here, there.to(here.device))
     except torch.OutOfMemoryError:

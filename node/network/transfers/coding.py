@@ -10,21 +10,24 @@ import numpy as np
 
 from gossip.codecs import Machine, get_codec
 
-__all__ = ["measured"]
+__all__ = ["measure_codecs"]
 
-ELEMENTS = 1 << 16  # 256 KiB: some 0.1 ms in C and 1 ms in numpy.
+ELEMENTS = 1 << 16  # A vector of 256 KiB takes some 0.1 ms in C and 1 ms in numpy.
 ROUNDS = 3  # The fastest round counts: other processes can only slow one down.
-MEASURED = ("fp32", "bf16", "int8")  # The codecs that "auto" chooses among.
+CODECS = ("fp32", "bf16", "int8")  # The codecs that "auto" chooses among.
 
 
 @functools.cache
-def measured(built: str) -> Machine:
-    """Return the costs of exchanges here. ``built`` is :func:`gossip.kernel.built`, which decides most of them."""
+def measure_codecs(built: str) -> Machine:
+    """Return the CPU costs of the codecs on this machine.
+
+    ``built`` is :func:`gossip.kernel.built`. It only keys the cache, because most of the cost depends on it.
+    """
     values = np.random.default_rng(0).standard_normal(ELEMENTS, np.float32)
     gb = 1e-9 * values.nbytes
-    seconds = {name: min(coding_s(name, values) for _ in range(ROUNDS)) / gb for name in MEASURED}
+    seconds = {name: min(coding_s(name, values) for _ in range(ROUNDS)) / gb for name in CODECS}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Machine({name: max(0.0, seconds[name] - seconds["fp32"]) for name in MEASURED}, max(cores, 1))
+    return Machine({name: max(0.0, seconds[name] - seconds["fp32"]) for name in CODECS}, max(cores, 1))
 
 
 def coding_s(name: str, values: np.ndarray) -> float:

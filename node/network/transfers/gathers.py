@@ -1,7 +1,7 @@
 """Group means on real links: an all-reduce in two phases, reduce-scatter and all-gather.
 
-Each member sends every other its slice, and each owner sends its slice's mean back to all. A member's chunks belong to
-its own slice (a mean) or to ours (values). Their absolute start tells which.
+Each member owns a slice of the vector. It receives the others' values of its slice, and sends their mean to all. So the
+chunks that another member sends us are values of our slice or the mean of its own; their start tells which.
 """
 
 from __future__ import annotations
@@ -28,47 +28,47 @@ from node.network.transfers.sessions import StreamSessions
 __all__ = ["GroupTransfers"]
 
 
-class Parts:
-    """Our values for one member's slice, followed by our slice's mean, over one link. A node.links.Bulk."""
+class SliceBulk:
+    """What one member gets over its link: our values of its slice, then the mean of ours. A node.links.bulk.Bulk."""
 
     def __init__(self, lease: Lease) -> None:
-        self.senders: list[Sender] = []
-        self.lease = lease  # The snapshot's lease.
-        self.sent = 0  # Elements of the senders that are done.
+        self.senders: list[Sender] = []  # Those that are not done; the first one sends now.
+        self.lease = lease  # Our lease of the snapshot.
+        self.finished_elements = 0  # Elements of the senders that are done.
 
     def next_frame(self, apart: bool = False) -> tuple[bytes, memoryview] | None:
         while self.senders and self.senders[0].done:
-            self.sent += self.senders.pop(0).position
+            self.finished_elements += self.senders.pop(0).position
         return self.senders[0].next_frame(apart) if self.senders else None
 
     @property
-    def moved(self) -> int:
+    def sent_elements(self) -> int:
         """Return the number of elements that were sent."""
-        return self.sent + sum(sender.position for sender in self.senders)
+        return self.finished_elements + sum(sender.position for sender in self.senders)
 
     def let_go(self) -> None:
         self.lease.end()
 
 
 @dataclass(slots=True, eq=False)
-class Early:
-    """A chunk that came before its group began here."""
+class EarlyChunk:
+    """A chunk that came, at least in part, before its group began here."""
 
     link: Link
     chunk: Chunk
     body: bytearray
-    filled: bool = False
+    is_filled: bool = False
 
 
-class Ahead:
+class EarlyChunks:
     """All early chunks of one group, by link and in their order."""
 
     def __init__(self) -> None:
-        self.by_link: dict[Link, dict[int, Early]] = {}  # Each link's chunks by their start.
-        self.bytes = self.chunks = 0
+        self.by_link: dict[Link, dict[int, EarlyChunk]] = {}  # Each link's chunks, by their start in the vector.
+        self.bytes = self.chunks = 0  # Totals over all links.
 
-    def add(self, link: Link, chunk: Chunk, body_bytes: int) -> Early:
-        early = Early(link, chunk, bytearray(body_bytes))
+    def add(self, link: Link, chunk: Chunk, body_bytes: int) -> EarlyChunk:
+        early = EarlyChunk(link, chunk, bytearray(body_bytes))
         kept = self.by_link.setdefault(link, {})
         if chunk.start in kept:
             raise ProtocolError("A chunk of a group came twice.")
@@ -77,230 +77,232 @@ class Ahead:
         self.chunks += 1
         return early
 
-    def last(self, link: Link) -> Early | None:
-        """Return the link's chunk that is being filled: a link reads one after the other."""
+    def filling_chunk(self, link: Link) -> EarlyChunk | None:
+        """Return the chunk that the link is reading, which is its last, because a link reads one after the other."""
         kept = self.by_link.get(link)
         return next(reversed(kept.values())) if kept else None
 
-    def filled(self) -> list[Early]:
-        return [early for kept in self.by_link.values() for early in kept.values() if early.filled]
+    def filled_chunks(self) -> list[EarlyChunk]:
+        return [early for kept in self.by_link.values() for early in kept.values() if early.is_filled]
 
-    def most(self) -> Link:
-        """Return the link with the most early data. Each chunk also counts as MIN_CHUNK_ELEMENTS bytes."""
-        return max(self.by_link, key=lambda link: self.weight(self.by_link[link]))
+    def largest_link(self) -> Link:
+        """Return the link with the most early data. Each chunk also counts MIN_CHUNK_ELEMENTS bytes for its memory."""
+        sizes = {
+            link: sum(len(early.body) + MIN_CHUNK_ELEMENTS for early in kept.values())
+            for link, kept in self.by_link.items()
+        }
+        return max(sizes, key=lambda link: sizes[link])
 
-    @staticmethod
-    def weight(kept: dict[int, Early]) -> int:
-        return sum(len(early.body) + MIN_CHUNK_ELEMENTS for early in kept.values())
-
-    def take(self, early: Early) -> None:
+    def remove(self, early: EarlyChunk) -> None:
         del self.by_link[early.link][early.chunk.start]
         self.bytes -= len(early.body)
         self.chunks -= 1
 
-    def drop(self, link: Link) -> None:
+    def drop_link(self, link: Link) -> None:
         for early in list(self.by_link.get(link, {}).values()):
-            self.take(early)
+            self.remove(early)
         self.by_link.pop(link, None)
 
 
 @dataclass(slots=True, eq=False)
 class GroupTransfer:
-    """The links of one group; its members are numbered by their places."""
+    """The links of one group. A member's *place* is its index among the members."""
 
     group: GroupAverage
-    out: dict[int, tuple[Link, Parts]] = field(default_factory=dict)
-    # By place: the link that a member uses, and the time of the last data over it.
-    heard: dict[int, tuple[Link, float]] = field(default_factory=dict)
+    outgoing: dict[int, tuple[Link, SliceBulk]] = field(default_factory=dict)  # By place.
+    # By place: the link over which a member sends, and the time of its last data.
+    last_data: dict[int, tuple[Link, float]] = field(default_factory=dict)
 
 
 class GroupTransfers:
-    """The transfers between one node's averager and the other members of its groups. Runs in trio's thread."""
+    """The transfers between this node and the other members of its groups. All of it runs in trio's thread."""
 
     def __init__(
         self, peer: Peer, config: Config, averager: Averager, pool: VectorPool, links: Links, sessions: StreamSessions
     ) -> None:  # fmt: skip
         self.peer, self.config, self.averager, self.pool = peer, config, averager, pool
         self.links, self.sessions = links, sessions
-        self.table: dict[int, GroupTransfer] = {}
-        self.early: dict[int, Ahead] = {}  # Chunks that came, at least in part, before their group began.
+        self.transfers: dict[int, GroupTransfer] = {}
+        self.early: dict[int, EarlyChunks] = {}  # Chunks that came, at least in part, before their group began.
 
     # -- a group -------------------------------------------------------------------------------------------------
-    def gather(self, group: GroupAverage) -> None:
-        """Stream to the members that are linked; a further call adds those linked since."""
+    def stream_to_members(self, group: GroupAverage) -> None:
+        """Stream to the members that are linked; a further call adds those that were linked since the last."""
         number = group.session
-        one = self.table.get(number)
-        if one is None:
+        transfer = self.transfers.get(number)
+        if transfer is None:
             group.stream()
-            one = self.table[number] = GroupTransfer(group)
+            transfer = self.transfers[number] = GroupTransfer(group)
         for place, member in enumerate(group.members):
-            link = None if place == group.place or place in one.out else self.links.newest(member)
+            link = None if place == group.place or place in transfer.outgoing else self.links.newest(member)
             if link is not None:
-                one.out[place] = link, Parts(self.pool.lease(self.averager.snapshots[number]))
-                one.heard.setdefault(place, (link, trio.current_time()))
-                where = group.slices[place]
-                self.send(one, place, group.ours[where], where.start)
+                transfer.outgoing[place] = link, SliceBulk(self.pool.lease(self.averager.snapshots[number]))
+                transfer.last_data.setdefault(place, (link, trio.current_time()))
+                their_slice = group.slices[place]
+                self.queue_values(transfer, place, group.ours[their_slice], their_slice.start)
                 if group.mean is not None:
-                    self.send(one, place, group.mean, group.slices[group.place].start)
-        for early in self.early[number].filled() if number in self.early else ():
+                    self.queue_values(transfer, place, group.mean, group.slices[group.place].start)
+        for early in self.early[number].filled_chunks() if number in self.early else ():
             self.replay(number, early)
-        self.average(one)
+        self.start_average(transfer)
 
-    def send(self, one: GroupTransfer, place: int, values: Floats, start: int) -> None:
-        """Queue these values for a member.
+    def queue_values(self, transfer: GroupTransfer, place: int, values: Floats, start: int) -> None:
+        """Queue these values for a member; ``start`` is the index of the first one in the whole vector.
 
-        Chunks are shorter in larger groups, whose members share our uplink: otherwise a member could seem stalled.
+        The members share our uplink. Chunks are shorter in larger groups, so that no member waits long enough to find
+        us stalled.
         """
         if not values.size:
             return
-        link, parts = one.out[place]
-        group = one.group
+        link, bulk = transfer.outgoing[place]
+        group = transfer.group
         elements = max(self.config.chunk_elements // (len(group.members) - 1), MIN_CHUNK_ELEMENTS)
-        most = link.movement
-        parts.senders.append(Sender(group.session, values, group.codec, elements, start, most=most))
-        link.start_bulk(group.session, parts)
+        bulk.senders.append(Sender(group.session, values, group.codec, elements, start, most=link.motion))
+        link.start_bulk(group.session, bulk)
 
     # -- chunks --------------------------------------------------------------------------------------------------
-    def expects(self, session: int) -> bool:
-        """Return True if chunks of this session belong to a group."""
-        if session in self.table:
+    def is_group(self, session: int) -> bool:
+        """Return True if this session is that of a group that streams, or of one whose invitation we have accepted."""
+        if session in self.transfers:
             return True
         if not self.config.grouped:
             return False
         exchange = self.peer.exchanges.table.get(session)
         return exchange is not None and exchange.state is State.OFFERED and not exchange.is_initiator
 
-    def place(self, link: Link, chunk: Chunk, body_bytes: int) -> memoryview:
-        """Return the buffer for a chunk's body. Early chunks are stored, at most a vector's size in all."""
-        one = self.table.get(chunk.session)
-        if one is not None:
-            return self.receiver(one, link, chunk)[1].place(chunk, body_bytes)
+    def buffer_for(self, link: Link, chunk: Chunk, body_bytes: int) -> memoryview:
+        """Return the buffer for a chunk's body. Early chunks take at most a vector's size in all.
+
+        Raises:
+            ProtocolError: The group has no use for the chunk.
+        """
+        transfer = self.transfers.get(chunk.session)
+        if transfer is not None:
+            return self.receiver(transfer, link, chunk)[1].place(chunk, body_bytes)
         group = self.peer.exchanges.table.get(chunk.session)
         assert isinstance(group, Group)
         if link.peer not in (group.inviter, *group.invite_list):
             raise ProtocolError("A chunk came of a group to which its sender was not invited.")
-        ahead = self.early.setdefault(chunk.session, Ahead())
-        early = ahead.add(link, chunk, body_bytes)
-        # The other members' values of our slice are less than a vector. Only the last chunk may be shorter than the
-        # minimum.
-        bound = 4 * self.peer.view.elements
-        if ahead.bytes > bound or ahead.chunks > bound // MIN_CHUNK_ELEMENTS + 2 * MAX_GROUP:
-            most = ahead.most()
-            ahead.drop(most)
-            if most is link:
+        early_chunks = self.early.setdefault(chunk.session, EarlyChunks())
+        early = early_chunks.add(link, chunk, body_bytes)
+        # All that can come early are the other members' values of our slice, less than a vector. Only the last chunk of
+        # a stream may be shorter than the minimum.
+        max_bytes = 4 * self.peer.view.elements
+        if early_chunks.bytes > max_bytes or early_chunks.chunks > max_bytes // MIN_CHUNK_ELEMENTS + 2 * MAX_GROUP:
+            largest = early_chunks.largest_link()
+            early_chunks.drop_link(largest)
+            if largest is link:
                 raise ProtocolError("More of a group's values came early than a vector has.")
-            most.close_now()  # This link has used more than its share of the room.
+            largest.close_now()  # This link has used more than its share.
         return memoryview(early.body)
 
     @staticmethod
-    def receiver(one: GroupTransfer, link: Link, chunk: Chunk) -> tuple[int, Receiver]:
+    def receiver(transfer: GroupTransfer, link: Link, chunk: Chunk) -> tuple[int, Receiver]:
         """Return the sender's place and the receiver of a chunk; raise ProtocolError if none is expected."""
-        members = one.group.members
+        members = transfer.group.members
         place = members.index(link.peer) if link.peer in members else None
-        receiver = None if place is None else one.group.receiver(place, chunk.start)
+        receiver = None if place is None else transfer.group.receiver(place, chunk.start)
         if place is None or receiver is None:
             raise ProtocolError("A chunk came that belongs to no part of its group's vector.")
         return place, receiver
 
-    def arrived(self, link: Link, chunk: Chunk) -> None:
-        """Process a chunk whose body is filled."""
-        one = self.table.get(chunk.session)
-        ahead = self.early.get(chunk.session)
-        early = None if ahead is None else ahead.last(link)
+    def on_body(self, link: Link, chunk: Chunk) -> None:
+        """Handle a chunk whose body is in its buffer."""
+        transfer = self.transfers.get(chunk.session)
+        early_chunks = self.early.get(chunk.session)
+        early = None if early_chunks is None else early_chunks.filling_chunk(link)
         if early is not None and early.chunk is chunk:
-            early.filled = True
-            if one is not None:
+            early.is_filled = True
+            if transfer is not None:
                 self.replay(chunk.session, early)
             return
-        if one is None:
+        if transfer is None:
             return  # The group has ended.
-        place, receiver = self.receiver(one, link, chunk)
-        one.heard[place] = link, trio.current_time()
+        place, receiver = self.receiver(transfer, link, chunk)
+        transfer.last_data[place] = link, trio.current_time()
         if not receiver.arrived(chunk):
-            # All sessions on this link have failed, this group included.
-            link.close_now()
+            link.close_now()  # This fails all sessions on the link, the group included.
         elif receiver.done:
-            one.group.arrived(place, receiver)
-            self.average(one)
-            self.finish(one)
+            transfer.group.arrived(place, receiver)
+            self.start_average(transfer)
+            self.report_gathered(transfer)
 
-    def replay(self, session: int, early: Early) -> None:
-        """Process an early chunk as if it came now."""
-        ahead = self.early.get(session)
-        if ahead is None:
+    def replay(self, session: int, early: EarlyChunk) -> None:
+        """Handle an early chunk as if it came now."""
+        early_chunks = self.early.get(session)
+        if early_chunks is None:
             return  # An earlier chunk has ended the group.
-        ahead.take(early)
-        if not ahead.chunks:
+        early_chunks.remove(early)
+        if not early_chunks.chunks:
             del self.early[session]
         try:
-            self.place(early.link, early.chunk, len(early.body))[:] = early.body
-            self.arrived(early.link, early.chunk)
+            self.buffer_for(early.link, early.chunk, len(early.body))[:] = early.body
+            self.on_body(early.link, early.chunk)
         except ProtocolError:
             early.link.close_now()
 
     # -- means ---------------------------------------------------------------------------------------------------
-    def average(self, one: GroupTransfer) -> None:
-        self.averager.average(one.group, lambda: self.averaged(one))
+    def start_average(self, transfer: GroupTransfer) -> None:
+        """Compute our slice's mean, if all values of it have come."""
+        self.averager.average(transfer.group, lambda: self.on_averaged(transfer))
 
-    def averaged(self, one: GroupTransfer) -> None:
-        """Send our slice's mean to all members."""
-        group = one.group
+    def on_averaged(self, transfer: GroupTransfer) -> None:
+        """Handle the computed mean of our slice: send it to all members."""
+        group = transfer.group
         assert group.mean is not None
-        for place in sorted(one.out):
-            self.send(one, place, group.mean, group.slices[group.place].start)
-        self.finish(one)
+        for place in sorted(transfer.outgoing):
+            self.queue_values(transfer, place, group.mean, group.slices[group.place].start)
+        self.report_gathered(transfer)
 
-    def finish(self, one: GroupTransfer) -> None:
-        # Without any link nothing can be sent, so the group will fail.
-        if one.out:
-            self.averager.gathered(one.group)
+    def report_gathered(self, transfer: GroupTransfer) -> None:
+        """Report the group to the averager, which finishes it once all means are here."""
+        if transfer.outgoing:  # Without a link nothing can be sent, and the group will fail.
+            self.averager.gathered(transfer.group)
 
     # -- ends ----------------------------------------------------------------------------------------------------
-    def moved(self, session: int) -> tuple[int, int]:
-        """Return the numbers of elements of a group that were sent and received."""
-        one = self.table.get(session)
-        if one is None:
+    def moved_elements(self, session: int) -> tuple[int, int]:
+        """Return the numbers of elements that were sent and received in a group."""
+        transfer = self.transfers.get(session)
+        if transfer is None:
             return 0, 0
-        group, received = one.group, 0
-        own = group.slices[group.place]
-        for place, where in enumerate(group.slices):
+        group, received = transfer.group, 0
+        our_slice = group.slices[group.place]
+        for place, their_slice in enumerate(group.slices):
             if place != group.place:
-                for slice_, waiting in ((own, group.missing), (where, group.awaited)):
+                for slice_, waiting in ((our_slice, group.missing), (their_slice, group.awaited)):
                     receiver = waiting.get(place)
                     whole = slice_.stop - slice_.start if place not in waiting else 0
                     received += whole if receiver is None else receiver.elements_arrived
-        return sum(parts.moved for _, parts in one.out.values()), received
+        return sum(bulk.sent_elements for _, bulk in transfer.outgoing.values()), received
 
     def release(self, session: int) -> None:
         self.early.pop(session, None)
-        one = self.table.pop(session, None)
-        if one is not None:
-            for link, parts in one.out.values():
-                link.stop_bulk(session, parts)
+        transfer = self.transfers.pop(session, None)
+        if transfer is not None:
+            for link, bulk in transfer.outgoing.values():
+                link.stop_bulk(session, bulk)
 
-    def unlinked(self, link: Link) -> None:
-        """Fail the groups that stream over this lost link, unless they have failed already."""
-        for number, one in list(self.table.items()):
-            used = [out for out, _ in one.out.values()] + [heard for heard, _ in one.heard.values()]
+    def on_unlinked(self, link: Link) -> None:
+        """Handle the end of a link: fail the groups that stream over it, and drop its early chunks."""
+        for number, transfer in list(self.transfers.items()):
+            used = [used for used, _ in (*transfer.outgoing.values(), *transfer.last_data.values())]
             if link in used:
                 self.averager.failed(number, "broken")
-        for ahead in self.early.values():
-            ahead.drop(link)
+        for early_chunks in self.early.values():
+            early_chunks.drop_link(link)
 
-    def stalled(self, now: float, stall_s: float) -> list[Link]:
-        """Return the links over which a slice, or a mean that has begun, has been due for too long.
-
-        Nothing came over them for ``stall_s`` seconds.
-        """
+    def stalled_links(self, now: float, stall_s: float) -> list[Link]:
+        """Return the links over which nothing came for ``stall_s`` seconds although data is due."""
         return [
-            link for one in self.table.values() for place, (link, moved_at) in one.heard.items()
-            if now - max(moved_at, link.received_at) > stall_s and self.owes(one.group, place)
+            link for transfer in self.transfers.values() for place, (link, moved_at) in transfer.last_data.items()
+            if now - max(moved_at, link.received_at) > stall_s and self.is_due(transfer.group, place)
         ]  # fmt: skip
 
     @staticmethod
-    def owes(group: GroupAverage, place: int) -> bool:
-        mean = group.awaited.get(place)  # A mean waits for others until it begins.
+    def is_due(group: GroupAverage, place: int) -> bool:
+        """Return True if a member owes values, or the rest of a mean. Before a mean begins, it waits for others."""
+        mean = group.awaited.get(place)
         return place in group.missing or (mean is not None and mean.position > 0)
 
-    def links_used(self) -> set[Link]:
-        return {link for one in self.table.values() for link, _ in one.out.values()}
+    def used_links(self) -> set[Link]:
+        return {link for transfer in self.transfers.values() for link, _ in transfer.outgoing.values()}

@@ -1,4 +1,4 @@
-"""Statistics of exchanges for users: the bytes that moved, the duration, and the distance between the weights."""
+"""Statistics of exchanges for users, and the events that announce exchanges, failed offers and changed members."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from gossip.ids import PeerId
 from gossip.peer import Peer
 from node.observe.events import ExchangeEvent, MemberEvent, NodeEvent
 
-__all__ = ["OF_OFFERS", "ExchangeLog", "ExchangeStats"]
+__all__ = ["OFFER_FAILURES", "ExchangeLog", "ExchangeStats"]
 
-OF_OFFERS = frozenset({"unanswered", "unreached"})
-MIXES = 8  # The number of recent partners that are shown: within seconds they give a graph of all that mix.
+OFFER_FAILURES = frozenset({"unanswered", "unreached"})  # The reasons with which an offer fails before streams begin.
+SHOWN_MIXES = 8  # Recent mixes that a status page shows. Within seconds those of all members give a graph.
 
 
 @dataclass(slots=True, eq=False)
 class ExchangeStats:
-    """The statistics of one exchange, complete when it has ended. Bytes are those of encoded weights."""
+    """The statistics of one exchange, complete when it has ended. Bytes count encoded weights alone."""
 
     session: int
     partners: tuple[str, ...]  # 32 hexadecimal digits each.
     codec: str
     exchange: Session | None  # The peer's session.
-    done: bool = False  # It did not fail.
-    seconds: float = 0.0  # Seconds since the request for a snapshot.
+    has_succeeded: bool = False
+    seconds: float = 0.0  # From the request for a snapshot to the mix.
     bytes_sent: int = 0
     bytes_received: int = 0
-    distance: float | None = None  # Between the weights, scaled to all elements; in a group, from the mean.
+    distance: float | None = None  # From the partner's weights, scaled to all elements; in a group from the mean.
 
 
 class ExchangeLog:
@@ -42,62 +42,64 @@ class ExchangeLog:
 
     def __init__(self, peer: Peer, config: Config, announce: Callable[[NodeEvent], None]) -> None:
         self.peer, self.config, self.announce = peer, config, announce
-        self.offered: dict[int, tuple[PeerId, float]] = {}  # The partner and the time of each pending offer.
-        self.failures: dict[str, int] = {}  # By reason, the failures that were announced.
-        # Partner, codec and time of the last mixes, newest last.
-        self.mixed = deque[tuple[str, str, float]](maxlen=MIXES)
+        self.pending_offers: dict[int, tuple[PeerId, float]] = {}  # The partner and the time of each pending offer.
+        self.announced_failures: dict[str, int] = {}  # By reason, the failures that were announced.
+        # Partner, codec and time (by time.perf_counter) of the last mixes, newest last.
+        self.last_mixes = deque[tuple[str, str, float]](maxlen=SHOWN_MIXES)
 
-    def member_changed(self, peer: PeerId, before: MemberState | None, after: MemberState) -> None:
+    def on_member_changed(self, peer: PeerId, before: MemberState | None, after: MemberState) -> None:
         was = None if before is None else before.value
         self.announce(MemberEvent("member", time.time(), peer.hex(), was, after.value))
 
-    def begun(self, account: ExchangeStats) -> None:
-        self.offered.pop(account.session, None)
-        self.announce(ExchangeEvent("exchange.begun", time.time(), account.session, account.partners, account.codec))
+    def on_begun(self, stats: ExchangeStats) -> None:
+        self.pending_offers.pop(stats.session, None)
+        self.announce(ExchangeEvent("exchange.begun", time.time(), stats.session, stats.partners, stats.codec))
 
-    def over(self, account: ExchangeStats) -> None:
-        """Announce the end of an exchange. Without a counted failure, its weights were replaced meanwhile."""
+    def on_ended(self, stats: ExchangeStats) -> None:
+        """Announce the end of an exchange. If it failed and the peer has counted no failure, weights were replaced."""
         kind, reason = "exchange.done", ""
-        if not account.done:
-            kind, reason = "exchange.failed", self.reason(True) or "replaced"
+        if not stats.has_succeeded:
+            kind, reason = "exchange.failed", self.next_failure(True) or "replaced"
         self.announce(ExchangeEvent(
-            kind, time.time(), account.session, account.partners, account.codec, account.seconds, account.bytes_sent,
-            account.bytes_received, account.distance, reason,
+            kind, time.time(), stats.session, stats.partners, stats.codec, stats.seconds, stats.bytes_sent,
+            stats.bytes_received, stats.distance, reason,
         ))  # fmt: skip
-        if account.done:
-            for partner in account.partners:
-                self.mixed.append((partner, account.codec, time.perf_counter()))  # A generator would cost a call.
+        if stats.has_succeeded:
+            for partner in stats.partners:
+                self.last_mixes.append((partner, stats.codec, time.perf_counter()))  # A generator would cost a call.
 
     def mixes(self) -> tuple[tuple[str, str, float], ...]:
         """Return recent mixes: partner, codec, seconds ago. Thread-safe."""
         now = time.perf_counter()
-        return tuple((partner, codec, round(now - at, 2)) for partner, codec, at in tuple(self.mixed))
+        return tuple((partner, codec, round(now - at, 2)) for partner, codec, at in tuple(self.last_mixes))
 
-    def offer_over(self, session: int, partner: PeerId | None = None) -> None:
-        """Announce failures of an offer that has ended or moved to another partner. A declined offer is no failure."""
+    def on_offer_ended(self, session: int, partner: PeerId | None = None) -> None:
+        """Announce the failure of an offer that has ended, or has moved to another partner.
+
+        A declined offer is no failure. In a group several invitations may have failed at once.
+        """
         now = trio.current_time()
-        to, at = self.offered.pop(session, (partner, now))
+        to, at = self.pending_offers.pop(session, (partner, now))
         partners = () if to is None else (to.hex(),)
-        while (reason := self.reason(False)) is not None:
+        while (reason := self.next_failure(False)) is not None:
             self.announce(ExchangeEvent("exchange.failed", time.time(), session, partners, "", now - at, reason=reason))
-            # In pairs, any other counted failure belongs to a session whose end is performed next.
-            if not self.config.grouped:
+            if not self.config.grouped:  # Another failure of pairs belongs to a session whose end is performed next.
                 return
 
-    def reason(self, begun: bool) -> str | None:
-        """Return the reason of a failure that the peer has counted since the last call, or None.
+    def next_failure(self, has_begun: bool) -> str | None:
+        """Return the reason of a failure that the peer has counted and that is not announced yet, or None.
 
-        One decision may end several sessions. Offers fail with reasons of their own, which tells them from begun
-        exchanges.
+        One decision of the peer may end several sessions. Reasons of their own tell offers from exchanges that have
+        begun to stream.
         """
         counted = [
             reason
             for reason, count in self.peer.exchanges.failures_by_reason.items()
-            if count > self.failures.get(reason, 0)
+            if count > self.announced_failures.get(reason, 0)
         ]
-        fitting = [reason for reason in counted if (reason in OF_OFFERS) is not begun]
-        found = fitting or ([] if begun else counted)
-        if not found:
+        fitting = [reason for reason in counted if (reason in OFFER_FAILURES) is not has_begun]
+        reasons = fitting or ([] if has_begun else counted)
+        if not reasons:
             return None
-        self.failures[found[0]] = self.failures.get(found[0], 0) + 1
-        return found[0]
+        self.announced_failures[reasons[0]] = self.announced_failures.get(reasons[0], 0) + 1
+        return reasons[0]

@@ -1,4 +1,4 @@
-"""The averager's driver: it moves vectors over links, and runs large arithmetic in a thread."""
+"""The driver of a node's averager: it moves vectors over links, and runs large arithmetic in a worker thread."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from node.network.transfers.sessions import StreamSession, StreamSessions
 
 __all__ = ["Streams"]
 
-TIMED = 64  # Durations kept: enough for a steady median.
-LARGE_BYTES = 4 << 20  # The least size for threads: they save no CPU at 4 MB, and a quarter at 40 MB.
-INLINE_ELEMENTS = 1 << 20  # Arithmetic on up to 4 MB runs inline, 1 to 2 ms; on more in a worker thread.
+DURATIONS = 64  # Durations of exchanges that are kept, enough for a steady median.
+LARGE_BYTES = 4 << 20  # The least vector for an I/O thread, which saves no CPU at 4 MB, and a quarter at 40 MB.
+INLINE_ELEMENTS = 1 << 20  # Arithmetic on up to 4 MB takes 1 to 2 ms and runs inline, on more in a worker thread.
 
 
 class SharedModel(Protocol):
@@ -67,9 +67,9 @@ class Tasks(Protocol):
 
 
 class Streams:
-    """One node's streams, the driver of its averager.
+    """One node's streams, which are the driver of its averager.
 
-    All methods but tasks are synchronous and run in trio's thread.
+    Everything runs in trio's thread, but for :meth:`allocate_memory`, and for jobs on large vectors.
     """
 
     def __init__(self, peer: Peer, live: SharedModel, links: Links, tasks: Tasks) -> None:
@@ -79,61 +79,56 @@ class Streams:
         self.averager = Averager(peer, config, boundary, pool, live.outer, self, live.outer_lock)
         self.sessions = StreamSessions()
         self.gathers = GroupTransfers(peer, config, self.averager, pool, links, self.sessions)
-        # Durations of the last exchanges. It is replaced, not changed, since the other thread reads it.
+        # Durations of the last exchanges in seconds. The tuple is replaced, because the training thread reads it.
         self.durations: tuple[float, ...] = ()
-        self.began: dict[int, float] = {}  # The time at which each session requested its snapshot.
-        self.accounts: dict[int, ExchangeStats] = {}  # Exchanges whose streams have begun.
-        self.on_begun: Callable[[ExchangeStats], None] = lambda account: None
-        self.on_over: Callable[[ExchangeStats], None] = lambda account: None
-        # The queue needs no limit: no snapshot is taken while an update is pending. So it holds at most one update for
-        # each session with an earlier snapshot, and Peer bounds their number.
+        self.requested_at: dict[int, float] = {}  # The time at which each session requested its snapshot.
+        self.stats: dict[int, ExchangeStats] = {}  # Those of the exchanges whose streams have begun.
+        self.on_begun: Callable[[ExchangeStats], None] = lambda stats: None
+        self.on_ended: Callable[[ExchangeStats], None] = lambda stats: None
         self.clock = trio.lowlevel.current_clock()
+        # The queue needs no limit. No snapshot is taken while an update is pending, so it holds at most one update for
+        # each session with an earlier snapshot, and Peer bounds their number.
         self.jobs_in, self.jobs_out = trio.open_memory_channel[Job](math.inf)
-        self.queued = 0
-        whole = config.part == "all" and not config.grouped and large(get_codec("fp32"), peer.view.elements)
-        self.whole = whole  # All exchanges carry vectors of one length, and that is large.
-        # True once exchanges' memory is allocated, and the lock for allocating it.
-        self.taken, self.taking = False, threading.Lock()
+        self.queued_jobs = 0
+        # True if all exchanges carry vectors of one length, and that is large.
+        has_one_length = config.part == "all" and not config.grouped
+        self.allocates_ahead = has_one_length and is_large(get_codec("fp32"), peer.view.elements)
+        self.is_allocated, self.allocation_lock = False, threading.Lock()
         if not (peer.may_join or peer.view.ready):
-            self.take_memory()
+            self.allocate_memory()
         movement = self.averager.movement
-        # After a fault the memory is allocated, and the loop is changing the weights.
-        if peer.view.ready:
-            self.taken = True
+        if peer.view.ready:  # After a fault the memory is there already, and the loop is changing the weights.
+            self.is_allocated = True
             if movement is not None:
                 boundary.sampled = movement.places
-        # Sample the weights as they are now, before the first step.
-        elif movement is not None:
+        elif movement is not None:  # Sample the weights as they are before the first step.
             sample = np.empty(movement.places.size, np.float32)
             pending = pool.state.begin_read_at(sample, movement.places)
             while not (pending is None or pending.done()):
                 time.sleep(0.001)  # A CUDA event can only be polled.
             self.averager.begin_at(sample)
 
-    def take_memory(self, vectors: int = 2) -> None:
-        """Allocate a snapshot and a difference for exchanges, once. Thread-safe.
+    def allocate_memory(self, vectors: int = 2) -> None:
+        """Allocate the memory of exchanges, a snapshot and a difference, once. Any thread may call it.
 
-        This happens before the first step if a node starts with its own weights. Otherwise it happens while pieces of
-        others' weights arrive.
+        A node that starts with its own weights does this before its first step, and another one while it receives
+        weights.
         """
-        with self.taking:
-            if self.whole and not self.taken:
-                self.touch(vectors)
-                self.taken = True
+        with self.allocation_lock:
+            if self.allocates_ahead and not self.is_allocated:
+                self.touch_vectors(vectors)
+                self.is_allocated = True
 
-    def touch(self, vectors: int = 2) -> None:
-        """Write to fresh vectors before they are needed.
-
-        Page faults cost four times what a copy costs, and a step boundary would pay for them.
-        """
+    def touch_vectors(self, vectors: int = 2) -> None:
+        """Write to fresh vectors, so that no step boundary has their page faults, which cost four times a copy."""
         for vector in [self.pool.take() for _ in range(vectors)]:
             vector.array.fill(0.0)
             self.pool.give(vector)
 
-    def not_taken(self, error: Exception) -> None:
+    def on_allocation_failed(self, error: Exception) -> None:
         self.faults.contain(error, "Taking the memory of an exchange", "it is taken when it is needed")
 
-    # -- the averager's driver -----------------------------------------------------------------------------------
+    # -- calls of the averager (Driver) ------------------------------------------------------------------------------
     @property
     def now(self) -> float:
         return self.clock.current_time()
@@ -147,21 +142,18 @@ class Streams:
 
     def compute(self, job: Job) -> None:
         """Run a job inline if it is small and none is queued; otherwise queue it."""
-        if self.queued or job.elements > INLINE_ELEMENTS:
-            self.queued += 1
+        if self.queued_jobs or job.elements > INLINE_ELEMENTS:
+            self.queued_jobs += 1
             self.jobs_in.send_nowait(job)
             return
         try:
             job.run()
             job.land()
         except Exception as error:
-            self.give_up(job, error)
+            self.on_job_failed(job, error)
 
-    async def mixer(self) -> None:
-        """Run the queued jobs in order.
-
-        Weights to adopt wait behind earlier updates, which belong to the old weights.
-        """
+    async def run_jobs(self) -> None:
+        """Run the queued jobs in order, because weights to adopt must wait for the updates before them."""
         async for job in self.jobs_out:
             try:
                 if job.elements > INLINE_ELEMENTS:
@@ -170,11 +162,11 @@ class Streams:
                     job.run()
                 job.land()
             except Exception as error:
-                self.give_up(job, error)
+                self.on_job_failed(job, error)
             finally:
-                self.queued -= 1
+                self.queued_jobs -= 1
 
-    def give_up(self, job: Job, error: Exception) -> None:
+    def on_job_failed(self, job: Job, error: Exception) -> None:
         self.faults.contain(error, "Mixing what an exchange brought", "this node does without it")
         job.fail()
 
@@ -190,92 +182,93 @@ class Streams:
         report(visit)
 
     # -- an exchange ---------------------------------------------------------------------------------------------
-    def fail(self, session: int, code: str) -> None:
-        """Report a failure that was found while performing an effect, later, as a real one would be.
+    def fail_later(self, session: int, code: str) -> None:
+        """Report a failure that was found while an effect is performed, after all effects of the same decision.
 
-        Until then, chunks of a session that never began to stream are late and no fault.
+        Meanwhile chunks of a session that never began to stream are late, and no fault.
         """
-        self.sessions.late(session)
+        self.sessions.expect_late_chunks(session)
         self.averager.fail(session, code)
 
     def snapshot(self, effect: Snapshot) -> None:
-        """Begin an exchange's time with the request for a snapshot, as the simulator does."""
-        self.began[effect.session] = self.now
+        """Request a snapshot. The duration of an exchange begins here, as in the simulator."""
+        self.requested_at[effect.session] = self.now
         self.averager.snapshot(effect)
 
     def transfer(self, effect: Transfer) -> None:
-        """Send our vector, receive theirs, or both: the whole, or the elements of the exchange's part."""
+        """Send our vector, receive the partner's, or both, over the link that the session is bound to."""
         number, link = effect.session, self.sessions.links.get(effect.session)
-        self.begin(number, (effect.partner,), effect.codec)
+        self.begin_stats(number, (effect.partner,), effect.codec)
         pair = "broken" if link is None else self.averager.transfer(effect)
         if link is None or isinstance(pair, str):
-            self.fail(number, str(pair))
+            self.fail_later(number, str(pair))
             return
         session = StreamSession(number, effect.partner, link, receiver=pair.stream())
         if effect.sends:
-            session.sender = self.sender(link, number, pair.ours, pair.codec, self.averager.snapshots[number])
-        self.sessions.add(session, effect.sends and large(pair.codec, pair.elements))
+            session.sender = self.make_sender(link, number, pair.ours, pair.codec, self.averager.snapshots[number])
+        self.sessions.add(session, effect.sends and is_large(pair.codec, pair.elements))
 
-    def sender(self, link: Link, number: int, values: Floats, codec: Codec, vector: Vector) -> Sender:
-        """Return a stream that brings these values of a vector to a partner."""
+    def make_sender(self, link: Link, number: int, values: Floats, codec: Codec, vector: Vector) -> Sender:
+        """Return a stream that brings these values of ``vector`` to a partner."""
         elements = chunk_elements(self.config.chunk_elements, values.size, len(link.lanes))
-        most = None if len(link.lanes) else link.movement
+        most = None if len(link.lanes) else link.motion
         return Sender(number, values, codec, elements, lease=self.pool.lease(vector), most=most)
 
     def gather(self, effect: Gather) -> None:
-        if effect.session not in self.accounts:
+        """Stream to the members of a group."""
+        if effect.session not in self.stats:
             others = (*effect.members[: effect.place], *effect.members[effect.place + 1 :])
-            self.begin(effect.session, others, effect.codec)
+            self.begin_stats(effect.session, others, effect.codec)
         group = self.averager.gather(effect)
         if isinstance(group, str):
-            self.fail(effect.session, group)
+            self.fail_later(effect.session, group)
         else:
-            self.gathers.gather(group)
+            self.gathers.stream_to_members(group)
 
-    def begin(self, session: int, partners: tuple[PeerId, ...], codec: str) -> None:
-        """Begin an exchange's statistics once all sides have agreed."""
-        others = tuple(map(bytes.hex, partners))
-        account = self.accounts[session] = ExchangeStats(session, others, codec, self.peer.exchanges.table.get(session))
-        self.on_begun(account)
+    def begin_stats(self, session: int, partners: tuple[PeerId, ...], codec: str) -> None:
+        """Begin the statistics of an exchange, on which all sides have agreed."""
+        exchange, others = self.peer.exchanges.table.get(session), tuple(map(bytes.hex, partners))
+        self.stats[session] = ExchangeStats(session, others, codec, exchange)
+        self.on_begun(self.stats[session])
 
-    def place(self, link: Link, chunk: Chunk, body_bytes: int) -> memoryview | None:
+    def buffer_for(self, link: Link, chunk: Chunk, body_bytes: int) -> memoryview | None:
         """Return the buffer for a chunk's body, or None if the session has ended."""
-        if self.gathers.expects(chunk.session):
-            return self.gathers.place(link, chunk, body_bytes)
-        return self.sessions.place(link, chunk, body_bytes)
+        if self.gathers.is_group(chunk.session):
+            return self.gathers.buffer_for(link, chunk, body_bytes)
+        return self.sessions.buffer_for(link, chunk, body_bytes)
 
-    async def agreed(self, link: Link, chunk: Chunk, body_bytes: int) -> memoryview | None:
-        """Return :meth:`place` for a lane's chunk, which may come before the link's messages about its session."""
+    async def buffer_once_agreed(self, link: Link, chunk: Chunk, body_bytes: int) -> memoryview | None:
+        """Return the buffer for a lane's chunk, which may come before the messages about its session over the link."""
         with trio.move_on_after(self.config.stall_s):
-            while not self.sessions.knows(chunk.session):
-                await self.sessions.changed.park()
-        return self.sessions.place(link, chunk, body_bytes, wide=True)
+            while not self.sessions.is_known(chunk.session):
+                await self.sessions.session_changed.park()
+        return self.sessions.buffer_for(link, chunk, body_bytes, over_lane=True)
 
-    def arrived(self, link: Link, chunk: Chunk) -> None:
-        """Process a chunk whose body is filled."""
-        if self.gathers.expects(chunk.session):
-            self.gathers.arrived(link, chunk)
+    def on_body(self, link: Link, chunk: Chunk) -> None:
+        """Handle a chunk whose body is in its buffer."""
+        if self.gathers.is_group(chunk.session):
+            self.gathers.on_body(link, chunk)
             return
         session = self.sessions.table.get(chunk.session)
         if session is not None and session.receiver is not None:
-            session.arrived(chunk)
-            self.moved(chunk)
+            session.on_body(chunk)
+            self.on_progress(chunk)
 
-    def flow(self, chunk: Chunk) -> StreamSession | None:
-        """Return the session whose chunks, from this one on, are worth a thread; None if not."""
-        if self.gathers.expects(chunk.session):
+    def inflow_of(self, chunk: Chunk) -> StreamSession | None:
+        """Return the chunk's session if an I/O thread may receive the rest of its vector, else None."""
+        if self.gathers.is_group(chunk.session):
             return None
         session = self.sessions.table.get(chunk.session)
         receiver = None if session is None else session.receiver
-        return session if isinstance(receiver, DifferenceReceiver) and large(receiver.codec, receiver.size) else None
+        return session if isinstance(receiver, DifferenceReceiver) and is_large(receiver.codec, receiver.size) else None
 
-    def served(self, session: int) -> None:
-        """Tell Peer that all of a newcomer's piece was sent."""
+    def on_piece_sent(self, session: int) -> None:
+        """Handle the end of a vector that was sent: tell the peer, if it was a piece for a newcomer."""
         if self.peer.view.serves(session):
             self.perform(self.peer.served(session, self.now))
 
-    def moved(self, chunk: Chunk) -> None:
-        """Tell the peer and the averager how far a chunk's session has come."""
+    def on_progress(self, chunk: Chunk) -> None:
+        """Handle the progress of a chunk's session: tell the peer or the averager how much has come."""
         session = self.sessions.table.get(chunk.session)
         if session is None or session.receiver is None:
             return
@@ -293,73 +286,75 @@ class Streams:
 
     def mix(self, effect: Mix) -> None:
         if self.averager.mix(effect):
-            self.time(effect.session)
+            self.record_duration(effect.session)
 
     def merge(self, effect: Merge) -> None:
         if self.averager.merge(effect):
-            self.time(effect.session)
+            self.record_duration(effect.session)
 
-    def time(self, session: int) -> None:
-        began, account = self.began.get(session), self.accounts.get(session)
-        if began is not None:
-            took_s = self.now - began
-            self.durations = (*self.durations, took_s)[-TIMED:]
-            if account is not None:
-                account.seconds = took_s
+    def record_duration(self, session: int) -> None:
+        """Record the time from the request for a snapshot to the mix."""
+        requested_at, stats = self.requested_at.get(session), self.stats.get(session)
+        if requested_at is not None:
+            duration_s = self.now - requested_at
+            self.durations = (*self.durations, duration_s)[-DURATIONS:]
+            if stats is not None:
+                stats.seconds = duration_s
 
     def rename(self, effect: Rename) -> None:
         self.sessions.rename(effect.session)
         self.averager.rename(effect)
-        began = self.began.pop(effect.session, None)
-        if began is not None:
-            self.began[effect.to] = began
+        requested_at = self.requested_at.pop(effect.session, None)
+        if requested_at is not None:
+            self.requested_at[effect.to] = requested_at
 
     def release(self, session: int) -> None:
-        account = self.accounts.pop(session, None)
-        if account is not None:
-            self.measure(account)
+        """End a session's streams and average, and complete its statistics."""
+        stats = self.stats.pop(session, None)
+        if stats is not None:
+            self.complete_stats(stats)
         self.gathers.release(session)
-        # Release the session before its vectors are returned; a sender keeps its lease.
-        self.sessions.release(session)
-        self.averager.release(session)
-        self.began.pop(session, None)
-        if account is not None:
-            self.on_over(account)
+        self.sessions.release(session)  # It stops using the vectors, except a sender, which has a lease.
+        self.averager.release(session)  # It gives the vectors back.
+        self.requested_at.pop(session, None)
+        if stats is not None:
+            self.on_ended(stats)
 
-    def measure(self, account: ExchangeStats) -> None:
-        """Complete an exchange's statistics while its streams exist."""
-        number, apart_sq = account.session, math.nan
-        account.done = account.exchange is not None and account.exchange.state is State.DONE
-        if not account.seconds and number in self.began:
-            account.seconds = self.now - self.began[number]
+    def complete_stats(self, stats: ExchangeStats) -> None:
+        """Complete an exchange's statistics, while its streams and averages still exist."""
+        number, distance_sq = stats.session, math.nan
+        stats.has_succeeded = stats.exchange is not None and stats.exchange.state is State.DONE
+        if not stats.seconds and number in self.requested_at:
+            stats.seconds = self.now - self.requested_at[number]
         stream, pair = self.sessions.table.get(number), self.averager.pairs.get(number)
         if stream is not None and stream.sender is not None and stream.sender.position:
-            account.bytes_sent = stream.sender.codec.encoded_bytes(stream.sender.position)
+            stats.bytes_sent = stream.sender.codec.encoded_bytes(stream.sender.position)
         if stream is not None and stream.receiver is not None and stream.receiver.elements_arrived:
-            account.bytes_received = stream.receiver.codec.encoded_bytes(stream.receiver.elements_arrived)
+            stats.bytes_received = stream.receiver.codec.encoded_bytes(stream.receiver.elements_arrived)
         if pair is not None and pair.whole:
-            whole = 1.0 if pair.positions is None else self.peer.view.elements / pair.elements
-            apart_sq = pair.difference_sq * whole
+            scale = 1.0 if pair.positions is None else self.peer.view.elements / pair.elements
+            distance_sq = pair.difference_sq * scale
         group = None if pair is not None else self.averager.groups.get(number)
         if group is not None:
-            sent, received = self.gathers.moved(number)
-            account.bytes_sent = group.codec.encoded_bytes(sent) if sent else 0
-            account.bytes_received = group.codec.encoded_bytes(received) if received else 0
-            apart_sq = group.outcome()[0] if group.told else math.nan
-        account.distance = math.sqrt(apart_sq) if math.isfinite(apart_sq) else None
+            sent, received = self.gathers.moved_elements(number)
+            stats.bytes_sent = group.codec.encoded_bytes(sent) if sent else 0
+            stats.bytes_received = group.codec.encoded_bytes(received) if received else 0
+            distance_sq = group.outcome()[0] if group.told else math.nan
+        stats.distance = math.sqrt(distance_sq) if math.isfinite(distance_sq) else None
 
-    def busy(self) -> set[Link]:
+    def busy_links(self) -> set[Link]:
         """Return the links that active transfers use."""
-        return {*self.sessions.links.values(), *self.gathers.links_used()}
+        return {*self.sessions.links.values(), *self.gathers.used_links()}
 
     # -- joining -------------------------------------------------------------------------------------------------
-    def collect(self, effect: ReceivePiece) -> None:
-        first = self.averager.joining is None
+    def receive_piece(self, effect: ReceivePiece) -> None:
+        """Receive a piece of the weights from a donor, and allocate the memory of exchanges beside the first piece."""
+        is_first = self.averager.joining is None
         vector, link = self.averager.collect(effect), self.links.newest(effect.partner)
-        if first and self.whole and not self.taken:
-            self.compute(TakingMemory(self))
+        if is_first and self.allocates_ahead and not self.is_allocated:
+            self.compute(MemoryAllocation(self))
         if link is None:
-            self.fail(effect.session, "broken")
+            self.fail_later(effect.session, "broken")
             return
         kind = ComparingReceiver if effect.compare else PieceReceiver
         receiver = kind(effect.session, vector, effect.start, effect.stop)
@@ -367,21 +362,22 @@ class Streams:
         self.sessions.add(StreamSession(effect.session, effect.partner, link, receiver=receiver))
 
     def serve(self, effect: Serve) -> None:
+        """Send a piece of the weights to a newcomer."""
         snapshot, link = self.averager.serve(effect), self.sessions.links.get(effect.session)
         if snapshot is None or link is None:
-            self.fail(effect.session, "broken")
+            self.fail_later(effect.session, "broken")
             return
         piece = snapshot.piece(effect.start, effect.stop)
-        sender = self.sender(link, effect.session, piece, get_codec("fp32"), snapshot)
+        sender = self.make_sender(link, effect.session, piece, get_codec("fp32"), snapshot)
         session = StreamSession(effect.session, effect.partner, link, sender=sender)
-        self.sessions.add(session, large(sender.codec, piece.size))
+        self.sessions.add(session, is_large(sender.codec, piece.size))
 
 
-class TakingMemory:
-    """A job that allocates memory for exchanges while pieces of the weights arrive.
+class MemoryAllocation:
+    """A job that allocates the memory of exchanges while pieces of the weights arrive.
 
-    The weights are adopted after it in the queue, so that no step boundary finds the memory missing. If the pieces are
-    collected in a vector of the pool, that is one of the two.
+    The job that adopts the weights is queued after it, so that no step boundary finds the memory missing. If the pieces
+    are collected in a vector of the pool, that is one of the two that exchanges need.
     """
 
     def __init__(self, streams: Streams) -> None:
@@ -392,18 +388,18 @@ class TakingMemory:
 
     def run(self) -> None:
         try:
-            self.streams.take_memory(self.vectors)
+            self.streams.allocate_memory(self.vectors)
         except Exception as error:
             self.error = error
 
     def land(self) -> None:
         if self.error is not None:
-            self.streams.not_taken(self.error)
+            self.streams.on_allocation_failed(self.error)
 
     def fail(self) -> None:
-        """Do nothing: nothing waits for this job."""
+        """Do nothing, because nothing waits for this job."""
 
 
-def large(codec: Codec, elements: int) -> bool:
-    """Return True if this many elements are worth a thread."""
+def is_large(codec: Codec, elements: int) -> bool:
+    """Return True if a vector of so many elements is worth an I/O thread."""
     return codec.encoded_bytes(elements) >= LARGE_BYTES

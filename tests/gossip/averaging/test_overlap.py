@@ -175,7 +175,7 @@ def test_what_a_snapshot_lacks_is_given_back_with_it(ends):
     assert node.averager.snapshots[1].since is not None
     node.mix(1) if ends == "mixed" else node.averager.release(1)
     node.visit()
-    assert len(node.pool.free[SIZE]) == 4
+    assert len(node.pool.free_arrays[SIZE]) == 4
 
 
 def test_what_a_newcomer_is_given_keeps_no_account_of_mixes():

@@ -93,7 +93,7 @@ def test_who_wants_it_no_more_gives_the_memory_back_at_once():
     meeting.want_snapshot(1, vector)
     meeting.cancel(1)
     assert pool.back == [vector]
-    assert pool.held == 0, "of a length that no exchange needs"
+    assert pool.free_elements == 0, "of a length that no exchange needs"
     assert not meeting.wanted
     assert not meeting.visit(ignore).snapshots
 

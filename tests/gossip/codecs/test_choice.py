@@ -13,7 +13,7 @@ from gossip.codecs import COMPILED, NUMPY, fastest
 from gossip.config import Config
 from gossip.wire.messages import Accept
 from node import Node
-from node.network.transfers.coding import measured
+from node.network.transfers.coding import measure_codecs
 from tests.gossip.exchange.sides import B, C, Side, offer
 from tests.gossip.kernel.building import passes
 
@@ -68,6 +68,6 @@ def test_a_peer_knows_what_codecs_cost_its_node(has, monkeypatch):
     monkeypatch.setattr(kernel, "passes", passes() if has else None)
     with Node({"x": np.zeros(4, np.float32)}, listen="127.0.0.1:0") as node:
         machine = node._training.network.runtime.peer.local.machine
-    assert machine == measured(kernel.built())
+    assert machine == measure_codecs(kernel.built())
     assert machine.coding_s("fp32") == 0.0 <= machine.coding_s("int8") < 100.0
     assert machine.cores >= 1

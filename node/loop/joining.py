@@ -1,0 +1,97 @@
+"""The start of training: wait until this node holds weights to train, and then for other members."""
+
+from __future__ import annotations
+
+import time
+
+from gossip.errors import FaultError, LocalError
+from gossip.ids import quantity
+from node.faults import report_to
+from node.loop.held_run import HeldRun
+from node.loop.live import LiveModel
+from node.loop.network_side import NetworkSide
+from node.loop.settling import BoundaryVisitor
+from node.settings import Settings
+
+__all__ = ["Joining"]
+
+# A seed that closes connections at once may be busy, or a forwarder whose node is down. That is final after so many
+# join_timeout_s.
+CLOSED_TIMEOUTS = 3.0
+
+
+class Joining:
+    """The waits of a training loop before its first step. Each of them visits the boundary meanwhile."""
+
+    def __init__(
+        self, settings: Settings, live: LiveModel, network: NetworkSide, run: HeldRun, loop: BoundaryVisitor
+    ) -> None:
+        self.settings, self.live, self.network, self.run, self.loop = settings, live, network, run, loop
+
+    def join(self) -> None:
+        """Wait until this node holds weights to train, from the swarm or its own.
+
+        Raises:
+            FaultError: Faults of this library keep the network side from starting.
+            LocalError: A seed refused this node, or ``settings.join_or_fail_s`` has passed.
+        """
+        service, began = self.network.service, time.monotonic()
+        service.read_progress = self.network.runtime.read_progress = lambda: (self.run.steps, self.run.samples)
+        is_ready = False
+        while not is_ready:
+            self.live.wake.wait(0.02)
+            self.network.thread.check()
+            if service.is_backing_off:
+                raise FaultError(
+                    "Could not join: faults of this library end the network side each time that it begins anew. Report "
+                    f"the traceback, which the log has, {report_to()}."
+                )
+            self.loop.visit()
+            is_ready = self.network.peer.view.ready and not self.live.boundary.wanted
+            self.raise_failure(time.monotonic() - began, is_ready)
+        self.begin_with_own_weights()
+        self.loop.visit()  # This also takes a copy for newcomers, because the first step may be far off.
+        self.network.sync()  # The network thread then knows the sample count behind the weights.
+
+    def raise_failure(self, waited_s: float, is_ready: bool) -> None:
+        """Raise LocalError if a seed has refused this node for good, or the time to join has passed."""
+        connector, limit_s = self.network.runtime.connector, self.settings.join_or_fail_s
+        refusal = connector.refusal
+        retries_closed = waited_s < CLOSED_TIMEOUTS * self.settings.config.join_timeout_s and not is_ready
+        is_final = refusal is not None and not (retries_closed if refusal.code == "closed" else is_ready)
+        if is_final and not connector.dialling and not len(self.network.runtime.links):
+            raise LocalError(f"Could not join: {refusal}") from refusal
+        if limit_s is not None and waited_s > limit_s and not is_ready:
+            raise LocalError(f"Could not join within {limit_s:g} s: {connector.why_alone()}.")
+
+    def begin_with_own_weights(self) -> None:
+        """Start mixing from the node's own weights, unless it has adopted others, and allocate memory for exchanges."""
+        if not self.live.has_weights:
+            self.live.begin_mixing()
+            self.network.runtime.streams.allocate_memory()
+
+    def wait_for_others(self, began: float) -> None:
+        """Wait until ``settings.wait_for`` members hold this run, up to ``settings.wait_s`` seconds after ``began``.
+
+        Only members that this node has contacted count, because a peer may claim any others.
+        """
+        count, wait_s = self.settings.wait_for, self.settings.wait_s
+        while (here := self.network.peer.membership.sharers) < count and not self.network.peer.view.finished:
+            if time.monotonic() - began >= wait_s:
+                if self.settings.others is not None and self.network.peer.view.alive < 2:
+                    address = self.network.peer.membership.me.address or "none"
+                    raise LocalError(
+                        f"Waited {wait_s:g} s for {count} members that were launched together, and none of the others "
+                        f"came to this node at {address} ({self.network.runtime.connector.why_alone()}): it does "
+                        "not train alone. Look whether the others run and can reach this address."
+                    )
+                text = (
+                    f"Waited {wait_s:g} s for {quantity(count, 'member')}, of whom {here} are here "
+                    "with the weights, this one included: this node goes on with them, and with the others when they "
+                    "come."
+                )
+                self.network.notify("waited", text)
+                return
+            self.live.wake.wait(0.02)
+            self.network.thread.check()
+            self.loop.visit()
