@@ -76,7 +76,7 @@ class Joining:
         Only members that this node has contacted count, because a peer may claim any others.
         """
         count, wait_s = self.settings.wait_for, self.settings.wait_s
-        while (here := self.network.peer.membership.sharers) < count and not self.network.peer.view.finished:
+        while (here := self.network.peer.membership.run_size) < count and not self.network.peer.view.finished:
             if time.monotonic() - began >= wait_s:
                 if self.settings.others is not None and self.network.peer.view.alive < 2:
                     address = self.network.peer.membership.me.address or "none"
