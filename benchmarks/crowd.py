@@ -112,12 +112,12 @@ class Gate:
 
     async def try_dial(self, asker: PeerId, address: Address) -> None:
         ok = await self.connector.try_dial(address)
-        self.perform(self.peer.dial_tried(asker, ok, self.crowd.catch_up()))
+        self.perform(self.peer.on_dial_tried(asker, ok, self.crowd.catch_up()))
 
     def on_dial_failed(self, peer: PeerId | None) -> None:
         if peer is not None:
             self.pending.pop(peer, None)
-        self.perform(self.peer.dial_failed(peer, self.crowd.catch_up()))
+        self.perform(self.peer.on_dial_failed(peer, self.crowd.catch_up()))
 
     def perform(self, effects: list[Effect]) -> None:
         self.crowd.swarm.perform(self.host, effects)
@@ -132,9 +132,9 @@ class Gate:
         self.links.add(link)
         try:
             pending = self.pending.pop(link.peer, ())
-            self.perform(peer.linked(link.peer, theirs.record, self.crowd.catch_up()))
+            self.perform(peer.on_linked(link.peer, theirs.record, self.crowd.catch_up()))
             for message in pending:
-                if peer.view.meant(link.peer, message):
+                if peer.view.should_send(link.peer, message):
                     self.send(link.peer, message)
             async with trio.open_nursery() as nursery:
                 link.cancel_scope = nursery.cancel_scope
@@ -169,8 +169,8 @@ class Gate:
         now, code = self.crowd.catch_up(), "idle" if link.is_orderly else "broken"
         if self.links.remove(link):
             for session in self.peer.view.pairs_with(link.peer):
-                self.perform(self.peer.failed(session, code, now))
-            self.perform(self.peer.unlinked(link.peer, now, orderly=link.is_orderly))
+                self.perform(self.peer.on_failed(session, code, now))
+            self.perform(self.peer.on_unlinked(link.peer, now, orderly=link.is_orderly))
 
     def watch(self, now: float, idle_s: float) -> None:
         for link in self.links.all():
@@ -259,7 +259,7 @@ class Crowd:
     # -- questions -------------------------------------------------------------------------------------------------
     def met(self) -> int:
         """Return the smallest number of others that a member has met."""
-        return min(gate.peer.view.alive for gate in self.gates) - 1
+        return min(gate.peer.view.alive_count for gate in self.gates) - 1
 
     def doubts(self) -> int:
         """Return how often a member is not ALIVE to another."""

@@ -54,13 +54,13 @@ class Diary:
     def watch(self, node: Node) -> None:
         """Record the partner of every finished exchange, which a node's metrics do not show."""
         partners = node._training.network.peer.partners
-        succeeded = partners.succeeded
+        succeeded = partners.note_success
 
         def mixed(partner: bytes) -> None:
             self.mixes.append((time.monotonic(), partner.hex()))
             succeeded(partner)  # type: ignore[arg-type]
 
-        partners.succeeded = mixed  # type: ignore[method-assign, assignment]
+        partners.note_success = mixed  # type: ignore[method-assign, assignment]
 
     def step(self, node: Node, model: nn.Module, loss: torch.Tensor, samples: int) -> None:
         begin = time.monotonic()

@@ -89,7 +89,7 @@ class Watched:
     def joins_slowly(self, index: int, seconds: float) -> None:
         """Delay the last piece of a joining peer's weights by ``seconds``."""
         host = self.swarm.hosts[index]
-        collected, now = host.peer.collected, self.swarm.now
+        collected, now = host.peer.on_collected, self.swarm.now
 
         def late(session: int, position: int, at: float) -> list[Any]:
             if at < now + seconds:
@@ -99,7 +99,7 @@ class Watched:
                 return []
             return collected(session, position, at)
 
-        host.peer.collected = late  # type: ignore[method-assign]
+        host.peer.on_collected = late  # type: ignore[method-assign]
 
     def count(self) -> None:
         """Update the step counts of all peers, which the simulator does only when they matter."""

@@ -50,7 +50,7 @@ TABLE_PER_HOUR = 12.0  # items, one every five minutes: more than the noise of a
 BOUNDED: dict[str, tuple[int, str]] = {
     "exchanges.outcomes": (4_096, "ends of exchanges, for those who ask"),
     "membership": (20_000, "members, those who left included, for a day"),
-    "partners.bench": (20_000, "one for each member"),
+    "partners.back_off": (20_000, "one for each member"),
     "refusals.counts": (256, "partners and reasons"),
     "misbehaviour": (1_024, "members and kinds of misconduct"),
     "connector.told": (64, "refusals told to people"),

@@ -36,8 +36,8 @@ class Bootstrap:
     Attributes:
         seeds: The addresses to dial first.
         expected: The ids that seeds from an invite must prove.
-        looks_up: True if the driver looks the seeds up, on the effect LookUp, and reports them with ``seeded``. There
-            may be no seeds before.
+        looks_up: True if the driver looks the seeds up, on the effect LookUp, and reports ``on_seeds_found``. There may
+            be no seeds before.
         book: The members of an earlier life.
         finished: A run that this node had finished in an earlier life.
         must_join: True if this peer may only join a run. It begins none, even if no member offers one.

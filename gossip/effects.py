@@ -10,30 +10,9 @@ from gossip.ids import Address, PeerId
 from gossip.wire.messages import Message
 
 __all__ = [
-    "Adopt",
-    "Confirm",
-    "CopyFrozen",
-    "CopyPiece",
-    "Dial",
-    "Effect",
-    "Gather",
-    "HashFrozen",
-    "LookUp",
-    "MemberChanged",
-    "MemberState",
-    "Merge",
-    "Mix",
-    "Notice",
-    "ReceivePiece",
-    "Release",
-    "Rename",
-    "Restore",
-    "Send",
-    "Serve",
-    "Snapshot",
-    "Transfer",
-    "TryDial",
-    "UseLastSnapshot",
+    "Adopt", "Confirm", "CopyFrozen", "CopyPiece", "Dial", "Effect", "Gather", "HashFrozen", "LookUp",
+    "MemberChanged", "MemberState", "Merge", "Mix", "Notice", "ReceivePiece", "Release", "Rename", "Restore", "Send",
+    "Serve", "Snapshot", "Transfer", "TryDial", "UseLastSnapshot",
 ]  # fmt: skip
 
 
@@ -69,7 +48,7 @@ class Dial:
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
-    """Look up the seeds and report ``seeded``; do nothing if a look-up is in progress.
+    """Look up the seeds and report ``on_seeds_found``; do nothing if a look-up is in progress.
 
     Only a peer whose ``Bootstrap.looks_up`` is set emits it.
     """
@@ -77,7 +56,7 @@ class LookUp:
 
 @dataclass(frozen=True, slots=True)
 class TryDial:
-    """Find out for ``asker`` whether ``address`` accepts a TCP connection; report with ``dial_tried``."""
+    """Find out for ``asker`` whether ``address`` accepts a TCP connection; report with ``on_dial_tried``."""
 
     asker: PeerId
     address: Address
@@ -85,7 +64,7 @@ class TryDial:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Copy the weights that exchanges carry at the next step boundary for this session; report ``snapshotted``.
+    """Copy the weights that exchanges carry at the next step boundary for this session; report ``on_snapshotted``.
 
     ``part`` names the elements that the exchange mixes; the others may be left out. ``pushes`` is the number of
     partners that this snapshot is pushed to (0: it is exchanged). The mass that they get is taken from the model's at
@@ -99,7 +78,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class CopyPiece:
-    """Copy elements [start, stop) for a newcomer at the next step boundary; report ``snapshotted``.
+    """Copy elements [start, stop) for a newcomer at the next step boundary; report ``on_snapshotted``.
 
     The range lies within the weights that exchanges carry, or within the optimizer's state.
     """
@@ -111,7 +90,7 @@ class CopyPiece:
 
 @dataclass(frozen=True, slots=True)
 class UseLastSnapshot:
-    """Use the last snapshot of the weights for this session, since the training loop is paused; report ``recalled``.
+    """Use the last snapshot of the weights for this session, since the training loop is paused; report ``on_recalled``.
 
     If there is none, take one at the next boundary, as for Snapshot.
     """
@@ -121,7 +100,7 @@ class UseLastSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class CopyFrozen:
-    """Copy frozen elements [start, stop) for a newcomer, at any time: no step changes them. Report ``recalled``."""
+    """Copy frozen elements [start, stop) for a newcomer, at any time: no step changes them. Report ``on_recalled``."""
 
     session: int
     start: int
@@ -130,7 +109,7 @@ class CopyFrozen:
 
 @dataclass(frozen=True, slots=True)
 class HashFrozen:
-    """Hash the frozen weights, elements [start, stop), at any time; report ``frozen_hashed``, empty if that fails.
+    """Hash the frozen weights, elements [start, stop), at any time; report ``on_frozen_hashed``, empty if that fails.
 
     The hash is BLAKE2b-256 of the values as little-endian float32. A new request replaces one in progress.
     """
@@ -143,8 +122,8 @@ class HashFrozen:
 class Transfer:
     """Stream the session's snapshot to the partner and receive the partner's at the same time.
 
-    Both streams hold only the elements of ``part``.
-    Report ``streamed`` once all that comes back is complete, or ``failed``; the latter alone if nothing comes back.
+    Both streams hold only the elements of ``part``. Report ``on_streamed`` once all that comes back is complete, or
+    ``on_failed``; the latter alone if nothing comes back.
     """
 
     session: int
@@ -160,8 +139,8 @@ class Gather:
     """Average with a group, as member number ``place``.
 
     Send each of ``members`` its slice of the session's snapshot. Average the received slices
-    (:func:`gossip.arithmetic.group_mean.group_mean`) and send the mean to all. Report ``gathered`` when all means are
-    complete, or ``failed``. The effect is repeated once a missing link exists.
+    (:func:`gossip.arithmetic.group_mean.group_mean`) and send the mean to all. Report ``on_gathered`` when all means
+    are complete, or ``on_failed``. The effect is repeated once a missing link exists.
     """
 
     session: int
@@ -230,8 +209,8 @@ class Serve:
 class ReceivePiece:
     """Receive elements [start, stop) into the joining vector of ``size`` elements.
 
-    Report ``collected`` as chunks arrive, and ``failed`` if they stop. ``compare``: leave the vector unchanged, and
-    report ``compared`` with the distance of the received elements from it.
+    Report ``on_collected`` as chunks arrive, and ``on_failed`` if they stop. ``compare``: leave the vector unchanged,
+    and report ``on_compared`` with the distance of the received elements from it.
     """
 
     session: int
@@ -244,10 +223,10 @@ class ReceivePiece:
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Overwrite the weights (and optimizer state) with the joining vector; report ``adopted``.
+    """Overwrite the weights (and optimizer state) with the joining vector; report ``on_adopted``.
 
     Do so at the next step boundary: the vector is complete. ``trial``: keep the old weights until Confirm or Restore,
-    and report their distance from the new ones. If they cannot be kept, do not overwrite them; report ``not_kept``.
+    and report their distance from the new ones. If they cannot be kept, do not overwrite them; report ``on_not_kept``.
     ``frozen``: False if the vector lacks the frozen weights, and those that are here stay.
     """
 
@@ -264,7 +243,7 @@ class Confirm:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """End a trial with the old weights: restore them at the next step boundary, and report ``restored``."""
+    """End a trial with the old weights: restore them at the next step boundary, and report ``on_restored``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,8 +52,8 @@ class PeerParts(Protocol):
 
 
 def on_offer(peer: PeerParts, sender: PeerId, offer: Offer, now: float) -> list[Effect]:
-    if peer.local.left or holds(peer, offer.session) or peer.joining.phase is Phase.ADOPTING:
-        return [Send(sender, Busy(offer.session))]  # a snapshot during the adoption holds another run's weights
+    if peer.local.left or is_session_taken(peer, offer.session) or peer.joining.phase is Phase.ADOPTING:
+        return [Send(sender, Busy(offer.session))]  # A snapshot during the adoption holds another run's weights.
     return peer.exchanges.on_offer(sender, offer, now)
 
 
@@ -74,7 +74,7 @@ def on_settled(peer: PeerParts, sender: PeerId, settled: Settled, now: float) ->
 
 
 def on_invite(peer: PeerParts, sender: PeerId, invite: Invite, now: float) -> list[Effect]:
-    if peer.local.left or holds(peer, invite.session) or peer.joining.phase is Phase.ADOPTING:
+    if peer.local.left or is_session_taken(peer, invite.session) or peer.joining.phase is Phase.ADOPTING:
         return [Send(sender, Busy(invite.session))]
     return peer.exchanges.on_invite(sender, invite, now)
 
@@ -88,6 +88,7 @@ def on_begin(peer: PeerParts, sender: PeerId, begin: Begin, now: float) -> list[
 
 
 def on_refusal(peer: PeerParts, sender: PeerId, message: Busy | Refuse | Abort, now: float) -> list[Effect]:
+    """Pass a refusal on to the exchange, the served piece or the transfer that it is about."""
     session = message.session
     if session in peer.exchanges.table:
         match message:
@@ -104,12 +105,12 @@ def on_refusal(peer: PeerParts, sender: PeerId, message: Busy | Refuse | Abort, 
 
 
 def on_fetch(peer: PeerParts, sender: PeerId, fetch: Fetch, now: float) -> list[Effect]:
-    if peer.local.left or holds(peer, fetch.session):
+    if peer.local.left or is_session_taken(peer, fetch.session):
         return [Send(sender, Busy(fetch.session))]
     if peer.local.ready:
         if not peer.run_choice.should_serve(peer.membership.record(sender), now):
             return [Send(sender, Refuse(fetch.session, "joining"))]
-        stopped = peer.joining.stop()  # if two runs want each other's weights, ours is the larger one here
+        stopped = peer.joining.stop()  # If two runs want each other's weights, ours is the larger one here.
         counted = peer.local.progress.samples
         return [*stopped, *peer.donating.on_fetch(sender, fetch, now, counted)]
     return peer.donating.on_fetch(sender, fetch, now)
@@ -131,7 +132,7 @@ def on_reached(peer: PeerParts, sender: PeerId, reached: Reached, now: float) ->
     return []
 
 
-def holds(peer: PeerParts, session: int) -> bool:
+def is_session_taken(peer: PeerParts, session: int) -> bool:
     """Return True if this session number is taken: buffers are stored by it."""
     joining = peer.joining
     return (

@@ -11,22 +11,22 @@ from collections.abc import Iterator
 from gossip.effects import Notice
 from gossip.ids import PeerId, short
 
-__all__ = ["KINDS", "NEVER", "MisbehaviourLog"]
+__all__ = ["IMPOSSIBLE_COUNT", "KINDS", "MisbehaviourLog"]
 
-NEVER = 2.0**50  # samples, steps or rounds: one each microsecond for 36 years
-
-KEPT = 1_024  # Members and kinds to count, 200 KiB. A flood of identities evicts the oldest, but never a reported one.
+IMPOSSIBLE_COUNT = 2.0**50  # Samples, steps or rounds: one each microsecond for 36 years.
+# Members and kinds to count, 200 KiB. A flood of identities evicts the oldest, but never a reported one.
+MAX_LEVELS = 1_024
 # Reports in a node's life. More would mean that the swarm consists of strangers, which the reports show already.
-TOLD = 256
+MAX_REPORTED = 256
 
 KINDS: dict[str, tuple[float, float, str]] = {
-    # kind: (count, beyond those forgiven, that is reported; seconds until one is forgiven; description)
+    # Kind: (count, beyond those forgiven, that is reported; seconds until one is forgiven; description).
     "fault": (3.0, 60.0, "bytes or messages that no honest node sends"),
     "flood": (3.0, 60.0, "messages beyond every allowance"),
-    "unread": (3.0, 60.0, "more questions than it reads answers"),  # a stopped peer asks nothing
-    "wasted": (4.0, 900.0, "exchanges that it let come to nothing"),  # each finished exchange excuses one
-    "refused": (3.0, 900.0, "vectors that did not pass the checks"),  # the back-off grows with each
-    "clipped": (16.0, 60.0, "vectors far from all others"),  # each vector that passes whole excuses one
+    "unread": (3.0, 60.0, "more questions than it reads answers"),  # A stopped peer asks nothing.
+    "wasted": (4.0, 900.0, "exchanges that it let come to nothing"),  # Each finished exchange excuses one.
+    "refused": (3.0, 900.0, "vectors that did not pass the checks"),  # The back-off grows with each.
+    "clipped": (16.0, 60.0, "vectors far from all others"),  # Each vector that passes whole excuses one.
     # Without other partners an honest peer makes 16/s.
     "pestering": (200.0, 0.05, "offers all the time while it was to wait"),
     "claims": (3.0, 60.0, "numbers that cannot be"),
@@ -45,38 +45,38 @@ class MisbehaviourLog:
     """The misbehaviour log. ``who`` is a member, or the address of a peer that never proved an id."""
 
     def __init__(self) -> None:
-        # Count above those forgiven, and since when.
+        # By member and kind: the count above those forgiven, and since when.
         self.levels: dict[tuple[PeerId | str, str], tuple[float, float]] = {}
-        self.counts: dict[tuple[PeerId | str, str], int] = {}  # total counts of reported misbehaviour
-        self.news: list[Notice] = []  # notices to report
+        self.counts: dict[tuple[PeerId | str, str], int] = {}  # Total counts of reported misbehaviour.
+        self.news: list[Notice] = []  # Notices to report.
 
     def note(self, who: PeerId | str, kind: str, now: float, times: float = 1.0) -> None:
         """Count this misbehaviour."""
         key = (who, kind)
         threshold, forgiven_s, _ = KINDS[kind]
-        level, since = self.levels.pop(key, (0.0, now))  # reinserted, since the oldest is evicted first
-        forgiven = (now - since) // forgiven_s  # whole units only: three in three seconds count as three
+        level, since = self.levels.pop(key, (0.0, now))  # Reinserted, since the oldest is evicted first.
+        forgiven = (now - since) // forgiven_s  # Whole units only: three in three seconds count as three.
         level, since = (level - forgiven, since + forgiven * forgiven_s) if forgiven < level else (0.0, now)
         level += times
         self.levels[key] = (level, since)
-        if len(self.levels) > KEPT:
+        if len(self.levels) > MAX_LEVELS:
             del self.levels[next(iter(self.levels))]
         if key in self.counts:
             self.counts[key] += 1
-        elif level >= threshold and len(self.counts) < TOLD:
+        elif level >= threshold and len(self.counts) < MAX_REPORTED:
             self.counts[key] = round(level)
             self.news.append(Notice("suspicious", sentence(who, kind)))
 
     def take_back(self, who: PeerId | str, kind: str) -> None:
         """Take back one count after the opposite behaviour."""
         key = (who, kind)
-        entry = self.levels.get(key)
-        if entry is None:
+        if key not in self.levels:
             return
-        if entry[0] <= 1:
+        level, since = self.levels[key]
+        if level <= 1:
             del self.levels[key]
         else:
-            self.levels[key] = (entry[0] - 1, entry[1])
+            self.levels[key] = (level - 1, since)
 
     def take(self) -> list[Notice]:
         """Return the new reports, once."""

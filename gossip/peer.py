@@ -34,18 +34,21 @@ from gossip.wire.messages import Ack, Digest, Gossip, Message, Nack, Ping, PingR
 
 __all__ = ["Peer"]
 
-BOOK_DIALS = 4  # members of the address book to dial at once after a restart
-MEET_S = 0.5  # delay from the first link until a newcomer asks for weights: a table arrives within a round trip or two
+BOOK_DIALS = 4  # Members of the address book to dial at once after a restart.
+# Delay from the first link until a newcomer asks for weights. A table arrives within a round trip or two; with a single
+# donor in it, that donor would be the majority.
+FIRST_TABLE_S = 0.5
 NEVER = -math.inf
 STRANGER = Bootstrap()  # A peer that knows no member.
-IDLE = Phase.IDLE  # reading an Enum's attributes is slow
+IDLE = Phase.IDLE  # Reading an Enum's attributes is slow.
 MEMBERSHIP = frozenset({Ping, Ack, PingReq, Nack, Gossip, Digest, Records})
 
 
 class Peer:
     """One member of a swarm, without I/O: methods take ``now`` (seconds, monotonic) and return effects in order.
 
-    CONTRACT.md says what a driver owes it, and which of its parts a driver reads.
+    Methods ``on_<event>`` are reports of the driver. CONTRACT.md says what a driver owes a peer, and which of its parts
+    a driver reads.
 
     Args:
         members: The member list, which holds our own record.
@@ -59,20 +62,20 @@ class Peer:
 
     id: PeerId
     config: Config
-    view: PeerView  # what a driver reads between two calls
-    local: Local  # the state of this node that several parts read
-    membership: Members  # the members, and our own record
-    partners: Partners  # the choice of partners
-    schedule: Schedule  # the times of mixes
-    initiator: Initiator  # the mixes that we begin
-    exchanges: Exchanges[Any]  # the mixes in progress
-    run_choice: RunChoice  # the choice of the run whose weights to have
-    own_run: OwnRun  # the run whose weights we have
-    joining: Joining  # the weights that we fetch
-    donating: Donating  # the weights that we give
-    ending: Ending  # the votes on the end of the run
+    view: PeerView  # What a driver reads between two calls.
+    local: Local  # The state of this node that several parts read.
+    membership: Members  # The members, and our own record.
+    partners: Partners  # The choice of partners.
+    schedule: Schedule  # The times of mixes.
+    initiator: Initiator  # The mixes that we begin.
+    exchanges: Exchanges[Any]  # The mixes in progress.
+    run_choice: RunChoice  # The choice of the run whose weights to have.
+    own_run: OwnRun  # The run whose weights we have.
+    joining: Joining  # The weights that we fetch.
+    donating: Donating  # The weights that we give.
+    ending: Ending  # The votes on the end of the run.
     seeds: Seeds
-    reach: Reachability  # the test of whether others can dial us
+    reach: Reachability  # The test of whether others can dial us.
     misbehaviour: MisbehaviourLog
 
     def __init__(
@@ -94,7 +97,9 @@ class Peer:
             progress=RunProgress(config.first_interval),
         )  # fmt: skip
         self.membership, self.misbehaviour = members, members.misbehaviour
-        self.linked_peers: dict[PeerId, float] = {}  # linked members, and when each last had us dial its address
+        self.linked_peers: dict[PeerId, float] = {}  # Linked members, and when each last had us dial its address.
+        self.moved_steps = 0  # Step count up to which the movement of the model was measured.
+        # Mixes.
         self.partners = Partners(
             me.id, members, self.local, config, rng, self.linked_peers.__contains__,
             selector or selector_of(config, model.elements),
@@ -102,25 +107,40 @@ class Peer:
         self.exchanges = Exchanges(me.id, self.local, config, self.new_session, self.partners, reservation)
         self.exchanges.misbehaviour = self.misbehaviour
         self.schedule = Schedule(config, rng)
+        # Weights of a run.
         self.joining = Joining(self.local, config, self.new_session)
         self.joining.abandon_exchanges = self.exchanges.abandon
         self.donating = Donating(self.local, config)
-        self.seeds = Seeds(bootstrap.seeds, dict(bootstrap.expected), config, now, bootstrap.looks_up)
-        self.reach = Reachability()
-        self.moved_steps = 0  # step count up to which the movement of the model was measured
         self.ending = Ending(self.local, members, bootstrap.finished)
         self.own_run = OwnRun(members, self.exchanges, self.joining, self.donating, self.ending, self.schedule)
         self.run_choice = RunChoice(self.joining, members, self.linked_peers, self.own_run, rng, now)
         self.run_choice.must_join = bootstrap.must_join
         self.run_choice.join_by = max(self.run_choice.join_by, bootstrap.wait_until)
         self.joining.find_donors = self.run_choice.donors
-        self.run_choice.does_seed_answer = lambda: self.seeds.answering
         self.initiator = Initiator(self.exchanges, self.partners, self.schedule, self.joining, rng)
-        self.view = PeerView(self.local, members, self.exchanges, self.joining, self.donating)
+        # The way into the swarm.
+        self.seeds = Seeds(bootstrap.seeds, dict(bootstrap.expected), config, now, bootstrap.looks_up)
+        self.run_choice.does_seed_answer = lambda: self.seeds.answering
+        self.reach = Reachability()
         members.restore(bootstrap.book, now)
-        self.may_join = bool(bootstrap.seeds or bootstrap.book or bootstrap.looks_up)  # there may be a run to join
+        self.may_join = bool(bootstrap.seeds or bootstrap.book or bootstrap.looks_up)  # There may be a run to join.
+        self.view = PeerView(self.local, members, self.exchanges, self.joining, self.donating)
 
-    # -- time ----------------------------------------------------------------------------------------------------
+    def new_session(self) -> int:
+        return self.rng.getrandbits(62)
+
+    # -- messages and time ---------------------------------------------------------------------------------------
+    def receive(self, sender: PeerId, message: Message, now: float) -> list[Effect]:
+        """Handle a message. Raise a RemoteError if no correct peer sends it."""
+        kind = type(message)
+        if kind in MEMBERSHIP:
+            return self.membership.receive(sender, message, now)
+        handler = HANDLERS.get(kind)
+        if handler is None:
+            return []
+        effects = handler(self, sender, message, now)
+        return effects + self.follow_up(now) if self.needs_follow_up else effects
+
     @property
     def deadline(self) -> float:
         """Return the time to call :meth:`tick`. Drivers read it after every call, so empty parts are skipped."""
@@ -143,326 +163,11 @@ class Peer:
             soonest = reach.deadline
         if self.donating.table:
             soonest = min(soonest, self.donating.deadline)
-        judge = self.own_run.trial
-        return judge.deadline if judge.deadline < soonest else soonest
+        trial = self.own_run.trial
+        return trial.deadline if trial.deadline < soonest else soonest
 
-    # -- beginning and end ---------------------------------------------------------------------------------------
-    def start(self, now: float) -> list[Effect]:
-        hashing = self.own_run.hash_frozen()
-        if not self.may_join and not self.run_choice.must_join:
-            return hashing + self.own_run.begin(now, "No seed was given: this node starts a swarm.")
-        effects = hashing + self.seeds.tick(now, False, (), self.rng)
-        known = [record for record in self.membership.book() if record.address is not None]
-        for record in self.rng.sample(known, min(BOOK_DIALS, len(known))):
-            if record.address is not None:
-                effects.append(Dial(record.address, record.id))
-        return effects
-
-    def go_on_from(self, before: RunState, now: float) -> None:
-        """Continue the run of an earlier peer of this node, which failed.
-
-        Call it before :meth:`start`, with a record that has the earlier steps and samples and a higher incarnation.
-        """
-        self.own_run.continue_from(before, now)
-        self.run_choice.changes_seen = -1
-        self.moved_steps = before.steps
-        self.may_join = True
-        if not before.ready and not before.sound:
-            self.run_choice.on_spoiled(now)
-
-    def resume(self, run_id: bytes, samples: int, version: float, now: float, finished: bool = False) -> list[Effect]:
-        """Note that the weights now come from a checkpoint; see :meth:`OwnRun.resume` for the arguments."""
-        self.run_choice.changes_seen = -1
-        return self.own_run.resume(run_id, samples, version, now, finished)
-
-    def merge(self, run_id: bytes, now: float) -> list[Effect]:
-        """Take this run's weights because the user wants it, whatever its samples."""
-        self.run_choice.consent(run_id, now)
-        return []
-
-    def finish(self, now: float) -> list[Effect]:
-        """Mark the run as finished. Newcomers learn it with the weights, others by a majority vote."""
-        self.ending.finish(now)
-        return []
-
-    def count_votes(self, now: float) -> list[Effect]:
-        """Count the votes on the end of the run. Call it once a second or so."""
-        return self.ending.count_votes(now)
-
-    def introduce(self, records: Iterable[MemberRecord], now: float) -> None:
-        """Add members that start together and know of us too, like those of one launcher."""
-        if isinstance(self.membership, Membership):
-            self.membership.add_founders(records, now)
-
-    def leave(self, now: float) -> list[Effect]:
-        """Announce LEFT with the last counts, which no later record can hold."""
-        self.own_run.publish_counts(now)
-        self.local.left = True
-        return [*self.own_run.end_transfers(), *self.membership.leave(now)]
-
-    def tell_figures(self, packed: bytes, now: float) -> list[Effect]:
-        """Publish the owner's figures in our record, for other owners; empty bytes withdraw them."""
-        self.membership.update_me(now, extra=(packed,) if packed else ())
-        return []
-
-    # -- links ---------------------------------------------------------------------------------------------------
-    def linked(self, peer: PeerId, record: MemberRecord, now: float) -> list[Effect]:
-        """Note a link to ``peer`` after its Hello; ``record`` is the peer's signed record."""
-        effects = self.membership.on_linked(peer, record, now)
-        if peer not in self.linked_peers:
-            self.linked_peers[peer] = NEVER
-        self.partners.bench.answers(peer)
-        effects += self.exchanges.on_linked(peer, now)
-        me = self.membership.me
-        if not self.reach.is_decided:
-            effects += self.reach.ask(peer, me, now)
-        if me.address is None:
-            self.refresh_homes(now)
-        if self.run_choice.is_alone:
-            self.run_choice.next_check_at = now  # a lonely node looks for runs at once
-        elif not self.local.ready and len(self.linked_peers) == 1:
-            self.run_choice.next_check_at = (
-                now + MEET_S
-            )  # hear of other members first, or a single donor would be the majority
-        return effects
-
-    def unlinked(self, peer: PeerId, now: float, orderly: bool = False) -> list[Effect]:
-        """Note that the last link to ``peer`` is gone. ``orderly``: it was closed as idle, which is no fault."""
-        self.linked_peers.pop(peer, None)
-        effects = self.membership.on_unlinked(peer, now, orderly)
-        effects += self.exchanges.on_unlinked(peer, now, orderly)
-        effects += self.joining.on_unlinked(peer, now)
-        effects += self.donating.on_unlinked(peer)
-        if self.membership.me.address is None:
-            self.refresh_homes(now)
-        if not self.linked_peers:
-            self.seeds.on_last_link_lost(now)
-        return effects + self.after(now)
-
-    def dial_failed(self, peer: PeerId | None, now: float) -> list[Effect]:
-        """Handle a failed dial of ``peer`` (None: a seed): no answer, or one by another peer."""
-        if peer is None or peer in self.linked_peers:
-            return []
-        effects = self.membership.on_dial_failed(peer, now)
-        effects += self.exchanges.on_unlinked(peer, now)
-        effects += self.joining.on_unlinked(peer, now)
-        return effects + self.after(now)
-
-    def seed_answered(self, seed: Address) -> None:
-        """Note that this seed accepted a connection, even if no link follows."""
-        self.seeds.on_answer(seed)
-
-    def seeded(self, seeds: tuple[Address, ...], expected: Mapping[Address, PeerId]) -> list[Effect]:
-        """Replace the seeds after a look-up. A peer without links dials the new ones."""
-        new = self.seeds.renew(seeds, expected)
-        return [] if self.linked_peers else [self.seeds.dial(seed) for seed in new]
-
-    def seed_is_me(self, seed: Address) -> None:
-        """Drop a seed that is this peer itself, so that it does not wait for it."""
-        self.seeds.renew(tuple(other for other in self.seeds.seeds if other != seed), self.seeds.expected)
-
-    def dial_tried(self, asker: PeerId, ok: bool, now: float) -> list[Effect]:
-        """Tell ``asker`` whether its address accepted our connection."""
-        return [Send(asker, Reached(ok))]
-
-    def refresh_homes(self, now: float) -> None:
-        dialable = {p for p in self.linked_peers if (r := self.membership.record(p)) is not None and r.address}
-        homes = self.reach.choose_homes(self.linked_peers, dialable, now)
-        if homes != self.membership.me.homes:
-            self.membership.update_me(now, homes=homes)
-
-    # -- messages ------------------------------------------------------------------------------------------------
-    def receive(self, sender: PeerId, message: Message, now: float) -> list[Effect]:
-        kind = type(message)
-        if kind in MEMBERSHIP:
-            return self.membership.receive(sender, message, now)
-        handler = HANDLERS.get(kind)
-        if handler is None:
-            return []
-        effects = handler(self, sender, message, now)
-        return effects + self.after(now) if self.unsettled else effects
-
-    @property
-    def unsettled(self) -> bool:
-        """Return True if :meth:`after` has something to handle."""
-        exchanges = self.exchanges
-        moved = exchanges.has_freed_slot or exchanges.is_reservation_due
-        busy = exchanges.mixed_partners or exchanges.has_given_up or self.joining.phase is not IDLE
-        return bool(moved or busy or self.misbehaviour.news)
-
-    def check_reach(self, now: float) -> list[Effect]:
-        reach, address = self.reach, self.membership.me.address
-        if now >= reach.next_round_at:
-            if address is None and reach.address is not None:  # members dial only the address in our record
-                self.membership.update_me(now, address=reach.address)
-            return reach.begin_round(self.linked_peers, self.membership.me, now)
-        before = reach.verdict
-        if reach.take_verdict(now) is not False or address is None:
-            return []
-        self.membership.update_me(now, address=None)
-        self.refresh_homes(now)
-        return [] if before is False else [reach.notice(address)]
-
-    # -- reports of the driver -----------------------------------------------------------------------------------
-    def stepped(self, steps: int, samples: int, loss: float | None, now: float) -> list[Effect]:
-        """Handle a step boundary with this life's counts: at ``due_steps`` and about every quarter of a second."""
-        self.local.boundary_at = now
-        self.counted(steps, samples)
-        local = self.local
-        self.membership.update_me(
-            now, steps=steps, samples=samples, progress=local.progress.samples, loss=loss, version=local.version
-        )  # fmt: skip
-        verdict = self.own_run.trial.on_loss(steps, loss)
-        if verdict is not None:
-            return self.own_run.end_trial(verdict, now)
-        return self.initiator.begin(now)
-
-    def counted(self, steps: int, samples: int) -> None:
-        """Update the counts of the training loop, at a boundary or not. Older reports are ignored.
-
-        Call it before an Offer is received: stale versions would give equal peers too little weight in the mix.
-        """
-        steps, samples = max(steps, self.local.steps), max(samples, self.local.samples)
-        every = self.config.interval_steps
-        if every is not None:
-            self.local.version = clamp_version(self.local.version + (steps - self.local.steps) / every)
-        if self.local.ready:
-            dialable = self.membership.me.address is not None
-            self.local.progress.add_samples(
-                samples - self.local.samples, steps - self.local.steps, self.membership.run_size, dialable=dialable,
-                arrears=self.membership.take_arrears(),
-            )  # fmt: skip
-        self.local.steps = steps
-        self.local.samples = samples
-
-    def snapshotted(self, session: int, now: float, mass: float = 0.0, moved: float = math.nan) -> list[Effect]:
-        """Handle a snapshot. ``mass`` is what a push carries; ``moved`` how far local steps moved the model."""
-        self.local.boundary_at = now
-        if moved == moved and self.local.steps > self.moved_steps:  # only once for each boundary
-            self.exchanges.filter.moved(moved)
-            self.schedule.watch(self.exchanges.consensus_distance, moved / (self.local.steps - self.moved_steps))
-            self.partners.pace = self.schedule.pace
-            self.moved_steps = self.local.steps
-        if session in self.donating.table:
-            return self.donating.on_snapshotted(session)
-        effects = self.exchanges.on_snapshotted(session, now, mass)
-        return effects + self.after(now) if self.unsettled else effects
-
-    def spoiled(self, session: int | None, now: float) -> list[Effect]:
-        """Handle weights with NaN or infinity, seen in this snapshot (None: by the training loop).
-
-        They are given to no peer, and this peer is not ready until the swarm's weights have replaced them.
-        """
-        effects: list[Effect] = []
-        if session is not None:
-            given = session in self.donating.table
-            effects += self.donating.abandon([session]) if given else self.exchanges.on_spoiled(session)
-        if self.local.ready and self.joining.phase is not Phase.ADOPTING:  # the trial judges weights on trial
-            self.local.ready = self.local.sound = False
-            self.membership.update_me(now, ready=False)
-            self.run_choice.on_spoiled(now)
-            effects += self.own_run.hash_frozen()  # or frozen weights that are not finite would be kept
-            text = (
-                f"The weights are not finite any more (step {self.local.steps}): this node gives them to no member, "
-                "and takes the swarm's as soon as a member gives them."
-            )
-            effects.append(Notice("spoiled", text))
-        return effects + self.after(now)
-
-    def at_boundary(self, when: float) -> None:
-        """Note a step boundary without a report."""
-        self.local.boundary_at = max(self.local.boundary_at, when)
-
-    def optimizer(self, keys: tuple[str, ...], scalars: tuple[tuple[str, float], ...]) -> None:
-        """Set the parts of the optimizer's state that a newcomer can get."""
-        self.local.optimizer_keys, self.local.optimizer_scalars = keys, scalars
-
-    def not_taken(self, session: int, now: float) -> list[Effect]:
-        """Handle a snapshot that cannot be taken for lack of memory: its session ends."""
-        given = session in self.donating.table
-        effects = self.donating.abandon([session]) if given else self.exchanges.on_spoiled(session)
-        return effects + self.after(now)
-
-    def recalled(self, session: int, now: float) -> list[Effect]:
-        """Handle a snapshot that was not taken at a boundary: an earlier one, or frozen weights."""
-        return self.donating.on_snapshotted(session)
-
-    def mended(self, now: float) -> list[Effect]:
-        """Note that the training loop has made its weights finite again by itself."""
-        if self.local.sound or self.joining.phase is Phase.ADOPTING:
-            return []
-        effects = self.joining.stop()
-        self.local.ready = self.local.sound = True
-        self.membership.update_me(now, ready=True)
-        return [*effects, Notice("mended", "The weights are finite again: this node mixes again.")]
-
-    def streamed(self, session: int, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
-        """Handle the complete streams of an exchange: |theirs - ours|^2 and |ours|^2."""
-        exchange = self.exchanges.table.get(session)
-        effects = self.exchanges.on_streamed(session, difference_sq, own_sq, now)
-        if exchange is not None and effects:
-            self.membership.on_proof_of_life(exchange.partner, now)
-        return effects + self.after(now) if self.unsettled else effects
-
-    def gathered(
-        self, session: int, difference_sq: float, own_sq: float, refused: Iterable[PeerId], now: float
-    ) -> list[Effect]:
-        """Handle a complete group average: |mean - ours|^2, |ours|^2 and the members whose slices were refused."""
-        effects = self.exchanges.on_gathered(session, difference_sq, own_sq, refused, now)
-        return effects + self.after(now) if self.unsettled else effects
-
-    def failed(self, session: int, code: str, now: float) -> list[Effect]:
-        """Handle the early end of a session's streams (an exchange, a piece fetched or served)."""
-        effects = self.exchanges.on_failed(session, code, now)
-        effects += self.joining.on_failed(session, now)
-        effects += self.donating.end(session)
-        return effects + self.after(now)
-
-    def collected(self, session: int, position: int, now: float) -> list[Effect]:
-        return self.joining.on_collected(session, position, now) + self.after(now)
-
-    def compared(self, session: int, apart_sq: float, own_sq: float, now: float) -> list[Effect]:
-        """Handle a complete comparison: |theirs - ours|^2 and |ours|^2 over its elements."""
-        return self.joining.on_compared(session, apart_sq, own_sq, now) + self.after(now)
-
-    def adopted(self, now: float, difference_sq: float = 0.0, own_sq: float = 0.0) -> list[Effect]:
-        """Handle the adopted joining vector: its squared distance from the old weights, and their squared norm."""
-        return self.own_run.on_adopted(now, difference_sq, own_sq)
-
-    def frozen_hashed(self, digest: bytes, now: float) -> list[Effect]:
-        """Handle the hash of our frozen weights; empty if it could not be computed."""
-        self.local.frozen_hash = digest
-        return self.joining.on_frozen_hashed(now) + self.after(now)
-
-    def not_kept(self, now: float) -> list[Effect]:
-        """Handle a trial that could not start: the old weights could not be kept, and stay."""
-        return self.own_run.on_not_kept(now)
-
-    def restored(self, now: float) -> list[Effect]:
-        """Handle the restored weights after a failed trial."""
-        return self.own_run.on_restored(now)
-
-    def heard(self, peer: PeerId, now: float) -> None:
-        """Note progress of a stream with this member as proof of life: a slow link may delay its answer to a probe."""
-        self.membership.on_proof_of_life(peer, now)
-
-    def misbehaves(self, who: PeerId | str, kind: str, now: float) -> list[Effect]:
-        """Count misbehaviour of a member or an address (:mod:`gossip.misbehaviour`)."""
-        self.misbehaviour.note(who, kind, now)
-        return [*self.misbehaviour.take()]
-
-    def served(self, session: int, now: float) -> list[Effect]:
-        return self.donating.end(session)
-
-    def settle(self, on: bool, now: float) -> list[Effect]:
-        """Mix continuously with the plain mean (True), or as configured (False)."""
-        self.local.settling = on
-        self.local.boundary_at = now
-        self.schedule.retry_at = 0.0
-        return self.initiator.begin(now) if on else []
-
-    # -- time ----------------------------------------------------------------------------------------------------
     def tick(self, now: float) -> list[Effect]:
+        """Run the timers that are due."""
         if self.local.left:
             return []
         effects = self.membership.tick(now) if now >= self.membership.deadline else []
@@ -485,24 +190,334 @@ class Peer:
             effects += self.own_run.end_trial(self.own_run.trial.verdict(), now)
         if now >= self.schedule.due_at:
             effects += self.initiator.begin(now)
-        return effects + self.after(now) if self.unsettled else effects
+        return effects + self.follow_up(now) if self.needs_follow_up else effects
 
-    def after(self, now: float) -> list[Effect]:
-        """Handle ended exchanges: credit their partners, and schedule the next mix."""
+    @property
+    def needs_follow_up(self) -> bool:
+        """Return True if :meth:`follow_up` has something to do."""
+        exchanges = self.exchanges
+        has_moved = exchanges.has_freed_slot or exchanges.is_reservation_due
+        has_ended = exchanges.mixed_partners or exchanges.has_given_up
+        return bool(has_moved or has_ended or self.joining.phase is not IDLE or self.misbehaviour.news)
+
+    def follow_up(self, now: float) -> list[Effect]:
+        """Do what follows from the other effects of a call.
+
+        Exchanges may have ended: credit their partners, and schedule the next mix. A transfer may need other donors.
+        """
         exchanges, joining = self.exchanges, self.joining
         effects: list[Effect] = []
         if self.misbehaviour.news:
             effects += self.misbehaviour.take()
         if exchanges.mixed_partners:
             for partner in exchanges.mixed_partners:
-                self.partners.succeeded(partner)
+                self.partners.note_success(partner)
                 self.membership.on_proof_of_life(partner, now)
             self.ending.note_partners(exchanges.mixed_partners)
-        effects += self.initiator.ended(now)
+        effects += self.initiator.follow_up(now)
         if joining.phase is not IDLE and joining.is_starved and joining.deadline <= now:
             effects += joining.on_starved(self.run_choice.donors(joining.run_id), now)
         return effects
 
-    # -- choices -------------------------------------------------------------------------------------------------
-    def new_session(self) -> int:
-        return self.rng.getrandbits(62)
+    # -- start and end -------------------------------------------------------------------------------------------
+    def start(self, now: float) -> list[Effect]:
+        """Begin a run, or look for one: dial the seeds and members of the address book."""
+        hashing = self.own_run.hash_frozen()
+        if not self.may_join and not self.run_choice.must_join:
+            return hashing + self.own_run.begin(now, "No seed was given: this node starts a swarm.")
+        effects = hashing + self.seeds.tick(now, False, (), self.rng)
+        known = [record for record in self.membership.book() if record.address is not None]
+        for record in self.rng.sample(known, min(BOOK_DIALS, len(known))):
+            if record.address is not None:
+                effects.append(Dial(record.address, record.id))
+        return effects
+
+    def continue_from(self, before: RunState, now: float) -> None:
+        """Continue the run of an earlier peer of this node, which failed.
+
+        Call it before :meth:`start`, with a record that has the earlier steps and samples and a higher incarnation.
+        """
+        self.own_run.continue_from(before, now)
+        self.run_choice.changes_seen = -1
+        self.moved_steps = before.steps
+        self.may_join = True
+        if not before.ready and not before.sound:
+            self.run_choice.on_spoiled(now)
+
+    def add_founders(self, records: Iterable[MemberRecord], now: float) -> None:
+        """Add members that start together and know of us too, like those of one launcher."""
+        if isinstance(self.membership, Membership):
+            self.membership.add_founders(records, now)
+
+    def leave(self, now: float) -> list[Effect]:
+        """Announce LEFT with the last counts, which no later record can hold."""
+        self.own_run.publish_counts(now)
+        self.local.left = True
+        return [*self.own_run.end_transfers(), *self.membership.leave(now)]
+
+    # -- what the user wants -------------------------------------------------------------------------------------
+    def resume(self, run_id: bytes, samples: int, version: float, now: float, finished: bool = False) -> list[Effect]:
+        """Note that the weights now come from a checkpoint; see :meth:`OwnRun.resume` for the arguments."""
+        self.run_choice.changes_seen = -1
+        return self.own_run.resume(run_id, samples, version, now, finished)
+
+    def merge(self, run_id: bytes, now: float) -> list[Effect]:
+        """Take this run's weights because the user wants it, whatever its samples."""
+        self.run_choice.consent(run_id, now)
+        return []
+
+    def finish(self, now: float) -> list[Effect]:
+        """Mark the run as finished. Newcomers learn it with the weights, others by a majority vote."""
+        self.ending.finish(now)
+        return []
+
+    def count_votes(self, now: float) -> list[Effect]:
+        """Count the votes on the end of the run. Call it once a second or so."""
+        return self.ending.count_votes(now)
+
+    def settle(self, on: bool, now: float) -> list[Effect]:
+        """Mix continuously with the plain mean (True), or as configured (False)."""
+        self.local.settling = on
+        self.local.boundary_at = now
+        self.schedule.retry_at = 0.0
+        return self.initiator.begin(now) if on else []
+
+    def publish_figures(self, packed: bytes, now: float) -> list[Effect]:
+        """Publish the owner's figures in our record, for other owners; empty bytes withdraw them."""
+        self.membership.update_me(now, extra=(packed,) if packed else ())
+        return []
+
+    # -- links ---------------------------------------------------------------------------------------------------
+    def on_linked(self, peer: PeerId, record: MemberRecord, now: float) -> list[Effect]:
+        """Handle a link to ``peer`` after its Hello; ``record`` is the peer's signed record."""
+        effects = self.membership.on_linked(peer, record, now)
+        if peer not in self.linked_peers:
+            self.linked_peers[peer] = NEVER
+        self.partners.back_off.note_sign_of_life(peer)
+        effects += self.exchanges.on_linked(peer, now)
+        me = self.membership.me
+        if not self.reach.is_decided:
+            effects += self.reach.ask(peer, me, now)
+        if me.address is None:
+            self.refresh_homes(now)
+        if self.run_choice.is_alone:
+            self.run_choice.next_check_at = now  # A lonely node looks for runs at once.
+        elif not self.local.ready and len(self.linked_peers) == 1:
+            self.run_choice.next_check_at = now + FIRST_TABLE_S
+        return effects
+
+    def on_unlinked(self, peer: PeerId, now: float, orderly: bool = False) -> list[Effect]:
+        """Handle the end of the last link to ``peer``. ``orderly``: it was closed as idle, which is no fault."""
+        self.linked_peers.pop(peer, None)
+        effects = self.membership.on_unlinked(peer, now, orderly)
+        effects += self.exchanges.on_unlinked(peer, now, orderly)
+        effects += self.joining.on_unlinked(peer, now)
+        effects += self.donating.on_unlinked(peer)
+        if self.membership.me.address is None:
+            self.refresh_homes(now)
+        if not self.linked_peers:
+            self.seeds.on_last_link_lost(now)
+        return effects + self.follow_up(now)
+
+    def on_dial_failed(self, peer: PeerId | None, now: float) -> list[Effect]:
+        """Handle a failed dial of ``peer`` (None: a seed): no answer, or one by another peer."""
+        if peer is None or peer in self.linked_peers:
+            return []
+        effects = self.membership.on_dial_failed(peer, now)
+        effects += self.exchanges.on_unlinked(peer, now)
+        effects += self.joining.on_unlinked(peer, now)
+        return effects + self.follow_up(now)
+
+    def on_dial_tried(self, asker: PeerId, ok: bool, now: float) -> list[Effect]:
+        """Tell ``asker`` whether its address accepted our connection."""
+        return [Send(asker, Reached(ok))]
+
+    def on_seed_answered(self, seed: Address) -> None:
+        """Note that this seed accepted a connection, even if no link follows."""
+        self.seeds.on_answer(seed)
+
+    def on_seeds_found(self, seeds: tuple[Address, ...], expected: Mapping[Address, PeerId]) -> list[Effect]:
+        """Replace the seeds after a look-up. A peer without links dials the new ones."""
+        new = self.seeds.renew(seeds, expected)
+        return [] if self.linked_peers else [self.seeds.dial(seed) for seed in new]
+
+    def on_own_seed(self, seed: Address) -> None:
+        """Drop a seed that is this peer itself, so that it does not wait for it."""
+        self.seeds.renew(tuple(other for other in self.seeds.seeds if other != seed), self.seeds.expected)
+
+    def refresh_homes(self, now: float) -> None:
+        """Choose the linked members that our record names as homes, since others cannot dial us."""
+        dialable = {p for p in self.linked_peers if (r := self.membership.record(p)) is not None and r.address}
+        homes = self.reach.choose_homes(self.linked_peers, dialable, now)
+        if homes != self.membership.me.homes:
+            self.membership.update_me(now, homes=homes)
+
+    def check_reach(self, now: float) -> list[Effect]:
+        """Ask linked members to dial our address from time to time, and take it out of our record if they fail."""
+        reach, address = self.reach, self.membership.me.address
+        if now >= reach.next_round_at:
+            if address is None and reach.address is not None:  # Members dial only the address in our record.
+                self.membership.update_me(now, address=reach.address)
+            return reach.begin_round(self.linked_peers, self.membership.me, now)
+        before = reach.verdict
+        if reach.take_verdict(now) is not False or address is None:
+            return []
+        self.membership.update_me(now, address=None)
+        self.refresh_homes(now)
+        return [] if before is False else [reach.notice(address)]
+
+    # -- the training loop ---------------------------------------------------------------------------------------
+    def on_stepped(self, steps: int, samples: int, loss: float | None, now: float) -> list[Effect]:
+        """Handle a step boundary with this life's counts: at ``due_steps`` and about every quarter of a second."""
+        self.local.boundary_at = now
+        self.update_counts(steps, samples)
+        local = self.local
+        self.membership.update_me(
+            now, steps=steps, samples=samples, progress=local.progress.samples, loss=loss, version=local.version
+        )  # fmt: skip
+        is_passed = self.own_run.trial.on_loss(steps, loss)
+        if is_passed is not None:
+            return self.own_run.end_trial(is_passed, now)
+        return self.initiator.begin(now)
+
+    def update_counts(self, steps: int, samples: int) -> None:
+        """Update the counts of the training loop, at a boundary or not. Older reports are ignored.
+
+        Call it before an Offer is received: stale versions would give equal peers too little weight in the mix.
+        """
+        local = self.local
+        steps, samples = max(steps, local.steps), max(samples, local.samples)
+        every = self.config.interval_steps
+        if every is not None:
+            local.version = clamp_version(local.version + (steps - local.steps) / every)
+        if local.ready:
+            dialable = self.membership.me.address is not None
+            local.progress.add_samples(
+                samples - local.samples, steps - local.steps, self.membership.run_size, dialable=dialable,
+                arrears=self.membership.take_arrears(),
+            )  # fmt: skip
+        local.steps, local.samples = steps, samples
+
+    def note_boundary(self, when: float) -> None:
+        """Note a step boundary without a report."""
+        self.local.boundary_at = max(self.local.boundary_at, when)
+
+    def set_optimizer(self, keys: tuple[str, ...], scalars: tuple[tuple[str, float], ...]) -> None:
+        """Set the parts of the optimizer's state that a newcomer can get."""
+        self.local.optimizer_keys, self.local.optimizer_scalars = keys, scalars
+
+    def on_spoiled(self, session: int | None, now: float) -> list[Effect]:
+        """Handle weights with NaN or infinity, seen in this snapshot (None: by the training loop).
+
+        They are given to no peer, and this peer is not ready until the swarm's weights have replaced them.
+        """
+        effects = [] if session is None else self.end_snapshot(session)
+        if self.local.ready and self.joining.phase is not Phase.ADOPTING:  # The trial judges weights on trial.
+            self.local.ready = self.local.sound = False
+            self.membership.update_me(now, ready=False)
+            self.run_choice.on_spoiled(now)
+            effects += self.own_run.hash_frozen()  # Or frozen weights that are not finite would be kept.
+            text = (
+                f"The weights are not finite any more (step {self.local.steps}): this node gives them to no member, "
+                "and takes the swarm's as soon as a member gives them."
+            )
+            effects.append(Notice("spoiled", text))
+        return effects + self.follow_up(now)
+
+    def on_mended(self, now: float) -> list[Effect]:
+        """Handle weights that the training loop has made finite again by itself."""
+        if self.local.sound or self.joining.phase is Phase.ADOPTING:
+            return []
+        effects = self.joining.stop()
+        self.local.ready = self.local.sound = True
+        self.membership.update_me(now, ready=True)
+        return [*effects, Notice("mended", "The weights are finite again: this node mixes again.")]
+
+    # -- snapshots and streams -----------------------------------------------------------------------------------
+    def on_snapshotted(self, session: int, now: float, mass: float = 0.0, moved: float = math.nan) -> list[Effect]:
+        """Handle a snapshot. ``mass`` is what a push carries; ``moved`` how far local steps moved the model."""
+        self.local.boundary_at = now
+        if moved == moved and self.local.steps > self.moved_steps:  # Only once for each boundary.
+            self.exchanges.filter.moved(moved)
+            self.schedule.adapt_pace(self.exchanges.consensus_distance, moved / (self.local.steps - self.moved_steps))
+            self.partners.pace = self.schedule.pace
+            self.moved_steps = self.local.steps
+        if session in self.donating.table:
+            return self.donating.on_snapshotted(session)
+        effects = self.exchanges.on_snapshotted(session, now, mass)
+        return effects + self.follow_up(now) if self.needs_follow_up else effects
+
+    def on_recalled(self, session: int, now: float) -> list[Effect]:
+        """Handle a copy for a newcomer that was not taken at a boundary: an earlier snapshot, or frozen weights."""
+        return self.donating.on_snapshotted(session)
+
+    def on_not_taken(self, session: int, now: float) -> list[Effect]:
+        """Handle a snapshot that cannot be taken for lack of memory: its session ends."""
+        return self.end_snapshot(session) + self.follow_up(now)
+
+    def end_snapshot(self, session: int) -> list[Effect]:
+        """End the exchange or the served piece whose snapshot cannot be used."""
+        if session in self.donating.table:
+            return self.donating.abandon([session])
+        return self.exchanges.on_spoiled(session)
+
+    def on_streamed(self, session: int, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
+        """Handle the complete streams of an exchange: |theirs - ours|^2 and |ours|^2."""
+        exchange = self.exchanges.table.get(session)
+        effects = self.exchanges.on_streamed(session, difference_sq, own_sq, now)
+        if exchange is not None and effects:
+            self.membership.on_proof_of_life(exchange.partner, now)
+        return effects + self.follow_up(now) if self.needs_follow_up else effects
+
+    def on_gathered(
+        self, session: int, difference_sq: float, own_sq: float, refused: Iterable[PeerId], now: float
+    ) -> list[Effect]:
+        """Handle a complete group average: |mean - ours|^2, |ours|^2 and the members whose slices were refused."""
+        effects = self.exchanges.on_gathered(session, difference_sq, own_sq, refused, now)
+        return effects + self.follow_up(now) if self.needs_follow_up else effects
+
+    def on_failed(self, session: int, code: str, now: float) -> list[Effect]:
+        """Handle the early end of a session's streams (an exchange, a piece fetched or served)."""
+        effects = self.exchanges.on_failed(session, code, now)
+        effects += self.joining.on_failed(session, now)
+        effects += self.donating.end(session)
+        return effects + self.follow_up(now)
+
+    def on_served(self, session: int, now: float) -> list[Effect]:
+        """Handle a piece that was streamed whole to a newcomer."""
+        return self.donating.end(session)
+
+    def on_proof_of_life(self, peer: PeerId, now: float) -> None:
+        """Note progress of a stream with this member: a slow link may delay its answer to a probe."""
+        self.membership.on_proof_of_life(peer, now)
+
+    def note_misbehaviour(self, who: PeerId | str, kind: str, now: float) -> list[Effect]:
+        """Count misbehaviour of a member or an address (:mod:`gossip.misbehaviour`)."""
+        self.misbehaviour.note(who, kind, now)
+        return [*self.misbehaviour.take()]
+
+    # -- the weights of another run ------------------------------------------------------------------------------
+    def on_collected(self, session: int, position: int, now: float) -> list[Effect]:
+        """Handle elements of a fetched piece that have arrived, up to ``position``."""
+        return self.joining.on_collected(session, position, now) + self.follow_up(now)
+
+    def on_compared(self, session: int, apart_sq: float, own_sq: float, now: float) -> list[Effect]:
+        """Handle a complete comparison: |theirs - ours|^2 and |ours|^2 over its elements."""
+        return self.joining.on_compared(session, apart_sq, own_sq, now) + self.follow_up(now)
+
+    def on_frozen_hashed(self, digest: bytes, now: float) -> list[Effect]:
+        """Handle the hash of our frozen weights; empty if it could not be computed."""
+        self.local.frozen_hash = digest
+        return self.joining.on_frozen_hashed(now) + self.follow_up(now)
+
+    def on_adopted(self, now: float, difference_sq: float = 0.0, own_sq: float = 0.0) -> list[Effect]:
+        """Handle the adopted joining vector: its squared distance from the old weights, and their squared norm."""
+        return self.own_run.on_adopted(now, difference_sq, own_sq)
+
+    def on_not_kept(self, now: float) -> list[Effect]:
+        """Handle a trial that could not start: the old weights could not be kept, and stay."""
+        return self.own_run.on_not_kept(now)
+
+    def on_restored(self, now: float) -> list[Effect]:
+        """Handle the restored weights after a failed trial."""
+        return self.own_run.on_restored(now)

@@ -11,17 +11,17 @@ V = TypeVar("V")
 
 
 class Recent(dict[K, V]):
-    """A dict of at most ``most`` entries, in the order in which they were last set. The oldest one is evicted."""
+    """A dict of at most ``limit`` entries, in the order in which they were last set. The oldest one is evicted."""
 
-    __slots__ = ("most",)
+    __slots__ = ("limit",)
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, limit: int) -> None:
         super().__init__()
-        self.most = most
+        self.limit = limit
 
     def __setitem__(self, key: K, value: V) -> None:
         if key in self:
-            del self[key]  # move it to the end
-        elif len(self) >= self.most:
+            del self[key]  # Move it to the end.
+        elif len(self) >= self.limit:
             del self[next(iter(self))]
         dict.__setitem__(self, key, value)

@@ -57,17 +57,17 @@ class PeerView:
         return self._local.elements
 
     @property
-    def taking(self) -> bool:
+    def is_joining(self) -> bool:
         """True if we are fetching the weights of a run."""
         return self._joining.phase is not Phase.IDLE
 
     @property
-    def serving(self) -> bool:
+    def is_donating(self) -> bool:
         """True if a newcomer is fetching weights from us."""
         return bool(self._donating.table)
 
     @property
-    def alive(self) -> int:
+    def alive_count(self) -> int:
         """The number of ALIVE contacted members, this one included."""
         return len(self._members.contacted()) + 1
 
@@ -78,28 +78,28 @@ class PeerView:
         return self._local.boundary_at
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         """True if the training loop must wait at its boundary: a mix began ``max_version_gap`` intervals ago."""
         return self._exchanges.is_held(self._local.steps)
 
     # -- sessions ------------------------------------------------------------------------------------------------
-    def under_way(self, session: int) -> bool:
+    def has_exchange(self, session: int) -> bool:
         """Return True if an exchange has this session number."""
         return session in self._exchanges.table
 
-    def serves(self, session: int) -> bool:
+    def has_donation(self, session: int) -> bool:
         """Return True if a newcomer fetches a piece under this session number."""
         return session in self._donating.table
 
-    def concerns(self, session: int) -> bool:
+    def needs_snapshot(self, session: int) -> bool:
         """Return True if the snapshot of this session is still needed."""
         return session in self._exchanges.table or session in self._donating.table
 
     def is_with(self, session: int, partner: PeerId) -> bool:
         """Return True if this partner takes part in this exchange or piece."""
-        one = self._exchanges.table.get(session)
-        if one is not None:
-            return partner in one.counterparts
+        exchange = self._exchanges.table.get(session)
+        if exchange is not None:
+            return partner in exchange.counterparts
         piece = self._donating.table.get(session)
         return piece is not None and piece.newcomer == partner
 
@@ -109,16 +109,16 @@ class PeerView:
             return []
         return [session for session, one in self._exchanges.table.items() if partner in one.counterparts]
 
-    def engaged(self) -> Iterator[PeerId]:
+    def session_peers(self) -> Iterator[PeerId]:
         """Yield all peers with a session in progress, some more than once."""
-        for one in self._exchanges.table.values():
-            yield from one.counterparts
+        for exchange in self._exchanges.table.values():
+            yield from exchange.counterparts
         for served in self._donating.table.values():
             yield served.newcomer
         for piece in self._joining.pieces.values():
             yield piece.donor
 
-    def meant(self, to: PeerId, message: Message) -> bool:
+    def should_send(self, to: PeerId, message: Message) -> bool:
         """Return True if a message that waited for a link should still be sent.
 
         A message must not begin a session that has ended or moved to another peer: the answer would tie up the link for

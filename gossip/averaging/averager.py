@@ -155,7 +155,7 @@ class Averager:
     def snapshotted(self, session: int, vector: Vector, mass: float) -> None:
         """Take the copy that a session requested, or return it to the pool if the session has ended."""
         peer, driver = self.peer, self.driver
-        if not peer.view.concerns(session):
+        if not peer.view.needs_snapshot(session):
             if mass > 0 and self.config.conserves:  # The session has ended, so this mass comes back.
                 self.decide(Mixing(self, vector, None, None, Merge(session, mass)))
             else:
@@ -166,7 +166,7 @@ class Averager:
             return
         self.snapshots[session] = vector
         if not sound(vector):
-            driver.perform(peer.spoiled(session, driver.now))
+            driver.perform(peer.on_spoiled(session, driver.now))
             return
         moved, movement = math.nan, self.movement
         if vector.cut is None and not vector.passing:
@@ -174,7 +174,7 @@ class Averager:
             moved = math.nan if movement is None else movement.since(vector.array)
         elif vector.cut is not None and movement is not None:
             moved = movement.moved(vector.array[vector.elements :].copy())
-        driver.perform(peer.snapshotted(session, driver.now, mass, moved))
+        driver.perform(peer.on_snapshotted(session, driver.now, mass, moved))
 
     def recall(self, effect: UseLastSnapshot) -> None:
         """Give a session the newest snapshot, or that of the next boundary if there is none."""
@@ -190,7 +190,7 @@ class Averager:
     def recalled(self, session: int) -> None:
         vector = self.snapshots.get(session)
         if vector is not None:
-            report = self.peer.recalled if sound(vector) else self.peer.spoiled
+            report = self.peer.on_recalled if sound(vector) else self.peer.on_spoiled
             self.driver.perform(report(session, self.driver.now))
 
     def copy_frozen(self, effect: CopyFrozen) -> None:
@@ -233,7 +233,7 @@ class Averager:
 
     def streamed(self, pair: PairAverage) -> None:
         """Report that the partner's vector is complete."""
-        self.driver.perform(self.peer.streamed(pair.session, pair.difference_sq, pair.own_sq, self.driver.now))
+        self.driver.perform(self.peer.on_streamed(pair.session, pair.difference_sq, pair.own_sq, self.driver.now))
 
     def gather(self, effect: Gather) -> GroupAverage | str:
         """Return the group's average for its streams, the same at every call, or the reason why there is none."""
@@ -256,14 +256,14 @@ class Averager:
         """Report the group's means once all are here."""
         if group.complete and not group.told:
             group.told = True
-            self.driver.perform(self.peer.gathered(group.session, *group.outcome(), self.driver.now))
+            self.driver.perform(self.peer.on_gathered(group.session, *group.outcome(), self.driver.now))
 
     def fail(self, session: int, code: str) -> None:
         """Report streams that cannot begin as failed, after the effects that are being performed."""
         self.driver.soon(self.failed, session, code)
 
     def failed(self, session: int, code: str) -> None:
-        self.driver.perform(self.peer.failed(session, code, self.driver.now))
+        self.driver.perform(self.peer.on_failed(session, code, self.driver.now))
 
     # -- results -------------------------------------------------------------------------------------------------
     def mix(self, effect: Mix) -> bool:
@@ -307,7 +307,7 @@ class Averager:
         lacking = {
             id(other): other for session, other in self.snapshots.items()
             if other.taken >= self.counted and (None if other.cut is None else other.cut.part) == part
-            and not (other.passing or self.peer.view.serves(session))
+            and not (other.passing or self.peer.view.has_donation(session))
         }  # fmt: skip
         for other in lacking.values():
             new = other.since is None
@@ -335,10 +335,10 @@ class Averager:
         peer, driver = self.peer, self.driver
         if effect.compare:
             sums = difference(values, held, np.empty_like(held))
-            driver.perform(peer.compared(effect.session, *sums, driver.now))
+            driver.perform(peer.on_compared(effect.session, *sums, driver.now))
         else:
             held[:] = values
-            driver.perform(peer.collected(effect.session, effect.stop, driver.now))
+            driver.perform(peer.on_collected(effect.session, effect.stop, driver.now))
         return True
 
     def serve(self, effect: Serve) -> Vector | None:
@@ -364,9 +364,9 @@ class Averager:
         """Report a visit of the training loop to its boundary, after ``steps`` steps."""
         peer, driver = self.peer, self.driver
         if visit is not None and visit.replaced:
-            peer.counted(steps, samples)
+            peer.update_counts(steps, samples)
             self.weights_replaced(visit)
-        driver.perform(peer.stepped(steps, samples, loss, driver.now))  # First: an Offer states the model's age.
+        driver.perform(peer.on_stepped(steps, samples, loss, driver.now))  # First: an Offer states the model's age.
         if visit is not None:
             self.updated(visit)
 
@@ -385,16 +385,16 @@ class Averager:
                     driver.compute(Beginning(self, joining))
                 else:
                     self.vectors.give(joining)
-            driver.perform(peer.adopted(driver.now, *visit.apart))
+            driver.perform(peer.on_adopted(driver.now, *visit.apart))
         if visit.not_kept:
             self.joining = None
             text = f"The weights were not replaced, since they could not be kept: {visit.not_kept}"
             driver.perform([Notice("kept", text)])
-            driver.perform(peer.not_kept(driver.now))
+            driver.perform(peer.on_not_kept(driver.now))
         if visit.restored:
             if movement is not None:
                 movement.expected = None  # No snapshot holds the weights that came back.
-            driver.perform(peer.restored(driver.now))
+            driver.perform(peer.on_restored(driver.now))
 
     def updated(self, visit: Visit) -> None:
         """Use the copies of a visit once they are done; its updates are in the model."""
@@ -417,9 +417,9 @@ class Averager:
             self.lose(visit)
         current = visit.decided == boundary.decided
         for session, vector, mass in visit.snapshots:
-            if not (mass or vector.passing or self.peer.view.concerns(session)):
+            if not (mass or vector.passing or self.peer.view.needs_snapshot(session)):
                 self.use_spare(vector, current)  # Another exchange took the session's place during the copy.
-            elif current or mass > 0 or not self.peer.view.under_way(session):
+            elif current or mass > 0 or not self.peer.view.has_exchange(session):
                 others = self.shares(vector) if current and not mass else []
                 self.snapshotted(session, vector, mass)
                 for other in others:
@@ -457,7 +457,7 @@ class Averager:
         visit.spare = visit.kept = None
 
     def not_taken(self, session: int) -> None:
-        self.driver.perform(self.peer.not_taken(session, self.driver.now))
+        self.driver.perform(self.peer.on_not_taken(session, self.driver.now))
 
     def warn(self, sentence: str) -> None:
         """Tell the user each sentence once."""
@@ -479,7 +479,7 @@ class Averager:
     def keep(self, vector: Vector, lives: int) -> None:
         """Keep a copy of the weights for newcomers, unless the weights were replaced since or are not finite."""
         peer = self.peer
-        if lives == self.boundary.lives and peer.view.ready and not peer.view.taking and sound(vector):
+        if lives == self.boundary.lives and peer.view.ready and not peer.view.is_joining and sound(vector):
             self.vectors.keep(vector)
         self.vectors.give(vector)
 

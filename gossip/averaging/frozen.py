@@ -56,7 +56,7 @@ class Copying:
     def land(self) -> None:
         averager, vector, session = self.averager, self.vector, self.effect.session
         assert vector is not None
-        if averager.peer.view.concerns(session) and session not in averager.snapshots:
+        if averager.peer.view.needs_snapshot(session) and session not in averager.snapshots:
             averager.snapshots[session] = vector
             averager.driver.soon(averager.recalled, session)
         else:
@@ -96,4 +96,4 @@ class Hashing:
         averager = self.averager
         if averager.hashing is self:  # Otherwise the weights were replaced meanwhile, and are hashed again.
             averager.hashing = None
-            averager.driver.perform(averager.peer.frozen_hashed(digest, averager.driver.now))
+            averager.driver.perform(averager.peer.on_frozen_hashed(digest, averager.driver.now))

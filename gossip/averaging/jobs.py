@@ -199,7 +199,7 @@ class MakingRoom:
     def land(self) -> None:
         averager, vector, session = self.averager, self.vector, self.effect.session
         assert vector is not None
-        if averager.peer.view.concerns(session) and session not in averager.snapshots:
+        if averager.peer.view.needs_snapshot(session) and session not in averager.snapshots:
             averager.boundary.want_snapshot(session, vector)
         else:
             averager.vectors.give(vector)
@@ -221,7 +221,7 @@ class Reserving:
         self.averager.vectors.reserve(self.elements)
 
     def land(self) -> None:
-        if self.averager.peer.view.concerns(self.session):
+        if self.averager.peer.view.needs_snapshot(self.session):
             self.averager.boundary.want_snapshot(self.session, None, self.pushes, self.cut)
 
     def fail(self) -> None:

@@ -14,7 +14,7 @@ from gossip.exchange.offer import Exchange
 from gossip.exchange.session import State, clamp_version, version_gap
 from gossip.exchange.transitions import PAIR, Table
 from gossip.ids import PeerId
-from gossip.misbehaviour import NEVER
+from gossip.misbehaviour import IMPOSSIBLE_COUNT
 from gossip.wire.messages import Offer, Settled
 
 __all__ = ["Pair"]
@@ -103,7 +103,7 @@ class Pair(Exchange):
             exchanges.measured_parts.add(part)
         if exchanges.fragments is not None:
             exchanges.fragments.mixed(part)
-        if self.partner_version > NEVER > self.our_version:  # No run reaches so many rounds.
+        if self.partner_version > IMPOSSIBLE_COUNT > self.our_version:  # No run reaches so many rounds.
             exchanges.misbehaviour.note(partner, "claims", now)
         # The version (the weights' age) is averaged as the weights are: by the exchanged difference.
         moved = self.weight if part is ALL else self.weight * part.share

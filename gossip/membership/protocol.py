@@ -39,7 +39,7 @@ from gossip.wire.messages import (
     Records,
     Update,
 )  # fmt: skip
-from gossip.wire.records import Sign, Verify, acceptable, claims_more, signed
+from gossip.wire.records import Sign, Verify, claims_more, clamped_record, signed
 
 __all__ = ["Membership"]
 
@@ -65,7 +65,7 @@ class Membership:
         self, me: MemberRecord, *, sign: Sign, verify: Verify, config: Config, rng: random.Random, now: float,
         misbehaviour: MisbehaviourLog | None = None,
     ) -> None:  # fmt: skip
-        me = signed(acceptable(me), sign)
+        me = signed(clamped_record(me), sign)
         self._my_id = me.id
         self._config, self._rng = config, rng
         self._table = Table(me, 2 * config.internal.max_members, now)

@@ -18,7 +18,7 @@ from gossip.effects import MemberState
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.membership.dissemination import Rumours, first_passive_sends
 from gossip.membership.table import Table
-from gossip.wire.records import Sign, is_progress_only, signed, within
+from gossip.wire.records import Sign, clamp_field, is_progress_only, signed
 
 __all__ = ["OwnFields", "OwnRecord"]
 
@@ -81,12 +81,12 @@ class OwnRecord:
 
     def update(self, changes: OwnFields, now: float) -> None:
         """Change fields, and sign the record now or later."""
-        fields: dict[str, Any] = {name: within(name, value) for name, value in changes.items()}
+        fields: dict[str, Any] = {name: clamp_field(name, value) for name, value in changes.items()}
         if "samples" in fields:
             self._table.arrears.note_samples(fields["samples"], now)
         for name, earlier in self._earlier.items():
             if name in fields:
-                fields[name] = within(name, fields[name] + earlier)
+                fields[name] = clamp_field(name, fields[name] + earlier)
         if "run_id" in fields and fields["run_id"] != self.record.run_id:
             fields["extra"] = ()  # The figures belong to other weights.
         for name, value in fields.items():
@@ -100,7 +100,7 @@ class OwnRecord:
     def publish(self, now: float, **changes: Any) -> None:
         """Sign a new record with the pending changes and these, and gossip it."""
         changes = {"sequence": self.record.sequence + 1} | self._pending | changes
-        changes = {name: within(name, value) for name, value in changes.items()}
+        changes = {name: clamp_field(name, value) for name, value in changes.items()}
         self._pending, before = {}, self.record
         self.record = signed(dataclasses.replace(self.record, **changes), self._sign)
         state = MemberState.LEFT if self.record.left else MemberState.ALIVE

@@ -28,7 +28,7 @@ from gossip.membership.detector import Detector, suspicion_s
 from gossip.membership.dissemination import first_passive_sends
 from gossip.membership.entry import VERIFIED_BURST, VERIFIED_PER_S, Entry, TokenBucket
 from gossip.membership.strangers import Introductions
-from gossip.misbehaviour import NEVER, MisbehaviourLog
+from gossip.misbehaviour import IMPOSSIBLE_COUNT, MisbehaviourLog
 from gossip.wire.messages import Gossip, Hint, Update
 from gossip.wire.records import Sign, Verify, check, claims_more, is_newer, is_progress_only
 
@@ -141,7 +141,7 @@ class MemberStates:
             introducer: The peer that told us of it; None if it came from its owner in a Hello.
             gossips: False if all others know it already.
         """
-        if max(record.samples, record.progress, record.version) > NEVER:
+        if max(record.samples, record.progress, record.version) > IMPOSSIBLE_COUNT:
             self._misbehaviour.note(record.id, "claims", now)  # The owner signed it, no matter which peer relays it.
         entry = self._table.entries.get(record.id)
         state, sends = LEFT if record.left else ALIVE, None

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from gossip.ids import PeerId
 from gossip.recent import Recent
 
-__all__ = ["BENCHED", "BackOff"]
+__all__ = ["MAX_BENCHED", "BackOff"]
 
 # 10 s, 20 s ... 160 s: one failure costs others half a second of a slot, and a repaired link is soon noticed.
-DOUBLINGS = 4
-SILENCE = 0.25  # Share of that time for a silent partner: it has wasted no stream, and may have been busy.
+MAX_DOUBLINGS = 4
+SILENT_SHARE = 0.25  # Share of that time for a silent partner: it has wasted no stream, and may have been busy.
 PARDON_S = 1.0  # If no other partner is left, a failed one is tried again after this time.
-BENCHED = 256  # Partners remembered, as many as there may be links.
+MAX_BENCHED = 256  # Partners remembered, as many as there may be links.
 
 
 @dataclass(slots=True)
@@ -25,8 +25,8 @@ class Benched:
 
     since: float
     until: float
-    failures: int  # Failures in a row.
-    shunned: bool  # Its own offers are declined too.
+    failure_count: int  # Failures in a row.
+    is_shunned: bool  # Its own offers are declined too.
 
 
 class BackOff:
@@ -38,36 +38,36 @@ class BackOff:
     """
 
     def __init__(self, first_s: float) -> None:
-        self.first_s = first_s
-        self.benched = Recent[PeerId, Benched](BENCHED)  # The one that failed longest ago first.
+        self.first_s = first_s  # Back-off after the first failure.
+        self.benched = Recent[PeerId, Benched](MAX_BENCHED)  # The one that failed longest ago first.
 
-    def failed(self, peer: PeerId, now: float, silent: bool = False) -> None:
+    def note_failure(self, peer: PeerId, now: float, silent: bool = False) -> None:
         before = self.benched.get(peer)
-        failures = 0 if before is None else before.failures
-        seconds = self.first_s * 2 ** min(failures, DOUBLINGS) * (SILENCE if silent else 1.0)
-        one = self.benched[peer] = Benched(now, now + seconds, failures + 1, not silent)
-        if before is not None and before.shunned and before.until > now:
-            one.until, one.shunned = max(one.until, before.until), True
+        failure_count = 0 if before is None else before.failure_count
+        seconds = self.first_s * 2 ** min(failure_count, MAX_DOUBLINGS) * (SILENT_SHARE if silent else 1.0)
+        benched = self.benched[peer] = Benched(now, now + seconds, failure_count + 1, not silent)
+        if before is not None and before.is_shunned and before.until > now:
+            benched.until, benched.is_shunned = max(benched.until, before.until), True
 
-    def succeeded(self, peer: PeerId) -> None:
+    def note_success(self, peer: PeerId) -> None:
         self.benched.pop(peer, None)
 
-    def answers(self, peer: PeerId) -> None:
-        """End a silent partner's back-off after a sign of life."""
-        one = self.benched.get(peer)
-        if one is not None and not one.shunned:
+    def note_sign_of_life(self, peer: PeerId) -> None:
+        """End the back-off of a partner that was only silent."""
+        benched = self.benched.get(peer)
+        if benched is not None and not benched.is_shunned:
             del self.benched[peer]
 
-    def sits_out(self, peer: PeerId, now: float) -> bool:
+    def is_benched(self, peer: PeerId, now: float) -> bool:
         """Return True if the partner must not be asked now."""
-        one = self.benched.get(peer)
-        return one is not None and now < one.until
+        benched = self.benched.get(peer)
+        return benched is not None and now < benched.until
 
-    def shuns(self, peer: PeerId, now: float) -> bool:
+    def is_shunned(self, peer: PeerId, now: float) -> bool:
         """Return True if the partner's own offers must be declined too."""
-        one = self.benched.get(peer)
-        return one is not None and one.shunned and now < one.until
+        benched = self.benched.get(peer)
+        return benched is not None and benched.is_shunned and now < benched.until
 
     def pardonable(self, now: float) -> list[PeerId]:
         """Return the partners in back-off that may be tried again, the one that failed longest ago first."""
-        return [peer for peer, one in self.benched.items() if now - one.since >= PARDON_S]
+        return [peer for peer, benched in self.benched.items() if now - benched.since >= PARDON_S]

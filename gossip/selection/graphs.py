@@ -18,7 +18,7 @@ Name = int | Address | str  # A node's rank, its listening address, or the first
 
 ID_DIGITS = 8  # As in all output. A decimal number with as many digits is the beginning of an id and not a rank.
 MAX_NODES = 10_000  # The most members of a swarm.
-SAID = {"rank": "a rank", "address": "an address", "id": "the beginning of an id"}
+KIND_NAMES = {"rank": "a rank", "address": "an address", "id": "the beginning of an id"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +67,12 @@ class Graph:
                 raise ConfigError(f"{at}: {' '.join(tokens)!r} is no link: name two members, as in 0 1.")
             ends: list[Name] = []
             for token in tokens:
-                this, name = read_name(token, at)
-                if kind is not None and this != kind:
-                    raise ConfigError(f"{at}: {token!r} is {SAID[this]} after {SAID[kind]}: name all in one way.")
-                kind = this
+                token_kind, name = read_name(token, at)
+                if kind is not None and token_kind != kind:
+                    raise ConfigError(
+                        f"{at}: {token!r} is {KIND_NAMES[token_kind]} after {KIND_NAMES[kind]}: name all in one way."
+                    )
+                kind = token_kind
                 ends.append(name)
             if ends[0] == ends[1]:
                 raise ConfigError(f"{at}: {tokens[0]!r} is linked with itself: name two members.")
@@ -87,10 +89,10 @@ class Graph:
         for a, b in pairs:
             links[a].add(b)
             links[b].add(a)
-        reached = reach(links, 0)
+        reached = reachable_nodes(links, 0)
         if len(reached) < len(names):
             outside = next(node for node in range(len(names)) if node not in reached)
-            one, other = (some(names, part) for part in (reached, reach(links, outside)))
+            one, other = (listed(names, part) for part in (reached, reachable_nodes(links, outside)))
             raise ConfigError(
                 f"{where} is not connected, and its parts would never agree: no path leads from {one} to {other}; add "
                 f"a link between them."
@@ -101,7 +103,7 @@ class Graph:
     def max_degree(self) -> int:
         return max(map(len, self.links))
 
-    def players(self, members: Sequence[tuple[PeerId, Address | None]]) -> dict[PeerId, int]:
+    def node_numbers(self, members: Sequence[tuple[PeerId, Address | None]]) -> dict[PeerId, int]:
         """Return the node number of each of these members, sorted by id; members outside the graph are left out."""
         if self.kind == "rank":
             return {peer: rank for rank, (peer, _) in enumerate(members[: len(self.names)])}
@@ -109,14 +111,14 @@ class Graph:
         if self.kind == "address":
             return {peer: number_of[address] for peer, address in members if address in number_of}
         lengths = sorted({len(str(name)) for name in self.names})
-        played = {}
+        numbers = {}
         for peer, _ in members:
             digits = peer.hex()
             for length in lengths:
                 node = number_of.get(digits[:length])
                 if node is not None:
-                    played[peer] = node
-        return played
+                    numbers[peer] = node
+        return numbers
 
 
 def read_name(token: str, at: str) -> tuple[Kind, Name]:
@@ -156,7 +158,7 @@ def ordered_names(names: set[Name], kind: Kind, where: str) -> tuple[Name, ...]:
     return ordered
 
 
-def reach(links: Sequence[Iterable[int]], start: int) -> set[int]:
+def reachable_nodes(links: Sequence[Iterable[int]], start: int) -> set[int]:
     """Return the nodes that paths from ``start`` reach."""
     reached, edge = {start}, [start]
     while edge:
@@ -167,7 +169,7 @@ def reach(links: Sequence[Iterable[int]], start: int) -> set[int]:
     return reached
 
 
-def some(names: Sequence[Name], part: set[int]) -> str:
+def listed(names: Sequence[Name], part: set[int]) -> str:
     """Return up to three of the names, for an error message."""
-    said = ", ".join(str(names[node]) for node in sorted(part)[:3])
-    return said if len(part) <= 3 else f"{said} and {len(part) - 3} more"
+    names_text = ", ".join(str(names[node]) for node in sorted(part)[:3])
+    return names_text if len(part) <= 3 else f"{names_text} and {len(part) - 3} more"

@@ -14,14 +14,15 @@ from gossip.selection.rule import Candidates, Options, Uniform, uniform
 __all__ = ["Nearest"]
 
 NEAR = 4  # The cheapest members: noise stays within 5 % of that of mixing with all seven others of a region.
-ENOUGH = 64  # With this many measured members, no unknown ones are tried: of eight regions, eight are in our own.
-MOST = 128  # The most measurements. Beyond it the costlier half is forgotten, which would not be chosen anyway.
-TRIES = 8  # Draws to find an unknown member.
+# With this many measured members, no unmeasured ones are tried: of eight regions, eight are in our own.
+ENOUGH_MEASURED = 64
+MAX_MEASURED = 128  # Beyond this the costlier half is forgotten, which would not be chosen anyway.
+MAX_DRAWS = 8  # Draws to find an unmeasured member.
 SMOOTHING = 0.25  # The weight of a new measurement: one exchange on a busy link does not make a partner far.
 
 
-class Measured:
-    """One partner's smoothed round trip and rate, None until measured."""
+class Measurement:
+    """A partner's smoothed round trip and rate, None until measured."""
 
     __slots__ = ("rate_mb_s", "round_trip_s")
 
@@ -57,7 +58,7 @@ class Nearest(Uniform):
     """
 
     name = "nearest"
-    personal = True
+    is_personal = True
 
     # Small worlds (Watts and Strogatz 1998): a few random links across a graph of local ones make its paths as short as
     # a random graph's. Far links are uniform and not by distance (Kleinberg 2000), since no message is routed along
@@ -71,39 +72,39 @@ class Nearest(Uniform):
             )
         super().__init__()
         self.vector_mb, self.shortcut, self.near = vector_mb, shortcut, near
-        self.measured: dict[PeerId, Measured] = {}
+        self.measured: dict[PeerId, Measurement] = {}
         self._by_cost: list[PeerId] = []  # The measured members, cheapest first; sorted again on demand after a change.
-        self._stale = False
+        self._is_stale = False
         self._changes = -1
 
     @classmethod
-    def of(cls, options: Options) -> Nearest:
+    def from_options(cls, options: Options) -> Nearest:
         return cls(options.vector_mb, options.shortcut)
 
-    def heard(self, partner: PeerId, round_trip_s: float | None, rate_mb_s: float | None) -> None:
-        known = self.measured.get(partner) or Measured()
+    def note_measurement(self, partner: PeerId, round_trip_s: float | None, rate_mb_s: float | None) -> None:
+        known = self.measured.get(partner) or Measurement()
         if round_trip_s is not None and 0 <= round_trip_s < math.inf:
             known.round_trip_s = smoothed(known.round_trip_s, round_trip_s)
         if rate_mb_s is not None and 0 < rate_mb_s < math.inf:
             known.rate_mb_s = smoothed(known.rate_mb_s, rate_mb_s)
         if known.round_trip_s is not None or known.rate_mb_s is not None:
             self.measured[partner] = known
-            self._stale = True
-            if len(self.measured) > MOST:
-                self._sort()
-                for peer in self._by_cost[MOST // 2 :]:
+            self._is_stale = True
+            if len(self.measured) > MAX_MEASURED:
+                self._sort_by_cost()
+                for peer in self._by_cost[MAX_MEASURED // 2 :]:
                     del self.measured[peer]
-                del self._by_cost[MOST // 2 :]
+                del self._by_cost[MAX_MEASURED // 2 :]
 
     def choose(self, swarm: Candidates, asked: Container[PeerId], rng: random.Random) -> PeerId | None:
         alive, fits = swarm.alive(), swarm.fits
         if not alive:
             return None
         if rng.random() >= self.shortcut:
-            if rng.random() * min(ENOUGH, len(alive)) >= len(self.measured):
-                unknown = self._unknown(swarm, asked, rng)
-                if unknown is not None:
-                    return unknown
+            if rng.random() * min(ENOUGH_MEASURED, len(alive)) >= len(self.measured):
+                unmeasured = self._draw_unmeasured(swarm, asked, rng)
+                if unmeasured is not None:
+                    return unmeasured
             rest = [peer for peer in self.nearest(swarm) if peer not in asked]
             if rest:
                 return rest[int(rng.random() * len(rest))]
@@ -116,9 +117,9 @@ class Nearest(Uniform):
             gone = self.measured.keys() - set(swarm.alive())
             for peer in gone:
                 del self.measured[peer]
-            self._stale = self._stale or bool(gone)
-        if self._stale:
-            self._sort()
+            self._is_stale = self._is_stale or bool(gone)
+        if self._is_stale:
+            self._sort_by_cost()
         found = []
         for peer in self._by_cost:
             if swarm.fits(peer):
@@ -127,27 +128,28 @@ class Nearest(Uniform):
                     break
         return found
 
-    def _unknown(self, swarm: Candidates, asked: Container[PeerId], rng: random.Random) -> PeerId | None:
+    def _draw_unmeasured(self, swarm: Candidates, asked: Container[PeerId], rng: random.Random) -> PeerId | None:
         alive = swarm.alive()
-        for _ in range(TRIES):
+        for _ in range(MAX_DRAWS):
             peer = alive[int(rng.random() * len(alive))]
             if peer not in self.measured and peer not in asked and swarm.fits(peer):
                 return peer
         return None
 
-    def _sort(self) -> None:
-        costs = self._costs(self.measured)
+    def _sort_by_cost(self) -> None:
+        costs = self._costs()
         self._by_cost = sorted(costs, key=lambda peer: (costs[peer], peer))
-        self._stale = False
+        self._is_stale = False
 
-    def _costs(self, of: dict[PeerId, Measured]) -> dict[PeerId, float]:
-        every = self.measured.values()
-        round_trip_s = median([m.round_trip_s for m in every if m.round_trip_s is not None] or [0.0])
-        rate_mb_s = median([m.rate_mb_s for m in every if m.rate_mb_s is not None] or [math.inf])
+    def _costs(self) -> dict[PeerId, float]:
+        """Return the seconds of an exchange with each measured member."""
+        measurements = self.measured.values()
+        round_trip_s = median([one.round_trip_s for one in measurements if one.round_trip_s is not None] or [0.0])
+        rate_mb_s = median([one.rate_mb_s for one in measurements if one.rate_mb_s is not None] or [math.inf])
         return {
-            peer: (round_trip_s if m.round_trip_s is None else m.round_trip_s)
-            + self.vector_mb / (rate_mb_s if m.rate_mb_s is None else m.rate_mb_s)
-            for peer, m in of.items()
+            peer: (round_trip_s if one.round_trip_s is None else one.round_trip_s)
+            + self.vector_mb / (rate_mb_s if one.rate_mb_s is None else one.rate_mb_s)
+            for peer, one in self.measured.items()
         }
 
 

@@ -31,9 +31,9 @@ def selector(name: str, options: Options = PLAIN) -> Selector:
             f"selection = {name!r} makes all members neighbours, too many to mix with at once: mix with one of them, "
             f"or set selection = 'ring', 'torus' or 'graph'."
         )
-    module, _, kind = rule.home.partition(":")
-    made: type[Selector] = getattr(import_module(f"gossip.selection.{module}"), kind)
-    return made.of(options)
+    module, _, name_of_class = rule.home.partition(":")
+    kind: type[Selector] = getattr(import_module(f"gossip.selection.{module}"), name_of_class)
+    return kind.from_options(options)
 
 
 def selector_of(config: Config, elements: int, graph: Graph | None = None) -> Selector:

@@ -13,12 +13,12 @@ from gossip.selection.graphs import Graph
 
 __all__ = ["Candidates", "Options", "Selector", "Uniform", "uniform"]
 
-One = TypeVar("One")
+Member = TypeVar("Member")
 
 
 def uniform(
-    members: Sequence[One], rng: random.Random, fits: Callable[[One], bool], excluded: Container[One] = ()
-) -> One | None:
+    members: Sequence[Member], rng: random.Random, fits: Callable[[Member], bool], excluded: Container[Member] = ()
+) -> Member | None:
     """Return a uniformly random member that fits, or None.
 
     Nearly all members fit in nearly every swarm, so rejection comes first. A scan of 10,000 members for each mix would
@@ -73,18 +73,18 @@ class Options:
 class Selector(ABC):
     """A rule that chooses partners. One instance serves one peer.
 
-    Unless it is ``personal``, it may serve all peers with one table of members, as in a simulator, which is then sorted
-    once. With ``at_once`` a mix is with all neighbours together, and a pair's weight leaves room for the others'.
+    One that is not ``is_personal`` may serve all peers with one table of members, as in a simulator, which is then
+    sorted once. With ``at_once`` a mix is with all neighbours together, and a pair's weight leaves room for others.
     """
 
     name: ClassVar[str]
-    personal: ClassVar[bool] = False  # It keeps one peer's measurements.
+    is_personal: ClassVar[bool] = False  # It keeps one peer's measurements.
 
     def __init__(self, at_once: bool = False) -> None:
         self.at_once = at_once
 
     @classmethod
-    def of(cls, options: Options) -> Selector:
+    def from_options(cls, options: Options) -> Selector:
         """Create a selector. Raises :class:`~gossip.errors.ConfigError` for options that cannot work."""
         return cls(options.at_once)
 
@@ -105,7 +105,9 @@ class Selector(ABC):
         """
         return 0.5
 
-    def heard(self, partner: PeerId, round_trip_s: float | None, rate_mb_s: float | None) -> None:  # noqa: B027 (most need none)
+    def note_measurement(  # noqa: B027 (most rules need none)
+        self, partner: PeerId, round_trip_s: float | None, rate_mb_s: float | None
+    ) -> None:  # fmt: skip
         """Learn a measurement of this partner: round trip in seconds and rate in MB/s, None if unknown."""
 
 

@@ -29,10 +29,10 @@ class Ranked(Selector):
 
     def __init__(self, at_once: bool = False) -> None:
         super().__init__(at_once)
-        self._seen = (-1, -1)
+        self._seen = (-1, -1)  # Changes and number of the members when they were last sorted.
         self._order: list[PeerId] = []
 
-    def order(self, swarm: Candidates) -> tuple[list[PeerId], int]:
+    def ranking(self, swarm: Candidates) -> tuple[list[PeerId], int]:
         """Return the sorted ids of the living members and ourselves, and our rank. O(log n) until a change."""
         alive, me = swarm.alive(), swarm.me
         seen = (swarm.changes, len(alive))
@@ -54,8 +54,8 @@ class Ring(Ranked):
     name = "ring"
 
     def neighbours(self, swarm: Candidates) -> list[PeerId]:
-        order, rank = self.order(swarm)
-        return beside(order, rank, swarm.fits)
+        order, rank = self.ranking(swarm)
+        return circle_neighbours(order, rank, swarm.fits)
 
     def weight(self, swarm: Candidates, partner: PeerId) -> float:
         return 1 / 3 if self.at_once else 0.5  # Metropolis weight: both have two neighbours.
@@ -74,13 +74,13 @@ class Torus(Ranked):
     name = "torus"
 
     def neighbours(self, swarm: Candidates) -> list[PeerId]:
-        order, rank = self.order(swarm)
+        order, rank = self.ranking(swarm)
         length = isqrt(len(order) - 1) + 1  # ceil(sqrt n)
         row, column = divmod(rank, length)
         in_row = order[row * length : (row + 1) * length]
         in_column = order[column::length]
-        found = [*beside(in_row, column, swarm.fits), *beside(in_column, row, swarm.fits)]
-        return list(dict.fromkeys(found)) or beside(order, rank, swarm.fits)
+        found = [*circle_neighbours(in_row, column, swarm.fits), *circle_neighbours(in_column, row, swarm.fits)]
+        return list(dict.fromkeys(found)) or circle_neighbours(order, rank, swarm.fits)
 
     def weight(self, swarm: Candidates, partner: PeerId) -> float:
         return 0.2 if self.at_once else 0.5  # Metropolis weight: four neighbours, or fewer.
@@ -96,15 +96,15 @@ class Exponential(Ranked):
     name = "exponential"
 
     def neighbours(self, swarm: Candidates) -> list[PeerId]:
-        found = next(self.ahead(swarm), None)
+        found = next(self.candidates_ahead(swarm), None)
         return [] if found is None else [found]
 
     def choose(self, swarm: Candidates, asked: Container[PeerId], rng: random.Random) -> PeerId | None:
-        return next((peer for peer in self.ahead(swarm) if peer not in asked), None)
+        return next((peer for peer in self.candidates_ahead(swarm) if peer not in asked), None)
 
-    def ahead(self, swarm: Candidates) -> Iterator[PeerId]:
+    def candidates_ahead(self, swarm: Candidates) -> Iterator[PeerId]:
         """Yield the fitting partners, this round's first."""
-        order, rank = self.order(swarm)
+        order, rank = self.ranking(swarm)
         n = len(order)
         powers = (n - 1).bit_length()
         found = False
@@ -114,7 +114,7 @@ class Exponential(Ranked):
                 found = True
                 yield peer
         if not found:
-            yield from beside(order, rank, swarm.fits)[:1]
+            yield from circle_neighbours(order, rank, swarm.fits)[:1]
 
     def weight(self, swarm: Candidates, partner: PeerId) -> float:
         return 1 / 3 if self.at_once else 0.5  # For ourselves, the one ahead and the one behind.
@@ -138,25 +138,25 @@ class Grid(Ranked):
         self.group_size = group_size
 
     @classmethod
-    def of(cls, options: Options) -> Grid:
+    def from_options(cls, options: Options) -> Grid:
         return cls(options.at_once, options.group_size)
 
     def group(self, swarm: Candidates, size: int) -> list[PeerId]:
         """Return this round's group in groups of at most ``size``: ourselves and the fitting members, sorted."""
-        order, rank = self.order(swarm)
+        order, rank = self.ranking(swarm)
         me, fits = swarm.me, swarm.fits
         return [peer for peer in cell_mates(order, rank, size, swarm.round) if peer == me or fits(peer)]
 
     def neighbours(self, swarm: Candidates) -> list[PeerId]:
         """Return the others of this round's group; if it is empty, the next dimension's; if all are, the ring's."""
-        order, rank = self.order(swarm)
+        order, rank = self.ranking(swarm)
         n, fits = len(order), swarm.fits
         for turn in range(len(sides(n, self.group_size))):
             mates = cell_mates(order, rank, self.group_size, swarm.round + turn)
             found = [peer for peer in mates if fits(peer)]
             if found:
                 return found
-        return beside(order, rank, fits)
+        return circle_neighbours(order, rank, fits)
 
     def weight(self, swarm: Candidates, partner: PeerId) -> float:
         return 1 / self.group_size if self.at_once else 0.5
@@ -173,29 +173,29 @@ class OnGraph(Ranked):
     def __init__(self, graph: Graph, at_once: bool = False) -> None:
         super().__init__(at_once)
         self.graph = graph
-        self._played: tuple[list[PeerId], dict[PeerId, int], dict[int, PeerId]] = ([], {}, {})
+        self._placement: tuple[list[PeerId], dict[PeerId, int], dict[int, PeerId]] = ([], {}, {})
 
     @classmethod
-    def of(cls, options: Options) -> OnGraph:
+    def from_options(cls, options: Options) -> OnGraph:
         if options.graph is None:
             raise ConfigError("selection = 'graph' needs a graph: name its file, with one link a line, as in 0 1.")
         return cls(options.graph, options.at_once)
 
     def neighbours(self, swarm: Candidates) -> list[PeerId]:
-        played, players = self.played(swarm)
-        mine = played.get(swarm.me)
+        node_of, member_of = self.placement(swarm)
+        mine = node_of.get(swarm.me)
         if mine is None:
             return []
-        found = (players.get(node) for node in self.graph.links[mine])
+        found = (member_of.get(node) for node in self.graph.links[mine])
         return [peer for peer in found if peer is not None and swarm.fits(peer)]
 
-    def played(self, swarm: Candidates) -> tuple[dict[PeerId, int], dict[int, PeerId]]:
+    def placement(self, swarm: Candidates) -> tuple[dict[PeerId, int], dict[int, PeerId]]:
         """Return the node of each member, and the member of each node."""
-        order, _ = self.order(swarm)
-        if self._played[0] is not order:
-            played = self.graph.players([(peer, swarm.address(peer)) for peer in order])
-            self._played = order, played, {node: peer for peer, node in played.items()}
-        return self._played[1], self._played[2]
+        order, _ = self.ranking(swarm)
+        if self._placement[0] is not order:
+            node_of = self.graph.node_numbers([(peer, swarm.address(peer)) for peer in order])
+            self._placement = order, node_of, {node: peer for peer, node in node_of.items()}
+        return self._placement[1], self._placement[2]
 
     def weight(self, swarm: Candidates, partner: PeerId) -> float:
         """Return the Metropolis weight 1 / (1 + max of both degrees) with ``at_once``, if ids name the nodes.
@@ -208,11 +208,11 @@ class OnGraph(Ranked):
         graph = self.graph
         if graph.kind != "id":
             return 1 / (1 + graph.max_degree)
-        played = graph.players([(swarm.me, None), (partner, None)])
-        return 1 / (1 + max((len(graph.links[node]) for node in played.values()), default=graph.max_degree))
+        node_of = graph.node_numbers([(swarm.me, None), (partner, None)])
+        return 1 / (1 + max((len(graph.links[node]) for node in node_of.values()), default=graph.max_degree))
 
 
-def beside(order: Sequence[PeerId], rank: int, fits: Callable[[PeerId], bool]) -> list[PeerId]:
+def circle_neighbours(order: Sequence[PeerId], rank: int, fits: Callable[[PeerId], bool]) -> list[PeerId]:
     """Return the next and the previous fitting member of this circle; one if they are the same."""
     n = len(order)
     after = next((rank + step for step in range(1, n) if fits(order[(rank + step) % n])), None)
@@ -250,8 +250,8 @@ def sides(n: int, size: int) -> tuple[int, ...]:
     while size**dimensions < n:
         dimensions += 1
     shape = [1] * dimensions
-    at = 0
+    turn = 0
     while prod(shape) < n:
-        shape[at % dimensions] += 1
-        at += 1
+        shape[turn % dimensions] += 1
+        turn += 1
     return tuple(shape)

@@ -66,20 +66,12 @@ class OwnRun:
         """Return the state for a new Peer (``continue_from``): plain numbers only, since this peer may have failed."""
         local, me = self.local, self.membership.me
         return RunState(
-            run_id=local.run_id,
-            progress=local.progress.samples,
-            version=local.version,
-            ready=local.ready,
-            sound=local.sound,
-            finished=local.finished,
-            settling=local.settling,
-            steps=local.steps,
-            samples=local.samples,
-            earlier_steps=max(0, me.steps - local.steps),
-            earlier_samples=max(0, self.membership.my_samples - local.samples),
-            incarnation=me.incarnation,
+            run_id=local.run_id, progress=local.progress.samples, version=local.version, ready=local.ready,
+            sound=local.sound, finished=local.finished, settling=local.settling, steps=local.steps,
+            samples=local.samples, earlier_steps=max(0, me.steps - local.steps),
+            earlier_samples=max(0, self.membership.my_samples - local.samples), incarnation=me.incarnation,
             extra=me.extra,
-        )
+        )  # fmt: skip
 
     def continue_from(self, before: RunState, now: float) -> None:
         """Continue the run of an earlier peer.

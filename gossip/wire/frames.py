@@ -14,7 +14,7 @@ import dataclasses
 import math
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -34,19 +34,19 @@ from gossip.wire.messages import (
     Unknown,
     Update,
 )  # fmt: skip
-from gossip.wire.records import MAX_EXTRA, finite, keepable, nameable, whole
+from gossip.wire.records import MAX_EXTRA, clamp_count, clamp_float, is_host_name, is_keepable
 
 __all__ = ["MAX_BODY_BYTES", "MAX_HEADER_BYTES", "PREFIX_BYTES", "decode", "encode", "read_prefix"]
 
 MAGIC = b"GSP1"
 PREFIX = struct.Struct(">4sII")
 PREFIX_BYTES = PREFIX.size
-MAX_HEADER_BYTES = 65_536  # a full Records message fits, whatever its records hold
-MAX_BODY_BYTES = 4 << 20  # the largest chunk that a Config allows, in float32
+MAX_HEADER_BYTES = 65_536  # A full Records message fits, whatever its records hold.
+MAX_BODY_BYTES = 4 << 20  # The largest chunk that a Config allows, in float32.
 MAX_INT = 2**63 - 1
-MAX_HINT_EXTRA = 4  # values that newer versions may add to a hint
+MAX_HINT_EXTRA = 4  # Values that newer versions may add to a hint.
 CLAIM_FIELDS = 4
-MAX_DEPTH = 4  # depth of nested values: a layout's summary needs three
+MAX_DEPTH = 4  # Depth of nested values: a layout's summary needs three.
 
 
 def encode(message: Message, body_bytes: int = 0) -> bytes:
@@ -60,12 +60,12 @@ def encode(message: Message, body_bytes: int = 0) -> bytes:
     """
     cls = type(message)
     header: dict[str, Any] = {"t": TAGS[cls]}
-    for name, kind, _, writer in PASSED[cls]:
+    for name, kind, _, write in CODERS[cls]:
         value = getattr(message, name)
-        if writer is None or (writer is write_int and type(value) is int and 0 <= value <= kind.bound):
-            header[name] = value  # the usual case, which saves a call
+        if write is None or (write is write_int and type(value) is int and 0 <= value <= kind.bound):
+            header[name] = value  # The usual case, which saves a call.
         else:
-            header[name] = writer(value, kind.bound)
+            header[name] = write(value, kind.bound)
     try:
         packer = packers.pop()
     except IndexError:
@@ -121,39 +121,40 @@ def decode(header: bytes | bytearray | memoryview, body_bytes: int = 0, newer: b
         raise ProtocolError("A frame holds a message of unknown type.")
     if body_bytes and cls is not Chunk:
         raise ProtocolError(f"A {TAGS[cls]} message came with a body; only chunks have one.")
-    if cls is Hello and not meets(table.get("version_min"), table.get("version_max")):
+    if cls is Hello and not must_read_hello(table.get("version_min"), table.get("version_max")):
         return Hello(table["version_min"], table["version_max"], "", "", (), None)
     values = []
-    for name, kind, reader, _ in PASSED[cls]:
+    for name, kind, read, _ in CODERS[cls]:
         if name not in table:
             if kind.default is REQUIRED:
                 raise ProtocolError(f"A {TAGS[cls]} message lacks its field {name}.")
             values.append(kind.default)
             continue
         value = table[name]
-        if reader is read_int and type(value) is int and 0 <= value <= kind.bound:
-            values.append(value)  # the fields of a chunk are integers; this saves a call for each
+        if read is read_int and type(value) is int and 0 <= value <= kind.bound:
+            values.append(value)  # The fields of a chunk are integers; this saves a call for each.
             continue
         try:
-            values.append(reader(value, kind.bound))
+            values.append(read(value, kind.bound))
         except (ValueError, TypeError, KeyError):
             raise ProtocolError(f"A {TAGS[cls]} message has a wrong {name}.") from None
     built: Message = cls(*values)
     return built
 
 
-def meets(oldest: Any, newest: Any) -> bool:
-    """Return True if the rest of a Hello should be read.
+def must_read_hello(oldest: Any, newest: Any) -> bool:
+    """Return True if the rest of a Hello must be read, given its two version numbers.
 
     If we do not speak its version, only the two version numbers count: both sides name them when they disconnect. The
     other fields may hold anything.
     """
     if type(oldest) is not int or type(newest) is not int or not 0 <= oldest <= newest <= 255:
-        return True  # the readers of these fields refuse them
+        return True  # The readers of these fields refuse them.
     return oldest <= VERSION_MAX and newest >= VERSION_MIN
 
 
 def unique_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    """Return the map of a header, whose keys must not repeat."""
     table = dict(pairs)
     if len(table) != len(pairs):
         raise ProtocolError("A frame's header repeats a key.")
@@ -162,7 +163,7 @@ def unique_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 # -- records -----------------------------------------------------------------------------------------------------
 RECORD_FIELDS = tuple(field.name for field in dataclasses.fields(MemberRecord) if field.name != "extra")
-HINT_FIELDS = len(dataclasses.fields(Hint))  # plus MAX_HINT_EXTRA they are fewer than a record's, so the two differ
+HINT_FIELDS = len(dataclasses.fields(Hint))  # With MAX_HINT_EXTRA they are fewer than a record's, so the two differ.
 LOSS = RECORD_FIELDS.index("loss")
 VERSION = RECORD_FIELDS.index("version")
 
@@ -170,7 +171,7 @@ VERSION = RECORD_FIELDS.index("version")
 def pack_record(record: MemberRecord) -> list[Any]:
     values = [getattr(record, name) for name in RECORD_FIELDS]
     values[LOSS] = None if record.loss is None else float(record.loss)
-    values[VERSION] = float(record.version)  # the reader refuses an int
+    values[VERSION] = float(record.version)  # The reader refuses an int.
     values += record.extra
     return values
 
@@ -186,7 +187,7 @@ def read_record(value: Any) -> MemberRecord:
     if not isinstance(value, list) or not known <= len(value) <= known + MAX_EXTRA:
         raise ValueError
     extra = tuple(value[known:])
-    if extra and not keepable(extra):
+    if extra and not is_keepable(extra):
         raise ValueError
     (peer, key, incarnation, sequence, left, address, homes, ready, run_id, steps, samples, progress, loss,
      version, finished, signature) = value[:known]  # fmt: skip
@@ -214,7 +215,7 @@ def read_address(value: Any) -> Address | None:
         return None
     host, port = read_list(value, 2)
     name = read_text(host, 255)
-    if not nameable(name):
+    if not is_host_name(name):
         raise ValueError
     return Address(name, read_int(port, 65_535))
 
@@ -276,17 +277,30 @@ def read_claim(value: Any, _: int = 0) -> Claim:
 
 def read_any(value: Any, bound: int) -> Any:
     """Return plain nested values for display or comparison; their users check them again."""
-    return tuple(freeze(item, 1) for item in read_list(value, bound))
+    return tuple(read_nested(item, 1) for item in read_list(value, bound))
+
+
+def read_nested(value: Any, depth: int) -> Any:
+    """Return nested lists as tuples. Limit the depth: a thousand levels, as msgpack allows, overflow the stack."""
+    if type(value) is list:
+        if depth == MAX_DEPTH:
+            raise ValueError
+        return tuple(read_nested(item, depth + 1) for item in value)
+    if value is None or type(value) in (bool, str, bytes) or (type(value) is float and math.isfinite(value)):
+        return value
+    if type(value) is int and -MAX_INT <= value <= MAX_INT:  # We could send no others.
+        return value
+    raise ValueError
 
 
 # -- our own values, made acceptable for the readers --------------------------------------------------------------
 def write_int(value: Any, bound: int) -> int:
-    return value if type(value) is int and 0 <= value <= bound else whole(value, bound)
+    return value if type(value) is int and 0 <= value <= bound else clamp_count(value, bound)
 
 
 def write_float(value: Any, _: int = 0) -> float:
     """Return a finite float. An int is converted, since the reader refuses it."""
-    return value if type(value) is float and math.isfinite(value) else finite(value)
+    return value if type(value) is float and math.isfinite(value) else clamp_float(value)
 
 
 def write_text(value: str, bound: int) -> str:
@@ -304,24 +318,25 @@ def write_any(value: Any, _: int = 0) -> Any:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if type(value) is str:
-        return value.encode(errors="replace").decode()  # a lone surrogate has no UTF-8
+        return value.encode(errors="replace").decode()  # A lone surrogate has no UTF-8.
     return value
 
 
-def freeze(value: Any, depth: int) -> Any:
-    """Return nested lists as tuples. Limit the depth: a thousand levels, as msgpack allows, overflow the stack."""
-    if type(value) is list:
-        if depth == MAX_DEPTH:
-            raise ValueError
-        return tuple(freeze(item, depth + 1) for item in value)
-    if value is None or type(value) in (bool, str, bytes) or (type(value) is float and math.isfinite(value)):
-        return value
-    if type(value) is int and -MAX_INT <= value <= MAX_INT:  # refuse integers that we could not send ourselves
-        return value
-    raise ValueError
+# -- the forms of fields -----------------------------------------------------------------------------------------
+Convert = Callable[[Any, int], Any]
+"""Convert a value of a field, given the bound of its kind."""
 
 
-READERS: dict[str, Callable[[Any, int], Any]] = {
+class Coder(NamedTuple):
+    """How one field of a message is read and written; ``write`` is None if it is written unchanged."""
+
+    name: str
+    kind: Kind
+    read: Convert
+    write: Convert | None
+
+
+READERS: dict[str, Convert] = {
     "int": read_int,
     "float": read_float,
     "bool": read_bool,
@@ -337,7 +352,7 @@ READERS: dict[str, Callable[[Any, int], Any]] = {
     "claim": read_claim,
     "any": read_any,
 }
-WRITERS: dict[str, Callable[[Any, int], Any]] = {  # other forms are written unchanged
+WRITERS: dict[str, Convert] = {  # Other forms are written unchanged.
     "int": write_int,
     "float": write_float,
     "bool": lambda value, _: bool(value),
@@ -355,8 +370,8 @@ WRITERS: dict[str, Callable[[Any, int], Any]] = {  # other forms are written unc
 FIELDS: dict[type, tuple[tuple[str, Kind], ...]] = {
     cls: tuple((field.name, field.metadata["kind"]) for field in dataclasses.fields(cls)) for cls in MESSAGES.values()
 }
-PASSED: dict[type, tuple[tuple[str, Kind, Callable[[Any, int], Any], Callable[[Any, int], Any] | None], ...]] = {
-    cls: tuple((name, kind, READERS[kind.form], WRITERS.get(kind.form)) for name, kind in fields)
+CODERS: dict[type, tuple[Coder, ...]] = {
+    cls: tuple(Coder(name, kind, READERS[kind.form], WRITERS.get(kind.form)) for name, kind in fields)
     for cls, fields in FIELDS.items()
 }
-packers: list[Any] = []  # one packer for each concurrently encoding thread: creating one costs as much as using it
+packers: list[Any] = []  # One packer for each concurrently encoding thread: creating one costs as much as using it.

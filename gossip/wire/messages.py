@@ -13,55 +13,22 @@ from typing import Any, TypeVar, dataclass_transform
 from gossip.ids import UNSTATED, Claim, MemberRecord, PeerId
 
 __all__ = [
-    "MAX_GROUP",
-    "MESSAGES",
-    "TAGS",
-    "VERSION_MAX",
-    "VERSION_MIN",
-    "Abort",
-    "Accept",
-    "Ack",
-    "Begin",
-    "Busy",
-    "Chunk",
-    "Close",
-    "Commit",
-    "Digest",
-    "Fetch",
-    "Gossip",
-    "Hello",
-    "Hint",
-    "Invite",
-    "Joined",
-    "Message",
-    "Nack",
-    "Offer",
-    "Outcome",
-    "Ping",
-    "PingReq",
-    "Reach",
-    "Reached",
-    "Records",
-    "Refuse",
-    "Serving",
-    "Settled",
-    "StatusQuery",
-    "StatusReply",
-    "Unknown",
-    "Update",
-    "Widen",
+    "MAX_GROUP", "MESSAGES", "TAGS", "VERSION_MAX", "VERSION_MIN", "Abort", "Accept", "Ack", "Begin", "Busy", "Chunk",
+    "Close", "Commit", "Digest", "Fetch", "Gossip", "Hello", "Hint", "Invite", "Joined", "Message", "Nack", "Offer",
+    "Outcome", "Ping", "PingReq", "Reach", "Reached", "Records", "Refuse", "Serving", "Settled", "StatusQuery",
+    "StatusReply", "Unknown", "Update", "Widen",
 ]  # fmt: skip
 
 VERSION_MIN, VERSION_MAX = 1, 1  # Protocol versions that we speak. Two peers work together if their ranges overlap.
-MAX_UPDATES = 32  # updates in one frame: about 270 B each, at most 796, so 25 of the header's 64 KiB
+MAX_UPDATES = 32  # Updates in one frame: about 270 B each, at most 796, so 25 of the header's 64 KiB.
 MAX_RECORDS = 120  # Records of 540 B without additions of newer versions. Senders also keep to MAX_RECORDS_BYTES.
 # Long host names or a newer version's values must not overflow the header of another peer.
 MAX_RECORDS_BYTES = 63 << 10
-MIN_CHUNK_ELEMENTS = 1 << 10  # all but the last: a chunk costs its receiver some 50 us however small it is
-MAX_CHUNK_ELEMENTS = 1 << 20  # 4 MiB of float32, which a receiver may have to hold
-MAX_GROUP = 16  # members of a group average: each streams to each
-MAX_CONNECTIONS = 64  # connections that share a vector
-MAX_BUCKETS = 256  # buckets by the first byte of an id
+MIN_CHUNK_ELEMENTS = 1 << 10  # All chunks but the last: one costs its receiver some 50 us however small it is.
+MAX_CHUNK_ELEMENTS = 1 << 20  # 4 MiB of float32, which a receiver may have to hold.
+MAX_GROUP = 16  # Members of a group average: each streams to each.
+MAX_CONNECTIONS = 64  # Connections that share a vector.
+MAX_BUCKETS = 256  # Buckets by the first byte of an id.
 
 T = TypeVar("T")
 REQUIRED = object()
@@ -77,19 +44,19 @@ class Kind:
 
     form: str  # int, float, bool, text, bytes, id, ids, record?, updates, records, names, scalars, claim, any
     bound: int = 0
-    default: Any = REQUIRED  # the value if the field is absent; without it the field is required
+    default: Any = REQUIRED  # The value if the field is absent; without it the field is required.
 
 
 def integer(bound: int = 2**63 - 1) -> Any:
     return field(metadata={"kind": Kind("int", bound)})
 
 
-def of(form: str, bound: int = 0, default: Any = MISSING) -> Any:
+def wire_field(form: str, bound: int = 0, default: Any = MISSING) -> Any:
     """Declare a required field. ``default`` serves only the constructor: on the wire the field is present."""
     return field(metadata={"kind": Kind(form, bound)}, default=default)
 
 
-def later(form: str, bound: int = 0, *, default: Any) -> Any:
+def added_field(form: str, bound: int = 0, *, default: Any) -> Any:
     """Declare a field that was added after the first version, with its ``default`` where it is absent.
 
     Peers that do not know the field ignore it. So two versions with overlapping ranges work together, and use only what
@@ -98,8 +65,10 @@ def later(form: str, bound: int = 0, *, default: Any) -> Any:
     return field(metadata={"kind": Kind(form, bound, default)}, default=default)
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(integer, of, later))
+@dataclass_transform(frozen_default=True, field_specifiers=(integer, wire_field, added_field))
 def message(tag: str) -> Callable[[type[T]], type[T]]:
+    """Make a class a message with this wire tag."""
+
     def register(cls: type[T]) -> type[T]:
         built = dataclass(frozen=True, slots=True)(cls)
         MESSAGES[tag] = built
@@ -143,13 +112,13 @@ class Hello:
 
     version_min: int = integer(255)
     version_max: int = integer(255)
-    swarm: str = of("text", 64)
-    fingerprint: str = of("text", 64)
-    capabilities: tuple[str, ...] = of("names", 16)
-    record: MemberRecord | None = of("record?")
-    share: bytes = later("bytes", 32, default=b"")
-    lanes: bytes = later("bytes", 16, default=b"")
-    joins: bytes = later("bytes", 16, default=b"")
+    swarm: str = wire_field("text", 64)
+    fingerprint: str = wire_field("text", 64)
+    capabilities: tuple[str, ...] = wire_field("names", 16)
+    record: MemberRecord | None = wire_field("record?")
+    share: bytes = added_field("bytes", 32, default=b"")
+    lanes: bytes = added_field("bytes", 16, default=b"")
+    joins: bytes = added_field("bytes", 16, default=b"")
 
 
 @message("close")
@@ -159,9 +128,9 @@ class Close:
     With the code "layout" it also holds our layout, so that both sides can name the first difference.
     """
 
-    code: str = of("text", 32)
-    sentence: str = of("text", 400)
-    layout: tuple[Any, ...] = of("any", 49_152)
+    code: str = wire_field("text", 32)
+    sentence: str = wire_field("text", 400)
+    layout: tuple[Any, ...] = wire_field("any", 49_152)
 
 
 @message("widen")
@@ -177,14 +146,18 @@ class Widen:
 # -- membership -------------------------------------------------------------------------------
 @message("ping")
 class Ping:
+    """A direct probe; the answer is an Ack with this seq."""
+
     seq: int = integer()
-    updates: tuple[Update, ...] = of("updates", MAX_UPDATES)
+    updates: tuple[Update, ...] = wire_field("updates", MAX_UPDATES)
 
 
 @message("ack")
 class Ack:
+    """The answer to a probe."""
+
     seq: int = integer()
-    updates: tuple[Update, ...] = of("updates", MAX_UPDATES)
+    updates: tuple[Update, ...] = wire_field("updates", MAX_UPDATES)
 
 
 @message("ping-req")
@@ -192,18 +165,22 @@ class PingReq:
     """A request to probe ``target``. The answer is an Ack with this seq, or a Nack when that probe times out."""
 
     seq: int = integer()
-    target: PeerId = of("id")
-    updates: tuple[Update, ...] = of("updates", MAX_UPDATES)
+    target: PeerId = wire_field("id")
+    updates: tuple[Update, ...] = wire_field("updates", MAX_UPDATES)
 
 
 @message("nack")
 class Nack:
+    """The answer to a PingReq whose target does not answer."""
+
     seq: int = integer()
 
 
 @message("gossip")
 class Gossip:
-    updates: tuple[Update, ...] = of("updates", MAX_UPDATES)
+    """Records and hints that are new to the sender."""
+
+    updates: tuple[Update, ...] = wire_field("updates", MAX_UPDATES)
 
 
 @message("digest")
@@ -214,15 +191,15 @@ class Digest:
     everything.
     """
 
-    hashes: bytes = of("bytes", 8 * MAX_BUCKETS)
+    hashes: bytes = wire_field("bytes", 8 * MAX_BUCKETS)
 
 
 @message("records")
 class Records:
     """Entries of the buckets that differ. ``want`` holds the numbers of the buckets that the sender wants in return."""
 
-    records: tuple[Update, ...] = of("records", MAX_RECORDS)
-    want: bytes = of("bytes", MAX_BUCKETS)
+    records: tuple[Update, ...] = wire_field("records", MAX_RECORDS)
+    want: bytes = wire_field("bytes", MAX_BUCKETS)
 
 
 @message("reach")
@@ -232,7 +209,9 @@ class Reach:
 
 @message("reached")
 class Reached:
-    ok: bool = of("bool")
+    """The answer to a Reach: whether the address accepted a connection."""
+
+    ok: bool = wire_field("bool")
 
 
 # -- exchange ---------------------------------------------------------------------------------
@@ -247,16 +226,16 @@ class Offer:
     """
 
     session: int = integer()
-    fingerprint: str = of("text", 64)
-    run_id: bytes = of("bytes", 16)
-    version: float = of("float")
-    weight: float = of("float")
-    codec: str = of("text", 16)
-    mixing: str = of("text", 16, default="pair")
-    mass: float = of("float", default=0.0)
-    part: str = of("text", 32, default="all")
-    progress: Claim = later("claim", default=UNSTATED)
-    trained: float = later("float", default=1.0)  # intervals that the sender has trained since its last mix
+    fingerprint: str = wire_field("text", 64)
+    run_id: bytes = wire_field("bytes", 16)
+    version: float = wire_field("float")
+    weight: float = wire_field("float")
+    codec: str = wire_field("text", 16)
+    mixing: str = wire_field("text", 16, default="pair")
+    mass: float = wire_field("float", default=0.0)
+    part: str = wire_field("text", 32, default="all")
+    progress: Claim = added_field("claim", default=UNSTATED)
+    trained: float = added_field("float", default=1.0)  # Intervals that the sender has trained since its last mix.
 
 
 @message("accept")
@@ -264,22 +243,26 @@ class Accept:
     """The acceptance of an Offer: the streams begin. Weight and codec are final for both."""
 
     session: int = integer()
-    version: float = of("float")
-    weight: float = of("float")
-    codec: str = of("text", 16)
-    progress: Claim = later("claim", default=UNSTATED)
-    trained: float = later("float", default=1.0)  # intervals that the sender has trained since its last mix
+    version: float = wire_field("float")
+    weight: float = wire_field("float")
+    codec: str = wire_field("text", 16)
+    progress: Claim = added_field("claim", default=UNSTATED)
+    trained: float = added_field("float", default=1.0)  # Intervals that the sender has trained since its last mix.
 
 
 @message("busy")
 class Busy:
+    """A refusal for now: the sender has no room, or backs off."""
+
     session: int = integer()
 
 
 @message("refuse")
 class Refuse:
+    """A refusal for a reason that stays: the code names it."""
+
     session: int = integer()
-    code: str = of("text", 32)
+    code: str = wire_field("text", 32)
 
 
 @message("commit")
@@ -291,8 +274,10 @@ class Commit:
 
 @message("abort")
 class Abort:
+    """The end of a session without a result: the code names the reason."""
+
     session: int = integer()
-    code: str = of("text", 32)
+    code: str = wire_field("text", 32)
 
 
 @message("outcome")
@@ -304,8 +289,10 @@ class Outcome:
 
 @message("settled")
 class Settled:
+    """The answer to an Outcome; in a group the inviter's decision."""
+
     session: int = integer()
-    committed: bool = of("bool")
+    committed: bool = wire_field("bool")
 
 
 @message("invite")
@@ -316,11 +303,11 @@ class Invite:
     """
 
     session: int = integer()
-    fingerprint: str = of("text", 64)
-    run_id: bytes = of("bytes", 16)
-    version: float = of("float")
-    codec: str = of("text", 16)
-    members: tuple[PeerId, ...] = of("ids", MAX_GROUP, default=())
+    fingerprint: str = wire_field("text", 64)
+    run_id: bytes = wire_field("bytes", 16)
+    version: float = wire_field("float")
+    codec: str = wire_field("text", 16)
+    members: tuple[PeerId, ...] = wire_field("ids", MAX_GROUP, default=())
 
 
 @message("joined")
@@ -328,9 +315,9 @@ class Joined:
     """The acceptance of an Invite, sent after the snapshot."""
 
     session: int = integer()
-    version: float = of("float")
-    codec: str = of("text", 16)
-    progress: Claim = later("claim", default=UNSTATED)
+    version: float = wire_field("float")
+    codec: str = wire_field("text", 16)
+    progress: Claim = added_field("claim", default=UNSTATED)
 
 
 @message("begin")
@@ -341,10 +328,10 @@ class Begin:
     """
 
     session: int = integer()
-    members: tuple[PeerId, ...] = of("ids", MAX_GROUP)
-    version: float = of("float")
-    codec: str = of("text", 16)
-    progress: Claim = later("claim", default=UNSTATED)
+    members: tuple[PeerId, ...] = wire_field("ids", MAX_GROUP)
+    version: float = wire_field("float")
+    codec: str = wire_field("text", 16)
+    progress: Claim = added_field("claim", default=UNSTATED)
 
 
 @message("chunk")
@@ -366,7 +353,7 @@ class Fetch:
     """A request for elements [start, stop) of a donor's state; start == stop only surveys it."""
 
     session: int = integer()
-    optimizer_keys: tuple[str, ...] = of("names", 4)
+    optimizer_keys: tuple[str, ...] = wire_field("names", 4)
     start: int = integer()
     stop: int = integer()
 
@@ -376,28 +363,30 @@ class Serving:
     """A description of a donor's state. Chunks follow if a range was requested."""
 
     session: int = integer()
-    version: float = of("float")
-    run_id: bytes = of("bytes", 16)
-    optimizer_keys: tuple[str, ...] = of("names", 4)
-    optimizer_scalars: tuple[tuple[str, float], ...] = of("scalars", 16)
-    swarm_samples: int = later("int", 2**53 - 1, default=0)  # samples behind the run, as far as the donor knows
-    finished: bool = later("bool", default=False)  # the run has ended
-    frozen_hash: bytes = later("bytes", 32, default=b"")  # of the frozen weights; empty while it is not known
+    version: float = wire_field("float")
+    run_id: bytes = wire_field("bytes", 16)
+    optimizer_keys: tuple[str, ...] = wire_field("names", 4)
+    optimizer_scalars: tuple[tuple[str, float], ...] = wire_field("scalars", 16)
+    swarm_samples: int = added_field("int", 2**53 - 1, default=0)  # Samples behind the run, as far as the donor knows.
+    finished: bool = added_field("bool", default=False)  # The run has ended.
+    frozen_hash: bytes = added_field("bytes", 32, default=b"")  # Of the frozen weights; empty while unknown.
 
 
 # -- status -----------------------------------------------------------------------------------
 @message("status?")
 class StatusQuery:
-    after: bytes = of("bytes", 16)  # only members with larger ids; empty for the first page
+    """A request for one page of the status."""
+
+    after: bytes = wire_field("bytes", 16)  # Only members with larger ids; empty for the first page.
 
 
 @message("status")
 class StatusReply:
     """One page: the node's metrics, and members as (id, address, state, steps, samples, loss, ready, rtt_s, mb_s)."""
 
-    metrics: tuple[Any, ...] = of("any", 4_096)
-    members: tuple[Any, ...] = of("any", 49_152)
-    more: bool = of("bool")
+    metrics: tuple[Any, ...] = wire_field("any", 4_096)
+    members: tuple[Any, ...] = wire_field("any", 49_152)
+    more: bool = wire_field("bool")
 
 
 Message = (

@@ -14,23 +14,9 @@ from gossip.errors import RemoteError
 from gossip.ids import Address, MemberRecord, peer_id_of
 
 __all__ = [
-    "Sign",
-    "Verify",
-    "acceptable",
-    "check",
-    "claims_more",
-    "finite",
-    "is_newer",
-    "is_progress_only",
-    "keepable",
-    "nameable",
-    "payload",
-    "signed",
-    "trusting",
-    "unsigned",
-    "whole",
-    "within",
-]
+    "Sign", "Verify", "check", "claims_more", "clamp_count", "clamp_field", "clamp_float", "clamped_record",
+    "is_host_name", "is_keepable", "is_newer", "is_progress_only", "payload", "signed", "trusting", "unsigned",
+]  # fmt: skip
 
 Sign = Callable[[bytes], bytes]
 """Sign a payload with our own key and return the signature."""
@@ -40,13 +26,13 @@ Verify = Callable[[bytes, bytes, bytes], bool]
 It must refuse invalid keys, including an empty one.
 """
 
-DOMAIN = "gossip member record 1"  # domain separation: nothing else signed by the same key can pass as a record
-MAX_INT = 2**53  # exact in a double too: every language reads the same number
+DOMAIN = "gossip member record 1"  # Domain separation: nothing else signed by the same key can pass as a record.
+MAX_INT = 2**53  # Exact in a double too: every language reads the same number.
 MAX_HOMES = 3
 COUNTS = frozenset({"incarnation", "sequence", "steps", "samples", "progress"})
 RECORD_FIELDS = tuple(field.name for field in dataclasses.fields(MemberRecord))
 PLAIN = (bool, int, float, str, bytes)
-MAX_EXTRA = 16  # values of newer versions: nearly as many as a record has fields now
+MAX_EXTRA = 16  # Values of newer versions: nearly as many as a record has fields now.
 MAX_EXTRA_BYTES = 256  # Packed size of these values: a key and a few numbers. With them a record has at most 796 bytes.
 
 
@@ -71,7 +57,7 @@ def payload(record: MemberRecord) -> bytes:
             record.samples,
             record.progress,
             None if record.loss is None else float(record.loss),
-            float(record.version),  # 0 and 0.0 must give the same bytes
+            float(record.version),  # 0 and 0.0 must give the same bytes.
             record.finished,
             *record.extra,
         ),
@@ -104,17 +90,17 @@ def is_progress_only(a: MemberRecord, b: MemberRecord) -> bool:
         and a.homes == b.homes
         and a.left is b.left
         and a.finished is b.finished
-        and newer_fields(a) == newer_fields(b)
+        and later_fields(a) == later_fields(b)
     )
 
 
-def newer_fields(record: MemberRecord) -> tuple[Any, ...]:
+def later_fields(record: MemberRecord) -> tuple[Any, ...]:
     """Return the extra values of a record without its owner's figures, which come first and are bytes."""
     extra = record.extra
     return extra[1:] if extra and type(extra[0]) is bytes else extra
 
 
-def keepable(values: Sequence[Any]) -> bool:
+def is_keepable(values: Sequence[Any]) -> bool:
     """Return True if a record may hold these extra values: few and plain, so that repacking gives the same bytes."""
     if len(values) > MAX_EXTRA or not all(value is None or type(value) in PLAIN for value in values):
         return False
@@ -122,7 +108,7 @@ def keepable(values: Sequence[Any]) -> bool:
         return False
     try:
         return len(msgpack.packb(values, use_bin_type=True)) <= MAX_EXTRA_BYTES
-    except (OverflowError, ValueError):  # an integer beyond 64 bits, or a lone surrogate
+    except (OverflowError, ValueError):  # An integer beyond 64 bits, or a lone surrogate.
         return False
 
 
@@ -159,7 +145,7 @@ def check(record: MemberRecord, verify: Verify) -> None:
         raise RemoteError("record", "A member record holds an id or a run id that is not 16 bytes.")
     if record.address is not None and not (record.address.host and 0 < record.address.port < 65536):
         raise RemoteError("record", "A member record holds an address that no peer can dial.")
-    if record.extra and not keepable(record.extra):
+    if record.extra and not is_keepable(record.extra):
         raise RemoteError("record", "A member record holds more than this version could tell on.")
     if record.public_key and record.id != peer_id_of(record.public_key):
         raise RemoteError("record", "A member record's id is not the hash of its public key.")
@@ -168,51 +154,51 @@ def check(record: MemberRecord, verify: Verify) -> None:
 
 
 # -- bounds of the fields ---------------------------------------------------------------------------------------------
-def within(name: str, value: Any) -> Any:
+def clamp_field(name: str, value: Any) -> Any:
     """Return the nearest value of a field that :func:`check` and the readers of a frame accept.
 
     All members cut off a member whose record they refuse, for as long as it signs such records. Therefore every number
     is clamped before it enters a record, whatever caused it.
     """
     if name in COUNTS:
-        return value if type(value) is int and 0 <= value < MAX_INT else whole(value, MAX_INT - 1)
+        return value if type(value) is int and 0 <= value < MAX_INT else clamp_count(value, MAX_INT - 1)
     if name == "version":
-        return min(max(finite(value), 0.0), MAX_INT - 1.0)
+        return min(max(clamp_float(value), 0.0), MAX_INT - 1.0)
     if name == "loss":
-        return None if value is None or abs(finite(value, math.inf)) >= sys.float_info.max else float(value)
+        return None if value is None or abs(clamp_float(value, math.inf)) >= sys.float_info.max else float(value)
     if name == "address":
-        return value if value is None or dialable(value) else None
+        return value if value is None or is_dialable(value) else None
     if name == "homes":
         return tuple(value)[:MAX_HOMES]
     if name == "run_id":
         return value if len(value) in (0, 16) else b""
     if name == "extra":
-        return value if keepable(value) else ()
+        return value if is_keepable(value) else ()
     return bool(value) if name in ("left", "ready", "finished") else value
 
 
-def acceptable(record: MemberRecord) -> MemberRecord:
-    """Return the record with every field :func:`within` its bounds, or the same object if nothing changes."""
+def clamped_record(record: MemberRecord) -> MemberRecord:
+    """Return the record with every field :func:`clamp_field` its bounds, or the same object if nothing changes."""
     changes = {}
     for field in RECORD_FIELDS:
         value = getattr(record, field)
-        kept = within(field, value)
+        kept = clamp_field(field, value)
         if kept is not value:
             changes[field] = kept
     return dataclasses.replace(record, **changes) if changes else record
 
 
-def whole(value: Any, bound: int) -> int:
+def clamp_count(value: Any, bound: int) -> int:
     """Return the nearest integer from 0 to ``bound``; 0 if the value is not a number."""
     try:
         return max(0, min(int(value), bound))
-    except OverflowError:  # infinite
+    except OverflowError:  # The value is infinite.
         return bound if value > 0 else 0
     except (ValueError, TypeError):
         return 0
 
 
-def finite(value: Any, otherwise: float = 0.0) -> float:
+def clamp_float(value: Any, otherwise: float = 0.0) -> float:
     """Return the nearest finite number; ``otherwise`` if there is none, as for NaN."""
     try:
         number = float(value)
@@ -223,13 +209,13 @@ def finite(value: Any, otherwise: float = 0.0) -> float:
     return otherwise if math.isnan(number) else max(-sys.float_info.max, min(number, sys.float_info.max))
 
 
-def dialable(address: Address) -> bool:
+def is_dialable(address: Address) -> bool:
     """Return True if other peers accept this address as dialable."""
     host, port = address
-    return bool(host) and len(host) <= 255 and host.isprintable() and 0 < port < 65536 and nameable(host)
+    return bool(host) and len(host) <= 255 and host.isprintable() and 0 < port < 65536 and is_host_name(host)
 
 
-def nameable(host: str) -> bool:
+def is_host_name(host: str) -> bool:
     """Return True if a resolver accepts this name."""
     try:
         host.encode("idna")

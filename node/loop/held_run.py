@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from gossip.errors import CheckpointError, LocalError
 from gossip.ids import quantity
-from gossip.wire.records import within
+from gossip.wire.records import clamp_field
 from node.data.sampler import Samplers
 from node.loop.live import LiveModel
 from node.loop.network_side import NetworkSide
@@ -140,7 +140,7 @@ class HeldRun:
 
         def load_weights() -> None:
             self.live.archive.restore(saved, origin)
-            self.live.average.restore(saved.averaged, within("steps", meta.get("averaged_mixes", 0)))
+            self.live.average.restore(saved.averaged, clamp_field("steps", meta.get("averaged_mixes", 0)))
 
         self.continue_run(meta, origin, load_weights)
         return meta
@@ -164,7 +164,7 @@ class HeldRun:
         """
         peer = self.network.peer
         run, samples, version = checkpoint.run_progress(meta, origin)
-        self.samplers.passes = max(self.samplers.passes, within("steps", meta.get("passes", 0)))
+        self.samplers.passes = max(self.samplers.passes, clamp_field("steps", meta.get("passes", 0)))
         run_id = run or peer.view.run_id
         # Weights of no run start one, but only if nothing is trained yet.
         is_ahead = self.swarm_samples >= samples if run is not None else self.swarm_samples > 0
@@ -192,7 +192,7 @@ class HeldRun:
                 if weights is not None:
                     runtime.averager.replaced(weights.array)
                     self.live.pool.give(weights)
-                peer.counted(self.steps, self.samples)
+                peer.update_counts(self.steps, self.samples)
                 is_finished = meta.get("finished") is True
                 runtime.perform(peer.resume(run_id, samples, version, runtime.now, is_finished))
                 self.network.service.view = self.view.refreshed(runtime.peer)

@@ -78,7 +78,7 @@ class Joining:
         count, wait_s = self.settings.wait_for, self.settings.wait_s
         while (here := self.network.peer.membership.run_size) < count and not self.network.peer.view.finished:
             if time.monotonic() - began >= wait_s:
-                if self.settings.others is not None and self.network.peer.view.alive < 2:
+                if self.settings.others is not None and self.network.peer.view.alive_count < 2:
                     address = self.network.peer.membership.me.address or "none"
                     raise LocalError(
                         f"Waited {wait_s:g} s for {count} members that were launched together, and none of the others "

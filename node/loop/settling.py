@@ -123,7 +123,7 @@ class Settling:
     def announce_settling(self, on: bool) -> None:
         """Announce whether this loop settles, until its next step."""
         packed = self.own_figures.settle(on, self.network.peer.view.run_id, self.run.swarm_samples)
-        self.network.report_to_peer(lambda peer, now: peer.tell_figures(packed, now))
+        self.network.report_to_peer(lambda peer, now: peer.publish_figures(packed, now))
 
     def finish_exchanges(self, seconds: float) -> None:
         """Wait for exchanges in progress, so that the weights that are evaluated or saved equal the partners'."""
@@ -145,11 +145,11 @@ class Settling:
             self.network.notify("state", warning)
         now = time.monotonic()
         until, quiet_at = now + seconds, now + FAREWELL_S
-        while now < until and (now < quiet_at or self.network.peer.view.serving):
+        while now < until and (now < quiet_at or self.network.peer.view.is_donating):
             self.live.wake.wait(0.02)
             self.loop.visit()
             now = time.monotonic()
             if not self.network.peer.view.finished:  # A fault has replaced the peer meanwhile.
                 self.network.report_to_peer(lambda peer, now: peer.finish(now))
-            if self.network.peer.view.serving:
+            if self.network.peer.view.is_donating:
                 quiet_at = now + FAREWELL_S

@@ -211,7 +211,7 @@ class TrainingSide:
         def tell() -> None:
             runtime, peer = self.network.runtime, self.network.peer
             if figures and peer.view.run_id == own.run:
-                runtime.perform(peer.tell_figures(packed, runtime.now))
+                runtime.perform(peer.publish_figures(packed, runtime.now))
             records.extend(peer.membership.run_members(peer.local.run_id))
 
         self.network.thread.call(tell)
@@ -312,7 +312,7 @@ class TrainingSide:
         """Pass a report to the newest peer and averager. Runs in the network thread."""
         runtime = self.network.runtime
         if optimizer is not None:
-            runtime.peer.optimizer(*optimizer)
+            runtime.peer.set_optimizer(*optimizer)
         runtime.averager.visited(visit, steps, samples, loss)
 
     def report(self, visit: Visit) -> None:
@@ -341,7 +341,7 @@ class TrainingSide:
         needs no other copies. The copies take at most a hundredth of the loop's time.
         """
         peer, pool, now = self.network.runtime.peer, self.live.pool, time.monotonic()
-        if not (peer.view.ready and self.live.has_weights) or peer.view.taking:
+        if not (peer.view.ready and self.live.has_weights) or peer.view.is_joining:
             return False
         copy_s = max(self.live.state.copy_s, 4 * self.live.state.layout.exchanged / COPY_RATE)
         every_s = max(COPY_WORK * copy_s, LONE_COPY_S if peer.run_choice.is_alone else COPY_S)
@@ -360,9 +360,9 @@ class TrainingSide:
         if not runtime.peer.view.sound:
             if not self.live.boundary.wanted and self.live.state.sound():
                 self.average.forget()  # The average may include values that are not finite.
-                self.network.report_to_peer(lambda peer, now: peer.mended(now))
+                self.network.report_to_peer(lambda peer, now: peer.on_mended(now))
         elif self.loss.is_not_finite and not self.live.state.sound():
-            self.network.report_to_peer(lambda peer, now: peer.spoiled(None, now))
+            self.network.report_to_peer(lambda peer, now: peer.on_spoiled(None, now))
         elif is_newly_lost:
             sentence = f"The loss is not finite (step {self.run.steps}); the weights still are, and are mixed."
             self.network.notify("loss", sentence)

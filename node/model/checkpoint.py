@@ -33,7 +33,7 @@ from torch import Tensor
 
 from gossip.errors import CheckpointError
 from gossip.ids import from_hex
-from gossip.wire.records import within
+from gossip.wire.records import clamp_field
 from node.model.device import file
 from node.model.optimizers import Optimizers
 from node.model.state import State
@@ -85,7 +85,7 @@ def run_progress(meta: Mapping[str, Any], path: str | os.PathLike[str]) -> tuple
             f"{path} names a run that cannot be: run_id should be 32 hexadecimal digits. The file was altered; use "
             "another one."
         )
-    return run_id, within("progress", meta.get("swarm_samples", 0)), within("version", meta.get("version", 0))
+    return run_id, clamp_field("progress", meta.get("swarm_samples", 0)), clamp_field("version", meta.get("version", 0))
 
 
 def save(

@@ -33,7 +33,7 @@ class LoopHints:
         self.due_at_step = due_steps if self.interval_in_steps else math.inf
         if not self.is_lockstep:
             return False
-        before, self.must_wait = self.must_wait, peer.view.held
+        before, self.must_wait = self.must_wait, peer.view.is_held
         return before and not self.must_wait
 
 

@@ -98,9 +98,9 @@ class LinkLife:
         """Tell the peer of the link, and send the messages that waited for it and still apply."""
         runtime, other = self.runtime, self.link.peer
         pending = runtime.undelivered.pop(other, None)
-        runtime.perform(runtime.peer.linked(other, member, runtime.now))
+        runtime.perform(runtime.peer.on_linked(other, member, runtime.now))
         for message in pending or ():
-            if runtime.peer.view.meant(other, message):
+            if runtime.peer.view.should_send(other, message):
                 runtime.send(other, message)
 
     def admit_lane(
@@ -159,7 +159,7 @@ class LinkLife:
         last = runtime.links.remove(link)
         for session in broken:
             runtime.sessions.links.pop(session, None)
-            runtime.perform(runtime.peer.failed(session, code, runtime.now))
+            runtime.perform(runtime.peer.on_failed(session, code, runtime.now))
         if last:
-            runtime.perform(runtime.peer.unlinked(link.peer, runtime.now, orderly=link.is_orderly))
+            runtime.perform(runtime.peer.on_unlinked(link.peer, runtime.now, orderly=link.is_orderly))
         runtime.streams.gathers.on_unlinked(link)

@@ -143,7 +143,7 @@ class LinkReader:
         # No answer would go out on an ending link.
         elif not (link.is_ending and isinstance(message, Offer | Invite | Fetch)):
             if isinstance(message, Offer | Invite | Fetch | Outcome) and read_progress is not None:
-                peer.counted(*read_progress())
+                peer.update_counts(*read_progress())
             if isinstance(message, Offer | Fetch | Outcome):
                 self.begin_session(message)
             else:

@@ -61,10 +61,11 @@ POLL_S = 0.25  # Seconds between two checks whether vectors move, below the shor
 PENDING_MESSAGES = 32  # Messages kept for a peer that is being dialled; the oldest go first, as a full outbox would.
 MAX_TIMER_S = 3600.0  # The timer ends at least so often, in case the peer has no deadline.
 REPORTS = (
-    "adopted", "collected", "compared", "count_votes", "counted", "dial_failed", "dial_tried", "failed",
-    "finish", "frozen_hashed", "gathered", "leave", "linked", "mended", "merge", "misbehaves", "not_kept", "not_taken",
-    "optimizer", "recalled", "restored", "resume", "seed_answered", "seed_is_me", "seeded", "served", "settle",
-    "snapshotted", "spoiled", "start", "stepped", "streamed", "tell_figures", "tick", "unlinked",
+    "count_votes", "finish", "leave", "merge", "note_misbehaviour", "on_adopted", "on_collected", "on_compared",
+    "on_dial_failed", "on_dial_tried", "on_failed", "on_frozen_hashed", "on_gathered", "on_linked", "on_mended",
+    "on_not_kept", "on_not_taken", "on_own_seed", "on_recalled", "on_restored", "on_seed_answered",
+    "on_seeds_found", "on_served", "on_snapshotted", "on_spoiled", "on_stepped", "on_streamed", "on_unlinked",
+    "publish_figures", "resume", "set_optimizer", "settle", "start", "tick", "update_counts",
 )  # fmt: skip
 """The methods of a Peer that take reports. A fault in one leaves the peer inconsistent, which ends the network side."""
 
@@ -286,12 +287,12 @@ class Runtime:
         finally:
             self.is_looking_up = False
         self.connector.on_seeds_found(found)
-        self.perform(self.peer.seeded(found.addresses, found.expected))
+        self.perform(self.peer.on_seeds_found(found.addresses, found.expected))
 
     async def try_dial(self, asker: PeerId, address: Address) -> None:
         link = self.links.newest(asker)
         ok = await self.connector.try_dial(address, "" if link is None else link.stream.peer_host)
-        self.perform(self.peer.dial_tried(asker, ok, self.now))
+        self.perform(self.peer.on_dial_tried(asker, ok, self.now))
 
     # -- calls of the connector (LinkOwner) ------------------------------------------------------------------------
     def own_record(self) -> MemberRecord:
@@ -301,7 +302,7 @@ class Runtime:
         return self.peer.membership.remembers(peer)
 
     def on_seed_answered(self, seed: Address) -> None:
-        self.peer.seed_answered(seed)
+        self.peer.on_seed_answered(seed)
 
     def on_failed_handshake(self, host: str) -> None:
         self.report_misbehaviour(host, "strangers")
@@ -309,12 +310,12 @@ class Runtime:
     def on_seed_is_self(self, seed: Address) -> None:
         if self.seed_lookup is not None:
             self.seed_lookup.on_own_address(seed)
-        self.peer.seed_is_me(seed)
+        self.peer.on_own_seed(seed)
 
     def on_dial_failed(self, peer: PeerId | None) -> None:
         if peer is not None:
             self.undelivered.pop(peer, None)
-        self.perform(self.peer.dial_failed(peer, self.now))
+        self.perform(self.peer.on_dial_failed(peer, self.now))
 
     def member_hosts(self) -> frozenset[str]:
         """Return the address ranges of contacted members' hosts, computed anew when members have come or gone."""
@@ -331,7 +332,7 @@ class Runtime:
 
     def report_misbehaviour(self, who: PeerId | str, kind: str) -> None:
         """Report a kind of misbehaviour of a member, or of a stranger's host, to the peer (gossip.misbehaviour)."""
-        self.perform(self.peer.misbehaves(who, kind, self.now))
+        self.perform(self.peer.note_misbehaviour(who, kind, self.now))
 
     # -- time ----------------------------------------------------------------------------------------------------
     async def run_timer(self) -> None:
@@ -354,7 +355,7 @@ class Runtime:
             now = self.now
             for link in self.links.all():
                 if link.poll_motion(now):
-                    self.peer.heard(link.peer, now)
+                    self.peer.on_proof_of_life(link.peer, now)
             if now >= next_at:
                 next_at = now + every_s
                 self.stalls.look(now)
@@ -382,7 +383,7 @@ class Runtime:
     async def leave(self, within_s: float) -> None:
         """Announce LEFT, wait up to ``within_s`` seconds for it to be sent, and close every link."""
         if self.read_progress is not None:
-            self.peer.counted(*self.read_progress())
+            self.peer.update_counts(*self.read_progress())
         self.perform(self.peer.leave(self.now))
         self.is_stopping = self.connector.is_closed = True
         for link in self.links.all():

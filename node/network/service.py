@@ -392,7 +392,7 @@ class Service:
             rng=rng, bootstrap=bootstrap, selector=selector_of(config, layout.exchanged, graph), now=now,
         )  # fmt: skip
         if before is not None:
-            peer.go_on_from(before, now)
+            peer.continue_from(before, now)
         return peer
 
     def update_hints(self) -> None:
@@ -455,7 +455,7 @@ class Service:
         The address book is written soon after the start, and whenever many members are new. So a node that is killed in
         its first seconds also finds its swarm again.
         """
-        polled_at, saved_at, save_s, saved_members = -math.inf, runtime.now, POLL_S, runtime.peer.view.alive
+        polled_at, saved_at, save_s, saved_members = -math.inf, runtime.now, POLL_S, runtime.peer.view.alive_count
         while True:
             pause_s = self.write_progress()
             now = runtime.now
@@ -464,7 +464,7 @@ class Service:
                 runtime.perform(runtime.peer.count_votes(now))
                 self.refresh_view()  # A running loop does so too, but a waiting one may not.
                 self.logs_exchanges = LOGGER.isEnabledFor(logging.DEBUG)
-                members = runtime.peer.view.alive
+                members = runtime.peer.view.alive_count
                 if members >= 2 * saved_members or now - saved_at >= save_s:
                     self.save_address_book(runtime)
                     save_s, saved_at, saved_members = min(2 * save_s, SAVE_S), now, members

@@ -187,7 +187,7 @@ FIGURES = (
         metric="gossip_loss",
     ),
     Figure(
-        "members_alive", "members alive, this node included", "members", lambda at: at.peer.view.alive, count,
+        "members_alive", "members alive, this node included", "members", lambda at: at.peer.view.alive_count, count,
         status=True, line=company,
         table=("members", lambda row: "alone" if row["alone"] else count(row["members_alive"])),
     ),

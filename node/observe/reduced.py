@@ -12,7 +12,7 @@ import msgpack
 
 from gossip.errors import ConfigError
 from gossip.ids import MemberRecord
-from gossip.wire.records import MAX_EXTRA_BYTES, keepable, within
+from gossip.wire.records import MAX_EXTRA_BYTES, clamp_field, is_keepable
 
 __all__ = ["Figures", "Reduced", "reduce", "settles", "told_in"]
 
@@ -64,11 +64,11 @@ class Figures:
             value = number_of(name, given)
             told.pop(name, None)
             if math.isfinite(value):
-                told[name] = value, within("samples", swarm_samples)
+                told[name] = value, clamp_field("samples", swarm_samples)
         packed: bytes = msgpack.packb(told, use_bin_type=True) if told else b""
         # Always keep room for the mark of settling.
         settled: bytes = msgpack.packb(told | {SETTLING: (1.0, 0)}, use_bin_type=True)
-        if not keepable((settled,)):
+        if not is_keepable((settled,)):
             room = MAX_EXTRA_BYTES - 3 - (len(settled) - len(packed))
             raise ConfigError(
                 f"The figures {', '.join(told)} take {len(packed)} bytes, and a member's record has room for {room}: "
@@ -101,7 +101,7 @@ def told_in(record: MemberRecord) -> Values:
         if isinstance(name, str) and isinstance(row, list) and len(row) == 2:
             value, samples = row
             if type(value) is float and math.isfinite(value) and type(samples) is int:
-                told[name] = value, within("samples", samples)
+                told[name] = value, clamp_field("samples", samples)
     return told
 
 

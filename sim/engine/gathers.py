@@ -77,7 +77,7 @@ class GroupStreams:
         group = host.averager.groups.get(number)
         if group is not None:
             handler(host, group, place, values)
-        elif host.peer.view.under_way(number):
+        elif host.peer.view.has_exchange(number):
             self.early.setdefault((host, number), []).append(partial(self.arrive, host, number, place, values, handler))
 
     def on_values(self, host: Host, group: GroupAverage, place: int, values: Floats) -> None:

@@ -234,7 +234,7 @@ class IdealLinks(VirtualLinks):
 
     def partners(self, host: Host) -> list[PeerId]:
         """Return the peers that shared a session with this host."""
-        return [partner for partner in dict.fromkeys(host.peer.view.engaged()) if partner != host.id]
+        return [partner for partner in dict.fromkeys(host.peer.view.session_peers()) if partner != host.id]
 
     def on_broken(self, host: Host, partner: PeerId, number: int) -> None:
         if not host.gone:

@@ -140,10 +140,10 @@ class Dials:
         if host.gone:
             return
         if dial.asker is not None:
-            self.perform(host, host.peer.dial_tried(dial.asker, True, self.events.now))
+            self.perform(host, host.peer.on_dial_tried(dial.asker, True, self.events.now))
             return
         if dial.expect is None:
-            host.peer.seed_answered(to.address)
+            host.peer.on_seed_answered(to.address)
         if self.transport is not None and self.transport.tls and dial.out is not None:
             dial.out.free_at = max(dial.out.free_at, self.events.now + 3 * self.carrier.latency(host.index, to.index))
         self.hello(dial, dial.out, host, to, self.on_accepted)
@@ -192,12 +192,12 @@ class Dials:
             return
         dial.over = True
         if dial.asker is not None:
-            self.perform(host, host.peer.dial_tried(dial.asker, False, self.events.now))
+            self.perform(host, host.peer.on_dial_tried(dial.asker, False, self.events.now))
             return
         host.dialling.discard(dial.to.address)
         if expect is not None:
             host.pending.pop(expect, None)
-        self.perform(host, host.peer.dial_failed(expect, self.events.now))
+        self.perform(host, host.peer.on_dial_failed(expect, self.events.now))
 
 
 class VirtualLinks:
@@ -286,9 +286,9 @@ class VirtualLinks:
                     self.events.push(self.events.now + self.config.internal.idle_s, self.look, host)
         self.events.note(host.index, partner.index, LINKED)
         waiting = host.pending.pop(partner.id, ())
-        self.perform(host, host.peer.linked(partner.id, record, self.events.now))
+        self.perform(host, host.peer.on_linked(partner.id, record, self.events.now))
         for message in waiting:
-            if host.peer.view.meant(partner.id, message):
+            if host.peer.view.should_send(partner.id, message):
                 self.post(host, partner, message)
 
     # -- closing idle links --------------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ class VirtualLinks:
             elif last_at < oldest:
                 oldest = last_at
         if idle:
-            engaged = set(host.peer.view.engaged())
+            engaged = set(host.peer.view.session_peers())
             for partner in idle:
                 if partner not in engaged:
                     self.retire(host, partner)
@@ -316,7 +316,7 @@ class VirtualLinks:
         links, lines = host.links, host.lines
         if len(links) < self.config.internal.max_links:
             return True
-        kept = {*host.peer.view.engaged(), *host.peer.reach.homes}
+        kept = {*host.peer.view.session_peers(), *host.peer.reach.homes}
         idle = [partner for partner in links if partner not in kept]
         if idle:
             self.retire(host, min(idle, key=lambda partner: lines[partner].last_at))
@@ -375,8 +375,8 @@ class VirtualLinks:
         """Fail the peer's sessions with the partner, and report the lost link to it."""
         peer = host.peer
         for session in peer.view.pairs_with(partner):
-            self.perform(host, peer.failed(session, code, self.events.now))
-        self.perform(host, peer.unlinked(partner, self.events.now, orderly=code == "idle"))
+            self.perform(host, peer.on_failed(session, code, self.events.now))
+        self.perform(host, peer.on_unlinked(partner, self.events.now, orderly=code == "idle"))
 
     def killed(self, host: Host) -> None:
         """Close the links of a killed host; with a silent host, its machine is off and the partners learn nothing."""

@@ -243,7 +243,7 @@ class Sessions:
 
     def on_served(self, host: Host, session: int) -> None:
         if not host.gone:
-            self.perform(host, host.peer.served(session, self.events.now))
+            self.perform(host, host.peer.on_served(session, self.events.now))
 
     def on_piece(self, host: Host, sender: Host, session: int, piece: Floats) -> None:
         effect = host.collecting.get(session)

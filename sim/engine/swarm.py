@@ -155,7 +155,7 @@ class Swarm:
         founders = [host for host in self.hosts if host.peer.membership.me.ready]
         records = [host.peer.membership.me for host in founders]
         for host in founders:
-            host.peer.introduce(records, self.now)
+            host.peer.add_founders(records, self.now)
             self.arm(host)
 
     def make_peer(
@@ -164,7 +164,7 @@ class Swarm:
     ) -> Peer:  # fmt: skip
         whose = f"{name}/{life}" if life else name
         selector = self.selector or selector_of(self.config, elements, self.graph)
-        if self.registry is not None and not selector.personal:
+        if self.registry is not None and not selector.is_personal:
             self.selector = selector  # peers share one table of members, so it is sorted only once
         record = MemberRecord(
             PeerId(derive(self.seed, name, "id")[:16]), b"", life + 1, address=Address(f"peer-{name}", PORT),
@@ -293,7 +293,7 @@ class Swarm:
         """Let the training loop react to the peer's decisions: they may release it or make the next mix due sooner."""
         if host.waiting is not None:
             self.training.stand(host)
-        if host.offering and not host.peer.initiator.offering:
+        if host.offering and not host.peer.initiator.is_blocked:
             host.offering, host.released = False, True
         if host.released:
             host.released = False

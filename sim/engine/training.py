@@ -157,7 +157,7 @@ class Training:
             at = host.cursor
             when = ends[bisect_right(ends, when, at)]
             peer = host.peer
-            if self.by_steps and not peer.initiator.offering:
+            if self.by_steps and not peer.initiator.is_blocked:
                 due = at + max(peer.initiator.due_steps - host.steps - 1, 0)
                 if due < len(ends) and ends[due] < when:
                     when = ends[due]
@@ -168,7 +168,7 @@ class Training:
         """Schedule the next poll of a waiting loop: at once if there is work, else after the polling interval."""
         assert host.waiting is not None
         now = self.events.now
-        when = now if host.boundary.wanted or not host.peer.view.held else next_look(host.waiting[0], now)
+        when = now if host.boundary.wanted or not host.peer.view.is_held else next_look(host.waiting[0], now)
         if when < host.visit_at or host.visit_at <= now:
             self.visit(host, when)
 
@@ -191,7 +191,7 @@ class Training:
         if host.waiting is not None:
             self.stand(host)
             return
-        if not self.by_steps or not host.ready or peer.initiator.offering or host.visit_at <= self.events.now:
+        if not self.by_steps or not host.ready or peer.initiator.is_blocked or host.visit_at <= self.events.now:
             return
         passed = self.passed(host, self.events.now)
         due = host.cursor + max(peer.initiator.due_steps - host.steps - 1, passed)
@@ -216,8 +216,8 @@ class Training:
         peer = host.peer
         if host.cursor:
             last = host.ends[host.cursor - 1] if host.waiting is None else self.events.now
-            peer.at_boundary(last)
-        peer.counted(host.steps, host.steps * host.samples_per_step)
+            peer.note_boundary(last)
+        peer.update_counts(host.steps, host.steps * host.samples_per_step)
 
     # -- a boundary ----------------------------------------------------------------------------------------------
     def on_boundary(self, host: Host, when: float) -> None:
@@ -227,7 +227,7 @@ class Training:
         peer, now, boundary = host.peer, self.events.now, host.boundary
         self.count(host, now)
         ready, host.ready = peer.view.ready, trains(host)
-        due = self.by_steps and ready and not peer.initiator.offering and host.steps >= peer.initiator.due_steps
+        due = self.by_steps and ready and not peer.initiator.is_blocked and host.steps >= peer.initiator.due_steps
         report = due or now - host.reported_at > REPORT_S or not ready
         spare = due and self.ahead and peer.initiator.mix_at <= now
         host.visiting = True
@@ -279,16 +279,16 @@ class Training:
         """Report to the peer if its weights, which were not finite, have become finite again."""
         self.need(host)
         if finite(host.vector):
-            self.perform(host, host.peer.mended(self.events.now))
+            self.perform(host, host.peer.on_mended(self.events.now))
 
     def hold(self, host: Host) -> None:
         """Stop the loop at this boundary while its peer is held, and postpone the remaining step ends by the wait."""
         now = self.events.now
-        if host.waiting is None and host.peer.view.held:
+        if host.waiting is None and host.peer.view.is_held:
             host.waiting = now, host.ends[host.cursor :]
             del host.ends[host.cursor :]
             host.ends.append(math.inf)
-        elif host.waiting is not None and not host.peer.view.held:
+        elif host.waiting is not None and not host.peer.view.is_held:
             since, ends = host.waiting
             host.waiting = None
             if host.timeline is not None:

@@ -17,10 +17,10 @@ from gossip.config import Config
 from gossip.exchange.durations import Waits
 from gossip.exchange.exchanges import MAX_STREAM_RATIO
 from gossip.ids import PeerId
-from gossip.initiator import WAIT_S
+from gossip.initiator import RETRY_S
 from gossip.recent import Recent
-from gossip.schedule import Schedule, collided_s
-from gossip.selection.partners import APART, MET
+from gossip.schedule import Schedule, collision_delay_s
+from gossip.selection.partners import MAX_MIXED, MIN_GAP
 from gossip.selection.rule import uniform
 from sim.engine.events import Events
 from sim.exchanges.clocks import Clocks
@@ -58,7 +58,7 @@ class Control:
         self.retry_at = [0.0] * peers
         self.due_at = [math.inf] * peers  # time of the valid event for the next mix; other events are void
         self.counted = [0] * peers  # step count at its last update
-        self.met = [Recent[int, int](MET) for _ in range(peers)]  # step count at the last mix, by recent partner
+        self.met = [Recent[int, int](MAX_MIXED) for _ in range(peers)]  # step count at the last mix, by recent partner
         self.last_partner = [-1] * peers
         self.strangers = Strangers(self.table, self.met)
         self.answers: dict[int, Waits] = {}  # the durations of answers, by peer
@@ -97,7 +97,7 @@ class Control:
 
     def due_steps(self, peer: int) -> int:
         """Return the step count at which the peer's next mix is due, given its mixes in progress."""
-        return self.schedules[peer].steps_beside(self.moving[peer] if self.overlapping(peer) else 0)
+        return self.schedules[peer].postponed_steps(self.moving[peer] if self.overlapping(peer) else 0)
 
     # -- initiating an exchange ----------------------------------------------------------------------------------
     def arm(self, peer: int) -> None:
@@ -123,12 +123,12 @@ class Control:
             return
         self.counted[peer] = steps
         if self.moving[peer] >= (self.most if overlapping else 1):  # all slots are taken by exchanges in progress
-            self.waiting[peer], self.retry_at[peer] = True, when + WAIT_S
+            self.waiting[peer], self.retry_at[peer] = True, when + RETRY_S
             return
         others = {one.partner(peer) for one in self.table[peer]}
         partner = self.choose(peer, others, again=False)
         if partner is None:
-            self.waiting[peer], self.retry_at[peer] = self.moving[peer] > 0, when + WAIT_S
+            self.waiting[peer], self.retry_at[peer] = self.moving[peer] > 0, when + RETRY_S
             if not self.waiting[peer]:
                 self.arm(peer)
             return
@@ -187,7 +187,7 @@ class Control:
         self.leave(one, FIRST)
 
     def collided(self, peer: int) -> None:
-        self.retry_at[peer] = self.events.now + collided_s(self.rngs[peer])
+        self.retry_at[peer] = self.events.now + collision_delay_s(self.rngs[peer])
 
     def leave(self, one: Meeting, side: int) -> None:
         """Remove an exchange from one side, and free the slot that it takes there."""
@@ -249,7 +249,7 @@ class Control:
         if moving - (overdue is not None) >= limit:
             return False
         met = self.met[peer].get(sender)
-        if met is not None and self.counted[peer] - met < APART * self.every(peer):
+        if met is not None and self.counted[peer] - met < MIN_GAP * self.every(peer):
             self.asking = peer
             if uniform(self.alive, self.rngs[peer], self.fits, (sender,)) is not None:
                 return False
@@ -327,7 +327,7 @@ class Control:
             if not side:
                 self.intervals.note(peer, partner, now - one.since)
             self.intervals.adapt(peer, self.schedules[peer], steps - 1, self.clocks.time(peer, steps - 1))
-        self.schedules[peer].mixed(counted, now, not side)
+        self.schedules[peer].on_mixed(counted, now, not side)
         self.released(peer)
 
     def released(self, peer: int) -> None:

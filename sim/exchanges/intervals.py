@@ -31,7 +31,7 @@ class Intervals:
         cost, durations_s = None, self.durations_s[peer]
         if durations_s:
             cost = dataclasses.replace(self.cost, seconds=median([durations_s[partner] for partner in durations_s]))
-        schedule.adapt(steps, boundary_at, cost, self.machine)
+        schedule.adapt_interval(steps, boundary_at, cost, self.machine)
 
     def forget(self, peer: int) -> None:
         """Drop the durations of a peer that dies or leaves."""

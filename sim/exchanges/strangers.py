@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from gossip.recent import Recent
-from gossip.selection.partners import WARY, WARY_S
+from gossip.selection.partners import WARY_FAILURES, WARY_S
 from sim.exchanges.meeting import Meeting
 
 __all__ = ["Strangers"]
@@ -25,8 +25,8 @@ class Strangers:
     def slow(self, peer: int, partner: int, now: float) -> None:
         """Count an exchange that takes too long or has failed, if the partner is new."""
         if partner not in self.met[peer]:
-            self.failures[peer] = min(self.failures[peer] + 1, WARY + 1)
-            if self.failures[peer] >= WARY:
+            self.failures[peer] = min(self.failures[peer] + 1, WARY_FAILURES + 1)
+            if self.failures[peer] >= WARY_FAILURES:
                 self.until[peer] = now + WARY_S
 
     def mixed(self, peer: int) -> None:
@@ -40,11 +40,11 @@ class Strangers:
 
     def barred(self, peer: int, now: float) -> bool:
         """Return True if the peer avoids all new partners now."""
-        if self.failures[peer] < WARY:
+        if self.failures[peer] < WARY_FAILURES:
             return False
         met = self.met[peer]
         return now < self.until[peer] or any(one.partner(peer) not in met for one in self.table[peer])
 
     def shuns(self, peer: int, sender: int, now: float) -> bool:
         """Return True if the peer ignores an offer from this sender."""
-        return self.failures[peer] >= WARY and sender not in self.met[peer] and self.barred(peer, now)
+        return self.failures[peer] >= WARY_FAILURES and sender not in self.met[peer] and self.barred(peer, now)

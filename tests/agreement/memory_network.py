@@ -255,7 +255,7 @@ class Trainer:
                 self.loop.step(self.steps, trio.current_time())
             else:
                 self.loop.visit(trio.current_time())
-            self.peer.at_boundary(trio.current_time())  # a node says so four times a second
+            self.peer.note_boundary(trio.current_time())  # a node says so four times a second
             if self.loop.is_lockstep:
                 await self.hold(when)
             when = trio.current_time() + self.step_s

@@ -251,7 +251,7 @@ def run_nodes(scenario: Scenario) -> dict[int, Outcome]:
             for index, node in enumerate(driver.world.nodes):
                 if not node.gone:
                     node.check()
-                    node.peer.counted(node.steps, node.steps)
+                    node.peer.update_counts(node.steps, node.steps)
                     found[index] = Outcome.of(
                         node.peer, node.steps, node.boundary.mass, node.vector, node.runtime.streams.durations
                     )

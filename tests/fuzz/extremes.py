@@ -108,7 +108,7 @@ class Extreme(Messages):
         self.perform(self.peer.start(self.now))
         for number in range(1 if config.grouped else 3):
             self.linked.add(record(number).id)
-            self.perform(self.peer.linked(record(number).id, record(number), self.now))
+            self.perform(self.peer.on_linked(record(number).id, record(number), self.now))
 
     def perform(self, effects: list[Any]) -> None:
         self.sends += [effect for effect in effects if isinstance(effect, Send)]
@@ -130,22 +130,22 @@ class Extreme(Messages):
 
     def step(self, steps: int) -> None:
         self.steps += steps
-        self.perform(self.peer.stepped(self.steps, 8 * self.steps, 0.5, self.now))
+        self.perform(self.peer.on_stepped(self.steps, 8 * self.steps, 0.5, self.now))
 
     def report_all(self) -> None:
         for effect in self.todo[:]:
             self.todo.remove(effect)
             match type(effect).__name__:
                 case "Snapshot" | "CopyPiece":
-                    self.perform(self.peer.snapshotted(effect.session, self.now, 0.0, 1.0))
+                    self.perform(self.peer.on_snapshotted(effect.session, self.now, 0.0, 1.0))
                 case "Transfer":
-                    self.perform(self.peer.streamed(effect.session, 1.0, 4.0, self.now))
+                    self.perform(self.peer.on_streamed(effect.session, 1.0, 4.0, self.now))
                 case "Gather":
-                    self.perform(self.peer.gathered(effect.session, 1.0, 4.0, set(), self.now))
+                    self.perform(self.peer.on_gathered(effect.session, 1.0, 4.0, set(), self.now))
                 case "ReceivePiece":
-                    self.perform(self.peer.collected(effect.session, effect.stop, self.now))
+                    self.perform(self.peer.on_collected(effect.session, effect.stop, self.now))
                 case "Adopt" if self.peer.joining.phase.name == "ADOPTING":
-                    self.perform(self.peer.adopted(self.now, 1.0, 4.0))
+                    self.perform(self.peer.on_adopted(self.now, 1.0, 4.0))
 
     def said(self, cls: type) -> Any:
         """The last message of this type that the peer wants sent, and to whom."""

@@ -214,7 +214,7 @@ class Messages(Target):
             run_id=self.world.run_id, steps=8, samples=64,
         )  # fmt: skip
         self.linked.add(record.id)
-        self.perform(self.peer.linked(record.id, record, self.now))
+        self.perform(self.peer.on_linked(record.id, record, self.now))
 
     def prepare(self) -> tuple[object, Callable[[], object]]:
         rng = self.rng
@@ -248,7 +248,7 @@ class Messages(Target):
             case 0:
                 self.steps += rng.choice((1, 8, 100))
                 loss = rng.choice((None, 0.5))
-                return "step", lambda: self.perform(peer.stepped(self.steps, 8 * self.steps, loss, self.now))
+                return "step", lambda: self.perform(peer.on_stepped(self.steps, 8 * self.steps, loss, self.now))
             case 1 | 2:
                 later = rng.choice((0.0, 0.5, 5.0, 40.0))
                 self.now = max(
@@ -259,8 +259,8 @@ class Messages(Target):
                 own = sorted({*peer.exchanges.table, *peer.donating.table})
                 session = rng.choice([None, *own[-3:]])
                 if peer.local.sound:
-                    return ("spoiled", session), lambda: self.perform(peer.spoiled(session, self.now))
-                return "mended", lambda: self.perform(peer.mended(self.now))
+                    return ("spoiled", session), lambda: self.perform(peer.on_spoiled(session, self.now))
+                return "mended", lambda: self.perform(peer.on_mended(self.now))
             case 3 | 4 if self.todo:
                 effect = self.todo.pop(rng.randrange(len(self.todo)))
                 return ("report", effect), lambda: self.report(effect)
@@ -268,7 +268,7 @@ class Messages(Target):
         if gone is not None:
             self.linked.discard(gone)
             orderly = rng.random() < 0.3
-            return ("unlink", gone), lambda: self.perform(peer.unlinked(gone, self.now, orderly))
+            return ("unlink", gone), lambda: self.perform(peer.on_unlinked(gone, self.now, orderly))
         number = rng.randrange(6)
         return ("link", number), lambda: self.link(number)
 
@@ -297,30 +297,30 @@ class Messages(Target):
         squares = rng.choice((0.0, 1.0, 1e30, math.inf, rng.random())), rng.choice((0.0, 1.0, 1e30, 1.0))
         match effect:
             case Snapshot(session) | CopyPiece(session):
-                self.perform(peer.snapshotted(session, now, rng.choice((0.0, 0.5)), rng.choice((math.nan, 1.0))))
+                self.perform(peer.on_snapshotted(session, now, rng.choice((0.0, 0.5)), rng.choice((math.nan, 1.0))))
             case Transfer() | Gather() | ReceivePiece() | Serve() if rng.random() < 0.3:
                 self.perform(
-                    peer.failed(effect.session, rng.choice(("broken", "checksum", "overflow", "stalled")), now)
+                    peer.on_failed(effect.session, rng.choice(("broken", "checksum", "overflow", "stalled")), now)
                 )
             case Transfer():
-                self.perform(peer.streamed(effect.session, *squares, now))
+                self.perform(peer.on_streamed(effect.session, *squares, now))
             case Gather():
-                self.perform(peer.gathered(effect.session, *squares, set(), now))
+                self.perform(peer.on_gathered(effect.session, *squares, set(), now))
             case ReceivePiece():
-                self.perform(peer.collected(effect.session, effect.stop, now))
+                self.perform(peer.on_collected(effect.session, effect.stop, now))
             case Serve():
-                self.perform(peer.served(effect.session, now))
+                self.perform(peer.on_served(effect.session, now))
             case Adopt() if peer.joining.phase.name == "ADOPTING":
-                self.perform(peer.adopted(now))
+                self.perform(peer.on_adopted(now))
             case Dial(_, expect):
-                self.perform(peer.dial_failed(expect, now))
+                self.perform(peer.on_dial_failed(expect, now))
             case TryDial(asker, _):
-                self.perform(peer.dial_tried(asker, rng.random() < 0.5, now))
+                self.perform(peer.on_dial_tried(asker, rng.random() < 0.5, now))
 
     def ended(self, error: BaseException) -> None:
         """As a driver does: the link over which it came is gone."""
         self.linked.discard(self.sender)
-        self.perform(self.peer.unlinked(self.sender, self.now))
+        self.perform(self.peer.on_unlinked(self.sender, self.now))
 
 
 class Statuses(Target):

@@ -143,10 +143,10 @@ def test_who_waits_for_others_begins_no_run_for_want_of_them_before():
 def test_new_seeds_are_dialled_at_once_by_who_is_alone_and_left_to_healing_by_who_is_not():
     peer = made(looks_up=True)
     peer.start(0.0)
-    assert peer.seeded((HERE, THERE), {HERE: A}) == [Dial(HERE, A), Dial(THERE)]
-    assert peer.seeded((HERE, THERE), {HERE: A}) == [], "they are under way"
-    peer.linked(A, dataclasses.replace(ME, id=A, address=HERE), 1.0)
-    assert peer.seeded((HERE, Address("10.0.0.3", 3)), {}) == []
+    assert peer.on_seeds_found((HERE, THERE), {HERE: A}) == [Dial(HERE, A), Dial(THERE)]
+    assert peer.on_seeds_found((HERE, THERE), {HERE: A}) == [], "they are under way"
+    peer.on_linked(A, dataclasses.replace(ME, id=A, address=HERE), 1.0)
+    assert peer.on_seeds_found((HERE, Address("10.0.0.3", 3)), {}) == []
     assert peer.seeds.seeds == (HERE, Address("10.0.0.3", 3))
 
 
@@ -156,8 +156,8 @@ def test_a_seed_that_is_this_node_itself_is_nobody_to_wait_for():
     while not peer.view.ready and now < 400.0:
         for effect in effects:
             if isinstance(effect, Dial):  # it opens, and greets as ourselves
-                peer.seed_answered(effect.address)
-                peer.seed_is_me(effect.address)
+                peer.on_seed_answered(effect.address)
+                peer.on_own_seed(effect.address)
         now = max(now + 1e-3, peer.deadline)
         effects = peer.tick(now)
     assert now == pytest.approx(CONFIG.join_timeout_s, abs=1.1)
@@ -314,7 +314,7 @@ def newcomer(answers_until: float):
     while not peer.view.ready and now < 400.0:
         for effect in effects:
             if isinstance(effect, Dial) and now < answers_until:
-                peer.seed_answered(effect.address)
+                peer.on_seed_answered(effect.address)
         now = max(now + 1e-3, peer.deadline)
         effects = peer.tick(now)
     return now

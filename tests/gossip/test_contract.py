@@ -16,7 +16,7 @@ from node.network.runtime import REPORTS
 
 PAGE = Path(gossip.__file__).with_name("CONTRACT.md")
 TEXT = PAGE.read_text(encoding="utf-8")
-NOT_REPORTS = {"go_on_from", "introduce", "new_session", "receive"}  # before the start, and messages
+NOT_REPORTS = {"continue_from", "add_founders", "new_session", "receive"}  # before the start, and messages
 
 
 def rows(title: str) -> list[list[str]]:
@@ -45,7 +45,7 @@ def test_every_report_is_named_and_is_a_peers():
     loop = set(re.findall(r"peer\.(\w+)\(", TEXT.split("## Effects", 1)[0])) - {"REPORT"}
     told = loop | {name for title in ("Effects", "Other reports") for row in rows(title) for name in names(row[-1])}
     reports = {name for name in told if name not in ("compare", "expect")}
-    assert {*REPORTS, "heard", "at_boundary", "receive", "go_on_from"} == reports
+    assert {*REPORTS, "on_proof_of_life", "note_boundary", "receive", "continue_from"} == reports
     assert all(callable(getattr(Peer, name)) for name in reports)
 
 
@@ -56,4 +56,4 @@ def test_a_method_that_returns_effects_is_a_report(name):
         assert name in TEXT
 
 
-INNER = {"after", "check_reach"}  # called by other reports alone
+INNER = {"check_reach", "end_snapshot", "follow_up"}  # called by other reports alone

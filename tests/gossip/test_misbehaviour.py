@@ -6,7 +6,7 @@ import pytest
 
 from gossip.effects import Notice, Send
 from gossip.ids import PeerId
-from gossip.misbehaviour import KEPT, KINDS, TOLD, MisbehaviourLog
+from gossip.misbehaviour import KINDS, MAX_LEVELS, MAX_REPORTED, MisbehaviourLog
 from gossip.wire.messages import Accept, Busy, Gossip, Hint
 from tests.gossip.exchange.sides import A, B, Side, offer
 from tests.gossip.membership.members import acquainted, peer_id, record_of
@@ -96,12 +96,12 @@ def test_a_stranger_is_named_by_its_address():
 
 def test_a_flood_of_identities_costs_a_bounded_table():
     misbehaviour = MisbehaviourLog()
-    for number in range(3 * KEPT):
+    for number in range(3 * MAX_LEVELS):
         who = PeerId(number.to_bytes(16, "big"))
         for _ in range(3):
             misbehaviour.note(who, "fault", 1.0)
-    assert len(misbehaviour.levels) == KEPT
-    assert len(misbehaviour.counts) == len(misbehaviour.take()) == TOLD
+    assert len(misbehaviour.levels) == MAX_LEVELS
+    assert len(misbehaviour.counts) == len(misbehaviour.take()) == MAX_REPORTED
 
 
 def test_a_partner_whose_exchanges_come_to_nothing_is_named_and_one_whose_are_mostly_finished_is_not():

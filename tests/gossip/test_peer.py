@@ -214,9 +214,9 @@ def test_every_message_of_an_exchange_that_nobody_knows_is_harmless():
         assert a.peer.receive(b.id, message, swarm.now) == []
     assert a.peer.receive(b.id, Accept(99, 0.0, 0.5, "fp32"), swarm.now) == [Send(b.id, Abort(99, "late"))]
     assert a.peer.receive(b.id, Outcome(99), swarm.now) == [Send(b.id, Settled(99, False))]
-    assert a.peer.snapshotted(99, swarm.now) == a.peer.streamed(99, 1.0, 1.0, swarm.now) == []
-    assert a.peer.failed(99, "broken", swarm.now) == a.peer.collected(99, ELEMENTS, swarm.now) == []
-    assert a.peer.dial_failed(None, swarm.now) == []
+    assert a.peer.on_snapshotted(99, swarm.now) == a.peer.on_streamed(99, 1.0, 1.0, swarm.now) == []
+    assert a.peer.on_failed(99, "broken", swarm.now) == a.peer.on_collected(99, ELEMENTS, swarm.now) == []
+    assert a.peer.on_dial_failed(None, swarm.now) == []
 
 
 def test_settling_begins_with_a_snapshot_where_there_is_a_partner_and_with_nothing_where_not():
@@ -236,8 +236,8 @@ def test_a_liar_that_says_nobody_can_dial_us_withdraws_an_address_for_minutes_an
     swarm = World(1)
     first, late = swarm.start(value=0), swarm.start(0, value=1)
     first.dialable = late.dialable = True
-    reached = first.peer.dial_tried
-    first.peer.dial_tried = lambda asker, ok, now: reached(asker, False, now)  # type: ignore[method-assign]
+    reached = first.peer.on_dial_tried
+    first.peer.on_dial_tried = lambda asker, ok, now: reached(asker, False, now)  # type: ignore[method-assign]
     swarm.until(lambda: late.peer.membership.me.address is None, 30.0)
     assert late.kinds.count("unreachable") == 1
     others = [swarm.start(0, value=2 + n) for n in range(3)]

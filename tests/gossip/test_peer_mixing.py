@@ -62,7 +62,7 @@ def test_no_snapshot_is_taken_along_where_there_was_nobody_to_mix_with():
     swarm.until(lambda: alone.mixes, 20.0)
     swarm.until(lambda: alone.peer.initiator.mix_at < swarm.now + 100.0, 1.0)
     swarm.run(5.0)
-    assert not alone.peer.initiator.lonely, "a partner that is busy with the mix under way is somebody"
+    assert not alone.peer.initiator.is_lonely, "a partner that is busy with the mix under way is somebody"
     swarm.until(lambda: alone.peer.initiator.mix_at < swarm.now + 100.0, 1.0)
 
 
@@ -133,10 +133,10 @@ def test_a_second_snapshot_at_one_boundary_does_not_forget_how_far_the_steps_bef
     swarm = World(9)
     [node] = swarm.swarm(1)
     peer, rule = node.peer, node.peer.exchanges.filter
-    peer.counted(10, 40)
-    peer.snapshotted(1, swarm.now, moved=3.0)
-    peer.snapshotted(2, swarm.now, moved=0.0)
+    peer.update_counts(10, 40)
+    peer.on_snapshotted(1, swarm.now, moved=3.0)
+    peer.on_snapshotted(2, swarm.now, moved=0.0)
     assert rule.recent == 3.0
-    peer.counted(11, 44)
-    peer.snapshotted(3, swarm.now, moved=0.5)
+    peer.update_counts(11, 44)
+    peer.on_snapshotted(3, swarm.now, moved=0.5)
     assert (rule.recent, rule.movement) == (0.5, 3.0)

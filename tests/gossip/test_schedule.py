@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gossip.codecs import COMPILED, Taken
 from gossip.config import Config
 from gossip.exchange.session import State
-from gossip.schedule import FASTEST, SLOWEST, Schedule
+from gossip.schedule import MAX_PACE, MIN_PACE, Schedule
 from tests.harness.world import World
 
 
@@ -26,14 +26,14 @@ def mixes_at(made, count):
     steps, found = 0, []
     while len(found) < count:
         steps += 1
-        if made.due(steps, 0.0):
+        if made.is_due(steps, 0.0):
             found.append(steps)
-            made.mixed(steps, 0.0)
+            made.on_mixed(steps, 0.0)
     return found
 
 
 # -- by steps and by the clock -----------------------------------------------------------------------------------------
-@pytest.mark.parametrize("pace", [FASTEST, 0.5, 1.0, 2.0, SLOWEST])
+@pytest.mark.parametrize("pace", [MIN_PACE, 0.5, 1.0, 2.0, MAX_PACE])
 def test_a_node_that_is_never_kept_waiting_mixes_once_in_each_interval_times_its_pace(pace):
     made = schedule(mix_every_steps=64)
     made.pace = pace
@@ -41,7 +41,7 @@ def test_a_node_that_is_never_kept_waiting_mixes_once_in_each_interval_times_its
     assert (found[-1] - found[0]) / 399 == pytest.approx(64 * pace, rel=0.03)
 
 
-@pytest.mark.parametrize("pace", [FASTEST, 1.0, SLOWEST])
+@pytest.mark.parametrize("pace", [MIN_PACE, 1.0, MAX_PACE])
 def test_two_mixes_lie_apart_by_three_quarters_to_five_quarters_of_an_interval(pace):
     made = schedule(mix_every_steps=100)
     made.pace = pace
@@ -57,14 +57,14 @@ def test_the_next_mix_lies_in_the_future_and_within_three_intervals_whoever_aske
     steps = 0
     for pause in pauses:
         steps += pause
-        made.mixed(steps, 0.0)
+        made.on_mixed(steps, 0.0)
         assert steps + 1 <= made.due_steps <= steps + max(3 * every, 1)
 
 
 def test_what_was_missed_is_not_made_up_for():
     made = schedule(mix_every_steps=8)
-    made.mixed(0, 0.0)
-    made.mixed(1000, 0.0)
+    made.on_mixed(0, 0.0)
+    made.on_mixed(1000, 0.0)
     assert made.due_steps >= 1002
     found = mixes_at(schedule(mix_every_steps=8), 10)
     assert found[-1] > 50
@@ -76,25 +76,19 @@ def test_mixing_at_every_step_is_due_at_every_step():
 
 def test_by_the_clock_the_first_mix_sets_the_time_and_steps_say_nothing():
     made = schedule(mix_every_steps=None, mix_every_s=30.0)
-    assert not made.due(10**9, 1e9)
-    made.mixed(0, 100.0)
+    assert not made.is_due(10**9, 1e9)
+    made.on_mixed(0, 100.0)
     assert 100 + 22.5 <= made.due_at <= 100 + 37.5
-    assert not made.due(10**9, made.due_at - 0.001)
-    assert made.due(0, made.due_at)
+    assert not made.is_due(10**9, made.due_at - 0.001)
+    assert made.is_due(0, made.due_at)
 
 
 def test_of_steps_and_seconds_either_is_enough():
     made = schedule(mix_every_steps=10, mix_every_s=30.0)
-    made.mixed(0, 0.0)
-    assert made.due(made.due_steps, 0.0)
-    assert made.due(0, made.due_at)
-    assert not made.due(made.due_steps - 1, made.due_at - 0.1)
-
-
-def test_waiting_ends_at_a_time():
-    made = schedule()
-    made.wait(10.0, 0.25)
-    assert made.retry_at == 10.25
+    made.on_mixed(0, 0.0)
+    assert made.is_due(made.due_steps, 0.0)
+    assert made.is_due(0, made.due_at)
+    assert not made.is_due(made.due_steps - 1, made.due_at - 0.1)
 
 
 # -- mixes that others ask for -----------------------------------------------------------------------------------------
@@ -105,8 +99,8 @@ def test_however_often_others_ask_our_own_mix_is_due_within_two_intervals_of_our
     made.begin(0, 0.0)
     own = []
     for steps in range(1, 2000):
-        due = made.due(steps, float(steps))
-        made.mixed(steps, float(steps), own=due)
+        due = made.is_due(steps, float(steps))
+        made.on_mixed(steps, float(steps), own=due)
         own += [steps] if due else []
     gaps = [later - before for before, later in itertools.pairwise(own)]
     assert max(gaps) <= 2.25 * 8 + 1
@@ -120,9 +114,9 @@ def test_what_others_ask_for_counts_and_all_together_stay_one_in_an_interval(sha
     made.begin(0, 0.0)
     mixes = 0
     for steps in range(1, 64 * 4000):
-        own = made.due(steps, 0.0)
+        own = made.is_due(steps, 0.0)
         if own or dice.random() < share / 64:
-            made.mixed(steps, 0.0, own)
+            made.on_mixed(steps, 0.0, own)
             mixes += 1
     assert mixes / 4000 == pytest.approx(1.0, abs=0.05)
 
@@ -130,17 +124,17 @@ def test_what_others_ask_for_counts_and_all_together_stay_one_in_an_interval(sha
 # -- consensus control -------------------------------------------------------------------------------------------------
 def test_nodes_too_far_apart_mix_more_often_and_nodes_close_together_more_rarely():
     apart, close, near_enough = (schedule(consensus_target=10.0) for _ in range(3))
-    apart.watch(consensus_distance=15.0, step_size=1.0)
-    close.watch(consensus_distance=5.0, step_size=1.0)
-    near_enough.watch(consensus_distance=10.9, step_size=1.0)
+    apart.adapt_pace(consensus_distance=15.0, step_size=1.0)
+    close.adapt_pace(consensus_distance=5.0, step_size=1.0)
+    near_enough.adapt_pace(consensus_distance=10.9, step_size=1.0)
     assert apart.pace < near_enough.pace == 1.0 < close.pace
 
 
 def test_the_target_counts_in_steps_of_the_size_that_they_have_now():
     made = schedule(consensus_target=10.0)
-    made.watch(consensus_distance=15.0, step_size=3.0)
+    made.adapt_pace(consensus_distance=15.0, step_size=3.0)
     assert made.pace > 1
-    made.watch(consensus_distance=15.0, step_size=0.3)
+    made.adapt_pace(consensus_distance=15.0, step_size=0.3)
     assert made.pace == pytest.approx(1.0)
 
 
@@ -149,21 +143,21 @@ def test_the_pace_stays_within_a_quarter_and_four_whatever_is_measured(measured)
     made = schedule(consensus_target=2.0)
     for distance, step in measured:
         before = made.pace
-        made.watch(distance, step)
-        assert FASTEST <= made.pace <= SLOWEST
+        made.adapt_pace(distance, step)
+        assert MIN_PACE <= made.pace <= MAX_PACE
         assert 0.79 <= made.pace / before <= 1.26
 
 
-@pytest.mark.parametrize(("distance", "end"), [(1e9, FASTEST), (1e-9, SLOWEST)])
+@pytest.mark.parametrize(("distance", "end"), [(1e9, MIN_PACE), (1e-9, MAX_PACE)])
 def test_a_distance_that_stays_wrong_drives_the_pace_to_its_bound_and_back_again_to_one(distance, end):
     made = schedule(consensus_target=2.0)
     for _ in range(20):
-        made.watch(distance, 1.0)
+        made.adapt_pace(distance, 1.0)
     assert made.pace == end
     opposite = 1 / distance
     moves = 0
     while (made.pace > 1) == (end > 1):
-        made.watch(opposite, 1.0)
+        made.adapt_pace(opposite, 1.0)
         moves += 1
     assert moves <= 8
 
@@ -171,13 +165,13 @@ def test_a_distance_that_stays_wrong_drives_the_pace_to_its_bound_and_back_again
 @pytest.mark.parametrize(("distance", "step"), [(math.nan, 1.0), (math.inf, 1.0), (5.0, 0.0), (5.0, math.nan)])
 def test_what_was_not_measured_moves_nothing(distance, step):
     made = schedule(consensus_target=1.0)
-    made.watch(distance, step)
+    made.adapt_pace(distance, step)
     assert made.pace == 1.0
 
 
 def test_without_a_target_nothing_is_controlled():
     made = schedule()
-    made.watch(1e9, 1.0)
+    made.adapt_pace(1e9, 1.0)
     assert made.pace == 1.0
 
 
@@ -188,7 +182,7 @@ def test_a_closed_loop_settles_where_the_distance_is_the_target(above):
     made = schedule(consensus_target=10.0)
     scale = 16.0 if above else 7.0  # the distance at pace 1
     for _ in range(40):
-        made.watch(scale * math.sqrt(made.pace), 1.0)
+        made.adapt_pace(scale * math.sqrt(made.pace), 1.0)
     assert scale * math.sqrt(made.pace) == pytest.approx(10.0, rel=0.11)
 
 
@@ -205,7 +199,7 @@ def begun(node, swarm, state):
     """An exchange of this node in this state, begun at its step count."""
     node.peer.schedule.retry_at = 0.0
     node.peer.schedule.due_steps = 0
-    node.peer.stepped(node.steps, node.steps, None, swarm.now)
+    node.peer.on_stepped(node.steps, node.steps, None, swarm.now)
     [exchange] = node.peer.exchanges.table.values()
     exchange.state = state
     return exchange
@@ -215,23 +209,23 @@ def begun(node, swarm, state):
 @pytest.mark.parametrize(("gap", "after"), [(0.0, 0), (0.25, 2), (1.0, 8), (2.0, 16)])
 def test_a_loop_is_held_when_a_mix_under_way_is_as_old_as_the_gap_allows(gap, after, state):
     swarm, a, _ = pair(max_version_gap=gap, mix_every_steps=8)
-    a.peer.counted(1000, 1000)
+    a.peer.update_counts(1000, 1000)
     a.steps = 1000
     exchange = begun(a, swarm, state)
     for steps in range(20):
-        a.peer.counted(1000 + steps, 0)
-        assert a.peer.view.held == (steps >= after)
+        a.peer.update_counts(1000 + steps, 0)
+        assert a.peer.view.is_held == (steps >= after)
     exchange.state = State.IN_DOUBT
-    assert not a.peer.view.held, "nobody waits for one who is gone"
+    assert not a.peer.view.is_held, "nobody waits for one who is gone"
 
 
 def test_a_report_that_is_older_than_what_was_counted_counts_no_sample_twice():
     _, a, _ = pair(mix_every_steps=8)
-    a.peer.counted(a.steps, 32)
+    a.peer.update_counts(a.steps, 32)
     steps, samples = a.peer.local.steps, a.peer.local.samples
     before, members = a.peer.local.progress.samples, a.peer.local.progress.members
     for more in (10, 8, 11):  # the network thread has looked at the loop while an earlier report was on its way
-        a.peer.counted(steps + more, samples + 16 * more)
+        a.peer.update_counts(steps + more, samples + 16 * more)
     assert a.peer.local.steps == steps + 11
     assert a.peer.local.progress.samples == before + members * 16 * 11
 
@@ -239,22 +233,22 @@ def test_a_report_that_is_older_than_what_was_counted_counts_no_sample_twice():
 def test_without_a_bound_nobody_is_ever_held():
     swarm, a, _ = pair(mix_every_steps=8)
     begun(a, swarm, State.STREAMING)
-    a.peer.counted(10**6, 0)
-    assert not a.peer.view.held
+    a.peer.update_counts(10**6, 0)
+    assert not a.peer.view.is_held
 
 
 def test_one_that_is_asked_is_held_from_its_snapshot_on_and_not_before():
     swarm, a, b = pair(max_version_gap=0.0, mix_every_steps=8)
     begun(a, swarm, State.PREPARING)
     session = next(iter(a.peer.exchanges.table))
-    [offered] = a.peer.snapshotted(session, swarm.now)
+    [offered] = a.peer.on_snapshotted(session, swarm.now)
     b.peer.receive(a.id, offered.message, swarm.now)
     assert b.peer.exchanges.table[session].state is State.PREPARING
-    assert not b.peer.view.held
-    b.peer.snapshotted(session, swarm.now)
-    assert b.peer.view.held
-    b.peer.failed(session, "broken", swarm.now)
-    assert not b.peer.view.held
+    assert not b.peer.view.is_held
+    b.peer.on_snapshotted(session, swarm.now)
+    assert b.peer.view.is_held
+    b.peer.on_failed(session, "broken", swarm.now)
+    assert not b.peer.view.is_held
 
 
 # -- an interval that a node chooses -----------------------------------------------------------------------------------
@@ -266,7 +260,7 @@ def adapted(made, seconds, step_s=0.1, mixes=8, first=0, every=2):
     """After so many mixes whose exchanges take so long."""
     exchange = Taken(1_000, "int8", 1_004, seconds)
     for mix in range(first, first + mixes):
-        made.adapt(every * mix, every * mix * step_s, exchange, COMPILED)
+        made.adapt_interval(every * mix, every * mix * step_s, exchange, COMPILED)
     return made.every
 
 
@@ -287,7 +281,9 @@ def test_nothing_is_concluded_from_few_mixes_nor_from_one_long_pause():
     assert adapted(made, 5.0, mixes=4) == 2  # three spans between four mixes
     made = chooses()
     assert adapted(made, 0.8) == 8
-    made.adapt(16, 1_000.0, Taken(1_000, "int8", 1_004, 0.8), COMPILED)  # an evaluation of a quarter of an hour
+    made.adapt_interval(
+        16, 1_000.0, Taken(1_000, "int8", 1_004, 0.8), COMPILED
+    )  # an evaluation of a quarter of an hour
     assert made.every == 8
 
 

@@ -102,7 +102,7 @@ class Host(Sessions):
             case effects.TryDial(asker, address):
                 to = world.at(address)
                 ok = to is not None and to.dialable and not network.parted(self, to)
-                self.later(2 * network.latency(self, to), self.call, "dial_tried", asker, ok)
+                self.later(2 * network.latency(self, to), self.call, "on_dial_tried", asker, ok)
             case _:
                 self.average(effect)
 
@@ -128,7 +128,7 @@ class Host(Sessions):
         session, binds = getattr(message, "session", None), type(message) in (Offer, Fetch, Outcome)
         if binds:
             self.bound.setdefault(session, link)
-            self.peer.counted(self.steps, self.samples * self.steps)
+            self.peer.update_counts(self.steps, self.samples * self.steps)
         self.perform(self.peer.receive(sender.id, message, self.world.now))
         if binds and session not in self.peer.exchanges.table and session not in self.peer.donating.table:
             self.bound.pop(session, None)
@@ -143,18 +143,18 @@ class Host(Sessions):
             self.restoring = False
             self.replace(self.kept)
             self.kept, self.base = None, self.kept_base
-            self.call("restored")
+            self.call("on_restored")
         adopted = self.adoption is not None and self.keeps()
         if adopted and self.adoption.trial:
             self.model.apply()  # what is finished is in the weights that may come back
         apart = self.adopt() if adopted else ()
         self.model.apply()
         taken = self.take(list(self.wishes))
-        if self.peer.view.ready and not adopted and not self.peer.view.held:
+        if self.peer.view.ready and not adopted and not self.peer.view.is_held:
             self.learn()
         if adopted:
-            self.perform(self.peer.adopted(self.world.now, *apart))
-        self.call("stepped", self.steps, self.samples * self.steps, self.loss(self))
+            self.perform(self.peer.on_adopted(self.world.now, *apart))
+        self.call("on_stepped", self.steps, self.samples * self.steps, self.loss(self))
         self.report_taken(taken)
 
     def keeps(self) -> bool:
@@ -182,7 +182,7 @@ class Host(Sessions):
     def copied(self, number: int, session: Session) -> None:
         if not self.left and self.sessions.get(number) is session:
             session.reported = True
-            self.perform(self.peer.snapshotted(number, self.world.now, session.given))
+            self.perform(self.peer.on_snapshotted(number, self.world.now, session.given))
 
     # -- links -------------------------------------------------------------------------------------------------------
     def up(self, link: Link, record: MemberRecord) -> None:
@@ -190,7 +190,7 @@ class Host(Sessions):
         link.open[link.place(self)] = True
         self.links.setdefault(other.id, []).append(link)
         waiting = self.waiting.pop(other.id, ())
-        self.perform(self.peer.linked(other.id, record, self.world.now))
+        self.perform(self.peer.on_linked(other.id, record, self.world.now))
         for message in waiting:
             self.send(other.id, message)
 
@@ -208,12 +208,12 @@ class Host(Sessions):
             del self.links[other.id]
         for number in [number for number, used in self.bound.items() if used is link]:
             self.bound.pop(number, None)
-            self.call("failed", number, "broken")
+            self.call("on_failed", number, "broken")
         for number, session in list(self.sessions.items()):
             if session.gather is not None and other.id in session.sent and last:
-                self.call("failed", number, "broken")
+                self.call("on_failed", number, "broken")
         if last and not self.gone:
-            self.perform(self.peer.unlinked(other.id, self.world.now, orderly=link.orderly))
+            self.perform(self.peer.on_unlinked(other.id, self.world.now, orderly=link.orderly))
 
     # -- ends --------------------------------------------------------------------------------------------------------
     def crash(self) -> None:

@@ -79,7 +79,7 @@ class Network:
         failed = [peer for peer in hoped if to is None or refused or peer not in (None, to.id)]
         for peer in failed:
             host.waiting.pop(peer, None)
-            host.call("dial_failed", peer)
+            host.call("on_dial_failed", peer)
         if to is not None and len(failed) < len(hoped):
             self.connect(host, to)
 

@@ -78,14 +78,14 @@ class Sessions:
                     self.sessions[number] = self.wishes[number] = Session()
             case effects.CopyFrozen(number):
                 self.sessions[number] = Session(value=self.base)
-                self.later(0.0, self.call, "recalled", number)
+                self.later(0.0, self.call, "on_recalled", number)
             case effects.HashFrozen():
                 self.hashes += 1
                 self.later(self.hash_s, self.hashed, self.hashes, hash_of(self.base))
             case effects.Transfer(number, partner):
                 session, link = self.sessions[number], self.bound.get(number)
                 if link is None:
-                    self.later(0.0, self.call, "failed", number, "broken")
+                    self.later(0.0, self.call, "on_failed", number, "broken")
                     return
                 session.transfer, session.partner, session.link = effect, partner, link
                 if effect.sends:
@@ -121,7 +121,7 @@ class Sessions:
             case effects.Serve(number, partner, start):
                 session, link = self.sessions[number], self.bound.get(number)
                 if session.value is None or link is None or link.other(self).id != partner:
-                    self.later(0.0, self.call, "failed", number, "broken")
+                    self.later(0.0, self.call, "on_failed", number, "broken")
                     return
                 session.serve = effect
                 self.piece(number, start, link)
@@ -131,7 +131,7 @@ class Sessions:
                     self.joining_since = self.peer.joining.began_at
                     self.pieces.clear()
                 if partner not in self.links:
-                    self.later(0.0, self.call, "failed", number, "broken")
+                    self.later(0.0, self.call, "on_failed", number, "broken")
                     return
                 session.link = self.bound[number] = self.links[partner][-1]
             case effects.Adopt():
@@ -159,7 +159,7 @@ class Sessions:
             right = session is not None and session.transfer is not None and session.transfer.receives
             if right and session.link is link and session.partner == sender.id and session.theirs is None:
                 session.theirs = value
-                self.report("streamed", number, session)
+                self.report("on_streamed", number, session)
         elif session is None or session.gather is None:
             if number in self.peer.exchanges.table:
                 self.early.setdefault(number, []).append((link, sender, number, what, value))
@@ -180,7 +180,7 @@ class Sessions:
         one = self.peer.exchanges.table.get(number)
         if len(session.means) == count and one is not None and one.state is State.STREAMING:
             session.theirs = mean
-            self.report("gathered", number, session, [])
+            self.report("on_gathered", number, session, [])
 
     def report(self, event: str, number: int, session: Session, *more: Any) -> None:
         """How far apart the two vectors are, squared, and the norm of ours."""
@@ -198,7 +198,7 @@ class Sessions:
         if stop < session.serve.stop:
             self.later(delay_s, self.piece, number, stop, link)
         else:
-            self.later(delay_s, self.call, "served", number)
+            self.later(delay_s, self.call, "on_served", number)
 
     def collected(self, link: Link, number: int, start: int, stop: int, value: Number) -> None:
         session = self.sessions.get(number)
@@ -206,16 +206,16 @@ class Sessions:
             return
         if session.collect.compare:
             held, elements = next((mine for a, b, mine in reversed(self.pieces) if a <= start < b), value), stop - start
-            self.call("compared", number, float(value - held) ** 2 * elements, float(held) ** 2 * elements)
+            self.call("on_compared", number, float(value - held) ** 2 * elements, float(held) ** 2 * elements)
             return
         self.pieces = [one for one in self.pieces if one[:2] != (start, stop)]  # it may come again, of another
         self.pieces.append((start, stop, value))
-        self.call("collected", number, stop)
+        self.call("on_collected", number, stop)
 
     def hashed(self, request: int, digest: bytes) -> None:
         """Report the hash of the frozen weights, unless another was asked for meanwhile."""
         if request == self.hashes:
-            self.call("frozen_hashed", digest)
+            self.call("on_frozen_hashed", digest)
 
     def adopt(self) -> tuple[float, float]:
         """Overwrite the weights with what came; returns how far apart the two are, squared, and the norm of ours."""

@@ -78,8 +78,8 @@ class One:
         self.peer = SimpleNamespace(
             exchanges=SimpleNamespace(table={SESSION: exchange}),
             view=SimpleNamespace(elements=vector.size),
-            gathered=lambda *what: self.said.append(("gathered", *what)) or [],
-            failed=lambda *what: self.said.append(("failed", *what)) or [],
+            on_gathered=lambda *what: self.said.append(("gathered", *what)) or [],
+            on_failed=lambda *what: self.said.append(("failed", *what)) or [],
         )
         driver = SimpleNamespace(now=0.0, perform=lambda effects: None, compute=self.compute)
         boundary, outer = Boundary(state, self.pool, KeptWeights(state)), OuterStep(vector.size, 0.0, 1.0)

@@ -11,20 +11,20 @@ import time
 from typing import Any
 
 from gossip.wire import messages
-from gossip.wire.messages import integer, later, message, of
+from gossip.wire.messages import added_field, integer, message, wire_field
 
 messages.VERSION_MAX = 2
 
 
 @message("offer")
 class Offer(messages.Offer):
-    colour: str = later("text", 16, default="grey")
+    colour: str = added_field("text", 16, default="grey")
 
 
 @message("dance")
 class Dance:
     steps: int = integer()
-    tune: tuple[str, ...] = of("names", 4)
+    tune: tuple[str, ...] = wire_field("names", 4)
 
 
 messages.Offer = Offer  # before anybody else imports it
@@ -48,8 +48,8 @@ def record_of_newer(*args: Any, **fields: Any) -> MemberRecord:
 
 
 class NewerPeer(Peer):
-    def linked(self, peer, record, now):
-        return [*super().linked(peer, record, now), Send(peer, Dance(3, ("waltz",)))]
+    def on_linked(self, peer, record, now):
+        return [*super().on_linked(peer, record, now), Send(peer, Dance(3, ("waltz",)))]
 
     def tick(self, now):
         if self.view.ready and self.membership.me.extra != EXTRA:

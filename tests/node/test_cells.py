@@ -123,7 +123,7 @@ def test_a_partner_that_came_late_is_remembered_at_once(train, until, tmp_path):
     service = ours.side.service
     writes = []
     remember = service.save_address_book
-    service.save_address_book = lambda runtime: (writes.append(runtime.peer.view.alive), remember(runtime))
+    service.save_address_book = lambda runtime: (writes.append(runtime.peer.view.alive_count), remember(runtime))
     until(lambda: len(writes) == 2)  # after one second and three: the next would come after seven
     assert set(writes) == {1}
     theirs = train(nn.Linear(2, 2), seeds=[ours.node.address])

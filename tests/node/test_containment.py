@@ -113,7 +113,8 @@ async def test_a_mean_that_meets_a_fault_fails_its_exchange(size):
     node = runtime()
     failures, group = [], SimpleNamespace(session=7, averaging=True, parts=SimpleNamespace(size=size))
     group.average, failed = lambda: 1 / 0, trio.Event()
-    node.averager.peer = SimpleNamespace(failed=lambda *what: (failures.append(what[:2]), failed.set(), [])[-1])
+    report = lambda *what: (failures.append(what[:2]), failed.set(), [])[-1]  # noqa: E731
+    node.averager.peer = SimpleNamespace(on_failed=report)
     node.streams.compute(Averaging(node.averager, group, lambda: None))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node.streams.run_jobs)
@@ -204,10 +205,10 @@ async def test_what_began_and_waits_for_its_link_is_sent():
     peer.partners.choose = lambda asked, now, *more: OTHER if not asked else None
     [wish] = peer.exchanges.begin_mix(node.now)
     [sent] = peer.exchanges.on_snapshotted(wish.session, node.now)
-    assert peer.view.meant(OTHER, sent.message)
-    assert not peer.view.meant(peer.id, sent.message)
+    assert peer.view.should_send(OTHER, sent.message)
+    assert not peer.view.should_send(peer.id, sent.message)
     peer.exchanges.abandon()
-    assert not peer.view.meant(OTHER, sent.message)
+    assert not peer.view.should_send(OTHER, sent.message)
 
 
 async def accepts_from(node, ours, *messages):
@@ -230,7 +231,7 @@ async def test_an_offer_that_is_refused_binds_no_link():
     node = runtime()
     ours, _ = link()
     node.links.add(ours)
-    node.perform(node.peer.linked(OTHER, OTHER_RECORD, node.now))
+    node.perform(node.peer.on_linked(OTHER, OTHER_RECORD, node.now))
 
     await accepts_from(node, ours, offer(5), Outcome(6), Fetch(7, (), 3, 1))  # the first of another layout
     assert not node.sessions.links
@@ -246,7 +247,7 @@ async def test_an_offer_that_crosses_the_end_of_an_idle_link_benches_nobody():
     node = runtime()
     ours, _ = link()
     node.links.add(ours)
-    node.perform(node.peer.linked(OTHER, OTHER_RECORD, node.now))
+    node.perform(node.peer.on_linked(OTHER, OTHER_RECORD, node.now))
     peer, benched = node.peer, []
     peer.partners.choose = lambda asked, now, *more: OTHER if not asked else None
     peer.partners.note_failure = lambda partner, now: benched.append(partner)
@@ -292,7 +293,7 @@ async def test_an_offer_over_a_link_that_this_node_is_closing_begins_nothing():
     node = runtime()
     ours, _ = link()
     node.links.add(ours)
-    node.perform(node.peer.linked(OTHER, OTHER_RECORD, node.now))
+    node.perform(node.peer.on_linked(OTHER, OTHER_RECORD, node.now))
     ours.retire()
     local = node.peer.local
     await accepts_from(node, ours, Offer(8, local.fingerprint, local.run_id, 0.0, 0.5, "fp32"))

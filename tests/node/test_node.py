@@ -61,7 +61,7 @@ def test_a_node_alone_copies_its_model_for_no_mix_and_for_newcomers_once_a_secon
 
     monkeypatch.setattr(Boundary, "visit", watched)
     first = train(linear())
-    until(lambda: first.side.network.peer.initiator.lonely)
+    until(lambda: first.side.network.peer.initiator.is_lonely)
     visits.clear()
     until(lambda: len(visits) > 6)
     assert not any(visits)

@@ -93,7 +93,7 @@ def test_three_nodes_that_resume_count_what_is_behind_their_weights(train, until
     uncounted_s = 0.0
     while seen_s < began_s + 5.0:
         time.sleep(0.02)
-        missing = sum(3 - one.side.network.peer.membership.sharers for one in again)
+        missing = sum(3 - one.side.network.peer.membership.run_size for one in again)
         passed_s = time.monotonic() - seen_s
         seen_s, uncounted_s = seen_s + passed_s, uncounted_s + missing * passed_s
     exchanged = [

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gossip.errors import ConfigError
 from gossip.ids import MemberRecord, PeerId
-from gossip.wire.records import MAX_EXTRA_BYTES, keepable
+from gossip.wire.records import MAX_EXTRA_BYTES, is_keepable
 from node import Node
 from node.observe.reduced import Figures, Reduced, reduce, settles, told_in
 from tests.node.conftest import QUICK
@@ -82,8 +82,8 @@ def test_more_than_a_record_has_room_for_is_refused_and_changes_nothing():
     with pytest.raises(ConfigError, match=r"validation/9 take 281 bytes, .* has room for 241: tell fewer"):
         own.tell({"validation/8": 0.5, "validation/9": 0.5}, RUN, 10**9)
     assert own.tell({}, RUN, 0) == before
-    assert keepable((b"x" * (MAX_EXTRA_BYTES - 3),))
-    assert not keepable((b"x" * (MAX_EXTRA_BYTES - 2),))
+    assert is_keepable((b"x" * (MAX_EXTRA_BYTES - 3),))
+    assert not is_keepable((b"x" * (MAX_EXTRA_BYTES - 2),))
 
 
 def test_every_member_weighs_alike_and_the_age_is_the_oldests():

@@ -154,7 +154,7 @@ def test_a_node_that_cannot_join_for_faults_says_so(monkeypatch):
     seed = Pair.__new__(Pair)
     seed.trainees = [Trainee({"x": np.zeros(8, np.float32)})]
     Pair.begin(seed.trainees[0])
-    monkeypatch.setattr("gossip.peer.Peer.linked", lambda self, *_: raises())
+    monkeypatch.setattr("gossip.peer.Peer.on_linked", lambda self, *_: raises())
     try:
         with pytest.raises(FaultError, match="Could not join: faults of this library"):
             Node({"x": np.zeros(8, np.float32)}, seeds=[seed.node.address], config=QUICK).start()
@@ -163,7 +163,7 @@ def test_a_node_that_cannot_join_for_faults_says_so(monkeypatch):
         end(seed.trainees)
 
 
-@pytest.mark.parametrize("report", ["collected", "adopted", "linked"])
+@pytest.mark.parametrize("report", ["on_collected", "on_adopted", "on_linked"])
 def test_a_fault_while_it_joins_begins_the_joining_anew(report, monkeypatch):
     seed = Trainee({"x": np.full(ELEMENTS, 7.0, np.float32)})
     Pair.begin(seed)

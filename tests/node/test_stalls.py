@@ -9,7 +9,7 @@ from node.observe.stalls import STANDS_S, Stalls
 
 def stalls():
     """With what was said: kinds and sentences."""
-    view, joining = SimpleNamespace(boundary_at=0.0, ready=True), SimpleNamespace(lacks=0, starved=False)
+    view, joining = SimpleNamespace(boundary_at=0.0, ready=True), SimpleNamespace(missing_elements=0, is_starved=False)
     peer, said = SimpleNamespace(view=view, joining=joining), []
     one = Stalls(
         peer, lambda: True, lambda event: said.append((event.kind, str(event))), lambda *notice: said.append(notice)

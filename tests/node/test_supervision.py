@@ -143,7 +143,13 @@ def test_a_fault_in_a_report_to_the_peer_begins_the_network_side_anew(pair, repo
 
     def fault():
         setattr(runtime.peer, report, runtime.guard_report(faulty))
-        if report not in ("tick", "stepped", "counted", "snapshotted", "streamed"):  # these come by themselves
+        if report not in (
+            "tick",
+            "on_stepped",
+            "update_counts",
+            "on_snapshotted",
+            "on_streamed",
+        ):  # these come by themselves
             pair.call(getattr(runtime.peer, report))
 
     pair.begins_anew(fault)

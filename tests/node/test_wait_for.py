@@ -68,7 +68,7 @@ def test_members_that_somebody_made_up_end_no_wait(train, launch, until):
     liar = train(model())
     first = launch(model(1), seeds=[liar.node.address], wait_for=3, wait_s=600.0)
     side = first.side
-    until(lambda: side.network.peer.view.alive == 2)
+    until(lambda: side.network.peer.view.alive_count == 2)
     run_id, sender = liar.side.network.peer.view.run_id, liar.side.network.peer.id
     made_up = []  # at another host: one introducer may have four ports of a host dialled where nobody answers
     for port in range(1, 9):
@@ -80,11 +80,11 @@ def test_members_that_somebody_made_up_end_no_wait(train, launch, until):
     runtime = side.network.runtime
     side.network.thread.call(lambda: runtime.perform(runtime.peer.receive(sender, Gossip(tuple(made_up)), runtime.now)))
     until(lambda: len(side.network.peer.membership.members()) == 9)
-    assert side.network.peer.view.alive == 2
+    assert side.network.peer.view.alive_count == 2
     assert not first.running.is_set()
     launch(model(2), seeds=[liar.node.address])
     assert first.running.wait(30)
-    assert side.network.peer.view.alive == 3
+    assert side.network.peer.view.alive_count == 3
 
 
 def test_a_late_comer_to_a_run_that_is_finished_waits_for_nobody(train, launch):

@@ -58,7 +58,7 @@ def told_to_mix(
         swarm.add_peer(row, founder=True, step_s=STEP_S)
     swarm.introduce()
     for host in swarm.hosts:  # told to, they mix again and again within one of these intervals, which have no end
-        host.peer.partners.just_mixed = lambda sender, now: False
+        host.peer.partners.has_just_mixed = lambda sender, now: False
     return swarm
 
 

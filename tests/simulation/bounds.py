@@ -42,7 +42,7 @@ BOUNDS = {
     "membership._table._buckets": 256,
     "membership._detector._timers": 512,  # probes of ours and for others; stale ones go as they reach the front
     "membership._states._suspicions": 4_096,
-    "membership._introductions._hosts": 1_024,
+    "membership._introductions._host_tokens": 1_024,
 }
 TABLES = frozenset({dict, list, set, deque, OrderedDict, Recent})
 PLAIN = frozenset({int, float, str, bytes, bool, tuple, type(None), Config})

@@ -172,7 +172,7 @@ class Host(harness.Host):
             return True
         self.adoption = None
         self.pieces.clear()
-        self.call("not_kept")
+        self.call("on_not_kept")
         return False
 
     def take(self, numbers: list[int]) -> list[int]:
@@ -205,10 +205,10 @@ class Host(harness.Host):
 
     def spoilt(self, link: Link, number: int) -> None:
         if number in self.sessions and link.open[link.place(self)]:
-            self.call("failed", number, self.rng.choice(["checksum", "overflow"]))
+            self.call("on_failed", number, self.rng.choice(["checksum", "overflow"]))
 
     def report(self, event: str, number: int, session: Session, *more: Any) -> None:
-        if event == "streamed" and self.rng.random() < self.manners.fails / 4:
+        if event == "on_streamed" and self.rng.random() < self.manners.fails / 4:
             own = float(session.value)
             self.call(event, number, math.nan, own * own * ELEMENTS)  # this side's filter refuses what came
         else:

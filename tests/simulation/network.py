@@ -62,7 +62,7 @@ class Network(harness.Network):
 
     def connect(self, host: Host, to: Host) -> None:
         if host.id == to.id:  # a copy of it, with its key
-            host.peer.seed_is_me(address_of(to.number))
+            host.peer.on_own_seed(address_of(to.number))
             return
         self.link(host, to)
 

@@ -363,10 +363,10 @@ class Schedule:
         if host is not None and not host.liar and host.peer.view.ready:
             session = next((number for number, one in host.sessions.items() if one.value is not None), None)
             if session is not None and host.sessions[session].transfer is None and not host.sessions[session].gather:
-                host.call("spoiled", session)
+                host.call("on_spoiled", session)
             else:
-                host.call("spoiled", None)
-            host.later(self.rng.choice([0.3, 2.0]), host.call, "mended")
+                host.call("on_spoiled", None)
+            host.later(self.rng.choice([0.3, 2.0]), host.call, "on_mended")
 
     # -- the end -------------------------------------------------------------------------------------------------
     def heal(self) -> None:

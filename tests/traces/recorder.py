@@ -121,12 +121,12 @@ class Recorded(Host):
         if world.lines is not None:
             who, first = world.names(self.id), arguments[0]
             match event:
-                case "streamed":
+                case "on_streamed":
                     partner = world.partners[self.id, first]
                     world.step(f"has all that {partner} streams for {world.number(first)}", who)
-                case "gathered":
+                case "on_gathered":
                     world.say(f"has the mean of every slice of {world.number(first)}", who)
-                case "collected":
+                case "on_collected":
                     world.say(f"has the elements up to {arguments[1]:,} by {world.number(first)}", who)
         super().call(event, *arguments)
 

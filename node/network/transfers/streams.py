@@ -264,8 +264,8 @@ class Streams:
 
     def on_piece_sent(self, session: int) -> None:
         """Handle the end of a vector that was sent: tell the peer, if it was a piece for a newcomer."""
-        if self.peer.view.serves(session):
-            self.perform(self.peer.served(session, self.now))
+        if self.peer.view.has_donation(session):
+            self.perform(self.peer.on_served(session, self.now))
 
     def on_progress(self, chunk: Chunk) -> None:
         """Handle the progress of a chunk's session: tell the peer or the averager how much has come."""
@@ -276,9 +276,9 @@ class Streams:
         if receiver.fault:
             self.averager.failed(number, receiver.fault)
         elif isinstance(receiver, PieceReceiver):
-            self.perform(peer.collected(number, receiver.start + receiver.position, self.now))
+            self.perform(peer.on_collected(number, receiver.start + receiver.position, self.now))
         elif isinstance(receiver, ComparingReceiver) and receiver.done:
-            self.perform(peer.compared(number, receiver.difference_sq, receiver.own_sq, self.now))
+            self.perform(peer.on_compared(number, receiver.difference_sq, receiver.own_sq, self.now))
         elif isinstance(receiver, DifferenceReceiver) and receiver.done:
             pair = self.averager.pairs[number]
             pair.arrived()

@@ -38,7 +38,7 @@ class Owner:
     def perform(self, effects: list[Any]) -> None:
         assert effects == []
 
-    def frozen_hashed(self, digest: bytes, now: float) -> list[Any]:
+    def on_frozen_hashed(self, digest: bytes, now: float) -> list[Any]:
         self.reported.append(digest)
         return []
 

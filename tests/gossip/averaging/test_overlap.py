@@ -28,19 +28,19 @@ class Peer:
         self.given = set()
         self.view = self
 
-    def concerns(self, session):
+    def needs_snapshot(self, session):
         return True
 
-    def serves(self, session):
+    def has_donation(self, session):
         return session in self.given
 
-    def under_way(self, session):
+    def has_exchange(self, session):
         return session not in self.given
 
-    def snapshotted(self, session, now, mass=0.0, moved=0.0):
+    def on_snapshotted(self, session, now, mass=0.0, moved=0.0):
         return []
 
-    recalled = snapshotted
+    on_recalled = on_snapshotted
 
 
 class Node:

@@ -73,13 +73,7 @@ class Bare:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.membership, name)
 
-    def linked(self, peer: PeerId, record: MemberRecord, now: float) -> list[Effect]:
-        return self.membership.on_linked(peer, record, now)
-
-    def unlinked(self, peer: PeerId, now: float, orderly: bool = False) -> list[Effect]:
-        return self.membership.on_unlinked(peer, now, orderly)
-
-    def dial_failed(self, peer: PeerId | None, now: float) -> list[Effect]:
+    def on_dial_failed(self, peer: PeerId | None, now: float) -> list[Effect]:
         return [] if peer is None else self.membership.on_dial_failed(peer, now)
 
 

@@ -27,17 +27,17 @@ def test_a_file_may_name_addresses_or_ids(tmp_path):
     a, b, c = (PeerId(bytes([first] * 16)) for first in (0x11, 0xAB, 0xCD))
     graph = read(tmp_path, "10.0.0.5:7700 [::1]:7700\n")
     here, there = Address("10.0.0.5", 7700), Address("::1", 7700)
-    played = graph.players([(a, there), (b, None), (c, here)])
+    played = graph.node_numbers([(a, there), (b, None), (c, here)])
     assert {graph.names[node]: peer for peer, node in played.items()} == {here: c, there: a}
     graph = read(tmp_path, "11111111 ABABABABAB\n")  # eight digits are no rank
     assert graph.kind == "id"
-    assert graph.players([(a, None), (b, here), (c, there)]) == {a: 0, b: 1}
+    assert graph.node_numbers([(a, None), (b, here), (c, there)]) == {a: 0, b: 1}
 
 
 def test_members_beyond_the_ranks_of_a_graph_play_no_node():
     members = [(PeerId(bytes([i] * 16)), None) for i in range(6)]
     graph = Graph.from_text("0 1\n1 2\n2 3\n3 0")
-    assert graph.players(members) == {peer: i for i, (peer, _) in enumerate(members[:4])}
+    assert graph.node_numbers(members) == {peer: i for i, (peer, _) in enumerate(members[:4])}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from gossip.errors import ConfigError
 from gossip.exchange.session import MAX_NEIGHBOURS, Local
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.selection.graphs import Graph
-from gossip.selection.partners import MET, WARY, WARY_S, Partners
+from gossip.selection.partners import MAX_MIXED, WARY_FAILURES, WARY_S, Partners
 from gossip.selection.registry import selector_of
 from tests.harness.configs import tuned
 
@@ -36,7 +36,7 @@ class Table:
     def record(self, peer):
         return self.records.get(peer)
 
-    def standing(self, peers, run_id):
+    def ready_among(self, peers, run_id):
         known = [(peer, self.records[peer]) for peer in peers if peer in self.records]
         return [peer for peer, record in known if record.ready and record.run_id == run_id]
 
@@ -65,7 +65,7 @@ def test_one_of_our_run_that_holds_its_weights_and_can_be_reached_fits(changes, 
     made.members.records[b] = record(b, **changes)
     assert made.fits(b) == fits
     assert made.choose(set(), 0.0) == (b if fits else None)
-    assert made.shares(b) == (fits or "address" in changes)
+    assert made.is_in_run(b) == (fits or "address" in changes)
 
 
 def test_one_whom_nobody_can_dial_fits_while_it_is_linked():
@@ -95,7 +95,7 @@ def test_one_that_failed_sits_out_twice_as_long_each_time_until_it_succeeds():
     made.note_failure(b, 30.0)
     assert not both_chosen(89.9)
     assert both_chosen(90.0)
-    made.succeeded(b)
+    made.note_success(b)
     made.note_failure(b, 100.0)
     assert both_chosen(130.0)
 
@@ -122,7 +122,7 @@ def test_back_off_binds_whoever_wasted_a_stream_when_it_offers_too():
     assert not made.is_declined(b, 30.0)
     made.note_failure(c, 40.0, silent=True)
     assert not made.is_declined(c, 40.1), "one that was silent shows that it is there"
-    assert not made.bench.sits_out(c, 40.1)
+    assert not made.back_off.is_benched(c, 40.1)
 
 
 @pytest.mark.parametrize("clock", [False, True])
@@ -158,7 +158,7 @@ def test_the_memory_of_who_mixed_with_us_is_bounded():
     made = partners(peers[0], peers)
     for peer in peers[1:]:
         made.note_mix(peer, 0.0, True)
-    assert len(made.met) == MET
+    assert len(made.last_mixes) == MAX_MIXED
     assert made.is_declined(peers[-1], 0.0)
 
 
@@ -222,12 +222,12 @@ def test_with_everybody_at_once_each_edge_is_begun_by_one_of_its_ends(selection,
 def test_with_everybody_at_once_those_who_sit_out_or_were_asked_are_not_chosen():
     peers = ids(9)
     made = partners(peers[0], peers, selection="torus", partners=0)
-    neighbours = set(made.ours())
+    neighbours = set(made.own_neighbours())
     assert len(neighbours) == 4
     gone = min(neighbours)
     made.note_failure(gone, 0.0)
-    assert {made.choose(set(), 1.0) for _ in range(60)} == set(made.ours()) - {gone}
-    assert made.choose(set(made.ours()), 1.0) is None
+    assert {made.choose(set(), 1.0) for _ in range(60)} == set(made.own_neighbours()) - {gone}
+    assert made.choose(set(made.own_neighbours()), 1.0) is None
 
 
 def test_with_everybody_at_once_a_node_takes_as_many_offers_as_it_has_neighbours():
@@ -327,7 +327,7 @@ def test_the_second_who_is_asked_for_a_mix_is_one_we_know():
 
 def test_those_that_are_new_to_us_rest_once_exchanges_with_them_fail():
     made, b, c, strangers = crowd()
-    for stranger in strangers[:WARY]:
+    for stranger in strangers[:WARY_FAILURES]:
         assert not made.is_stranger(strangers[-1])
         made.note_slow(stranger, 10.0)
     assert made.is_stranger(strangers[-1])
@@ -341,7 +341,7 @@ def test_those_that_are_new_to_us_rest_once_exchanges_with_them_fail():
 
 def test_exchanges_with_members_that_are_new_restore_trust_in_the_others():
     made, *_, strangers = crowd()
-    for stranger in strangers[: WARY + 5]:
+    for stranger in strangers[: WARY_FAILURES + 5]:
         made.note_failure(stranger, 10.0)
     for stranger in strangers[10:12]:
         made.note_mix(stranger, 20.0, True)
@@ -357,7 +357,7 @@ def test_one_that_we_know_and_that_fails_makes_nobody_strange():
 
 def test_who_knows_nobody_asks_strangers_all_the_same():
     made, *_, strangers = crowd()
-    made.met.clear()
+    made.last_mixes.clear()
     for stranger in strangers[:5]:
         made.note_failure(stranger, 10.0)
     assert made.choose(set(), 10.1) is not None
@@ -369,9 +369,9 @@ def test_one_that_asks_and_asks_delays_nothing():
     for turn in range(20):
         made.note_mix(b, float(turn), own=False)
         made.note_mix(c, float(turn), own=turn % 2 == 0)
-    assert not made.counts([b])
-    assert made.counts([c])
-    assert made.counts([b, c])
+    assert not made.counts_as_mix([b])
+    assert made.counts_as_mix([c])
+    assert made.counts_as_mix([b, c])
     for turn in range(5):
         made.note_mix(b, 20.0 + turn, own=True)
-    assert made.counts([b]), "as soon as it is asked as well"
+    assert made.counts_as_mix([b]), "as soon as it is asked as well"

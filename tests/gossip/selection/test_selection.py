@@ -249,7 +249,7 @@ def test_with_members_coming_and_going_nobody_chooses_itself_or_one_unfit_and_pr
         if name != "graph":
             assert (rule.choose(view, set(), rng) is None) == (not possible)
         if chosen is not None:
-            rule.heard(chosen, rng.random(), rng.random())
+            rule.note_measurement(chosen, rng.random(), rng.random())
 
 
 @pytest.mark.parametrize("name", [*PLACED, "graph"])
@@ -260,17 +260,17 @@ def test_sorted_members_are_kept_until_a_change_and_not_after_it(name):
     gone = before[0]
     view.living.remove(gone)
     view.living.append(PeerId(b"\xff" * 16))  # as many as before, so that only the count of changes tells
-    assert rule.order(view)[0] is rule.order(view)[0]
-    assert gone in rule.order(view)[0]
+    assert rule.ranking(view)[0] is rule.ranking(view)[0]
+    assert gone in rule.ranking(view)[0]
     view.changes += 1
-    assert gone not in rule.order(view)[0]
+    assert gone not in rule.ranking(view)[0]
     assert gone not in rule.neighbours(view)
 
 
 def test_one_instance_serves_all_peers_that_share_one_table():
     peers, rule = ids(30), selector("ring")
     table = shuffled(peers)
-    orders = {id(rule.order(View(peer, table))[0]) for peer in peers}
+    orders = {id(rule.ranking(View(peer, table))[0]) for peer in peers}
     assert len(orders) == 1
     stranger = PeerId(b"\xff" * 16)
     assert rule.neighbours(View(stranger, table)) == [peers[0], peers[29]]  # not in the table, and yet with a rank

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gossip.ids import PeerId
-from gossip.selection.nearest import MOST, Nearest
+from gossip.selection.nearest import MAX_MEASURED, Nearest
 from tests.gossip.selection.test_selection import View, ids
 from tests.theory.mixing_matrices import choice_matrix, complete, expected_pair_mean, spectral_gap
 
@@ -33,7 +33,7 @@ def mean_cost(choice, cost):
 
 def cost_s(rule, partner):
     """Seconds that an exchange with this one is held to take."""
-    return rule._costs({partner: rule.measured[partner]})[partner]
+    return rule._costs()[partner]
 
 
 def learnt(round_trips_s, mixes, me=0, **options):
@@ -45,7 +45,7 @@ def learnt(round_trips_s, mixes, me=0, **options):
     chosen = []
     for _ in range(mixes):
         partner = rule.choose(view, (), rng)
-        rule.heard(partner, round_trips_s[me, rank[partner]], None)
+        rule.note_measurement(partner, round_trips_s[me, rank[partner]], None)
         chosen.append(rank[partner])
     return rule, view, chosen
 
@@ -121,8 +121,8 @@ def test_what_an_exchange_costs_is_its_round_trip_and_the_vector_at_its_rate():
     a, b, c, d = ids(4)
     small, large = Nearest(0.001, near=1), Nearest(100.0, near=1)
     for rule in (small, large):
-        rule.heard(a, 0.001, 1.0)
-        rule.heard(b, 0.2, 100.0)
+        rule.note_measurement(a, 0.001, 1.0)
+        rule.note_measurement(b, 0.2, 100.0)
         assert c not in rule.measured
     view = View(d, [a, b, c])
     assert small.nearest(view) == [a]
@@ -133,9 +133,9 @@ def test_what_an_exchange_costs_is_its_round_trip_and_the_vector_at_its_rate():
 def test_what_was_not_measured_of_a_partner_counts_as_the_median():
     a, b, c = ids(3)
     rule = Nearest(10.0)
-    rule.heard(a, 0.1, 10.0)
-    rule.heard(b, None, 5.0)
-    rule.heard(c, 0.3, None)
+    rule.note_measurement(a, 0.1, 10.0)
+    rule.note_measurement(b, None, 5.0)
+    rule.note_measurement(c, 0.3, None)
     assert cost_s(rule, b) == pytest.approx(0.2 + 2.0)
     assert cost_s(rule, c) == pytest.approx(0.3 + 10 / 7.5)
 
@@ -143,12 +143,12 @@ def test_what_was_not_measured_of_a_partner_counts_as_the_median():
 def test_one_slow_exchange_does_not_make_a_partner_far_and_four_do():
     a, b, me = ids(3)
     rule, view = Nearest(near=1), View(ids(3)[2], ids(3))
-    rule.heard(a, 0.1, None)
-    rule.heard(b, 0.2, None)
-    rule.heard(a, 0.4, None)
+    rule.note_measurement(a, 0.1, None)
+    rule.note_measurement(b, 0.2, None)
+    rule.note_measurement(a, 0.4, None)
     assert rule.nearest(view) == [a]
     for _ in range(3):
-        rule.heard(a, 0.4, None)
+        rule.note_measurement(a, 0.4, None)
     assert rule.nearest(view) == [b]
     assert me not in rule.measured
 
@@ -157,20 +157,20 @@ def test_one_slow_exchange_does_not_make_a_partner_far_and_four_do():
 def test_measurements_that_cannot_be_are_ignored(nonsense):
     (peer,) = ids(1)
     rule = Nearest(1.0)
-    rule.heard(peer, nonsense, nonsense)
-    rule.heard(peer, None, 0.0)
+    rule.note_measurement(peer, nonsense, nonsense)
+    rule.note_measurement(peer, None, 0.0)
     assert not rule.measured
-    rule.heard(peer, 0.0, 2.0)
-    rule.heard(peer, nonsense, nonsense)
+    rule.note_measurement(peer, 0.0, 2.0)
+    rule.note_measurement(peer, nonsense, nonsense)
     assert cost_s(rule, peer) == 0.5
 
 
 def test_measurements_are_bounded_and_the_cheap_ones_kept():
-    peers = ids(3 * MOST)
+    peers = ids(3 * MAX_MEASURED)
     rule = Nearest()
     for i, peer in enumerate(peers):
-        rule.heard(peer, 1.0 + i, None)
-        assert len(rule.measured) <= MOST
+        rule.note_measurement(peer, 1.0 + i, None)
+        assert len(rule.measured) <= MAX_MEASURED
     view = View(PeerId(b"\xff" * 16), peers)
     assert rule.nearest(view) == peers[:4]
 
@@ -179,7 +179,7 @@ def test_those_who_are_gone_are_forgotten_and_those_who_do_not_fit_passed_over()
     peers = ids(12)
     rule, view = Nearest(), View(peers[11], peers)
     for i, peer in enumerate(peers[:11]):
-        rule.heard(peer, 0.1 + i, None)
+        rule.note_measurement(peer, 0.1 + i, None)
     view.unfit = {peers[1]}
     assert rule.nearest(view) == [peers[0], *peers[2:5]]
     view.living, view.changes = peers[4:], 1

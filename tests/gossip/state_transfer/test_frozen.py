@@ -210,7 +210,7 @@ def test_a_swarm_that_merges_into_another_with_the_same_base_transfers_only_what
     first, second = world.start(base=7, **BASED), world.start(base=7, value=5, **BASED)
     world.run(5.0)
     world.network.dial(first, second.peer.membership.me.address, None)
-    world.until(lambda: world.agreed() and not any(host.peer.view.taking for host in world.hosts), 300.0)
+    world.until(lambda: world.agreed() and not any(host.peer.view.is_joining for host in world.hosts), 300.0)
     taker = next(host for host in world.hosts if "merged" in host.kinds)
     sent = [effect.message for _, effect in taker.log if isinstance(effect, Send)]
     assert not [one for one in sent if isinstance(one, Fetch) and one.start >= taker.peer.local.elements]
@@ -231,7 +231,7 @@ def test_a_node_whose_weights_are_spoiled_keeps_no_base_that_changed_with_them()
     world = swarm_of(3)
     host = world.hosts[1]
     host.base = 8
-    host.call("spoiled", None)
+    host.call("on_spoiled", None)
     assert host.peer.local.frozen_hash is None
     world.until(lambda: host.peer.view.ready, 60.0)
     assert host.base == 7

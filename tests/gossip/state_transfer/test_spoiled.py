@@ -15,7 +15,7 @@ from tests.harness.world import World
 
 def spoil(swarm, node):
     """What a driver says that saw it in the training loop."""
-    node.perform(node.peer.spoiled(None, swarm.now))
+    node.perform(node.peer.on_spoiled(None, swarm.now))
 
 
 @pytest.mark.parametrize("mixing", ["pair", "push-sum"])
@@ -47,7 +47,7 @@ def test_an_offer_whose_snapshot_is_spoiled_is_answered_busy_and_one_of_ours_is_
     swarm.until(lambda: node.peer.view.ready, 10.0)
     offer = Offer(5, "f", node.run_id, node.peer.local.version, 0.5, "fp32")
     [snapshot] = node.peer.receive(first.id, offer, swarm.now)
-    effects = node.peer.spoiled(snapshot.session, swarm.now)
+    effects = node.peer.on_spoiled(snapshot.session, swarm.now)
     assert Send(first.id, Busy(5)) in effects
     assert 5 not in node.peer.exchanges.table
     assert not node.peer.exchanges.failures, "nobody's fault is counted as a partner's"
@@ -76,7 +76,7 @@ def test_who_is_spoiled_and_alone_begins_nothing_and_goes_on_once_its_loop_has_m
     swarm.run(120.0)
     assert not node.peer.view.ready
     assert node.kinds[-1] == "spoiled"
-    node.perform(node.peer.mended(swarm.now))
+    node.perform(node.peer.on_mended(swarm.now))
     assert node.peer.view.ready
     assert node.kinds[-1] == "mended"
-    assert node.peer.mended(swarm.now) == []
+    assert node.peer.on_mended(swarm.now) == []

@@ -63,7 +63,7 @@ def round_of_groups(seed: int, n: int, g: int) -> tuple[Measured, list[int]]:
                     host.peer.partners.note_failure(swarm.hosts[member].id, swarm.now)
         for host in swarm.hosts:
             for other in swarm.hosts:
-                host.peer.partners.succeeded(other.id)
+                host.peer.partners.note_success(other.id)
         ratios[number] = disagreement(matrix).sum() / before
     return (float(ratios.mean()), (n - g) / (g * (n - 1)), float(ratios.std() / math.sqrt(count))), sizes
 

@@ -217,7 +217,7 @@ def test_peers_with_one_table_sort_it_once_and_keep_it_once():
     """10,000 of them held 10,000 sorted lists of 10,000 ids. What each measured of its partners stays its own."""
     swarm = swarm_of(50, config=Config(selection="ring"))
     swarm.run_until(20.0)
-    orders = {id(host.peer.partners.selector.order(host.peer.partners)[0]) for host in swarm.hosts}
+    orders = {id(host.peer.partners.selector.ranking(host.peer.partners)[0]) for host in swarm.hosts}
     assert len(orders) == 1
     assert swarm.sessions.mixes > 100
     nearest = swarm_of(5, config=Config(selection="nearest"))
