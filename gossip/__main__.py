@@ -268,9 +268,9 @@ def methods(
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """List the published methods that are a configuration here, with their papers."""
-    from gossip.config import reference as of
+    from gossip.config import reference
 
-    print(of.methods_as_json(name) if json else of.one_method(name) if name else of.all_methods())
+    print(reference.methods_as_json(name) if json else reference.one_method(name) if name else reference.all_methods())
 
 
 @app.command("config")

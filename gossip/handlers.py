@@ -52,39 +52,20 @@ class PeerParts(Protocol):
 
 
 def on_offer(peer: PeerParts, sender: PeerId, offer: Offer, now: float) -> list[Effect]:
-    if peer.local.left or is_session_taken(peer, offer.session) or peer.joining.phase is Phase.ADOPTING:
-        return [Send(sender, Busy(offer.session))]  # A snapshot during the adoption holds another run's weights.
+    if must_decline(peer, offer.session):
+        return [Send(sender, Busy(offer.session))]
     return peer.exchanges.on_offer(sender, offer, now)
 
 
-def on_accept(peer: PeerParts, sender: PeerId, accept: Accept, now: float) -> list[Effect]:
-    return peer.exchanges.on_accept(sender, accept, now)
-
-
-def on_commit(peer: PeerParts, sender: PeerId, commit: Commit, now: float) -> list[Effect]:
-    return peer.exchanges.on_commit(sender, commit.session, now)
-
-
-def on_outcome(peer: PeerParts, sender: PeerId, outcome: Outcome, now: float) -> list[Effect]:
-    return peer.exchanges.on_outcome(sender, outcome.session, now)
-
-
-def on_settled(peer: PeerParts, sender: PeerId, settled: Settled, now: float) -> list[Effect]:
-    return peer.exchanges.on_settled(sender, settled, now)
-
-
 def on_invite(peer: PeerParts, sender: PeerId, invite: Invite, now: float) -> list[Effect]:
-    if peer.local.left or is_session_taken(peer, invite.session) or peer.joining.phase is Phase.ADOPTING:
+    if must_decline(peer, invite.session):
         return [Send(sender, Busy(invite.session))]
     return peer.exchanges.on_invite(sender, invite, now)
 
 
-def on_joined(peer: PeerParts, sender: PeerId, joined: Joined, now: float) -> list[Effect]:
-    return peer.exchanges.on_joined(sender, joined, now)
-
-
-def on_begin(peer: PeerParts, sender: PeerId, begin: Begin, now: float) -> list[Effect]:
-    return peer.exchanges.on_begin(sender, begin, now)
+def must_decline(peer: PeerParts, session: int) -> bool:
+    """Return True if no exchange may begin: a snapshot during an adoption would hold another run's weights."""
+    return peer.local.left or is_session_taken(peer, session) or peer.joining.phase is Phase.ADOPTING
 
 
 def on_refusal(peer: PeerParts, sender: PeerId, message: Busy | Refuse | Abort, now: float) -> list[Effect]:
@@ -116,10 +97,6 @@ def on_fetch(peer: PeerParts, sender: PeerId, fetch: Fetch, now: float) -> list[
     return peer.donating.on_fetch(sender, fetch, now)
 
 
-def on_serving(peer: PeerParts, sender: PeerId, serving: Serving, now: float) -> list[Effect]:
-    return peer.joining.on_serving(sender, serving, now)
-
-
 def on_reach(peer: PeerParts, sender: PeerId, _reach: Reach, now: float) -> list[Effect]:
     if now < peer.linked_peers.get(sender, now) + TRY_EVERY_S:
         return []
@@ -142,8 +119,19 @@ def is_session_taken(peer: PeerParts, session: int) -> bool:
 
 
 HANDLERS: dict[type, Callable[[PeerParts, PeerId, Any, float], list[Effect]]] = {
-    Offer: on_offer, Accept: on_accept, Commit: on_commit, Outcome: on_outcome, Settled: on_settled,
-    Invite: on_invite, Joined: on_joined, Begin: on_begin,
-    Busy: on_refusal, Refuse: on_refusal, Abort: on_refusal,
-    Fetch: on_fetch, Serving: on_serving, Reach: on_reach, Reached: on_reached,
-}  # fmt: skip
+    Offer: on_offer,
+    Invite: on_invite,
+    Accept: lambda peer, sender, accept, now: peer.exchanges.on_accept(sender, accept, now),
+    Joined: lambda peer, sender, joined, now: peer.exchanges.on_joined(sender, joined, now),
+    Begin: lambda peer, sender, begin, now: peer.exchanges.on_begin(sender, begin, now),
+    Commit: lambda peer, sender, commit, now: peer.exchanges.on_commit(sender, commit.session, now),
+    Outcome: lambda peer, sender, outcome, now: peer.exchanges.on_outcome(sender, outcome.session, now),
+    Settled: lambda peer, sender, settled, now: peer.exchanges.on_settled(sender, settled, now),
+    Busy: on_refusal,
+    Refuse: on_refusal,
+    Abort: on_refusal,
+    Fetch: on_fetch,
+    Serving: lambda peer, sender, serving, now: peer.joining.on_serving(sender, serving, now),
+    Reach: on_reach,
+    Reached: on_reached,
+}

@@ -27,7 +27,7 @@ from gossip.exchange.transitions import Event, State
 from gossip.ids import UNSTATED, Claim, PeerId
 from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Settled
 
-__all__ = ["Exchange", "has_stranger"]
+__all__ = ["Exchange", "has_unproven"]
 
 INNOCENT_REASONS = ("replaced", "late", "overflow")  # Reasons for an abort that are not the partner's fault.
 
@@ -168,12 +168,12 @@ class Exchange(Session):
         if self.is_backgrounded:
             return self.drop()
         exchanges, asked = self.exchanges, self.asked_peers
-        is_retry, is_stranger_busy = self.state is State.OFFERED, has_stranger(exchanges, excluded=self)
+        is_retry, is_unproven_busy = self.state is State.OFFERED, has_unproven(exchanges, excluded=self)
         # Another exchange may have begun since this one was prepared. Overlapping mixes have different partners.
         mixing = [other.partner for other in exchanges.table.values() if other.has_slot]
         excluded = asked.union(mixing if exchanges.is_overlapping else [])
         may_ask, choose = len(asked) < self.max_asked_peers, exchanges.partners.choose
-        partner = choose(excluded, now, is_retry, is_stranger_busy) if may_ask else None
+        partner = choose(excluded, now, is_retry, is_unproven_busy) if may_ask else None
         if partner is None:
             exchanges.has_given_up = True
             return self.drop()
@@ -446,7 +446,7 @@ class Exchange(Session):
         return [*answer, *self.drop()]
 
 
-def has_stranger(exchanges: Exchanges[Exchange], excluded: Exchange | None = None) -> bool:
-    """Return True if an exchange other than ``excluded`` has a new member as its partner (``Partners.strange``)."""
-    is_strange = exchanges.partners.is_stranger
-    return any(other is not excluded and is_strange(other.partner) for other in exchanges.table.values())
+def has_unproven(exchanges: Exchanges[Exchange], excluded: Exchange | None = None) -> bool:
+    """Return True if an exchange other than ``excluded`` is with an unproven partner."""
+    is_unproven = exchanges.partners.is_unproven
+    return any(other is not excluded and is_unproven(other.partner) for other in exchanges.table.values())

@@ -295,7 +295,7 @@ def answer_reservation(exchanges: Exchanges[Any], sender: PeerId, offer: Offer, 
     is_repeated = any(other.partner == sender for other in current) and partners.has_others({sender})
     own = exchanges.reserved_session
     is_taken = own is not None and (own.state is State.RESERVED or exchanges.me < sender)
-    is_unreliable = sender in exchanges.unreliable_partners or partners.is_stranger(sender)
+    is_unreliable = sender in exchanges.unreliable_partners or partners.is_unproven(sender)
     is_prevented = is_repeated or is_taken or is_unreliable or exchanges.local.settling or exchanges.is_overlapping
     if not is_streaming or is_prevented or session in exchanges.table:
         return [Send(sender, Busy(session))]

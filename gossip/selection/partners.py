@@ -1,7 +1,7 @@
 """The partners of one peer: the selection rule over the members that can mix now, back-off, and pair weights.
 
-A *stranger* here is a member that we have not mixed with lately. While exchanges with strangers fail, we are *wary* of
-them, since identities cost nothing.
+A partner is *unproven* if we have not mixed with it lately. While exchanges with unproven partners fail, we are *wary*
+of them, since identities cost nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Partners"]
 
 MIN_GAP = 0.5  # Least intervals between two mixes that one partner asks for: at most two of three mixes are with it.
 MAX_PARDONED = 4  # Partners in back-off that are tried if no other is left.
-# After this many failures with strangers, we are wary. A machine that dies causes a single failure.
+# After this many failures with unproven partners, we are wary. A machine that dies causes a single failure.
 WARY_FAILURES = 2
 WARY_S = 5.0  # Ten times as long as a silent partner holds a slot.
 # The decay of a partner's requests minus ours, and the count from which its mixes are extra. An honest partner stays
@@ -64,8 +64,8 @@ class Partners:
         self.mixes = 0  # Our own mixes that have begun.
         self.pace = 1.0  # The schedule's present interval between two mixes, as a fraction of the configured one.
         self.last_mixes = Recent[PeerId, LastMix](MAX_MIXED)
-        self.stranger_failures = 0  # Failures with strangers, minus exchanges with strangers.
-        self.wary_until = -math.inf  # Until then strangers are neither asked nor accepted.
+        self.unproven_failures = 0  # Failures with unproven partners, minus exchanges with such partners.
+        self.wary_until = -math.inf  # Until then unproven partners are neither asked nor accepted.
         self.pardoned: PeerId | None = None  # May be chosen in back-off, since no other partner is left.
 
     # -- for the selector ----------------------------------------------------------------------------------------
@@ -98,15 +98,15 @@ class Partners:
 
     # -- whom to ask ---------------------------------------------------------------------------------------------
     def choose(
-        self, asked: set[PeerId], now: float, is_retry: bool = False, is_stranger_busy: bool = False
+        self, asked: set[PeerId], now: float, is_retry: bool = False, is_unproven_busy: bool = False
     ) -> PeerId | None:  # fmt: skip
         """Return a partner that is not in ``asked``, or None.
 
         If all others are in back-off, it is the one that failed longest ago. ``is_retry`` means that another was asked
-        for this mix, ``is_stranger_busy`` that a stranger has an exchange.
+        for this mix, ``is_unproven_busy`` that an unproven partner has an exchange.
         """
         self.now = now
-        is_wary = is_stranger_busy or now < self.wary_until
+        is_wary = is_unproven_busy or now < self.wary_until
         familiar = self.familiar_partners() if is_retry or is_wary else []
         left = [peer for peer in familiar if peer not in asked]
         if left or (is_wary and familiar):
@@ -179,12 +179,12 @@ class Partners:
         is_over_by_steps = every is not None and self.local.steps - last_mix.steps >= gap * every
         return not (is_over_by_steps or (every_s is not None and now - last_mix.at >= gap * every_s))
 
-    def is_stranger(self, peer: PeerId) -> bool:
-        """Return True for a stranger while exchanges with strangers fail.
+    def is_unproven(self, peer: PeerId) -> bool:
+        """Return True for an unproven partner while exchanges with such partners fail.
 
         All of them count as one. They have one exchange at a time, and none for a while after it took too long.
         """
-        return self.stranger_failures >= WARY_FAILURES and peer not in self.last_mixes and peer != self.me
+        return self.unproven_failures >= WARY_FAILURES and peer not in self.last_mixes and peer != self.me
 
     def max_incoming(self) -> int:
         """Return the limit of incoming exchanges at the same time as our own."""
@@ -233,7 +233,7 @@ class Partners:
         """Note a finished exchange; ``own`` means that we asked."""
         before = self.last_mixes.get(partner)
         if before is None:
-            self.stranger_failures = max(self.stranger_failures - 1, 0)
+            self.unproven_failures = max(self.unproven_failures - 1, 0)
         excess = 0.0 if before is None else REQUEST_DECAY * before.excess
         self.last_mixes[partner] = LastMix(self.local.steps, now, excess + (-1.0 if own else 1.0))
 
@@ -248,8 +248,8 @@ class Partners:
     def note_slow(self, partner: PeerId, now: float) -> None:
         """Note that an exchange takes too long, or has failed."""
         if partner not in self.last_mixes:
-            self.stranger_failures = min(self.stranger_failures + 1, WARY_FAILURES + 1)
-            if self.stranger_failures >= WARY_FAILURES:
+            self.unproven_failures = min(self.unproven_failures + 1, WARY_FAILURES + 1)
+            if self.unproven_failures >= WARY_FAILURES:
                 self.wary_until = now + WARY_S
 
     def note_rate(self, partner: PeerId, seconds: float) -> None:

@@ -12,15 +12,8 @@ from gossip.config import Config
 from gossip.effects import Effect, ReceivePiece, Release, Send
 from gossip.exchange.session import Local
 from gossip.ids import PeerId
-from gossip.state_transfer.comparing import (
-    CHUNKS_PER_WITNESS,
-    MIN_DONORS,
-    Comparison,
-    any_differ,
-    odd_ones,
-    outvoted,
-    spread_sq,
-)
+from gossip.state_transfer import comparing
+from gossip.state_transfer.comparing import Comparison
 from gossip.state_transfer.donating import serving_time_s
 from gossip.wire.messages import Abort, Fetch
 
@@ -74,7 +67,7 @@ class DonorCheck:
                 ranges.setdefault(donor, []).append((start, stop))
         donors = list(ranges)
         present = [donor for donor in donors if donor in candidates]
-        if len(donors) < MIN_DONORS or len(present) < 2:
+        if len(donors) < comparing.MIN_DONORS or len(present) < 2:
             return []
         effects: list[Effect] = []
         for place, owner in enumerate(donors):
@@ -107,12 +100,12 @@ class DonorCheck:
     @property
     def needs_witnesses(self) -> bool:
         """Return True if donors differ, and no witness was asked yet."""
-        return not self.has_witnesses and any(any_differ(results) for results in self.results_by_kind())
+        return not self.has_witnesses and any(comparing.any_differ(results) for results in self.results_by_kind())
 
     def ask_witnesses(self, results: list[Comparison], witnesses: list[PeerId], now: float) -> list[Effect]:
         """Ask each witness for two of the chunks that these comparisons were about."""
         chunks = list({one.owner: (one.owner, one.start, one.stop) for one in results}.values())
-        asked = [witness for witness in witnesses for _ in range(CHUNKS_PER_WITNESS)]
+        asked = [witness for witness in witnesses for _ in range(comparing.CHUNKS_PER_WITNESS)]
         effects: list[Effect] = []
         for place, witness in enumerate(asked):
             owner, start, stop = chunks[place % len(chunks)]
@@ -123,7 +116,8 @@ class DonorCheck:
         """Return the donors that gave another model than most, and the witnesses that took their side."""
         odd: set[PeerId] = set()
         for results in self.results_by_kind():
-            odd |= outvoted(results, {one.owner for one in results}) if self.has_witnesses else odd_ones(results)
+            donors = {one.owner for one in results}
+            odd |= comparing.outvoted(results, donors) if self.has_witnesses else comparing.odd_ones(results)
         return odd
 
     def results_by_kind(self) -> tuple[list[Comparison], list[Comparison]]:
@@ -134,4 +128,4 @@ class DonorCheck:
     @property
     def spread_sq(self) -> float:
         """Return the donors' spread: :func:`gossip.state_transfer.comparing.spread_sq` of their weights."""
-        return spread_sq(self.results_by_kind()[1], self.local.elements)
+        return comparing.spread_sq(self.results_by_kind()[1], self.local.elements)

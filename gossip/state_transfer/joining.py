@@ -53,13 +53,13 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class Piece:
-    """Elements [start, stop) of the joining vector. ``start`` advances from ``began`` with the chunks that arrive."""
+    """Elements [start, stop) of the joining vector. ``start`` advances from ``first`` with the chunks that arrive."""
 
     start: int
     stop: int
     donor: PeerId
     deadline: float  # Time by which the next chunk must arrive.
-    began: int
+    first: int
 
 
 class Joining:
@@ -232,7 +232,7 @@ class Joining:
             return []
         del self.pieces[session]
         self.donors.add(piece.donor)
-        self.given.append(Given(piece.began, piece.stop, piece.donor))
+        self.given.append(Given(piece.first, piece.stop, piece.donor))
         if self.missing:
             return [Release(session), *self.request_missing(now)]
         return [Release(session)] if self.pieces else [Release(session), *self.advance(now)]
@@ -249,7 +249,7 @@ class Joining:
             return []
         if piece.start < piece.stop:
             self.missing.append((piece.start, piece.stop))
-        self.given.append(Given(piece.began, piece.start, piece.donor))
+        self.given.append(Given(piece.first, piece.start, piece.donor))
         if piece.donor in self.candidates:
             self.candidates.remove(piece.donor)
         told = [Send(piece.donor, Abort(session, "moved"))] if tell else []

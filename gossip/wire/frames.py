@@ -346,7 +346,6 @@ READERS: dict[str, Convert] = {
     "ids": lambda value, bound: tuple(read_id(item) for item in read_list(value, bound)),
     "record?": lambda value, _: None if value is None else read_record(value),
     "updates": lambda value, bound: tuple(read_update(item) for item in read_list(value, bound)),
-    "records": lambda value, bound: tuple(read_update(item) for item in read_list(value, bound)),
     "names": lambda value, bound: tuple(read_text(item, 64) for item in read_list(value, bound)),
     "scalars": lambda value, bound: tuple(read_scalar(item) for item in read_list(value, bound)),
     "claim": read_claim,
@@ -359,7 +358,6 @@ WRITERS: dict[str, Convert] = {  # Other forms are written unchanged.
     "text": write_text,
     "record?": lambda value, _: None if value is None else pack_record(value),
     "updates": lambda value, _: [pack_update(update) for update in value],
-    "records": lambda value, _: [pack_update(update) for update in value],
     "names": lambda value, _: [write_text(item, 64) for item in value],
     "scalars": lambda value, _: [(write_text(name, 64), write_float(number)) for name, number in value],
     "claim": lambda value, _: [

@@ -42,7 +42,7 @@ TAGS: dict[type, str] = {}
 class Kind:
     """The wire type of a field: ``form`` and its bound (bytes, characters, items, or the largest integer)."""
 
-    form: str  # int, float, bool, text, bytes, id, ids, record?, updates, records, names, scalars, claim, any
+    form: str  # int, float, bool, text, bytes, id, ids, record?, updates, names, scalars, claim, any
     bound: int = 0
     default: Any = REQUIRED  # The value if the field is absent; without it the field is required.
 
@@ -198,7 +198,7 @@ class Digest:
 class Records:
     """Entries of the buckets that differ. ``want`` holds the numbers of the buckets that the sender wants in return."""
 
-    records: tuple[Update, ...] = wire_field("records", MAX_RECORDS)
+    records: tuple[Update, ...] = wire_field("updates", MAX_RECORDS)
     want: bytes = wire_field("bytes", MAX_BUCKETS)
 
 

@@ -54,7 +54,7 @@ def sensible(cls: type, session: int, me: PeerId) -> Any:
             values[name] = session
         elif name == "target":
             values[name] = peer_id_of(key_of(1))
-        elif kind.form in ("updates", "records"):
+        elif kind.form == "updates":
             values[name] = (record(1, sequence=1), Hint(peer_id_of(key_of(2)), 1, False, PARTNER))
         elif name == "members" and kind.form == "ids":
             values[name] = tuple(sorted((PARTNER, me)))
@@ -72,7 +72,7 @@ def replaced(cls: type, table: dict[str, Any], value: Any) -> Iterator[dict[str,
                 yield table | {name: [*here[:place], value, *here[place + 1 :]]}
         elif kind.form == "scalars":
             yield table | {name: [[label, value] for label, _ in here]}
-        elif kind.form in ("updates", "records"):
+        elif kind.form == "updates":
             member, hint = here
             for field in IN_RECORDS:
                 place = RECORD_FIELDS.index(field)

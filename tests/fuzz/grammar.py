@@ -67,7 +67,7 @@ def make(rng: Random, world: World, form: str, bound: int, name: str) -> Any:
             return tuple(identity(rng, world) for _ in range(rng.choice((0, 1, 2, 3, 4, bound))))
         case "record?":
             return None if rng.random() < 0.2 else make_record(rng, world)
-        case "updates" | "records":
+        case "updates":
             return tuple(
                 make_update(rng, world) for _ in range(rng.choice((0, 0, 1, 2, 5, bound if rng.random() < 0.1 else 3)))
             )

@@ -40,10 +40,10 @@ class Side:
     def note_slow(self, partner, now):
         """Nobody is strange by what it does."""
 
-    def is_stranger(self, peer):
+    def is_unproven(self, peer):
         return peer in self.strangers
 
-    def choose(self, asked, now, is_retry=False, is_stranger_busy=False):
+    def choose(self, asked, now, is_retry=False, is_unproven_busy=False):
         return next((peer for peer in self.partners if peer not in asked), None)
 
     def note_failure(self, partner, now, silent=False):

@@ -328,15 +328,15 @@ def test_the_second_who_is_asked_for_a_mix_is_one_we_know():
 def test_those_that_are_new_to_us_rest_once_exchanges_with_them_fail():
     made, b, c, strangers = crowd()
     for stranger in strangers[:WARY_FAILURES]:
-        assert not made.is_stranger(strangers[-1])
+        assert not made.is_unproven(strangers[-1])
         made.note_slow(stranger, 10.0)
-    assert made.is_stranger(strangers[-1])
-    assert not made.is_stranger(b)
-    assert not made.is_stranger(made.me)
+    assert made.is_unproven(strangers[-1])
+    assert not made.is_unproven(b)
+    assert not made.is_unproven(made.me)
     assert {made.choose(set(), 10.0 + WARY_S - 0.1) for _ in range(50)} == {b, c}
     assert made.choose({b, c}, 10.0 + WARY_S - 0.1) is None, "they are busy, and that is no reason to ask a strange one"
     assert {made.choose(set(), 10.0 + WARY_S) for _ in range(200)} & set(strangers), "nobody is left out for good"
-    assert {made.choose(set(), 10.0 + WARY_S, is_stranger_busy=True) for _ in range(50)} == {b, c}, "but one at a time"
+    assert {made.choose(set(), 10.0 + WARY_S, is_unproven_busy=True) for _ in range(50)} == {b, c}, "but one at a time"
 
 
 def test_exchanges_with_members_that_are_new_restore_trust_in_the_others():
@@ -345,14 +345,14 @@ def test_exchanges_with_members_that_are_new_restore_trust_in_the_others():
         made.note_failure(stranger, 10.0)
     for stranger in strangers[10:12]:
         made.note_mix(stranger, 20.0, True)
-    assert not made.is_stranger(strangers[-1])
+    assert not made.is_unproven(strangers[-1])
 
 
 def test_one_that_we_know_and_that_fails_makes_nobody_strange():
     made, b, *_, strangers = crowd()
     for _ in range(5):
         made.note_failure(b, 10.0)
-    assert not made.is_stranger(strangers[-1])
+    assert not made.is_unproven(strangers[-1])
 
 
 def test_who_knows_nobody_asks_strangers_all_the_same():

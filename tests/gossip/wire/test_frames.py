@@ -83,7 +83,6 @@ FORMS = {
     "ids": lambda bound: several(IDS, bound),
     "record?": lambda bound: st.none() | RECORDS,
     "updates": lambda bound: several(UPDATES, bound),
-    "records": lambda bound: several(UPDATES, bound),
     "names": lambda bound: several(texts(64), bound),
     "scalars": lambda bound: several(st.tuples(texts(64), FLOATS), bound),
     "claim": lambda _: st.builds(Claim, *[st.integers(0, MOST_SAMPLES)] * 4),
@@ -343,8 +342,10 @@ WRONG = {
     "id": [b"i" * 15, b"i" * 17, "i" * 16, None],
     "ids": [None, b"i" * 16, [b"i" * 15], ["i" * 16], "over"],
     "record?": [5, [], [1, 2, 3, 4], "record"],
-    "updates": [None, 5, [5], [None], [[]], [[b"i" * 16, 1, True]], "over"],
-    "records": [None, 5, [5], [[b"i" * 16, -1, True, b"i" * 16]], [[b"i" * 16, 1, 1, b"i" * 16]], "over"],
+    "updates": [
+        None, 5, [5], [None], [[]], [[b"i" * 16, 1, True]], [[b"i" * 16, -1, True, b"i" * 16]],
+        [[b"i" * 16, 1, 1, b"i" * 16]], "over",
+    ],
     "names": [None, "ab", [5], [b"ab"], ["x" * 65], "over"],
     "claim": [None, [], [1, 2, 3], [1] * 5, [-1, 0, 0, 0], [0, 0, 0, 2**53], [1.0, 2, 3, 4], [True, 2, 3, 4]],
     "scalars": [None, [5], [["lr"]], [["lr", 1]], [["lr", math.nan]], [[5, 1.0]], [["lr", 1.0, 1]], "over"],
@@ -361,7 +362,6 @@ def over(kind):
         "names": lambda: ["x"] * (kind.bound + 1), "scalars": lambda: [["x", 1.0]] * (kind.bound + 1),
         "any": lambda: [0] * (kind.bound + 1),
         "updates": lambda: [[b"i" * 16, 1, True, b"i" * 16]] * (kind.bound + 1),
-        "records": lambda: [[b"i" * 16, 1, True, b"i" * 16]] * (kind.bound + 1),
     }[kind.form]()  # fmt: skip
 
 
