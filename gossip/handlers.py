@@ -14,8 +14,8 @@ from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.session import Local
 from gossip.ids import PeerId
 from gossip.membership.members import Members
-from gossip.state_transfer.donating import Donating
-from gossip.state_transfer.joining import Joining, Phase
+from gossip.state_transfer.donating import Donor
+from gossip.state_transfer.joining import Newcomer, Phase
 from gossip.state_transfer.runs import RunChoice
 from gossip.wire.messages import (
     Abort,
@@ -44,8 +44,8 @@ class PeerParts(Protocol):
     local: Local
     membership: Members
     exchanges: Exchanges[Any]
-    joining: Joining
-    donating: Donating
+    joining: Newcomer
+    donating: Donor
     reach: Reachability
     run_choice: RunChoice
     linked_peers: dict[PeerId, float]

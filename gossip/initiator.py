@@ -10,7 +10,7 @@ from gossip.effects import Effect
 from gossip.exchange.exchanges import Exchanges
 from gossip.schedule import Schedule, collision_delay_s
 from gossip.selection.partners import Partners
-from gossip.state_transfer.joining import Joining, Phase
+from gossip.state_transfer.joining import Newcomer, Phase
 
 __all__ = ["RETRY_S", "Initiator"]
 
@@ -23,7 +23,7 @@ class Initiator:
     """The mixes that one peer begins. Drivers read when the next one is due."""
 
     def __init__(
-        self, exchanges: Exchanges[Any], partners: Partners, schedule: Schedule, joining: Joining, rng: random.Random
+        self, exchanges: Exchanges[Any], partners: Partners, schedule: Schedule, joining: Newcomer, rng: random.Random
     ) -> None:
         self.exchanges, self.partners, self.schedule, self.joining = exchanges, partners, schedule, joining
         self.local, self.config, self.rng = exchanges.local, exchanges.config, rng

@@ -24,9 +24,9 @@ from gossip.schedule import Schedule
 from gossip.selection.partners import Partners
 from gossip.selection.registry import selector_of
 from gossip.selection.rule import Selector
-from gossip.state_transfer.donating import Donating
+from gossip.state_transfer.donating import Donor
 from gossip.state_transfer.ending import Ending
-from gossip.state_transfer.joining import Joining, Phase
+from gossip.state_transfer.joining import Newcomer, Phase
 from gossip.state_transfer.own_run import OwnRun, RunState
 from gossip.state_transfer.runs import RunChoice
 from gossip.view import PeerView
@@ -71,8 +71,8 @@ class Peer:
     exchanges: Exchanges[Any]  # The mixes in progress.
     run_choice: RunChoice  # The choice of the run whose weights to have.
     own_run: OwnRun  # The run whose weights we have.
-    joining: Joining  # The weights that we fetch.
-    donating: Donating  # The weights that we give.
+    joining: Newcomer  # The weights that we fetch.
+    donating: Donor  # The weights that we give.
     ending: Ending  # The votes on the end of the run.
     seeds: Seeds
     reach: Reachability  # The test of whether others can dial us.
@@ -108,9 +108,9 @@ class Peer:
         self.exchanges.misbehaviour = self.misbehaviour
         self.schedule = Schedule(config, rng)
         # Weights of a run.
-        self.joining = Joining(self.local, config, self.new_session)
+        self.joining = Newcomer(self.local, config, self.new_session)
         self.joining.abandon_exchanges = self.exchanges.abandon
-        self.donating = Donating(self.local, config)
+        self.donating = Donor(self.local, config)
         self.ending = Ending(self.local, members, bootstrap.finished)
         self.own_run = OwnRun(members, self.exchanges, self.joining, self.donating, self.ending, self.schedule)
         self.run_choice = RunChoice(self.joining, members, self.linked_peers, self.own_run, rng, now)

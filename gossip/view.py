@@ -9,8 +9,8 @@ from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.session import Local
 from gossip.ids import PeerId
 from gossip.membership.members import Members
-from gossip.state_transfer.donating import Donating
-from gossip.state_transfer.joining import Joining, Phase
+from gossip.state_transfer.donating import Donor
+from gossip.state_transfer.joining import Newcomer, Phase
 from gossip.wire.messages import Fetch, Invite, Message, Offer
 
 __all__ = ["PeerView"]
@@ -25,7 +25,7 @@ class PeerView:
     __slots__ = ("_donating", "_exchanges", "_joining", "_local", "_members")
 
     def __init__(
-        self, local: Local, members: Members, exchanges: Exchanges[Any], joining: Joining, donating: Donating
+        self, local: Local, members: Members, exchanges: Exchanges[Any], joining: Newcomer, donating: Donor
     ) -> None:  # fmt: skip
         self._local, self._members, self._exchanges = local, members, exchanges
         self._joining, self._donating = joining, donating

@@ -16,7 +16,7 @@ from gossip.exchange.session import Local
 from gossip.ids import PeerId
 from gossip.wire.messages import Abort, Busy, Fetch, Refuse, Serving
 
-__all__ = ["ASLEEP", "Donating", "ServedPiece", "max_piece_elements", "serving_time_s"]
+__all__ = ["ASLEEP", "Donor", "ServedPiece", "max_piece_elements", "serving_time_s"]
 
 ASLEEP = "asleep"  # Code of a Refuse: the loop is paused, and without a step there is no optimizer state to copy.
 MAX_SERVED = 2  # Pieces that a donor streams at once. Each has its own memory.
@@ -44,7 +44,7 @@ class ServedPiece:
     copy_deadline: float | None = None  # Time until which the copy may take; None once it exists.
 
 
-class Donating:
+class Donor:
     """The donor's side: the pieces that are served, by session."""
 
     def __init__(self, local: Local, config: Config) -> None:

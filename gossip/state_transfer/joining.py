@@ -31,7 +31,7 @@ from gossip.state_transfer.donor_check import DonorCheck, Given
 from gossip.state_transfer.survey import agree
 from gossip.wire.messages import Abort, Fetch, Serving
 
-__all__ = ["Joining", "Phase"]
+__all__ = ["Newcomer", "Phase"]
 
 SURVEY_S = 1.0  # Wait for the other answers after the first one.
 # Maximum time that we avoid a run whose members serve nothing, for example since their loops are paused.
@@ -62,10 +62,11 @@ class Piece:
     first: int
 
 
-class Joining:
-    """The newcomer's side. ``local.run_id`` changes only once the weights are adopted.
+class Newcomer:
+    """A newcomer, or a member that merges into another run: the transfer of a run's weights to us.
 
-    The joining vector holds the weights that exchanges carry, then the frozen ones, then the optimizer's state.
+    ``local.run_id`` changes only once the weights are adopted. The joining vector holds the weights that exchanges
+    carry, then the frozen ones, then the optimizer's state.
     """
 
     def __init__(self, local: Local, config: Config, new_session: Callable[[], int]) -> None:

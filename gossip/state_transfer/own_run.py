@@ -19,9 +19,9 @@ from gossip.exchange.session import clamp_version
 from gossip.ids import quantity
 from gossip.membership.members import Members
 from gossip.schedule import Schedule
-from gossip.state_transfer.donating import Donating
+from gossip.state_transfer.donating import Donor
 from gossip.state_transfer.ending import Ending
-from gossip.state_transfer.joining import AVOID_S, Joining, Phase
+from gossip.state_transfer.joining import AVOID_S, Newcomer, Phase
 from gossip.state_transfer.runs import STALEMATE_S, Run, outranks
 from gossip.state_transfer.trial import TrialEvaluator
 
@@ -51,7 +51,7 @@ class OwnRun:
     """The run of one peer. Another run's weights are on trial until ``trial`` has enough losses."""
 
     def __init__(
-        self, members: Members, exchanges: Exchanges[Any], joining: Joining, donating: Donating, ending: Ending,
+        self, members: Members, exchanges: Exchanges[Any], joining: Newcomer, donating: Donor, ending: Ending,
         schedule: Schedule,
     ) -> None:  # fmt: skip
         self.membership, self.exchanges, self.joining, self.donating = members, exchanges, joining, donating

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 from gossip.effects import Effect, Notice
 from gossip.ids import MemberRecord, PeerId, quantity, short
 from gossip.membership.members import Members
-from gossip.state_transfer.joining import Joining, Phase
+from gossip.state_transfer.joining import Newcomer, Phase
 from gossip.state_transfer.trial import TrialEvaluator
 
 __all__ = ["Run", "RunChoice", "outranks"]
@@ -62,7 +62,7 @@ class RunChoice:
     """The choice of the run whose weights this peer holds. ``linked`` holds the peers with a link to us."""
 
     def __init__(
-        self, joining: Joining, membership: Members, linked: Container[PeerId], own: Starter, rng: random.Random,
+        self, joining: Newcomer, membership: Members, linked: Container[PeerId], own: Starter, rng: random.Random,
         now: float,
     ) -> None:  # fmt: skip
         self.joining, self.membership, self.linked, self.own, self.rng = joining, membership, linked, own, rng

@@ -19,7 +19,7 @@ from gossip.exchange.session import Event, State
 from gossip.exchange.session_table import Ledger
 from gossip.membership.self_record import OwnRecord
 from gossip.membership.states import MemberStates
-from gossip.state_transfer.joining import Joining
+from gossip.state_transfer.joining import Newcomer
 from gossip.wire.messages import Abort, Settled
 
 __all__ = ["MUTANTS", "planted"]
@@ -237,7 +237,7 @@ def resurrected_member(original: Callable[..., Any]) -> Callable[..., Any]:
     return hear
 
 
-@mutant(Joining, "on_failed")
+@mutant(Newcomer, "on_failed")
 def lost_piece(original: Callable[..., Any]) -> Callable[..., Any]:
     """What a donor that failed did not send is asked of nobody else."""
 

@@ -1,11 +1,11 @@
-"""A newcomer without a network: a Joining, and what it got of whom."""
+"""A newcomer without a network: a Newcomer, and what it got of whom."""
 
 from __future__ import annotations
 
 from gossip.effects import Adopt, ReceivePiece, Release, Send
 from gossip.exchange.session import Local
 from gossip.ids import PeerId
-from gossip.state_transfer.joining import Joining
+from gossip.state_transfer.joining import Newcomer
 from gossip.wire.messages import Fetch, Serving
 from tests.harness.configs import tuned
 
@@ -16,12 +16,12 @@ CONFIG = tuned(chunk_elements=CHUNK)
 
 
 class Taker:
-    """A :class:`Joining` and what it has: which elements came from whom."""
+    """A :class:`Newcomer` and what it has: which elements came from whom."""
 
     def __init__(self, elements=SIZE, trained=0, config=CONFIG, frozen=0):
         numbers = iter(range(1, 10_000))
         self.local = Local("f", elements, trained, frozen)
-        self.joining = Joining(self.local, config, lambda: next(numbers))
+        self.joining = Newcomer(self.local, config, lambda: next(numbers))
         self.fetches = {}  # session -> (donor, Fetch), as last asked
         self.positions = {}
         self.fetched = []  # (start, stop, donor)

@@ -6,14 +6,14 @@ import pytest
 
 from gossip.effects import CopyFrozen, CopyPiece, Release, Send, Serve, Snapshot, UseLastSnapshot
 from gossip.exchange.session import Local
-from gossip.state_transfer.donating import ASLEEP, MAX_SERVED, PIECE_ELEMENTS, PIECES, Donating, max_piece_elements
+from gossip.state_transfer.donating import ASLEEP, MAX_SERVED, PIECE_ELEMENTS, PIECES, Donor, max_piece_elements
 from gossip.wire.messages import Abort, Busy, Fetch, Refuse, Serving
 from tests.gossip.state_transfer.taker import CONFIG, DONORS, RUN_ID, SIZE, A, B, C
 
 
 def giver(**fields):
     fields = {"run_id": RUN_ID, "version": 2.0, "ready": True, "optimizer_keys": ("m",)} | fields
-    return Donating(Local("f", SIZE, 500, **fields), CONFIG)
+    return Donor(Local("f", SIZE, 500, **fields), CONFIG)
 
 
 def test_a_donor_says_what_it_has_and_serves_a_snapshot():
@@ -52,7 +52,7 @@ def test_of_a_large_model_a_newcomer_gets_a_piece_and_no_more_at_once(weights):
     )
     assert most == max(PIECE_ELEMENTS, weights // PIECES)
     for start in (0, weights):
-        donating = Donating(local, CONFIG)
+        donating = Donor(local, CONFIG)
         piece, more = Fetch(1, ("m",), start, start + most), Fetch(2, ("m",), start, start + most + 1)
         assert donating.on_fetch(A, piece, 0.0) == [CopyPiece(1, start, start + most)]
         assert donating.on_fetch(A, more, 0.0) == [Send(A, Refuse(2, "range"))]
@@ -87,7 +87,7 @@ def test_who_stands_gives_an_earlier_snapshot_of_the_weights_and_one_only(stood_
 
 
 def test_a_donor_gives_what_is_frozen_whether_it_stands_or_not_and_the_optimizers_state_behind_it_as_ever():
-    donating = Donating(Local("f", SIZE, 500, 300, run_id=RUN_ID, ready=True, optimizer_keys=("m",)), CONFIG)
+    donating = Donor(Local("f", SIZE, 500, 300, run_id=RUN_ID, ready=True, optimizer_keys=("m",)), CONFIG)
     assert donating.on_fetch(A, Fetch(3, ("m",), SIZE + 300, SIZE + 800), 60.0) == [
         CopyPiece(3, SIZE + 300, SIZE + 800)
     ]

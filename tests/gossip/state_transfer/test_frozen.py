@@ -8,7 +8,7 @@ import pytest
 
 from gossip.effects import Adopt, HashFrozen, Send
 from gossip.exchange.session import Local
-from gossip.state_transfer.donating import Donating
+from gossip.state_transfer.donating import Donor
 from gossip.wire.messages import Fetch, Serving
 from tests.gossip.state_transfer.taker import CHUNK, CONFIG, DONORS, RUN_ID, A, B, C, D, Taker
 from tests.harness.host import Host
@@ -137,7 +137,7 @@ def test_a_hash_that_comes_after_the_end_of_a_transfer_changes_nothing():
 @pytest.mark.parametrize(("held", "stated"), [(OURS, OURS), (None, b""), (b"", b"")], ids=["known", "not yet", "none"])
 def test_a_donor_states_its_hash_once_it_knows_it(held, stated):
     local = Local("f", ELEMENTS, TRAINED, FROZEN, run_id=RUN_ID, ready=True, frozen_hash=held)
-    (send,) = Donating(local, CONFIG).on_fetch(A, Fetch(1, (), 0, 0), 0.0)
+    (send,) = Donor(local, CONFIG).on_fetch(A, Fetch(1, (), 0, 0), 0.0)
     assert send.message == Serving(1, 0.0, RUN_ID, (), (), frozen_hash=stated)
 
 
