@@ -33,7 +33,7 @@ class Bulk(Protocol):
 
 
 class Inflow(Protocol):
-    """A vector that comes over a link and that a worker thread may receive. One thread at a time calls its methods."""
+    """A vector that comes over a link and that an I/O thread may receive. One thread at a time calls its methods."""
 
     is_over: bool  # True once nothing needs this vector any more.
     heard_at: float  # The time at which its last chunk arrived.

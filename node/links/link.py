@@ -25,9 +25,7 @@ OUTBOX_BYTES = 8 << 20  # Bytes that may wait. The largest member table, 10,000 
 CONTROL_BURST = 32  # Control frames between two chunks at most, so that neither starves the other.
 BURST_BYTES = 256 << 10  # Bytes of such control frames, which are copied into one buffer.
 NOT_SENT_BYTES = 128 << 10  # Limit on the kernel's unsent queue: a probe waits behind it, 1 s at 1 Mbit/s.
-FLUSHED_CHUNKS = (
-    4  # Chunks sent without waking the writer task: by default all of a vector too small for a worker thread.
-)
+FLUSHED_CHUNKS = 4  # Batches sent without waking the writer task: by default all of a vector too small for a thread.
 
 
 def refuse_lane(stream: ByteStream, reader: FrameReader, dialled: bool) -> bool:

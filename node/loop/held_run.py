@@ -65,9 +65,8 @@ class HeldRun:
         self.live, self.network, self.samplers, self.ranks = live, network, samplers, ranks
         live.backup.save = self.save_before_merge
         self.own_folder: Path | None = None  # The folder for this node's own files.
-        self.before_merge_path: Path | None = (
-            None  # The file with the weights that this node gave up for another run's.
-        )
+        # The file with the weights that this node gave up for another run's.
+        self.before_merge_path: Path | None = None
         self.uploads = CheckpointUploads(self.notify)
         self.url: str | None = None  # The URL of the last save to a store.
         self.early_state: Mapping[str, Any] | None = None  # A state that was loaded before the node started.

@@ -23,10 +23,10 @@ from gossip.ids import MemberRecord, PeerId, from_hex
 from node import leaving, running
 from node.data.sampler import Samplers, Sharers, Sharing
 from node.loop.held_run import LOADED_STATE, HeldRun, NoRanks, OtherRanks
-from node.loop.joining import Joining
 from node.loop.live import LiveModel
 from node.loop.network_side import NetworkSide
 from node.loop.settling import Settling
+from node.loop.startup import Startup
 from node.loop.steps import StepLoop
 from node.model.loss import LastLoss
 from node.network.runtime import Runtime
@@ -79,7 +79,7 @@ class TrainingSide:
         self.samplers = Samplers(Sharers.of(sharing or self))
         self.network = NetworkSide(self.service)
         self.run = HeldRun(live, self.network, self.samplers, self.ranks)
-        self.joining = Joining(settings, live, self.network, self.run, self)
+        self.startup = Startup(settings, live, self.network, self.run, self)
         self.settling = Settling(live, self.network, self.run, self)
         self.loss = LastLoss()
         self.was_loss_lost = False  # The loss was not finite at the last report.
@@ -121,13 +121,13 @@ class TrainingSide:
                 self.network.notify("replaced", REPLACED)
             if self.timeline is not None:
                 self.timeline.start(self.me.hex())
-            self.joining.join()
+            self.startup.join()
             if self.finished and not self.live.boundary.lives:
                 self.run.load_final()
             # Weights that replaced ours are of another run, or newer than the state that the program has loaded.
             if self.run.early_state is not None and not self.live.boundary.lives:
                 self.run.continue_run(self.run.early_state, LOADED_STATE, lambda: None)
-            self.joining.wait_for_others(began)
+            self.startup.wait_for_others(began)
             if self.timeline is not None:
                 self.timeline.spent("join", time.monotonic() - began)
         except BaseException:
@@ -321,7 +321,7 @@ class TrainingSide:
         if self.timeline is not None:
             self.timeline.visit = visit
         if visit.snapshots:
-            self.joining.begin_with_own_weights()  # Otherwise the mix of this snapshot would have no start.
+            self.startup.begin_with_own_weights()  # Otherwise the mix of this snapshot would have no start.
         optimizer, is_missing = None, self.live.optimizers.all and not runtime.peer.local.optimizer_keys
         if now - self.optimizer_reported_at > OPTIMIZER_S or is_missing:
             optimizer = self.optimizer_report()

@@ -72,9 +72,9 @@ class OptimizerState:
     def scalars(self) -> dict[str, float]:
         """Return the state's scalars, each as the largest value over the trained parameters. Waits for a device."""
         numbers, on_device = self.largest_scalars()
-        return numbers if on_device is None else numbers | dict(
-            zip(on_device.names, on_device.values.tolist(), strict=True)
-        )  # fmt: skip
+        if on_device is not None:
+            numbers.update(zip(on_device.names, on_device.values.tolist(), strict=True))
+        return numbers
 
     def recent_scalars(self) -> dict[str, float] | None:
         """Return the scalars without waiting for a device: as of an earlier call, or None if none have arrived yet.
@@ -94,16 +94,16 @@ class OptimizerState:
         """Return each scalar's largest value: those on the host as numbers, and those on a device."""
         keys = self.keys
         numbers: dict[str, float] = {}
-        there: dict[str, list[Tensor]] = {}
+        on_device: dict[str, list[Tensor]] = {}
         for state in self.states() if keys else ():
             for key, value in state.items():
                 if key in keys or not _is_scalar(value):
                     continue
                 if isinstance(value, Tensor) and value.device.type != "cpu":
-                    there.setdefault(key, []).append(value)
+                    on_device.setdefault(key, []).append(value)
                 else:
                     numbers[key] = max(float(value), numbers.get(key, -math.inf))
-        return numbers, DeviceScalars.of(there) if there else None
+        return numbers, DeviceScalars.of(on_device) if on_device else None
 
     def owners(self) -> dict[int, torch.optim.Optimizer]:
         """Return the optimizer of each parameter, by the parameter's id. A program may add groups at any time."""
@@ -225,15 +225,15 @@ class DeviceScalars:
 class ScalarCopy:
     """A copy of scalars that is on its way from a device."""
 
-    def __init__(self, there: DeviceScalars) -> None:
-        self.names = there.names
+    def __init__(self, scalars: DeviceScalars) -> None:
+        self.names = scalars.names
         self.event: torch.cuda.Event | None = None
-        if there.values.is_cuda:
-            self.host = torch.empty(len(there.names), pin_memory=True)
-            self.host.copy_(there.values, non_blocking=True)
-            self.event = torch.cuda.current_stream(there.values.device).record_event()
+        if scalars.values.is_cuda:
+            self.host = torch.empty(len(scalars.names), pin_memory=True)
+            self.host.copy_(scalars.values, non_blocking=True)
+            self.event = torch.cuda.current_stream(scalars.values.device).record_event()
         else:
-            self.host = there.values.cpu()
+            self.host = scalars.values.cpu()
 
     def done(self) -> bool:
         return self.event is None or self.event.query()  # type: ignore[no-untyped-call]

@@ -30,30 +30,30 @@ class Optimizers:
 
     def __init__(self, given: object = None) -> None:
         each = given if isinstance(given, list | tuple) else () if given is None else (given,)
-        self.all = tuple(dict.fromkeys(unwrapped(one) for one in each))
-        self.quasi_global = tuple(one for one in self.all if isinstance(one, QuasiGlobal))
+        self.all = tuple(dict.fromkeys(unwrapped(optimizer) for optimizer in each))
+        self.quasi_global = tuple(optimizer for optimizer in self.all if isinstance(optimizer, QuasiGlobal))
 
     @property
     def learning_rate(self) -> float:
         """Return the sum of all learning rates; NaN if there is none, or if one is on a device."""
-        rates = [group.get("lr") for one in self.all for group in one.param_groups]
+        rates = [group.get("lr") for optimizer in self.all for group in optimizer.param_groups]
         if not rates or not all(isinstance(rate, int | float) or is_on_host(rate) for rate in rates):
             return math.nan
         return math.fsum(float(rate) for rate in rates)  # type: ignore[arg-type]
 
     def on_mixed(self) -> None:
         """Handle an exchange that has changed the parameters."""
-        for one in self.quasi_global:
-            one.mixed()
+        for optimizer in self.quasi_global:
+            optimizer.mixed()
 
     def on_replaced(self, keep: bool = False) -> None:
         """Handle the replacement of the parameters. With ``keep`` the momentum was replaced too, and stays."""
-        for one in self.quasi_global:
-            one.joined(keep)
+        for optimizer in self.quasi_global:
+            optimizer.joined(keep)
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return a single optimizer's plain ``state_dict()``, or those of several in order; None without optimizers."""
-        states = [one.state_dict() for one in self.all]
+        states = [optimizer.state_dict() for optimizer in self.all]
         return {SEVERAL: states} if len(states) > 1 else states[0] if states else None
 
     def split_state(self, saved: Mapping[str, Any] | None) -> list[dict[str, Any]]:
@@ -74,8 +74,8 @@ class Optimizers:
 
     def load(self, states: list[dict[str, Any]]) -> None:
         """Load the states that :meth:`split_state` returned."""
-        for one, state in zip(self.all, states, strict=False):
-            one.load_state_dict(state)
+        for optimizer, state in zip(self.all, states, strict=False):
+            optimizer.load_state_dict(state)
 
 
 def is_on_host(rate: object) -> bool:

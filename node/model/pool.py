@@ -24,9 +24,8 @@ class VectorPool:
     MAX_FREE = 8  # Free vectors of one size: 2 for each of 1 outgoing and 2 incoming exchanges, 2 for newcomers.
     SMALL_ELEMENTS = 1 << 20  # The page faults of a smaller vector delay a step boundary by milliseconds only.
     MAPPED_ELEMENTS = 65_536  # The least vector with pages of its own, 256 KiB. An allocator may keep a smaller one.
-    MAPPED_WEIGHTS = (
-        4  # The largest vector in a file, in weights: a newcomer's has Adam's state, a donor may claim more.
-    )
+    # The largest vector in a file, in multiples of the weights. A newcomer's has Adam's state; a donor may claim more.
+    MAPPED_WEIGHTS = 4
 
     def __init__(self, state: State, files: FileVectors | None = None) -> None:
         self.state, self.files = state, files

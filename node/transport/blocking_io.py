@@ -162,4 +162,4 @@ def run_to_end(work: Callable[[S], Coroutine[Any, Any, T]], stream: S) -> T:
         except StopIteration as end:
             result: T = end.value
             return result
-    raise RuntimeError("a coroutine in a worker thread waited for trio's loop")
+    raise RuntimeError("a coroutine in an I/O thread waited for trio's loop")

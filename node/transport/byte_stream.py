@@ -84,7 +84,7 @@ class PlainStream:
     time, which costs as much as the rest of a short message.
     """
 
-    blocks = DONT_WAIT > 0  # True if worker threads can use the socket next to trio.
+    blocks = DONT_WAIT > 0  # True if I/O threads can use the socket next to trio.
 
     def __init__(self, sock: trio.socket.SocketType) -> None:
         self._lent = 0  # The number of duplicated descriptors that threads hold.

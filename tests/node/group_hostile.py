@@ -148,7 +148,7 @@ def trained(samples=0, **told):
             Metrics({"exchanges_done": 0}),
         )  # fmt: skip
         says("done", (None, None, news))(ranks, folder)
-        ranks.begin_summary(Call.STEP, samples, told=StepSummary(**({"sharers": 1, "gap_steps": 1} | told)))
+        ranks.begin_summary(Call.STEP, samples, announced=StepSummary(**({"sharers": 1, "gap_steps": 1} | told)))
         ranks.finish_summary()
 
     return attack
@@ -352,7 +352,7 @@ def hostile(rank, attack, folder, seeds):
         with contextlib.suppress(LocalError, RuntimeError):
             attack(ranks, folder)
             while True:  # until the other has gone
-                ranks.begin_summary(Call.STEP, told=StepSummary())
+                ranks.begin_summary(Call.STEP, announced=StepSummary())
                 ranks.finish_summary()
         reason = ranks.channel.read_reason()
         ranks.leave(None)

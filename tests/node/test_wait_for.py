@@ -102,7 +102,7 @@ def test_a_state_that_others_keep_is_gone_on_with_before_anybody_is_waited_for(t
     node, seen = Node(model(), config=QUICK, wait_for=2), []
     node.load_state_dict(state)
     side = node._training
-    monkeypatch.setattr(side.joining, "wait_for_others", lambda began: seen.append(side.network.peer.view.run_id.hex()))
+    monkeypatch.setattr(side.startup, "wait_for_others", lambda began: seen.append(side.network.peer.view.run_id.hex()))
     with node:
         assert seen == [state["run_id"]], "those who come meanwhile take the weights of that run"
 

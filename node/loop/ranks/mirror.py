@@ -82,18 +82,18 @@ class Mirror:
             self.ranks.broadcast(host_copy(tensor))
         if not isinstance(self.state, ModelState):
             self.state.load(tensors)  # Loading may fill more than `tensors` returns.
-        found: list[Tensor] = []
+        sent: list[Tensor] = []
         described = []
         for optimizer in self.optimizers.all:
-            groups = [{key: with_places(value, None, found) for key, value in group.items() if key != "params"}
+            groups = [{key: with_places(value, None, sent) for key, value in group.items() if key != "params"}
                       for group in optimizer.param_groups]  # fmt: skip
-            kept = [
-                with_places(optimizer.state.get(parameter, {}), parameter, found)
+            states = [
+                with_places(optimizer.state.get(parameter, {}), parameter, sent)
                 for parameter in parameters_of(optimizer)
             ]
-            described.append((groups, kept))
+            described.append((groups, states))
         self.ranks.send_command("optimizers", described)
-        for tensor in found:
+        for tensor in sent:
             self.ranks.broadcast(host_copy(tensor))
 
     @torch.no_grad()

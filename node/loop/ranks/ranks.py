@@ -84,28 +84,23 @@ class Ranks:
     def open(self) -> None:
         if self.failure or self.is_open:
             raise LocalError(USED)
-        try:
+        with self.using_channel():
             self.channel.open()
-            self.is_open = True
-        except RuntimeError as error:
-            raise self.on_channel_error(error) from error
+        self.is_open = True
 
     # -- sums ----------------------------------------------------------------------------------------------------
     def begin_summary(
-        self, call: Call, samples: int = 0, is_report_wanted: bool = False, told: StepSummary | None = None
+        self, call: Call, samples: int = 0, is_report_wanted: bool = False, announced: StepSummary | None = None
     ) -> None:
-        """Begin an all-reduce of this rank's counts; ``told`` is rank 0's part."""
+        """Begin an all-reduce of this rank's counts; ``announced`` is rank 0's part."""
         assert self.pending_sum is None, "the last all-reduce was not finished"
-        told = told or StepSummary(sharers=0, gap_steps=0)  # Other ranks add 0 to rank 0's part.
+        announced = announced or StepSummary(sharers=0, gap_steps=0)  # Other ranks add 0 to rank 0's part.
         row = torch.tensor([
-            call, call * call, samples, is_report_wanted, told.must_stop, told.swarm_samples, told.own_samples,
-            told.sharers, told.finished, told.gap_steps,
+            call, call * call, samples, is_report_wanted, announced.must_stop, announced.swarm_samples,
+            announced.own_samples, announced.sharers, announced.finished, announced.gap_steps,
         ])  # fmt: skip
-        self.check_alive()
-        try:
+        with self.using_channel():
             self.pending_sum = call, row, self.channel.sum(row)
-        except RuntimeError as error:
-            raise self.on_channel_error(error) from error
 
     def finish_summary(self) -> StepSummary | None:
         """Wait for the pending all-reduce and return its summary; None if none is pending."""
@@ -113,19 +108,17 @@ class Ranks:
             return None
         row = self.wait_for_sum()
         self.pending_sum = None
-        told = StepSummary(row[2], row[3] > 0, row[4] > 0, row[5], row[6], row[7], row[8] > 0, row[9])
-        if not told.is_valid:
+        summary = StepSummary(row[2], row[3] > 0, row[4] > 0, row[5], row[6], row[7], row[8] > 0, row[9])
+        if not summary.is_valid:
             raise unreadable_error(f"a sum of {row[2:]}")
-        return told
+        return summary
 
     def wait_for_sum(self) -> list[int]:
+        """Wait for the pending all-reduce, and return the sums. Raises LocalError if ranks are in different calls."""
         assert self.pending_sum is not None
         call, row, work = self.pending_sum
-        self.check_alive()
-        try:
+        with self.using_channel():
             self.channel.wait(work)
-        except RuntimeError as error:
-            raise self.on_channel_error(error) from error
         values: list[int] = row.tolist()
         # The sums of the calls and of their squares fit both only if all ranks made this call.
         if values[0] != call * self.size or values[1] != call * call * self.size:
@@ -137,12 +130,9 @@ class Ranks:
 
     def sum_values(self, values: list[int]) -> list[int]:
         """Return the sums of these values over all ranks. All of them call this at one boundary, and wait."""
-        self.check_alive()
         row = torch.tensor(values)
-        try:
+        with self.using_channel():
             self.channel.wait(self.channel.sum(row))
-        except RuntimeError as error:
-            raise self.on_channel_error(error) from error
         sums: list[int] = row.tolist()
         return sums
 
@@ -187,15 +177,22 @@ class Ranks:
 
     def broadcast(self, tensor: Tensor) -> None:
         """Broadcast a contiguous tensor on the host, of any type, from rank 0."""
-        self.check_alive()
-        try:
+        with self.using_channel():
             if tensor.numel():
                 self.channel.broadcast(tensor.reshape(-1).view(torch.uint8))
+
+    # -- ends ----------------------------------------------------------------------------------------------------
+    @contextlib.contextmanager
+    def using_channel(self) -> Iterator[None]:
+        """Raise LocalError if a rank has failed, or fails during the block."""
+        self.check_alive()
+        try:
+            yield
         except RuntimeError as error:
             raise self.on_channel_error(error) from error
 
-    # -- ends ----------------------------------------------------------------------------------------------------
     def check_alive(self) -> None:
+        """Raise LocalError if a rank has failed."""
         if self.failure:
             raise LocalError(self.failure)
 

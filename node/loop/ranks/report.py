@@ -57,21 +57,22 @@ class SwarmKnowledge:
 
     def finish_summary(self) -> StepSummary | None:
         """Take over the summary of the all-reduce in progress, if there is one, and return it."""
-        told = self.ranks.finish_summary()
-        if told is not None:
-            self.samples += told.samples
-            self.pending_samples, self.boundaries_left = 0, told.gap_steps - 1
+        summary = self.ranks.finish_summary()
+        if summary is not None:
+            self.samples += summary.samples
+            self.pending_samples, self.boundaries_left = 0, summary.gap_steps - 1
             if self.last_report is not None:  # Before the first report the summary holds no view.
-                self.finished = told.finished
+                self.finished = summary.finished
                 self.view = dataclasses.replace(
-                    self.view, swarm_samples=told.swarm_samples, own_samples=told.own_samples, sharers=told.sharers
+                    self.view, swarm_samples=summary.swarm_samples, own_samples=summary.own_samples,
+                    sharers=summary.sharers,
                 )  # fmt: skip
             self.swarm_samples = max(self.swarm_samples, self.view.samples_at(self.samples))
-        return told
+        return summary
 
-    def begin_summary(self, call: Call, told: StepSummary | None = None) -> None:
-        """Begin the next all-reduce; ``told`` is rank 0's part."""
-        self.ranks.begin_summary(call, self.unsent_samples, self.is_report_wanted, told)
+    def begin_summary(self, call: Call, announced: StepSummary | None = None) -> None:
+        """Begin the next all-reduce; ``announced`` is rank 0's part."""
+        self.ranks.begin_summary(call, self.unsent_samples, self.is_report_wanted, announced)
         self.pending_samples, self.unsent_samples, self.is_report_wanted = self.unsent_samples, 0, False
 
     def count_boundary(self) -> bool:

@@ -68,18 +68,18 @@ class ShardedOptimizers(Optimizers):
         saved = super().state_dict()
         if saved is None:
             return None
-        start = 0
-        for one, part in zip(self.all, saved.get(SEVERAL, [saved]), strict=True):
-            rows = part["state"] = dict(part["state"])  # These are the live mappings.
-            for number, _ in enumerate(parameters_of(one)):
-                row = rows[number] = dict(rows.get(number, {}))
-                for key in sorted(row, key=str):
-                    tensor = row[key]
+        start = 0  # The index among all sharded tensors in the optimizers' state.
+        for optimizer, part in zip(self.all, saved.get(SEVERAL, [saved]), strict=True):
+            states = part["state"] = dict(part["state"])  # A copy, like those below, since these are live mappings.
+            for number, _ in enumerate(parameters_of(optimizer)):
+                state = states[number] = dict(states.get(number, {}))
+                for key in sorted(state, key=str):
+                    tensor = state[key]
                     if is_sharded(tensor):
-                        row[key] = self.state.fetch(start, tensor, kept=True)
+                        state[key] = self.state.fetch(start, tensor, in_optimizers=True)
                         start += tensor.numel()
-                if not row:
-                    del rows[number]
+                if not state:
+                    del states[number]
         return saved
 
     def split_state(self, saved: Mapping[str, Any] | None) -> list[dict[str, Any]]:
@@ -97,44 +97,44 @@ class ShardedOptimizers(Optimizers):
         if not states:
             return
         described: Described = []
-        found: list[Tensor] = []
-        whole: list[Tensor] = []
-        for one, saved in zip(self.all, states, strict=True):
+        sent: list[Tensor] = []  # Tensors that all ranks get.
+        sharded: list[Tensor] = []  # Whole tensors, of which each rank gets a part.
+        for optimizer, saved in zip(self.all, states, strict=True):
             groups = [
-                {key: with_places(value, None, found) for key, value in group.items() if key != "params"}
+                {key: with_places(value, None, sent) for key, value in group.items() if key != "params"}
                 for group in saved["param_groups"]
             ]
-            on_device = [bool(group.get("fused") or group.get("capturable"))
-                         for group in one.param_groups for _ in group["params"]]  # fmt: skip
+            has_steps_on_device = [bool(group.get("fused") or group.get("capturable"))
+                                   for group in optimizer.param_groups for _ in group["params"]]  # fmt: skip
             rows = []
-            for number, parameter in enumerate(parameters_of(one)):
+            for number, parameter in enumerate(parameters_of(optimizer)):
                 row: dict[Any, Any] = {}
                 for key, value in sorted(saved["state"].get(number, {}).items(), key=lambda item: str(item[0])):
                     if key != "step" and is_sharded(parameter) and getattr(value, "shape", None) == parameter.shape:
                         row[key] = Place(tuple(value.shape), value.dtype, on_device=True, sharded=True)
-                        whole.append(value)
+                        sharded.append(value)
                     elif isinstance(value, Tensor):
-                        found.append(value)
-                        beside = key != "step" or on_device[number]
-                        row[key] = Place(tuple(value.shape), value.dtype, beside)
+                        sent.append(value)
+                        on_device = key != "step" or has_steps_on_device[number]
+                        row[key] = Place(tuple(value.shape), value.dtype, on_device)
                     else:
-                        row[key] = with_places(value, parameter, found)
+                        row[key] = with_places(value, parameter, sent)
                 rows.append(row)
             described.append((groups, rows))
         self.ranks.send_command("optimizers", described)
-        self.fill(described, iter(found))
+        self.fill(described, iter(sent))
         start = 0
-        for tensor in whole:
-            self.state.put(start, tensor, kept=True)
+        for tensor in sharded:
+            self.state.put(start, tensor, in_optimizers=True)
             start += tensor.numel()
 
     @torch.no_grad()
-    def fill(self, described: Described, found: Iterator[Tensor] | None = None) -> None:
+    def fill(self, described: Described, sent: Iterator[Tensor] | None = None) -> None:
         """Make the optimizers' state as rank 0 describes it: allocate sharded tensors, and receive the others.
 
         Args:
             described: The options and the state of each optimizer.
-            found: The tensors to send, on rank 0.
+            sent: The tensors to send, on rank 0.
         """
 
         def receive(place: Place, parameter: Tensor | None, before: Any) -> Tensor:
@@ -142,11 +142,11 @@ class ShardedOptimizers(Optimizers):
                 if parameter is None or tuple(parameter.shape) != place.shape:
                     raise unreadable_error("a part of an optimizer's state for no parameter")
                 fits = is_sharded(before) and before.dtype == place.dtype
-                kept: Tensor = before if fits else torch.zeros_like(parameter, dtype=place.dtype)
-                return kept
+                part: Tensor = before if fits else torch.zeros_like(parameter, dtype=place.dtype)
+                return part
             if not place.fits(self.state.layout.size):
                 raise unreadable_error(f"a tensor of {place.shape}")
-            host = torch.empty(place.shape, dtype=place.dtype) if found is None else host_copy(next(found))
+            host = torch.empty(place.shape, dtype=place.dtype) if sent is None else host_copy(next(sent))
             self.ranks.broadcast(host)
             return host.to(parameter.device, copy=True) if place.on_device and parameter is not None else host.clone()
 

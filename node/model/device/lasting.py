@@ -25,7 +25,7 @@ class LastingValues:
     """Device copies of host vectors, by the vector's address. Only the training thread uses it."""
 
     def __init__(self) -> None:
-        self.held: dict[tuple[torch.device, int], DeviceValues] = {}
+        self.copies: dict[tuple[torch.device, int], DeviceValues] = {}
 
     def of(self, device: torch.device, host: Tensor, version: int) -> Tensor:
         """Return the values on the device, for work of the current stream.
@@ -34,16 +34,16 @@ class LastingValues:
             torch.OutOfMemoryError: The device has no memory for them.
         """
         key = device, host.data_ptr()
-        held = self.held.get(key)
-        if held is None or held.version != version:
-            self.held.pop(key, None)  # Both names are dropped first, to make room for the next copy.
-            held = None
-            held = self.held[key] = DeviceValues(version, *upload(device, host))
-        if held.ready is not None:
+        copy = self.copies.get(key)
+        if copy is None or copy.version != version:
+            self.copies.pop(key, None)  # Both names are dropped first, to make room for the next copy.
+            copy = None
+            copy = self.copies[key] = DeviceValues(version, *upload(device, host))
+        if copy.ready is not None:
             current = torch.cuda.current_stream(device)
-            current.wait_event(held.ready)
-            held.flat.record_stream(current)
-        return held.flat
+            current.wait_event(copy.ready)
+            copy.flat.record_stream(current)
+        return copy.flat
 
 
 def upload(device: torch.device, host: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:

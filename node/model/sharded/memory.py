@@ -85,16 +85,16 @@ class SharedVectors:
         """Return the number of the memory that holds an array, and the array's offset in bytes; None if none does."""
         address = array.ctypes.data
         with self.lock:
-            for one in self.made.values():
-                offset = address - one.address
-                if offset >= 0 and offset + array.nbytes <= one.name.size and one.memory() is not None:
-                    return one.name.number, offset
+            for made in self.made.values():
+                offset = address - made.address
+                if offset >= 0 and offset + array.nbytes <= made.name.size and made.memory() is not None:
+                    return made.name.number, offset
         return None
 
     def bytes_of(self, number: int) -> Bytes:
         """Return the memory of this number, empty if there is none."""
-        one = self.made.get(number)
-        memory = None if one is None else one.memory()
+        made = self.made.get(number)
+        memory = None if made is None else made.memory()
         return NONE if memory is None else np.frombuffer(memory, np.uint8)
 
     def map(self, name: MemoryName) -> bool:
@@ -113,16 +113,16 @@ class SharedVectors:
         numbers = []
         while self.unused:
             with self.lock:
-                one = self.made.pop(self.unused.popleft())
-            if one.descriptor is None:
-                numbers.append(one.name.number)
-            self.close(one)
+                made = self.made.pop(self.unused.popleft())
+            if made.descriptor is None:
+                numbers.append(made.name.number)
+            self.close(made)
         return numbers
 
-    def close(self, one: MadeMemory) -> None:
-        if one.descriptor is not None:
-            os.close(one.descriptor)
-            one.descriptor = None
+    def close(self, made: MadeMemory) -> None:
+        if made.descriptor is not None:
+            os.close(made.descriptor)
+            made.descriptor = None
 
 
 class MappedVectors:

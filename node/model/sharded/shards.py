@@ -222,12 +222,11 @@ def matching_positions(
         low, high = np.searchsorted(positions, (shard.start, shard.stop)).tolist()
         if low == high or not shard.box.elements:
             continue
-        where = np.unravel_index(positions[low:high] - shard.start, shard.box.shape or (1,))
-        mine = np.ones(high - low, np.bool_)
-        inside = np.zeros(high - low, np.int64)
-        for index, piece, size in zip(
-            where, shard.box.box, shard.box.sizes, strict=False
-        ):  # A scalar has no box, and one index.
-            mine &= (index >= piece.start) & (index < piece.stop)
-            inside = inside * size + (index - piece.start)
-        yield shard, low + np.flatnonzero(mine), inside[mine]
+        indices = np.unravel_index(positions[low:high] - shard.start, shard.box.shape or (1,))
+        is_ours = np.ones(high - low, np.bool_)
+        in_part = np.zeros(high - low, np.int64)  # The index in the part, flattened.
+        # A scalar has one index, and no slice.
+        for index, piece, size in zip(indices, shard.box.box, shard.box.sizes, strict=False):
+            is_ours &= (index >= piece.start) & (index < piece.stop)
+            in_part = in_part * size + (index - piece.start)
+        yield shard, low + np.flatnonzero(is_ours), in_part[is_ours]

@@ -224,22 +224,22 @@ class ShardedState(State):
         return self.work.state.recent_scalars()
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
-    def fetch(self, start: int, tensor: Tensor, kept: bool = False) -> Tensor:
+    def fetch(self, start: int, tensor: Tensor, in_optimizers: bool = False) -> Tensor:
         """Return the whole of a tensor whose first element has this index, on the host.
 
         Args:
             start: The index, as in :class:`Operation`.
             tensor: The tensor, of which each rank has a part.
-            kept: As in :class:`Operation`.
+            in_optimizers: As in :class:`Operation`.
         """
         host = np.empty(tensor.numel(), np.float64 if is_wide(tensor.dtype) else np.float32)
-        self._on_array(Operation("read", start, in_optimizers=kept), host)
+        self._on_array(Operation("read", start, in_optimizers=in_optimizers), host)
         return torch.from_numpy(host).to(tensor.dtype).view(tensor.shape)
 
-    def put(self, start: int, whole: Tensor, kept: bool = False) -> None:
+    def put(self, start: int, whole: Tensor, in_optimizers: bool = False) -> None:
         """Set all ranks' parts of a tensor from the whole. The reverse of :meth:`fetch`."""
         host = whole.detach().to("cpu", torch.float64 if is_wide(whole.dtype) else torch.float32)
-        self._on_array(Operation("write", start, in_optimizers=kept), host.contiguous().view(-1).numpy())
+        self._on_array(Operation("write", start, in_optimizers=in_optimizers), host.contiguous().view(-1).numpy())
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the same as for a whole model, collected on rank 0."""

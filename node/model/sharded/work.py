@@ -184,35 +184,35 @@ class ShardWork:
         return self.memory.bytes_of(number).size
 
     def _host(self, operation: Operation) -> Tensor:
-        found = self.memory.bytes_of(operation.memory)[operation.offset : operation.offset + operation.size]
-        return torch.from_numpy(found.view(np.float64 if operation.wide else np.float32))
+        memory = self.memory.bytes_of(operation.memory)[operation.offset : operation.offset + operation.size]
+        return torch.from_numpy(memory.view(np.float64 if operation.wide else np.float32))
 
     def _matching_positions(self, operation: Operation) -> Iterator[tuple[LocalShard, Tensor, Tensor, Tensor]]:
-        """Yield each shard with the indices in it, the same among all positions, and the values of all."""
-        found = self.memory.bytes_of(operation.memory)[: operation.size]
-        positions, values = found[: 8 * operation.elements].view(np.int64), found[8 * operation.elements :]
-        for shard, among, inside in matching_positions(self._shards(operation), positions):
-            at = torch.from_numpy(inside).to(shard.tensor.device)
-            yield shard, at, torch.from_numpy(among), torch.from_numpy(values.view(np.float32))
+        """Yield each shard, its positions in the flattened part, their indices among all positions, and all values."""
+        memory = self.memory.bytes_of(operation.memory)[: operation.size]
+        positions, values = memory[: 8 * operation.elements].view(np.int64), memory[8 * operation.elements :]
+        for shard, indices, in_part in matching_positions(self._shards(operation), positions):
+            at = torch.from_numpy(in_part).to(shard.tensor.device)
+            yield shard, at, torch.from_numpy(indices), torch.from_numpy(values.view(np.float32))
 
     def _shards(self, operation: Operation) -> Iterator[LocalShard]:
         """Yield this rank's parts of the tensors that an operation concerns."""
         live, start = self.tensors.current(), 0
         boxes = dict(zip(map(id, live), self._boxes, strict=True))
-        found = self.optimizer_tensors() if operation.in_optimizers else []
+        state = self.optimizer_tensors() if operation.in_optimizers else []
         if not operation.in_optimizers:
             for segment, tensor, box in zip(self.layout.segments, live, self._boxes, strict=True):
                 if operation.concerns(start, start + segment.size):
                     yield LocalShard.of(segment.name, tensor, start, box)
                 start += segment.size
             trained = self.state.trained() * len(operation.keys)
-            found = list(zip(trained, self.state.tensors(operation.keys), strict=True))
-        for parameter, tensor in found:
+            state = list(zip(trained, self.state.tensors(operation.keys), strict=True))
+        for parameter, tensor in state:
             if operation.concerns(start, start + tensor.numel()):
                 box = box_of("of an optimizer", tensor, self.group.rank == 0)
-                alike = boxes.get(id(parameter))
-                if alike is not None and (alike.shape, alike.box) == (box.shape, box.box):
-                    box = alike
+                parameter_box = boxes.get(id(parameter))  # It knows the owner also if a part lies on two meshes.
+                if parameter_box is not None and (parameter_box.shape, parameter_box.box) == (box.shape, box.box):
+                    box = parameter_box
                 yield LocalShard.of("of an optimizer", tensor, start, box)
             start += tensor.numel()
 
@@ -225,32 +225,32 @@ class ShardWork:
         ]  # fmt: skip
 
     def _read(self, operation: Operation) -> None:
-        for shard, here, there in matching_views(self._shards(operation), self._host(operation), operation.start):
+        for shard, part, values in matching_views(self._shards(operation), self._host(operation), operation.start):
             if shard.box.owns:
-                there.copy_(here.cpu())  # Half precision is widened on the host, and takes no memory of the device.
+                values.copy_(part.cpu())  # Half precision is widened on the host, and takes no memory of the device.
 
     def _write(self, operation: Operation) -> None:
-        for _, here, there in matching_views(self._shards(operation), self._host(operation), operation.start):
-            here.copy_(there)
+        for _, part, values in matching_views(self._shards(operation), self._host(operation), operation.start):
+            part.copy_(values)
 
     def _add(self, operation: Operation) -> None:
-        for _, here, there in matching_views(self._shards(operation), self._host(operation), operation.start):
-            change_tensor(here, there, lambda live, values: live.add_(values, alpha=operation.weight))
+        for _, part, values in matching_views(self._shards(operation), self._host(operation), operation.start):
+            change_tensor(part, values, lambda live, added: live.add_(added, alpha=operation.weight))
 
     def _merge(self, operation: Operation) -> None:
-        for _, here, there in matching_views(self._shards(operation), self._host(operation), operation.start):
+        for _, part, values in matching_views(self._shards(operation), self._host(operation), operation.start):
             change_tensor(
-                here, there, lambda live, values: live.add_(values - live.to(values.dtype), alpha=operation.weight)
+                part, values, lambda live, other: live.add_(other - live.to(other.dtype), alpha=operation.weight)
             )
 
     def _read_at(self, operation: Operation) -> None:
-        for shard, at, among, values in self._matching_positions(operation):
+        for shard, at, indices, values in self._matching_positions(operation):
             if shard.box.owns:
-                values[among] = shard.tensor.reshape(-1).index_select(0, at).to("cpu", torch.float32)
+                values[indices] = shard.tensor.reshape(-1).index_select(0, at).to("cpu", torch.float32)
 
     def _add_at(self, operation: Operation) -> None:
-        for shard, at, among, values in self._matching_positions(operation):
-            add_at(shard.tensor, at, values[among].to(shard.tensor.device))
+        for shard, at, indices, values in self._matching_positions(operation):
+            add_at(shard.tensor, at, values[indices].to(shard.tensor.device))
 
     def _create(self, operation: Operation) -> None:
         examples = self.state.examples(operation.keys, dict(operation.scalars))
@@ -290,14 +290,14 @@ class ShardWork:
         return dict(zip(map(id, self.tensors.current()), np.cumsum([0, *sizes[:-1]]).tolist(), strict=True))
 
 
-def change_tensor(here: Tensor, there: Tensor, change: Callable[[Tensor, Tensor], object]) -> None:
-    """Change a tensor by values on the host. Without memory on the tensor's device, change a copy on the host."""
+def change_tensor(tensor: Tensor, values: Tensor, change: Callable[[Tensor, Tensor], object]) -> None:
+    """Call ``change(tensor, values)`` on the tensor's device, or on a host copy if the device has too little memory."""
     try:
-        change(here, there.to(here.device))
+        change(tensor, values.to(tensor.device))
     except torch.OutOfMemoryError:
-        live = here.cpu()
-        change(live, there)
-        here.copy_(live)
+        copy = tensor.cpu()
+        change(copy, values)
+        tensor.copy_(copy)
 
 
 WORK: dict[str, Callable[[ShardWork, Operation], bool | None]] = {

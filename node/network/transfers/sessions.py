@@ -26,7 +26,7 @@ ENDED_SESSIONS = 64  # Ended sessions whose late chunks are dropped, and are no 
 class StreamSession:
     """The streams of one exchange, of one piece to fetch or of one piece to serve, on one link.
 
-    A worker thread may receive the vector. The lock keeps the vector alive while the thread handles a chunk.
+    An I/O thread may receive the vector. The lock keeps the vector alive while the thread handles a chunk.
     """
 
     id: int
@@ -81,7 +81,7 @@ class StreamSessions:
         self.session_changed = trio.lowlevel.ParkingLot()
 
     def add(self, session: StreamSession, large: bool = False) -> None:
-        """Start a session's streams. ``large`` says that a worker thread is worth its cost for sending."""
+        """Start a session's streams. ``large`` says that an I/O thread is worth its cost for sending."""
         session.clock = trio.lowlevel.current_clock().current_time
         session.moved_at = session.heard_at = session.clock()
         self.table[session.id] = session

@@ -13,14 +13,14 @@ from node.loop.network_side import NetworkSide
 from node.loop.settling import BoundaryVisitor
 from node.settings import Settings
 
-__all__ = ["Joining"]
+__all__ = ["Startup"]
 
 # A seed that closes connections at once may be busy, or a forwarder whose node is down. That is final after so many
 # join_timeout_s.
 CLOSED_TIMEOUTS = 3.0
 
 
-class Joining:
+class Startup:
     """The waits of a training loop before its first step. Each of them visits the boundary meanwhile."""
 
     def __init__(
