@@ -235,7 +235,7 @@ def test_what_changes_the_model_waits_for_an_open_boundary_and_copies_wait_for_i
         def send_command(self, *what):
             told.append(what)
 
-        def broadcast(self, array):
+        def broadcast_array(self, array):
             told.append(array.copy())
 
     told, vector = [], np.zeros(10, np.float32)
