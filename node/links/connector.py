@@ -9,7 +9,7 @@ import contextlib
 import secrets
 import socket
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,9 +25,10 @@ from node.links.frame_reader import FrameReader
 from node.links.handshake import Greeter
 from node.links.handshake_pool import HandshakePool, neighbourhood
 from node.links.link import Link
+from node.links.seed_status import SeedStatus
 from node.transport.byte_stream import BrokenLinkError, ByteStream, Network
 from node.transport.sealed import fresh_share, leave_tls
-from node.transport.seeds import Found, SeedLookup
+from node.transport.seeds import SeedLookup
 from node.transport.tcp import is_loopback, is_private
 from node.transport.tls import Contexts, TlsStream
 
@@ -41,7 +42,6 @@ MAX_SILENT_DIALS = 8  # Concurrent dials to addresses whose last dial timed out.
 MAX_QUEUED_STRANGERS = 64  # Dials to strangers that may queue; further ones fail at once.
 SILENT_S = 1.0  # A dial that fails after this time was dropped by the network, and not refused.
 MAX_SILENT_ADDRESSES = 4_096  # Silent addresses that are remembered.
-MAX_EXPLAINED_SEEDS = 4  # Seeds whose failure the message explains that ends a node.
 MAX_NOTICES = 64  # Distinct notices, so that strangers cannot fill the log.
 
 
@@ -118,10 +118,7 @@ class Connector:
         self.config, self.owner, self.faults = config, owner, owner.faults
         # Handles an accepted connection whose Hello says that it is a lane of a link.
         self.on_lane: Callable[[Link, Hello], Awaitable[None]] | None = None
-        # A seed's refusal is final. That of another address may only mean that the address is stale.
-        self.seeds = seeds
-        self.seed_names: Mapping[Address, str] = {}  # The user's name of each seed whose address was looked up.
-        self.failed_lookups: Mapping[str, str] = {}  # For each name that gave no seeds: the reason.
+        self.seeds = SeedStatus(seeds, config.join_timeout_s / 2, self.spawn, self.notify_once)
         # For each address that is being dialled: the peers that are expected there, None for a seed.
         self.dialling: dict[Address, set[PeerId | None]] = {}
         self.dial_limit = trio.CapacityLimiter(MAX_DIALS)
@@ -131,9 +128,6 @@ class Connector:
         self.stranger_addresses: set[Address] = set()  # Addresses of strangers that are being dialled.
         self.silent_addresses: OrderedDict[Address, None] = OrderedDict()  # Addresses whose last dial timed out.
         self.handshake_pool = HandshakePool(self.favoured_hosts, has_sent, owner.on_failed_handshake)
-        self.failures: dict[Address, str] = {}  # The failure of the last dial, for each seed that did not answer.
-        self.unanswered: set[Address] = set()  # Seeds whose last dial failed without an answer.
-        self.refusals: dict[Address, RefusedError] = {}  # Refusals of this node, by seed.
         self.notified: set[str] = set()  # The sentences that the user was told.
         self.nursery: trio.Nursery | None = None
         self.is_closed = False
@@ -147,12 +141,6 @@ class Connector:
         if self.nursery is not None and not self.is_closed:
             self.nursery.start_soon(task, *args)
 
-    def on_seeds_found(self, found: Found) -> None:
-        """Handle the result of a look-up of seeds: use these addresses, and forget the failures of former seeds."""
-        self.seeds, self.seed_names, self.failed_lookups = frozenset(found.addresses), found.names, found.missing
-        self.failures = {address: why for address, why in self.failures.items() if address in self.seeds}
-        self.refusals = {address: error for address, error in self.refusals.items() if address in self.seeds}
-
     def dial(self, address: Address, expect: PeerId | None) -> None:
         """Begin a link to ``address``, where the peer ``expect`` should answer; None for a seed.
 
@@ -165,7 +153,7 @@ class Connector:
         if address in self.dialling:
             self.dialling[address].add(expect)
             return
-        is_stranger = expect is not None and address not in self.seeds and not self.owner.is_known(expect)
+        is_stranger = expect is not None and address not in self.seeds.addresses and not self.owner.is_known(expect)
         if is_stranger and len(self.stranger_addresses) >= MAX_STRANGER_DIALS + MAX_QUEUED_STRANGERS:
             self.spawn(self.report_missed, {expect})
             return
@@ -187,7 +175,7 @@ class Connector:
     def favoured_hosts(self) -> Collection[str]:
         """Return the address ranges for which the handshake pool reserves places: of members, seeds and this node."""
         mine = self.owner.own_record().address
-        hosts = {seed.host for seed in self.seeds} | ({mine.host} if mine is not None else set())
+        hosts = {seed.host for seed in self.seeds.addresses} | ({mine.host} if mine is not None else set())
         return {neighbourhood(host) for host in hosts}.union(self.owner.member_hosts())
 
     def may_dial(self, address: Address) -> bool:
@@ -216,14 +204,14 @@ class Connector:
         try:
             async with self.limiter_for(address), self.dial_limit:
                 began = trio.current_time()
-                is_charged = address in self.seeds or self.budget.charge(address, began)
+                is_charged = address in self.seeds.addresses or self.budget.charge(address, began)
                 if not is_charged:
                     raise BrokenLinkError(
                         f"{address} is on a host where dials keep failing: its dial budget is used up."
                     )
                 with trio.move_on_after(self.config.hello_timeout_s):
                     stream = await self.connect(address)
-                    if address in self.seeds:
+                    if address in self.seeds.addresses:
                         self.owner.on_seed_answered(address)
                     failure = "accepted the connection, but sent no greeting"
                     greeted = await self.handshake(stream, False, expect)
@@ -246,8 +234,8 @@ class Connector:
                 self.silent_addresses.popitem(last=False)
         else:
             self.silent_addresses.pop(address, None)
-        if address in self.seeds:
-            self.on_seed_dialled(address, greeted is not None, failure or "did not answer", refused)
+        if address in self.seeds.addresses:
+            self.seeds.on_dialled(address, greeted is not None, failure or "did not answer", refused)
         if greeted is not None and greeted[1].record is None:  # Only a side that dials may be an observer.
             greeted[0].stream.close_now()
             greeted = None
@@ -260,66 +248,14 @@ class Connector:
         self.on_missed(expected - {None, link.peer})
         await self.owner.run_link(link, theirs)
 
-    @property
-    def refusal(self) -> RefusedError | None:
-        """Return a seed's refusal of this node, preferably one that says more than "closed"."""
-        errors = self.refusals.values()
-        return next((error for error in errors if error.code != "closed"), next(iter(errors), None))
-
-    def seed_name(self, seed: Address) -> str:
-        """Return the name under which the user knows a seed."""
-        return self.seed_names.get(seed) or str(seed)
-
-    def on_seed_dialled(self, address: Address, greeted: bool, failure: str, refused: RefusedError | None) -> None:
-        """Handle the outcome of a dial to a seed.
-
-        A seed that does not answer is reported after a delay, because nodes that start together do not listen at the
-        same moment.
-        """
-        if greeted or refused is not None:
-            self.unanswered.discard(address)
-        if greeted:
-            self.failures.pop(address, None)
-        elif refused is not None:  # `on_refusal` has told the user of it.
-            self.failures[address] = f"refused this node: {refused}"
-        else:
-            self.failures[address] = failure
-            if address not in self.unanswered:
-                self.unanswered.add(address)
-                self.spawn(self.tell_unanswered, address)
-
-    async def tell_unanswered(self, address: Address) -> None:
-        """Tell the user why a seed still does not answer after half of ``join_timeout_s``, once for each cause.
-
-        A name with several addresses is reported only if none answers. They may be ::1 and 127.0.0.1, or nodes of which
-        some are down.
-        """
-        await trio.sleep(self.config.join_timeout_s / 2)
-        if address not in self.unanswered:
-            return
-        self.unanswered.discard(address)  # The next failed dial then begins a new delay, and may have another cause.
-        name, failure = self.seed_name(address), self.failures.get(address)
-        has_no_answer = all(seed in self.failures for seed in self.seeds if self.seed_name(seed) == name)
-        if failure is not None and address in self.seeds and has_no_answer:
-            self.notify_once(f"Seed {name} {failure}; it is tried again and again.", "seed")
-
-    def why_alone(self) -> str:
-        """Return in a clause why no seed has answered: the last failure of each seed, and failed look-ups."""
-        failures = {self.seed_name(address): failure for address, failure in self.failures.items()}
-        causes = [f"seed {name} {failure}" for name, failure in failures.items()]
-        causes += map(" ".join, self.failed_lookups.items())
-        if len(causes) > MAX_EXPLAINED_SEEDS:
-            causes[MAX_EXPLAINED_SEEDS:] = [f"{len(causes) - MAX_EXPLAINED_SEEDS} more failed likewise"]
-        return "; ".join(causes) or "no node there sent its weights"
-
     def on_refusal(self, error: RefusedError, address: Address, expect: PeerId | None) -> None:
         """Handle a handshake that either side has refused at this address."""
-        if error.code == "self" and address in self.seeds:
+        if error.code == "self" and address in self.seeds.addresses:
             self.owner.on_seed_is_self(address)
         if error.code == "self" or (error.code == "closed" and expect is not None):
             return
-        if address in self.seeds:
-            self.refusals[address] = error
+        if address in self.seeds.addresses:
+            self.seeds.refusals[address] = error
         self.notify_once(f"{address}: {error}")
 
     async def accept(self, stream: ByteStream) -> None:
@@ -440,6 +376,7 @@ class Connector:
             raise BrokenLinkError(f"{address} cannot be dialled.") from None
 
     def notify_once(self, sentence: str, kind: str = "refused") -> None:
+        """Tell the user a sentence, unless the user was told already or too many others."""
         if sentence not in self.notified and len(self.notified) < MAX_NOTICES:
             self.notified.add(sentence)
             self.owner.notify(kind, sentence)

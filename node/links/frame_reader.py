@@ -54,7 +54,7 @@ class FrameReader:
         return decode(header, body_bytes, self.is_peer_newer), body_bytes
 
     async def fill_buffer(self) -> int:
-        """Read what is there into the buffer; return the number of bytes, 0 at the end of the stream."""
+        """Read the bytes that have come into the buffer; return their number, 0 at the end of the stream."""
         count = await self.read(self.buffer[self.end :] if self.end else self.buffer)
         self.end += count
         return count

@@ -56,13 +56,13 @@ class Startup:
     def raise_failure(self, waited_s: float, is_ready: bool) -> None:
         """Raise LocalError if a seed has refused this node for good, or the time to join has passed."""
         connector, limit_s = self.network.runtime.connector, self.settings.join_or_fail_s
-        refusal = connector.refusal
+        refusal = connector.seeds.refusal
         retries_closed = waited_s < CLOSED_TIMEOUTS * self.settings.config.join_timeout_s and not is_ready
         is_final = refusal is not None and not (retries_closed if refusal.code == "closed" else is_ready)
         if is_final and not connector.dialling and not len(self.network.runtime.links):
             raise LocalError(f"Could not join: {refusal}") from refusal
         if limit_s is not None and waited_s > limit_s and not is_ready:
-            raise LocalError(f"Could not join within {limit_s:g} s: {connector.why_alone()}.")
+            raise LocalError(f"Could not join within {limit_s:g} s: {connector.seeds.why_alone()}.")
 
     def begin_with_own_weights(self) -> None:
         """Start mixing from the node's own weights, unless it has adopted others, and allocate memory for exchanges."""
@@ -82,7 +82,7 @@ class Startup:
                     address = self.network.peer.membership.me.address or "none"
                     raise LocalError(
                         f"Waited {wait_s:g} s for {count} members that were launched together, and none of the others "
-                        f"came to this node at {address} ({self.network.runtime.connector.why_alone()}): it does "
+                        f"came to this node at {address} ({self.network.runtime.connector.seeds.why_alone()}): it does "
                         "not train alone. Look whether the others run and can reach this address."
                     )
                 text = (

@@ -286,7 +286,7 @@ class Runtime:
             return
         finally:
             self.is_looking_up = False
-        self.connector.on_seeds_found(found)
+        self.connector.seeds.on_found(found)
         self.perform(self.peer.on_seeds_found(found.addresses, found.expected))
 
     async def try_dial(self, asker: PeerId, address: Address) -> None:

@@ -123,7 +123,7 @@ def test_a_healthy_start_warns_of_nothing(caplog, train, launch, until):
     config = replace(QUICK, join_timeout_s=20.0)
     port = free_port()
     late = launch(torch.nn.Linear(2, 1), seeds=[f"127.0.0.1:{port}"], config=config)
-    until(lambda: late.side.network.runtime.connector.failures)
+    until(lambda: late.side.network.runtime.connector.seeds.failures)
     first = train(torch.nn.Linear(2, 1), listen=f"127.0.0.1:{port}", config=config)
     until(lambda: late.node is not None and first.node.metrics().exchanges_done > 0)
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []

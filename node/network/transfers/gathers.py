@@ -29,10 +29,10 @@ __all__ = ["GroupTransfers"]
 
 
 class SliceBulk:
-    """What one member gets over its link: our values of its slice, then the mean of ours. A node.links.bulk.Bulk."""
+    """The values for one member: ours of its slice, then the mean of our slice. A :class:`node.links.bulk.Bulk`."""
 
     def __init__(self, lease: Lease) -> None:
-        self.senders: list[Sender] = []  # Those that are not done; the first one sends now.
+        self.senders: list[Sender] = []  # The senders that are not done, of which the first one sends now.
         self.lease = lease  # Our lease of the snapshot.
         self.finished_elements = 0  # Elements of the senders that are done.
 
@@ -127,7 +127,7 @@ class GroupTransfers:
 
     # -- a group -------------------------------------------------------------------------------------------------
     def stream_to_members(self, group: GroupAverage) -> None:
-        """Stream to the members that are linked; a further call adds those that were linked since the last."""
+        """Stream to the members that have a link. A further call adds members whose link is newer."""
         number = group.session
         transfer = self.transfers.get(number)
         if transfer is None:

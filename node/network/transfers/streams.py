@@ -97,7 +97,7 @@ class Streams:
         if not (peer.may_join or peer.view.ready):
             self.allocate_memory()
         movement = self.averager.movement
-        if peer.view.ready:  # After a fault the memory is there already, and the loop is changing the weights.
+        if peer.view.ready:  # After a fault the memory exists already, and the loop is changing the weights.
             self.is_allocated = True
             if movement is not None:
                 boundary.sampled = movement.places
@@ -348,7 +348,7 @@ class Streams:
 
     # -- joining -------------------------------------------------------------------------------------------------
     def receive_piece(self, effect: ReceivePiece) -> None:
-        """Receive a piece of the weights from a donor, and allocate the memory of exchanges beside the first piece."""
+        """Receive a piece of the weights from a donor, and allocate the memory of exchanges with the first one."""
         is_first = self.averager.joining is None
         vector, link = self.averager.collect(effect), self.links.newest(effect.partner)
         if is_first and self.allocates_ahead and not self.is_allocated:
