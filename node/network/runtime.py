@@ -58,7 +58,7 @@ from node.transport.seeds import SeedLookup
 __all__ = ["Reporter", "Runtime"]
 
 POLL_S = 0.25  # Seconds between two checks whether vectors move, below the shortest timeout of a probe.
-PENDING_MESSAGES = 32  # Messages kept for a peer that is being dialled; the oldest go first, as a full outbox would.
+PENDING_MESSAGES = 32  # Messages kept for a peer that is being dialled. Beyond that the oldest one is dropped.
 MAX_TIMER_S = 3600.0  # The timer ends at least so often, in case the peer has no deadline.
 REPORTS = (
     "count_votes", "finish", "leave", "merge", "note_misbehaviour", "on_adopted", "on_collected", "on_compared",
