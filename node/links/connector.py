@@ -228,12 +228,7 @@ class Connector:
             return
         if greeted is not None and greeted[1].record is not None:
             self.budget.mark_proven(address)
-        if greeted is None and trio.current_time() - began > SILENT_S:
-            self.silent_addresses[address] = None
-            if len(self.silent_addresses) > MAX_SILENT_ADDRESSES:
-                self.silent_addresses.popitem(last=False)
-        else:
-            self.silent_addresses.pop(address, None)
+        self.remember_silence(address, greeted is None and trio.current_time() - began > SILENT_S)
         if address in self.seeds.addresses:
             self.seeds.on_dialled(address, greeted is not None, failure or "did not answer", refused)
         if greeted is not None and greeted[1].record is None:  # Only a side that dials may be an observer.
@@ -247,6 +242,15 @@ class Connector:
         # There must be no await between the Hello and `run_link`, which closes the stream.
         self.on_missed(expected - {None, link.peer})
         await self.owner.run_link(link, theirs)
+
+    def remember_silence(self, address: Address, is_silent: bool) -> None:
+        """Remember an address that drops packets, so that later dials to it wait their turn, or forget it."""
+        if not is_silent:
+            self.silent_addresses.pop(address, None)
+            return
+        self.silent_addresses[address] = None
+        if len(self.silent_addresses) > MAX_SILENT_ADDRESSES:
+            self.silent_addresses.popitem(last=False)
 
     def on_refusal(self, error: RefusedError, address: Address, expect: PeerId | None) -> None:
         """Handle a handshake that either side has refused at this address."""

@@ -44,7 +44,7 @@ def test_a_group_of_one_is_a_node_over_torchs_own_channel(alone, tmp_path):
         node.load(tmp_path / "run")
         assert (model.weight == before).all()
         channel = node._training.ranks.channel
-        assert channel.patience == timedelta(seconds=30), "as long as its gradients would wait"
+        assert channel.timeout == timedelta(seconds=30), "as long as its gradients would wait"
     assert channel.control is None
     node.close()  # once more does no harm
 
