@@ -53,9 +53,9 @@ BOUNDED: dict[str, tuple[int, str]] = {
     "partners.back_off": (20_000, "one for each member"),
     "refusals.counts": (256, "partners and reasons"),
     "misbehaviour": (1_024, "members and kinds of misconduct"),
-    "connector.told": (64, "refusals told to people"),
+    "connector.notified": (64, "refusals told to people"),
     "durations": (20_000, "one for each partner"),
-    "pool.free": (24, "vectors: eight of the largest in all"),
+    "pool.free_arrays": (24, "vectors: eight of the largest in all"),
 }
 
 

@@ -87,7 +87,7 @@ with Node(nn.Linear(400, 400), config=Config(mix_every_steps=2), state_dir=folde
     for _ in range(3):
         node.step(samples=4)
         node._training.network.thread.call(remember, node._training.network.runtime)
-    node._training.network.heard()
+    node._training.network.sync()
     node.finish(0.0)
     print(before == (book.read_bytes(), (folder / "run.safetensors").read_bytes()))
     print((folder / "state" / "finished").read_text().strip())
