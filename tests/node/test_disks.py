@@ -83,7 +83,7 @@ with Node(nn.Linear(400, 400), config=Config(mix_every_steps=2), state_dir=folde
         node.save(folder / "run")
     except CheckpointError as error:
         print(error)
-    remember = node._training.service.remember
+    remember = node._training.service.save_address_book
     for _ in range(3):
         node.step(samples=4)
         node._training.network.thread.call(remember, node._training.network.runtime)
