@@ -38,7 +38,7 @@ class DialBudget:
     """
 
     def __init__(self) -> None:
-        self.allowances: OrderedDict[str, TokenBucket] = OrderedDict()
+        self.buckets: OrderedDict[str, TokenBucket] = OrderedDict()
         self.proven: OrderedDict[Address, None] = OrderedDict()
 
     def charge(self, address: Address, now: float) -> bool:
@@ -49,17 +49,17 @@ class DialBudget:
             self.proven.move_to_end(address)
             return True
         site = site_of(address.host)
-        allowance = self.allowances.setdefault(site, TokenBucket(1 / REFILL_S, BURST, now))
-        self.allowances.move_to_end(site)
-        if len(self.allowances) > MAX_SITES:
-            self.allowances.popitem(last=False)
-        return allowance.take(now)
+        bucket = self.buckets.setdefault(site, TokenBucket(1 / REFILL_S, BURST, now))
+        self.buckets.move_to_end(site)
+        if len(self.buckets) > MAX_SITES:
+            self.buckets.popitem(last=False)
+        return bucket.take(now)
 
     def mark_proven(self, address: Address) -> None:
         """Give the token of a dial back, after a member has proved to be at ``address``."""
-        allowance = self.allowances.get(site_of(address.host))
-        if address not in self.proven and allowance is not None:
-            allowance.give_back()
+        bucket = self.buckets.get(site_of(address.host))
+        if address not in self.proven and bucket is not None:
+            bucket.give_back()
         self.proven[address] = None
         self.proven.move_to_end(address)
         if len(self.proven) > MAX_PROVEN:

@@ -158,7 +158,7 @@ def test_the_budget_of_dials_is_bounded_whatever_is_named():
         address = Address(f"host.{number}", 1)
         budget.charge(address, 0.0)
         budget.mark_proven(address)
-    assert len(budget.allowances) == dial_budget.MAX_SITES
+    assert len(budget.buckets) == dial_budget.MAX_SITES
     assert len(budget.proven) == dial_budget.MAX_PROVEN
 
 
