@@ -167,9 +167,9 @@ def over_time(changes, seed, rate):
         while swarm.now < methods.JOBS["digits"]["steps"] * methods.STEP_S:
             swarm.events.run_until(swarm.now + 8 * methods.STEP_S)
             for host in swarm.hosts:
-                swarm.training.count(host, swarm.now)
+                swarm.training.count_steps(host, swarm.now)
             if swarm.now > SETTLED_S:
-                simulation.level.settle()  # the models of the fast level lag behind
+                simulation.level.update_models()  # the models of the fast level lag behind
                 moments.append(learners.evaluate(mixed)[1])
     return np.array(moments)
 

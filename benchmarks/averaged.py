@@ -94,7 +94,7 @@ def run(simulation, dataset):
             swarm.events.run_until(swarm.now + SLICE_S)
             for host in swarm.hosts:
                 if not host.gone:
-                    swarm.training.count(host, swarm.now)
+                    swarm.training.count_steps(host, swarm.now)
         simulation.measures.row()  # brings every model up to date
     return [host.row for host in swarm.hosts if not host.gone and host.peer.view.ready]
 
@@ -166,7 +166,7 @@ def newcomers(dataset, seed, averaged, after):
     learners, averages = simulation.learners, Averages(simulation)
     matrix, random, mixes = learners.matrix, np.random.default_rng(seed), {}
     seen = defaultdict(list)
-    plain_adopt, plain_mixed, plain_joined = Boundary.adopt, learners.mixed, learners.joined
+    plain_adopt, plain_mixed, plain_joined = Boundary.adopt, learners.on_mixed, learners.on_weights_replaced
 
     def adopt(boundary, adoption, visit, replaced):
         hosts = [host for host in simulation.swarm.hosts if not host.gone and host.peer.view.ready]
@@ -191,7 +191,7 @@ def newcomers(dataset, seed, averaged, after):
         mixes[row] = 0
         look(row)
 
-    learners.mixed, learners.joined, Boundary.adopt = mixed, joined, adopt
+    learners.on_mixed, learners.on_weights_replaced, Boundary.adopt = mixed, joined, adopt
     end = watched(simulation, averages)
     try:
         seen["end"] = list(matrix[run(simulation, dataset)])

@@ -28,7 +28,7 @@ from gossip.averaging.pair import PairAverage
 from sim import Scenario
 from sim.engine.host import Host
 from sim.engine.sessions import Sessions
-from sim.scenario.adversaries import Liar, Sight
+from sim.scenario.adversaries import Attacker, Sight
 from sim.simulation import Simulation
 
 Floats = NDArray[np.float32]
@@ -52,30 +52,30 @@ def scenario(peers: int, liars: int, hours: float, seed: int) -> Scenario:
 
 def push(sessions: Sessions, direction: Floats) -> None:
     """Make attackers send their partner's vector plus the longest step that the partner does not clip."""
-    plain = sessions.send
+    plain = sessions.send_snapshot
 
     def send(host: Host, pair: PairAverage) -> None:
         partner = sessions.links.by_id[pair.partner]
-        if host.liar is None or partner.liar is not None:
+        if host.attacker is None or partner.attacker is not None:
             plain(host, pair)
             return
         snapshot = partner.averager.snapshots.get(pair.session)
         theirs = pair.ours if snapshot is None else snapshot.array
         longest = partner.peer.exchanges.filter.longest(theirs.size)  # type: ignore[attr-defined]
         vector = theirs + np.float32(longest) * direction
-        host.liar = Pushing(host.liar, vector)
+        host.attacker = Pushing(host.attacker, vector)
         plain(host, pair)
-        host.liar = host.liar.before
+        host.attacker = host.attacker.before
 
-    sessions.send = send  # type: ignore[method-assign]
+    sessions.send_snapshot = send  # type: ignore[method-assign]
 
 
-class Pushing(Liar):
-    def __init__(self, before: Liar, vector: Floats) -> None:
+class Pushing(Attacker):
+    def __init__(self, before: Attacker, vector: Floats) -> None:
         super().__init__(before.spec, before.seed, before.name, before.peers)
         self.before, self.vector = before, vector
 
-    def sends(self, values: Floats, session: int, sight: Callable[[], Sight] | None = None) -> Floats:
+    def false_values(self, values: Floats, session: int, sight: Callable[[], Sight] | None = None) -> Floats:
         return self.vector
 
 
@@ -91,7 +91,7 @@ def play(peers: int, liars: int, hours: float, seed: int) -> tuple[list[float], 
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], size)
     direction = (signs / math.sqrt(size)).astype(np.float32)
     push(simulation.swarm.sessions, direction)
-    honest = [row for row, name in enumerate(simulation.names) if name not in simulation.liars]
+    honest = [row for row, name in enumerate(simulation.names) if name not in simulation.attackers]
     along, due = [], 3600.0 / LOOKS
     for _ in simulation.slices():
         if simulation.level.now >= due * (len(along) + 1):

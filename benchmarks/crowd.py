@@ -162,7 +162,7 @@ class Gate:
         elif not isinstance(message, OF_NODES):
             now = self.crowd.catch_up()
             if isinstance(message, Offer | Invite | Fetch | Outcome):
-                self.crowd.swarm.training.seen(self.host)
+                self.crowd.swarm.training.report_steps(self.host)
             self.perform(self.peer.receive(link.peer, message, now))
 
     def unlink(self, link: Link) -> None:
@@ -204,7 +204,7 @@ class Crowd:
         model = LocalModel(self.layout.fingerprint, self.layout.exchanged)
         peer = Peer(members, self.config, model, rng=rng, now=now)
         vector = np.zeros(self.layout.exchanged, np.float32)
-        index = self.swarm.host(peer, vector, identity.id.hex(), STANDS_S, STANDS_S)
+        index = self.swarm.add_made_peer(peer, vector, identity.id.hex(), STANDS_S, STANDS_S)
         self.gates.append(Gate(self, self.swarm.hosts[index], network))
 
     async def run(self, node: Address) -> None:

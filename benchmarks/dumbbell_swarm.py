@@ -112,18 +112,18 @@ def run(rule, split, args, graph):
     shapes = [parameter.shape for parameter in dumbbell.network().parameters()]
 
     def figures():
-        swarm.training.settle(swarm.now)
+        swarm.training.update_models(swarm.now)
         return dumbbell.accuracies(torch.from_numpy(learners.matrix)[rows], shapes, split, torch.bfloat16)
 
     shown = 0
     for _ in simulation.slices():
-        epoch = int(learners.taken.min()) // dumbbell.BATCHES
+        epoch = int(learners.steps_taken.min()) // dumbbell.BATCHES
         if args.curve and epoch // 5 > shown:
             shown = epoch // 5
             print(f"epoch {epoch}:", " / ".join(f"{figure:.1f}" for figure in figures()), flush=True)
     result = figures()
     edges = int(dumbbell.edges().sum()) // 2
-    steps = learners.taken
+    steps = learners.steps_taken
     print(f"{steps.min()} to {steps.max()} steps, {swarm.sessions.mixes / 2 / edges:.1f} mixes of an edge", flush=True)
     return result
 

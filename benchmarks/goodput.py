@@ -97,11 +97,11 @@ class Losses:
         self.swarm, self.steps = simulation.swarm, 0.0
         self.shared = [0.0] * simulation.scenario.peers  # steps of each learner's current life that others have too
         learners, sessions = simulation.learners, self.swarm.sessions
-        plain_count, plain_joined, plain_kill = sessions.count, learners.joined, self.swarm.kill
+        plain_count, plain_joined, plain_kill = sessions.count_mix, learners.on_weights_replaced, self.swarm.kill
 
         def count(host: Host, session: int, share: float) -> None:
             plain_count(host, session, share)
-            since = (self.swarm.now - host.since[session]) / STEP_S
+            since = (self.swarm.now - host.asked_at[session]) / STEP_S
             self.shared[host.row] = max(self.shared[host.row], self.now(host) - since)
 
         def joined(row: int) -> None:
@@ -114,11 +114,11 @@ class Losses:
             self.lose(self.swarm.hosts[index], begins=True)
             plain_kill(index, silent)
 
-        sessions.count, learners.joined, self.swarm.kill = count, joined, kill  # type: ignore[method-assign]
+        sessions.count_mix, learners.on_weights_replaced, self.swarm.kill = count, joined, kill  # type: ignore[method-assign]
 
     def now(self, host: Host) -> int:
         """Return the steps that this life has taken so far."""
-        self.swarm.training.count(host, self.swarm.now)
+        self.swarm.training.count_steps(host, self.swarm.now)
         return host.steps
 
     def lose(self, host: Host, begins: bool) -> None:
@@ -145,7 +145,7 @@ def play(job: Job, pauses: model.Pauses) -> dict[str, float]:
             swarm.events.run_until(swarm.now + 2 * STEP_S)
             for host in swarm.hosts:
                 if not host.gone:
-                    training.count(host, swarm.now)
+                    training.count_steps(host, swarm.now)
             idle += training.steps == before
         while not any(host.peer.view.ready for host in swarm.alive()) and swarm.now < LONGEST * STEPS * STEP_S:
             swarm.events.run_until(swarm.now + STEP_S)

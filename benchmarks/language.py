@@ -27,7 +27,7 @@ from torch import nn
 from sim.learning.corpora import Split, shakespeare
 from sim.learning.models import ByteGPT
 from sim.scenario.scenario import Scenario
-from sim.simulation import Simulation, uncollected
+from sim.simulation import Simulation, no_garbage_collection
 from sim.threads import one_thread
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -165,21 +165,21 @@ def play(row: Row, rate: float, seed: int) -> dict[str, float]:
     """Simulate one run to its end, and return its figures."""
     start, tuning_and_test = time.process_time(), held_out()
     table = scenario(row, rate, seed)
-    with one_thread(), uncollected(), np.errstate(all="ignore"):  # a diverging model is a result
+    with one_thread(), no_garbage_collection(), np.errstate(all="ignore"):  # a diverging model is a result
         simulation = Simulation(Scenario.from_mapping(table))
         learners, level = simulation.learners, simulation.level
         for _ in simulation.slices():
             pass
-        level.settle()
+        level.update_models()
         rows, peers = learners.matrix, table["peers"]
         of_nodes = [[loss(learners.module(one), judged) for judged in tuning_and_test] for one in rows]
         average = loss(learners.module(rows.mean(0)), tuning_and_test[1])
         tuning, test = (statistics.fmean(column) for column in zip(*of_nodes, strict=True))
-        sent = level.bytes_sent / peers if peers > 1 else synchronous_bytes(learners.elements, level.steps)
+        sent = level.sent_bytes / peers if peers > 1 else synchronous_bytes(learners.elements, level.steps)
         return {
             "tuning": tuning, "test": test, "worst": max(one[1] for one in of_nodes), "average": average,
             "mb": sent / 1e6, "fewer": synchronous_bytes(learners.elements, level.steps / peers) / sent,
-            "steps": level.steps / peers, "mixes": level.mixes / peers, "failed": level.failed / peers,
+            "steps": level.steps / peers, "mixes": level.mixes / peers, "failed": level.failures / peers,
             "cpu_s": time.process_time() - start,
         }  # fmt: skip
 

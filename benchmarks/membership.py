@@ -62,16 +62,16 @@ def joined(peers: int, seed: int, idle: bool) -> Swarm:
 def measure(peers: int, seed: int, events: int, idle: bool, profile: cProfile.Profile | None) -> dict[str, object]:
     began = time.process_time()
     swarm = joined(peers, seed, idle)
-    join_cpu_s, join_events, join_s = time.process_time() - began, swarm.events.handled, swarm.now
+    join_cpu_s, join_events, join_s = time.process_time() - began, swarm.events.handled_events, swarm.now
     swarm.run_until(swarm.now + WARM_UP_S * peers)
-    first, first_s, began = swarm.events.handled, swarm.now, time.process_time()
+    first, first_s, began = swarm.events.handled_events, swarm.now, time.process_time()
     if profile is not None:
         profile.enable()
-    while swarm.events.handled - first < events:
+    while swarm.events.handled_events - first < events:
         swarm.run_until(swarm.now + 1.0)
     if profile is not None:
         profile.disable()
-    cpu_s, handled = time.process_time() - began, swarm.events.handled - first
+    cpu_s, handled = time.process_time() - began, swarm.events.handled_events - first
     return {
         "peers": peers, "idle": idle, "join_virtual_s": join_s, "join_cpu_s": round(join_cpu_s, 2),
         "join_events_s": round(join_events / join_cpu_s), "virtual_s": swarm.now - first_s,

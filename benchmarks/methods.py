@@ -203,7 +203,7 @@ def play(job):
             swarm.events.run_until(swarm.now + SLICE_S)
             for host in hosts:
                 if not host.gone:
-                    training.count(host, swarm.now)
+                    training.count_steps(host, swarm.now)
         last = simulation.measures.row()
         ready = [host.row for host in hosts if not host.gone and host.peer.view.ready]
         mixed[~had] = learners.matrix[~had]  # nodes that never mixed count as they are
@@ -216,7 +216,7 @@ def play(job):
         "average": last["accuracy_average_model"], "distance": last["consensus_distance"],
         "mb": last["bytes_sent"] / peers / 1e6, "virtual_s": swarm.now, "steps": training.steps / peers,
         "mixes": last["mixes"], "failed": failed / max(began, 1), "cpu_s": time.process_time() - began_s,
-        "cut_off": sum(simulation.level.refused().values()) / max(simulation.level.mixes, 1),
+        "cut_off": sum(simulation.level.refusals().values()) / max(simulation.level.mixes, 1),
     }  # fmt: skip
 
 
@@ -231,7 +231,7 @@ def after_mixes(learners):
         The recorded models (peers, elements), and True for each row that has mixed (peers,). Both are updated in place.
     """
     after, had = learners.matrix.copy(), np.zeros(len(learners.matrix), bool)
-    plain_mixed, plain_joined = learners.mixed, learners.joined
+    plain_mixed, plain_joined = learners.on_mixed, learners.on_weights_replaced
 
     def mixed(row):
         plain_mixed(row)
@@ -241,7 +241,7 @@ def after_mixes(learners):
         plain_joined(row)
         after[row], had[row] = learners.matrix[row], True
 
-    learners.mixed, learners.joined = mixed, joined
+    learners.on_mixed, learners.on_weights_replaced = mixed, joined
     return after, had
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from sim.planner.candidates import candidates
-from sim.planner.study import Study, Tried
+from sim.planner.study import CandidateRuns, Study
 from sim.planner.world import World
 from sim.simulation import simulate
 
@@ -38,7 +38,7 @@ WORLDS: dict[str, dict[str, Any]] = {
 }
 
 
-def played(study: Study) -> tuple[list[Tried], float]:
+def played(study: Study) -> tuple[list[CandidateRuns], float]:
     """Simulate all runs of a study, and return its outcomes and the CPU seconds."""
     begun = time.process_time()
     study.take({number: simulate(run, progress=False) for number, (_, run) in enumerate(study.runs)})

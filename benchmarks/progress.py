@@ -82,7 +82,7 @@ class Watched:
 
     def kill(self, index: int) -> None:
         host = self.swarm.hosts[index]
-        self.swarm.training.seen(host)
+        self.swarm.training.report_steps(host)
         self.before += host.peer.local.samples
         self.swarm.kill(index)
 
@@ -104,7 +104,7 @@ class Watched:
     def count(self) -> None:
         """Update the step counts of all peers, which the simulator does only when they matter."""
         for host in self.swarm.alive():
-            self.swarm.training.seen(host)
+            self.swarm.training.report_steps(host)
 
     @property
     def honest(self) -> list[Any]:

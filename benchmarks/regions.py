@@ -57,17 +57,17 @@ class Streams(Flows):
 
     across_bytes = 0
 
-    def start(self, sender: int, receiver: int, size_bytes: int, done: Callable[[], None]) -> Flow | None:
+    def start(self, sender: int, receiver: int, wire_bytes: float, on_sent: Callable[[], None]) -> Flow | None:
         if far(sender, receiver):
-            self.across_bytes += size_bytes
-        return super().start(sender, receiver, size_bytes, done)
+            self.across_bytes += wire_bytes
+        return super().start(sender, receiver, wire_bytes, on_sent)
 
-    def pace(self, flow: Flow) -> None:
+    def set_rate(self, flow: Flow) -> None:
         if not far(flow.sender, flow.receiver):
-            super().pace(flow)
+            super().set_rate(flow)
         elif flow.rate == 0.0:  # slower than any share of a peer's bandwidth
             flow.since, flow.rate = self.events.now, ACROSS_BYTES_S
-            flow.due = flow.since + flow.remaining / flow.rate
+            flow.due = flow.since + flow.unsent_bytes / flow.rate
             self.events.push(flow.due, self.on_due, flow, flow.due)
 
 

@@ -38,7 +38,7 @@ ROWS = (
 
 def doing(simulation: Simulation, host: Host) -> str:
     """Return the activity of a peer at this moment."""
-    streams = simulation.swarm.sessions.streams
+    streams = simulation.swarm.sessions.flows
     if any(sender is host for sender, _ in streams):
         return "streaming"
     states = {one.state for one in host.peer.exchanges.table.values() if one.has_slot}

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["run", "sweep"]
 
 
-Rows = Callable[[dict[str, float]], None]
+RowHandler = Callable[[dict[str, float]], None]
 
 
-class Shown(Protocol):
+class ProgressDisplay(Protocol):
     """A display of the progress of a run."""
 
     def update(self, progress: Progress) -> None: ...
@@ -59,46 +59,46 @@ def run(
     from sim.jobs import Assignment
 
     done: dict[int, Result] = {}
-    seen: dict[int, Result] = {}  # partial results of interrupted runs
+    partial: dict[int, Result] = {}  # Results of interrupted runs.
     saved: list[int] = []
     folders: list[Path | None] = []
-    lines = Lines()
+    lines = OrderedLines()
     try:
-        scenarios = read(files, seed, settings)
+        scenarios = read_scenarios(files, seed, settings)
         check_out(out)
         folders = folders_of(out, scenarios)
         if trace is not None and len(scenarios) != 1:
             raise ConfigError("--trace records one scenario: name one file.")
         todo = [Assignment(*each, trace) for each in zip(scenarios, titles_of(scenarios), folders, strict=True)]
-        for number, result in results_of(todo, jobs, quiet, seen):
+        for number, result in results_of(todo, jobs, quiet, partial):
             done[number] = result
             if as_json:
                 lines.add(number, result.to_json())
             if (folder := folders[number]) is not None:
-                saved.append(number)  # noted before save(), which may be interrupted after it has written the figures
+                saved.append(number)  # Before save(), which may be interrupted after it has written the figures.
                 result.save(folder)
         if out is not None and len(done) > 1:
             from sim.report.result import compare
 
             compare(in_order(done), out)
     except KeyboardInterrupt:
-        for number, result in seen.items():
+        for number, result in partial.items():
             if as_json:
                 lines.add(number, result.to_json())
             if (folder := folders[number]) is not None:
                 result.save(folder)
-        lines.rest()
-        if seen and not as_json and not saved:
-            print_results(in_order(done | seen))
+        lines.print_rest()
+        if partial and not as_json and not saved:
+            print_results(in_order(done | partial))
         kept = [f"what was finished is in {', '.join(str(folders[n]) for n in sorted(saved))}"] if saved else []
         kept += [
-            f"what was seen of {seen[number].summary['name']} until then is in {folders[number]}"
-            for number in sorted(seen) if folders[number] is not None
+            f"what was seen of {partial[number].summary['name']} until then is in {folders[number]}"
+            for number in sorted(partial) if folders[number] is not None
         ]  # fmt: skip
         print(f"gossip: stopped; {', and '.join(kept) or 'nothing was saved'}.", file=sys.stderr)
         return 130
     finally:
-        lines.rest()
+        lines.print_rest()
     if not as_json:
         print_results(in_order(done))
         if out is not None:
@@ -106,20 +106,20 @@ def run(
     return 0
 
 
-class Lines:
+class OrderedLines:
     """An output buffer that prints numbered lines in order, each as soon as all earlier ones are printed."""
 
     def __init__(self) -> None:
         self.held: dict[int, str] = {}
-        self.following = 0
+        self.next_number = 0
 
     def add(self, number: int, line: str) -> None:
         self.held[number] = line
-        while self.following in self.held:
-            print(self.held.pop(self.following), flush=True)
-            self.following += 1
+        while self.next_number in self.held:
+            print(self.held.pop(self.next_number), flush=True)
+            self.next_number += 1
 
-    def rest(self) -> None:
+    def print_rest(self) -> None:
         """Print the remaining lines, even if an earlier one is missing."""
         for number in sorted(self.held):
             print(self.held.pop(number), flush=True)
@@ -130,34 +130,36 @@ def in_order(results: Mapping[int, Result]) -> list[Result]:
 
 
 def results_of(
-    todo: Sequence[Assignment], at_once: int | None, quiet: bool, seen: dict[int, Result]
+    todo: Sequence[Assignment], at_once: int | None, quiet: bool, partial: dict[int, Result]
 ) -> Iterator[tuple[int, Result]]:
     """Yield the number and the result of each job as it finishes.
 
-    ^C is raised again, after the partial results of the runs that it interrupts were put into ``seen``.
+    ^C is raised again, after the partial results of the runs that it interrupts were put into ``partial``.
     """
     from sim.jobs import Workers, cores
 
     at_once = min(cores() if at_once is None else at_once, len(todo))
     if at_once == 1:
-        yield from one_after_another(todo, quiet, seen)
+        yield from results_one_by_one(todo, quiet, partial)
         return
-    begun = time.monotonic()
-    with bar(f"{quantity(len(todo), 'run')}, {at_once} at once", quiet) as shown, Workers(todo, at_once) as workers:
+    began_at, title = time.monotonic(), f"{quantity(len(todo), 'run')}, {at_once} at once"
+    with progress_bar(title, quiet) as display, Workers(todo, at_once) as workers:
 
         def show(share: float, done: int) -> None:
-            if shown is not None:
-                left_s = (time.monotonic() - begun) * (1 - share) / share if share > 0 else math.inf
-                shown.note(share, f"{done} done  {duration_text(left_s)} left")
+            if display is not None:
+                left_s = (time.monotonic() - began_at) * (1 - share) / share if share > 0 else math.inf
+                display.note(share, f"{done} done  {duration_text(left_s)} left")
 
         try:
             yield from workers.results(show)
         except KeyboardInterrupt:
-            seen.update(workers.stop())
+            partial.update(workers.stop())
             raise
 
 
-def one_after_another(todo: Sequence[Assignment], quiet: bool, seen: dict[int, Result]) -> Iterator[tuple[int, Result]]:
+def results_one_by_one(
+    todo: Sequence[Assignment], quiet: bool, partial: dict[int, Result]
+) -> Iterator[tuple[int, Result]]:
     """Do the same as :func:`results_of` in this process, with a progress bar for each run."""
     from sim.simulation import Stopped
 
@@ -167,12 +169,12 @@ def one_after_another(todo: Sequence[Assignment], quiet: bool, seen: dict[int, R
             with row_file(job.folder) as rows:
                 result = play(job.scenario, title, quiet, rows, job.trace)
         except Stopped as stopped:
-            seen[number] = stopped.result
+            partial[number] = stopped.result
             raise
         yield number, result
 
 
-def read(files: Sequence[Path], seed: int | None, settings: Sequence[str]) -> list[Scenario]:
+def read_scenarios(files: Sequence[Path], seed: int | None, settings: Sequence[str]) -> list[Scenario]:
     """Read all scenarios before any run, so that a mistake in the last file does not cost the time of the first run."""
     from sim.scenario.scenario import Scenario
 
@@ -224,7 +226,7 @@ def titles_of(scenarios: Sequence[Scenario]) -> list[str]:
     return [name if names.count(name) == 1 else f"{name} (number {n})" for n, name in enumerate(names, start=1)]
 
 
-def row_file(folder: Path | None) -> AbstractContextManager[Rows | None]:
+def row_file(folder: Path | None) -> AbstractContextManager[RowHandler | None]:
     """Open the file for a run's rows. It is written row by row, so that no row is lost if the process dies."""
     from sim.report.result import RowFile
 
@@ -232,16 +234,17 @@ def row_file(folder: Path | None) -> AbstractContextManager[Rows | None]:
 
 
 def play(
-    scenario: Scenario, title: str, quiet: bool, rows: Rows | None = None, trace: Path | None = None
-) -> Result:  # fmt: skip
+    scenario: Scenario, title: str, quiet: bool, rows: RowHandler | None = None, trace: Path | None = None
+) -> Result:
     """Simulate one scenario in this process, with a progress bar if stderr is a terminal."""
     from sim import jobs
 
-    with bar(title, quiet) as shown:
-        return jobs.play(scenario, False if shown is None else shown.update, rows, trace)
+    with progress_bar(title, quiet) as display:
+        return jobs.play(scenario, False if display is None else display.update, rows, trace)
 
 
-def bar(title: str, quiet: bool) -> AbstractContextManager[Shown | None]:
+def progress_bar(title: str, quiet: bool) -> AbstractContextManager[ProgressDisplay | None]:
+    """Return a progress bar, or nothing if nobody would see it."""
     if quiet or not sys.stderr.isatty():
         return nullcontext()
     from sim.report.progress_bar import Bar
@@ -261,21 +264,21 @@ def print_results(results: Sequence[Result]) -> None:
     if len(results) == 1:
         table.title = f"{results[0].summary['name']}, seed {results[0].summary['seed']}"
         table.title_justify = "left"
-    shown = [result.figures() for result in results]
-    for head in dict.fromkeys(head for figures in shown for head in figures):
-        table.add_row(head, *(figures.get(head, "-") for figures in shown))
+    columns = [result.figures() for result in results]
+    for head in dict.fromkeys(head for figures in columns for head in figures):
+        table.add_row(head, *(figures.get(head, "-") for figures in columns))
     console = Console(highlight=False, markup=False)
     console.print(table)
-    for fidelity, names in levels(results).items():
+    for fidelity, names in names_by_level(results).items():
         console.print(fidelity.sentence if len(results) == len(names) else f"{', '.join(names)}: {fidelity.sentence}")
 
 
-def levels(results: Sequence[Result]) -> dict[Fidelity, list[str]]:
+def names_by_level(results: Sequence[Result]) -> dict[Fidelity, list[str]]:
     """Return the names of the results by the level at which they were simulated."""
-    found: dict[Fidelity, list[str]] = {}
+    names: dict[Fidelity, list[str]] = {}
     for result in results:
-        found.setdefault(result.fidelity, []).append(str(result.summary["name"]))
-    return found
+        names.setdefault(result.fidelity, []).append(str(result.summary["name"]))
+    return names
 
 
 # -- gossip sim sweep --------------------------------------------------------------------------------------------------
@@ -300,7 +303,7 @@ def sweep(
     from sim.sweep import Sweep
 
     table: Sweep | None = None
-    lines = Lines()
+    lines = OrderedLines()
     try:
         table = Sweep.from_file(file, axes_of(grid), seed=seed, seeds=seeds, changes=changes_of(settings))
         check_out(out)
@@ -319,11 +322,11 @@ def sweep(
         if out is not None and finished:
             are = "is" if finished == 1 else "are"
             kept = f"the {quantity(finished, 'finished run')} {are} in {out / 'sweep.csv'}"
-        lines.rest()
+        lines.print_rest()
         print(f"gossip: stopped; {kept}.", file=sys.stderr)
         return 130
     finally:
-        lines.rest()
+        lines.print_rest()
     if out is not None:
         table.save(out)
     if not as_json:
@@ -338,7 +341,7 @@ def axes_of(grid: Iterable[str]) -> Mapping[str, list[str]]:
     axes: dict[str, list[str]] = {}
     for text in grid:
         key, equals, values = text.partition("=")
-        key, parts = key.strip(), split(values)
+        key, parts = key.strip(), split_at_commas(values)
         if not equals or not key or not all(parts):
             raise ConfigError(f"{text} cannot be swept: write key=v1,v2, as gossip.mix_every_steps=2,8,32.")
         if key in axes:
@@ -349,7 +352,7 @@ def axes_of(grid: Iterable[str]) -> Mapping[str, list[str]]:
     return axes
 
 
-def split(values: str) -> list[str]:
+def split_at_commas(values: str) -> list[str]:
     """Split at commas, except within brackets, braces or quotes, because a value may be a table."""
     parts, depth, quote = [""], 0, ""
     for c in values:
@@ -380,14 +383,14 @@ def print_sweep(table: Sweep) -> None:
         title=f"{table.name}, {table.seeds_text}",
         title_justify="left",
     )
-    for number, head in enumerate(heads):  # heads may wrap, but figures must fit into one line
+    for number, head in enumerate(heads):  # Heads may wrap, but figures must fit into one line.
         width = max((len(row[number]) for row in rows), default=0)
         printed.add_column(head, justify="left" if number == 0 else "right", min_width=width)
     for row in rows:
         printed.add_row(*row)
     console = Console(highlight=False, markup=False)
     console.print(printed)
-    if table.answer:
-        console.print(table.answer)
+    if table.conclusion:
+        console.print(table.conclusion)
     for fidelity in table.levels:
         console.print(fidelity.sentence)

@@ -21,8 +21,8 @@ from sim.scenario.scenario import Scenario
 
 __all__ = ["Assignment", "Workers", "cores", "play"]
 
-STOP_S = 5.0  # time for partial results to arrive after ^C; one event of the largest model takes less
-REPORTED = (ConfigError, DataError, LocalError)  # errors that keep their type on the way from a worker
+STOP_S = 5.0  # Time for partial results to arrive after ^C; one event of the largest model takes less.
+REPORTED = (ConfigError, DataError, LocalError)  # Errors that keep their type on the way from a worker.
 
 
 def cores() -> int:
@@ -42,7 +42,7 @@ def play(
     try:
         return simulate(scenario, progress=progress, rows=rows, trace=trace)
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):  # as torch reports it
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):  # This is how torch reports it.
             raise
         size = f"peers = {scenario.peers} with a model of this size"
         raise LocalError(f"{scenario.name}: {size} need more memory than there is: make one smaller.") from None
@@ -55,7 +55,7 @@ class Assignment:
     scenario: Scenario
     title: str
     folder: Path | None = None
-    trace: Path | None = None  # a file for the run's timeline
+    trace: Path | None = None  # A file for the run's timeline.
 
 
 def start_context() -> ForkServerContext | SpawnContext:
@@ -73,93 +73,96 @@ def start_context() -> ForkServerContext | SpawnContext:
 class Workers:
     """A pool of processes that simulate: ``with Workers(jobs, at_once) as workers``; none survives the block.
 
-    A run gives the same history and digest as alone, and computes in one thread.
+    A run gives the same history and digest as alone, and computes in one thread. A worker is known by the connection to
+    it. It sends messages (kind, value): "share" of its run that is done, "result", "stopped" with a partial result, and
+    "failed".
     """
 
     def __init__(self, jobs: Sequence[Assignment], at_once: int) -> None:
         self.jobs, self.at_once = jobs, at_once
-        self.shares = [0.0] * len(jobs)  # progress of each run, 0 to 1
-        self.done = 0
-        self.failed: dict[int, Exception] = {}
-        self.under_way: dict[Connection, int] = {}
+        self.shares = [0.0] * len(jobs)  # Progress of each run, 0 to 1.
+        self.finished_jobs = 0
+        self.failed: dict[int, Exception] = {}  # By job number.
+        self.busy: dict[Connection, int] = {}  # The job number of each busy worker.
         self.idle: list[Connection] = []
         self.processes: dict[Connection, multiprocessing.process.BaseProcess] = {}
 
     def __enter__(self) -> Self:
         context = start_context()
         for _ in range(self.at_once):
-            self.start(context)
+            self.start_worker(context)
         return self
 
     def __exit__(self, *_: object) -> None:
         for process in self.processes.values():
-            process.kill()  # after ^C a run may have hours left, and stop() has fetched its partial result
+            process.kill()  # After ^C a run may have hours left, and stop() has fetched its partial result.
         for connection, process in self.processes.items():
             process.join()
             connection.close()
 
-    def start(self, context: ForkServerContext | SpawnContext) -> None:
+    def start_worker(self, context: ForkServerContext | SpawnContext) -> None:
         ours, theirs = context.Pipe()
         process = context.Process(target=work, args=(theirs,), daemon=True)
         process.start()
-        theirs.close()  # the worker then holds the only other end, so we get EOF when it dies
+        theirs.close()  # The worker then holds the only other end, so we get EOF when it dies.
         self.processes[ours] = process
         self.idle.append(ours)
 
-    def results(self, shown: Callable[[float, int], None] | None = None) -> Iterator[tuple[int, Result]]:
+    def results(self, on_progress: Callable[[float, int], None] | None = None) -> Iterator[tuple[int, Result]]:
         """Yield the number and the result of each job as it finishes, in any order.
 
-        ``shown`` is called with the overall progress, 0 to 1, and the number of finished jobs. As in a serial run, the
-        error of the earliest failed job is raised once all jobs before it are done. A killed process, for example by
-        the kernel's OOM killer, raises :class:`LocalError`.
+        ``on_progress`` is called with the overall progress, 0 to 1, and the number of finished jobs. As in a serial
+        run, the error of the earliest failed job is raised once all jobs before it are done. A killed process, for
+        example by the kernel's OOM killer, raises :class:`LocalError`.
         """
         waiting = iter(range(len(self.jobs)))
         while True:
             while self.idle and not self.failed and (number := next(waiting, None)) is not None:
-                self.begin(number)
+                self.begin_job(number)
             earliest = min(self.failed, default=len(self.jobs))
-            if not any(number < earliest for number in self.under_way.values()):
+            if not any(number < earliest for number in self.busy.values()):
                 break
-            for connection in self.speaking():
-                kind, value = self.told(connection)
-                number = self.under_way[connection]
+            for connection in self.wait_for_messages():
+                kind, value = self.receive(connection)
+                number = self.busy[connection]
                 if kind == "share":
                     self.shares[number] = value
                 else:
-                    del self.under_way[connection]
+                    del self.busy[connection]
                     self.idle.append(connection)
                     self.shares[number] = 1.0
                 if kind == "failed":
                     self.failed[number] = value
-                if shown is not None:
-                    shown(sum(self.shares) / len(self.shares), self.done + (kind == "result"))
                 if kind == "result":
-                    self.done += 1
+                    self.finished_jobs += 1
+                if on_progress is not None:
+                    on_progress(sum(self.shares) / len(self.shares), self.finished_jobs)
+                if kind == "result":
                     yield number, value
         if self.failed:
             raise self.failed[min(self.failed)]
 
-    def begin(self, number: int) -> None:
+    def begin_job(self, number: int) -> None:
         connection = self.idle.pop()
-        self.under_way[connection] = number
-        with suppress(OSError):  # told() reports a worker that has died
+        self.busy[connection] = number
+        with suppress(OSError):  # receive() reports a worker that has died.
             connection.send(self.jobs[number])
 
-    def speaking(self, timeout_s: float | None = None) -> list[Connection]:
+    def wait_for_messages(self, timeout_s: float | None = None) -> list[Connection]:
         """Wait for busy workers that have sent a message or died, and return them."""
-        return [each for each in wait(list(self.under_way), timeout_s) if isinstance(each, Connection)]
+        return [connection for connection in wait(list(self.busy), timeout_s) if isinstance(connection, Connection)]
 
-    def told(self, connection: Connection) -> tuple[str, Any]:
+    def receive(self, connection: Connection) -> tuple[str, Any]:
         """Receive a worker's next message, or return a failure if it has died."""
         try:
             kind, value = connection.recv()
         except (EOFError, OSError):
             process = self.processes[connection]
             process.join()
-            return "failed", LocalError(self.epitaph(self.under_way[connection], process.exitcode or 0))
-        return kind, raised_again(*value) if kind == "failed" else value
+            return "failed", LocalError(self.reason_of_death(self.busy[connection], process.exitcode or 0))
+        return kind, recreated_error(*value) if kind == "failed" else value
 
-    def epitaph(self, number: int, code: int) -> str:
+    def reason_of_death(self, number: int, code: int) -> str:
         how = f"with code {code}"
         if code < 0:
             how = f"by {signal.Signals(-code).name}, most likely for want of memory"
@@ -168,18 +171,18 @@ class Workers:
 
     def stop(self) -> list[tuple[int, Result]]:
         """Interrupt all runs in progress, and return their numbers and partial results in order."""
-        for connection in self.under_way:
+        for connection in self.busy:
             self.processes[connection].terminate()
-        seen, until = list[tuple[int, Result]](), time.monotonic() + STOP_S
-        while self.under_way and (left := until - time.monotonic()) > 0:
-            for connection in self.speaking(left):
-                number = self.under_way[connection]
-                kind, value = self.told(connection)
+        partial, until = list[tuple[int, Result]](), time.monotonic() + STOP_S
+        while self.busy and (left_s := until - time.monotonic()) > 0:
+            for connection in self.wait_for_messages(left_s):
+                number = self.busy[connection]
+                kind, value = self.receive(connection)
                 if kind != "share":
-                    del self.under_way[connection]
+                    del self.busy[connection]
                 if kind in ("stopped", "result"):
-                    seen.append((number, value))
-        return sorted(seen, key=lambda item: item[0])
+                    partial.append((number, value))
+        return sorted(partial, key=lambda item: item[0])
 
 
 # -- in the worker -----------------------------------------------------------------------------------------------------
@@ -193,16 +196,16 @@ def work(connection: Connection) -> None:
     with suppress(KeyboardInterrupt, EOFError, OSError):
         while True:
             job: Assignment = connection.recv()
-            connection.send(outcome(job, lambda progress: connection.send(("share", progress.done))))
+            connection.send(outcome_of(job, lambda progress: connection.send(("share", progress.done))))
 
 
-def outcome(job: Assignment, shown: Callable[[Progress], None]) -> tuple[str, Any]:
+def outcome_of(job: Assignment, on_progress: Callable[[Progress], None]) -> tuple[str, Any]:
     """Run a job, and return the message that reports its outcome."""
     from sim.simulation import Stopped
 
     try:
         with nullcontext() if job.folder is None else RowFile(job.folder) as rows:
-            return "result", play(job.scenario, shown, rows)
+            return "result", play(job.scenario, on_progress, rows)
     except Stopped as stopped:
         return "stopped", stopped.result
     except REPORTED as error:
@@ -212,6 +215,6 @@ def outcome(job: Assignment, shown: Callable[[Progress], None]) -> tuple[str, An
         return "failed", ("", f"{job.title}:\n{traceback.format_exc()}")
 
 
-def raised_again(name: str, sentence: str) -> Exception:
+def recreated_error(name: str, sentence: str) -> Exception:
     """Recreate a worker's error: with its own type if that is in REPORTED, else a RuntimeError with the traceback."""
     return next((kind for kind in REPORTED if kind.__name__ == name), RuntimeError)(sentence)

@@ -21,11 +21,11 @@ def call(named: str, key: str) -> Any:
 def find(named: str, key: str) -> Callable[..., Any]:
     """Import and return a function; modules in the current folder are found too.
 
-    Raises ConfigError, which names the scenario's ``key``, if the module cannot be imported or lacks the function.
+    Raises ConfigError, which names the scenario's ``key``, if the module cannot be imported or has no such function.
     """
     module_name, _, function_name = named.partition(":")
     before = sys.path
-    sys.path = [*before, str(Path.cwd())]  # last, so that it hides no installed module
+    sys.path = [*before, str(Path.cwd())]  # Last, so that it hides no installed module.
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:

@@ -6,7 +6,7 @@ import hashlib
 
 import numpy as np
 
-__all__ = ["GOLDEN", "MASK", "Draws", "derive", "generator", "mixed"]
+__all__ = ["GOLDEN", "MASK", "Draws", "derive", "generator", "splitmix"]
 
 GOLDEN, MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
 
@@ -21,10 +21,10 @@ def generator(seed: int, name: str, purpose: str) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(int.from_bytes(derive(seed, name, purpose)[:16], "little")))
 
 
-def mixed(z: int) -> int:
-    """Mix 64 bits, so that each bit of the result depends on all bits of ``z``.
+def splitmix(z: int) -> int:
+    """Hash 64 bits, so that each bit of the result depends on all bits of ``z``.
 
-    Applied to a counter times GOLDEN, it is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+    Applied to a counter times GOLDEN, this is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
     generators", OOPSLA 2014).
     """
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & MASK
@@ -47,8 +47,8 @@ class Draws:
     def random(self) -> float:
         """Draw a number from [0, 1)."""
         self.state = (self.state + GOLDEN) & MASK
-        return (mixed(self.state) >> 11) * 2.0**-53
+        return (splitmix(self.state) >> 11) * 2.0**-53
 
-    def choice(self, of: list[int]) -> int:
+    def choice(self, values: list[int]) -> int:
         """Draw an element of a list that is not empty."""
-        return of[int(self.random() * len(of))]
+        return values[int(self.random() * len(values))]

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gossip.codecs import COMPILED
 from gossip.config import Config
@@ -29,7 +28,7 @@ from sim.learning.learners import Learners
 from sim.report.measures import Level
 from sim.report.result import Progress, Result
 from sim.report.rows import Measures
-from sim.scenario.adversaries import liars
+from sim.scenario.adversaries import draw_attackers
 from sim.scenario.fidelity import Beyond, Fidelity, fidelity_of
 from sim.scenario.scenario import Scenario
 from sim.seeds import derive
@@ -40,27 +39,29 @@ from sim.world.step_times import StepTimes
 
 __all__ = ["Simulation", "Stopped", "simulate"]
 
-SLICES = 400  # slices of a run with a duration, after each of which progress is shown
-ROWS = 40  # rows of the history, unless the report sets an interval
-SEEDS = 3  # seeds for a peer that starts during the run
-PATIENCE_S = 600.0  # virtual seconds without a mix after which a run with a number of rounds gives up
-REDRAW_S = 0.1
-START_S = 0.03, 0.1  # start-up time of a node: keys, thread and socket take 20 to 45 ms of CPU time
+SLICES = 400  # Slices of a run with a duration, after each of which progress is shown.
+ROWS = 40  # Rows of the history, unless the report sets an interval.
+SEEDS = 3  # Seeds for a peer that starts during the run.
+MAX_IDLE_S = 600.0  # Virtual seconds without a mix after which a run with a number of rounds gives up.
+REDRAW_S = 0.1  # Real seconds between two reports of progress.
+START_S = 0.03, 0.1  # Start-up time of a node: keys, thread and socket take 20 to 45 ms of CPU time.
+
+RowHandler = Callable[[dict[str, float]], None]
 
 
 @dataclass(slots=True)
-class Spent:
-    """A point in time, or the time spent since another one."""
+class Elapsed:
+    """A point in time, or the time since another one."""
 
     wall_s: float
     cpu_s: float
 
     @classmethod
-    def now(cls) -> Spent:
+    def now(cls) -> Elapsed:
         return cls(time.perf_counter(), time.process_time())
 
-    def since(self, start: Spent) -> Spent:
-        return Spent(self.wall_s - start.wall_s, self.cpu_s - start.cpu_s)
+    def since(self, start: Elapsed) -> Elapsed:
+        return Elapsed(self.wall_s - start.wall_s, self.cpu_s - start.cpu_s)
 
 
 class Stopped(KeyboardInterrupt):
@@ -71,10 +72,10 @@ class Stopped(KeyboardInterrupt):
         self.result = result
 
 
-class Played:
+class RunningSimulation:
     """A simulation in progress, at any level.
 
-    :meth:`slices` advances it, and :class:`sim.report.measures.Measures` measures it.
+    :meth:`slices` advances it, and :class:`sim.report.rows.Measures` measures it.
     """
 
     scenario: Scenario
@@ -90,6 +91,11 @@ class Played:
         assert scenario.rounds is not None
         return min(1.0, self.level.mixes / (scenario.rounds * scenario.peers))
 
+    @property
+    def is_stranded(self) -> bool:
+        """Return True if joining peers wait for weights that no peer has any more."""
+        return False
+
     def slices(self) -> Iterator[None]:
         """Advance the simulation slice by slice until it is done, yielding after each slice."""
         scenario, level = self.scenario, self.level
@@ -103,17 +109,12 @@ class Played:
             level.run_until(level.now + slice_s)
             if level.mixes > mixes:
                 mixes, mixed_at = level.mixes, level.now
-            elif level.now > mixed_at + PATIENCE_S:
+            elif level.now > mixed_at + MAX_IDLE_S:
                 raise LocalError(
                     f"After {level.now:.0f} virtual seconds the peers have mixed {mixes / scenario.peers:.1f} times on "
-                    f"average, and for {PATIENCE_S:.0f} s not at all: rounds = {scenario.rounds:g} is never reached."
+                    f"average, and for {MAX_IDLE_S:.0f} s not at all: rounds = {scenario.rounds:g} is never reached."
                 )
             yield
-
-    @property
-    def stranded(self) -> bool:
-        """Return True if joining peers wait for weights that no peer has any more."""
-        return False
 
     def interval_s(self) -> float:
         """Return the approximate time between two mixes of a peer, in virtual seconds."""
@@ -122,12 +123,12 @@ class Played:
         return min(by_steps, gossip.mix_every_s or math.inf)
 
 
-class ExchangeSimulation(Played):
+class ExchangeSimulation(RunningSimulation):
     """A simulation at the fast level, exchange by exchange."""
 
     def __init__(self, scenario: Scenario, device: str = "cpu") -> None:
         self.scenario = scenario
-        names = [str(index) for index in range(scenario.peers)]
+        names = names_of(scenario)
         learners = Learners(scenario.task, names, scenario.seed, device=device, config=scenario.config)
         if learners.parameters < learners.elements:
             raise Beyond(
@@ -136,63 +137,49 @@ class ExchangeSimulation(Played):
                 f"the fast level cannot represent the buffers of task.model = {scenario.task.model!r}",
             )
         weight = scenario.task.weight(learners.elements)
-        ideal = scenario.membership.mode == "ideal"
-        network = network_of(
-            scenario.network, scenario.seed, ideal, scenario.fleet, weight, scenario.gossip.connections
-        )
-        if not ideal:
-            check_latency(scenario, network)
-        churn = churn_of(scenario.churn, scenario.seed, scenario.peers)
-        sessions = [churn.sessions(name, index) for index, name in enumerate(names)]
-        self.exchanges = ExchangeLevel(
-            scenario, names, network, learners, sessions, dataclasses.replace(COMPILED, weight=weight)
-        )
-        self.level = self.exchanges
+        network, machine = build_network(scenario, weight), dataclasses.replace(COMPILED, weight=weight)
+        self.level: ExchangeLevel = ExchangeLevel(scenario, names, network, learners, sessions_of(scenario), machine)
         self.measures = Measures(self.level, scenario, learners)
 
     @property
-    def stranded(self) -> bool:
-        return self.exchanges.presence.stranded
+    def is_stranded(self) -> bool:
+        return self.level.presence.is_stranded
 
 
-class Simulation(Played):
+class Simulation(RunningSimulation):
     """A simulation at the whole level, message by message."""
 
-    def __init__(
-        self, scenario: Scenario, device: str = "cpu", timeline: TimelineWriter | None = None
-    ) -> None:  # fmt: skip
-        ideal = scenario.membership.mode == "ideal"
-        if ideal and scenario.network.partitions:
+    def __init__(self, scenario: Scenario, device: str = "cpu", timeline: TimelineWriter | None = None) -> None:
+        is_ideal = scenario.membership.mode == "ideal"
+        if is_ideal and scenario.network.partitions:
             raise ConfigError(
                 "network.partitions needs membership.mode = 'protocol': a perfect sampler knows of no cut network."
             )
         self.scenario = scenario
-        seed, names = scenario.seed, [str(index) for index in range(scenario.peers)]
+        seed, names = scenario.seed, names_of(scenario)
         self.names = names
-        self.liars = liars(scenario.attackers, names, seed)
+        self.attackers = draw_attackers(scenario.attackers, names, seed)
         self.learners = Learners(scenario.task, names, seed, device=device, config=scenario.config)
         weight = scenario.task.weight(self.learners.elements)
-        network = network_of(scenario.network, seed, ideal, scenario.fleet, weight, scenario.gossip.connections)
-        if not ideal:
-            check_latency(scenario, network)
         self.swarm = Swarm(
-            seed, network, patient(scenario.config, weight), trainer=self.learners if scenario.trains else None,
-            ideal=ideal, parameters=self.learners.parameters, machine=dataclasses.replace(COMPILED, weight=weight),
+            seed, build_network(scenario, weight), with_scaled_deadlines(scenario.config, weight),
+            trainer=self.learners if scenario.trains else None, ideal=is_ideal, parameters=self.learners.parameters,
+            machine=dataclasses.replace(COMPILED, weight=weight),
         )  # fmt: skip
         self.swarm.timeline = timeline
         self.times = StepTimes(scenario.compute, seed, scenario.fleet)
-        churn = churn_of(scenario.churn, seed, scenario.peers)
-        self.sessions = [churn.sessions(name, index) for index, name in enumerate(names)]
-        self.indices: list[int | None] = [None] * scenario.peers  # index in the swarm, by row
+        self.sessions = sessions_of(scenario)
+        self.indices: list[int | None] = [None] * scenario.peers  # Index in the swarm, by row.
         self.populate()
         self.level = WholeLevel(self.swarm)
         self.measures = Measures(self.level, scenario, self.learners)
         for cut in scenario.network.partitions:
-            self.swarm.events.push(cut.at_s, self.cut, cut.groups)
+            self.swarm.events.push(cut.at_s, self.on_cut, cut.groups)
             self.swarm.events.push(cut.until_s, self.swarm.heal)
 
     # -- churn and partitions ------------------------------------------------------------------------------------
     def populate(self) -> None:
+        """Start the founders, and schedule the starts of all other peers."""
         spec = self.scenario.membership
         for row, sessions in enumerate(self.sessions):
             session = next(sessions, None)
@@ -202,67 +189,84 @@ class Simulation(Played):
             if spec.start == "seed":
                 at_s = max(at_s, row * spec.join_every_s)
             if at_s == 0.0 and (spec.start == "together" or row == 0):
-                self.come(row, session, sessions, founder=True)
+                self.on_start(row, session, sessions, founder=True)
             else:
-                self.swarm.events.push(at_s + self.start_s(row, at_s), self.come, row, session, sessions)
+                self.schedule_start(row, at_s, session, sessions)
         self.swarm.introduce()
 
-    def start_s(self, row: int, at_s: float) -> float:
-        """Return how long a peer that starts at ``at_s`` takes until others can reach it, in s; 0 without TCP."""
-        if self.swarm.network.congestion is None:
-            return 0.0
-        low, high = START_S
-        return random.Random(derive(self.swarm.seed, self.names[row], f"start at {at_s}")).uniform(low, high)
+    def schedule_start(self, row: int, at_s: float, session: Uptime, later: Iterator[Uptime]) -> None:
+        """Schedule the start of a peer at ``at_s``; with TCP, others can reach it after its start-up time."""
+        start_s = 0.0
+        if self.swarm.network.congestion is not None:
+            rng = random.Random(derive(self.swarm.seed, self.names[row], f"start at {at_s}"))
+            start_s = rng.uniform(*START_S)
+        self.swarm.events.push(at_s + start_s, self.on_start, row, session, later)
 
-    def come(self, row: int, session: Uptime, sessions: Iterator[Uptime], founder: bool = False) -> None:
+    def on_start(self, row: int, session: Uptime, later: Iterator[Uptime], founder: bool = False) -> None:
         """Start a peer. A peer that was there before returns as the same member and fetches the run's weights."""
-        swarm, name = self.swarm, self.names[row]
+        swarm, name, index = self.swarm, self.names[row], self.indices[row]
         seeds: list[int] = []
         if not founder and swarm.registry is None:
-            present = [host.index for host in swarm.hosts if not host.gone]
+            present = [host.index for host in swarm.alive()]
             rng = random.Random(derive(swarm.seed, name, f"seeds at {swarm.now}"))
             seeds = rng.sample(present, min(SEEDS, len(present)))
-        known = self.indices[row]
-        if known is None:
+        if index is None:
             self.indices[row] = swarm.add_peer(
                 self.learners.matrix[row], seeds, step_s=self.times.durations(name), name=name, founder=founder,
-                samples_per_step=self.learners.samples_per_step, row=row, liar=self.liars.get(name),
+                samples_per_step=self.learners.samples_per_step, row=row, attacker=self.attackers.get(name),
             )  # fmt: skip
         else:
-            swarm.revive(known, seeds)
+            swarm.restart(index, seeds)
         if math.isfinite(session.until_s):
-            swarm.events.push(max(session.until_s, swarm.now), self.go, row, session, sessions)
+            swarm.events.push(max(session.until_s, swarm.now), self.on_stop, row, session, later)
 
-    def go(self, row: int, session: Uptime, sessions: Iterator[Uptime]) -> None:
+    def on_stop(self, row: int, session: Uptime, later: Iterator[Uptime]) -> None:
+        """Stop a peer as its session says, and schedule its next start."""
         index = self.indices[row]
-        assert index is not None, "a peer that goes has come"
+        assert index is not None, "a peer that stops has started"
         if session.farewell:
             self.swarm.leave(index)
         else:
             self.swarm.kill(index, session.silent)
-        following = next(sessions, None)
+        following = next(later, None)
         if following is not None:
-            at_s = max(following.from_s, self.swarm.now)
-            self.swarm.events.push(at_s + self.start_s(row, at_s), self.come, row, following, sessions)
+            self.schedule_start(row, max(following.from_s, self.swarm.now), following, later)
 
-    def cut(self, groups: int) -> None:
+    def on_cut(self, groups: int) -> None:
         """Partition the network into groups of consecutive rows, which also assigns peers that are not up yet."""
         size = self.scenario.peers
         self.swarm.partition([[row for row in range(size) if row * groups // size == group] for group in range(groups)])
 
 
-def check_latency(scenario: Scenario, network: NetworkModel) -> None:
-    """Raise ConfigError if opening a link takes longer than the handshake timeout: real nodes could never connect."""
+def names_of(scenario: Scenario) -> list[str]:
+    """Return the names of the peers, from which their randomness comes."""
+    return [str(number) for number in range(scenario.peers)]
+
+
+def sessions_of(scenario: Scenario) -> list[Iterator[Uptime]]:
+    """Return the sessions of each peer in order of time."""
+    churn = churn_of(scenario.churn, scenario.seed, scenario.peers)
+    return [churn.sessions(name, index) for index, name in enumerate(names_of(scenario))]
+
+
+def build_network(scenario: Scenario, weight: float) -> NetworkModel:
+    """Return the network; ``weight`` is that of a byte, if the model stands for a larger one.
+
+    Raises ConfigError if opening a link takes longer than the handshake timeout: real nodes could never connect.
+    """
+    is_ideal, gossip = scenario.membership.mode == "ideal", scenario.gossip
+    network = network_of(scenario.network, scenario.seed, is_ideal, scenario.fleet, weight, gossip.connections)
     latencies, takes = (6, "six latencies to open with TLS") if network.tls else (4, "four latencies to open")
-    if latencies * network.longest_s >= scenario.gossip.hello_timeout_s:
+    if not is_ideal and latencies * network.longest_s >= gossip.hello_timeout_s:
         raise ConfigError(
             f"network.latency reaches {network.longest_s:g} s, and a link takes {takes}: set "
             f"gossip.stall_s above {latencies * network.longest_s:g} (a handshake may take "
-            f"{scenario.gossip.hello_timeout_s:g} s)."
+            f"{gossip.hello_timeout_s:g} s)."
         )
+    return network
 
 
-def patient(config: Config, weight: float) -> Config:
+def with_scaled_deadlines(config: Config, weight: float) -> Config:
     """Return a config whose peers wait for streams as long as peers with the large model that the task stands for."""
     slowest = config.slowest_rate_mb_s
     return config if weight == 1.0 else dataclasses.replace(config, slowest_rate_mb_s=slowest / weight)
@@ -272,7 +276,7 @@ def simulate(
     scenario: Scenario,
     progress: bool | Callable[[Progress], None] = True,
     device: str = "cpu",
-    rows: Callable[[dict[str, float]], None] | None = None,
+    rows: RowHandler | None = None,
     trace: str | os.PathLike[str] | None = None,
 ) -> Result:
     """Simulate a scenario to its end and return the result.
@@ -298,14 +302,13 @@ def simulate(
             with Bar(scenario.name) as bar:
                 return simulate(scenario, bar.update, device, rows, trace)
         progress = ignore
-    with one_thread(), uncollected(), np.errstate(all="ignore"):  # a diverging model is a result and no error
+    with one_thread(), no_garbage_collection(), np.errstate(all="ignore"):  # A diverging model is a result, no error.
         return play(scenario, progress, device, rows or ignore, None if trace is None else Path(trace))
 
 
 def play(
-    scenario: Scenario, progress: Callable[[Progress], None], device: str, rows: Callable[[dict[str, float]], None],
-    trace: Path | None,
-) -> Result:  # fmt: skip
+    scenario: Scenario, progress: Callable[[Progress], None], device: str, rows: RowHandler, trace: Path | None
+) -> Result:
     """Simulate a scenario at the level that it requests.
 
     With "auto", the fast level may find out during the run that it cannot represent the scenario. The simulation then
@@ -327,59 +330,58 @@ def play(
 
 
 def play_at(
-    fidelity: Fidelity, scenario: Scenario, progress: Callable[[Progress], None], device: str,
-    rows: Callable[[dict[str, float]], None], timeline: TimelineWriter | None = None,
+    fidelity: Fidelity, scenario: Scenario, progress: Callable[[Progress], None], device: str, rows: RowHandler,
+    timeline: TimelineWriter | None = None,
 ) -> Result:  # fmt: skip
-    start = Spent.now()
+    """Simulate a scenario at one level. Raises Beyond if the fast level finds that it cannot represent it."""
+    start = Elapsed.now()
     simulation: ExchangeSimulation | Simulation
     if fidelity.level == "exchange":
         simulation = ExchangeSimulation(scenario, device)
     else:
         simulation = Simulation(scenario, device, timeline)
-    setup = Spent.now().since(start)
+    setup = Elapsed.now().since(start)
     level, measures, history = simulation.level, simulation.measures, list[dict[str, float]]()
 
-    def look() -> None:
+    def add_row() -> None:
         history.append(measures.row())
         rows(history[-1])
 
-    look()
-    every = 1 / ROWS
+    add_row()
+    row_share = 1 / ROWS  # Progress between two rows.
     if scenario.report.every_s is not None and scenario.duration_s is not None:
-        every = scenario.report.every_s / scenario.duration_s
-    due, started, shown_at, stopped = every, Spent.now(), 0.0, False
+        row_share = scenario.report.every_s / scenario.duration_s
+    next_row, started, shown_at, was_stopped = row_share, Elapsed.now(), 0.0, False
     try:
         for _ in simulation.slices():
-            if scenario.fidelity == "auto" and simulation.stranded:
+            if scenario.fidelity == "auto" and simulation.is_stranded:
                 raise Beyond(
                     "No peer that holds weights is left, and the fast level begins no new run.",
                     "the fast level begins no new run where no peer that holds weights is left",
                 )
             done, now = simulation.done, time.perf_counter()
-            if done >= due - 1e-9 or done >= 1.0:
-                look()
-                due += every * max(1, math.ceil((done - due) / every + 1e-9))
+            if done >= next_row - 1e-9 or done >= 1.0:
+                add_row()
+                next_row += row_share * max(1, math.ceil((done - next_row) / row_share + 1e-9))
             if now - shown_at > REDRAW_S or done >= 1.0:
-                shown_at, passed_s = now, now - started.wall_s
+                shown_at, passed_s, events = now, now - started.wall_s, level.handled_events
                 left_s = passed_s * (1 - done) / done if done > 0 else math.inf
-                events = level.handled
                 progress(Progress(level.now, done, events, events / max(passed_s, 1e-9), left_s))
     except KeyboardInterrupt:
-        stopped = True  # perhaps in the middle of an event, so no further row can be measured
-    spent = Spent.now().since(started)
+        was_stopped = True  # Perhaps in the middle of an event, so no further row can be measured.
+    spent = Elapsed.now().since(started)
     summary = measures.summary(
-        history[-1], fidelity, done=round(simulation.done, 4) if stopped else 1.0, wall_s=spent.wall_s,
+        history[-1], fidelity, done=round(simulation.done, 4) if was_stopped else 1.0, wall_s=spent.wall_s,
         cpu_s=spent.cpu_s, setup_s=setup.cpu_s, peak_rss_mb=peak_rss_mb(),
     )  # fmt: skip
-    durations: NDArray[np.float64] = np.array(level.durations_s)
-    result = Result(scenario, history, summary, durations)
-    if stopped:
+    result = Result(scenario, history, summary, np.array(level.durations_s, np.float64))
+    if was_stopped:
         raise Stopped(result)
     return result
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
     """Disable Python's cyclic garbage collector inside the ``with`` block.
 
     It would walk a million entries of membership tables again and again, and find nothing: a swarm drops no cycles.
@@ -393,7 +395,7 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def ignore(_seen: object) -> None:
+def ignore(_: object) -> None:
     """Do nothing; the default for ``progress`` and ``rows``."""
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gossip.errors import ConfigError
-from sim.report import describe as words
+from sim.arrays import F64
+from sim.report import describe
 from sim.report.result import Result, check_column, writing
 from sim.report.units import bytes_text, count_text, duration_text, figure_text, number, share_text
 from sim.scenario.fidelity import Fidelity, fidelity_of
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Point", "Sweep"]
 
-MAX_RUNS = 10_000  # catches a mistake in a grid before it costs a week
-POINT = 0.01  # an accuracy within this of the best one counts as equally good
+MAX_RUNS = 10_000  # Catches a mistake in a grid before it costs a week.
+ACCURACY_POINT = 0.01  # An accuracy within this of the best one counts as equally good.
 
-Text = Callable[[float], str]
+Formatter = Callable[[float], str]
 
 # The results that are kept of each run, in the order of sweep.csv.
 COLUMNS = (
@@ -38,7 +38,7 @@ COLUMNS = (
     "exchanges_done", "exchanges_failed", "bytes_sent", "virtual_s", "wall_s", "digest",
 )  # fmt: skip
 # The columns of the table: key, head and formatter. A terminal of 80 columns has no room for the last three.
-SHOWN: tuple[tuple[str, str, Text], ...] = (
+SHOWN: tuple[tuple[str, str, Formatter], ...] = (
     ("accuracy_mean", "accuracy", share_text), ("accuracy_min", "worst peer", share_text),
     ("accuracy_average_model", "average model", share_text), ("loss", "loss", figure_text),
     ("metric_mean", "metric", figure_text),
@@ -56,7 +56,7 @@ class Point:
     scenario: Scenario
 
     def __str__(self) -> str:
-        settings = " ".join(f"{last(key)}={value}" for key, value in self.values)
+        settings = " ".join(f"{short_key(key)}={value}" for key, value in self.values)
         return f"{settings} seed {self.scenario.seed}"
 
 
@@ -68,8 +68,8 @@ class Sweep:
     axes: Mapping[str, Sequence[str]]
     seeds: int
     points: list[Point]
-    levels: list[Fidelity] = field(default_factory=list)  # the levels at which the points are simulated
-    rows: list[dict[str, Any]] = field(default_factory=list)  # swept keys, "seed" and COLUMNS
+    levels: list[Fidelity] = field(default_factory=list)  # The levels at which the points are simulated.
+    rows: list[dict[str, Any]] = field(default_factory=list)  # Swept keys, "seed" and COLUMNS.
 
     @classmethod
     def from_file(
@@ -129,7 +129,8 @@ class Sweep:
         The rows are sorted by seed, so that a mean is bit-identical whatever the order of completion.
         """
         for values in itertools.product(*self.axes.values()):
-            rows = [row for row in self.rows if all(row[key] == v for key, v in zip(self.axes, values, strict=True))]
+            setting = dict(zip(self.axes, values, strict=True))
+            rows = [row for row in self.rows if all(row[key] == value for key, value in setting.items())]
             if rows:
                 yield values, sorted(rows, key=lambda row: int(row["seed"]))
 
@@ -151,13 +152,13 @@ class Sweep:
             if learns and len(group) > 1:
                 cells[0] += f" ± {100 * np.ptp(self.column('accuracy_mean', group)) / 2:.1f}"
             rows.append((*values, *cells))
-        return [*(last(key).replace("_", " ") for key in self.axes), *(head for _, head, _ in shown)], rows
+        return [*(short_key(key).replace("_", " ") for key in self.axes), *(head for _, head, _ in shown)], rows
 
     @property
-    def answer(self) -> str:
+    def conclusion(self) -> str:
         """Return the range of the one swept number with accuracy within a point of the best; "" if not applicable."""
         (key, texts), *others = self.axes.items()
-        values = numbers(texts)
+        values = as_numbers(texts)
         if others or values is None or len(texts) < 2:
             return ""
         means = {group[0][0]: float(self.column("accuracy_mean", group[1]).mean()) for group in self.groups()}
@@ -165,7 +166,7 @@ class Sweep:
         if not ordered or any(math.isnan(mean) for mean in means.values()):
             return ""
         best = max(ordered, key=means.__getitem__)
-        good = [means[text] >= means[best] - POINT for text in ordered]
+        good = [means[text] >= means[best] - ACCURACY_POINT for text in ordered]
         low = high = ordered.index(best)
         while low > 0 and good[low - 1]:
             low -= 1
@@ -174,12 +175,12 @@ class Sweep:
         where = f"{ordered[low]} to {ordered[high]}" if low < high else ordered[low]
         beyond = "" if high + 1 < len(ordered) else ", the largest value tried"
         return (
-            f"Within one point of the best mean accuracy ({share_text(means[best])} at {last(key)} = {best}): "
-            f"{last(key)} = {where}{beyond}."
+            f"Within one point of the best mean accuracy ({share_text(means[best])} at {short_key(key)} = {best}): "
+            f"{short_key(key)} = {where}{beyond}."
         )
 
     @staticmethod
-    def column(key: str, rows: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
+    def column(key: str, rows: Sequence[Mapping[str, Any]]) -> F64:
         """Return one figure of the rows, shape (rows,). Raises :class:`ConfigError` for an unknown key."""
         check_column(key, COLUMNS)
         return np.array([number(row[key]) for row in rows], np.float64)
@@ -192,12 +193,11 @@ class Sweep:
             writer = csv.DictWriter(file, heads, lineterminator="\n")
             writer.writeheader()
             for row in self.in_order():
-                writer.writerow({key: "" if unknown(row[key]) else row[key] for key in heads})
+                writer.writerow({key: "" if is_unknown(row[key]) else row[key] for key in heads})
 
     def save(self, folder: Path) -> None:
         """Write sweep.csv, sweep.png and report.html. Raises :class:`LocalError`."""
-        from sim.report import charts
-        from sim.report import html as page
+        from sim.report import charts, html
 
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -205,21 +205,21 @@ class Sweep:
         charts.save(charts.side_by_side(self.pictures(), self.labels()), folder / "sweep.png")
         drawn = []
         for title, draw in self.pictures():
-            figure = charts.alone(draw)
+            figure = charts.single(draw)
             drawn.append((title, self.caption, charts.svg_of(figure, title)))
         heads, rows = self.table()
         labels = self.labels()
-        first = words.in_words(self.points[0].scenario, next(iter(self.levels), None))
+        first = describe.in_words(self.points[0].scenario, next(iter(self.levels), None))
         parts = [
-            page.paragraph(self.answer),
-            page.paragraph(f"With the first of the values: {first}", "note"),
-            page.key(labels) if len(labels) > 1 else "",
-            page.pictures(drawn),
-            page.table(heads, {"": rows}),
+            html.paragraph(self.conclusion),
+            html.paragraph(f"With the first of the values: {first}", "note"),
+            html.key(labels) if len(labels) > 1 else "",
+            html.pictures(drawn),
+            html.table(heads, {"": rows}),
         ]
-        kind = f"Sweep of {', '.join(map(last, self.axes))}, {self.seeds_text}"
+        kind = f"Sweep of {', '.join(map(short_key, self.axes))}, {self.seeds_text}"
         with writing(folder):
-            (folder / "report.html").write_text(page.page(self.name, kind, parts), encoding="utf-8")
+            (folder / "report.html").write_text(html.page(self.name, kind, parts), encoding="utf-8")
 
     @property
     def caption(self) -> str:
@@ -230,7 +230,7 @@ class Sweep:
         """Return the labels of the curves: one for each combination of all keys but the first, which is the x axis."""
         _, *others = self.axes
         combinations = itertools.product(*(self.axes[key] for key in others))
-        return [", ".join(f"{last(k)} {v}" for k, v in zip(others, each, strict=True)) for each in combinations]
+        return [", ".join(f"{short_key(k)} {v}" for k, v in zip(others, each, strict=True)) for each in combinations]
 
     def pictures(self) -> list[tuple[str, Any]]:
         """Return the pictures' titles, with functions that draw them on axes."""
@@ -246,23 +246,23 @@ class Sweep:
         return made
 
     def draw(self, axes: Axes, key: str) -> None:
-        from sim.report import plots as panels
+        from sim.report import plots
 
         first, *others = self.axes
         texts = list(self.axes[first])
-        values = numbers(texts)
+        values = as_numbers(texts)
         at = dict(zip(texts, values if values is not None else range(len(texts)), strict=True))
         scale = 100.0 if key.startswith("accuracy") else 1.0
         labels = self.labels()
-        curves: dict[tuple[str, ...], list[tuple[float, NDArray[np.float64]]]] = {}
+        curves: dict[tuple[str, ...], list[tuple[float, F64]]] = {}
         for combination, rows in self.groups():
             curves.setdefault(combination[1:], []).append((at[combination[0]], scale * self.column(key, rows)))
         for order, (rest, points) in enumerate(curves.items()):
             points.sort(key=lambda point: point[0])
-            colour, dash = panels.colour(order), panels.dash(order)
+            colour, dash = plots.colour_of(order), plots.dash_of(order)
             means = [float(found.mean()) for _, found in points]
-            label = ", ".join(f"{last(k)} {v}" for k, v in zip(others, rest, strict=True))
-            line = dash if values is not None else "none"  # no line between values that are not numbers
+            label = ", ".join(f"{short_key(k)} {v}" for k, v in zip(others, rest, strict=True))
+            line = dash if values is not None else "none"  # There is no line between values that are not numbers.
             axes.plot(
                 [x for x, _ in points], means, color=colour, linestyle=line, marker="o", markersize=4, label=label
             )
@@ -272,9 +272,9 @@ class Sweep:
         drawn = [float(mean) for points in curves.values() for _, found in points for mean in found]
         if key == "consensus_distance" and all(value > 0 for value in drawn):
             axes.set_yscale("log")
-            panels.plain_ticks(axes, min(drawn), max(drawn))
+            plots.plain_ticks(axes, min(drawn), max(drawn))
         self.label_swept(axes, first, texts, values)
-        loss = panels.loss_label([point.scenario for point in self.points])
+        loss = plots.loss_label([point.scenario for point in self.points])
         labels_of = {"loss": loss, "metric_mean": "metric", "consensus_distance": "distance (L2 norm)"}
         axes.set_ylabel(labels_of.get(key, "accuracy (%)"))
 
@@ -285,9 +285,9 @@ class Sweep:
 
         if values is not None and min(values) > 0 and max(values) > 8 * min(values):
             axes.set_xscale("log")
-        axes.set_xticks(list(values) if values is not None else list(range(len(texts))), [shorter(t) for t in texts])
+        axes.set_xticks(list(values) if values is not None else list(range(len(texts))), [shortened(t) for t in texts])
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xlabel(UNITS.get(last(key), last(key).replace("_", " ")))
+        axes.set_xlabel(UNITS.get(short_key(key), short_key(key).replace("_", " ")))
 
 
 def at_one_level(points: Sequence[Point]) -> tuple[list[Point], list[Fidelity]]:
@@ -297,15 +297,15 @@ def at_one_level(points: Sequence[Point]) -> tuple[list[Point], list[Fidelity]]:
     then comes from the swept values.
     """
     levels = [fidelity_of(point.scenario) for point in points]
-    open_ones = [number for number, point in enumerate(points) if point.scenario.fidelity == "auto"]
-    needed = next((levels[number] for number in open_ones if levels[number].level == "whole"), None)
-    settled = list(points)
+    auto = [number for number, point in enumerate(points) if point.scenario.fidelity == "auto"]
+    needed = next((levels[number] for number in auto if levels[number].level == "whole"), None)
+    changed = list(points)
     if needed is not None:
-        for number in open_ones:
+        for number in auto:
             levels[number] = needed
             scenario = replace(points[number].scenario, fidelity="whole")
-            settled[number] = replace(points[number], scenario=scenario)
-    return settled, list(dict.fromkeys(levels))
+            changed[number] = replace(points[number], scenario=scenario)
+    return changed, list(dict.fromkeys(levels))
 
 
 # Last words of keys that occur in more than one table of a scenario.
@@ -316,29 +316,29 @@ UNITS = {
 }  # fmt: skip
 
 
-def last(key: str) -> str:
+def short_key(key: str) -> str:
     """Return a key as a label: without its tables, unless the short name is ambiguous or also the name of a figure."""
     name = key.rpartition(".")[2]
     return key if name in COLUMNS or name in AMBIGUOUS else name
 
 
-def shorter(text: str) -> str:
+def shortened(text: str) -> str:
     return text if len(text) <= 16 else text[:15] + "…"
 
 
-def unknown(value: Any) -> bool:
+def is_unknown(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def numbers(texts: Sequence[str]) -> list[float] | None:
+def as_numbers(texts: Sequence[str]) -> list[float] | None:
     """Return the values as numbers, or None if one is not a finite number."""
-    found = []
+    values = []
     for text in texts:
         try:
             value = tomllib.loads(f"value = {text}")["value"]
-        except (ValueError, RecursionError):  # invalid TOML, a number of thousands of digits, or deep nesting
+        except (ValueError, RecursionError):  # Invalid TOML, a number of thousands of digits, or deep nesting.
             return None
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < math.inf:
             return None
-        found.append(float(min(max(value, -1e308), 1e308)))
-    return found
+        values.append(float(min(max(value, -1e308), 1e308)))
+    return values

@@ -49,10 +49,10 @@ def replay(
     from benchmarks.replay.links import missing
     from benchmarks.replay.plan import Plan
     from benchmarks.replay.report import gap_table
-    from sim.cli import read
+    from sim.cli import read_scenarios
     from sim.report.result import folder_names
 
-    plans = [Plan.of(scenario) for scenario in read(files, seed, settings)]
+    plans = [Plan.of(scenario) for scenario in read_scenarios(files, seed, settings)]
     if why := missing():
         raise LocalError(f"A replay plays real processes, and {why}")
     if out is not None:

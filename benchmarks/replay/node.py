@@ -132,7 +132,7 @@ def live(errand: Errand, parent: Connection) -> None:
 def train(errand: Errand, go: Go, learners: Learners) -> None:
     plan, row = errand.plan, errand.node
     scenario = plan.scenario
-    learners.taken[row] = go.taken
+    learners.steps_taken[row] = go.taken
     vector = learners.matrix[row]
     diary = Diary(errand.folder, go.zero)
     Watched.onlooker, Watched.diary = Watch(row), diary

@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.replay.plan import Plan
 from benchmarks.replay.seen import Seen, Watch
 from gossip.errors import ConfigError
-from sim.simulation import Simulation, uncollected
+from sim.simulation import Simulation, no_garbage_collection
 from sim.threads import one_thread
 
 __all__ = ["predict", "predicted"]
@@ -20,7 +20,7 @@ LOOK_S = 0.01  # The resolution of join times.
 
 def predict(plan: Plan) -> Seen:
     """Play a scenario in virtual time."""
-    with one_thread(), uncollected(), np.errstate(all="ignore"):
+    with one_thread(), no_garbage_collection(), np.errstate(all="ignore"):
         simulation = Simulation(plan.scenario)
         if simulation.learners.parameters < simulation.learners.elements:
             raise ConfigError(

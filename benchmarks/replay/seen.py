@@ -23,7 +23,7 @@ from gossip.effects import (
     Transfer,
 )
 from gossip.ids import PeerId
-from sim.report.measures import spread
+from sim.report.measures import spread_of
 
 __all__ = ["Change", "Seen", "Watch"]
 
@@ -187,7 +187,7 @@ class Seen:
         """Record all models (nodes, elements) at one time."""
         if len(vectors):
             self.accuracy.append((at_s, float(np.mean(accuracies))))
-            self.distance.append((at_s, spread(vectors, np.arange(len(vectors)))[1]))
+            self.distance.append((at_s, spread_of(vectors, np.arange(len(vectors)))[1]))
 
 
 def median(values: Sequence[float]) -> float:

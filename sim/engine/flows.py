@@ -18,114 +18,125 @@ __all__ = ["Flow", "Flows"]
 
 
 class Flow:
-    """One stream. ``due``: virtual time at which its last byte is sent if no other stream begins or ends before."""
+    """One stream between two peers, which are identified by index."""
 
-    __slots__ = ("ceiling", "done", "due", "payload", "rate", "receiver", "remaining", "sender", "since", "size")
+    __slots__ = (
+        "ceiling", "due", "on_sent", "payload_bytes", "rate", "receiver", "sender", "since", "unsent_bytes",
+        "wire_bytes",
+    )  # fmt: skip
 
     def __init__(
-        self, sender: int, receiver: int, size_bytes: float, now: float, done: Callable[[], None], ceiling: float,
-        payload: int,
+        self, sender: int, receiver: int, wire_bytes: float, now: float, on_sent: Callable[[], None], ceiling: float,
+        payload_bytes: int,
     ) -> None:  # fmt: skip
-        self.sender, self.receiver, self.since, self.done = sender, receiver, now, done
-        self.size = self.remaining = size_bytes  # on the wire, with overhead
-        self.payload = payload  # bytes, without overhead
-        self.ceiling = ceiling  # bytes/s that TCP allows at most
-        self.rate = 0.0  # bytes/s
-        self.due = math.inf
+        self.sender, self.receiver, self.on_sent = sender, receiver, on_sent
+        self.payload_bytes = payload_bytes
+        self.wire_bytes = wire_bytes  # The payload with its overhead.
+        self.ceiling = ceiling  # The rate that TCP allows at most, in bytes/s.
+        self.rate = 0.0  # The present rate, in bytes/s.
+        self.since, self.unsent_bytes = (
+            now,
+            wire_bytes,
+        )  # When the rate was set, and the wire bytes that were left then.
+        self.due = math.inf  # When the last byte is sent if no other stream begins or ends before.
 
-    def sent(self, now: float) -> int:
+    def sent_bytes(self, now: float) -> int:
         """Return how many bytes of the payload have been sent."""
-        left = self.remaining - self.rate * (now - self.since)
-        return round(self.payload * min(1.0, 1.0 - left / self.size)) if self.size else self.payload
+        if not self.wire_bytes:
+            return self.payload_bytes
+        unsent_bytes = self.unsent_bytes - self.rate * (now - self.since)
+        return round(self.payload_bytes * min(1.0, 1.0 - unsent_bytes / self.wire_bytes))
 
 
 class Flows:
-    """All streams between peers, which are identified by index. Streams between unlimited peers take no time."""
+    """All streams between peers. Streams between unlimited peers take no time."""
 
     def __init__(self, events: Events, network: NetworkModel) -> None:
         self.events, self.network = events, network
-        self.sending: dict[int, dict[Flow, None]] = {}
-        self.receiving: dict[int, dict[Flow, None]] = {}
-        self.ended_bytes = 0  # payload sent by streams that have ended
+        # Open streams by sender and by receiver; a dict serves as an ordered set.
+        self.outgoing: dict[int, dict[Flow, None]] = {}
+        self.incoming: dict[int, dict[Flow, None]] = {}
+        self.ended_bytes = 0  # Payload bytes sent by streams that have ended.
 
     @property
     def sent_bytes(self) -> int:
         """Return the payload bytes sent until now, including the sent part of open streams."""
         now = self.events.now
-        return self.ended_bytes + sum(flow.sent(now) for flows in self.sending.values() for flow in flows)
+        return self.ended_bytes + sum(flow.sent_bytes(now) for flows in self.outgoing.values() for flow in flows)
 
-    def offered(self, sender: int, receiver: int) -> float:
+    def offered_rate(self, sender: int, receiver: int) -> float:
         """Return the rate that one more stream would get, in bytes/s."""
         return min(
-            shared(self.network.up_bytes_s(sender), self.sending.get(sender, ()), 1),
-            shared(self.network.down_bytes_s(receiver), self.receiving.get(receiver, ()), 1),
+            share_of(self.network.up_bytes_s(sender), self.outgoing.get(sender, ()), 1),
+            share_of(self.network.down_bytes_s(receiver), self.incoming.get(receiver, ()), 1),
         )
 
     def start(
-        self, sender: int, receiver: int, size_bytes: float, done: Callable[[], None], ceiling: float = math.inf,
-        payload: int | None = None,
+        self, sender: int, receiver: int, wire_bytes: float, on_sent: Callable[[], None], ceiling: float = math.inf,
+        payload_bytes: int | None = None,
     ) -> Flow | None:  # fmt: skip
-        """Start a stream and call ``done`` when its last byte is sent.
+        """Start a stream.
 
         Args:
             sender: Index of the sending peer.
             receiver: Index of the receiving peer.
-            size_bytes: Bytes on the wire.
-            done: Called when the last byte is sent.
+            wire_bytes: Bytes on the wire.
+            on_sent: Called when the last byte is sent.
             ceiling: Highest rate that TCP allows, in bytes/s.
-            payload: Bytes of payload; by default as many as on the wire.
+            payload_bytes: Bytes of payload; by default as many as on the wire.
 
         Returns:
-            The stream, or None if it took no time; ``done`` was then called already.
+            The stream, or None if it took no time; ``on_sent`` was then called already.
         """
-        payload = int(size_bytes) if payload is None else payload
+        payload_bytes = int(wire_bytes) if payload_bytes is None else payload_bytes
         up, down = self.network.up_bytes_s(sender), self.network.down_bytes_s(receiver)
         if math.isinf(up) and math.isinf(down) and math.isinf(ceiling):
-            self.ended_bytes += payload
-            done()
+            self.ended_bytes += payload_bytes
+            on_sent()
             return None
-        flow = Flow(sender, receiver, float(size_bytes), self.events.now, done, ceiling, payload)
-        self.sending.setdefault(sender, {})[flow] = None
-        self.receiving.setdefault(receiver, {})[flow] = None
-        self.share(sender, receiver)
+        flow = Flow(sender, receiver, float(wire_bytes), self.events.now, on_sent, ceiling, payload_bytes)
+        self.outgoing.setdefault(sender, {})[flow] = None
+        self.incoming.setdefault(receiver, {})[flow] = None
+        self.share_again(sender, receiver)
         return flow
 
     def stop(self, flow: Flow) -> None:
-        """End a stream, complete or not, without calling ``done``."""
-        if self.sending[flow.sender].pop(flow, 0) is None:  # Values are None: 0 means that it has ended already.
-            del self.receiving[flow.receiver][flow]
-            self.ended_bytes += flow.sent(self.events.now)
+        """End a stream, complete or not, without calling ``on_sent``."""
+        if self.outgoing[flow.sender].pop(flow, 0) is None:  # Values are None: 0 means that it has ended already.
+            del self.incoming[flow.receiver][flow]
+            self.ended_bytes += flow.sent_bytes(self.events.now)
             flow.due = math.inf
-            self.share(flow.sender, flow.receiver)
+            self.share_again(flow.sender, flow.receiver)
 
-    def share(self, sender: int, receiver: int) -> None:
+    def share_again(self, sender: int, receiver: int) -> None:
         """Recompute the rates of all streams that ``sender`` sends or ``receiver`` receives."""
-        outgoing, incoming = self.sending.get(sender, {}), self.receiving.get(receiver, {})
+        outgoing, incoming = self.outgoing.get(sender, {}), self.incoming.get(receiver, {})
         for flow in (*outgoing, *(flow for flow in incoming if flow not in outgoing)):
-            self.pace(flow)
+            self.set_rate(flow)
 
-    def pace(self, flow: Flow) -> None:
+    def set_rate(self, flow: Flow) -> None:
         """Set a stream's rate to its present share, and schedule its end."""
         now, network = self.events.now, self.network
         rate = min(
-            shared(network.up_bytes_s(flow.sender), self.sending[flow.sender]),
-            shared(network.down_bytes_s(flow.receiver), self.receiving[flow.receiver]),
+            share_of(network.up_bytes_s(flow.sender), self.outgoing[flow.sender]),
+            share_of(network.down_bytes_s(flow.receiver), self.incoming[flow.receiver]),
             flow.ceiling,
         )
         if rate == flow.rate:
             return
-        flow.remaining = max(0.0, flow.remaining - flow.rate * (now - flow.since))
+        flow.unsent_bytes = max(0.0, flow.unsent_bytes - flow.rate * (now - flow.since))
         flow.since, flow.rate = now, rate
-        flow.due = now + flow.remaining / rate
+        flow.due = now + flow.unsent_bytes / rate
         self.events.push(flow.due, self.on_due, flow, flow.due)
 
     def on_due(self, flow: Flow, due: float) -> None:
+        """End the stream, unless its rate has changed since this end was scheduled."""
         if due == flow.due:
             self.stop(flow)
-            flow.done()
+            flow.on_sent()
 
 
-def shared(rate: float, flows: Collection[Flow], more: int = 0) -> float:
+def share_of(rate: float, flows: Collection[Flow], more: int = 0) -> float:
     """Return an unlimited stream's share of ``rate`` among ``flows`` and ``more`` further unlimited streams."""
     count = len(flows) + more
     if count > 1:

@@ -14,10 +14,10 @@ from sim.engine.links import VirtualLinks
 
 __all__ = ["GroupStreams"]
 
-Key = tuple[Host, int]  # host, session
-Handler = Callable[[Host, GroupAverage, int, Floats], None]
+Key = tuple[Host, int]  # Host and session.
+Handler = Callable[[Host, GroupAverage, int, Floats], None]  # Called with the receiver, its group, a place, values.
 
-GATHERED = 214  # code in the event log
+GATHERED = 214  # Code in the event log.
 
 
 class GroupStreams:
@@ -25,105 +25,108 @@ class GroupStreams:
 
     def __init__(self, events: Events, links: VirtualLinks) -> None:
         self.events, self.links = events, links
-        self.streamed: dict[Key, dict[int, PeerId]] = {}  # members that we stream to, by place in the group
-        self.under_way: dict[Key, dict[Flow, None]] = {}
-        self.early: dict[Key, list[Callable[[], None]]] = {}  # streams that arrived before the group began here
+        self.receivers: dict[Key, dict[int, PeerId]] = {}  # Members that we stream to, by place in the group.
+        self.flows: dict[Key, dict[Flow, None]] = {}  # Open streams; the inner dict serves as an ordered set.
+        self.early: dict[Key, list[Callable[[], None]]] = {}  # Streams that arrived before the group began here.
 
     @property
-    def idle(self) -> bool:
-        return not (self.streamed or self.early)
+    def is_idle(self) -> bool:
+        return not (self.receivers or self.early)
 
     def gather(self, host: Host, group: GroupAverage) -> None:
         """Stream its slice to every linked member; a later call serves the members linked since."""
         key = host, group.session
-        first, streamed = key not in self.streamed, self.streamed.setdefault(key, {})
-        values = group.ours if host.liar is None else host.liar.sends(group.ours, group.session)
+        is_first_call, receivers = key not in self.receivers, self.receivers.setdefault(key, {})
+        attacker = host.attacker
+        values = group.ours if attacker is None else attacker.false_values(group.ours, group.session)
         for place, member in enumerate(group.members):
-            if place == group.place or place in streamed or not self.links.linked(host, member):
+            if place == group.place or place in receivers or not self.links.is_linked(host, member):
                 continue
-            streamed[place] = member
-            where = group.slices[place]
-            self.stream(host, group, member, group.send(values[where], where.start), self.on_values)
+            receivers[place] = member
+            owned = group.slices[place]
+            self.stream(host, group, member, group.send(values[owned], owned.start), self.on_values)
             if group.mean is not None:
-                self.stream(host, group, member, self.said(host, group), self.on_mean)
-        if first:
+                self.stream(host, group, member, self.encoded_mean(host, group), self.on_mean)
+        if is_first_call:
             for arrive in self.early.pop(key, []):
                 arrive()
-            host.averager.average(group, partial(self.averaged, host, group))
+            host.averager.average(group, partial(self.on_averaged, host, group))
 
     def stream(self, host: Host, group: GroupAverage, member: PeerId, values: Floats, handler: Handler) -> None:
         if not values.size:
             return
-        to, key = self.links.by_id[member], (host, group.session)
-        carrier = self.links.carrier
+        to, session, place, carrier = self.links.by_id[member], group.session, group.place, self.links.carrier
         size_bytes = carrier.network.bytes_of(group.codec.encoded_bytes(values.size))
         flow: Flow | None = None
 
-        def gone() -> None:
+        def on_sent() -> None:
             if flow is not None:
-                self.under_way[key].pop(flow, None)
+                self.flows[host, session].pop(flow, None)
 
-        number, place = key[1], group.place
         flow = carrier.stream(
-            host, to, size_bytes, True, gone, self.on_stalled, number, self.arrive, number, place, values, handler
+            host, to, size_bytes, True, on_sent, self.on_stalled, session, self.on_arrived, session, place, values,
+            handler,
         )  # fmt: skip
         if flow is not None:
-            self.under_way.setdefault(key, {})[flow] = None
+            self.flows.setdefault((host, session), {})[flow] = None
 
-    def arrive(self, host: Host, number: int, place: int, values: Floats, handler: Handler) -> None:
-        """Handle a stream that has arrived, or keep it until the group begins on this host."""
+    def on_arrived(self, host: Host, session: int, place: int, values: Floats, handler: Handler) -> None:
+        """Pass a stream to its handler, or keep it until the group begins on this host."""
         if host.gone:
             return
-        group = host.averager.groups.get(number)
+        group = host.averager.groups.get(session)
         if group is not None:
             handler(host, group, place, values)
-        elif host.peer.view.has_exchange(number):
-            self.early.setdefault((host, number), []).append(partial(self.arrive, host, number, place, values, handler))
+        elif host.peer.view.has_exchange(session):
+            arrive = partial(self.on_arrived, host, session, place, values, handler)
+            self.early.setdefault((host, session), []).append(arrive)
 
     def on_values(self, host: Host, group: GroupAverage, place: int, values: Floats) -> None:
         """Take a member's values of the slice that this host owns."""
         group.take_values(place, values)
-        host.averager.average(group, partial(self.averaged, host, group))
+        host.averager.average(group, partial(self.on_averaged, host, group))
 
-    def averaged(self, host: Host, group: GroupAverage) -> None:
+    def on_averaged(self, host: Host, group: GroupAverage) -> None:
         """Send the mean of the slice that this host owns to all members."""
-        said = self.said(host, group)
-        for _, member in sorted(self.streamed[host, group.session].items()):
-            self.stream(host, group, member, said, self.on_mean)
-        self.finish(host, group)
+        mean = self.encoded_mean(host, group)
+        for _, member in sorted(self.receivers[host, group.session].items()):
+            self.stream(host, group, member, mean, self.on_mean)
+        self.report_gathered(host, group)
 
-    def said(self, host: Host, group: GroupAverage) -> Floats:
+    def encoded_mean(self, host: Host, group: GroupAverage) -> Floats:
         """Return the mean of this host's slice as the others decode it; an attacker falsifies it."""
         assert group.mean is not None
-        mean = group.mean if host.liar is None else host.liar.sends(group.mean, group.session)
+        mean = group.mean if host.attacker is None else host.attacker.false_values(group.mean, group.session)
         return group.send(mean, group.slices[group.place].start)
 
     def on_mean(self, host: Host, group: GroupAverage, place: int, values: Floats) -> None:
         """Take the mean of a slice from the member that owns it."""
         group.take_mean(place, values)
-        self.finish(host, group)
+        self.report_gathered(host, group)
 
-    def finish(self, host: Host, group: GroupAverage) -> None:
+    def report_gathered(self, host: Host, group: GroupAverage) -> None:
+        """Let the averager look whether its group is complete."""
         if group.complete and not group.told:
-            self.events.note(host.index, host.index, GATHERED)
+            self.events.log(host.index, host.index, GATHERED)
         host.averager.gathered(group)
 
-    def on_stalled(self, host: Host, sender: Host, number: int) -> None:
+    def on_stalled(self, host: Host, sender: Host, session: int) -> None:
         """Close the link over which a stream has stalled, as a node does."""
-        group = None if host.gone else host.averager.groups.get(number)
+        group = None if host.gone else host.averager.groups.get(session)
         if group is None or sender.id not in group.members:
             return
         place = group.members.index(sender.id)
-        if (place in group.missing or place in group.awaited) and self.links.linked(host, sender.id):
+        if (place in group.missing or place in group.awaited) and self.links.is_linked(host, sender.id):
             self.links.close(host, sender.id)
 
     def release(self, host: Host, session: int) -> None:
         key = host, session
-        self.streamed.pop(key, None)
+        self.receivers.pop(key, None)
         self.early.pop(key, None)
-        for flow in self.under_way.pop(key, {}):
+        for flow in self.flows.pop(key, {}):
             self.links.carrier.flows.stop(flow)
 
-    def forget(self, host: Host) -> None:
-        for key in [key for key in dict.fromkeys((*self.streamed, *self.under_way, *self.early)) if key[0] is host]:
+    def on_killed(self, host: Host) -> None:
+        """Stop the streams of a host that died."""
+        for key in [key for key in dict.fromkeys((*self.receivers, *self.flows, *self.early)) if key[0] is host]:
             self.release(*key)

@@ -1,4 +1,4 @@
-"""Ideal membership: a shared registry replaces the membership protocol, and every peer knows all members at once.
+"""Ideal membership: a shared registry replaces the membership protocol, so that every peer knows all members.
 
 It serves runs that are too large for full membership tables. It also separates a method's own quality from the cost of
 the protocol. Exchanges, joins and streams work as usual; probes, membership gossip, dials and links do not exist.
@@ -32,16 +32,16 @@ class Registry:
     def __init__(self) -> None:
         self.alive: list[PeerId] = []
         self.records: dict[PeerId, MemberRecord] = {}
-        self.progress: dict[PeerId, int] = {}  # the progress that each member states for its weights
-        self.ready: dict[bytes, int] = {}  # number of members that hold the weights, by run
-        self.changes = 0  # version of the set of runs; while it is unchanged, no new run need be looked for
-        self.turnover = 0  # number of joins, departures and record changes
-        self._places: dict[PeerId, int] = {}
+        self.progress: dict[PeerId, int] = {}  # The progress that each member states for its weights.
+        self.ready: dict[bytes, int] = {}  # Number of members that hold the weights, by run.
+        self.changes = 0  # Version of the set of runs; while it is unchanged, no new run need be looked for.
+        self.turnover = 0  # Number of joins, departures and record changes.
+        self._places: dict[PeerId, int] = {}  # Index in `alive` of each member.
 
     def __contains__(self, peer: PeerId) -> bool:
         return peer in self._places
 
-    def enter(self, record: MemberRecord) -> None:
+    def add(self, record: MemberRecord) -> None:
         self._places[record.id] = len(self.alive)
         self.alive.append(record.id)
         self.put(record)
@@ -52,10 +52,10 @@ class Registry:
         before = self.records.get(record.id)
         self.records[record.id] = record
         if before is not None:
-            self._count(before, -1)
-        self._count(record, 1)
+            self._count_ready(before, -1)
+        self._count_ready(record, 1)
 
-    def leave(self, peer: PeerId) -> None:
+    def remove(self, peer: PeerId) -> None:
         place = self._places.pop(peer, None)
         if place is None:
             return
@@ -64,15 +64,16 @@ class Registry:
         if last != peer:
             self.alive[place] = last
             self._places[last] = place
-        self._count(self.records.pop(peer), -1)
+        self._count_ready(self.records.pop(peer), -1)
         self.progress.pop(peer, None)
 
-    def _count(self, record: MemberRecord, more: int) -> None:
+    def _count_ready(self, record: MemberRecord, change: int) -> None:
+        """Add ``change``, 1 or -1, to the members that hold the weights of the record's run, if it says so."""
         if record.ready:
-            ready = self.ready.get(record.run_id, 0) + more
-            self.changes += ready == 0 or (ready == 1 and more == 1)
-            if ready:
-                self.ready[record.run_id] = ready
+            count = self.ready.get(record.run_id, 0) + change
+            self.changes += count == 0 or (count == 1 and change == 1)
+            if count:
+                self.ready[record.run_id] = count
             else:
                 del self.ready[record.run_id]
 
@@ -87,9 +88,9 @@ class IdealMembers:
     def __init__(self, registry: Registry, me: MemberRecord) -> None:
         self.me, self.my_samples, self._registry = me, me.samples, registry
         self.misbehaviour = MisbehaviourLog()
-        registry.enter(me)
+        registry.add(me)
 
-    # -- questions -----------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------
     @property
     def changes(self) -> int:
         return self._registry.changes
@@ -144,7 +145,7 @@ class IdealMembers:
         return [(record, MemberState.ALIVE) for peer, record in records.items() if peer != self.me.id]
 
     def rtt_s(self, peer: PeerId) -> float | None:
-        return None  # without probes there is no measurement
+        return None  # Without probes there is no measurement.
 
     def runs(self) -> Iterable[bytes]:
         return self._registry.ready
@@ -178,7 +179,7 @@ class IdealMembers:
             self._registry.put(self.me)
 
     def leave(self, now: float) -> list[Effect]:
-        self._registry.leave(self.me.id)
+        self._registry.remove(self.me.id)
         return []
 
     def receive(self, sender: PeerId, message: Message, now: float) -> list[Effect]:
@@ -213,7 +214,7 @@ class IdealLinks(VirtualLinks):
         super().__init__(events, network, config, perform)
         self.registry = registry
 
-    def linked(self, host: Host, partner: PeerId) -> bool:
+    def is_linked(self, host: Host, partner: PeerId) -> bool:
         return partner in self.registry
 
     def send(self, host: Host, effect: Send) -> None:
@@ -228,14 +229,14 @@ class IdealLinks(VirtualLinks):
             return
         self.deliver(host, sender, message)
 
-    def killed(self, host: Host) -> None:
-        self.registry.leave(host.id)
-        super().killed(host)
+    def on_killed(self, host: Host) -> None:
+        self.registry.remove(host.id)
+        super().on_killed(host)
 
-    def partners(self, host: Host) -> list[PeerId]:
+    def partners_of(self, host: Host) -> list[PeerId]:
         """Return the peers that shared a session with this host."""
         return [partner for partner in dict.fromkeys(host.peer.view.session_peers()) if partner != host.id]
 
     def on_broken(self, host: Host, partner: PeerId, number: int) -> None:
         if not host.gone:
-            self.broken(host, partner)
+            self.report_unlinked(host, partner)

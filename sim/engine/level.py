@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 
 import numpy as np
-from numpy.typing import NDArray
 
+from sim.arrays import I64
 from sim.engine.swarm import Swarm
 
 __all__ = ["WholeLevel"]
@@ -21,27 +21,27 @@ class WholeLevel:
     def run_until(self, when: float) -> None:
         self.swarm.events.run_until(when)
 
-    def settle(self) -> None:
-        self.swarm.training.settle(self.swarm.now)
+    def update_models(self) -> None:
+        self.swarm.training.update_models(self.swarm.now)
 
     @property
     def now(self) -> float:
         return self.swarm.now
 
     @property
-    def handled(self) -> int:
-        return self.swarm.events.handled
+    def handled_events(self) -> int:
+        return self.swarm.events.handled_events
 
     @property
-    def alive(self) -> int:
+    def live_peers(self) -> int:
         return len(self.swarm.alive())
 
     @property
-    def ready(self) -> int:
+    def ready_peers(self) -> int:
         return sum(host.peer.view.ready for host in self.swarm.alive())
 
-    def honest(self) -> NDArray[np.int64]:
-        rows = [host.row for host in self.swarm.alive() if host.peer.view.ready and host.liar is None]
+    def honest_rows(self) -> I64:
+        rows = [host.row for host in self.swarm.alive() if host.peer.view.ready and host.attacker is None]
         return np.array(rows, np.int64)
 
     @property
@@ -50,9 +50,9 @@ class WholeLevel:
 
     @property
     def interval_steps(self) -> int | None:
-        found = [host.peer.schedule.every for host in self.swarm.hosts if not host.gone]
-        steps = [each for each in found if each is not None]
-        return statistics.median_low(steps) if steps else None
+        intervals = [host.peer.schedule.every for host in self.swarm.alive()]
+        by_steps = [steps for steps in intervals if steps is not None]
+        return statistics.median_low(by_steps) if by_steps else None
 
     @property
     def mixes(self) -> int:
@@ -63,21 +63,21 @@ class WholeLevel:
         return self.swarm.sessions.exchanges
 
     @property
-    def failed(self) -> int:
-        return self.swarm.sessions.failed + sum(host.peer.exchanges.failures for host in self.swarm.alive())
+    def failures(self) -> int:
+        return self.swarm.sessions.failures_of_gone + sum(host.peer.exchanges.failures for host in self.swarm.alive())
 
     @property
-    def bytes_sent(self) -> int:
+    def sent_bytes(self) -> int:
         return self.swarm.links.carrier.flows.sent_bytes + self.swarm.links.message_bytes
 
     @property
     def durations_s(self) -> list[float]:
         return self.swarm.sessions.durations_s
 
-    def refused(self) -> dict[str, int]:
+    def refusals(self) -> dict[str, int]:
         counts: dict[str, int] = {}
         for host in self.swarm.alive():
-            if host.liar is None:
+            if host.attacker is None:
                 for (_, code), times in host.peer.exchanges.refusals.counts.items():
                     counts[code] = counts.get(code, 0) + times
         return counts

@@ -43,161 +43,173 @@ __all__ = ["VirtualLinks"]
 # One message in WEIGHED is encoded, to estimate the size of all of them. It is a prime because an exchange is four
 # messages in a fixed order: every 64th message was nearly always of one kind, which missed a tenth of the bytes.
 WEIGHED = 61
-PENDING_MESSAGES = 32  # kept for a peer that is being dialled, as on a real node
+PENDING_MESSAGES = 32  # Messages kept for a peer that is being dialled, as on a real node.
 
-CLOSED_S = 0.05, 0.2  # delay between kill -9 and closed sockets; 52 to 214 ms were measured with torch loaded
+# Seconds from kill -9 until the kernel closes the sockets; 52 to 214 ms were measured with torch loaded.
+SOCKETS_CLOSE_S = 0.05, 0.2
 
 # A node checks for idle links every 0.75 s. Here a check scans all links of a host, so it runs less often. A link that
 # closes after 63 s instead of 60 does not change the results.
-LOOK_S = 3.0
+IDLE_CHECK_S = 3.0
 
-CODES = {kind: code for code, kind in enumerate(MESSAGES.values())}  # codes in the event log
-LINKED, BROKEN, IDLE = 200, 201, 202
-
-
-def unobserved(host: Host) -> None:
-    """Do nothing; the default until the swarm sets the callback for the training loop."""
+CODES = {kind: code for code, kind in enumerate(MESSAGES.values())}  # Codes of messages in the event log.
+LINKED, BROKEN, IDLE = 200, 201, 202  # Codes of events in the event log.
 
 
-class Dialling:
-    """An attempt of ``host`` to open a link to ``to``, with the lines that the link will use.
+def ignore(host: Host) -> None:
+    """Do nothing: the default of :attr:`VirtualLinks.before_answer`."""
+
+
+class DialAttempt:
+    """An attempt of ``dialler`` to open a link to ``acceptor``, with the lines that the link will use.
 
     With an ``asker`` it only tests whether the address answers. If a pair has two links, the higher number wins.
     """
 
-    __slots__ = ("asker", "back", "began", "expect", "host", "number", "out", "over", "overdue", "to", "tries")
+    __slots__ = (
+        "acceptor", "asker", "began_at", "deadline", "dialler", "expected", "is_over", "line_back", "line_out",
+        "number", "syns",
+    )  # fmt: skip
 
     def __init__(
-        self, host: Host, to: Host, expect: PeerId | None, asker: PeerId | None, number: int, began: float,
-        overdue: float,
+        self, dialler: Host, acceptor: Host, expected: PeerId | None, asker: PeerId | None, number: int,
+        began_at: float, deadline: float,
     ) -> None:  # fmt: skip
-        self.host, self.to, self.expect, self.asker, self.number = host, to, expect, asker, number
-        self.began, self.overdue = began, overdue
-        self.tries = 0
-        self.over = False  # it has failed, or its host has the link
-        self.out: Line | None = None
-        self.back: Line | None = None
+        self.dialler, self.acceptor, self.expected = dialler, acceptor, expected
+        self.asker, self.number = asker, number
+        self.began_at, self.deadline = began_at, deadline
+        self.syns = 0  # SYNs that were sent again.
+        self.is_over = False  # It has failed, or its dialler has the link.
+        self.line_out: Line | None = None
+        self.line_back: Line | None = None
 
 
 class Dials:
-    """The dialler of all hosts. It calls ``begin(host, partner, record, dial, line)`` for each end of a new link."""
+    """The dialler of all hosts. It calls ``open_end(host, partner, record, dial, line)`` for each end of a new link."""
 
     def __init__(
         self, carrier: Carrier, config: Config, perform: Callable[[Host, list[Effect]], None],
-        begin: Callable[[Host, Host, MemberRecord, Dialling, Line | None], None],
+        open_end: Callable[[Host, Host, MemberRecord, DialAttempt, Line | None], None],
     ) -> None:  # fmt: skip
         self.carrier, self.events, self.transport = carrier, carrier.events, carrier.transport
-        self.config, self.perform, self.begin = config, perform, begin
+        self.config, self.perform, self.open_end = config, perform, open_end
         self.by_address: dict[Address, Host] = {}
-        self.number = 0
+        self.number = 0  # Number of the latest dial.
 
-    def open(self, host: Host, address: Address, expect: PeerId | None) -> None:
-        if address in host.dialling or address == host.address:
+    def open(self, host: Host, address: Address, expected: PeerId | None) -> None:
+        """Dial an address, unless this host is dialling it already or has it itself."""
+        if address in host.dialled or address == host.address:
             return
-        host.dialling.add(address)
-        self.knock(self.dial(host, self.by_address[address], expect, None))
+        host.dialled.add(address)
+        self.send_syn(self.new_dial(host, self.by_address[address], expected, None))
 
     def try_dial(self, host: Host, effect: TryDial) -> None:
-        self.knock(self.dial(host, self.by_address[effect.address], None, effect.asker))
+        """Dial an address only to report to the asker whether it answers."""
+        self.send_syn(self.new_dial(host, self.by_address[effect.address], None, effect.asker))
 
-    def dial(self, host: Host, to: Host, expect: PeerId | None, asker: PeerId | None) -> Dialling:
+    def new_dial(self, host: Host, acceptor: Host, expected: PeerId | None, asker: PeerId | None) -> DialAttempt:
         self.number += 1
         now = self.events.now
-        dial = Dialling(host, to, expect, asker, self.number, now, now + self.config.hello_timeout_s)
+        dial = DialAttempt(host, acceptor, expected, asker, self.number, now, now + self.config.hello_timeout_s)
         if self.transport is not None:
-            dial.out, dial.back = self.carrier.fresh(host, to), self.carrier.fresh(to, host)
+            dial.line_out = self.carrier.new_line(host, acceptor)
+            dial.line_back = self.carrier.new_line(acceptor, host)
         return dial
 
     # -- TCP -----------------------------------------------------------------------------------------------------
-    def knock(self, dial: Dialling) -> None:
+    def send_syn(self, dial: DialAttempt) -> None:
         """Send the SYN, the first packet of a connection."""
-        if self.carrier.passes(dial.out, dial.host, dial.to):
-            self.events.push(self.carrier.after(dial.host, dial.to), self.on_knock, dial)
+        if self.carrier.delivers_packet(dial.line_out, dial.dialler, dial.acceptor):
+            self.events.push(self.carrier.arrival(dial.dialler, dial.acceptor), self.on_syn, dial)
         else:
-            self.knock_again(dial)
+            self.resend_syn(dial)
 
-    def knock_again(self, dial: Dialling) -> None:
-        """Retransmit an unanswered SYN as the kernel does, until the dial is overdue."""
-        again = max(dial.began + syn_again_s(dial.tries), self.events.now)
-        if self.transport is None or again >= dial.overdue:
-            self.events.push(dial.overdue, self.on_failed, dial)
+    def resend_syn(self, dial: DialAttempt) -> None:
+        """Retransmit an unanswered SYN as the kernel does, until the deadline of the dial."""
+        again = max(dial.began_at + syn_again_s(dial.syns), self.events.now)
+        if self.transport is None or again >= dial.deadline:
+            self.events.push(dial.deadline, self.on_failed, dial)
         else:
-            dial.tries += 1
-            self.events.push(again, self.knock, dial)
+            dial.syns += 1
+            self.events.push(again, self.send_syn, dial)
 
-    def on_knock(self, dial: Dialling) -> None:
+    def on_syn(self, dial: DialAttempt) -> None:
         """Answer the SYN from the acceptor's machine; refuse it if the peer is gone."""
-        host, to = dial.host, dial.to
-        if to.silent or not self.carrier.passes(dial.back, to, host):
-            self.knock_again(dial)
+        dialler, acceptor = dial.dialler, dial.acceptor
+        if acceptor.silent or not self.carrier.delivers_packet(dial.line_back, acceptor, dialler):
+            self.resend_syn(dial)
         else:
-            self.events.push(self.carrier.after(to, host), self.on_failed if to.gone else self.on_connected, dial)
+            handler = self.on_failed if acceptor.gone else self.on_connected
+            self.events.push(self.carrier.arrival(acceptor, dialler), handler, dial)
 
     # -- Hello ---------------------------------------------------------------------------------------------------
-    def on_connected(self, dial: Dialling) -> None:
+    def on_connected(self, dial: DialAttempt) -> None:
         """Send the dialler's Hello; with TLS it arrives a round trip later."""
-        host, to = dial.host, dial.to
-        if host.gone:
+        dialler, acceptor, line = dial.dialler, dial.acceptor, dial.line_out
+        if dialler.gone:
             return
         if dial.asker is not None:
-            self.perform(host, host.peer.on_dial_tried(dial.asker, True, self.events.now))
+            self.perform(dialler, dialler.peer.on_dial_tried(dial.asker, True, self.events.now))
             return
-        if dial.expect is None:
-            host.peer.on_seed_answered(to.address)
-        if self.transport is not None and self.transport.tls and dial.out is not None:
-            dial.out.free_at = max(dial.out.free_at, self.events.now + 3 * self.carrier.latency(host.index, to.index))
-        self.hello(dial, dial.out, host, to, self.on_accepted)
+        if dial.expected is None:
+            dialler.peer.on_seed_answered(acceptor.address)
+        if self.transport is not None and self.transport.tls and line is not None:
+            latency = self.carrier.latency(dialler.index, acceptor.index)
+            line.free_at = max(line.free_at, self.events.now + 3 * latency)
+        self.send_hello(dial, line, dialler, acceptor, self.on_dialler_hello)
 
-    def hello(
-        self, dial: Dialling, line: Line | None, host: Host, to: Host, handler: Callable[[Dialling, MemberRecord], None]
-    ) -> None:
-        """Send a Hello; the dial fails when it is overdue without one."""
-        record = host.peer.membership.me
+    def send_hello(
+        self, dial: DialAttempt, line: Line | None, sender: Host, receiver: Host,
+        handler: Callable[[DialAttempt, MemberRecord], None],
+    ) -> None:  # fmt: skip
+        """Send a Hello; if none arrives, the dial fails at its deadline."""
+        record, undelayed = sender.peer.membership.me, self.carrier.arrival(sender, receiver)
         if line is not None:
-            direct = self.carrier.after(host, to)
-            if self.carrier.message(line, host, to, handler, dial, record) > direct:  # a cut may keep it
-                self.events.push(dial.overdue, self.on_failed, dial)
-        elif self.carrier.cut(host, to):
-            self.events.push(dial.overdue, self.on_failed, dial)
+            arrives = self.carrier.send_segment(line, sender, receiver, handler, dial, record)
+            if arrives > undelayed:  # A partition may keep it.
+                self.events.push(dial.deadline, self.on_failed, dial)
+        elif self.carrier.is_cut(sender, receiver):
+            self.events.push(dial.deadline, self.on_failed, dial)
         else:
-            self.events.push(self.carrier.after(host, to), handler, dial, record)
+            self.events.push(undelayed, handler, dial, record)
 
-    def on_accepted(self, dial: Dialling, record: MemberRecord) -> None:
-        """Send the acceptor's Hello and begin its end of the link."""
-        host, to = dial.host, dial.to
-        if dial.over or to.silent:
-            self.events.push(max(dial.overdue, self.events.now), self.on_failed, dial)
-        elif to.gone:
-            self.events.push(self.carrier.after(to, host), self.on_failed, dial)
-        elif dial.back is None and self.carrier.cut(host, to):
-            self.events.push(dial.overdue, self.on_failed, dial)
-        elif dial.back is None or not host.gone or host.silent:  # otherwise the dialler's machine has closed its socket
-            if dial.out is not None and dial.back is not None:
-                dial.out.back, dial.back.back = dial.back, dial.out
-            self.hello(dial, dial.back, to, host, self.on_welcomed)
-            self.begin(to, host, record, dial, dial.back)
+    def on_dialler_hello(self, dial: DialAttempt, record: MemberRecord) -> None:
+        """Send the acceptor's Hello and open its end of the link."""
+        dialler, acceptor, line_out, line_back = dial.dialler, dial.acceptor, dial.line_out, dial.line_back
+        if dial.is_over or acceptor.silent:
+            self.events.push(max(dial.deadline, self.events.now), self.on_failed, dial)
+        elif acceptor.gone:
+            self.events.push(self.carrier.arrival(acceptor, dialler), self.on_failed, dial)
+        elif line_back is None and self.carrier.is_cut(dialler, acceptor):
+            self.events.push(dial.deadline, self.on_failed, dial)
+        elif line_back is None or not dialler.gone or dialler.silent:  # Else the dialler's machine closed its socket.
+            if line_out is not None and line_back is not None:
+                line_out.back, line_back.back = line_back, line_out
+            self.send_hello(dial, line_back, acceptor, dialler, self.on_acceptor_hello)
+            self.open_end(acceptor, dialler, record, dial, line_back)
 
-    def on_welcomed(self, dial: Dialling, record: MemberRecord) -> None:
-        host, to = dial.host, dial.to
-        if dial.over:
+    def on_acceptor_hello(self, dial: DialAttempt, record: MemberRecord) -> None:
+        """Open the dialler's end of the link."""
+        if dial.is_over:
             return
-        dial.over = True
-        host.dialling.discard(to.address)
-        if not host.gone:
-            self.begin(host, to, record, dial, dial.out)
+        dial.is_over = True
+        dial.dialler.dialled.discard(dial.acceptor.address)
+        if not dial.dialler.gone:
+            self.open_end(dial.dialler, dial.acceptor, record, dial, dial.line_out)
 
-    def on_failed(self, dial: Dialling) -> None:
-        host, expect = dial.host, dial.expect
-        if host.gone or dial.over:
+    def on_failed(self, dial: DialAttempt) -> None:
+        """Report to the dialler's peer that nobody answered, and drop the messages that waited for the link."""
+        host, expected = dial.dialler, dial.expected
+        if host.gone or dial.is_over:
             return
-        dial.over = True
+        dial.is_over = True
         if dial.asker is not None:
             self.perform(host, host.peer.on_dial_tried(dial.asker, False, self.events.now))
             return
-        host.dialling.discard(dial.to.address)
-        if expect is not None:
-            host.pending.pop(expect, None)
-        self.perform(host, host.peer.on_dial_failed(expect, self.events.now))
+        host.dialled.discard(dial.acceptor.address)
+        if expected is not None:
+            host.pending.pop(expected, None)
+        self.perform(host, host.peer.on_dial_failed(expected, self.events.now))
 
 
 class VirtualLinks:
@@ -208,24 +220,25 @@ class VirtualLinks:
     ) -> None:
         self.events, self.network, self.config, self.perform = events, network, config, perform
         self.carrier = Carrier(events, network, config.stall_s)
-        self.dials = Dials(self.carrier, config, perform, self.begin)
-        self.transport, self.cut, self.after = self.carrier.transport, self.carrier.cut, self.carrier.after
+        self.dials = Dials(self.carrier, config, perform, self.open_end)
+        self.transport = self.carrier.transport
         self.by_id: dict[PeerId, Host] = {}
-        self.seen: Callable[[Host], None] = unobserved
-        self.posted = 0
-        self.message_bytes = 0  # sent, estimated from one frame in WEIGHED
+        self.before_answer: Callable[[Host], None] = ignore  # Called before the peer answers; the swarm sets it.
+        self.posted_messages = 0
+        self.message_bytes = 0  # Sent bytes, estimated from one frame in WEIGHED.
 
     def add(self, host: Host) -> None:
         before = self.by_id.get(host.id)
         assert before is None or before.gone, "two peers have one name"
         self.by_id[host.id] = self.dials.by_address[host.address] = host
 
-    def linked(self, host: Host, partner: PeerId) -> bool:
+    def is_linked(self, host: Host, partner: PeerId) -> bool:
         """Return True if this end holds a link to the partner."""
         return partner in host.links
 
     # -- messages ------------------------------------------------------------------------------------------------
     def send(self, host: Host, effect: Send) -> None:
+        """Send a message over the link; without one, keep the message and dial."""
         to = effect.to
         if to in host.links:
             self.post(host, self.by_id[to], effect.message)
@@ -233,24 +246,23 @@ class VirtualLinks:
         record = host.peer.membership.record(to)
         if record is None or record.address is None:
             return
-        waiting = host.pending.get(to)
-        if waiting is None:
-            waiting = host.pending[to] = deque(maxlen=PENDING_MESSAGES)
-        waiting.append(effect.message)
+        host.pending.setdefault(to, deque(maxlen=PENDING_MESSAGES)).append(effect.message)
         self.dials.open(host, record.address, to)
 
     def post(self, host: Host, to: Host, message: Message) -> None:
-        self.posted += 1
-        if self.posted % WEIGHED == 0:
+        """Put a message on the open link to another host."""
+        self.posted_messages += 1
+        if self.posted_messages % WEIGHED == 0:
             self.message_bytes += WEIGHED * len(frames.encode(message))
         carrier = self.carrier
         if self.transport is not None:
-            line = host.lines.get(to.id) or carrier.to(host, to)
-            carrier.message(line, host, to, self.on_message, to, host, message)
-        elif (carrier.group_of is None or not carrier.cut(host, to)) and not self.network.loses(host.rng):
-            self.events.push(carrier.after(host, to), self.on_message, to, host, message)
+            line = host.lines.get(to.id) or carrier.line_to(host, to)
+            carrier.send_segment(line, host, to, self.on_message, to, host, message)
+        elif (carrier.group_of is None or not carrier.is_cut(host, to)) and not self.network.loses(host.rng):
+            self.events.push(carrier.arrival(host, to), self.on_message, to, host, message)
 
     def on_message(self, host: Host, sender: Host, message: Message) -> None:
+        """Deliver a message that arrived on an open link; break the sender's end of another one."""
         if host.gone:
             return
         if sender.id not in host.links:
@@ -261,8 +273,8 @@ class VirtualLinks:
     def deliver(self, host: Host, sender: Host, message: Message) -> None:
         kind = type(message)
         if kind is Offer or kind is Fetch or kind is Invite or kind is Outcome:
-            self.seen(host)
-        self.events.note(host.index, sender.index, CODES[kind])
+            self.before_answer(host)
+        self.events.log(host.index, sender.index, CODES[kind])
         self.perform(host, host.peer.receive(sender.id, message, self.events.now))
 
     # -- opening links -------------------------------------------------------------------------------------------
@@ -272,19 +284,20 @@ class VirtualLinks:
     def try_dial(self, host: Host, effect: TryDial) -> None:
         self.dials.try_dial(host, effect)
 
-    def begin(self, host: Host, partner: Host, record: MemberRecord, dial: Dialling, line: Line | None) -> None:
-        if line is not None and partner.id not in host.links and not self.room(host):
+    def open_end(self, host: Host, partner: Host, record: MemberRecord, dial: DialAttempt, line: Line | None) -> None:
+        """Open this host's end of a new link, and send the messages that waited for it."""
+        if line is not None and partner.id not in host.links and not self.make_room(host):
             host.pending.pop(partner.id, None)
-            self.carrier.message(line, host, partner, self.on_broken, partner, host.id, dial.number)
+            self.carrier.send_segment(line, host, partner, self.on_broken, partner, host.id, dial.number)
             return
-        if dial.number > host.links.get(partner.id, 0):  # two peers that dialled each other use the newer link
+        if dial.number > host.links.get(partner.id, 0):  # Two peers that dialled each other use the newer link.
             host.links[partner.id] = dial.number
             if line is not None:
                 host.lines[partner.id] = line
-                if not host.watched:
-                    host.watched = True
-                    self.events.push(self.events.now + self.config.internal.idle_s, self.look, host)
-        self.events.note(host.index, partner.index, LINKED)
+                if not host.is_watched:
+                    host.is_watched = True
+                    self.events.push(self.events.now + self.config.internal.idle_s, self.on_idle_check, host)
+        self.events.log(host.index, partner.index, LINKED)
         waiting = host.pending.pop(partner.id, ())
         self.perform(host, host.peer.on_linked(partner.id, record, self.events.now))
         for message in waiting:
@@ -292,7 +305,7 @@ class VirtualLinks:
                 self.post(host, partner, message)
 
     # -- closing idle links --------------------------------------------------------------------------------------
-    def look(self, host: Host) -> None:
+    def on_idle_check(self, host: Host) -> None:
         """Close the idle links, and schedule the next check for when another link may become idle."""
         if host.gone:
             return
@@ -308,92 +321,92 @@ class VirtualLinks:
             engaged = set(host.peer.view.session_peers())
             for partner in idle:
                 if partner not in engaged:
-                    self.retire(host, partner)
-        self.events.push(max(oldest + idle_s, now + LOOK_S), self.look, host)
+                    self.close_idle(host, partner)
+        self.events.push(max(oldest + idle_s, now + IDLE_CHECK_S), self.on_idle_check, host)
 
-    def room(self, host: Host) -> bool:
-        """Return True if another link fits; if necessary, close the least recently used idle one for it."""
+    def make_room(self, host: Host) -> bool:
+        """Close the least recently used idle link if all are taken; return False if no further link fits."""
         links, lines = host.links, host.lines
         if len(links) < self.config.internal.max_links:
             return True
         kept = {*host.peer.view.session_peers(), *host.peer.reach.homes}
         idle = [partner for partner in links if partner not in kept]
         if idle:
-            self.retire(host, min(idle, key=lambda partner: lines[partner].last_at))
+            self.close_idle(host, min(idle, key=lambda partner: lines[partner].last_at))
         return bool(idle)
 
-    def retire(self, host: Host, partner: PeerId) -> None:
-        """Close this end as idle. Messages that the other end sent during a partition are dropped."""
+    def close_idle(self, host: Host, partner: PeerId) -> None:
+        """Close both ends of an idle link. Messages that the other end sent during a partition are dropped."""
         number, line, other = host.links[partner], host.lines[partner], self.by_id[partner]
         if line.back is not None:
-            self.carrier.drop(line.back)
-        self.carrier.message(line, host, other, self.on_idle, other, host.id, number)
+            self.carrier.drop_held(line.back)
+        self.carrier.send_segment(line, host, other, self.on_idle, other, host.id, number)
         self.on_idle(host, partner, number)
 
     def on_idle(self, host: Host, partner: PeerId, number: int) -> None:
-        """Close the link as idle, without suspecting the partner."""
-        if self.forgets(host, partner, number, IDLE):
+        """Close this end of an idle link, without suspecting the partner."""
+        if self.remove_link(host, partner, number, IDLE):
             host.lines.pop(partner).back = None
-            self.broken(host, partner, "idle")
+            self.report_unlinked(host, partner, "idle")
 
     # -- broken links --------------------------------------------------------------------------------------------
-    def hang_up(self, host: Host, partner: PeerId) -> None:
-        """Tell the partner that this end is closed, one latency later or when TCP gets through after a partition."""
-        self.tell(host, self.by_id[partner], host.links.get(partner, 0))
-
-    def reset(self, host: Host, sender: Host) -> None:
-        """Break the sender's end: its message came over a link that this host no longer holds."""
-        self.tell(host, sender, sender.links.get(host.id, 0))
-
-    def tell(self, host: Host, other: Host, number: int) -> None:
-        """Notify ``other`` that the link ``number`` is gone; it ignores this if its own link is newer."""
-        if self.transport is not None:
-            line = host.lines.get(other.id) or self.carrier.to(host, other)
-            self.carrier.message(line, host, other, self.on_broken, other, host.id, number)
-        elif not self.cut(host, other):
-            self.events.push(self.after(host, other), self.on_broken, other, host.id, number)
-
     def close(self, host: Host, partner: PeerId) -> None:
-        """Close both ends."""
+        """Close both ends, as after a failure of the partner."""
         number = host.links.get(partner, 0)
         self.hang_up(host, partner)
         self.on_broken(host, partner, number)
 
-    def on_broken(self, host: Host, partner: PeerId, number: int) -> None:
-        if self.forgets(host, partner, number, BROKEN):
-            self.broken(host, partner)
+    def hang_up(self, host: Host, partner: PeerId) -> None:
+        """Tell the partner that this end is closed, one latency later or when TCP gets through after a partition."""
+        self.break_other_end(host, self.by_id[partner], host.links.get(partner, 0))
 
-    def forgets(self, host: Host, partner: PeerId, number: int, event: int) -> bool:
-        """Drop the link if it is ``number`` or older, and return True if one was dropped."""
+    def reset(self, host: Host, sender: Host) -> None:
+        """Break the sender's end: its message came over a link that this host no longer holds."""
+        self.break_other_end(host, sender, sender.links.get(host.id, 0))
+
+    def break_other_end(self, host: Host, other: Host, number: int) -> None:
+        """Notify ``other`` that the link ``number`` is gone; it ignores this if its own link is newer."""
+        if self.transport is not None:
+            line = host.lines.get(other.id) or self.carrier.line_to(host, other)
+            self.carrier.send_segment(line, host, other, self.on_broken, other, host.id, number)
+        elif not self.carrier.is_cut(host, other):
+            self.events.push(self.carrier.arrival(host, other), self.on_broken, other, host.id, number)
+
+    def on_broken(self, host: Host, partner: PeerId, number: int) -> None:
+        if self.remove_link(host, partner, number, BROKEN):
+            self.report_unlinked(host, partner)
+
+    def remove_link(self, host: Host, partner: PeerId, number: int, event: int) -> bool:
+        """Remove the link if it is ``number`` or older, and return True if one was removed."""
         if host.gone or partner not in host.links or host.links[partner] > number:
             return False
         del host.links[partner]
-        self.events.note(host.index, self.by_id[partner].index, event)
+        self.events.log(host.index, self.by_id[partner].index, event)
         return True
 
-    def broken(self, host: Host, partner: PeerId, code: str = "broken") -> None:
+    def report_unlinked(self, host: Host, partner: PeerId, code: str = "broken") -> None:
         """Fail the peer's sessions with the partner, and report the lost link to it."""
         peer = host.peer
         for session in peer.view.pairs_with(partner):
             self.perform(host, peer.on_failed(session, code, self.events.now))
         self.perform(host, peer.on_unlinked(partner, self.events.now, orderly=code == "idle"))
 
-    def killed(self, host: Host) -> None:
+    def on_killed(self, host: Host) -> None:
         """Close the links of a killed host; with a silent host, its machine is off and the partners learn nothing."""
         if host.silent:
             return
-        partners = self.partners(host)
+        partners = self.partners_of(host)
         if self.transport is None:
-            self.closed(host, partners)
+            self.close_sockets(host, partners)
         else:
-            low, high = CLOSED_S
-            self.events.push(self.events.now + low + (high - low) * host.rng.random(), self.closed, host, partners)
+            low, high = SOCKETS_CLOSE_S
+            when = self.events.now + low + (high - low) * host.rng.random()
+            self.events.push(when, self.close_sockets, host, partners)
 
-    def partners(self, host: Host) -> list[PeerId]:
+    def partners_of(self, host: Host) -> list[PeerId]:
         """Return the peers that learn that this host has died."""
         return list(host.links)
 
-    def closed(self, host: Host, partners: list[PeerId]) -> None:
-        """Close the sockets of a killed host towards these partners."""
+    def close_sockets(self, host: Host, partners: list[PeerId]) -> None:
         for partner in partners:
             self.hang_up(host, partner)

@@ -37,8 +37,8 @@ from sim.world.network import NetworkModel
 
 __all__ = ["Sessions"]
 
-STREAMED, COLLECTED = 212, 213  # codes in the event log
-TIMED = 65_536  # durations kept; when full, every second one is dropped and the sampling rate is halved
+STREAMED, COLLECTED = 212, 213  # Codes in the event log.
+MAX_DURATIONS = 65_536  # Durations kept; when full, every second one is dropped and the sampling rate is halved.
 
 
 class Sessions:
@@ -53,32 +53,32 @@ class Sessions:
     ) -> None:  # fmt: skip
         self.events, self.network, self.config = events, network, config
         self.links, self.perform = links, perform
-        self.gathers = GroupStreams(events, links)
-        self.streams: dict[tuple[Host, int], Flow] = {}  # keyed by sender and session
-        self.raw = get_codec("fp32")
-        self.first: dict[int, tuple[Host, PairAverage]] = {}  # the side that received first, by session
-        self.failed = 0  # failed exchanges counted by peers that are gone
-        self.mixes = 0  # mixes applied; each side of an exchange counts as one
-        self.exchanges = 0.0  # exchanges applied; a pair, a push and a group count as one each
-        self.durations_s: list[float] = []  # seconds from the request for a snapshot to the mix
-        self.every = 1  # one mix in `every` has its duration kept
+        self.groups = GroupStreams(events, links)
+        self.flows: dict[tuple[Host, int], Flow] = {}  # Open streams of pairs and joins, by sender and session.
+        self.piece_codec = get_codec("fp32")
+        self.first_received: dict[int, tuple[Host, PairAverage]] = {}  # The side that received first, by session.
+        self.failures_of_gone = 0  # Failed exchanges counted by peers that are gone.
+        self.mixes = 0  # Mixes applied; each side of an exchange counts as one.
+        self.exchanges = 0.0  # Exchanges applied; a pair, a push and a group count as one each.
+        self.durations_s: list[float] = []  # Seconds from the request for a snapshot to the mix.
+        self.mixes_per_duration = 1  # One in this many mixes has its duration kept.
 
     # -- an exchange ---------------------------------------------------------------------------------------------
     def snapshot(self, host: Host, effect: Snapshot) -> None:
-        host.since[effect.session] = self.events.now
+        host.asked_at[effect.session] = self.events.now
         host.averager.snapshot(effect)
-        host.offering = True
+        host.is_offering = True
 
     def transfer(self, host: Host, effect: Transfer) -> None:
-        linked = self.links.linked(host, effect.partner)
+        linked = self.links.is_linked(host, effect.partner)
         pair = host.averager.transfer(effect) if linked else "broken"
         if isinstance(pair, str):
             host.averager.fail(effect.session, pair)
             return
         if host.timeline is not None:
-            host.begun[effect.session] = self.events.now, (effect.partner,)
+            host.stream_starts[effect.session] = self.events.now, (effect.partner,)
         if effect.sends:
-            self.send(host, pair)
+            self.send_snapshot(host, pair)
 
     def gather(self, host: Host, effect: Gather) -> None:
         group = host.averager.gather(effect)
@@ -86,169 +86,173 @@ class Sessions:
             host.averager.fail(effect.session, group)
             return
         if host.timeline is not None:
-            host.begun[effect.session] = self.events.now, tuple(one for one in group.members if one != host.id)
-        self.gathers.gather(host, group)
+            others = tuple(member for member in group.members if member != host.id)
+            host.stream_starts[effect.session] = self.events.now, others
+        self.groups.gather(host, group)
 
-    def send(self, host: Host, pair: PairAverage) -> None:
+    def send_snapshot(self, host: Host, pair: PairAverage) -> None:
         """Stream the mixed part of the snapshot to the partner, as the partner will decode it."""
-        if host.liar is None:
+        if host.attacker is None:
             values, encoded = pair.send(pair.ours)
             pair.values = values
-        else:  # an attacker sends false values but computes with its true ones
-            values, encoded = pair.send(host.liar.sends(pair.ours, pair.session, partial(self.sight, pair)))
+        else:  # An attacker sends false values but computes with its true ones.
+            sight = partial(self.attackers_sight, pair)
+            values, encoded = pair.send(host.attacker.false_values(pair.ours, pair.session, sight))
         to, size_bytes = self.links.by_id[pair.partner], self.network.bytes_of(pair.codec.encoded_bytes(values.size))
         self.stream(host, to, pair.session, values, size_bytes, pair.receives, self.on_stream, encoded)
 
-    def sight(self, pair: PairAverage) -> Sight:
+    def attackers_sight(self, pair: PairAverage) -> Sight:
         """Return the knowledge of attackers when one of them sends: the partner's snapshot and all honest models."""
         hosts, at = self.links.by_id.values(), slice(None) if pair.positions is None else pair.positions
         partner = self.links.by_id[pair.partner]
         snapshot = partner.averager.snapshots.get(pair.session)
         held = partner.vector[at] if snapshot is None else snapshot.array[: pair.elements]
-        honest = [host.vector[at] for host in hosts if host.liar is None and host.ready and not host.gone]
-        attackers = sum(host.liar is not None for host in hosts)
+        honest = [host.vector[at] for host in hosts if host.attacker is None and host.is_training and not host.gone]
+        attackers = sum(host.attacker is not None for host in hosts)
         return Sight(held, np.stack(honest or [held]), attackers)
 
     def stream(
         self, host: Host, to: Host, session: int, values: Floats, size_bytes: int, duplex: bool,
-        handler: Callable[..., None], *more: object,
+        on_arrived: Callable[..., None], *more: object,
     ) -> None:  # fmt: skip
-        sent = partial(self.on_sent, host, session, handler == self.on_piece)
+        """Start a stream whose last byte calls ``on_arrived(to, host, session, values, *more)``."""
+        on_sent = partial(self.on_sent, host, session, on_arrived == self.on_piece)
         flow = self.links.carrier.stream(
-            host, to, size_bytes, duplex, sent, self.on_stalled, session, handler, host, session, values, *more
+            host, to, size_bytes, duplex, on_sent, self.on_stalled, session, on_arrived, host, session, values, *more
         )  # fmt: skip
         if flow is not None:
-            self.streams[host, session] = flow
+            self.flows[host, session] = flow
 
-    def on_sent(self, host: Host, session: int, served: bool) -> None:
+    def on_sent(self, host: Host, session: int, is_piece: bool) -> None:
         """Forget a stream whose last byte has been sent, and report it if it served a joining peer."""
-        self.streams.pop((host, session), None)
-        if served:
+        self.flows.pop((host, session), None)
+        if is_piece:
             self.events.push(self.events.now, self.on_served, host, session)
 
     def on_stream(
-        self, host: Host, sender: Host, number: int, theirs: Floats, encoded: bytearray | None = None
+        self, host: Host, sender: Host, session: int, theirs: Floats, encoded: bytearray | None = None
     ) -> None:  # fmt: skip
-        pair = None if host.gone else host.averager.pairs.get(number)
+        """Pass the partner's values to the averager; the second side reuses the first one's difference."""
+        pair = None if host.gone else host.averager.pairs.get(session)
         if pair is None or pair.partner != sender.id:
             return
         if encoded is not None and not pair.decodes(encoded):
-            host.averager.failed(number, "overflow")
+            host.averager.failed(session, "overflow")
             return
-        honest = host.liar is None and sender.liar is None
-        if host.liar is not None and sender.liar is not None:
-            theirs = pair.ours  # attackers collude, so an exchange between two of them changes nothing
-        by, other = self.first.pop(number, (None, None))
-        if by is sender and honest:
-            pair.take(theirs, other)
+        both_honest = host.attacker is None and sender.attacker is None
+        if host.attacker is not None and sender.attacker is not None:
+            theirs = pair.ours  # Attackers collude, so an exchange between two of them changes nothing.
+        first, first_pair = self.first_received.pop(session, (None, None))
+        if first is sender and both_honest:
+            pair.take(theirs, first_pair)
         else:
             pair.take(theirs)
-            if pair.sends and honest:
-                self.first[number] = host, pair
-        self.events.note(host.index, sender.index, STREAMED)
+            if pair.sends and both_honest:
+                self.first_received[session] = host, pair
+        self.events.log(host.index, sender.index, STREAMED)
         host.averager.streamed(pair)
 
-    def on_stalled(self, host: Host, sender: Host, number: int) -> None:
+    def on_stalled(self, host: Host, sender: Host, session: int) -> None:
         """Close the link over which a stream has stalled, as a node does."""
         if host.gone:
             return
-        pair = host.averager.pairs.get(number)
-        waiting = number in host.collecting or (pair is not None and pair.receives and not pair.whole)
-        if waiting and self.links.linked(host, sender.id):
+        pair = host.averager.pairs.get(session)
+        is_awaited = session in host.awaited_pieces or (pair is not None and pair.receives and not pair.whole)
+        if is_awaited and self.links.is_linked(host, sender.id):
             self.links.close(host, sender.id)
 
     def mix(self, host: Host, effect: Mix) -> None:
         group = host.averager.groups.get(effect.session)
         sides = 2 if group is None else len(group.members)
         if host.averager.mix(effect):
-            self.count(host, effect.session, 1 / sides)
+            self.count_mix(host, effect.session, 1 / sides)
 
     def merge(self, host: Host, effect: Merge) -> None:
         """Merge a vector that was pushed to this host, or its own that it could not push."""
         if host.averager.merge(effect):
-            self.count(host, effect.session, 1.0)  # one exchange, because the pushing side mixes nothing
+            self.count_mix(host, effect.session, 1.0)  # One exchange, because the pushing side mixes nothing.
 
-    def count(self, host: Host, session: int, share: float) -> None:
-        """Count a mix, and keep the duration of one mix in ``every``."""
+    def count_mix(self, host: Host, session: int, share: float) -> None:
+        """Count a mix and its share of an exchange, and keep a sample of the durations."""
         self.mixes += 1
         self.exchanges += share
         if host.timeline is not None:
             self.record(host, session)
-        if not self.mixes % self.every:
-            self.remember(self.events.now - host.since[session])
+        if self.mixes % self.mixes_per_duration:
+            return
+        self.durations_s.append(self.events.now - host.asked_at[session])
+        if len(self.durations_s) >= MAX_DURATIONS:
+            del self.durations_s[::2]
+            self.mixes_per_duration *= 2
 
     def record(self, host: Host, session: int, reason: str = "") -> None:
         """Write an exchange that has begun to the timeline; ``reason`` says why it failed, if it did."""
-        begun = host.begun.pop(session, None)
-        if begun is not None and host.timeline is not None:
-            sides, now = [one.hex() for one in (host.id, *begun[1])], self.events.now
-            host.timeline.exchanged(session, sides, host.since.get(session, begun[0]), begun[0], now, reason)
+        start = host.stream_starts.pop(session, None)
+        if start is not None and host.timeline is not None:
+            began_at, partners = start
+            sides, asked_at = [side.hex() for side in (host.id, *partners)], host.asked_at.get(session, began_at)
+            host.timeline.exchanged(session, sides, asked_at, began_at, self.events.now, reason)
 
-    def remember(self, seconds: float) -> None:
-        self.durations_s.append(seconds)
-        if len(self.durations_s) >= TIMED:
-            del self.durations_s[::2]
-            self.every *= 2
-
+    # -- the end of a session ------------------------------------------------------------------------------------
     def rename(self, host: Host, effect: Rename) -> None:
         """Reuse the snapshot with another partner under a new session; late data of the old session is ignored."""
         host.averager.rename(effect)
-        host.since[effect.to] = host.since.pop(effect.session)
+        host.asked_at[effect.to] = host.asked_at.pop(effect.session)
 
     def release(self, host: Host, effect: Release) -> None:
-        number, host.released = effect.session, True
-        if number in host.begun:
-            self.record(host, number, "failed")
-        if number in self.first:
-            del self.first[number]
-        if number in host.collecting:
-            del host.collecting[number]
-        host.since.pop(number, None)
-        host.averager.release(number)
-        if self.streams:
-            self.end(host, number)
-        if not self.gathers.idle:
-            self.gathers.release(host, number)
+        session, host.has_free_slot = effect.session, True
+        if session in host.stream_starts:
+            self.record(host, session, "failed")
+        self.first_received.pop(session, None)
+        host.awaited_pieces.pop(session, None)
+        host.asked_at.pop(session, None)
+        host.averager.release(session)
+        if self.flows:
+            self.stop_stream(host, session)
+        if not self.groups.is_idle:
+            self.groups.release(host, session)
 
-    def end(self, host: Host, session: int) -> None:
-        flow = self.streams.pop((host, session), None)
+    def stop_stream(self, host: Host, session: int) -> None:
+        flow = self.flows.pop((host, session), None)
         if flow is not None:
             self.links.carrier.flows.stop(flow)
 
-    def forget(self, host: Host) -> None:
+    def on_killed(self, host: Host) -> None:
         """Stop the streams of a host that died. Streams to it go on and are ignored on arrival."""
-        self.failed += host.peer.exchanges.failures
-        for session in list(host.begun):
+        self.failures_of_gone += host.peer.exchanges.failures
+        for session in list(host.stream_starts):
             self.record(host, session, "gone")
-        for key in [key for key in self.streams if key[0] is host]:
-            self.end(*key)
-        self.gathers.forget(host)
+        for key in [key for key in self.flows if key[0] is host]:
+            self.stop_stream(*key)
+        self.groups.on_killed(host)
 
     # -- joining -------------------------------------------------------------------------------------------------
-    def collect(self, host: Host, effect: ReceivePiece) -> None:
+    def receive_piece(self, host: Host, effect: ReceivePiece) -> None:
         host.averager.collect(effect)
-        if self.links.linked(host, effect.partner):
-            host.collecting[effect.session] = effect
+        if self.links.is_linked(host, effect.partner):
+            host.awaited_pieces[effect.session] = effect
         else:
             host.averager.fail(effect.session, "broken")
 
     def serve(self, host: Host, effect: Serve) -> None:
+        """Stream a piece of a snapshot to a joining peer."""
         snapshot = host.averager.serve(effect)
-        if snapshot is None or not self.links.linked(host, effect.partner):
+        if snapshot is None or not self.links.is_linked(host, effect.partner):
             host.averager.fail(effect.session, "broken")
             return
         piece = snapshot.piece(effect.start, effect.stop)
-        to, size_bytes = self.links.by_id[effect.partner], self.network.bytes_of(self.raw.encoded_bytes(piece.size))
-        self.stream(host, to, effect.session, piece, size_bytes, False, self.on_piece)
+        size_bytes = self.network.bytes_of(self.piece_codec.encoded_bytes(piece.size))
+        self.stream(host, self.links.by_id[effect.partner], effect.session, piece, size_bytes, False, self.on_piece)
 
     def on_served(self, host: Host, session: int) -> None:
         if not host.gone:
             self.perform(host, host.peer.on_served(session, self.events.now))
 
     def on_piece(self, host: Host, sender: Host, session: int, piece: Floats) -> None:
-        effect = host.collecting.get(session)
+        """Pass a piece to the averager of the joining peer; close the link of a donor that sent an invalid one."""
+        effect = host.awaited_pieces.get(session)
         if host.gone or effect is None or effect.partner != sender.id:
             return
-        self.events.note(host.index, sender.index, COLLECTED)
-        if not host.averager.take_piece(effect, piece) and self.links.linked(host, sender.id):
-            self.links.close(host, sender.id)  # an invalid piece: a node closes the link too
+        self.events.log(host.index, sender.index, COLLECTED)
+        if not host.averager.take_piece(effect, piece) and self.links.is_linked(host, sender.id):
+            self.links.close(host, sender.id)

@@ -41,35 +41,36 @@ from gossip.selection.rule import Selector
 from gossip.timeline import NodeTimeline, TimelineWriter
 from gossip.wire.records import trusting, unsigned
 from sim.engine.events import Events
-from sim.engine.host import Floats, Host, Times
+from sim.engine.host import DurationSource, Floats, Host
 from sim.engine.ideal import IdealLinks, IdealMembers, Registry
 from sim.engine.links import VirtualLinks
 from sim.engine.sessions import Sessions
 from sim.engine.training import OneByOne, Trainer, Training
-from sim.scenario.adversaries import Liar, unguarded
+from sim.scenario.adversaries import Attacker, unguarded
 from sim.seeds import derive
 from sim.world.network import NetworkModel
 
 __all__ = ["Swarm"]
 
-REST_S = 0.01  # pause after a tick that did not move the peer's deadline, as on a real node
+REST_S = 0.01  # Pause after a tick that did not move the peer's deadline, as on a real node.
 PORT = 7700
-TICK = 210  # code in the event log, above those of sim.engine.links
-
-
-def constant(step_s: float) -> Times:
-    """Return the step times of a peer whose steps all take ``step_s``."""
-    return lambda count: np.full(count, step_s)
+TICK = 210  # Code in the event log, above those of sim.engine.links.
 
 
 class Swarm:
     """A swarm of peers with one Config on one network. The same seed and calls give the same :meth:`digest`.
 
-    ``on_step(index, vector, steps)`` is called for each step of a ready peer and may change the vector. Alternatively,
-    a ``trainer`` computes the steps of many peers at once. By default nothing trains, and the swarm averages its
-    initial vectors. ``parameters``: number of leading elements that the outer step covers; the buffers behind them are
-    averaged plainly. ``machine``: what exchanges cost each peer. ``ideal``: use :mod:`sim.engine.ideal` instead of the
-    membership protocol.
+    By default nothing trains, and the swarm averages its initial vectors.
+
+    Args:
+        seed: The seed of all randomness.
+        network: Latencies and rates.
+        config: The settings of all peers.
+        on_step: Called as ``on_step(index, vector, steps)`` for each step of a ready peer; it may change the vector.
+        trainer: Computes the steps of many peers at once, in place of ``on_step``.
+        ideal: Use :mod:`sim.engine.ideal` instead of the membership protocol.
+        parameters: Number of leading elements that the outer step covers; buffers behind them are averaged plainly.
+        machine: What exchanges cost each peer.
     """
 
     def __init__(
@@ -87,27 +88,27 @@ class Swarm:
         self.machine = machine
         self.seed, self.network, self.config, self.parameters = seed, network, config, parameters
         self.hosts: list[Host] = []
-        self.lives: list[int] = []  # restarts of each peer
+        self.restarts: list[int] = []  # Restarts of each peer.
         self.events = Events()
-        self.timeline: TimelineWriter | None = None  # records all peers that start from now on
-        self.corrects = getattr(trainer, "corrections", None) is not None
+        self.timeline: TimelineWriter | None = None  # Records all peers that start from now on.
+        self.has_correction = getattr(trainer, "corrections", None) is not None
         if on_step is not None:
             trainer = OneByOne(self.hosts, on_step)
         self.registry = Registry() if ideal else None
         self.graph = Graph.from_file(config.graph) if config.graph else None
-        self.selector: Selector | None = None  # shared by all peers where the method allows it
+        self.selector: Selector | None = None  # Shared by all peers where the method allows it.
         self.links = VirtualLinks(self.events, network, config, self.perform)
         if self.registry is not None:
             self.links = IdealLinks(self.events, network, config, self.perform, self.registry)
         self.training = Training(self.events, self.hosts, config, self.perform, trainer)
-        self.links.seen, self.training.arm = self.training.seen, self.arm
+        self.links.before_answer, self.training.arm_timer = self.training.report_steps, self.arm_timer
         self.sessions = Sessions(self.events, network, config, self.links, self.perform)
         sessions = self.sessions
-        self.performers: dict[type, Callable[[Host, Any], None]] = dict.fromkeys(PERFORM, self.average) | {
+        self.performers: dict[type, Callable[[Host, Any], None]] = dict.fromkeys(PERFORM, self.perform_averaging) | {
             Send: self.links.send, Dial: self.links.dial, TryDial: self.links.try_dial,
             Snapshot: sessions.snapshot, Transfer: sessions.transfer, Gather: sessions.gather, Mix: sessions.mix,
-            Merge: sessions.merge, Rename: sessions.rename, Release: sessions.release, ReceivePiece: sessions.collect,
-            Serve: sessions.serve, Notice: self.ignore, MemberChanged: self.ignore,
+            Merge: sessions.merge, Rename: sessions.rename, Release: sessions.release, Serve: sessions.serve,
+            ReceivePiece: sessions.receive_piece, Notice: self.ignore, MemberChanged: self.ignore,
         }  # fmt: skip
 
     @property
@@ -121,34 +122,35 @@ class Swarm:
         vector: Floats,
         seeds: Iterable[int] = (),
         *,
-        step_s: float | Times = 0.1,
+        step_s: float | DurationSource = 0.1,
         samples_per_step: int = 1,
         name: str | None = None,
         founder: bool = False,
         row: int | None = None,
-        liar: Liar | None = None,
+        attacker: Attacker | None = None,
     ) -> int:
         """Start a peer now and return its index.
 
         Args:
             vector: The model, float32, shape (elements,). It is changed in place, so it may be a row of a matrix.
             seeds: Indices of peers to join through; none to start a swarm.
-            step_s: Seconds for a step, or a function that draws them.
+            step_s: Seconds for a step, or the source of each step's.
             samples_per_step: Batch size.
             name: Together with the swarm's seed it determines the peer's randomness; by default the index.
             founder: True if the peer starts with the weights of the founders' common run; :meth:`introduce` makes
                 founders known to each other. Any other peer joins, in an ideal swarm without seeds.
             row: The trainer's row for this peer; by default its index.
-            liar: Makes the peer an attacker, and computes what it sends.
+            attacker: Makes the peer an attacker, and computes what it sends.
         """
         name = str(len(self.hosts)) if name is None else name
-        times = constant(step_s) if isinstance(step_s, int | float) else step_s
-        index = len(self.hosts)
+        draw_durations = constant(step_s) if isinstance(step_s, int | float) else step_s
         self.network.add(name)
-        self.lives.append(0)
-        config = self.config if liar is None else unguarded(self.config)
+        self.restarts.append(0)
+        config = self.config if attacker is None else unguarded(self.config)
         peer = self.make_peer(name, 0, vector.size, seeds, founder, config)
-        return self.launch(index, peer, vector, name, times, samples_per_step, row=row, liar=liar)
+        return self.launch(
+            len(self.hosts), peer, vector, name, draw_durations, samples_per_step, row=row, attacker=attacker
+        )
 
     def introduce(self) -> None:
         """Make the founders known to each other, as one launcher does for its processes; they have no seeds."""
@@ -156,56 +158,62 @@ class Swarm:
         records = [host.peer.membership.me for host in founders]
         for host in founders:
             host.peer.add_founders(records, self.now)
-            self.arm(host)
+            self.arm_timer(host)
 
     def make_peer(
         self, name: str, life: int, elements: int, seeds: Iterable[int], founder: bool = False,
         config: Config | None = None,
     ) -> Peer:  # fmt: skip
-        whose = f"{name}/{life}" if life else name
+        """Create the Peer of one life; ``life`` counts the restarts. Each life has random draws of its own."""
+        draws_name = f"{name}/{life}" if life else name
         selector = self.selector or selector_of(self.config, elements, self.graph)
         if self.registry is not None and not selector.is_personal:
-            self.selector = selector  # peers share one table of members, so it is sorted only once
+            self.selector = selector  # Peers share one table of members, so it is sorted only once.
         record = MemberRecord(
             PeerId(derive(self.seed, name, "id")[:16]), b"", life + 1, address=Address(f"peer-{name}", PORT),
-            run_id=derive(self.seed, "" if founder else whose, "genesis")[:16], ready=founder,
+            run_id=derive(self.seed, "" if founder else draws_name, "genesis")[:16], ready=founder,
         )  # fmt: skip
-        ideal = self.registry is not None  # a newcomer then has no seeds; its book makes it wait for a run
-        config, rng = config or self.config, random.Random(derive(self.seed, whose, "peer"))
+        config, rng = config or self.config, random.Random(derive(self.seed, draws_name, "peer"))
         members: Members
         if self.registry is None:
             members = Membership(record, sign=unsigned, verify=trusting, config=config, rng=rng, now=self.now)
         else:
             members = IdealMembers(self.registry, record)
-        bootstrap = Bootstrap(
-            tuple(self.hosts[seed].address for seed in seeds), book=[record] if ideal and not founder else ()
-        )  # fmt: skip
+        # A newcomer of an ideal swarm has no seeds; its book makes it wait for a run.
+        book = [record] if self.registry is not None and not founder else ()
+        bootstrap = Bootstrap(tuple(self.hosts[seed].address for seed in seeds), book=book)
         model = LocalModel(f"vector of {elements}", elements, machine=self.machine)
         return Peer(members, config, model, rng=rng, bootstrap=bootstrap, selector=selector, now=self.now)
 
-    def host(
+    def add_made_peer(
         self, peer: Peer, vector: Floats, name: str, step_s: float, first_step_s: float, samples_per_step: int = 1
     ) -> int:
-        """Run a Peer that the caller created, and return its index; its first step takes ``first_step_s``."""
+        """Start a Peer that the caller made, and return its index; its first step takes ``first_step_s``."""
         self.network.add(name)
-        self.lives.append(0)
+        self.restarts.append(0)
         return self.launch(len(self.hosts), peer, vector, name, constant(step_s), samples_per_step, first_step_s)
 
     def launch(
-        self, index: int, peer: Peer, vector: Floats, name: str, times: Times, samples_per_step: int,
-        first_step_s: float | None = None, row: int | None = None, liar: Liar | None = None,
+        self, index: int, peer: Peer, vector: Floats, name: str, draw_durations: DurationSource,
+        samples_per_step: int, first_step_s: float | None = None, row: int | None = None,
+        attacker: Attacker | None = None,
     ) -> int:  # fmt: skip
+        """Create the host of a peer's life, begin its training loop, and start the peer."""
         assert vector.dtype == np.float32, "models are float32 vectors"
         assert vector.ndim == 1, "models are flat vectors"
-        life = self.lives[index]
-        whose = f"{name}/{life}" if life else name
-        rng = random.Random(derive(self.seed, whose, "network"))
-        key = int.from_bytes(derive(self.seed, whose, "lines")[:8], "little")
+        life = self.restarts[index]
+        draws_name = f"{name}/{life}" if life else name
+        rng = random.Random(derive(self.seed, draws_name, "network"))
+        line_seed = int.from_bytes(derive(self.seed, draws_name, "lines")[:8], "little")
         row = index if row is None else row
         host = Host(
-            index, name, peer, vector, times, samples_per_step, rng, key, row, self.events, self.perform, liar
+            index, name, peer, vector, draw_durations, samples_per_step, rng, line_seed, row, self.events, self.perform,
+            attacker,
         )  # fmt: skip
-        host.make_averager(self.config, self.training.wish, self.training.recall, self.parameters, self.corrects)
+        training = self.training
+        host.make_averager(
+            self.config, training.request_visit, training.prepare_copy, self.parameters, self.has_correction
+        )
         if self.timeline is not None:
             host.timeline = NodeTimeline(self.timeline, index + 1, f"peer {name}, {host.id.hex()[:8]}")
             host.timeline.happened("starts" if not life else "starts again", self.now)
@@ -214,23 +222,25 @@ class Swarm:
         else:
             self.hosts[index] = host
         self.links.add(host)
-        if first_step_s is None:  # a random phase within a step, so that peers do not all mix at the same instants
-            phase = random.Random(derive(self.seed, whose, "phase")).random()
-            first_step_s = float(times(1)[0]) * (1.0 - phase)
-        self.training.begin(host, self.now + first_step_s)
+        if first_step_s is None:  # A random phase within a step, so that peers do not all mix at the same instants.
+            phase = random.Random(derive(self.seed, draws_name, "phase")).random()
+            first_step_s = float(draw_durations(1)[0]) * (1.0 - phase)
+        training.begin_loop(host, self.now + first_step_s)
         self.perform(host, peer.start(self.now))
         return index
 
-    def revive(self, index: int, seeds: Iterable[int]) -> None:
+    def restart(self, index: int, seeds: Iterable[int]) -> None:
         """Restart a peer that was killed or has left; the same member begins a new life and fetches the weights."""
         before = self.hosts[index]
         assert before.gone, "only a peer that is gone can be restarted"
-        self.lives[index] += 1
-        peer = self.make_peer(before.name, self.lives[index], before.vector.size, seeds, config=before.peer.config)
+        self.restarts[index] += 1
+        peer = self.make_peer(before.name, self.restarts[index], before.vector.size, seeds, config=before.peer.config)
         if self.training.trainer is not None:
             self.training.trainer.reset(before.row)
-        times, samples = before.times, before.samples_per_step
-        self.launch(index, peer, before.vector, before.name, times, samples, row=before.row, liar=before.liar)
+        self.launch(
+            index, peer, before.vector, before.name, before.draw_durations, before.samples_per_step, row=before.row,
+            attacker=before.attacker,
+        )  # fmt: skip
         before.end()
 
     def kill(self, index: int, silent: bool = False) -> None:
@@ -239,19 +249,19 @@ class Swarm:
         With ``silent`` the machine loses power as well, and the partners learn nothing.
         """
         host = self.hosts[index]
-        self.training.end(host)
+        self.training.end_loop(host)
         host.gone, host.silent = True, silent
-        self.sessions.forget(host)
+        self.sessions.on_killed(host)
         if host.timeline is not None:
             host.timeline.happened("is gone", self.now)
-        self.links.killed(host)
+        self.links.on_killed(host)
 
     def leave(self, index: int) -> None:
         """Let a peer announce LEFT, and end it."""
         host = self.hosts[index]
-        self.training.seen(host)
+        self.training.report_steps(host)
         for effect in host.peer.leave(self.now):
-            if not isinstance(effect, Send) or self.links.linked(host, effect.to):  # a leaving peer dials no others
+            if not isinstance(effect, Send) or self.links.is_linked(host, effect.to):  # A leaving peer dials no others.
                 self.performers[type(effect)](host, effect)
         self.kill(index)
 
@@ -266,7 +276,7 @@ class Swarm:
     def run_until(self, when: float) -> None:
         """Advance virtual time to ``when``, in seconds; the vectors then contain all steps that have ended."""
         self.events.run_until(when)
-        self.training.settle(self.now)
+        self.training.update_models(self.now)
 
     # -- questions -----------------------------------------------------------------------------------------------
     def alive(self) -> list[Host]:
@@ -275,62 +285,64 @@ class Swarm:
 
     def digest(self) -> str:
         """Return the SHA-256 of the event log and all vectors, in hexadecimal."""
-        whole = self.events.digest()
+        digest = self.events.digest()
         for host in self.hosts:
-            whole.update(host.vector.tobytes())
-        return whole.hexdigest()
+            digest.update(host.vector.tobytes())
+        return digest.hexdigest()
 
     # -- effects and time ----------------------------------------------------------------------------------------
     def perform(self, host: Host, effects: list[Effect]) -> None:
+        """Perform a peer's effects, let its training loop react to its decisions, and arm its timer."""
         performers = self.performers
         for effect in effects:
             performers[type(effect)](host, effect)
-        self.look(host)
-        if not host.visiting:  # during a visit, the timer is armed once at its end
-            self.arm(host)
+        self.update_loop(host)
+        if not host.is_visiting:  # During a visit, the timer is armed once at its end.
+            self.arm_timer(host)
 
-    def look(self, host: Host) -> None:
-        """Let the training loop react to the peer's decisions: they may release it or make the next mix due sooner."""
-        if host.waiting is not None:
-            self.training.stand(host)
-        if host.offering and not host.peer.initiator.is_blocked:
-            host.offering, host.released = False, True
-        if host.released:
-            host.released = False
-            self.training.released(host)
+    def update_loop(self, host: Host) -> None:
+        """Let the training loop react to the peer's decisions: they may resume it or make the next mix due sooner."""
+        if host.pause is not None:
+            self.training.schedule_poll(host)
+        if host.is_offering and not host.peer.initiator.is_blocked:
+            host.is_offering, host.has_free_slot = False, True
+        if host.has_free_slot:
+            host.has_free_slot = False
+            self.training.on_slot_freed(host)
 
-    def arm(self, host: Host) -> None:
+    def arm_timer(self, host: Host) -> None:
         """Arm the host's one timer. If the deadline moves later, it fires early: cheaper than another event."""
         due = host.peer.deadline
-        if due < host.armed:
+        if due < host.timer_at:
             due = max(due, host.rest_until, self.events.now)
-            if due < host.armed:
-                host.armed = due
+            if due < host.timer_at:
+                host.timer_at = due
                 self.events.push(due, self.on_timer, host, due)
 
     def on_timer(self, host: Host, due: float) -> None:
-        if due != host.armed or host.gone:
+        """Tick the peer if its deadline has come, and arm the timer again."""
+        if due != host.timer_at or host.gone:
             return
-        host.armed = math.inf
+        host.timer_at = math.inf
         peer, now = host.peer, self.events.now
-        deadline = peer.deadline
-        if now >= deadline and now >= host.rest_until:
-            self.events.note(host.index, 0, TICK)
+        if now >= peer.deadline and now >= host.rest_until:
+            self.events.log(host.index, 0, TICK)
             performers = self.performers
             for effect in peer.tick(now):
                 performers[type(effect)](host, effect)
-            self.look(host)
-            deadline = peer.deadline
-            if deadline <= now:
+            self.update_loop(host)
+            if peer.deadline <= now:
                 host.rest_until = now + REST_S
-        due = max(deadline, host.rest_until, now)
-        if due < host.armed:
-            host.armed = due
-            self.events.push(due, self.on_timer, host, due)
+        self.arm_timer(host)
 
-    def average(self, host: Host, effect: Effect) -> None:
+    def perform_averaging(self, host: Host, effect: Effect) -> None:
         """Perform an effect that concerns only the averager."""
         host.averager.perform(effect)
 
     def ignore(self, host: Host, effect: Notice | MemberChanged) -> None:
         """Do nothing: these effects inform people, who can query the peers here."""
+
+
+def constant(step_s: float) -> DurationSource:
+    """Return the step durations of a peer whose steps all take ``step_s``."""
+    return lambda count: np.full(count, step_s)

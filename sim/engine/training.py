@@ -17,42 +17,45 @@ from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gossip.arithmetic.mixing import finite
 from gossip.averaging.boundary import Visit
 from gossip.config import Config
 from gossip.effects import Effect
+from sim.arrays import F64, I64
 from sim.engine.events import Events
 from sim.engine.host import Floats, Host
 
 __all__ = ["REPORT_S", "OneByOne", "Trainer", "Training"]
 
-REPORT_S = 10.0  # interval of progress reports; a node reports at 4 Hz, but only for people who watch it
-LOOK_S = 0.1  # polling interval of a loop that waits at a boundary
-AHEAD = 32  # step end times drawn at once: 1 KiB a host
+REPORT_S = 10.0  # Interval of progress reports; a node reports at 4 Hz, but only for people who watch it.
+POLL_S = 0.1  # Interval at which a loop that waits at a boundary looks whether it may go on.
+ENDS_AT_ONCE = 32  # Step end times that are drawn in one call: 1 KiB a host.
 
 
 class Trainer(Protocol):
-    """A trainer that computes steps. If ``lazy``, it accepts steps that have begun but not ended, for many rows."""
+    """The computation of training steps. Each model is a row of a matrix.
 
-    lazy: bool
+    A trainer that ``is_lazy`` also accepts steps that have begun but not ended, for many rows at once.
+    """
 
-    def train(self, rows: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+    is_lazy: bool
+
+    def train(self, rows: I64, counts: I64) -> None:
         """Take the next ``counts[i]`` steps of row ``rows[i]``, in place; both arrays have shape (n,)."""
 
     def reset(self, row: int) -> None:
         """Forget the optimizer's state of a row whose loop restarts."""
 
-    def mixed(self, row: int) -> None:
-        """Note that the shifts of exchanges were added to a row, all of whose steps so far were taken."""
+    def on_mixed(self, row: int) -> None:
+        """Handle the addition of exchanges' shifts to a row, all of whose steps so far were taken."""
 
-    def joined(self, row: int) -> None:
-        """Note that the weights of a row were replaced by those of another run."""
+    def on_weights_replaced(self, row: int) -> None:
+        """Handle the replacement of a row's weights by those of another run."""
 
-    def learn(
-        self, rows: NDArray[np.int64], shifts: Floats, credits: NDArray[np.float64], own_sq: NDArray[np.float64],
-        every: NDArray[np.int64] | None = None,
+    def learn_correction(
+        self, rows: I64, shifts: Floats, credits: F64, own_sq: F64,
+        every: I64 | None = None,
     ) -> None:  # fmt: skip
         """Update the drift correction with what exchanges taught.
 
@@ -66,36 +69,33 @@ class Trainer(Protocol):
 
 
 class OneByOne:
-    """A trainer that calls a function of (index, vector, step) for each step that has ended.
+    """A trainer that calls ``on_step(index, vector, step)`` for each step that has ended, and keeps no state.
 
     It is the reference that batched trainers must match.
     """
 
-    lazy = False
+    is_lazy = False
 
     def __init__(self, hosts: list[Host], on_step: Callable[[int, Floats, int], None]) -> None:
         self.hosts, self.on_step = hosts, on_step
 
-    def train(self, rows: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+    def train(self, rows: I64, counts: I64) -> None:
         for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
             host = self.hosts[row]
-            for step in range(host.taken - count + 1, host.taken + 1):
+            for step in range(host.computed_steps - count + 1, host.computed_steps + 1):
                 self.on_step(row, host.vector, step)
 
     def reset(self, row: int) -> None:
-        """Do nothing: this trainer has no state."""
+        """Do nothing."""
 
-    def mixed(self, row: int) -> None:
-        """Do nothing: this trainer has no state."""
+    def on_mixed(self, row: int) -> None:
+        """Do nothing."""
 
-    def joined(self, row: int) -> None:
-        """Do nothing: this trainer has no state."""
+    def on_weights_replaced(self, row: int) -> None:
+        """Do nothing."""
 
-    def learn(
-        self, rows: NDArray[np.int64], shifts: Floats, credits: NDArray[np.float64], own_sq: NDArray[np.float64],
-        every: NDArray[np.int64] | None = None,
-    ) -> None:  # fmt: skip
-        """Do nothing: this trainer has no state."""
+    def learn_correction(self, rows: I64, shifts: Floats, credits: F64, own_sq: F64, every: I64 | None = None) -> None:
+        """Do nothing."""
 
 
 class Training:
@@ -109,210 +109,227 @@ class Training:
         trainer: Trainer | None,
     ) -> None:  # fmt: skip
         self.events, self.hosts, self.perform, self.trainer = events, hosts, perform, trainer
-        self.by_steps = config.interval_steps is not None
-        self.lockstep = config.max_version_gap is not None
+        self.mixes_by_steps = config.interval_steps is not None
+        self.can_pause = config.max_version_gap is not None
         # A due mix of a pair takes its snapshot before it is requested. A push cannot, since its snapshot takes mass.
-        self.ahead = config.paired
-        self.steps = 0  # steps of all peers that have been counted
-        self.arm: Callable[[Host], None]  # arms a host's timer; set by the swarm
+        self.copies_ahead = config.paired
+        self.steps = 0  # Counted steps of all peers.
+        self.arm_timer: Callable[[Host], None]  # Set by the swarm.
 
-    # -- the clock -----------------------------------------------------------------------------------------------
-    def begin(self, host: Host, first_end: float) -> None:
+    def begin_loop(self, host: Host, first_end: float) -> None:
         """Start the host's training loop, whose first step ends at ``first_end``."""
-        host.ends.append(first_end)
+        host.step_ends.append(first_end)
         host.reported_at = self.events.now
-        self.plan(host)
+        self.schedule_next_visit(host)
 
-    def extend(self, host: Host) -> None:
+    def end_loop(self, host: Host) -> None:
+        """End the loop in the middle of a step, but compute this step.
+
+        A lazy trainer may have computed it already. If it is always computed, the next life's batches are
+        reproducible.
+        """
+        self.count_steps(host, self.events.now)
+        if self.trainer is not None and host.is_training and host.pause is None:
+            host.steps += 1
+            self.compute_counted_steps(host)
+
+    # -- the clock of steps --------------------------------------------------------------------------------------
+    def draw_step_ends(self, host: Host) -> None:
         """Draw the end times of further steps, and drop past ones except the last."""
-        if host.cursor > AHEAD:
-            del host.ends[: host.cursor - 1]
+        if host.cursor > ENDS_AT_ONCE:
+            del host.step_ends[: host.cursor - 1]
             host.cursor = 1
-        ends, when = host.ends, host.ends[-1]
-        for step_s in host.times(AHEAD).tolist():
+        ends, when = host.step_ends, host.step_ends[-1]
+        for step_s in host.draw_durations(ENDS_AT_ONCE).tolist():
             when += step_s
             ends.append(when)
 
-    def passed(self, host: Host, when: float) -> int:
-        """Return how many steps have ended since the cursor."""
-        while host.ends[-1] <= when:
-            self.extend(host)
-        return bisect_right(host.ends, when, host.cursor) - host.cursor
+    def uncounted_steps(self, host: Host, when: float) -> int:
+        """Return how many steps have ended by ``when`` and are not counted yet."""
+        while host.step_ends[-1] <= when:
+            self.draw_step_ends(host)
+        return bisect_right(host.step_ends, when, host.cursor) - host.cursor
 
-    def plan(self, host: Host) -> None:
+    def count_steps(self, host: Host, when: float) -> None:
+        """Count the steps that have ended by ``when``, if the loop trains."""
+        ended = self.uncounted_steps(host, when)
+        host.cursor += ended
+        if host.is_training or has_weights(host):
+            host.steps += ended
+            self.steps += ended
+            if host.timeline is not None:
+                for back in range(ended, 0, -1):
+                    end_s = host.step_ends[host.cursor - back]
+                    host.timeline.stepped(host.steps - back + 1, end_s, end_s)
+
+    def report_steps(self, host: Host) -> None:
+        """Tell the peer its step count and when its loop was last at a boundary; its answers to partners need both."""
+        self.count_steps(host, self.events.now)
+        if host.cursor:
+            host.peer.note_boundary(host.step_ends[host.cursor - 1] if host.pause is None else self.events.now)
+        host.peer.update_counts(host.steps, host.steps * host.samples_per_step)
+
+    # -- when to visit a boundary --------------------------------------------------------------------------------
+    def schedule_next_visit(self, host: Host) -> None:
         """Schedule the next boundary at which there is work; this voids a visit scheduled for later."""
-        if host.waiting is not None:
-            self.stand(host)
+        if host.pause is not None:
+            self.schedule_poll(host)
             return
-        ends, at = host.ends, host.cursor
+        ends, at = host.step_ends, host.cursor
         if at >= len(ends):
-            self.extend(host)
-            ends, at = host.ends, host.cursor
-        if host.boundary.wanted or not host.ready:
+            self.draw_step_ends(host)
+            ends, at = host.step_ends, host.cursor
+        if host.boundary.wanted or not host.is_training:
             when = ends[at]
         else:
             when = host.reported_at + REPORT_S
             while ends[-1] <= when:
-                self.extend(host)
+                self.draw_step_ends(host)
             at = host.cursor
             when = ends[bisect_right(ends, when, at)]
-            peer = host.peer
-            if self.by_steps and not peer.initiator.is_blocked:
-                due = at + max(peer.initiator.due_steps - host.steps - 1, 0)
+            initiator = host.peer.initiator
+            if self.mixes_by_steps and not initiator.is_blocked:
+                due = at + max(initiator.due_steps - host.steps - 1, 0)
                 if due < len(ends) and ends[due] < when:
                     when = ends[due]
         if when < host.visit_at or host.visit_at <= self.events.now:
-            self.visit(host, when)
+            self.schedule_visit(host, when)
 
-    def stand(self, host: Host) -> None:
-        """Schedule the next poll of a waiting loop: at once if there is work, else after the polling interval."""
-        assert host.waiting is not None
+    def schedule_poll(self, host: Host) -> None:
+        """Schedule the next poll of a paused loop: at once if there is work, else after the polling interval."""
+        assert host.pause is not None
         now = self.events.now
-        when = now if host.boundary.wanted or not host.peer.view.is_held else next_look(host.waiting[0], now)
+        when = now if host.boundary.wanted or not host.peer.view.is_held else next_poll(host.pause[0], now)
         if when < host.visit_at or host.visit_at <= now:
-            self.visit(host, when)
+            self.schedule_visit(host, when)
 
-    def visit(self, host: Host, when: float) -> None:
+    def request_visit(self, host: Host) -> None:
+        """Schedule a visit to the next boundary, at the network side's request."""
+        if host.pause is not None:
+            self.schedule_poll(host)
+            return
+        when = host.step_ends[host.cursor + self.uncounted_steps(host, self.events.now)]
+        if when < host.visit_at:
+            self.schedule_visit(host, when)
+
+    def on_slot_freed(self, host: Host) -> None:
+        """Bring the next visit forward if the end of an exchange makes the next mix due before it."""
+        initiator, now = host.peer.initiator, self.events.now
+        if host.pause is not None:
+            self.schedule_poll(host)
+        elif self.mixes_by_steps and host.is_training and not initiator.is_blocked and host.visit_at > now:
+            ended = self.uncounted_steps(host, now)
+            due = host.cursor + max(initiator.due_steps - host.steps - 1, ended)
+            if due < len(host.step_ends) and host.step_ends[due] < host.visit_at:
+                self.schedule_visit(host, host.step_ends[due])
+
+    def schedule_visit(self, host: Host, when: float) -> None:
         host.visit_at = when
         self.events.push(when, self.on_boundary, host, when)
 
-    def wish(self, host: Host) -> None:
-        """Schedule a visit to the next boundary, at the network side's request."""
-        if host.waiting is not None:
-            self.stand(host)
-            return
-        when = host.ends[host.cursor + self.passed(host, self.events.now)]
-        if when < host.visit_at:
-            self.visit(host, when)
-
-    def released(self, host: Host) -> None:
-        """Bring the next visit forward if the end of an exchange makes the next mix due before it."""
-        peer = host.peer
-        if host.waiting is not None:
-            self.stand(host)
-            return
-        if not self.by_steps or not host.ready or peer.initiator.is_blocked or host.visit_at <= self.events.now:
-            return
-        passed = self.passed(host, self.events.now)
-        due = host.cursor + max(peer.initiator.due_steps - host.steps - 1, passed)
-        if due < len(host.ends) and host.ends[due] < host.visit_at:
-            self.visit(host, host.ends[due])
-
-    def count(self, host: Host, when: float) -> None:
-        """Count the steps that have ended."""
-        passed = self.passed(host, when)
-        host.cursor += passed
-        if host.ready or trains(host):
-            host.steps += passed
-            self.steps += passed
-            if host.timeline is not None:
-                for back in range(passed, 0, -1):
-                    end_s = host.ends[host.cursor - back]
-                    host.timeline.stepped(host.steps - back + 1, end_s, end_s)
-
-    def seen(self, host: Host) -> None:
-        """Tell the peer its step count and when its loop was last at a boundary; its answers to partners need both."""
-        self.count(host, self.events.now)
-        peer = host.peer
-        if host.cursor:
-            last = host.ends[host.cursor - 1] if host.waiting is None else self.events.now
-            peer.note_boundary(last)
-        peer.update_counts(host.steps, host.steps * host.samples_per_step)
-
-    # -- a boundary ----------------------------------------------------------------------------------------------
+    # -- a visit to a boundary -----------------------------------------------------------------------------------
     def on_boundary(self, host: Host, when: float) -> None:
         """Visit a step boundary as a node's training loop does: take snapshots, add mixes and report progress."""
         if when != host.visit_at or host.gone:
             return
         peer, now, boundary = host.peer, self.events.now, host.boundary
-        self.count(host, now)
-        ready, host.ready = peer.view.ready, trains(host)
-        due = self.by_steps and ready and not peer.initiator.is_blocked and host.steps >= peer.initiator.due_steps
-        report = due or now - host.reported_at > REPORT_S or not ready
-        spare = due and self.ahead and peer.initiator.mix_at <= now
-        host.visiting = True
+        self.count_steps(host, now)
+        is_ready, host.is_training = peer.view.ready, has_weights(host)
+        is_due = (
+            self.mixes_by_steps
+            and is_ready
+            and not peer.initiator.is_blocked
+            and host.steps >= peer.initiator.due_steps
+        )
+        reports = is_due or now - host.reported_at > REPORT_S or not is_ready
+        spare = is_due and self.copies_ahead and peer.initiator.mix_at <= now
+        host.is_visiting = True
         visited = self.visit_boundary(host, spare) if boundary.wanted or spare else None
-        if report or (visited is not None and not visited.updates_alone):
+        if reports or (visited is not None and not visited.updates_alone):
             host.reported_at = now
             host.averager.visited(visited, host.steps, host.steps * host.samples_per_step, None)
             if not peer.view.sound and not boundary.wanted:
-                self.look(host)
-            host.ready = trains(host)
+                self.check_recovery(host)
+            host.is_training = has_weights(host)
         elif visited is not None:
             host.averager.updated(visited)
-        if self.lockstep:
-            self.hold(host)
-        self.plan(host)
-        host.visiting = False
-        self.arm(host)
+        if self.can_pause:
+            self.pause_or_resume(host)
+        self.schedule_next_visit(host)
+        host.is_visiting = False
+        self.arm_timer(host)
 
     def visit_boundary(self, host: Host, spare: bool) -> Visit:
-        self.need(host)  # needed also when weights are adopted, so that batches and optimizer continue from here
+        """Take the requested snapshots, and with ``spare`` one for the due mix; add mixes or adopt other weights."""
+        # Adopted weights need the pending steps too, so that batches and optimizer continue from here.
+        self.compute_pending_steps(host)
         if spare:
             host.averager.expect(host.peer.exchanges.next_part)
         visit = host.boundary.visit(host.averager.replaced, spare)
         if self.trainer is not None:
             if visit.updates:
-                self.trainer.mixed(host.row)
+                self.trainer.on_mixed(host.row)
                 row = np.array([host.row])
-                for shift, counts, own_sq, every in host.lessons():
-                    self.trainer.learn(row, shift[None], np.array([counts]), np.array([own_sq]), np.array([every]))
+                for shift, counts, own_sq, every in host.take_lessons():
+                    self.trainer.learn_correction(
+                        row, shift[None], np.array([counts]), np.array([own_sq]), np.array([every])
+                    )
             if visit.restored or visit.adopted:
-                self.trainer.joined(host.row)
+                self.trainer.on_weights_replaced(host.row)
         if host.timeline is not None:
             copies, updates = len(visit.snapshots) + (visit.spare is not None), len(visit.updates)
             host.timeline.visited(self.events.now, copies=copies, updates=updates, adopted=visit.adopted)
         return visit
 
-    def recall(self, host: Host) -> bool:
-        """Return True if the vector is still the model of the last boundary, so that it can be copied during a step.
-
-        If the step in progress was computed already, the copy must wait for the next boundary.
-        """
-        self.seen(host)
-        if host.taken > host.steps:
-            return False
-        self.catch_up(host)
-        return True
-
-    def look(self, host: Host) -> None:
+    def check_recovery(self, host: Host) -> None:
         """Report to the peer if its weights, which were not finite, have become finite again."""
-        self.need(host)
+        self.compute_pending_steps(host)
         if finite(host.vector):
             self.perform(host, host.peer.on_mended(self.events.now))
 
-    def hold(self, host: Host) -> None:
-        """Stop the loop at this boundary while its peer is held, and postpone the remaining step ends by the wait."""
-        now = self.events.now
-        if host.waiting is None and host.peer.view.is_held:
-            host.waiting = now, host.ends[host.cursor :]
-            del host.ends[host.cursor :]
-            host.ends.append(math.inf)
-        elif host.waiting is not None and not host.peer.view.is_held:
-            since, ends = host.waiting
-            host.waiting = None
+    def pause_or_resume(self, host: Host) -> None:
+        """Pause the loop at this boundary while its peer is held; then postpone its step ends by the pause."""
+        now, is_held = self.events.now, host.peer.view.is_held
+        if host.pause is None and is_held:
+            host.pause = now, host.step_ends[host.cursor :]
+            del host.step_ends[host.cursor :]
+            host.step_ends.append(math.inf)
+        elif host.pause is not None and not is_held:
+            since, ends = host.pause
+            host.pause = None
             if host.timeline is not None:
                 host.timeline.spent("waits for a mix", since, now)
-            host.ends[host.cursor :] = [end + (now - since) for end in ends]
+            host.step_ends[host.cursor :] = [end + (now - since) for end in ends]
 
-    # -- steps ---------------------------------------------------------------------------------------------------
-    def need(self, host: Host) -> None:
+    def prepare_copy(self, host: Host) -> bool:
+        """Bring the vector to the last boundary, so that it can be copied during a step; return False if it is ahead.
+
+        If the step in progress was computed already, the copy must wait for the next boundary.
+        """
+        self.report_steps(host)
+        if host.computed_steps > host.steps:
+            return False
+        self.compute_counted_steps(host)
+        return True
+
+    # -- the computation of steps --------------------------------------------------------------------------------
+    def compute_pending_steps(self, host: Host) -> None:
         """Bring the vector up to date; a lazy trainer also computes all other hosts' steps that have begun."""
-        if self.trainer is None or host.taken >= host.steps:
+        if self.trainer is None or host.computed_steps >= host.steps:
             return
-        if self.trainer.lazy:
-            self.compute(self.events.now)
+        if self.trainer.is_lazy:
+            self.compute_begun_steps(self.events.now)
         else:
-            self.catch_up(host)
-        assert host.taken == host.steps, "a step that has not ended was computed for a host whose model changes"
+            self.compute_counted_steps(host)
+        assert host.computed_steps == host.steps, "a step that has not ended was computed for a model that changes"
 
-    def catch_up(self, host: Host) -> None:
-        missing = host.steps - host.taken
+    def compute_counted_steps(self, host: Host) -> None:
+        missing = host.steps - host.computed_steps
         if missing > 0 and self.trainer is not None:
-            host.taken = host.steps
+            host.computed_steps = host.steps
             self.trainer.train(np.array([host.row]), np.array([missing]))
 
-    def compute(self, now: float) -> None:
+    def compute_begun_steps(self, now: float) -> None:
         """Compute all steps that have begun, except for a host that is at a boundary.
 
         The visit to the boundary may change that host's model before its next step.
@@ -321,55 +338,44 @@ class Training:
         rows: list[int] = []
         counts: list[int] = []
         for host in self.hosts:
-            if host.gone or not host.ready:
+            if host.gone or not host.is_training:
                 continue
-            ends = host.ends
+            ends = host.step_ends
             if ends[-1] <= now:
-                self.passed(host, now)
-            if host.waiting is not None:
+                self.uncounted_steps(host, now)  # Draws the missing end times.
+            if host.pause is not None:
                 begun = host.steps
             elif host.visit_at <= now:
                 begun = host.steps + bisect_right(ends, host.visit_at, host.cursor) - host.cursor
             else:
                 begun = host.steps + bisect_right(ends, now, host.cursor) - host.cursor + 1
-            missing = begun - host.taken
+            missing = begun - host.computed_steps
             if missing > 0:
                 rows.append(host.row)
                 counts.append(missing)
-                host.taken = begun
+                host.computed_steps = begun
         if rows:
             self.trainer.train(np.array(rows), np.array(counts))
 
-    def end(self, host: Host) -> None:
-        """End the loop in the middle of a step, but compute this step.
-
-        A lazy trainer may have computed it already. If it is always computed, the next life's batches are
-        reproducible.
-        """
-        self.count(host, self.events.now)
-        if self.trainer is not None and host.ready and host.waiting is None:
-            host.steps += 1
-            self.catch_up(host)
-
-    def settle(self, now: float) -> None:
+    def update_models(self, now: float) -> None:
         """Bring all vectors up to date for measurement; a lazy trainer adds the steps in progress."""
         for host in self.hosts:
             if not host.gone:
-                self.count(host, now)
-        if self.trainer is not None and self.trainer.lazy:
-            self.compute(now)
+                self.count_steps(host, now)
+        if self.trainer is not None and self.trainer.is_lazy:
+            self.compute_begun_steps(now)
         elif self.trainer is not None:
             for host in self.hosts:
                 if not host.gone:
-                    self.catch_up(host)
+                    self.compute_counted_steps(host)
 
 
-def trains(host: Host) -> bool:
+def has_weights(host: Host) -> bool:
     """Return True if the loop takes steps: it has weights, even if they are not finite, which it cannot see."""
     return host.peer.view.ready or not host.peer.view.sound
 
 
-def next_look(since: float, now: float) -> float:
+def next_poll(since: float, now: float) -> float:
     """Return the next poll time, after ``now``, of a loop that has waited at a boundary from ``since`` on."""
-    look = since + LOOK_S * (math.floor((now - since) / LOOK_S) + 1)
-    return look if look > now else look + LOOK_S  # if now is a poll time, rounding may give now again
+    poll_at = since + POLL_S * (math.floor((now - since) / POLL_S) + 1)
+    return poll_at if poll_at > now else poll_at + POLL_S  # If now is a poll time, rounding may give now again.

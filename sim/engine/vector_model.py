@@ -1,4 +1,4 @@
-"""A live model held as one flat vector, its backup and its vectors, as a step boundary and an averager use them."""
+"""A live model as one flat vector, its backup, and a pool of vectors: what a step boundary and an averager need."""
 
 from __future__ import annotations
 
@@ -100,12 +100,15 @@ class KeptVector:
 
 
 class HostVectors:
-    """A vector pool that allocates fresh arrays and keeps none; ``recall`` copies the model instead of a snapshot."""
+    """A vector pool that allocates fresh arrays and keeps none.
 
-    __slots__ = ("recall_",)
+    :meth:`recall` copies the model instead of a kept vector. ``copy_model`` returns the copy; None if it is too late.
+    """
 
-    def __init__(self, recall: Callable[[], Floats | None]) -> None:
-        self.recall_ = recall
+    __slots__ = ("copy_model",)
+
+    def __init__(self, copy_model: Callable[[], Floats | None]) -> None:
+        self.copy_model = copy_model
 
     def take(self, elements: int) -> Vector:
         return Vector(np.empty(elements, np.float32))
@@ -129,8 +132,8 @@ class HostVectors:
         """Do nothing: the model itself can be copied later."""
 
     def recall(self) -> Vector | None:
-        copied = self.recall_()
-        return None if copied is None else Vector(copied)
+        copy = self.copy_model()
+        return None if copy is None else Vector(copy)
 
     def forget(self) -> None:
         """Do nothing: no vector is kept."""

@@ -1,4 +1,4 @@
-"""The filtering of exchanges: every simulated peer has the same filter as a node."""
+"""The filters of all peers, which refuse or clip what an exchange brings, as on a node."""
 
 from __future__ import annotations
 
@@ -8,46 +8,42 @@ from collections.abc import Iterable, Sequence
 from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gossip.arithmetic.group_mean import norm_accepts
 from gossip.config import Config
 from gossip.filters.registry import filter_of
 from gossip.ids import PeerId
+from sim.arrays import F64, I64, Flags
 
 __all__ = ["Acceptance"]
-
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 
 
 class Acceptance:
     """The filters of all rows, applied to batches of exchanges in which no row occurs twice.
 
-    ``ready`` (rows,) is True for each row that may take part in exchanges.
+    ``ready[row]`` is True for each row that may take part in exchanges.
     """
 
     def __init__(self, config: Config, rows: int, elements: int, ready: Sequence[bool]) -> None:
-        self.config, self.bound, self.elements, self.ready = config, config.internal.norm_bound, elements, ready
+        self.config, self.norm_bound, self.elements, self.ready = config, config.internal.norm_bound, elements, ready
         self.filters = [] if config.filter_name == "none" else [filter_of(config) for _ in range(rows)]
-        self.refused: dict[int, Counter[str]] = {}  # refused or clipped differences, by row and reason
-        self.failed = 0  # failed sides of exchanges
+        self.refusals_of: dict[int, Counter[str]] = {}  # Refused or clipped differences, by row and reason.
+        self.failures = 0  # Failed sides of exchanges.
 
-    def total(self) -> Counter[str]:
+    def refusals(self) -> Counter[str]:
         """Return how often the ready rows refused or clipped a difference, by reason."""
-        return sum((counts for row, counts in self.refused.items() if self.ready[row]), Counter())
+        return sum((counts for row, counts in self.refusals_of.items() if self.ready[row]), Counter())
 
-    def count(self, row: int, reasons: Iterable[str]) -> None:
-        self.refused.setdefault(row, Counter()).update(reasons)
+    def note_refusals(self, row: int, reasons: Iterable[str]) -> None:
+        self.refusals_of.setdefault(row, Counter()).update(reasons)
 
-    def here(self, rows: Iterable[PeerId]) -> list[PeerId]:
-        """Return those of ``rows`` that are ready."""
-        return [row for row in rows if self.ready[cast(int, row)]]
+    def note_movement(self, rows: I64, distances: F64) -> None:
+        """Tell the filters how far local steps moved these rows since their last mix; both have shape (rows,)."""
+        for row, distance in zip(rows.tolist(), distances.tolist(), strict=True):
+            self.filters[row].moved(distance)
 
-    def passes(self, rows: I64, apart_sq: F64, own_sq: F64) -> Flags:
-        """Check the norms of pairs.
+    def check_norms(self, rows: I64, apart_sq: F64, own_sq: F64) -> Flags:
+        """Check the norms of pairs, and note both sides' refusals of the others.
 
         Args:
             rows: Rows of the two sides, shape (2, pairs).
@@ -57,31 +53,27 @@ class Acceptance:
         Returns:
             True for the pairs that pass, shape (pairs,).
         """
-        limit = self.bound * (np.sqrt(own_sq.min(axis=0)) + math.sqrt(self.elements))
+        limit = self.norm_bound * (np.sqrt(own_sq.min(axis=0)) + math.sqrt(self.elements))
         with np.errstate(invalid="ignore"):
             passed: Flags = np.isfinite(apart_sq) & np.isfinite(own_sq).all(axis=0) & (np.sqrt(apart_sq) <= limit)
         for place in np.flatnonzero(~passed).tolist():
             for side in (0, 1):
-                reason = norm_accepts(float(apart_sq[place]), float(own_sq[side, place]), self.elements, self.bound)
+                reason = norm_accepts(
+                    float(apart_sq[place]), float(own_sq[side, place]), self.elements, self.norm_bound
+                )
                 if reason is not None:
-                    self.count(int(rows[side, place]), [reason])
-            self.failed += 2
+                    self.note_refusals(int(rows[side, place]), [reason])
+            self.failures += 2
         return passed
 
-    def moved(self, rows: I64, distances: F64) -> None:
-        """Tell the filters how far local steps moved these rows since their last mix; both have shape (rows,)."""
-        filters = self.filters
-        for row, distance in zip(rows.tolist(), distances.tolist(), strict=True):
-            filters[row].moved(distance)
-
-    def joined(self, row: int, donors_sq: float) -> None:
-        """Reset a row's filter when it joins; ``donors_sq`` is the donors' mean squared distance per element."""
-        self.refused.pop(row, None)
+    def on_joined(self, row: int, donors_sq: float) -> None:
+        """Begin a row's filter anew when it joins; ``donors_sq`` is the donors' mean squared distance per element."""
+        self.refusals_of.pop(row, None)
         if self.filters:
             self.filters[row] = filter_of(self.config)
             self.filters[row].joined(donors_sq)
 
-    def taken(self, rows: I64, partners: I64, weights: F64, apart_sq: F64, intervals: F64) -> F64:
+    def filter(self, rows: I64, partners: I64, weights: F64, apart_sq: F64, intervals: F64) -> F64:
         """Apply each row's filter, which also learns from the distance, and return the weights that remain.
 
         Args:
@@ -93,12 +85,17 @@ class Acceptance:
         """
         if not self.filters:
             return weights
-        filters, here, size = self.filters, self.here, self.elements
-        left = weights.tolist()
-        each = zip(rows.tolist(), partners.tolist(), apart_sq.tolist(), intervals.tolist(), strict=True)
-        for place, (row, partner, square, at) in enumerate(each):
-            taken, why = filters[row].take(cast(PeerId, partner), left[place], square, size, here, at)
-            if why:
-                left[place] *= taken
-                self.count(row, why)
-        return np.array(left)
+        filtered = weights.tolist()
+        sides = zip(rows.tolist(), partners.tolist(), apart_sq.tolist(), intervals.tolist(), strict=True)
+        for place, (row, partner, square, trained) in enumerate(sides):
+            factor, reasons = self.filters[row].take(
+                cast(PeerId, partner), filtered[place], square, self.elements, self.ready_rows, trained
+            )
+            if reasons:
+                filtered[place] *= factor
+                self.note_refusals(row, reasons)
+        return np.array(filtered)
+
+    def ready_rows(self, rows: Iterable[PeerId]) -> list[PeerId]:
+        """Return those of ``rows`` that are ready."""
+        return [row for row in rows if self.ready[cast(int, row)]]

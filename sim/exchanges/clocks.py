@@ -6,59 +6,61 @@ from bisect import bisect_right
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sim.engine.host import Times
+from sim.arrays import I64
+from sim.engine.host import DurationSource
 
 __all__ = ["Clocks", "ConstantClocks", "DrawnClocks"]
 
-I64 = NDArray[np.int64]
-AHEAD = 64  # step end times drawn at once
+ENDS_AT_ONCE = 64  # Step end times that are drawn in one call.
 
 
 class Clocks(Protocol):
     """The step times of all peers. A peer's steps, like its batches, are counted over all its lives."""
 
-    def begin(self, peer: int, done: int, now: float, phase: float) -> None:
-        """Start a peer's loop with ``done`` steps counted and the fraction ``phase`` of its first step done."""
+    def add(self, peer: int, draw_durations: DurationSource) -> None:
+        """Set the source of a peer's step durations."""
 
-    def time(self, peer: int, steps: int) -> float:
+    def begin(self, peer: int, steps: int, now: float, phase: float) -> None:
+        """Start a peer's loop with ``steps`` counted and the fraction ``phase`` of its next step done."""
+
+    def time_of(self, peer: int, steps: int) -> float:
         """Return the virtual time at which the peer has done ``steps`` steps."""
 
-    def after(self, peer: int, when: float) -> int:
+    def next_boundary(self, peer: int, when: float) -> int:
         """Return the number of steps done at the first boundary after ``when``."""
 
-    def done(self, peers: I64, when: float) -> I64:
+    def steps_done(self, peers: I64, when: float) -> I64:
         """Return the number of steps that each peer has done at ``when``, shape (peers,)."""
 
 
 class ConstantClocks:
-    """Clocks of peers whose own steps all take the same time."""
+    """Clocks of peers whose own steps all take the same time: step number n ends at ``origins + n step_s``."""
 
     def __init__(self, peers: int) -> None:
-        self.origin, self.step = [0.0] * peers, [0.0] * peers  # seconds; step number s ends at origin + s * step
+        self.origins, self.step_s = [0.0] * peers, [0.0] * peers
 
-    def add(self, peer: int, times: Times) -> None:
-        self.step[peer] = float(times(1)[0])
+    def add(self, peer: int, draw_durations: DurationSource) -> None:
+        self.step_s[peer] = float(draw_durations(1)[0])
 
-    def begin(self, peer: int, done: int, now: float, phase: float) -> None:
-        self.origin[peer] = now - (done + phase) * self.step[peer]
+    def begin(self, peer: int, steps: int, now: float, phase: float) -> None:
+        self.origins[peer] = now - (steps + phase) * self.step_s[peer]
 
-    def time(self, peer: int, steps: int) -> float:
-        return self.origin[peer] + steps * self.step[peer]
+    def time_of(self, peer: int, steps: int) -> float:
+        return self.origins[peer] + steps * self.step_s[peer]
 
-    def after(self, peer: int, when: float) -> int:
-        origin, step = self.origin[peer], self.step[peer]
-        steps = int((when - origin) / step) + 1
-        if origin + steps * step <= when:  # correct a quotient that was rounded down
+    def next_boundary(self, peer: int, when: float) -> int:
+        origin, step_s = self.origins[peer], self.step_s[peer]
+        steps = int((when - origin) / step_s) + 1
+        if origin + steps * step_s <= when:  # Correct a quotient that was rounded down.
             return steps + 1
-        return steps - 1 if origin + (steps - 1) * step > when else steps
+        return steps - 1 if origin + (steps - 1) * step_s > when else steps
 
-    def done(self, peers: I64, when: float) -> I64:
-        origin, step = np.array(self.origin)[peers], np.array(self.step)[peers]
-        steps = ((when - origin) / step).astype(np.int64) + 1
-        steps += origin + steps * step <= when
-        steps -= origin + (steps - 1) * step > when
+    def steps_done(self, peers: I64, when: float) -> I64:
+        origin, step_s = np.array(self.origins)[peers], np.array(self.step_s)[peers]
+        steps = ((when - origin) / step_s).astype(np.int64) + 1
+        steps += origin + steps * step_s <= when
+        steps -= origin + (steps - 1) * step_s > when
         done: I64 = steps - 1
         return done
 
@@ -67,42 +69,42 @@ class DrawnClocks:
     """Clocks that draw the time of every step."""
 
     def __init__(self, peers: int) -> None:
-        self.times: list[Times | None] = [None] * peers
-        self.ends: list[list[float]] = [[] for _ in range(peers)]
-        self.first = [0] * peers  # number of steps done at the first entry of `ends`
+        self.sources: list[DurationSource | None] = [None] * peers
+        self.ends: list[list[float]] = [[] for _ in range(peers)]  # End times of steps, by peer.
+        self.first_steps = [0] * peers  # Steps done at the first entry of `ends`.
 
-    def add(self, peer: int, times: Times) -> None:
-        self.times[peer] = times
+    def add(self, peer: int, draw_durations: DurationSource) -> None:
+        self.sources[peer] = draw_durations
 
-    def begin(self, peer: int, done: int, now: float, phase: float) -> None:
-        times = self.times[peer]
-        assert times is not None
-        self.first[peer] = done + 1
-        self.ends[peer] = [now + float(times(1)[0]) * (1.0 - phase)]
+    def begin(self, peer: int, steps: int, now: float, phase: float) -> None:
+        draw_durations = self.sources[peer]
+        assert draw_durations is not None
+        self.first_steps[peer] = steps + 1
+        self.ends[peer] = [now + float(draw_durations(1)[0]) * (1.0 - phase)]
 
-    def extend(self, peer: int) -> None:
-        times, ends = self.times[peer], self.ends[peer]
-        assert times is not None
+    def draw_ends(self, peer: int) -> None:
+        draw_durations, ends = self.sources[peer], self.ends[peer]
+        assert draw_durations is not None
         when = ends[-1]
-        for step_s in times(AHEAD).tolist():
+        for step_s in draw_durations(ENDS_AT_ONCE).tolist():
             when += step_s
             ends.append(when)
 
-    def time(self, peer: int, steps: int) -> float:
-        while steps - self.first[peer] >= len(self.ends[peer]):
-            self.extend(peer)
-        return self.ends[peer][steps - self.first[peer]]
+    def time_of(self, peer: int, steps: int) -> float:
+        while steps - self.first_steps[peer] >= len(self.ends[peer]):
+            self.draw_ends(peer)
+        return self.ends[peer][steps - self.first_steps[peer]]
 
-    def after(self, peer: int, when: float) -> int:
+    def next_boundary(self, peer: int, when: float) -> int:
         ends = self.ends[peer]
         while ends[-1] <= when:
-            self.extend(peer)
+            self.draw_ends(peer)
         place = bisect_right(ends, when)
-        if place > 2 * AHEAD:  # old end times are never asked for again
-            del ends[: place - AHEAD]
-            self.first[peer] += place - AHEAD
-            place = AHEAD
-        return self.first[peer] + place
+        if place > 2 * ENDS_AT_ONCE:  # Old end times are never asked for again.
+            del ends[: place - ENDS_AT_ONCE]
+            self.first_steps[peer] += place - ENDS_AT_ONCE
+            place = ENDS_AT_ONCE
+        return self.first_steps[peer] + place
 
-    def done(self, peers: I64, when: float) -> I64:
-        return np.array([self.after(peer, when) for peer in peers.tolist()], np.int64) - 1
+    def steps_done(self, peers: I64, when: float) -> I64:
+        return np.array([self.next_boundary(peer, when) for peer in peers.tolist()], np.int64) - 1

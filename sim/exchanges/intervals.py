@@ -22,11 +22,11 @@ class Intervals:
         self.cost, self.machine = cost, machine
         self.durations_s = [Recent[int, float](WAIT_PARTNERS) for _ in range(peers)]
 
-    def note(self, peer: int, partner: int, seconds: float) -> None:
+    def note_duration(self, peer: int, partner: int, seconds: float) -> None:
         """Record an exchange that the peer initiated, from its offer to its end."""
         self.durations_s[peer][partner] = seconds
 
-    def adapt(self, peer: int, schedule: Schedule, steps: int, boundary_at: float) -> None:
+    def choose_interval(self, peer: int, schedule: Schedule, steps: int, boundary_at: float) -> None:
         """Let a peer choose its interval anew after a mix; its last boundary was after ``steps`` steps."""
         cost, durations_s = None, self.durations_s[peer]
         if durations_s:

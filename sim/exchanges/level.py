@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gossip.codecs import AUTO, COMPILED, Codec, Machine, Taken, get_codec
 from gossip.config import Config
 from gossip.exchange.durations import MIN_WAIT_LIMIT_S
+from sim.arrays import I64
 from sim.engine.events import Events
 from sim.exchanges.acceptance import Acceptance
 from sim.exchanges.clocks import ConstantClocks, DrawnClocks
-from sim.exchanges.control import Control
+from sim.exchanges.decisions import Decisions
 from sim.exchanges.intervals import Intervals
 from sim.exchanges.models import Models
 from sim.exchanges.presence import Presence
@@ -28,10 +28,9 @@ from sim.world.step_times import StepTimes
 
 __all__ = ["ExchangeLevel"]
 
-I64 = NDArray[np.int64]
-# Exchanges decided before the models follow: EACH per peer, but at least ALL in total, because every batch must find
-# the exchanges in progress and leave them on the tape. A tape entry takes 100 bytes.
-EACH, ALL = 8, 1 << 15
+# The tape is replayed when it is longer than this, so that each replay finds few exchanges in progress, which stay on
+# it. A tape entry takes 100 bytes.
+ENTRIES_PER_PEER, MIN_ENTRIES = 32, 1 << 17
 
 
 class ExchangeLevel:
@@ -44,35 +43,34 @@ class ExchangeLevel:
         self, scenario: Scenario, names: Sequence[str], network: NetworkModel, learners: Learners,
         sessions: Sequence[Iterator[Uptime]], machine: Machine = COMPILED,
     ) -> None:  # fmt: skip
-        seed, peers = scenario.seed, len(names)
-        self.scenario, self.learners = scenario, learners
+        seed, peers, config = scenario.seed, len(names), scenario.config
+        self.learners = learners
         self.events, self.tape = Events(), Tape()
-        times = StepTimes(scenario.compute, seed, scenario.fleet)
-        alike = scenario.compute.per == "peer" or all(
-            step_s.kind == "constant" for step_s in (scenario.compute.step_s, *times.own.values())
-        )
-        self.clocks = ConstantClocks(peers) if alike else DrawnClocks(peers)
-        for name in names:
+        step_times = StepTimes(scenario.compute, seed, scenario.fleet)
+        distributions = scenario.compute.step_s, *step_times.own.values()
+        constant = scenario.compute.per == "peer" or all(step_s.kind == "constant" for step_s in distributions)
+        self.clocks = ConstantClocks(peers) if constant else DrawnClocks(peers)
+        for peer, name in enumerate(names):
             network.add(name)
-        codec = codec_of(scenario.config, is_instant(network, peers))
+            self.clocks.add(peer, step_times.durations(name))
+        codec = codec_of(config, is_instant(network, peers))
         self.sizes = Sizes(codec.name, learners.elements)
-        slow = scenario.compute.step_s.mean > MIN_WAIT_LIMIT_S / 2
-        self.streams = StreamTimes(network, network.bytes_of(self.sizes.stream), names, seed, slow)
+        has_slow_steps = scenario.compute.step_s.mean > MIN_WAIT_LIMIT_S / 2
+        vector_bytes = network.bytes_of(self.sizes.vector_bytes)
+        self.streams = StreamTimes(network, vector_bytes, names, seed, has_slow_steps)
         draws = [Draws(seed, name, "exchanges") for name in names]
         intervals = None
-        if scenario.config.auto_interval:
-            intervals = Intervals(peers, Taken(learners.elements, codec.name, self.sizes.stream, 0.0), machine)
-        self.control = Control(self.events, scenario.config, self.clocks, self.streams, self.tape, draws, intervals)
-        self.streams.moving = self.control.moving
-        self.acceptance = Acceptance(scenario.config, peers, learners.elements, self.control.ready)
-        self.models = Models(learners, scenario.config, codec, self.tape, self.acceptance)
-        self.most = 4 * max(EACH * peers, ALL)  # entries of the tape
+        if config.auto_interval:
+            cost = Taken(learners.elements, codec.name, self.sizes.vector_bytes, 0.0)
+            intervals = Intervals(peers, cost, machine)
+        self.decisions = Decisions(self.events, config, self.clocks, self.streams, self.tape, draws, intervals)
+        self.streams.used_slots = self.decisions.used_slots
+        self.acceptance = Acceptance(config, peers, learners.elements, self.decisions.ready)
+        self.models = Models(learners, config, codec, self.tape, self.acceptance)
+        self.max_entries = max(ENTRIES_PER_PEER * peers, MIN_ENTRIES)
         self.presence = Presence(
-            self.events, scenario.config, self.clocks, self.streams, self.tape, self.control, names, seed,
-            learners.elements,
-        )  # fmt: skip
-        for peer, name in enumerate(names):
-            self.clocks.add(peer, times.durations(name))
+            self.events, config, self.clocks, self.streams, self.tape, self.decisions, names, seed, learners.elements
+        )
         self.presence.populate(sessions)
 
     # -- time ----------------------------------------------------------------------------------------------------
@@ -84,80 +82,81 @@ class ExchangeLevel:
     def run_until(self, when: float) -> None:
         """Make all decisions up to ``when``. The models follow only when the tape is long or a result is read."""
         self.events.run_until(when)
-        if len(self.tape.rows) > self.most:
-            self.models.play(self.done(), cut=False)
-            self.streams.bytes_sent(self.now)  # frees the list of streams that have begun
+        if len(self.tape.rows) > self.max_entries:
+            self.models.replay(self.steps_done(), splits=False)
+            self.streams.sent_bytes(self.now)  # Frees the list of streams that have begun.
 
-    def done(self) -> I64:
+    def steps_done(self) -> I64:
         """Return how many steps of each peer have ended, shape (peers,)."""
-        ready, done = np.array(self.control.ready), np.array(self.presence.steps)
-        rows = np.flatnonzero(ready)
-        done[rows] = self.clocks.done(rows, self.now)
-        return done
+        steps, rows = np.array(self.presence.steps), self.honest_rows()
+        steps[rows] = self.clocks.steps_done(rows, self.now)
+        return steps
 
-    def settle(self) -> None:
+    def update_models(self) -> None:
         """Bring every model up to date, including the steps in progress."""
-        done = self.done()
-        self.models.play(done)
-        rows = np.flatnonzero(self.control.ready)
-        self.models.train(rows, done[rows] + 1)
+        steps, rows = self.steps_done(), self.honest_rows()
+        self.models.replay(steps)
+        self.models.train_until(rows, steps[rows] + 1)
 
-    # -- questions -----------------------------------------------------------------------------------------------
+    # -- figures -------------------------------------------------------------------------------------------------
     @property
-    def handled(self) -> int:
-        return self.events.handled
-
-    @property
-    def alive(self) -> int:
-        return len(self.control.alive)
+    def handled_events(self) -> int:
+        return self.events.handled_events
 
     @property
-    def ready(self) -> int:
-        return sum(self.control.ready)
+    def live_peers(self) -> int:
+        return len(self.decisions.alive)
+
+    @property
+    def ready_peers(self) -> int:
+        return sum(self.decisions.ready)
+
+    def honest_rows(self) -> I64:
+        """Return the rows of the ready peers, none of which attacks at this level."""
+        return np.flatnonzero(self.decisions.ready)
 
     @property
     def steps(self) -> int:
-        return int(self.done().sum())
+        return int(self.steps_done().sum())
 
     @property
     def interval_steps(self) -> int | None:
-        """Return the local steps between two mixes, of the median peer that is ready."""
-        found = sorted(self.control.every(peer) for peer in self.control.alive)
-        return found[len(found) // 2] if found else self.control.config.first_interval
+        """Return the local steps between two mixes, of the median peer that is up."""
+        steps = sorted(self.decisions.interval_steps(peer) for peer in self.decisions.alive)
+        return steps[len(steps) // 2] if steps else self.decisions.config.first_interval
 
     @property
     def mixes(self) -> int:
-        return self.control.mixes - self.acceptance.failed
+        return self.decisions.mixes - self.acceptance.failures
 
     @property
     def exchanges(self) -> float:
-        return (self.control.mixes - self.acceptance.failed) / 2
+        return self.mixes / 2
 
     @property
-    def failed(self) -> int:
-        return self.control.failed + self.acceptance.failed
+    def failures(self) -> int:
+        return self.decisions.failures + self.acceptance.failures
 
     @property
-    def bytes_sent(self) -> int:
-        control, sizes, fetched = self.control, self.sizes, self.presence.fetched
-        said = control.offers * sizes.offer + control.busy * sizes.busy + fetched * sizes.piece
-        return self.streams.bytes_sent(self.now) + said + control.accepts * (sizes.accept + 2 * sizes.commit)
+    def sent_bytes(self) -> int:
+        decisions, sizes = self.decisions, self.sizes
+        answers = decisions.refusals * sizes.busy_bytes + decisions.accepts * sizes.accept_bytes
+        commits = 2 * decisions.accepts * sizes.commit_bytes
+        pieces = self.presence.requested_pieces * sizes.piece_bytes
+        messages = decisions.offers * sizes.offer_bytes + answers + commits + pieces
+        return self.streams.sent_bytes(self.now) + messages
 
     @property
     def durations_s(self) -> list[float]:
         return self.streams.durations_s
 
-    def refused(self) -> dict[str, int]:
-        return dict(self.acceptance.total())
+    def refusals(self) -> dict[str, int]:
+        return dict(self.acceptance.refusals())
 
     def digest(self) -> str:
-        whole = self.tape.digest()
-        whole.update(self.learners.matrix.reshape(-1).data)
-        return whole.hexdigest()
-
-    def honest(self) -> I64:
-        """Return the rows of the peers whose models are measured."""
-        return np.flatnonzero(self.control.ready)
+        digest = self.tape.digest()
+        digest.update(self.learners.matrix.reshape(-1).data)
+        return digest.hexdigest()
 
 
 def codec_of(config: Config, instant: bool) -> Codec:

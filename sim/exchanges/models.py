@@ -1,9 +1,10 @@
-"""The arithmetic of the fast level: batches of the tape are replayed in waves over the rows of one matrix."""
+"""The arithmetic of the fast level: entries of the tape are replayed in waves over the rows of one matrix."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +14,9 @@ from gossip.arithmetic.mixing import outer_step, outer_step_beside
 from gossip.codecs import Codec
 from gossip.config import Config
 from gossip.state_transfer.comparing import MIN_DONORS
+from sim.arrays import F32, F64, I64
 from sim.exchanges.acceptance import Acceptance
-from sim.exchanges.tape import ADD, DROP, GIVE, SNAP, TAKE, Batch, Tape
+from sim.exchanges.tape import ADD, ADOPT, DROP, GIVE, SNAPSHOT, Entries, Tape
 from sim.exchanges.waves import Units
 from sim.learning.learners import Learners
 
@@ -22,17 +24,12 @@ __all__ = ["Models"]
 
 # Rows in one pass: as many as fit into a core's L2 cache with their gradients, but enough for efficient gradients. With
 # 4,810 elements, a pass over 32 rows took 0.4 us a row, and a pass over 103 rows 1.2 us.
-BLOCK_BYTES, LEAST_ROWS = 1 << 20, 32
-CACHED_BYTES = 1 << 19  # block size of each of the four arrays of an outer step
+BLOCK_BYTES, MIN_ROWS = 1 << 20, 32
+CACHED_BYTES = 1 << 19  # Block size of each of the four arrays of an outer step.
 # Models of at least this many elements take their outer steps in place, one by one. That took 9 us each, and copying 27
 # to 32 of them together 13 us each.
-LONG = 4096
-AT_ONCE = 2048  # exchanges whose training batches are drawn in one call
-
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
-Flags = NDArray[np.bool_]
-I64 = NDArray[np.int64]
+LONG_MODEL = 4096
+EXCHANGES_AT_ONCE = 2048  # Exchanges whose training batches are drawn in one call.
 
 
 class Models:
@@ -44,113 +41,118 @@ class Models:
     def __init__(self, learners: Learners, config: Config, codec: Codec, tape: Tape, acceptance: Acceptance) -> None:
         self.learners, self.config, self.tape, self.acceptance = learners, config, tape, acceptance
         self.matrix = learners.matrix
+        self.codec = codec
         self.phi = self.momentum = self.expected = np.empty((0, 0), np.float32)
         if not config.plain:
             self.phi, self.momentum = self.matrix.copy(), np.zeros_like(self.matrix)
-        self.watches = config.watches_movement
-        if self.watches:  # the model without the local steps since the last mix; phi is exactly that
+        self.watches_movement = config.watches_movement
+        if self.watches_movement:  # The model without the local steps since the last mix; phi is exactly that.
             self.expected = self.matrix.copy() if config.plain else self.phi
-        fitting = BLOCK_BYTES // (4 * learners.elements)  # rows
-        self.pairs_at_once = max(min(learners.copied_at_once or fitting, max(fitting, LEAST_ROWS)) // 2, 1)
-        self.rows_in_cache = 1 if learners.elements >= LONG else CACHED_BYTES // (4 * learners.elements)
-        self.memory = [np.empty((2 * self.pairs_at_once, learners.elements), np.float32) for _ in range(2)]
-        self.codec = codec
-        self.corrects = learners.corrections is not None
-        self.every = config.interval_steps or 1  # as versions count
-        self.chooses = config.auto_interval
-        self.mixed_at = np.zeros(len(self.matrix), np.int64)  # step count of each row at its last mix's snapshot
-        # By exchange and side: the step count of a kept snapshot, and the steps since the last mix before it.
+        rows_in_block = BLOCK_BYTES // (4 * learners.elements)
+        rows_at_once = min(learners.copied_at_once or rows_in_block, max(rows_in_block, MIN_ROWS))
+        self.pairs_at_once = max(rows_at_once // 2, 1)
+        self.rows_in_cache = 1 if learners.elements >= LONG_MODEL else CACHED_BYTES // (4 * learners.elements)
+        self.work = [np.empty((2 * self.pairs_at_once, learners.elements), np.float32) for _ in range(2)]
+        self.has_correction = learners.corrections is not None
+        self.every = config.interval_steps or 1  # Steps in an interval, as versions count.
+        self.chooses_intervals = config.auto_interval
+        self.mixed_at = np.zeros(len(self.matrix), np.int64)  # Step count of each row at its last mix's snapshot.
+        # Exchanges in progress: snapshots by exchange and side, with their step counts and the steps since the last mix
+        # before; each side's weight after filtering, shape (2,).
+        self.snapshots: dict[int, dict[int, F32]] = {}
         self.trained: dict[int, dict[int, tuple[int, int]]] = {}
-        self.kept: dict[int, dict[int, F32]] = {}  # snapshots of exchanges in progress, by exchange and side
-        # Bookkeeping of overlapping outer steps. `counted`: by row, the step count of the newest snapshot whose local
-        # progress has entered the outer step. `flying`: by row and exchange, the step counts of snapshots in progress.
-        # `since`: by row and exchange, the sum of the shifts that were added since that snapshot.
-        self.counted = np.full(len(self.matrix), -1)
-        self.flying: dict[int, dict[int, int]] = {}
-        self.since: dict[tuple[int, int], F32] = {}
-        self.left: dict[int, F64] = {}  # each side's weight after filtering, (2,), by exchange
-        self.void = set[int]()  # exchanges dropped before a snapshot, which must then not be kept
-        self.half = set[int]()  # exchanges that are over for one side
+        self.filtered: dict[int, F64] = {}
+        self.dropped_early = set[int]()  # Exchanges dropped before a snapshot, which must then not be kept.
+        self.half_done = set[int]()  # Exchanges that are over for one side.
+        # Bookkeeping of overlapping outer steps: by row, the step count of the newest snapshot whose local progress has
+        # entered the outer step.
+        self.progress_at = np.full(len(self.matrix), -1)
+        self.open_snapshots: dict[int, dict[int, int]] = {}  # By row and exchange: the snapshot's step count.
+        self.shift_since: dict[tuple[int, int], F32] = {}  # By row and exchange: the sum of shifts since the snapshot.
 
-    def play(self, done: I64, cut: bool = True) -> None:
+    def replay(self, steps_done: I64, splits: bool = True) -> None:
         """Replay the tape up to now.
 
         Args:
-            done: Steps that each row has done, shape (rows,).
-            cut: Whether to replay exchanges in progress in part. If False, they stay on the tape until the next call,
-                and their snapshots take no memory.
+            steps_done: Steps that each row has done, shape (rows,).
+            splits: False to leave exchanges in progress on the tape until the next call, so that their snapshots take
+                no memory.
         """
-        batch = self.tape.take(done, cut)
-        units = Units(batch)
+        entries = self.tape.take(steps_done, splits)
+        units = Units(entries)
         for wave in units.waves():
-            wholes, singles = wave[wave < units.wholes], wave[wave >= units.wholes]
-            for start in range(0, len(wholes), AT_ONCE):
-                some = wholes[start : start + AT_ONCE]
-                self.exchange(batch, units.first[some], units.last[some])
-            if len(singles):
-                self.apart(batch, units.first[singles])
+            whole, single = wave[wave < units.whole_units], wave[wave >= units.whole_units]
+            for start in range(0, len(whole), EXCHANGES_AT_ONCE):
+                some = whole[start : start + EXCHANGES_AT_ONCE]
+                self.replay_exchanges(entries, units.first[some], units.last[some])
+            if len(single):
+                self.replay_entries(entries, units.first[single])
 
-    def train(self, rows: I64, steps: I64) -> None:
+    def train_until(self, rows: I64, steps: I64) -> None:
         """Train each row up to its total step count; both arrays have shape (n,)."""
-        counts = steps - self.learners.taken[rows]
-        going = counts > 0
-        if going.any():
-            self.learners.train(rows[going], counts[going])
+        counts = steps - self.learners.steps_taken[rows]
+        behind = counts > 0
+        if behind.any():
+            self.learners.train(rows[behind], counts[behind])
 
-    def exchange(self, batch: Batch, first: I64, second: I64) -> None:
+    # -- whole exchanges -----------------------------------------------------------------------------------------
+    def replay_exchanges(self, entries: Entries, first: I64, second: I64) -> None:
         """Replay whole exchanges, whose rows have no other entries in between.
 
         A few at a time are copied, trained to their snapshots, mixed, trained to the boundary and written back while
         they are in cache.
 
         Args:
-            batch: The batch of the tape.
+            entries: The entries of the tape.
             first: Entries of the initiators' snapshots, shape (exchanges,).
             second: Entries of the responders' snapshots, shape (exchanges,).
         """
-        learners, copied = self.learners, self.learners.copied_at_once > 0
-        steps = np.maximum(batch.steps[[first, second]], learners.taken[batch.row[[first, second]]])  # (2, exchanges)
-        before = steps - learners.taken[batch.row[[first, second]]]
-        after = batch.steps[[first + 1, second + 1]] - steps
+        learners, uses_copies = self.learners, self.learners.copied_at_once > 0
+        pairs = entries.row[[first, second]]  # Rows, shape (2, exchanges), as of the next three.
+        taken = learners.steps_taken[pairs]
+        steps = np.maximum(entries.steps[[first, second]], taken)
+        before, after = steps - taken, entries.steps[[first + 1, second + 1]] - steps
         # Sort exchanges with equal step counts together. Within each block, put all first sides before all second ones.
         alike = np.lexsort((*after, *before))
         order = np.argsort(np.tile(np.arange(len(first)) // self.pairs_at_once, 2), kind="stable")
-        sides = np.stack([first, second])[:, alike].reshape(-1)[order]
-        rows = batch.row[sides]
-        before, after = (counts[:, alike].reshape(-1)[order] for counts in (before, after))
-        own = (steps / self.every)[:, alike].reshape(-1)[order]
-        exchanges = batch.exchange[first]
-        every, at_end = intervals(self.tape.every, exchanges), intervals(self.tape.every_at_end, exchanges)
-        trained = self.since_mix(batch.row[[first, second]], steps, every)
-        ours, theirs = (either[:, alike].reshape(-1)[order] for either in (trained, trained[::-1]))
-        at_end = at_end[:, alike].reshape(-1)[order]
-        numbers = batch.exchange[sides]
-        agreed = np.frombuffer(self.tape.weight)[numbers]
-        self.counted[batch.row[[first, second]]] = steps
-        if copied:
-            to_snapshot, to_boundary = learners.draw(rows, before), learners.draw(rows, after)
+
+        def flat(values: NDArray[Any]) -> NDArray[Any]:
+            """Bring values (2, exchanges) into the order of sides, shape (2 exchanges,)."""
+            return values[:, alike].reshape(-1)[order]
+
+        exchanges = entries.exchange[first]
+        trained = self.take_intervals(pairs, steps, interval_steps(self.tape.intervals, exchanges))
+        every = flat(interval_steps(self.tape.end_intervals, exchanges))
+        rows, before, after, own = flat(pairs), flat(before), flat(after), flat(steps / self.every)
+        ours, theirs = flat(trained), flat(trained[::-1])
+        numbers = flat(entries.exchange[[first, second]])
+        agreed = np.frombuffer(self.tape.weights)[numbers]
+        self.progress_at[pairs] = steps
+        if uses_copies:
+            to_snapshot, to_boundary = learners.draw_steps(rows, before), learners.draw_steps(rows, after)
         for start in range(0, len(rows), 2 * self.pairs_at_once):
             part = slice(start, start + 2 * self.pairs_at_once)
             some = rows[part]
-            if not copied:
-                self.train(some, learners.taken[some] + before[part])
-            models, difference = (memory[: len(some)] for memory in self.memory)
+            if not uses_copies:
+                self.train_until(some, learners.steps_taken[some] + before[part])
+            models, difference = (work[: len(some)] for work in self.work)
             self.matrix.take(some, axis=0, out=models, mode="clip")
-            if copied:
+            if uses_copies:
                 learners.train_copies(models, to_snapshot, start)
-            taught, weights = self.mixed(some, models, numbers[part], agreed[part], own[part], difference)
-            if copied:
+            lesson, weights = self.mix_pairs(some, models, numbers[part], agreed[part], own[part], difference)
+            if uses_copies:
                 learners.train_copies(models, to_boundary, start)
                 models += difference
                 self.matrix[some] = models
             else:
-                self.train(some, learners.taken[some] + after[part])
+                self.train_until(some, learners.steps_taken[some] + after[part])
                 self.matrix[some] += difference
-            if taught is not None:
-                counts = credit(ours[part], theirs[part], weights / agreed[part])
-                learners.learn(some, taught[0], counts, taught[1], at_end[part] if self.chooses else None)
+            if lesson is not None:
+                credits = credit(ours[part], theirs[part], weights / agreed[part])
+                new_every = every[part] if self.chooses_intervals else None
+                learners.learn_correction(some, lesson[0], credits, lesson[1], new_every)
 
-    def since_mix(self, rows: I64, steps: I64, every: I64) -> F64:
+    def take_intervals(self, rows: I64, steps: I64, every: I64) -> F64:
         """Return the intervals that the rows have trained between their last mixes and their snapshots.
 
         The snapshots then count as the last mixes. ``rows``, ``steps`` (at the snapshots), ``every`` (steps in an
@@ -160,7 +162,7 @@ class Models:
         self.mixed_at[rows] = steps
         return trained
 
-    def mixed(
+    def mix_pairs(
         self, rows: I64, ours: F32, numbers: I64, agreed: F64, own: F64, difference: F32
     ) -> tuple[tuple[F32, F64] | None, F64]:
         """Mix pairs of rows, and write what each row must add into ``difference``.
@@ -177,16 +179,132 @@ class Models:
             The result of :meth:`shift`, and the weights after filtering, shape (rows,).
         """
         half = len(rows) // 2
-        self.watch(rows, ours)
+        self.note_movement(rows, ours)
         sent = self.decoded(ours, numbers)
         np.subtract(sent[half:], sent[:half], out=difference[:half])
-        weights = self.weights(rows.reshape(2, -1), agreed[:half], own.reshape(2, -1), difference[:half], sent)
+        weights = self.filter_pairs(rows.reshape(2, -1), agreed[:half], own.reshape(2, -1), difference[:half], sent)
         shares = weights.astype(np.float32)[:, None]
         np.multiply(difference[:half], -shares[half:], out=difference[half:])
         difference[:half] *= shares[:half]
         return self.shift(rows, ours, difference, weights), weights
 
-    def weights(self, rows: I64, agreed: F64, own: F64, difference: F32, sent: F32) -> F64:
+    # -- single entries ------------------------------------------------------------------------------------------
+    def replay_entries(self, entries: Entries, chosen: I64) -> None:
+        """Replay the chosen entries, no two of which concern the same row."""
+        rows, kinds = entries.row[chosen], entries.kind[chosen]
+        self.train_until(rows, entries.steps[chosen])
+        moved = rows[kinds == SNAPSHOT]  # Without GIVE: a donor's snapshot measures no movement.
+        if len(moved):
+            self.note_movement(moved, self.matrix[moved])
+        for entry in chosen[(kinds == SNAPSHOT) | (kinds == GIVE)].tolist():
+            number = int(entries.exchange[entry])
+            if number not in self.dropped_early:
+                row, side = int(entries.row[entry]), int(entries.side[entry])
+                self.snapshots.setdefault(number, {})[side] = self.matrix[row].copy()
+                steps = int(self.learners.steps_taken[row])
+                if not self.config.plain and entries.kind[entry] == SNAPSHOT:
+                    self.open_snapshots.setdefault(row, {})[number] = steps
+                self.trained.setdefault(number, {})[side] = steps, steps - int(self.mixed_at[row])
+        adds = chosen[kinds == ADD]
+        for start in range(0, len(adds), 2 * self.pairs_at_once):
+            self.add_results(entries, adds[start : start + 2 * self.pairs_at_once])
+        for entry in chosen[(kinds == DROP) | (kinds == ADOPT)].tolist():
+            number = int(entries.exchange[entry])
+            if entries.kind[entry] == DROP:
+                self.drop(number)
+            else:
+                self.adopt(int(entries.row[entry]), number)
+
+    def add_results(self, entries: Entries, adds: I64) -> None:
+        """Add the results of exchanges to rows, no row twice; ``adds`` are entries."""
+        numbers, sides, rows = entries.exchange[adds].tolist(), entries.side[adds].tolist(), entries.row[adds]
+        new = [number for number in dict.fromkeys(numbers) if number not in self.filtered]
+        if new:
+            self.filter_exchanges(new)
+        pairs = list(zip(numbers, sides, strict=True))
+        ours = np.stack([self.snapshots[number][side] for number, side in pairs])
+        theirs = np.stack([self.snapshots[number][1 - side] for number, side in pairs])
+        difference = self.decoded(theirs, numbers) - self.decoded(ours, numbers)
+        weights = np.array([self.filtered[number][side] for number, side in pairs])
+        difference *= weights.astype(np.float32)[:, None]
+        lesson = self.shift(rows, ours, difference, weights, numbers)
+        self.matrix[rows] += difference
+        if lesson is not None:
+            trained = [(self.trained[number][side], self.trained[number][1 - side]) for number, side in pairs]
+            self.mixed_at[rows] = np.maximum(self.mixed_at[rows], [own[0] for own, _ in trained])
+            every = interval_steps(self.tape.intervals, numbers)  # Of both sides, (2, rows), as the next one.
+            end_every = interval_steps(self.tape.end_intervals, numbers)
+            steps = np.array([[own[1] for own, _ in trained], [theirs[1] for _, theirs in trained]])
+            since, theirs_since = steps / np.where(sides, every[::-1], every)
+            agreed = np.frombuffer(self.tape.weights)[numbers]
+            credits = credit(since, theirs_since, weights / agreed)
+            new_every = np.where(sides, end_every[1], end_every[0]) if self.chooses_intervals else None
+            self.learners.learn_correction(rows, lesson[0], credits, lesson[1], new_every)
+        for number in numbers:
+            self.end_side(number)
+
+    def filter_exchanges(self, numbers: list[int]) -> None:
+        """Filter exchanges with both snapshots, and keep both sides' weights until they are added."""
+        tape, count = self.tape, len(numbers)
+        both = np.stack([self.snapshots[number][side] for side in (0, 1) for number in numbers])
+        sent = self.decoded(both, [*numbers, *numbers])
+        rows = np.stack([np.frombuffer(values, "l")[numbers] for values in (tape.initiators, tape.responders)])
+        agreed = np.frombuffer(tape.weights)[numbers]
+        own = np.array([[self.trained[number][side][0] for number in numbers] for side in (0, 1)]) / self.every
+        weights = self.filter_pairs(rows, agreed, own, sent[count:] - sent[:count], sent).reshape(2, -1)
+        self.filtered.update(zip(numbers, weights.T, strict=True))
+
+    def adopt(self, row: int, number: int) -> None:
+        """Assemble a newcomer's weights from its donors' pieces, and reset its optimizer and filter."""
+        ranges, snapshots = self.tape.piece_ranges.pop(number), self.snapshots.pop(number)
+        self.trained.pop(number, None)
+        given = [snapshots[place] for place in range(len(ranges))]
+        model = self.matrix[row]
+        for (start, stop), values in zip(ranges, given, strict=True):
+            model[start:stop] = values[start:stop]
+        self.learners.reset(row)
+        self.mixed_at[row] = self.learners.steps_taken[row]
+        if not self.config.plain:
+            self.phi[row], self.momentum[row] = model, 0
+            self.progress_at[row] = -1
+        if self.watches_movement:
+            self.expected[row] = model
+        apart_sq = [
+            float(np.mean(np.square(one[start:stop] - other[start:stop], dtype=np.float64)))
+            for (start, stop), one, other in zip(ranges, given, [*given[1:], given[0]], strict=True)
+        ]
+        donors_sq = sorted(apart_sq)[len(apart_sq) // 4] if len(apart_sq) >= MIN_DONORS else 0.0
+        self.acceptance.on_joined(row, donors_sq)
+
+    def end_side(self, number: int) -> None:
+        """End an exchange for one side, and free the snapshots after both sides."""
+        if number in self.half_done:
+            self.drop(number)
+        else:
+            self.half_done.add(number)
+
+    def drop(self, number: int) -> None:
+        """Free the snapshots of an exchange, and ensure that one still to be taken is not kept."""
+        self.half_done.discard(number)
+        self.filtered.pop(number, None)
+        self.trained.pop(number, None)
+        self.tape.piece_ranges.pop(number, None)
+        for row in (self.tape.initiators[number], self.tape.responders[number]):
+            self.open_snapshots.get(row, {}).pop(number, None)
+            self.shift_since.pop((row, number), None)
+        if len(self.snapshots.pop(number, {})) < 2 and self.tape.responders[number] >= 0:
+            self.dropped_early.add(number)
+
+    # -- filters -------------------------------------------------------------------------------------------------
+    def note_movement(self, rows: I64, ours: F32) -> None:
+        """Tell the filters how far local steps moved these rows since their last mix; ``ours`` (rows, elements)."""
+        if self.watches_movement:
+            moved = ours - self.expected[rows]
+            self.acceptance.note_movement(rows, np.sqrt(squares(moved)))
+            if self.config.plain:
+                self.expected[rows] = ours
+
+    def filter_pairs(self, rows: I64, agreed: F64, own: F64, difference: F32, sent: F32) -> F64:
         """Return each row's weight for its difference after filtering, shape (2 pairs,); 0 if either side refuses.
 
         ``rows`` and ``own`` have shape (2, pairs), ``agreed`` (pairs,), ``difference`` (pairs, elements), and ``sent``
@@ -194,128 +312,14 @@ class Models:
         """
         acceptance, weights = self.acceptance, np.zeros(rows.shape)
         apart_sq, own_sq = squares(difference), squares(sent).reshape(2, -1)
-        some = np.flatnonzero(acceptance.passes(rows, apart_sq, own_sq))
-        sides, partners = rows[:, some].reshape(-1), rows[::-1, some].reshape(-1)
-        offered, apart_sq = (np.tile(each[some], 2) for each in (agreed, apart_sq))
-        left = acceptance.taken(sides, partners, offered, apart_sq, own[:, some].reshape(-1))
-        weights[:, some] = left.reshape(2, -1)
+        passed = np.flatnonzero(acceptance.check_norms(rows, apart_sq, own_sq))
+        sides, partners = rows[:, passed].reshape(-1), rows[::-1, passed].reshape(-1)
+        offered, apart_sq = (np.tile(values[passed], 2) for values in (agreed, apart_sq))
+        filtered = acceptance.filter(sides, partners, offered, apart_sq, own[:, passed].reshape(-1))
+        weights[:, passed] = filtered.reshape(2, -1)
         return weights.reshape(-1)
 
-    def watch(self, rows: I64, ours: F32) -> None:
-        """Tell the filters how far local steps moved these rows since their last mix."""
-        if self.watches:
-            moved = ours - self.expected[rows]
-            self.acceptance.moved(rows, np.sqrt(squares(moved)))
-            if self.config.plain:
-                self.expected[rows] = ours
-
-    def apart(self, batch: Batch, entries: I64) -> None:
-        """Replay single entries, no two of which concern the same row."""
-        rows = batch.row[entries]
-        self.train(rows, batch.steps[entries])
-        kinds = batch.kind[entries]
-        snaps = entries[kinds == SNAP]  # without GIVE: a donor's snapshot measures no movement
-        if len(snaps):
-            self.watch(batch.row[snaps], self.matrix[batch.row[snaps]])
-        for entry in entries[(kinds == SNAP) | (kinds == GIVE)].tolist():
-            number = int(batch.exchange[entry])
-            if number not in self.void:
-                row, side = int(batch.row[entry]), int(batch.side[entry])
-                self.kept.setdefault(number, {})[side] = self.matrix[row].copy()
-                steps = int(self.learners.taken[row])
-                if not self.config.plain and batch.kind[entry] == SNAP:
-                    self.flying.setdefault(row, {})[number] = steps
-                self.trained.setdefault(number, {})[side] = steps, steps - int(self.mixed_at[row])
-        adds = entries[kinds == ADD]
-        for start in range(0, len(adds), 2 * self.pairs_at_once):
-            self.add(batch, adds[start : start + 2 * self.pairs_at_once])
-        for entry in entries[(kinds == DROP) | (kinds == TAKE)].tolist():
-            number = int(batch.exchange[entry])
-            if batch.kind[entry] == DROP:
-                self.drop(number)
-            else:
-                self.take_over(int(batch.row[entry]), number)
-
-    def take_over(self, row: int, number: int) -> None:
-        """Assemble a newcomer's weights from its donors' pieces, and reset its optimizer and filter."""
-        ranges = self.tape.ranges.pop(number)
-        kept = self.kept.pop(number)
-        self.trained.pop(number, None)
-        given = [kept[place] for place in range(len(ranges))]
-        model = self.matrix[row]
-        for (start, stop), values in zip(ranges, given, strict=True):
-            model[start:stop] = values[start:stop]
-        self.learners.reset(row)
-        self.mixed_at[row] = self.learners.taken[row]
-        if not self.config.plain:
-            self.phi[row], self.momentum[row] = model, 0
-            self.counted[row] = -1
-        if self.watches:
-            self.expected[row] = model
-        apart = [
-            float(np.mean(np.square(one[start:stop] - other[start:stop], dtype=np.float64)))
-            for (start, stop), one, other in zip(ranges, given, [*given[1:], given[0]], strict=True)
-        ]
-        self.acceptance.joined(row, sorted(apart)[len(apart) // 4] if len(apart) >= MIN_DONORS else 0.0)
-
-    def add(self, batch: Batch, adds: I64) -> None:
-        """Add the results of exchanges to rows, no row twice."""
-        numbers, sides, rows = batch.exchange[adds].tolist(), batch.side[adds].tolist(), batch.row[adds]
-        new = [number for number in dict.fromkeys(numbers) if number not in self.left]
-        if new:
-            tape, some = self.tape, np.array(new)
-            sent = self.decoded(np.stack([self.kept[number][side] for side in (0, 1) for number in new]), [*new, *new])
-            both = np.stack([np.frombuffer(values, "l")[some] for values in (tape.first, tape.second)])
-            agreed = np.frombuffer(tape.weight)[some]
-            own = np.array([[self.trained[number][side][0] for number in new] for side in (0, 1)]) / self.every
-            left = self.weights(both, agreed, own, sent[len(new) :] - sent[: len(new)], sent).reshape(2, -1)
-            self.left.update(zip(new, left.T, strict=True))
-        pairs = list(zip(numbers, sides, strict=True))
-        ours = np.stack([self.kept[number][side] for number, side in pairs])
-        difference = self.decoded(np.stack([self.kept[number][1 - side] for number, side in pairs]), numbers)
-        difference = difference - self.decoded(ours, numbers)
-        weights = np.array([self.left[number][side] for number, side in pairs])
-        difference *= weights.astype(np.float32)[:, None]
-        taught = self.shift(rows, ours, difference, weights, numbers)
-        self.matrix[rows] += difference
-        if taught is not None:
-            every, at_end = intervals(self.tape.every, numbers), intervals(self.tape.every_at_end, numbers)
-            since, theirs_since = self.trained_of(pairs, rows, np.where(sides, every[::-1], every))
-            agreed = np.frombuffer(self.tape.weight)[numbers]
-            own_every = np.where(sides, at_end[1], at_end[0]) if self.chooses else None
-            self.learners.learn(rows, taught[0], credit(since, theirs_since, weights / agreed), taught[1], own_every)
-        for number in numbers:
-            self.over(number)
-
-    def trained_of(self, pairs: list[tuple[int, int]], rows: I64, every: I64) -> F64:
-        """Return the result of :meth:`since_mix` for kept snapshots: own and partners' intervals, shape (2, rows).
-
-        ``every`` (2, rows) has the own and the partners' steps in an interval.
-        """
-        trained = [(self.trained[number][side], self.trained[number][1 - side]) for number, side in pairs]
-        self.mixed_at[rows] = np.maximum(self.mixed_at[rows], [ours[0] for ours, _ in trained])
-        return np.array([[ours[1] for ours, _ in trained], [theirs[1] for _, theirs in trained]]) / every
-
-    def over(self, number: int) -> None:
-        """Mark one side of an exchange as finished, and free the snapshots after both sides."""
-        if number in self.half:
-            self.half.discard(number)
-            self.drop(number)
-        else:
-            self.half.add(number)
-
-    def drop(self, number: int) -> None:
-        """Free the snapshots of an exchange, and ensure that one still to be taken is not kept."""
-        self.half.discard(number)
-        self.left.pop(number, None)
-        self.trained.pop(number, None)
-        self.tape.ranges.pop(number, None)
-        for row in (self.tape.first[number], self.tape.second[number]):
-            self.flying.get(row, {}).pop(number, None)
-            self.since.pop((row, number), None)
-        if len(self.kept.pop(number, {})) < 2 and self.tape.second[number] >= 0:
-            self.void.add(number)
-
+    # -- outer steps ---------------------------------------------------------------------------------------------
     def shift(
         self, rows: I64, ours: F32, difference: F32, weights: F64, numbers: list[int] | None = None
     ) -> tuple[F32, F64] | None:
@@ -329,57 +333,58 @@ class Models:
             numbers: The exchanges, if other mixes may have happened during them.
 
         Returns:
-            If drift corrections are in use: the original differences and the squared norms of ``ours``.
+            If drift corrections are in use, their lesson: the original differences and the squared norms of ``ours``.
         """
         mixed = weights > 0
         if not mixed.all():
-            difference[~mixed] = 0  # a refused difference may contain NaN
-        taught = (difference.copy(), squares(ours)) if self.corrects else None
+            difference[~mixed] = 0  # A refused difference may contain NaN.
+        lesson = (difference.copy(), squares(ours)) if self.has_correction else None
         if not self.config.plain:
-            beside = np.zeros(len(rows), bool)
+            overlapped = np.zeros(len(rows), bool)
             for place, number in enumerate(numbers or ()):
                 if mixed[place]:
-                    row = int(rows[place])
-                    beside[place] = self.shift_beside(row, number, ours[place], difference[place])
-            alone = mixed & ~beside
+                    overlapped[place] = self.shift_overlapped(int(rows[place]), number, ours[place], difference[place])
+            alone = mixed & ~overlapped
             if alone.all():
-                self.outer(rows, ours, difference)
+                self.take_outer_steps(rows, ours, difference)
             elif alone.any():
                 mean = difference[alone]
-                self.outer(rows[alone], ours[alone], mean)
+                self.take_outer_steps(rows[alone], ours[alone], mean)
                 difference[alone] = mean
             for place, number in enumerate(numbers or ()):
-                self.added(int(rows[place]), number, difference[place])
-        elif self.watches:
+                self.note_shift(int(rows[place]), number, difference[place])
+        elif self.watches_movement:
             self.expected[rows] += difference
-        return taught
+        return lesson
 
-    def shift_beside(self, row: int, number: int, ours: F32, difference: F32) -> bool:
+    def shift_overlapped(self, row: int, number: int, ours: F32, difference: F32) -> bool:
         """Take the outer step of an exchange that overlapped other mixes; return False if none overlapped.
 
         The order of steps is that of :meth:`gossip.averaging.averager.Averager.order`.
         """
-        steps, since = self.flying.get(row, {}).pop(number, -1), self.since.pop((row, number), None)
-        late = steps < self.counted[row]
-        self.counted[row] = max(self.counted[row], steps)
-        if late:
-            self.phi[row] += difference  # the local progress in the snapshot has entered an outer step already
-        elif since is not None:
-            outer_step_beside(difference, ours, since, self.phi[row], self.momentum[row], 1.0, *self.config.outer)
-        return late or since is not None
+        steps = self.open_snapshots.get(row, {}).pop(number, -1)
+        shift_since = self.shift_since.pop((row, number), None)
+        is_late = steps < self.progress_at[row]
+        self.progress_at[row] = max(self.progress_at[row], steps)
+        if is_late:
+            self.phi[row] += difference  # The local progress in the snapshot has entered an outer step already.
+        elif shift_since is not None:
+            phi, momentum = self.phi[row], self.momentum[row]
+            outer_step_beside(difference, ours, shift_since, phi, momentum, 1.0, *self.config.outer)
+        return is_late or shift_since is not None
 
-    def added(self, row: int, number: int, difference: F32) -> None:
-        """Record a shift for the row's snapshots in progress that were taken before it was added."""
-        for other, steps in self.flying.get(row, {}).items():
-            if other == number or steps < self.counted[row]:
-                self.since.pop((row, other), None)
-            elif (row, other) in self.since:
-                self.since[row, other] += difference
+    def note_shift(self, row: int, number: int, difference: F32) -> None:
+        """Record a shift for the row's open snapshots that were taken before it was added."""
+        for other, steps in self.open_snapshots.get(row, {}).items():
+            if other == number or steps < self.progress_at[row]:
+                self.shift_since.pop((row, other), None)
+            elif (row, other) in self.shift_since:
+                self.shift_since[row, other] += difference
             else:
-                self.since[row, other] = difference.copy()
+                self.shift_since[row, other] = difference.copy()
 
-    def outer(self, rows: I64, ours: F32, difference: F32) -> None:
-        """Take the outer step of these rows.
+    def take_outer_steps(self, rows: I64, ours: F32, difference: F32) -> None:
+        """Take the outer step of these rows; ``ours`` and ``difference`` as in :meth:`shift`.
 
         It passes over four arrays nine times. Short models are therefore copied in blocks that fit into the cache. Long
         models are processed in place one by one, which saves the copies.
@@ -401,7 +406,7 @@ class Models:
         if self.codec.raw:
             return values
         out = np.empty_like(values)
-        if self.codec.block == 1:  # each element is encoded by itself
+        if self.codec.block == 1:  # Each element is encoded by itself.
             self.codec.quantised(values.reshape(-1), out.reshape(-1), 0)
             return out
         for row, number in enumerate(numbers):
@@ -409,17 +414,17 @@ class Models:
         return out
 
 
-def intervals(every: tuple[array[int], array[int]], exchanges: I64 | list[int]) -> I64:
+def interval_steps(steps: tuple[array[int], array[int]], exchanges: I64 | list[int]) -> I64:
     """Return the local steps in an interval of both sides of these exchanges, shape (2, exchanges)."""
-    return np.stack([np.frombuffer(side, "l")[exchanges] for side in every])
+    return np.stack([np.frombuffer(side, "l")[exchanges] for side in steps])
 
 
 def seed_of(number: int) -> int:
     """Return the seed of an exchange's dither. Sessions of real exchanges have random numbers of 63 bits."""
-    return number * 0x9E3779B97F4A7C15 & (1 << 63) - 1  # Fibonacci hashing spreads successive numbers
+    return number * 0x9E3779B97F4A7C15 & (1 << 63) - 1  # Fibonacci hashing spreads successive numbers.
 
 
 def squares(rows: F32) -> F64:
     """Return the sum of squares of each row of an array (rows, elements), shape (rows,)."""
-    found: F64 = np.matmul(rows[:, None], rows[:, :, None])[:, 0, 0].astype(np.float64)
-    return found
+    sums: F64 = np.matmul(rows[:, None], rows[:, :, None])[:, 0, 0].astype(np.float64)
+    return sums

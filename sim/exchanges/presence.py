@@ -1,4 +1,4 @@
-"""Churn: peers start, join by fetching the weights from donors, and stop."""
+"""Peers that come and go at the fast level: they start, join by fetching the weights from donors, and stop."""
 
 from __future__ import annotations
 
@@ -13,142 +13,167 @@ from gossip.selection.rule import uniform
 from gossip.state_transfer.comparing import MIN_DONORS
 from sim.engine.events import Events
 from sim.exchanges.clocks import Clocks
-from sim.exchanges.control import Control
+from sim.exchanges.decisions import Decisions
 from sim.exchanges.streams import StreamTimes
-from sim.exchanges.tape import DROP, GIVE, MOST_SIDES, TAKE, Tape
+from sim.exchanges.tape import ADOPT, DROP, GIVE, MAX_SIDES, Tape
 from sim.seeds import derive
 from sim.world.churn import Uptime
 
 __all__ = ["Presence"]
 
-LOOK_S = 1.0  # interval at which a newcomer looks for donors
+RETRY_S = 1.0  # Interval at which a newcomer that found no donor looks again.
 
 
 class Presence:
-    """The starts, joins and stops of all peers. ``steps`` is valid for a peer that is not ready, as it takes none."""
+    """The starts, joins and stops of all peers.
+
+    ``steps[peer]`` holds a peer's steps so far while it is not ready; it takes none then.
+    """
 
     def __init__(
-        self, events: Events, config: Config, clocks: Clocks, streams: StreamTimes, tape: Tape, control: Control,
+        self, events: Events, config: Config, clocks: Clocks, streams: StreamTimes, tape: Tape, decisions: Decisions,
         names: Sequence[str], seed: int, elements: int,
     ) -> None:  # fmt: skip
         self.events, self.config, self.clocks, self.streams, self.tape = events, config, clocks, streams, tape
-        self.control, self.names, self.seed, self.elements = control, names, seed, elements
-        self.raw = get_codec("fp32")
-        self.lives = [0] * len(names)
+        self.decisions, self.names, self.seed, self.elements = decisions, names, seed, elements
+        self.codec = get_codec("fp32")  # The codec of pieces.
+        self.lives = [0] * len(names)  # Number of the present life, by peer.
         self.steps = [0] * len(names)
-        self.ended: list[list[float]] = [[] for _ in names]  # end time of each life, by peer
-        self.place: dict[int, int] = {}  # index in control.alive of each peer that is up
-        self.fetched = 0  # pieces that newcomers requested
-        self.stranded = False  # a newcomer found no ready peer at all; real peers would begin a new run
+        self.life_ends: list[list[float]] = [[] for _ in names]  # End time of each life, by peer.
+        self.place: dict[int, int] = {}  # Index in decisions.alive of each peer that is up.
+        self.requested_pieces = 0
+        self.is_stranded = False  # A newcomer found no ready peer at all; real peers would begin a new run.
 
     def populate(self, sessions: Sequence[Iterator[Uptime]]) -> None:
         """Start the peers that are up at time 0 as founders with one model, and schedule the starts of the others."""
-        for peer, ups in enumerate(sessions):
-            session = next(ups, None)
-            if session is None:
+        for peer, uptimes in enumerate(sessions):
+            uptime = next(uptimes, None)
+            if uptime is None:
                 continue
-            if session.from_s:
-                self.events.push(session.from_s, self.come, peer, session, ups)
+            if uptime.from_s:
+                self.events.push(uptime.from_s, self.on_start, peer, uptime, uptimes)
             else:
-                self.come(peer, session, ups, founder=True)
+                self.on_start(peer, uptime, uptimes, founder=True)
 
-    def come(self, peer: int, session: Uptime, sessions: Iterator[Uptime], founder: bool = False) -> None:
+    def on_start(self, peer: int, uptime: Uptime, later: Iterator[Uptime], founder: bool = False) -> None:
         """Start a peer at a random phase of its first step."""
-        self.place[peer] = len(self.control.alive)
-        self.control.alive.append(peer)
-        life, now = self.lives[peer], self.events.now
-        whose = f"{self.names[peer]}/{life}" if life else self.names[peer]
-        phase = random.Random(derive(self.seed, whose, "phase")).random()
+        alive, life, now = self.decisions.alive, self.lives[peer], self.events.now
+        self.place[peer] = len(alive)
+        alive.append(peer)
+        draws_name = f"{self.names[peer]}/{life}" if life else self.names[peer]
+        phase = random.Random(derive(self.seed, draws_name, "phase")).random()
         self.clocks.begin(peer, self.steps[peer], now, phase)
         if founder:
-            self.control.begin(peer)
+            self.decisions.begin(peer)
         else:
             self.join(peer, life)
-        if math.isfinite(session.until_s):
-            self.events.push(max(session.until_s, now), self.go, peer, sessions)
+        if math.isfinite(uptime.until_s):
+            self.events.push(max(uptime.until_s, now), self.on_stop, peer, later)
 
-    def go(self, peer: int, sessions: Iterator[Uptime]) -> None:
+    def on_stop(self, peer: int, later: Iterator[Uptime]) -> None:
         """Stop a peer, in order or not. The step in progress is still computed, because its batch is used up."""
-        now, control = self.events.now, self.control
-        if control.ready[peer]:
-            self.steps[peer] = self.clocks.after(peer, now)
-            control.end(peer, self.steps[peer])
+        now, decisions = self.events.now, self.decisions
+        if decisions.ready[peer]:
+            self.steps[peer] = self.clocks.next_boundary(peer, now)
+            decisions.end(peer, self.steps[peer])
         self.lives[peer] += 1
-        self.ended[peer].append(now)
-        last, place = control.alive.pop(), self.place.pop(peer)
+        self.life_ends[peer].append(now)
+        last, place = decisions.alive.pop(), self.place.pop(peer)
         if last != peer:
-            control.alive[place], self.place[last] = last, place
-        following = next(sessions, None)
-        if following is not None:
-            self.events.push(max(following.from_s, now), self.come, peer, following, sessions)
+            decisions.alive[place], self.place[last] = last, place
+        uptime = next(later, None)
+        if uptime is not None:
+            self.events.push(max(uptime.from_s, now), self.on_start, peer, uptime, later)
 
     # -- joining -------------------------------------------------------------------------------------------------
     def join(self, peer: int, life: int) -> None:
-        """Fetch the weights in pieces from several ready peers, the donors."""
+        """Fetch the weights in pieces from several ready peers, the donors; without any, try again later."""
         if life != self.lives[peer]:
             return
-        control, streams, now = self.control, self.streams, self.events.now
-        control.asking = peer
+        streams, now = self.streams, self.events.now
+        donors = self.choose_donors(peer)
+        if not donors:
+            self.is_stranded = self.is_stranded or not any(self.decisions.ready)
+            self.events.push(now + RETRY_S, self.join, peer, life)
+            return
+        surveyed_at = now + max(
+            streams.message_s(peer, donor, now) + streams.message_s(donor, peer, now) for donor in donors
+        )
+        ranges = self.divide(len(donors))
+        donors = donors[: len(ranges)]
+        number = self.tape.new_exchange(peer)
+        self.tape.piece_ranges[number] = ranges
+        snapshots_at, arrivals = [], []
+        for place, (donor, (start, stop)) in enumerate(zip(donors, ranges, strict=True)):
+            snapshot_at, arrives_at = self.fetch(peer, donor, stop - start, surveyed_at, (number, place))
+            snapshots_at.append(snapshot_at)
+            arrivals.append(arrives_at)
+        complete_at = max(arrivals)
+        if len(donors) >= MIN_DONORS:  # Each donor also sends a chunk of another donor's piece, for comparison.
+            sizes = [min(stop - start, self.config.chunk_elements) for start, stop in ranges]
+            complete_at = max(
+                self.fetch(peer, donor, size, complete_at, None)[1] for donor, size in zip(donors, sizes, strict=True)
+            )
+        lives = [self.lives[donor] for donor in donors]
+        given = list(zip(donors, lives, snapshots_at, strict=True))
+        self.events.push(complete_at, self.on_fetched, peer, life, number, given)
+
+    def choose_donors(self, peer: int) -> list[int]:
+        """Draw the donors of a newcomer from the ready peers."""
+        decisions = self.decisions
+        decisions.selecting = peer
         donors: list[int] = []
-        for _ in range(min(self.config.internal.donors, MOST_SIDES)):
-            donor = uniform(control.alive, control.rngs[peer], control.fits, donors)
+        for _ in range(min(self.config.internal.donors, MAX_SIDES)):
+            donor = uniform(decisions.alive, decisions.rngs[peer], decisions.is_candidate, donors)
             if donor is None:
                 break
             donors.append(donor)
-        if not donors:
-            self.stranded = self.stranded or not any(control.ready)
-            self.events.push(now + LOOK_S, self.join, peer, life)
-            return
-        surveyed = now + max(streams.message(peer, one, now) + streams.message(one, peer, now) for one in donors)
-        share, chunk = max(-(-self.elements // len(donors)), FEW), self.config.chunk_elements
-        share = share if share < chunk else -(-share // chunk) * chunk
-        ranges = [(at, min(at + share, self.elements)) for at in range(0, self.elements, share)]
-        number = self.tape.exchange(peer)
-        self.tape.ranges[number] = ranges
-        given = [(donor, self.lives[donor]) for donor, _ in zip(donors, ranges, strict=False)]
-        pieces = [
-            self.piece(peer, donor, stop - start, surveyed, (number, place))
-            for place, ((donor, _), (start, stop)) in enumerate(zip(given, ranges, strict=True))
-        ]
-        whole = max(there for _, there in pieces)
-        if len(given) >= MIN_DONORS:  # each donor also sends a chunk of another donor's piece, for comparison
-            sizes = [min(stop - start, chunk) for start, stop in ranges]
-            whole = max(
-                self.piece(peer, donor, size, whole, None)[1] for (donor, _), size in zip(given, sizes, strict=True)
-            )
-        until = [(donor, one, at) for (donor, one), (at, _) in zip(given, pieces, strict=True)]
-        self.events.push(whole, self.on_whole, peer, life, number, until)
+        return donors
 
-    def piece(
-        self, peer: int, donor: int, elements: int, asked: float, gives: tuple[int, int] | None
+    def divide(self, donors: int) -> list[tuple[int, int]]:
+        """Return the element ranges of at most this many pieces, of whole chunks as far as possible."""
+        size, chunk = max(-(-self.elements // donors), FEW), self.config.chunk_elements
+        size = size if size < chunk else -(-size // chunk) * chunk
+        return [(start, min(start + size, self.elements)) for start in range(0, self.elements, size)]
+
+    def fetch(
+        self, peer: int, donor: int, elements: int, asked_at: float, join_and_place: tuple[int, int] | None
     ) -> tuple[float, float]:
-        """Return when a donor takes its snapshot, and when ``elements`` of it have arrived."""
-        steps = self.clocks.after(donor, asked + self.streams.message(peer, donor, asked))
-        at = self.clocks.time(donor, steps)
-        if gives is not None:
-            self.tape.put(donor, steps, GIVE, *gives)
-        self.fetched += 1
-        size_bytes = self.streams.network.bytes_of(self.raw.encoded_bytes(elements))
-        return at, at + self.streams.stream(donor, peer, at, size_bytes)
+        """Return when a donor takes its snapshot, and when ``elements`` of it have arrived.
 
-    def on_whole(self, peer: int, life: int, number: int, given: list[tuple[int, int, float]]) -> None:
-        """Use the complete weights at the next boundary, or start again if a donor died before its snapshot."""
-        died = any(one != self.lives[donor] and self.ended[donor][one] < at for donor, one, at in given)
-        if life != self.lives[peer] or died:
-            self.tape.put(peer, self.steps[peer], DROP, number, 0)
+        ``join_and_place`` is the number of the join and the donor's place in it; None if the snapshot is only compared.
+        """
+        steps = self.clocks.next_boundary(donor, asked_at + self.streams.message_s(peer, donor, asked_at))
+        snapshot_at = self.clocks.time_of(donor, steps)
+        if join_and_place is not None:
+            self.tape.append(donor, steps, GIVE, *join_and_place)
+        self.requested_pieces += 1
+        size_bytes = self.streams.network.bytes_of(self.codec.encoded_bytes(elements))
+        return snapshot_at, snapshot_at + self.streams.stream_s(donor, peer, snapshot_at, size_bytes)
+
+    def on_fetched(self, peer: int, life: int, number: int, given: list[tuple[int, int, float]]) -> None:
+        """Use the complete weights at the next boundary, or start again if a donor died before its snapshot.
+
+        ``given`` holds each donor with its life and the time of its snapshot.
+        """
+        lost = any(
+            donor_life != self.lives[donor] and self.life_ends[donor][donor_life] < snapshot_at
+            for donor, donor_life, snapshot_at in given
+        )
+        if life != self.lives[peer] or lost:
+            self.tape.append(peer, self.steps[peer], DROP, number, 0)
             self.join(peer, life)
             return
-        self.events.push(
-            self.clocks.time(peer, self.clocks.after(peer, self.events.now)), self.on_taken, peer, life, number
-        )
+        adopts_at = self.clocks.time_of(peer, self.clocks.next_boundary(peer, self.events.now))
+        self.events.push(adopts_at, self.on_adopted, peer, life, number)
 
-    def on_taken(self, peer: int, life: int, number: int) -> None:
+    def on_adopted(self, peer: int, life: int, number: int) -> None:
         """Adopt the weights at a boundary; the loop trains from here on."""
-        steps, control = self.steps[peer], self.control
+        steps, decisions = self.steps[peer], self.decisions
         if life != self.lives[peer]:
-            self.tape.put(peer, steps, DROP, number, 0)
+            self.tape.append(peer, steps, DROP, number, 0)
             return
-        self.tape.put(peer, steps, TAKE, number, 0)
-        self.clocks.begin(peer, steps, self.events.now, 0.0)
-        control.counted[peer] = steps
-        control.begin(peer)
+        self.tape.append(peer, steps, ADOPT, number, 0)
+        self.clocks.begin(peer, steps, self.events.now, phase=0.0)
+        decisions.counted_steps[peer] = steps
+        decisions.begin(peer)

@@ -6,7 +6,7 @@ import math
 
 from gossip.recent import Recent
 from gossip.selection.partners import WARY_FAILURES, WARY_S
-from sim.exchanges.meeting import Meeting
+from sim.exchanges.pair_exchange import PairExchange
 
 __all__ = ["Strangers"]
 
@@ -14,37 +14,39 @@ __all__ = ["Strangers"]
 class Strangers:
     """The failures of all peers with new partners, treated as in :class:`gossip.selection.partners.Partners`.
 
-    ``table`` holds each peer's exchanges, ``met`` the partners of its recent mixes. Any other partner is new.
+    ``exchanges`` holds each peer's exchanges, ``mixed_with`` the partners of its recent mixes. All others are new.
     """
 
-    def __init__(self, table: list[list[Meeting]], met: list[Recent[int, int]]) -> None:
-        self.table, self.met = table, met
-        self.failures = [0] * len(met)  # failed exchanges with new partners, minus successful ones
-        self.until = [-math.inf] * len(met)  # end of the period without new partners
+    def __init__(self, exchanges: list[list[PairExchange]], mixed_with: list[Recent[int, int]]) -> None:
+        self.exchanges, self.mixed_with = exchanges, mixed_with
+        self.failures = [0] * len(mixed_with)  # Failed exchanges with new partners, minus successful ones.
+        self.wary_until = [-math.inf] * len(mixed_with)  # End of the period without new partners.
 
-    def slow(self, peer: int, partner: int, now: float) -> None:
+    def note_slow(self, peer: int, partner: int, now: float) -> None:
         """Count an exchange that takes too long or has failed, if the partner is new."""
-        if partner not in self.met[peer]:
+        if partner not in self.mixed_with[peer]:
             self.failures[peer] = min(self.failures[peer] + 1, WARY_FAILURES + 1)
             if self.failures[peer] >= WARY_FAILURES:
-                self.until[peer] = now + WARY_S
+                self.wary_until[peer] = now + WARY_S
 
-    def mixed(self, peer: int) -> None:
+    def note_mix(self, peer: int) -> None:
         """Count a finished exchange with a new partner."""
         if self.failures[peer]:
             self.failures[peer] -= 1
 
     def forget(self, peer: int) -> None:
         """Reset a peer that starts a new life."""
-        self.failures[peer], self.until[peer] = 0, -math.inf
+        self.failures[peer], self.wary_until[peer] = 0, -math.inf
 
-    def barred(self, peer: int, now: float) -> bool:
+    def is_wary(self, peer: int, now: float) -> bool:
         """Return True if the peer avoids all new partners now."""
         if self.failures[peer] < WARY_FAILURES:
             return False
-        met = self.met[peer]
-        return now < self.until[peer] or any(one.partner(peer) not in met for one in self.table[peer])
+        known = self.mixed_with[peer]
+        return now < self.wary_until[peer] or any(
+            exchange.partner_of(peer) not in known for exchange in self.exchanges[peer]
+        )
 
-    def shuns(self, peer: int, sender: int, now: float) -> bool:
-        """Return True if the peer ignores an offer from this sender."""
-        return self.failures[peer] >= WARY_FAILURES and sender not in self.met[peer] and self.barred(peer, now)
+    def is_declined(self, peer: int, sender: int, now: float) -> bool:
+        """Return True if the peer refuses an offer from this sender."""
+        return self.failures[peer] >= WARY_FAILURES and sender not in self.mixed_with[peer] and self.is_wary(peer, now)

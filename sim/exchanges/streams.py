@@ -10,7 +10,7 @@ from gossip.codecs import get_codec
 from gossip.recent import Recent
 from gossip.wire import frames
 from gossip.wire.messages import Accept, Busy, Commit, Fetch, Offer, Serving
-from sim.engine.links import CLOSED_S
+from sim.engine.links import SOCKETS_CLOSE_S
 from sim.seeds import Draws, derive
 from sim.world.line import Line, line_key
 from sim.world.network import NetworkModel
@@ -18,59 +18,51 @@ from sim.world.tcp import Back
 
 __all__ = ["Sizes", "StreamTimes", "is_instant"]
 
-TIMED = 65_536  # durations kept; when full, every second one is dropped and the sampling rate is halved
-LINES = 16  # recently used lines kept per peer; a line idle for long restarts TCP's slow start, like a new one
+MAX_DURATIONS = 65_536  # Durations kept; when full, every second one is dropped and the sampling rate is halved.
+LINES_PER_PEER = 16  # Recently used lines kept; a line idle for long restarts TCP's slow start, like a new one.
 
-SESSION, RUN, VERSION = 1 << 61, bytes(16), 1.5  # values of the usual encoded length
+SESSION, RUN, VERSION = 1 << 61, bytes(16), 1.5  # Values of the usual encoded length.
 
 
 class Sizes:
-    """The sizes in bytes of each kind of message, and of the stream of a vector."""
+    """The encoded sizes in bytes: of an Offer, Accept, Busy, Commit, of a piece's messages, and of a vector."""
 
     def __init__(self, codec: str, elements: int) -> None:
         offer = Offer(SESSION, f"vector of {elements}", RUN, VERSION, 0.5, codec, "pair", 0.0, str(ALL))
-        self.offer = len(frames.encode(offer))
-        self.accept = len(frames.encode(Accept(SESSION, VERSION, 0.5, codec)))
-        self.busy, self.commit = (len(frames.encode(kind(SESSION))) for kind in (Busy, Commit))
+        self.offer_bytes = len(frames.encode(offer))
+        self.accept_bytes = len(frames.encode(Accept(SESSION, VERSION, 0.5, codec)))
+        self.busy_bytes, self.commit_bytes = (len(frames.encode(kind(SESSION))) for kind in (Busy, Commit))
         fetch = Fetch(SESSION, (), 0, elements)
-        self.piece = len(frames.encode(fetch)) + len(frames.encode(Serving(SESSION, VERSION, RUN, (), ())))
-        self.stream = get_codec(codec).encoded_bytes(elements)
+        self.piece_bytes = len(frames.encode(fetch)) + len(frames.encode(Serving(SESSION, VERSION, RUN, (), ())))
+        self.vector_bytes = get_codec(codec).encoded_bytes(elements)
 
 
 class StreamTimes:
-    """The transfer times between the peers ``names``, for vectors of ``size_bytes``.
+    """The transfer times between the peers ``names``, for vectors of ``vector_bytes``.
 
-    ``slow`` is True if steps take so long that a peer may background an exchange. ``moving`` (peers,) holds the number
-    of exchanges in progress at each peer, which share its bandwidth.
+    ``has_slow_steps`` is True if steps take so long that a peer may background an exchange. ``used_slots`` (peers,)
+    holds the number of exchanges in progress at each peer, which share its bandwidth.
     """
 
     def __init__(
-        self, network: NetworkModel, size_bytes: int, names: Sequence[str], seed: int, slow: bool = False
+        self, network: NetworkModel, vector_bytes: int, names: Sequence[str], seed: int, has_slow_steps: bool = False
     ) -> None:
-        self.network, self.size_bytes = network, size_bytes
+        self.network, self.vector_bytes = network, vector_bytes
         self.latency, self.transport = network.latency, network.transport
-        self.near = network.longest_s == 0 and self.transport is None  # messages take no time
-        self.instant = is_instant(network, len(names))
-        self.patient = not self.near or slow  # anything takes so long that a peer may background it
-        self.moving: list[int] = []
-        self.keys = [int.from_bytes(derive(seed, name, "lines")[:8], "little") for name in names]
-        self.lines = Recent[int, Line](LINES * len(names))  # LRU cache, keyed by sender and receiver
-        self.durations_s: list[float] = []  # seconds from the request for a snapshot to the mix
-        self.every = 1  # one mix in `every` has its duration kept
-        self.sent = 0  # bytes of the streams counted so far
-        self._begin: list[float] = []  # begin times of streams that are not counted yet
-        self._left = 1  # mixes until the next duration is kept
+        self.has_instant_messages = network.longest_s == 0 and self.transport is None
+        self.are_instant = is_instant(network, len(names))
+        # Anything takes so long that a peer may background an exchange.
+        self.can_be_slow = not self.has_instant_messages or has_slow_steps
+        self.used_slots: list[int] = []
+        self.line_seeds = [int.from_bytes(derive(seed, name, "lines")[:8], "little") for name in names]
+        self.lines = Recent[int, Line](LINES_PER_PEER * len(names))  # LRU cache, keyed by sender and receiver.
+        self.durations_s: list[float] = []  # Seconds from the request for a snapshot to the mix.
+        self.mixes_per_duration = 1  # One in this many mixes has its duration kept.
+        self._mixes_left = 1  # Mixes until the next duration is kept.
+        self._counted_bytes = 0  # Bytes of pieces, and of streams that had begun at the last count.
+        self._begin: list[float] = []  # Begin times of streams of whole vectors that are not counted yet.
 
-    def line(self, sender: int, receiver: int, now: float) -> Line:
-        """Return the line between two peers; a new one's random draws depend only on the pair and the time."""
-        keys, place = self.keys, sender * len(self.keys) + receiver
-        line = self.lines.get(place)
-        if line is None:
-            line = Line(line_key(keys[sender], keys[receiver], now), now, self.network.loss_of(sender, receiver))
-        self.lines[place] = line
-        return line
-
-    def message(self, sender: int, receiver: int, now: float) -> float:
+    def message_s(self, sender: int, receiver: int, now: float) -> float:
         """Return how long a message sent at ``now`` takes: a loss delays it and the messages behind it."""
         latency, transport = self.latency(sender, receiver), self.transport
         if transport is None or not self.network.loss_of(sender, receiver):
@@ -79,15 +71,15 @@ class StreamTimes:
         line.free_at = max(line.free_at, now + latency + transport.late_s(line, 2 * latency))
         return line.free_at - now
 
-    def stream(self, sender: int, receiver: int, now: float, piece_bytes: int | None = None) -> float:
+    def stream_s(self, sender: int, receiver: int, now: float, piece_bytes: int | None = None) -> float:
         """Return the seconds from sending the first byte, at ``now``, to the arrival of the last one.
 
         The stream shares bandwidth with the exchanges in progress. It carries a whole vector, and as much flows back;
         with ``piece_bytes`` it carries a piece, in one direction only.
         """
-        size_bytes = self.size_bytes if piece_bytes is None else piece_bytes
+        size_bytes = self.vector_bytes if piece_bytes is None else piece_bytes
         if piece_bytes is not None:
-            self.sent += piece_bytes
+            self._counted_bytes += piece_bytes
         transport = self.transport
         rate, latency = self.rate(sender, receiver), self.latency(sender, receiver)
         if transport is None:
@@ -100,38 +92,47 @@ class StreamTimes:
         line.free_at = max(line.free_at, now + seconds)
         return line.free_at - now
 
+    def line(self, sender: int, receiver: int, now: float) -> Line:
+        """Return the line between two peers; a new one's random draws depend only on the pair and the time."""
+        seeds, key = self.line_seeds, sender * len(self.line_seeds) + receiver
+        line = self.lines.get(key)
+        if line is None:
+            line = Line(line_key(seeds[sender], seeds[receiver], now), now, self.network.loss_of(sender, receiver))
+        self.lines[key] = line
+        return line
+
     def rate(self, sender: int, receiver: int) -> float:
         """Return the rate of one stream, in bytes/s, next to the exchanges in progress at both peers."""
-        network, moving = self.network, self.moving
+        network, used_slots = self.network, self.used_slots
         up, down = network.up_bytes_s(sender), network.down_bytes_s(receiver)
-        return min(up / max(moving[sender], 1), down / max(moving[receiver], 1))
+        return min(up / max(used_slots[sender], 1), down / max(used_slots[receiver], 1))
 
-    def closed_s(self, draws: Draws) -> float:
-        """Return the seconds from the death of a process until the kernel closes its sockets."""
-        low, high = CLOSED_S
+    def draw_closing_s(self, draws: Draws) -> float:
+        """Draw the seconds from the death of a process until the kernel closes its sockets."""
+        low, high = SOCKETS_CLOSE_S
         return 0.0 if self.transport is None else low + (high - low) * draws.random()
 
-    def begin(self, *when: float) -> None:
-        """Record streams that begin at these times."""
-        self._begin += when
+    def count(self, *begin: float) -> None:
+        """Count streams of whole vectors that begin at these times."""
+        self._begin += begin
 
-    def bytes_sent(self, now: float) -> int:
+    def sent_bytes(self, now: float) -> int:
         """Return the total bytes of all streams that have begun by ``now``; each counts in full."""
         later = [when for when in self._begin if when > now]
-        self.sent += self.size_bytes * (len(self._begin) - len(later))
+        self._counted_bytes += self.vector_bytes * (len(self._begin) - len(later))
         self._begin = later
-        return self.sent
+        return self._counted_bytes
 
-    def timed(self, seconds: float) -> None:
-        """Record the duration of one mix in ``every``."""
-        self._left -= 1
-        if self._left:
+    def note_duration(self, seconds: float) -> None:
+        """Keep the duration of one in ``mixes_per_duration`` mixes."""
+        self._mixes_left -= 1
+        if self._mixes_left:
             return
-        self._left = self.every
+        self._mixes_left = self.mixes_per_duration
         self.durations_s.append(seconds)
-        if len(self.durations_s) >= TIMED:
+        if len(self.durations_s) >= MAX_DURATIONS:
             del self.durations_s[::2]
-            self.every *= 2
+            self.mixes_per_duration *= 2
 
 
 def is_instant(network: NetworkModel, peers: int) -> bool:

@@ -31,10 +31,10 @@ FASHION_MNIST_DIR = "/usr/share/datasets/fashion-mnist"
 class _Pictures:
     """The description of a data set of 70,000 pictures of 28 x 28 pixels in four IDX files."""
 
-    mean: float  # mean of the 60,000 training pictures, as a fraction of full brightness (255)
+    mean: float  # Mean of the 60,000 training pictures, as a fraction of full brightness (255)
     std: float
-    missing: str  # advice for a missing file
-    damaged: str  # advice for a damaged file
+    missing: str  # Advice for a missing file.
+    damaged: str  # Advice for a damaged file.
 
 
 MNIST = _Pictures(
@@ -69,7 +69,7 @@ def digits() -> Split:
     from sklearn.model_selection import train_test_split
 
     images, labels = load_digits(return_X_y=True)
-    images = (images / 16).astype(np.float32)  # pixel values are 0..16
+    images = (images / 16).astype(np.float32)  # Pixel values are 0..16.
     x_train, x_test, y_train, y_test = train_test_split(
         images, labels.astype(np.int64), test_size=0.2, random_state=0, stratify=labels
     )
@@ -170,7 +170,7 @@ def _pictures(folder: Path, which: _Pictures) -> Split:
         images = _read_idx(folder / f"{name}-images-idx3-ubyte", which)  # (samples, 28, 28)
         labels = _read_idx(folder / f"{name}-labels-idx1-ubyte", which)  # (samples,)
         x = torch.from_numpy(images).unsqueeze(1).float()  # (samples, 1, 28, 28)
-        x.div_(255).sub_(which.mean).div_(which.std)  # in place: the set is 188 MB
+        x.div_(255).sub_(which.mean).div_(which.std)  # In place: the set is 188 MB.
         parts += [x, torch.from_numpy(labels).long()]
     return parts[0], parts[1], parts[2], parts[3]
 
@@ -216,9 +216,9 @@ def _speeches(play: str) -> list[tuple[str, str]]:
         if line.startswith("**"):
             role = line.strip("*").replace(":", "")
         elif line.startswith("#"):
-            role = ""  # a heading may continue on the next lines, which are not speech
+            role = ""  # A heading may continue on the next lines, which are not speech.
         elif line == "EPILOGUE":
-            role = line  # three plays end with an epilogue that names no speaker
+            role = line  # Three plays end with an epilogue that names no speaker.
         elif line and role:
             spoken.append((role, line))
     return spoken

@@ -3,37 +3,34 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gossip.arithmetic.correction import LEAK, mean_lesson, settled, spread
 from gossip.config import Config
+from sim.arrays import F32, F64, I64
 
 __all__ = ["Corrections"]
-
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
 
 
 class Corrections:
     """The drift correction of each peer.
 
     Attributes:
-        pull: The corrections of one interval, float32 (peers, parameters).
-        rates: The learning rates at which they were learned, (peers,).
-        lessons_sq: The running mean squares of the lessons, (peers,).
-        signal: The shares of ``pull`` that are applied, (peers,).
+        pull: The correction that each model gets over one interval, float32 (peers, parameters).
+        rates: The learning rate at which it was learned, (peers,); 0 until one is learned.
+        lessons_sq: The running mean square of the lessons, (peers,).
+        signal: The share of ``pull`` that is applied, (peers,).
+        every: Local steps in an interval, int64 (peers,).
+        spread: Local steps between two parts of a correction, int64 (peers,).
     """
 
     def __init__(self, peers: int, parameters: int, config: Config) -> None:
         every = config.first_interval
         assert every is not None, "a correction counts steps"
         self.kappa = config.kappa
-        self.every = np.full(peers, every, np.int64)  # local steps in an interval
-        self.spread = np.full(peers, spread(every), np.int64)  # local steps between two parts of a correction
+        self.every = np.full(peers, every, np.int64)
+        self.spread = np.full(peers, spread(every), np.int64)
         self.pull = np.zeros((peers, parameters), np.float32)
-        self.rates = np.zeros(peers)  # 0 until a correction is learned
-        self.lessons_sq, self.signal = np.zeros(peers), np.zeros(peers)
+        self.rates, self.lessons_sq, self.signal = np.zeros(peers), np.zeros(peers), np.zeros(peers)
 
     def learn(self, rows: I64, shifts: F32, credits: F64, own_sq: F64, rates: F64, every: I64 | None = None) -> None:
         """Learn from finished exchanges of unique rows.
@@ -46,26 +43,23 @@ class Corrections:
             rates: The learning rates of the peers now, shape (exchanges,).
             every: Local steps in an interval from now on, shape (exchanges,); 0 or None keeps the old number.
         """
-        some = np.flatnonzero(credits > 0)
-        rows, rates = rows[some], rates[some]
-        share = (self.kappa * credits[some]).astype(np.float32)[:, None]
-        parameters = self.pull.shape[1]
-        scale = self.scale(rows, rates) * (1.0 - LEAK * credits[some])
+        counting = np.flatnonzero(credits > 0)
+        rows, rates, credits, own_sq = rows[counting], rates[counting], credits[counting], own_sq[counting]
+        shifts = shifts[counting, : self.pull.shape[1]]
+        scale = self.rate_factors(rows, rates) * (1.0 - LEAK * credits)
         if every is not None:
-            scale *= self.count_in(rows, every[some])
+            scale *= self.set_intervals(rows, every[counting])
         if (scale != 1.0).any():
             self.pull[rows] *= scale.astype(np.float32)[:, None]
-        shifts = shifts[some, :parameters]
-        self.pull[rows] += share * shifts
+        self.pull[rows] += (self.kappa * credits).astype(np.float32)[:, None] * shifts
         self.lessons_sq[rows] *= scale * scale
-        each = zip(rows.tolist(), shifts, credits[some].tolist(), own_sq[some].tolist(), strict=True)
-        for row, shift, counts, squared in each:
-            lesson_sq = mean_lesson(float(self.lessons_sq[row]), counts * counts * float(shift.dot(shift)))
+        for row, shift, credit, model_sq in zip(rows.tolist(), shifts, credits.tolist(), own_sq.tolist(), strict=True):
+            lesson_sq = mean_lesson(float(self.lessons_sq[row]), credit * credit * float(shift.dot(shift)))
             self.lessons_sq[row] = lesson_sq
-            self.signal[row] = settled(self.pull[row], squared, int(self.every[row]), lesson_sq)
+            self.signal[row] = settled(self.pull[row], model_sq, int(self.every[row]), lesson_sq)
         self.rates[rows] = np.where(rates > 0, rates, self.rates[rows])
 
-    def count_in(self, rows: I64, every: I64) -> F64:
+    def set_intervals(self, rows: I64, every: I64) -> F64:
         """Set the intervals of these rows to ``every`` steps (0: no change); return the factor for each correction."""
         before = self.every[rows]
         every = np.where(every > 0, every, before)
@@ -73,7 +67,7 @@ class Corrections:
         self.spread[rows] = [spread(steps) for steps in every.tolist()]
         return every / before
 
-    def scale(self, rows: I64, rates: F64) -> F64:
+    def rate_factors(self, rows: I64, rates: F64) -> F64:
         """Return the factor for each row's correction at its current learning rate."""
         learned = self.rates[rows]
         return np.divide(rates, learned, out=np.ones(len(rows)), where=learned > 0)
@@ -91,8 +85,8 @@ class Corrections:
         if not len(due):
             return
         some = rows[due]
-        parts = self.signal[some] * self.spread[some] / self.every[some] * self.scale(some, rates[due])
-        factors = parts.astype(np.float32)[:, None]
+        shares = self.signal[some] * self.spread[some] / self.every[some] * self.rate_factors(some, rates[due])
+        factors = shares.astype(np.float32)[:, None]
         parameters = self.pull.shape[1]
         if len(due) == len(rows):
             models[:, :parameters] += factors * self.pull[rows]
@@ -102,5 +96,4 @@ class Corrections:
     def reset(self, row: int) -> None:
         """Forget the correction of a peer whose weights were replaced."""
         self.pull[row] = 0
-        self.lessons_sq[row] = self.signal[row] = 0.0
-        self.rates[row] = 0.0
+        self.lessons_sq[row] = self.signal[row] = self.rates[row] = 0.0

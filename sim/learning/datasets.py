@@ -8,7 +8,7 @@ import torch
 
 from gossip.errors import DataError
 from sim import plugins
-from sim.learning import corpora as data
+from sim.learning import corpora
 
 __all__ = ["Dataset", "load"]
 
@@ -17,17 +17,22 @@ __all__ = ["Dataset", "load"]
 TEST_SAMPLES = 1000
 # Fewer windows of text are enough, because each predicts CONTEXT bytes: 8,192 predictions.
 TEST_WINDOWS = 128
-CONTEXT = 64  # bytes in a window of text
-TOKENS = (torch.int32, torch.int64)  # types of x that hold token ids; smaller integers hold pixel values and the like
+CONTEXT = 64  # Bytes in a window of text.
+TOKENS = (torch.int32, torch.int64)  # Types of x that hold token ids; smaller integers hold pixels.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
     """A data set as tensors on the CPU.
 
-    x: float32 (samples, ...), or token ids, int64 (samples, ...). y: class numbers, int64 (samples,), or one for each
-    position, (samples, ...); or real numbers, float32 (samples, ...). For text, x and y are bytes, uint8 (samples,
-    context), and y is x shifted by one byte. ``clients``, int64 (samples,), is the client of each training sample.
+    Attributes:
+        name: Its name in a scenario.
+        x_train, x_test: float32 (samples, ...), or token ids, int64 (samples, ...). For text: bytes, uint8 (samples,
+            context).
+        y_train, y_test: Class numbers, int64 (samples,), or one for each position, (samples, ...); or real numbers,
+            float32 (samples, ...). For text: x shifted by one byte.
+        clients: The client of each training sample, int64 (samples,).
+        picture: The shape of a sample that is a picture.
     """
 
     name: str
@@ -36,7 +41,7 @@ class Dataset:
     x_test: torch.Tensor
     y_test: torch.Tensor
     clients: torch.Tensor | None = None
-    picture: tuple[int, int, int] | None = None  # channels, height, width
+    picture: tuple[int, int, int] | None = None  # Channels, height, width.
 
     @property
     def tokens(self) -> bool:
@@ -75,26 +80,27 @@ def load(name: str) -> Dataset:
         ConfigError: The function cannot be found.
     """
     if name == "digits":
-        return _held_out("digits", data.digits(), TEST_SAMPLES, picture=(1, 8, 8))
+        return _dataset(name, corpora.digits(), TEST_SAMPLES, picture=(1, 8, 8))
     if name == "mnist":
-        return _held_out("mnist", data.mnist(), TEST_SAMPLES, picture=(1, 28, 28))
+        return _dataset(name, corpora.mnist(), TEST_SAMPLES, picture=(1, 28, 28))
     if name == "fashion-mnist":
-        return _held_out("fashion-mnist", data.fashion_mnist(), TEST_SAMPLES, picture=(1, 28, 28))
+        return _dataset(name, corpora.fashion_mnist(), TEST_SAMPLES, picture=(1, 28, 28))
     if name == "shakespeare":
         return _shakespeare()
     return _custom(name)
 
 
-def _held_out(
+def _dataset(
     name: str,
-    split: data.Split,
-    most: int,
+    split: corpora.Split,
+    max_held_out: int,
     *,
     clients: torch.Tensor | None = None,
     picture: tuple[int, int, int] | None = None,
 ) -> Dataset:
+    """Return the data set with at most ``max_held_out`` samples for tests, evenly spaced."""
     x_train, y_train, x_test, y_test = split
-    chosen = torch.linspace(0, len(x_test) - 1, min(most, len(x_test))).long()
+    chosen = torch.linspace(0, len(x_test) - 1, min(max_held_out, len(x_test))).long()
     return Dataset(
         name=name, x_train=x_train, y_train=y_train, x_test=x_test[chosen], y_test=y_test[chosen], clients=clients,
         picture=picture,
@@ -106,13 +112,13 @@ def _shakespeare() -> Dataset:
 
     The last tenth of every role is held out, and each role is a client.
     """
-    texts = [text for _, text in sorted(data.shakespeare().items())]
+    texts = [text for _, text in sorted(corpora.shakespeare().items())]
     pieces = [_windows(text[: len(text) * 9 // 10]) for text in texts]
     train = torch.cat(pieces)  # (windows, context + 1)
     test = _windows(b"\n".join(text[len(text) * 9 // 10 :] for text in texts))
     clients = torch.repeat_interleave(torch.arange(len(pieces)), torch.tensor([len(piece) for piece in pieces]))
     split = train[:, :-1], train[:, 1:], test[:, :-1], test[:, 1:]
-    return _held_out("shakespeare", split, TEST_WINDOWS, clients=clients)
+    return _dataset("shakespeare", split, TEST_WINDOWS, clients=clients)
 
 
 def _windows(text: bytes) -> torch.Tensor:
@@ -122,6 +128,7 @@ def _windows(text: bytes) -> torch.Tensor:
 
 
 def _custom(name: str) -> Dataset:
+    """Load the user's data set by calling its function, and check what it returns."""
     given = plugins.call(name, "task.dataset")
     parts = tuple(given) if isinstance(given, tuple | list) else ()
     if len(parts) not in (4, 5) or not all(isinstance(part, torch.Tensor) for part in parts):
@@ -132,7 +139,7 @@ def _custom(name: str) -> Dataset:
         raise DataError(f"{name} must return as many labels as samples, and at least one to train on and one to test.")
     if x_train.shape[1:] != x_test.shape[1:]:
         raise DataError(f"{name} returns training samples of shape {list(x_train.shape[1:])} and others for the test.")
-    split: data.Split
+    split: corpora.Split
     if x_train.dtype == y_train.dtype == x_test.dtype == y_test.dtype == torch.uint8 and x_train.dim() == 2:
         if (x_train.shape, x_test.shape) != (y_train.shape, y_test.shape):
             raise DataError(f"{name} returns text, whose y must have the shape of x and lie one byte ahead.")
@@ -151,5 +158,5 @@ def _custom(name: str) -> Dataset:
         raise DataError(f"{name} must return one client number for each training sample as its fifth tensor.")
     shape = tuple(x_train.shape[1:])
     # A sequence has many predictions in one sample, so fewer samples are held out.
-    most = TEST_WINDOWS if y_train.dim() > 1 and not y_train.is_floating_point() else TEST_SAMPLES
-    return _held_out(name, split, most, clients=clients, picture=shape if len(shape) == 3 else None)
+    max_held_out = TEST_WINDOWS if y_train.dim() > 1 and not y_train.is_floating_point() else TEST_SAMPLES
+    return _dataset(name, split, max_held_out, clients=clients, picture=shape if len(shape) == 3 else None)

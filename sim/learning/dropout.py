@@ -9,21 +9,21 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
-from sim.learning.batches import GOLDEN, mixed
+from sim.arrays import I64
+from sim.learning.batches import GOLDEN, splitmix
 from sim.seeds import derive
 
 __all__ = ["Dropouts", "StepKeys"]
 
-I64 = NDArray[np.int64]
 
-BITS = 24  # bits of a hash that decide a mask: exact in float32, and precise enough to meet p to within 6e-8
-LOW = (1 << 32) - 1
+BITS = 24  # Bits of a hash that decide a mask: exact in float32, and precise enough to meet p to within 6e-8.
+LOW_32 = (1 << 32) - 1  # A mask of 32 bits.
+LAYER_ODD = 0x9E3779B1  # An odd constant that separates the hash inputs of layers.
 # lowbias32 of C. Wellons, "Prospecting for Hash Functions", 2018, in torch's int64, where a product of 32 and 31 bits
 # does not overflow.
-FIRST, SECOND = 0x7FEB352D, 0x846CA68B
+FIRST_FACTOR, SECOND_FACTOR = 0x7FEB352D, 0x846CA68B
 Kind = nn.modules.dropout._DropoutNd
 KINDS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
@@ -37,7 +37,7 @@ class StepKeys:
 
     def of(self, rows: I64, steps: I64) -> I64:
         """Return the 32-bit key of each row's step, int64 (rows,)."""
-        drawn = mixed(self._keys[rows] + steps.astype(np.uint64) * GOLDEN)
+        drawn = splitmix(self._keys[rows] + steps.astype(np.uint64) * GOLDEN)
         return (drawn >> np.uint64(32)).astype(np.int64)
 
 
@@ -45,44 +45,45 @@ class Dropouts:
     """The dropout layers of one module, numbered in the order in which a forward pass reaches them."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.key: torch.Tensor | None = None  # key of the current step; under vmap one per model
-        self.met = 0  # layers that the forward pass has reached
-        self.any = False
+        self.key: torch.Tensor | None = None  # Key of the current step; under vmap one per model.
+        self.reached_layers = 0  # Layers that the forward pass has reached.
+        self.exist = False
         for parent in list(module.modules()):
             for name, child in parent.named_children():
                 if isinstance(child, Kind) and type(child) in KINDS and child.p > 0:
                     setattr(parent, name, KeyedDropout(child, self))
-                    self.any = True
+                    self.exist = True
 
     def begin(self, key: torch.Tensor | None) -> None:
         """Prepare for the forward pass of the step with this key; None switches dropout off."""
-        self.key, self.met = key, 0
+        self.key, self.reached_layers = key, 0
 
 
 class KeyedDropout(nn.Module):
     """A replacement of nn.Dropout and of its variants that drop whole channels."""
 
-    def __init__(self, module: Kind, all_of_them: Dropouts) -> None:
+    def __init__(self, module: Kind, dropouts: Dropouts) -> None:
         super().__init__()
         self.p, self.whole_channels = module.p, type(module) is not nn.Dropout
-        vars(self)["shared"] = all_of_them  # set past nn.Module, so that it is not part of the module's state
+        vars(self)["dropouts"] = dropouts  # Set past nn.Module, so that it is not part of the module's state.
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        shared: Dropouts = vars(self)["shared"]
-        if shared.key is None:
+        dropouts: Dropouts = vars(self)["dropouts"]
+        if dropouts.key is None:
             return x
-        shared.met += 1
+        dropouts.reached_layers += 1
         # The mask has shape (batch, channels, 1, ...) if whole channels are dropped, else the shape of x.
         shape = [*x.shape[:2], *([1] * (x.dim() - 2))] if self.whole_channels else list(x.shape)
         places = torch.arange(int(np.prod(shape))).view(shape)
-        drawn = hashed(hashed(places + shared.met * 0x9E3779B1) ^ shared.key)
+        drawn = hashed(hashed(places + dropouts.reached_layers * LAYER_ODD) ^ dropouts.key)
         kept = (drawn >> (32 - BITS)) >= round(self.p * (1 << BITS))
         return x * kept.to(x.dtype) / (1.0 - self.p) if self.p < 1 else x * 0.0
 
 
 def hashed(x: torch.Tensor) -> torch.Tensor:
     """Hash 32-bit numbers: each bit of the result depends on each bit of x."""
-    x = x & LOW
-    x = (x ^ (x >> 16)) * FIRST & LOW
-    x = (x ^ (x >> 15)) * (SECOND - (1 << 32)) & LOW  # SECOND - 2^32 gives the same modulo 2^32 without overflow
+    x = x & LOW_32
+    x = (x ^ (x >> 16)) * FIRST_FACTOR & LOW_32
+    # SECOND_FACTOR - 2^32 gives the same modulo 2^32 without overflow.
+    x = (x ^ (x >> 15)) * (SECOND_FACTOR - (1 << 32)) & LOW_32
     return x ^ (x >> 16)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from gossip.arithmetic.mixing import finite
 from gossip.config import Config
 from gossip.errors import ConfigError
+from sim.arrays import F32, F64, I64
 from sim.learning import datasets, models, partitions
 from sim.learning.batches import Batches
 from sim.learning.corrections import Corrections
@@ -29,22 +29,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Learners", "Steps"]
 
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
 
-UNKNOWN = -1  # in place of the steps since the last mix, if the model's next step starts the count
+UNKNOWN = -1  # In place of the steps since the last mix, if the model's next step starts the count.
 
-DRAWN_AT_ONCE = 4096  # rows whose batches are drawn in one call; with batches of 8, a step takes 256 KiB of indices
+DRAWN_AT_ONCE = 4096  # Rows whose batches are drawn in one call; with batches of 8, a step takes 256 KiB of indices.
 
 
 class Stack(Protocol):
     """Models of one kind, one per row: the interface of :class:`StackedLinear` and :class:`StackedModule`."""
 
     elements: int
-    parameters: int  # number of leading elements that gradients train; the others are buffers
-    draws: bool  # whether a step needs a key for dropout
-    models_at_once: int
+    parameters: int  # Number of leading elements that gradients train; the others are buffers.
+    has_dropout: bool  # A step needs a key for dropout.
+    models_at_once: int  # The most models in one call of `gradients`.
 
     def initial(self) -> F32: ...
     def state_dict(self, row: F32) -> dict[str, torch.Tensor]: ...
@@ -77,7 +74,7 @@ class Learners:
     Raises ConfigError or DataError for a task that cannot be run.
     """
 
-    lazy = True
+    is_lazy = True
     """Accepts steps that have begun but not ended, so that one call can take many."""
 
     matrix: F32
@@ -85,8 +82,8 @@ class Learners:
     parameters: int
     """Number of leading elements that are trained; the others are buffers, which are averaged plainly."""
     samples_per_step: int
-    taken: I64
-    """Steps taken by each row."""
+    steps_taken: I64
+    """Steps taken by each row, shape (peers,)."""
 
     corrections: Corrections | None = None
     """The peers' drift corrections, if ``config`` uses them."""
@@ -96,91 +93,132 @@ class Learners:
     ) -> None:
         if torch.device(device).type != "cpu":
             raise ConfigError(f"device = {device!r} cannot work yet: models are computed on 'cpu' alone.")
+        peers = len(names)
         self.samples_per_step = task.batch_size
-        self.taken = np.zeros(len(names), np.int64)
-        self._ages = np.zeros(len(names), np.int64)  # steps since the optimizer's state was zero, (peers,)
-        self._since = np.full(len(names), UNKNOWN)  # steps since the last mix, for quasi-global momentum
+        self.steps_taken = np.zeros(peers, np.int64)
+        self._ages = np.zeros(peers, np.int64)  # Steps since the optimizer's state was zero, (peers,).
+        self._steps_since_mix = np.full(peers, UNKNOWN)  # For quasi-global momentum, (peers,).
         self._rates = schedule(task.optimizer)
         self._quasi_global: BatchedQuasiGlobal | None = None
         self._stack: Stack | None = None
         if task.dataset == "averaging":
             self.elements = self.parameters = task.elements
-            self.matrix = np.empty((len(names), self.elements), np.float32)
+            self.matrix = np.empty((peers, self.elements), np.float32)
             for row, name in zip(self.matrix, names, strict=True):
                 row[:] = generator(seed, name, "vector").standard_normal(self.elements, np.float32)
             return
         dataset = datasets.load(task.dataset)
-        torch_seed = int.from_bytes(derive(seed, "", "model")[:8], "little") >> 1  # torch takes 63 bits
+        torch_seed = int.from_bytes(derive(seed, "", "model")[:8], "little") >> 1  # torch takes 63 bits.
         self._module = models.build(task, dataset, torch_seed)
         self._optimizer = stepper(task.optimizer, self._module)
-        objective = Objective(task, dataset)
-        layers = linear_layers(self._module)
-        by_hand = objective.classifies and objective.metric is None and dataset.y_train.dim() == 1
-        by_hand = by_hand and task.optimizer.name != "muon"  # StackedLinear's matrices contain the biases
-        if layers is not None and by_hand:
-            self._stack = StackedLinear(self._module, layers, dataset, task.batch_size, task.model)
-        else:
-            self._stack = StackedModule(self._module, dataset, objective, task.batch_size, task.model)
-        self._keys = StepKeys(names, seed) if self._stack.draws else None
+        self._stack = stack_of(self._module, task, dataset)
+        self._keys = StepKeys(names, seed) if self._stack.has_dropout else None
         self._batches = Batches(partitions.parts(task, dataset, names, seed), names, seed, task.batch_size)
         self.elements, self.parameters = self._stack.elements, self._stack.parameters
-        self.matrix = np.empty((len(names), self.elements), np.float32)
+        self.matrix = np.empty((peers, self.elements), np.float32)
         self.matrix[:] = self._stack.initial()
-        trained = (len(names), self.parameters)
         if config is not None and config.kappa:
-            self.corrections = Corrections(len(names), self.parameters, config)
-        self._moments = [np.zeros(trained, np.float32) for _ in range(self._optimizer.moments)]
+            self.corrections = Corrections(peers, self.parameters, config)
+        self._moments = [np.zeros((peers, self.parameters), np.float32) for _ in range(self._optimizer.moments)]
         if isinstance(self._optimizer, BatchedQuasiGlobal):
             self._quasi_global = self._optimizer
-            self._before = np.empty(trained, np.float32)  # each model just after its last mix, if that is known
-        at_once = min(self._stack.models_at_once, len(names))
+            # Each model just after its last mix, if that is known.
+            self._after_mix = np.empty((peers, self.parameters), np.float32)
+        at_once = min(self._stack.models_at_once, peers)
+        # Work arrays for a block of rows: gradients, and copies of rows that are not adjacent.
         self._gradients = np.empty((at_once, self.parameters), np.float32)
-        self._copies = [np.empty((at_once, one.shape[1]), np.float32) for one in (self.matrix, *self._moments)]
+        self._copies = [np.empty((at_once, live.shape[1]), np.float32) for live in (self.matrix, *self._moments)]
 
+    # -- training in place ---------------------------------------------------------------------------------------
     def train(self, rows: I64, counts: I64) -> None:
         """Take the next ``counts[i]`` steps of row ``rows[i]``, in place. ``rows`` are unique, in any order.
 
         The cost is that of sum(counts) steps. Rows that are not adjacent are also copied twice.
         """
-        self.taken[rows] += counts
+        self.steps_taken[rows] += counts
         if self._stack is None:
             return
         if self._quasi_global is not None:
-            begin = rows[(self._since[rows] == UNKNOWN) & (counts > 0)]
-            self._before[begin] = self.matrix[begin, : self.parameters]
-            self._since[begin] = 0
-            self._since[rows] += counts
+            begin = rows[(self._steps_since_mix[rows] == UNKNOWN) & (counts > 0)]
+            self._after_mix[begin] = self.matrix[begin, : self.parameters]
+            self._steps_since_mix[begin] = 0
+            self._steps_since_mix[rows] += counts
         # Sort by falling number of steps, so that the rows that still train are always a prefix.
         order = np.lexsort((rows, -counts))
         rows, counts = rows[order], counts[order]
-        with np.errstate(all="ignore"):  # a diverging model is a result, not an error
+        with np.errstate(all="ignore"):  # A diverging model is a result, not an error.
             for start in range(0, len(rows), DRAWN_AT_ONCE):
-                self._train(rows[start : start + DRAWN_AT_ONCE], counts[start : start + DRAWN_AT_ONCE])
+                self._train_sorted(rows[start : start + DRAWN_AT_ONCE], counts[start : start + DRAWN_AT_ONCE])
 
+    def _train_sorted(self, rows: I64, counts: I64) -> None:
+        """Train rows whose counts are in falling order; a block takes all of its steps while it is in cache."""
+        assert self._stack is not None
+        first = self.steps_taken[rows] - counts
+        samples: list[I64] = []  # One array per step, (rows that take the step, batch).
+        for step in range(int(counts[0]) if len(counts) else 0):
+            going = int(np.searchsorted(-counts, -step))  # Rows with counts > step.
+            samples.append(self._batches.draw(rows[:going], first[:going] + step))
+        size = self._stack.models_at_once
+        for start in range(0, len(rows), size):
+            stop = start + size
+            self._train_block(rows[start:stop], counts[start:stop], [drawn[start:stop] for drawn in samples])
+
+    def _train_block(self, rows: I64, counts: I64, samples: list[I64]) -> None:
+        """Train one block: in place if its rows are adjacent, else on copies that are written back."""
+        assert self._stack is not None
+        live = (self.matrix, *self._moments)
+        count, low = len(rows), int(rows[0])
+        are_adjacent = int(rows[-1]) - low == count - 1 and bool((np.diff(rows) == 1).all())
+        if are_adjacent:
+            block = [whole[low : low + count] for whole in live]
+        else:
+            block = [copy[:count] for copy in self._copies]
+            for whole, copy in zip(live, block, strict=True):
+                whole.take(rows, axis=0, out=copy, mode="clip")
+        tensors = [torch.from_numpy(part)[:, : self.parameters] for part in block]
+        gradients = torch.from_numpy(self._gradients[:count])
+        ages, taken = self._ages[rows], self.steps_taken[rows] - counts
+        for step in range(int(counts[0])):
+            drawn = samples[step]
+            going = len(drawn)
+            keys = self._dropout_keys(rows[:going], taken[:going] + step)
+            self._stack.gradients(block[0][:going], drawn, self._gradients[:going], keys)
+            if going == count:
+                model, moments, slope = tensors[0], tensors[1:], gradients
+            else:
+                model, moments, slope = tensors[0][:going], [part[:going] for part in tensors[1:]], gradients[:going]
+            self._optimizer.step(model, slope, moments, ages[:going] + step, self._rates(taken[:going] + step))
+            self._correct(block[0][:going], rows[:going], taken[:going] + step)
+        self._ages[rows] = ages + counts
+        if not are_adjacent:
+            for whole, copy in zip(live, block, strict=True):
+                whole[rows] = copy
+
+    # -- training on copies --------------------------------------------------------------------------------------
     @property
     def copied_at_once(self) -> int:
         """Return the most rows for :meth:`train_copies`; 0 if nothing trains or the optimizer has state."""
         if self._stack is None or self._optimizer.moments > 0:
             return 0
-        return min(self._stack.models_at_once, len(self.taken))
+        return min(self._stack.models_at_once, len(self.steps_taken))
 
-    def draw(self, rows: I64, counts: I64) -> Steps:
+    def draw_steps(self, rows: I64, counts: I64) -> Steps:
         """Draw the next ``counts[i]`` steps of row ``rows[i]``, and count them as taken.
 
         The caller must take them with :meth:`train_copies`. ``rows`` are unique, in any order.
         """
-        first = self.taken[rows]
-        self.taken[rows] = first + counts
-        drawn: list[I64] = []
+        first = self.steps_taken[rows]
+        self.steps_taken[rows] = first + counts
+        samples: list[I64] = []
         for step in range(int(counts.max(initial=0))):
             going = np.flatnonzero(counts > step)
-            some = self._batches.draw(rows[going], first[going] + step)
-            if len(going) < len(rows):  # the entries of the other rows stay undefined and are never read
-                whole = np.empty((len(rows), some.shape[1]), np.int64)
-                whole[going] = some
-                some = whole
-            drawn.append(some)
-        return Steps(rows, first, counts, drawn)
+            drawn = self._batches.draw(rows[going], first[going] + step)
+            if len(going) < len(rows):  # The entries of the other rows stay undefined and are never read.
+                whole = np.empty((len(rows), drawn.shape[1]), np.int64)
+                whole[going] = drawn
+                drawn = whole
+            samples.append(drawn)
+        return Steps(rows, first, counts, samples)
 
     def train_copies(self, models: F32, steps: Steps, start: int) -> None:
         """Take drawn steps on copies of rows, in place; the caller writes the copies back.
@@ -197,53 +235,45 @@ class Learners:
         for step in range(int(counts.max())):
             going = np.flatnonzero(counts > step)
             low, high = int(going[0]), int(going[-1]) + 1
-            together = high - low == len(going)
-            block = models[low:high] if together else models[going]
+            are_adjacent = high - low == len(going)
+            block = models[low:high] if are_adjacent else models[going]
             slopes, at = self._gradients[: len(going)], start + going
-            taken = steps.first[at] + step
-            stack.gradients(block, steps.samples[step][at], slopes, self._drop(steps.rows[at], taken))
+            rows, taken = steps.rows[at], steps.first[at] + step
+            stack.gradients(block, steps.samples[step][at], slopes, self._dropout_keys(rows, taken))
             trained = torch.from_numpy(block)[:, : self.parameters]
             self._optimizer.step(trained, torch.from_numpy(slopes), (), taken, self._rates(taken))
-            self._correct(block, steps.rows[at], taken)
-            if not together:
+            self._correct(block, rows, taken)
+            if not are_adjacent:
                 models[going] = block
+
+    def _dropout_keys(self, rows: I64, taken: I64) -> I64 | None:
+        """Return the keys for dropout of these rows' next steps, or None without dropout."""
+        return None if self._keys is None else self._keys.of(rows, taken)
 
     def _correct(self, models: F32, rows: I64, taken: I64) -> None:
         """Apply the drift corrections to models that have just taken a step after ``taken`` earlier ones."""
         if self.corrections is not None:
-            self.corrections.apply(models, rows, taken + 1, self._each(taken))
+            self.corrections.apply(models, rows, taken + 1, self._rate_of_each(taken))
 
-    def _each(self, taken: I64) -> F64:
+    def _rate_of_each(self, taken: I64) -> F64:
         """Return the learning rate of each model after ``taken`` steps, shape (models,)."""
         return np.broadcast_to(np.asarray(self._rates(taken), np.float64), taken.shape)
 
-    def learn(self, rows: I64, shifts: F32, credits: F64, own_sq: F64, every: I64 | None = None) -> None:
+    # -- exchanges and restarts ----------------------------------------------------------------------------------
+    def learn_correction(self, rows: I64, shifts: F32, credits: F64, own_sq: F64, every: I64 | None = None) -> None:
         """Let the drift corrections of unique rows learn from exchanges; see :meth:`Corrections.learn`."""
         if self.corrections is not None:
-            rates = self._each(np.maximum(self.taken[rows] - 1, 0))
+            rates = self._rate_of_each(np.maximum(self.steps_taken[rows] - 1, 0))
             self.corrections.learn(rows, shifts, credits, own_sq, rates, every)
 
-    def reset(self, row: int) -> None:
-        """Reset the optimizer's state of a peer that restarts.
-
-        Its batches and its learning rate schedule continue. Otherwise a peer that was briefly gone would take large
-        steps among models that are nearly converged.
-        """
-        self._ages[row] = 0
-        self._since[row] = UNKNOWN
-        if self.corrections is not None:
-            self.corrections.reset(row)
-        for moment in self._moments if self._stack else ():
-            moment[row] = 0
-
-    def mixed(self, row: int) -> None:
+    def on_mixed(self, row: int) -> None:
         """Update quasi-global momentum with a row's movement since its last mix, after a mix was added to it."""
-        if self._quasi_global is not None and self._since[row] > 0:
-            model, steps = self.matrix[row, : self.parameters], int(self._since[row])
-            self._quasi_global.mixed(model, self._before[row], self._moments[0][row], steps)
-            self._since[row] = 0
+        if self._quasi_global is not None and self._steps_since_mix[row] > 0:
+            model, steps = self.matrix[row, : self.parameters], int(self._steps_since_mix[row])
+            self._quasi_global.update_momentum(model, self._after_mix[row], self._moments[0][row], steps)
+            self._steps_since_mix[row] = 0
 
-    def joined(self, row: int) -> None:
+    def on_weights_replaced(self, row: int) -> None:
         """Adapt the optimizer after a row's weights were replaced.
 
         Quasi-global momentum starts again. Other optimizers keep their state unless it has values that are not finite,
@@ -254,9 +284,23 @@ class Learners:
         if self._stack is not None and not all(finite(moment[row]) for moment in self._moments):
             self.reset(row)
         if self._quasi_global is not None:
-            self._since[row] = UNKNOWN
+            self._steps_since_mix[row] = UNKNOWN
             self._moments[0][row] = 0
 
+    def reset(self, row: int) -> None:
+        """Reset the optimizer's state of a peer that restarts.
+
+        Its batches and its learning rate schedule continue. Otherwise a peer that was briefly gone would take large
+        steps among models that are nearly converged.
+        """
+        self._ages[row] = 0
+        self._steps_since_mix[row] = UNKNOWN
+        if self.corrections is not None:
+            self.corrections.reset(row)
+        for moment in self._moments if self._stack else ():
+            moment[row] = 0
+
+    # -- evaluation ----------------------------------------------------------------------------------------------
     def evaluate(self, vectors: F32) -> tuple[F64, F64, F64]:
         """Return mean loss, accuracy and the task's metric on the held-out samples, each of shape (k,).
 
@@ -275,52 +319,15 @@ class Learners:
         """Return an ordinary module with the weights of a vector (elements,); it is always the same object."""
         if self._stack is None:
             raise ConfigError("task.dataset = 'averaging' has no model: its vectors are all there is.")
-        self._module.load_state_dict(self._stack.state_dict(vector), strict=False)  # other buffers keep their values
+        self._module.load_state_dict(self._stack.state_dict(vector), strict=False)  # Other buffers keep their values.
         return self._module
 
-    def _train(self, rows: I64, counts: I64) -> None:
-        """Train rows whose counts are in falling order; a block takes all of its steps while it is in cache."""
-        assert self._stack is not None
-        first = self.taken[rows] - counts
-        samples: list[I64] = []  # one array per step, (rows that take the step, batch)
-        for step in range(int(counts[0]) if len(counts) else 0):
-            going = int(np.searchsorted(-counts, -step))  # counts > step
-            samples.append(self._batches.draw(rows[:going], first[:going] + step))
-        size = self._stack.models_at_once
-        for start in range(0, len(rows), size):
-            stop = start + size
-            self._train_block(rows[start:stop], counts[start:stop], [drawn[start:stop] for drawn in samples])
 
-    def _drop(self, rows: I64, steps: I64) -> I64 | None:
-        """Return the keys for dropout of these rows and steps, or None without dropout."""
-        return None if self._keys is None else self._keys.of(rows, steps)
-
-    def _train_block(self, rows: I64, counts: I64, samples: list[I64]) -> None:
-        assert self._stack is not None
-        live = (self.matrix, *self._moments)
-        count, low = len(rows), int(rows[0])
-        neighbours = int(rows[-1]) - low == count - 1 and bool((np.diff(rows) == 1).all())
-        if neighbours:
-            block = [whole[low : low + count] for whole in live]
-        else:
-            block = [copy[:count] for copy in self._copies]
-            for whole, copy in zip(live, block, strict=True):
-                whole.take(rows, axis=0, out=copy, mode="clip")
-        tensors = [torch.from_numpy(one)[:, : self.parameters] for one in block]
-        gradients = torch.from_numpy(self._gradients[:count])
-        ages, taken = self._ages[rows], self.taken[rows] - counts
-        for step in range(int(counts[0])):
-            drawn = samples[step]
-            going = len(drawn)
-            keys = self._drop(rows[:going], taken[:going] + step)
-            self._stack.gradients(block[0][:going], drawn, self._gradients[:going], keys)
-            if going == count:
-                model, moments, slope = tensors[0], tensors[1:], gradients
-            else:
-                model, moments, slope = tensors[0][:going], [one[:going] for one in tensors[1:]], gradients[:going]
-            self._optimizer.step(model, slope, moments, ages[:going] + step, self._rates(taken[:going] + step))
-            self._correct(block[0][:going], rows[:going], taken[:going] + step)
-        self._ages[rows] = ages + counts
-        if not neighbours:
-            for whole, copy in zip(live, block, strict=True):
-                whole[rows] = copy
+def stack_of(module: nn.Module, task: Task, dataset: datasets.Dataset) -> Stack:
+    """Return the fastest stack of models that can train the module on this task."""
+    objective, layers = Objective(task, dataset), linear_layers(module)
+    is_plain = objective.classifies and objective.metric is None and dataset.y_train.dim() == 1
+    # Muon needs matrices without biases, which those of StackedLinear contain.
+    if layers is not None and is_plain and task.optimizer.name != "muon":
+        return StackedLinear(module, layers, dataset, task.batch_size, task.model)
+    return StackedModule(module, dataset, objective, task.batch_size, task.model)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ByteGPT", "build", "cnn", "linear", "mlp"]
 
-HIDDEN = 64  # default width of the mlp
+HIDDEN = 64  # Default width of the mlp.
 
 
 def build(task: Task, dataset: Dataset, seed: int) -> nn.Module:
@@ -78,7 +78,7 @@ def cnn(picture: tuple[int, int, int], classes: int) -> nn.Module:
         nn.Flatten(),
         nn.Unflatten(1, picture),
         nn.Conv2d(channels, first, 3, padding=1),
-        nn.MaxPool2d(2),  # placed before the ReLU: the result is the same with four times less work
+        nn.MaxPool2d(2),  # Placed before the ReLU: the result is the same with four times less work.
         nn.ReLU(),
         nn.Conv2d(first, second, 3, padding=1),
         nn.MaxPool2d(2),

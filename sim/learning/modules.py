@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gossip.errors import ConfigError
+from sim.arrays import F32, F64, I64
 from sim.learning.dropout import KINDS, Dropouts
 
 if TYPE_CHECKING:
@@ -21,15 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["StackedModule"]
 
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
 
 # Small models are up to ten times faster than in a loop, with no more gain beyond 64 models in a call. Large models
 # gain nothing, and activations take memory in proportion to the models.
-MOST_MODELS = 64
-MOST_ELEMENTS = 1 << 23  # parameters in one call: 32 MiB, and as much for their gradients
-TESTED_AT_ONCE = 256  # held-out samples in one forward pass
+MAX_MODELS = 64
+MAX_ELEMENTS = 1 << 23  # Parameters in one call: 32 MiB, and as much for their gradients.
+TESTED_AT_ONCE = 256  # Held-out samples in one forward pass.
 
 
 class StackedModule:
@@ -48,28 +45,28 @@ class StackedModule:
         self, module: nn.Module, dataset: Dataset, objective: Objective, batch_size: int, name: str
     ) -> None:  # fmt: skip
         self._dataset, self._objective, self._name = dataset, objective, name
-        self._refuse(module)
+        self._check_supported(module)
         try:
-            self._module = copy.deepcopy(module).train()  # its dropout layers will be replaced
-        except Exception as error:  # a user's module may contain anything
+            self._module = copy.deepcopy(module).train()  # Its dropout layers will be replaced.
+        except Exception as error:  # A user's module may contain anything.
             raise ConfigError(f"task.model = {name!r} cannot be copied ({_first_line(error)}).") from error
         self._dropouts = Dropouts(self._module)
-        self.draws = self._dropouts.any
-        kept = self._module.state_dict(keep_vars=True)
+        self.has_dropout = self._dropouts.exist
+        state = self._module.state_dict(keep_vars=True)
         parameters = dict(self._module.named_parameters())
         self._buffers = [
-            name for name, buffer in self._module.named_buffers() if name in kept and buffer.is_floating_point()
+            name for name, buffer in self._module.named_buffers() if name in state and buffer.is_floating_point()
         ]
-        named = parameters | {name: kept[name] for name in self._buffers}
+        named = parameters | {name: state[name] for name in self._buffers}
         self._shapes = {name: tensor.shape for name, tensor in named.items()}
         sizes = [tensor.numel() for tensor in named.values()]
         ends = np.cumsum(sizes).tolist()
         self._pieces = {name: slice(end - size, end) for name, size, end in zip(named, sizes, ends, strict=True)}
         self.parameters, self.elements = ends[len(parameters) - 1], ends[-1]
         self._initial = torch.cat([tensor.detach().flatten() for tensor in named.values()]).numpy().copy()
-        self.models_at_once = min(max(1, MOST_ELEMENTS // self.elements), MOST_MODELS)
+        self.models_at_once = min(max(1, MAX_ELEMENTS // self.elements), MAX_MODELS)
         self._losses = vmap(self._loss)
-        self._try(batch_size)
+        self._try_step(batch_size)
 
     def initial(self) -> F32:
         """Return the module's own weights as a row, float32 (elements,)."""
@@ -77,7 +74,7 @@ class StackedModule:
 
     def state_dict(self, row: F32) -> dict[str, torch.Tensor]:
         """Convert a row to the module's parameters and buffers by name."""
-        return {name: t[0] for name, t in self._tensors(torch.from_numpy(row[None].copy())).items()}
+        return {name: stacked[0] for name, stacked in self._tensors(torch.from_numpy(row[None].copy())).items()}
 
     def gradients(self, models: F32, samples: I64, out: F32, keys: I64 | None = None) -> None:
         """Compute the gradients of each model's loss over its batch, for at most ``models_at_once`` models.
@@ -92,17 +89,18 @@ class StackedModule:
         x, y = self._dataset.x_train[rows], self._targets(self._dataset.y_train[rows])
         # Plain autograd around vmap is a fifth faster than vmap around grad, with the same gradients.
         stacked = self._tensors(torch.from_numpy(models))
-        for name in self._buffers:  # a batched call may copy a buffer that is not contiguous, and update only the copy
+        # A batched call may copy a buffer that is not contiguous, and update only the copy.
+        for name in self._buffers:
             stacked[name] = stacked[name].clone(memory_format=torch.contiguous_format)
         wanted = [tensor.requires_grad_() for name, tensor in stacked.items() if name not in self._buffers]
         key = () if keys is None else (torch.from_numpy(keys),)
-        with sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels have no vmap rule
+        with sdpa_kernel(SDPBackend.MATH):  # The fused attention kernels have no vmap rule.
             gradients = torch.autograd.grad(self._losses(stacked, x, y, *key).sum(), wanted)
-        whole, live = torch.from_numpy(out), torch.from_numpy(models)
+        out_tensor, models_tensor = torch.from_numpy(out), torch.from_numpy(models)
         for piece, gradient in zip(self._pieces.values(), gradients, strict=False):
-            whole[:, piece] = gradient.flatten(1)
+            out_tensor[:, piece] = gradient.flatten(1)
         for name in self._buffers:
-            live[:, self._pieces[name]] = stacked[name].flatten(1)
+            models_tensor[:, self._pieces[name]] = stacked[name].flatten(1)
 
     @torch.no_grad()
     def evaluate(self, models: F32) -> tuple[F64, F64, F64]:
@@ -115,6 +113,7 @@ class StackedModule:
         return scores[:, 0], scores[:, 1], scores[:, 2]
 
     def _scores(self, tensors: dict[str, torch.Tensor]) -> tuple[float, float, float]:
+        """Return loss, accuracy and metric of one model."""
         objective, x_test, y_test = self._objective, self._dataset.x_test, self._targets(self._dataset.y_test)
         loss, right, outputs = 0.0, 0.0, list[torch.Tensor]()
         self._module.eval()
@@ -134,7 +133,7 @@ class StackedModule:
         accuracy = right / y_test.numel() if self._classifies else float("nan")
         loss /= y_test.numel()
         if outputs:
-            whole = torch.cat(outputs)  # on all outputs at once, as a user's function need not be a mean over samples
+            whole = torch.cat(outputs)  # All at once, as a user's function need not be a mean over samples.
             loss = loss if objective.classifies else float(objective.loss(whole, y_test))
             metric = float("nan") if objective.metric is None else float(objective.metric(whole, y_test))
             return loss, accuracy, metric
@@ -157,7 +156,8 @@ class StackedModule:
         count = len(models)
         return {name: models[:, piece].view(count, *self._shapes[name]) for name, piece in self._pieces.items()}
 
-    def _refuse(self, module: nn.Module) -> None:
+    def _check_supported(self, module: nn.Module) -> None:
+        """Raise ConfigError for a module whose parameters, buffers or random numbers cannot be stacked."""
         where = f"task.model = {self._name!r}"
         if not any(True for _ in module.parameters()):
             raise ConfigError(f"{where} has no parameters: there is nothing to train.")
@@ -169,40 +169,41 @@ class StackedModule:
             if buffer.is_floating_point() and buffer.dtype != torch.float32:
                 kind = str(buffer.dtype).removeprefix("torch.")
                 raise ConfigError(f"{where}: buffer {name} is {kind}, and all of floating point must be float32.")
-        for one in module.modules():
-            kind = type(one).__name__
-            if getattr(one, "track_running_stats", False) and getattr(one, "momentum", 0.1) is None:
+        for layer in module.modules():
+            kind = type(layer).__name__
+            if getattr(layer, "track_running_stats", False) and getattr(layer, "momentum", 0.1) is None:
                 raise ConfigError(
                     f"{where} has a {kind} of momentum = None, which averages by the number of batches that each peer "
                     "has seen: give it a momentum, as 0.1."
                 )
-            if isinstance(one, nn.modules.dropout._DropoutNd) and type(one) not in KINDS and one.p > 0:
+            if isinstance(layer, nn.modules.dropout._DropoutNd) and type(layer) not in KINDS and layer.p > 0:
                 raise ConfigError(
-                    f"{where} has a {kind} of p = {one.p}, whose random numbers no peer's seed decides: use "
+                    f"{where} has a {kind} of p = {layer.p}, whose random numbers no peer's seed decides: use "
                     f"{', '.join(each.__name__ for each in KINDS)}, or set p = 0."
                 )
 
-    def _try(self, batch_size: int) -> None:
+    def _try_step(self, batch_size: int) -> None:
         """Take one step of one model, so that a module that cannot be stacked fails before the run."""
         where, dataset, objective = f"task.model = {self._name!r}", self._dataset, self._objective
         x, y = dataset.x_train[:2], self._targets(dataset.y_train[:2])
         try:
             with torch.no_grad():
                 output = self._output(self.state_dict(self._initial), x)
-        except Exception as error:  # a user's module may raise anything
+        except Exception as error:  # A user's module may raise anything.
             raise ConfigError(f"{where} fails on samples of {list(x.shape[1:])} ({_first_line(error)}).") from error
         if not isinstance(output, torch.Tensor):
             raise ConfigError(f"{where} gives {type(output).__name__} for a batch of 2, where a tensor is needed.")
-        given, shape = list(output.shape), [*y.shape, dataset.outputs]
-        self._classifies = dataset.labelled and given[:-1] == shape[:-1] and given[-1:] >= shape[-1:]
+        given, logits = list(output.shape), [*y.shape, dataset.outputs]
+        # The outputs may have more classes than the data.
+        self._classifies = dataset.labelled and given[:-1] == logits[:-1] and given[-1:] >= logits[-1:]
         if objective.classifies and not self._classifies:
-            raise ConfigError(f"{where} gives {given} for a batch of 2, where logits of {shape} are needed.")
+            raise ConfigError(f"{where} gives {given} for a batch of 2, where logits of {logits} are needed.")
         if not objective.own and not objective.classifies and given not in (list(y.shape), [*y.shape, 1]):
             raise ConfigError(f"{where} gives {given} for a batch of 2, where {list(y.shape)} is needed, as y has it.")
         for key, function in (("loss", objective.loss), ("metric", objective.metric)):
             self._try_function(key, function, output, y)
         row = self._initial[None].copy()
-        keys = np.zeros(1, np.int64) if self.draws else None
+        keys = np.zeros(1, np.int64) if self.has_dropout else None
         try:
             drawn, out = np.zeros((1, batch_size), np.int64), np.empty((1, self.parameters), np.float32)
             self.gradients(row, drawn, out, keys)
@@ -213,6 +214,7 @@ class StackedModule:
             ) from error
 
     def _try_function(self, key: str, function: Function | None, output: torch.Tensor, y: torch.Tensor) -> None:
+        """Raise ConfigError if the loss or the metric fails on an output, or gives no number."""
         if function is None:
             return
         try:
@@ -222,8 +224,10 @@ class StackedModule:
             raise ConfigError(
                 f"The function of task.{key} fails on {list(output.shape)} and {list(y.shape)} ({wrong})."
             ) from error
-        number = value.numel() == 1 if isinstance(value, torch.Tensor) else key == "metric" and isinstance(value, float)
-        if not number:
+        is_number = (
+            value.numel() == 1 if isinstance(value, torch.Tensor) else key == "metric" and isinstance(value, float)
+        )
+        if not is_number:
             given = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
             raise ConfigError(
                 f"The function of task.{key} gives {given}, where one number is needed: a mean over the samples."

@@ -33,7 +33,7 @@ class Objective:
 
     def __init__(self, task: Task, dataset: Dataset) -> None:
         named = task.loss or (CROSS_ENTROPY if dataset.labelled else SQUARED_ERROR)
-        self.classifies = named == CROSS_ENTROPY  # the module's outputs must then be logits of all classes
+        self.classifies = named == CROSS_ENTROPY  # The module's outputs must then be logits of all classes.
         if self.classifies and not dataset.labelled:
             raise ConfigError(
                 f"task.loss = 'cross-entropy' needs class numbers, and y of {dataset.name} are real numbers: "

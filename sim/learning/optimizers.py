@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from sim.arrays import F32, F64, I64
+
 if TYPE_CHECKING:
     from sim.scenario.task import Optimizer
 
@@ -29,21 +31,18 @@ __all__ = [
     "stepper",
 ]
 
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
 
 Rates = float | F64
 """One learning rate for all models, or one for each, float64 (models,)."""
 
-EPS = 1e-8  # torch.optim.AdamW's default
-NORM_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_ adds this to a norm
+EPS = 1e-8  # The default of torch.optim.AdamW.
+NORM_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_ adds this to a norm.
 MUON_MOMENTUM = 0.95
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic ``a x + b x^3 + c x^5``: five iterations bring singular values to about 0.7 to 1.2."""
 ITERATIONS = 5
-SPECTRAL_EPS = 1e-7  # torch.optim.Muon adds this to a norm
-SMALLEST = 1e-30  # smallest learning rate of a schedule: too small to move a parameter, but AdamW can divide by it
+SPECTRAL_EPS = 1e-7  # torch.optim.Muon adds this to a norm.
+SMALLEST_RATE = 1e-30  # The least of a schedule: too small to move a parameter, but AdamW can divide by it.
 
 
 class Stepper(Protocol):
@@ -64,11 +63,11 @@ class Stepper(Protocol):
 
 def stepper(optimizer: Optimizer, module: nn.Module) -> Stepper:
     """Return the optimizer for models whose rows hold the parameters of ``module`` in its order."""
-    inner = _inner(optimizer, module)
-    return inner if optimizer.clip_norm is None else Clipped(inner, optimizer.clip_norm)
+    unclipped = _unclipped_stepper(optimizer, module)
+    return unclipped if optimizer.clip_norm is None else Clipped(unclipped, optimizer.clip_norm)
 
 
-def _inner(optimizer: Optimizer, module: nn.Module) -> Stepper:
+def _unclipped_stepper(optimizer: Optimizer, module: nn.Module) -> Stepper:
     if optimizer.name == "sgd" and optimizer.quasi_global:
         return BatchedQuasiGlobal(optimizer.lr, optimizer.quasi_global, optimizer.weight_decay)
     if optimizer.name == "sgd":
@@ -104,7 +103,7 @@ class Cosine:
         rising = self.highest * (taken + 1) / (self.warmup + 1)
         done = np.clip((taken - self.warmup) / (self.steps - self.warmup), 0.0, 1.0)
         falling = self.lowest + (self.highest - self.lowest) * (1 + np.cos(math.pi * done)) / 2
-        return np.maximum(np.where(taken < self.warmup, rising, falling), SMALLEST)
+        return np.maximum(np.where(taken < self.warmup, rising, falling), SMALLEST_RATE)
 
 
 class SGD:
@@ -146,7 +145,7 @@ class BatchedQuasiGlobal:
             gradients.add_(models, alpha=self.weight_decay)
         models.sub_(gradients.add_(moments[0], alpha=self.momentum), alpha=self.lr)
 
-    def mixed(self, model: F32, before: F32, momentum: F32, steps: int) -> None:
+    def update_momentum(self, model: F32, before: F32, momentum: F32, steps: int) -> None:
         """Update one model's momentum after a mix (T. Lin et al., arXiv:2102.04761, algorithm 1, over ``steps`` steps).
 
         Args:
@@ -184,7 +183,7 @@ class AdamW:
             models.mul_(kept if isinstance(kept, float) else _column(kept))
         first.lerp_(gradients, 1 - beta1)
         second.mul_(beta2).addcmul_(gradients, gradients, value=1 - beta2)
-        steps = ages + 1.0  # float64 (models,)
+        steps = ages + 1.0  # float64, (models,)
         step_size, root = rates / (1 - beta1**steps), np.sqrt(1 - beta2**steps)
         # Compute models -= step_size first / (sqrt(second) / root + EPS). The factors move into the denominator, which
         # saves a pass over the models.
@@ -206,14 +205,14 @@ def matrices_of(module: nn.Module) -> list[Matrix]:
 
     These are the two-dimensional parameters except embeddings and outputs tied to an embedding.
     """
-    embeddings = {id(one.weight) for one in module.modules() if isinstance(one, nn.Embedding)}
-    found, start = [], 0
+    embeddings = {id(layer.weight) for layer in module.modules() if isinstance(layer, nn.Embedding)}
+    matrices, start = [], 0
     for parameter in module.parameters():
         piece = slice(start, start + parameter.numel())
         if parameter.dim() == 2 and id(parameter) not in embeddings:
-            found.append(Matrix(piece, (parameter.shape[0], parameter.shape[1])))
+            matrices.append(Matrix(piece, (parameter.shape[0], parameter.shape[1])))
         start = piece.stop
-    return found
+    return matrices
 
 
 class Muon:
@@ -243,17 +242,17 @@ class Muon:
     ) -> None:
         for piece in self.rest:
             if models[:, piece].shape[1]:
-                some = [moment[:, piece] for moment in moments]
-                self.adamw.step(models[:, piece], gradients[:, piece], some, ages, rates * self.adam_share)
-        each = rates if isinstance(rates, float) else _column(rates)
+                parts = [moment[:, piece] for moment in moments]
+                self.adamw.step(models[:, piece], gradients[:, piece], parts, ages, rates * self.adam_share)
+        lr = rates if isinstance(rates, float) else _column(rates)
         for piece, (outputs, inputs) in self.matrices:
             momentum, gradient = moments[0][:, piece], gradients[:, piece]
             momentum.lerp_(gradient, 1 - MUON_MOMENTUM)
-            ahead = gradient.lerp_(momentum, MUON_MOMENTUM)  # Nesterov momentum
-            update = orthogonalised(ahead.reshape(-1, outputs, inputs)).flatten(1)
+            nesterov = gradient.lerp_(momentum, MUON_MOMENTUM)
+            update = orthogonalised(nesterov.reshape(-1, outputs, inputs)).flatten(1)
             if self.adamw.weight_decay:
-                models[:, piece].mul_(1 - each * self.adamw.weight_decay)
-            models[:, piece].sub_(update * (each * max(1.0, outputs / inputs) ** 0.5))
+                models[:, piece].mul_(1 - lr * self.adamw.weight_decay)
+            models[:, piece].sub_(update * (lr * max(1.0, outputs / inputs) ** 0.5))
 
 
 def orthogonalised(matrices: torch.Tensor) -> torch.Tensor:
@@ -264,7 +263,7 @@ def orthogonalised(matrices: torch.Tensor) -> torch.Tensor:
     """
     a, b, c = NEWTON_SCHULZ
     tall = matrices.shape[-2] > matrices.shape[-1]
-    x = matrices.mT if tall else matrices  # transposed if that makes the Gram matrix smaller
+    x = matrices.mT if tall else matrices  # The Gram matrix of the transpose is smaller.
     x = x / (torch.linalg.matrix_norm(x, keepdim=True) + SPECTRAL_EPS)
     for _ in range(ITERATIONS):
         gram = x @ x.mT
@@ -276,14 +275,14 @@ def orthogonalised(matrices: torch.Tensor) -> torch.Tensor:
 class Clipped:
     """An optimizer with gradient clipping as in torch.nn.utils.clip_grad_norm_, by the norm of a model's gradient."""
 
-    def __init__(self, inner: Stepper, most: float) -> None:
-        self.inner, self.most, self.moments = inner, most, inner.moments
+    def __init__(self, inner: Stepper, max_norm: float) -> None:
+        self.inner, self.max_norm, self.moments = inner, max_norm, inner.moments
 
     def step(
         self, models: torch.Tensor, gradients: torch.Tensor, moments: Sequence[torch.Tensor], ages: I64, rates: Rates
     ) -> None:
         norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)  # (models, 1)
-        gradients.mul_((self.most / (norms + NORM_EPS)).clamp_(max=1.0))
+        gradients.mul_((self.max_norm / (norms + NORM_EPS)).clamp_(max=1.0))
         self.inner.step(models, gradients, moments, ages, rates)
 
 

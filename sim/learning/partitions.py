@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from gossip.errors import ConfigError, DataError
 from gossip.ids import quantity
+from sim.arrays import I64
 from sim.learning.corpora import LEAST_SAMPLES_A_PART, dirichlet_split, iid_split
 from sim.seeds import derive, generator
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["parts"]
 
-I64 = NDArray[np.int64]
 
 # Samples drawn for each peer if the data set is too small to divide: two batches of 8, so that an epoch has an order.
 SAMPLES_WITH_OVERLAP = 16
@@ -54,34 +53,35 @@ def parts(task: Task, dataset: Dataset, names: Sequence[str], seed: int) -> list
         if draw > count:
             raise DataError(f"task.samples_per_peer = {draw} cannot work: {dataset.name} has {count} training samples.")
         return _drawn(task, dataset, names, seed, draw)
-    shuffle = int.from_bytes(derive(seed, "", "partition")[:8], "little")
     if kind == "natural":
-        return _dealt(dataset, len(names))
+        return _dealt_clients(dataset, len(names))
+    split_seed = int.from_bytes(derive(seed, "", "partition")[:8], "little")
     if kind == "dirichlet":
         assert task.partition.alpha is not None
-        split = dirichlet_split(dataset.y_train, len(names), task.partition.alpha, shuffle)
+        split = dirichlet_split(dataset.y_train, len(names), task.partition.alpha, split_seed)
     else:
-        split = iid_split(count, len(names), shuffle >> 1)  # torch takes 63 bits
+        split = iid_split(count, len(names), split_seed >> 1)  # torch takes 63 bits.
     return [rows.numpy() for rows in split]
 
 
-def _dealt(dataset: Dataset, peers: int) -> list[I64]:
+def _dealt_clients(dataset: Dataset, peers: int) -> list[I64]:
     """Assign the clients to the peers round-robin."""
-    held = _clients(dataset)
-    if peers > len(held):
+    clients = _samples_of_clients(dataset)
+    if peers > len(clients):
         raise DataError(
-            f"{dataset.name} has {quantity(len(held), 'client')}, too few to deal among {peers:,} peers: "
+            f"{dataset.name} has {quantity(len(clients), 'client')}, too few to deal among {peers:,} peers: "
             "give task.samples_per_peer, and each peer draws from one client, or fewer peers."
         )
-    return [np.concatenate(held[peer::peers]) for peer in range(peers)]
+    return [np.concatenate(clients[peer::peers]) for peer in range(peers)]
 
 
 def _drawn(task: Task, dataset: Dataset, names: Sequence[str], seed: int, draw: int) -> list[I64]:
+    """Draw ``draw`` samples for each peer."""
     pools: list[I64]
     if task.partition.kind == "natural":
-        pools = _clients(dataset)
+        pools = _samples_of_clients(dataset)
     elif task.partition.kind == "dirichlet":
-        pools = _grouped(dataset.y_train)
+        pools = _rows_by_number(dataset.y_train)
     count, drawn = len(dataset.x_train), []
     for name in names:
         random = generator(seed, name, "samples")
@@ -102,13 +102,13 @@ def _drawn(task: Task, dataset: Dataset, names: Sequence[str], seed: int, draw: 
     return drawn
 
 
-def _clients(dataset: Dataset) -> list[I64]:
+def _samples_of_clients(dataset: Dataset) -> list[I64]:
     assert dataset.clients is not None
-    return _grouped(dataset.clients)
+    return _rows_by_number(dataset.clients)
 
 
-def _grouped(numbers: torch.Tensor) -> list[I64]:
-    """Return the rows of each number, in the order of the numbers."""
-    held = numbers.numpy()
-    order = np.argsort(held, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(held[order])) + 1)
+def _rows_by_number(numbers: torch.Tensor) -> list[I64]:
+    """Group the rows of ``numbers`` (rows,) by their number, in the order of the numbers."""
+    values = numbers.numpy()
+    order = np.argsort(values, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(values[order])) + 1)

@@ -11,26 +11,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from gossip.errors import ConfigError
+from sim.arrays import F32, F64, I64
 
 if TYPE_CHECKING:
     from sim.learning.datasets import Dataset
 
 __all__ = ["StackedLinear", "linear_layers"]
 
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
 
 # Size of a block of models: parameters, gradients and inputs. A block shares the cost of about twenty calls, which
 # matters more than staying in a core's L2 cache. With 4,810 parameters, a step took 7.6 us with 16 models, 5.9 us with
 # 32, and 4.8 us with 64 and with 128. Blocks beyond the last-level cache gain nothing more.
 BLOCK_BYTES = 4 << 20
-LEAST_MODELS, MOST_MODELS = 8, 256
-LOGITS_AT_ONCE = 1 << 20  # elements of an evaluation's largest temporary array: 4 MiB
+MIN_MODELS, MAX_MODELS = 8, 256
+LOGITS_AT_ONCE = 1 << 20  # Elements of an evaluation's largest temporary array: 4 MiB.
 
 
 def linear_layers(module: nn.Module) -> list[nn.Linear] | None:
@@ -43,36 +40,52 @@ def linear_layers(module: nn.Module) -> list[nn.Linear] | None:
     layers = inner[::2]
     if len(inner) % 2 == 0 or any(type(between) is not nn.ReLU for between in inner[1::2]):
         return None
-    if any(type(one) is not nn.Linear or one.bias is None or one.weight.dtype != torch.float32 for one in layers):
-        return None
-    return [one for one in layers if isinstance(one, nn.Linear)]
+    linear = [layer for layer in layers if type(layer) is nn.Linear]
+    has_bias = all(layer.bias is not None and layer.weight.dtype == torch.float32 for layer in linear)
+    return linear if len(linear) == len(layers) and has_bias else None
+
+
+def check_widths(layers: list[nn.Linear], dataset: Dataset, name: str) -> None:
+    """Raise ConfigError if the layers do not fit each other or the data set; ``name`` is the model's."""
+    inputs, widths = dataset.x_train[0].numel(), [layers[0].in_features]
+    for layer in layers:
+        if layer.in_features != widths[-1]:
+            raise ConfigError(
+                f"task.model = {name!r}: a layer of {layer.in_features} inputs follows one of {widths[-1]} outputs."
+            )
+        widths.append(layer.out_features)
+    if widths[0] != inputs or widths[-1] < dataset.outputs:
+        raise ConfigError(
+            f"task.model = {name!r} turns {widths[0]} inputs into {widths[-1]} classes, and {dataset.name} has "
+            f"{inputs} and {dataset.outputs}."
+        )
 
 
 class StackedLinear:
     """Perceptrons of one shape, each a row of a matrix, on a data set of class numbers.
 
     A row holds the layers in order. Each layer is one matrix that contains the bias; a column of ones in its input adds
-    it. A hidden layer has shape (inputs + 1, outputs), the last one (classes, inputs + 1), as each multiplies fastest.
+    it. A hidden layer has shape (inputs + 1, outputs), the last one (classes, inputs + 1): the fastest to multiply.
     """
 
     def __init__(
         self, module: nn.Module, layers: list[nn.Linear], dataset: Dataset, batch_size: int, name: str
     ) -> None:
-        self._refuse(layers, dataset, name)
+        check_widths(layers, dataset, name)
         self._module, self._layers = module, layers
         self._widths = [layers[0].in_features, *(layer.out_features for layer in layers)]
         sizes = [(a + 1) * b for a, b in zip(self._widths, self._widths[1:], strict=False)]
         ends = np.cumsum(sizes).tolist()
         self._pieces = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
         self.elements = self.parameters = ends[-1]
-        self.draws = False
+        self.has_dropout = False
         self._batch = batch_size
         self._x, self._y = _with_ones(dataset.x_train), dataset.y_train.numpy()
         self._x_test, self._y_test = torch.from_numpy(_with_ones(dataset.x_test)), dataset.y_test
-        fitting = BLOCK_BYTES // (4 * (2 * self.elements + batch_size * self._x.shape[1]))
-        self.models_at_once = min(max(fitting, LEAST_MODELS), MOST_MODELS)
-        self._spaces: dict[int, _Space] = {}
-        self._memory = _Memory(self.models_at_once, batch_size, self._widths)
+        models_in_block = BLOCK_BYTES // (4 * (2 * self.elements + batch_size * self._x.shape[1]))
+        self.models_at_once = min(max(models_in_block, MIN_MODELS), MAX_MODELS)
+        self._views: dict[int, _Views] = {}  # Views of the work arrays, by number of models.
+        self._work = _WorkArrays(self.models_at_once, batch_size, self._widths)
 
     def initial(self) -> F32:
         """Return the module's own weights as a row, float32 (elements,)."""
@@ -103,44 +116,45 @@ class StackedLinear:
             keys: Ignored: these models have no dropout.
         """
         count = len(models)
-        space = self._spaces.get(count)
-        if space is None:
-            space = self._spaces[count] = _Space(self._memory, count, self._batch)
+        views = self._views.get(count)
+        if views is None:
+            views = self._views[count] = _Views(self._work, count, self._batch)
         weights, slopes = self._matrices(models), self._matrices(out)
         flat = samples.reshape(-1)
-        self._x.take(flat, axis=0, out=space.inputs_flat, mode="clip")
+        self._x.take(flat, axis=0, out=views.inputs_flat, mode="clip")
         labels = self._y.take(flat)
 
-        below = space.inputs  # (models, batch, width + 1), with ones in the last column
-        for weight, (level, inner, level_torch) in zip(weights, space.levels, strict=False):
+        # The forward pass. `below` is the input of a layer, (models, batch, width + 1), with ones in the last column.
+        below = views.inputs
+        for weight, (level, inner, level_torch) in zip(weights, views.levels, strict=False):
             np.matmul(below, weight, out=inner)
-            level_torch.relu_()  # keeps the column of ones
+            level_torch.relu_()  # Keeps the column of ones.
             below = level
-        np.matmul(weights[-1], below.transpose(0, 2, 1), out=space.by_class)
+        np.matmul(weights[-1], below.transpose(0, 2, 1), out=views.by_class)
 
         # Compute d loss / d logits = (softmax - one-hot) / batch, with classes first: (classes, models x batch).
-        logits, row = space.logits, space.row
-        np.max(logits, axis=0, out=row)
-        np.subtract(logits, row, out=logits)
+        logits, per_sample = views.logits, views.per_sample
+        np.max(logits, axis=0, out=per_sample)
+        np.subtract(logits, per_sample, out=logits)
         np.exp(logits, out=logits)
-        np.sum(logits, axis=0, out=row)
-        np.multiply(row, self._batch, out=row)
-        np.divide(logits, row, out=logits)
-        space.logits_flat[labels * len(row) + space.columns] -= np.float32(1 / self._batch)
+        np.sum(logits, axis=0, out=per_sample)
+        np.multiply(per_sample, self._batch, out=per_sample)
+        np.divide(logits, per_sample, out=logits)
+        views.logits_flat[labels * len(per_sample) + views.samples] -= np.float32(1 / self._batch)
 
-        np.matmul(space.by_class, below, out=slopes[-1])
-        if not space.levels:
+        np.matmul(views.by_class, below, out=slopes[-1])
+        if not views.levels:
             return
-        errors, inner_errors, errors_torch = space.errors[-1]
-        np.matmul(space.by_model, weights[-1], out=errors)  # (models, batch, width + 1)
-        for index in range(len(space.levels) - 1, -1, -1):
-            errors, inner_errors, errors_torch = space.errors[index]
-            level_torch = space.levels[index][2]
+        # The backward pass. `errors` are the gradients of a layer's outputs, (models, batch, width + 1).
+        np.matmul(views.by_model, weights[-1], out=views.errors[-1][0])
+        for index in range(len(views.levels) - 1, -1, -1):
+            _, inner_errors, errors_torch = views.errors[index]
+            level_torch = views.levels[index][2]
             torch.ops.aten.threshold_backward.grad_input(errors_torch, level_torch, 0, grad_input=errors_torch)
-            below = space.levels[index - 1][0] if index else space.inputs
+            below = views.levels[index - 1][0] if index else views.inputs
             np.matmul(below.transpose(0, 2, 1), inner_errors, out=slopes[index])
             if index:
-                np.matmul(inner_errors, weights[index].transpose(0, 2, 1), out=space.errors[index - 1][0])
+                np.matmul(inner_errors, weights[index].transpose(0, 2, 1), out=views.errors[index - 1][0])
 
     def evaluate(self, models: F32) -> tuple[F64, F64, F64]:
         """Return mean cross-entropy, accuracy and NaN (no metric) on the held-out samples, each (models,)."""
@@ -160,21 +174,6 @@ class StackedLinear:
             accuracies[start : start + step] = (logits.argmax(2) == labels).mean(1, dtype=torch.float64)
         return losses, accuracies, np.full(count, np.nan)
 
-    @staticmethod
-    def _refuse(layers: list[nn.Linear], dataset: Dataset, name: str) -> None:
-        inputs, widths = dataset.x_train[0].numel(), [layers[0].in_features]
-        for layer in layers:
-            if layer.in_features != widths[-1]:
-                raise ConfigError(
-                    f"task.model = {name!r}: a layer of {layer.in_features} inputs follows one of {widths[-1]} outputs."
-                )
-            widths.append(layer.out_features)
-        if widths[0] != inputs or widths[-1] < dataset.outputs:
-            raise ConfigError(
-                f"task.model = {name!r} turns {widths[0]} inputs into {widths[-1]} classes, and {dataset.name} has "
-                f"{inputs} and {dataset.outputs}."
-            )
-
     def _hidden(self) -> list[bool]:
         return [True] * (len(self._layers) - 1) + [False]
 
@@ -189,32 +188,41 @@ class StackedLinear:
         return views
 
 
-class _Memory:
+class _WorkArrays:
     """The work arrays of one step, allocated once for the largest block of models."""
 
     def __init__(self, models: int, batch: int, widths: list[int]) -> None:
+        self.classes = widths[-1]
         self.inputs = np.empty((models, batch, widths[0] + 1), np.float32)
         self.levels = [np.ones((models, batch, width + 1), np.float32) for width in widths[1:-1]]
         self.errors = [np.empty((models, batch, width + 1), np.float32) for width in widths[1:-1]]
-        self.logits = np.empty(widths[-1] * models * batch, np.float32)
-        self.row = np.empty(models * batch, np.float32)
-        self.classes = widths[-1]
+        self.logits = np.empty(self.classes * models * batch, np.float32)
+        self.per_sample = np.empty(models * batch, np.float32)
 
 
-class _Space:
-    """Views of the work arrays for one block size, kept because making them costs as much as a small block's step."""
+class _Views:
+    """Views of the work arrays for one block size, kept because making them costs as much as a small block's step.
 
-    def __init__(self, memory: _Memory, models: int, batch: int) -> None:
-        self.inputs = memory.inputs[:models]
+    Attributes:
+        inputs: The samples, (models, batch, inputs + 1), with ones in the last column.
+        levels: Each hidden layer's outputs, (models, batch, width + 1): whole, without the ones, and whole as a tensor.
+        errors: The gradients of the levels, in the same three views.
+        logits: (classes, models x batch); ``by_class`` is (models, classes, batch), ``by_model`` (models, batch,
+            classes).
+        per_sample: One number for each sample of each model, (models x batch,).
+    """
+
+    def __init__(self, work: _WorkArrays, models: int, batch: int) -> None:
+        self.inputs = work.inputs[:models]
         self.inputs_flat = self.inputs.reshape(models * batch, -1)
-        self.levels = [(a[:models], a[:models, :, :-1], torch.from_numpy(a[:models])) for a in memory.levels]
-        self.errors = [(a[:models], a[:models, :, :-1], torch.from_numpy(a[:models])) for a in memory.errors]
-        self.logits_flat = memory.logits[: memory.classes * models * batch]
-        self.logits = self.logits_flat.reshape(memory.classes, models * batch)
-        cube = self.logits.reshape(memory.classes, models, batch)
+        self.levels = [(a[:models], a[:models, :, :-1], torch.from_numpy(a[:models])) for a in work.levels]
+        self.errors = [(a[:models], a[:models, :, :-1], torch.from_numpy(a[:models])) for a in work.errors]
+        self.logits_flat = work.logits[: work.classes * models * batch]
+        self.logits = self.logits_flat.reshape(work.classes, models * batch)
+        cube = self.logits.reshape(work.classes, models, batch)
         self.by_class, self.by_model = cube.transpose(1, 0, 2), cube.transpose(1, 2, 0)
-        self.row = memory.row[: models * batch]
-        self.columns = np.arange(models * batch)
+        self.per_sample = work.per_sample[: models * batch]
+        self.samples = np.arange(models * batch)
 
 
 def _with_ones(x: torch.Tensor) -> F32:

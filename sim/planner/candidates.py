@@ -13,12 +13,12 @@ from gossip.config.setting import settings_of
 from gossip.errors import ConfigError
 from sim.scenario.scenario import Scenario, value_of
 
-__all__ = ["GIVEN", "Candidate", "candidates", "parse", "played"]
+__all__ = ["GIVEN", "Candidate", "candidates", "parse", "with_candidate"]
 
 GIVEN = "as given"
-MOST = 12
-TRIED = ("fp32", "bf16", "int8", "int4")
-LONGEST = 128  # The most steps that an exchange is assumed to last: beyond it all mix as often as they can.
+MAX_CANDIDATES = 12  # The settings of the file and eleven others.
+CODECS = ("fp32", "bf16", "int8", "int4")
+MAX_STEPS = 128  # The most steps that an exchange is assumed to last: beyond it all mix as often as they can.
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,43 +42,45 @@ def candidates(
         suited: The base of all candidates but the first: a preset and the file's keys. Without it they change the
             file's keys.
     """
-    every = {codec: paces(steps_of(codec)) for codec in TRIED}
-    often, middle, rarely = ({codec: steps[which] for codec, steps in every.items()} for which in range(3))
-    tried = [
-        Candidate("auto", {"codec": AUTO, "mix_every_steps": AUTO}), paced("int8", middle), paced("int8", often),
-        paced("fp32", middle), paced("int4", middle), paced("int4", often),
-        paced("int8", rarely), paced("int8", middle, "groups of 4", mixing="group", selection="grid", group_size=4),
-        paced("int8", middle, "plain means", outer_momentum=0.0, outer_rate=1.0),
-        paced("int8", often, "by quarters", part="fragments 4"), paced("bf16", middle), paced("fp32", often),
-        paced("fp32", rarely), paced("int4", rarely), paced("bf16", often),
+    intervals = {codec: intervals_around(steps_of(codec)) for codec in CODECS}
+    often, middle, rarely = ({codec: steps[which] for codec, steps in intervals.items()} for which in range(3))
+    wanted = [
+        Candidate("auto", {"codec": AUTO, "mix_every_steps": AUTO}),
+        mixing_every("int8", middle), mixing_every("int8", often), mixing_every("fp32", middle),
+        mixing_every("int4", middle), mixing_every("int4", often), mixing_every("int8", rarely),
+        mixing_every("int8", middle, "groups of 4", mixing="group", selection="grid", group_size=4),
+        mixing_every("int8", middle, "plain means", outer_momentum=0.0, outer_rate=1.0),
+        mixing_every("int8", often, "by quarters", part="fragments 4"),
+        mixing_every("bf16", middle), mixing_every("fp32", often), mixing_every("fp32", rarely),
+        mixing_every("int4", rarely), mixing_every("bf16", often),
     ]  # fmt: skip
     found, seen = [Candidate(GIVEN, {})], [scenario.config]
-    for one in tried:
-        candidate = Candidate(one.name, {**(suited or {}), **one.changes})
+    for own in wanted:
+        candidate = Candidate(own.name, {**(suited or {}), **own.changes})
         try:
-            config = played(scenario, candidate).config
+            config = with_candidate(scenario, candidate).config
         except ConfigError:  # It does not go with the file's settings.
             continue
-        if config not in seen and len(found) < MOST:
+        if config not in seen and len(found) < MAX_CANDIDATES:
             found.append(candidate)
             seen.append(config)
     return found
 
 
-def paces(steps: float) -> tuple[int, int, int]:
+def intervals_around(steps: float) -> tuple[int, int, int]:
     """Return three intervals between mixes, in steps: half of what an exchange takes, twice and eight times that."""
-    pace = 2 ** round(math.log2(min(max(steps, 1.0), LONGEST)))
+    pace = 2 ** round(math.log2(min(max(steps, 1.0), MAX_STEPS)))
     return max(1, pace // 2), 2 * pace, 8 * pace
 
 
-def paced(codec: str, every: Mapping[str, int], method: str = "", **changes: Any) -> Candidate:
+def mixing_every(codec: str, every: Mapping[str, int], method: str = "", **changes: Any) -> Candidate:
     """Return a candidate with this codec that mixes at the codec's interval."""
     steps = every[codec]
     name = f"{codec} every {steps}" + (f", {method}" if method else "")
     return Candidate(name, {"codec": codec, "mix_every_steps": steps} | changes)
 
 
-def played(scenario: Scenario, candidate: Candidate) -> Scenario:
+def with_candidate(scenario: Scenario, candidate: Candidate) -> Scenario:
     """Return the scenario with a candidate's settings. Raises :class:`ConfigError`."""
     if "preset" in candidate.changes:
         return scenario.replace(gossip=dict(candidate.changes))

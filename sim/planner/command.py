@@ -62,13 +62,15 @@ def plan(
 
     done: dict[int, Result] = {}
     try:
-        held = read_toml(file, "plan") if file is not None else dict(table or {})
+        tables = read_toml(file, "plan") if file is not None else dict(table or {})
         world = World.from_mapping(
-            held, str(file or "what was measured"), model_mb=model_mb, step_s=step_s, nodes=nodes, seed=seed
+            tables, str(file or "what was measured"), model_mb=model_mb, step_s=step_s, nodes=nodes, seed=seed
         )
-        tried = candidates(world.scenario, world.exchange_steps, world.suited)
-        study = Study(world, [*tried, *(parse(text) for text in more)], seeds)
-        todo = [Assignment(scenario, f"{one.candidate.name}, seed {scenario.seed}") for one, scenario in study.runs]
+        wanted = candidates(world.scenario, world.exchange_steps, world.suited)
+        study = Study(world, [*wanted, *(parse(text) for text in more)], seeds)
+        todo = [
+            Assignment(scenario, f"{outcome.candidate.name}, seed {scenario.seed}") for outcome, scenario in study.runs
+        ]
         done.update(results_of(todo, jobs, quiet, {}))
     except KeyboardInterrupt:
         print("gossip: stopped before all was played: nothing can be said yet.", file=sys.stderr)
@@ -82,11 +84,11 @@ def plan(
     if as_json:
         print(json.dumps(study.to_mapping(), allow_nan=False))
     else:
-        show(study, out)
+        print_study(study, out)
     return 0
 
 
-def show(study: Study, out: Path | None) -> None:
+def print_study(study: Study, out: Path | None) -> None:
     """Print the table, the advice, and the section."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console

@@ -13,32 +13,32 @@ import numpy as np
 from gossip.codecs import AUTO
 from gossip.errors import LocalError
 from gossip.ids import quantity
-from sim.planner.candidates import GIVEN, Candidate, played
+from sim.planner.candidates import GIVEN, Candidate, with_candidate
 from sim.planner.world import World
 from sim.report.result import Result, as_json_data
 from sim.report.units import bytes_text, duration_text, number, share_text
 from sim.scenario.scenario import Scenario
 from sim.scenario.tables import toml_text
 
-__all__ = ["Study", "Tried"]
+__all__ = ["CandidateRuns", "Study"]
 
 POINT = 0.01  # Accuracy that counts as equal to the best.
-SHY = 0.02  # The reported time is that of an accuracy this far below the best final one.
+BELOW_BEST = 0.02  # The reported time is that of an accuracy this far below the best final one.
 NEVER = "–"  # noqa: RUF001  Shown where the accuracy was never reached.
 
 
 @dataclass(slots=True)
-class Tried:
+class CandidateRuns:
     """One candidate's runs, with a figure for each seed."""
 
     candidate: Candidate
-    accuracy: list[float] = field(default_factory=list)  # at the end, mean of the peers
-    curves: list[tuple[Any, Any]] = field(default_factory=list)  # (seconds, accuracies) of one run
-    sent: list[float] = field(default_factory=list)  # bytes a node and a minute
-    exchange_s: list[float] = field(default_factory=list)  # medians
-    mixes: list[float] = field(default_factory=list)  # a node and a minute
-    distance: list[float] = field(default_factory=list)  # consensus distance at the end
-    intervals: list[int] = field(default_factory=list)  # local steps between two mixes at the end, where there are any
+    accuracy: list[float] = field(default_factory=list)  # At the end, mean of the peers.
+    curves: list[tuple[Any, Any]] = field(default_factory=list)  # Seconds and accuracies of one run, (rows,) each.
+    sent: list[float] = field(default_factory=list)  # Bytes of a node in a minute.
+    exchange_s: list[float] = field(default_factory=list)  # Median duration of an exchange.
+    mixes: list[float] = field(default_factory=list)  # Mixes of a node in a minute.
+    distance: list[float] = field(default_factory=list)  # Consensus distance at the end.
+    intervals: list[int] = field(default_factory=list)  # Local steps between two mixes at the end, if counted so.
 
     def add(self, result: Result) -> None:
         summary = result.summary
@@ -54,7 +54,7 @@ class Tried:
 
     @property
     def label(self) -> str:
-        """Return its name, with the interval that nodes chose if it leaves that to them."""
+        """Return the candidate's name, with the interval that nodes chose if it leaves that to them."""
         chosen = self.candidate.changes.get("mix_every_steps") == AUTO and self.intervals
         steps = f" (every {quantity(statistics.median_low(self.intervals), 'step')})" if chosen else ""
         return self.candidate.name + steps
@@ -62,14 +62,14 @@ class Tried:
     @property
     def mean(self) -> float:
         """Return the mean final accuracy over the seeds, counting NaN as 0."""
-        return statistics.fmean(0.0 if math.isnan(each) else each for each in self.accuracy)
+        return statistics.fmean(0.0 if math.isnan(accuracy) else accuracy for accuracy in self.accuracy)
 
     def seconds_to(self, accuracy: float) -> float:
         """Return the median over the seeds of the time to a mean accuracy; infinite if most runs never reached it."""
         return statistics.median(first_at(*curve, accuracy) for curve in self.curves)
 
-    def below(self, other: Tried) -> tuple[float, float]:
-        """Return its deficit in accuracy to ``other``, paired by seed: mean and standard error (NaN for one)."""
+    def deficit_to(self, other: CandidateRuns) -> tuple[float, float]:
+        """Return how far its accuracy is below the other's, paired by seed: mean and standard error (NaN for one)."""
         gaps = [theirs - ours for theirs, ours in zip(other.accuracy, self.accuracy, strict=True)]
         error = float(np.std(gaps, ddof=1)) / math.sqrt(len(gaps)) if len(gaps) > 1 else math.nan
         return statistics.fmean(gaps), error
@@ -80,48 +80,48 @@ class Study:
 
     def __init__(self, world: World, tried: Sequence[Candidate], seeds: int) -> None:
         self.world, self.seeds = world, seeds
-        self.outcomes = [Tried(candidate) for candidate in tried]
-        self.runs: list[tuple[Tried, Scenario]] = []
+        self.outcomes = [CandidateRuns(candidate) for candidate in tried]
+        self.runs: list[tuple[CandidateRuns, Scenario]] = []
         for count in range(seeds):
             for outcome in self.outcomes:
-                scenario = played(world.scenario, outcome.candidate)
+                scenario = with_candidate(world.scenario, outcome.candidate)
                 self.runs.append((outcome, scenario.replace(seed=scenario.seed + count)))
 
     def take(self, results: dict[int, Result]) -> None:
         """Take the results by run number; each candidate gets its seeds in order."""
         for place, (outcome, _) in enumerate(self.runs):
             outcome.add(results[place])
-        if all(math.isnan(each) for outcome in self.outcomes for each in outcome.accuracy):
+        if all(math.isnan(accuracy) for outcome in self.outcomes for accuracy in outcome.accuracy):
             raise LocalError("None of the settings learned anything: check the task and its optimizer.")
 
     # -- conclusions ---------------------------------------------------------------------------------------------
     @property
-    def given(self) -> Tried:
+    def given(self) -> CandidateRuns:
         return next(outcome for outcome in self.outcomes if outcome.candidate.name == GIVEN)
 
     @property
-    def mixing(self) -> list[Tried]:
-        """Return the candidates that mixed at all, since the others tell nothing about longer runs."""
+    def mixing_runs(self) -> list[CandidateRuns]:
+        """Return the candidates that mixed at all, since the others say nothing about longer runs."""
         return [outcome for outcome in self.outcomes if sum(outcome.mixes) > 0] or self.outcomes
 
     @property
-    def best(self) -> Tried:
-        return max(self.mixing, key=lambda outcome: outcome.mean)
+    def best(self) -> CandidateRuns:
+        return max(self.mixing_runs, key=lambda outcome: outcome.mean)
 
     @property
-    def choice(self) -> Tried:
+    def choice(self) -> CandidateRuns:
         """Return the candidate that sends least among the ones within a point of the best."""
         best = self.best
-        good = [outcome for outcome in self.mixing if best.mean - outcome.mean <= POINT]
+        good = [outcome for outcome in self.mixing_runs if best.mean - outcome.mean <= POINT]
         return min(good, key=lambda outcome: statistics.fmean(outcome.sent))
 
     @property
     def target(self) -> float:
         """Return the accuracy whose times are reported, in whole per cent."""
-        return math.floor(100 * (self.best.mean - SHY)) / 100
+        return math.floor(100 * (self.best.mean - BELOW_BEST)) / 100
 
     @property
-    def within(self) -> int:
+    def seeds_within_point(self) -> int:
         """Return the number of seeds in which the choice is within a point of the best."""
         best, choice = self.best.accuracy, self.choice.accuracy
         return sum(top - own <= POINT for top, own in zip(best, choice, strict=True))
@@ -131,21 +131,21 @@ class Study:
         """Return the recommendation and its certainty as sentences."""
         choice, best, given = self.choice, self.best, self.given
         length = duration_text(self.world.scenario.duration_s or 0.0)
-        sentences = [f"Take {choice.label}: {share_text(choice.mean)} after {length}, {sending(choice)}."]
+        sentences = [f"Take {choice.label}: {share_text(choice.mean)} after {length}, {traffic_text(choice)}."]
         if best is not choice:
-            gap, error = choice.below(best)
+            gap, error = choice.deficit_to(best)
             sentences.append(
-                f"The best, {best.candidate.name}, is {points(gap, error)} better and sends "
-                f"{ratio(best, choice)} as much."
+                f"The best, {best.candidate.name}, is {points_text(gap, error)} better and sends "
+                f"{ratio_text(best, choice)} as much."
             )
         if given is not choice and given is not best:
-            gap, error = choice.below(given)
+            gap, error = choice.deficit_to(given)
             if math.isnan(gap):
-                return [*sentences, "The given settings diverged.", self.sureness, *self.deadlines]
+                return [*sentences, "The given settings diverged.", self.certainty, *self.deadlines]
             better = "better" if gap < 0 else "worse"
-            more = f"send {ratio(given, choice)} as much"
-            sentences.append(f"It is {points(abs(gap), error)} {better} than the given settings, which {more}.")
-        sentences.append(self.sureness)
+            more = f"send {ratio_text(given, choice)} as much"
+            sentences.append(f"It is {points_text(abs(gap), error)} {better} than the given settings, which {more}.")
+        sentences.append(self.certainty)
         return sentences + self.deadlines
 
     @property
@@ -167,13 +167,15 @@ class Study:
         return [f'preset = "{world.preset}" has deadlines for {links}.']
 
     @property
-    def sureness(self) -> str:
+    def certainty(self) -> str:
         if self.seeds == 1:
             return "How sure: one seed says little; repeat with --seeds 5."
-        rivals = [one for one in self.mixing if one is not self.choice and one.mean >= self.best.mean - POINT]
-        names = ", ".join(one.candidate.name for one in rivals)
+        least = self.best.mean - POINT
+        rivals = [outcome for outcome in self.mixing_runs if outcome is not self.choice and outcome.mean >= least]
+        names = ", ".join(outcome.candidate.name for outcome in rivals)
         close = f"; so on average are {names}" if rivals else "; nothing else is"
-        return f"How sure: within a point of the best in {self.within} of {quantity(self.seeds, 'seed')}{close}."
+        seeds = f"{self.seeds_within_point} of {quantity(self.seeds, 'seed')}"
+        return f"How sure: within a point of the best in {seeds}{close}."
 
     # -- tables --------------------------------------------------------------------------------------------------
     def table(self) -> tuple[list[str], list[tuple[str, ...]]]:
@@ -208,12 +210,13 @@ class Study:
             "name": world.name, "nodes": world.peers, "seeds": self.seeds, "model_mb": world.task.model_mb,
             "virtual_s": world.duration_s, "target": self.target,
             "choice": self.choice.candidate.name, "best": self.best.candidate.name, "settings": self.settings(),
-            "within_a_point": self.within, "sentences": self.sentences,
+            "within_a_point": self.seeds_within_point, "sentences": self.sentences,
             "tried": [self.row_of(outcome) for outcome in self.outcomes],
         }  # fmt: skip
 
-    def row_of(self, outcome: Tried) -> dict[str, Any]:
-        gap, error = outcome.below(self.best)
+    def row_of(self, outcome: CandidateRuns) -> dict[str, Any]:
+        """Return the figures of one candidate for JSON."""
+        gap, error = outcome.deficit_to(self.best)
         figures = {
             "accuracy": outcome.mean, "below_best": gap, "below_best_error": error,
             "seconds_to_target": outcome.seconds_to(self.target), "bytes_node_minute": statistics.fmean(outcome.sent),
@@ -225,10 +228,10 @@ class Study:
 
 def first_at(seconds: Any, accuracies: Any, wanted: float) -> float:
     """Return when a curve first reached a value, interpolated linearly; infinity for never."""
-    there = np.flatnonzero(accuracies >= wanted)
-    if not len(there):
+    reached = np.flatnonzero(accuracies >= wanted)
+    if not len(reached):
         return math.inf
-    first = int(there[0])
+    first = int(reached[0])
     if first == 0:
         return float(seconds[0])
     before, after = accuracies[first - 1], accuracies[first]
@@ -236,13 +239,13 @@ def first_at(seconds: Any, accuracies: Any, wanted: float) -> float:
     return float(seconds[first - 1] + share * (seconds[first] - seconds[first - 1]))
 
 
-def sending(outcome: Tried) -> str:
+def traffic_text(outcome: CandidateRuns) -> str:
     return f"for {bytes_text(statistics.fmean(outcome.sent))} that each node sends in a minute"
 
 
-def points(gap: float, error: float) -> str:
+def points_text(gap: float, error: float) -> str:
     return f"{100 * gap:.1f} points" if math.isnan(error) else f"{100 * gap:.1f} ± {100 * error:.1f} points"
 
 
-def ratio(one: Tried, other: Tried) -> str:
+def ratio_text(one: CandidateRuns, other: CandidateRuns) -> str:
     return f"{statistics.fmean(one.sent) / max(statistics.fmean(other.sent), 1.0):.2g} times"

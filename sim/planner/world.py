@@ -19,9 +19,9 @@ from sim.world.tcp import Back
 __all__ = ["World"]
 
 STEPS = 400  # Steps per peer that the stand-in learns.
-MIXES = 16.0  # On slow links it learns for as long as this number of exchanges takes.
-MOST_STEPS = 800  # It learns for at most this many steps, so that a plan ends in acceptable time.
-MOST_PEERS = 32  # Peers whose pairs determine how long an exchange takes.
+MIN_EXCHANGES = 16.0  # On slow links it learns for as long as this many exchanges take.
+MAX_STEPS = 800  # It learns for at most this many steps, so that a plan ends in acceptable time.
+MAX_PEERS = 32  # Peers whose pairs determine how long an exchange takes.
 LEARNING_RATE = 0.1  # SGD's rate for STEPS steps; a longer run learns more slowly, so that all of it matters.
 TASK: dict[str, Any] = {"dataset": "digits", "model": "mlp", "partition": {"kind": "dirichlet", "alpha": 0.3}}
 """A perceptron of 4,810 parameters on handwritten digits, where each peer has its own classes.
@@ -47,7 +47,7 @@ class World:
 
     @classmethod
     def from_mapping(
-        cls, held: Mapping[str, Any], source: str, *, model_mb: float, step_s: float | None = None,
+        cls, tables: Mapping[str, Any], source: str, *, model_mb: float, step_s: float | None = None,
         nodes: int | None = None, seed: int | None = None,
     ) -> World:  # fmt: skip
         """Create the world from a scenario's tables, all of them optional.
@@ -55,7 +55,7 @@ class World:
         The defaults are 8 nodes, a step of 0.1 s, and the stand-in as the task. ``source`` names the tables in error
         messages. Raises :class:`ConfigError`.
         """
-        table = dict(held)
+        table = dict(tables)
         for key in ("rounds", "fidelity", "attackers"):
             if key in table:
                 raise ConfigError(f"{source}: {key} has no place in a plan: leave it out.")
@@ -81,11 +81,11 @@ class World:
             raise ConfigError(f"{source}: a plan is for 2 nodes or more, which mix with each other.")
         if not scenario.trains:
             raise ConfigError(f"{source}: a plan needs a task that is learned: leave task.dataset out.")
-        section: Any = held.get("gossip", {})
+        section: Any = tables.get("gossip", {})
         world = cls(scenario, section)
         if length_s is not None:
             return world
-        steps = min(max(STEPS, MIXES * world.exchange_steps("fp32")), MOST_STEPS)
+        steps = min(max(STEPS, MIN_EXCHANGES * world.exchange_steps("fp32")), MAX_STEPS)
         changes: dict[str, Any] = {"duration_s": steps * scenario.compute.step_s.mean}
         if "optimizer" not in given:
             changes["task.optimizer.lr"] = LEARNING_RATE * STEPS / steps
@@ -93,10 +93,9 @@ class World:
 
     @property
     def suited(self) -> dict[str, Any]:
-        """Return the base of the candidates' section.
+        """Return the base of the candidates' section: the preset whose deadlines suit the links, and the file's keys.
 
-        It is {} if the file names a preset or a method; otherwise the preset whose deadlines suit the links, with the
-        file's keys.
+        It is empty if the file names a preset or a method.
         """
         if "preset" in self.section or "method" in self.section:
             return {}
@@ -133,7 +132,7 @@ class World:
 
     def pairs(self) -> list[tuple[int, int]]:
         """Return a sample of the pairs."""
-        return [(a, b) for a in range(min(self.scenario.peers, MOST_PEERS)) for b in range(a)]
+        return [(a, b) for a in range(min(self.scenario.peers, MAX_PEERS)) for b in range(a)]
 
     def exchange_steps(self, codec: str) -> float:
         """Return the local steps that pass while two whole vectors are exchanged with this codec.
@@ -150,12 +149,12 @@ class World:
 def pair_seconds(network: NetworkModel, a: int, b: int, size_bytes: float) -> float:
     """Return the time of the offer, the answer and the slower of the two streams."""
     latency_s, ways = network.latency(a, b), ((a, b), (b, a))
-    there, back = (min(network.up_bytes_s(one), network.down_bytes_s(other)) for one, other in ways)
+    rate_out, rate_back = (min(network.up_bytes_s(one), network.down_bytes_s(other)) for one, other in ways)
     if network.transport is None:
-        rate = min(there, back)
+        rate = min(rate_out, rate_back)
         return 3 * latency_s + (0.0 if math.isinf(rate) else size_bytes / rate)
-    going, coming = (Line(line_key(one, other, 0.0), 0.0, network.loss_of(one, other)) for one, other in ways)
-    streams = ((going, there, Back(coming, back)), (coming, back, Back(going, there)))
+    out, back = (Line(line_key(one, other, 0.0), 0.0, network.loss_of(one, other)) for one, other in ways)
+    streams = ((out, rate_out, Back(back, rate_back)), (back, rate_back, Back(out, rate_out)))
     seconds = network.transport.seconds
-    takes_s = [seconds(line, size_bytes, rate, 2 * latency_s, 0.0, met) for line, rate, met in streams]
+    takes_s = [seconds(line, size_bytes, rate, 2 * latency_s, 0.0, reverse) for line, rate, reverse in streams]
     return 2 * latency_s + max(takes_s)

@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PANEL_INCHES",
-    "alone",
     "draw",
     "require_matplotlib",
     "save",
     "save_all",
     "side_by_side",
+    "single",
     "styled",
     "svg_of",
 ]
 
-VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", SHADE: "shade"} | {
+CSS_VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", SHADE: "shade"} | {
     light: f"s{number}" for number, (light, _) in enumerate(COLOURS)
 }
 
@@ -71,16 +71,17 @@ def draw(results: Sequence[Result], panel: Panel | None = None, *, key: bool = T
             figsize=(PANEL_INCHES[0] * columns, (PANEL_INCHES[1] + 0.25) * rows + 0.5), layout="constrained"
         )
         cast(Any, figure.get_layout_engine()).set(w_pad=0.12, h_pad=0.1)
-        places = np.atleast_1d(figure.subplots(rows, columns)).ravel()
-        for place, each in zip(places, panels, strict=False):
-            paint(place, each, results)
-            place.set_title(each.title, loc="left", color=INK, pad=22 if len(results) == 1 else 6)
-        for place in places[len(panels) :]:
-            place.set_axis_off()
+        all_axes = np.atleast_1d(figure.subplots(rows, columns)).ravel()
+        for axes, each in zip(all_axes, panels, strict=False):
+            paint(axes, each, results)
+            axes.set_title(each.title, loc="left", color=INK, pad=22 if len(results) == 1 else 6)
+        for axes in all_axes[len(panels) :]:
+            axes.set_axis_off()
         if len(results) == 1:
             figure.suptitle(str(results[0].summary["name"]), x=0.01, ha="left", color=INK, size=13)
         else:
-            figure.legend(*places[0].get_legend_handles_labels(), loc="outside upper left", ncols=min(6, len(results)))
+            handles = all_axes[0].get_legend_handles_labels()
+            figure.legend(*handles, loc="outside upper left", ncols=min(6, len(results)))
         return figure
 
 
@@ -88,8 +89,8 @@ def paint(axes: Axes, panel: Panel, results: Sequence[Result]) -> None:
     """Draw one panel onto axes, with the key above it if a single result has several curves."""
     from matplotlib.ticker import MaxNLocator
 
-    several = len(results) > 1
-    (panel.many if several and panel.many is not None else panel.draw)(axes, results)
+    has_several = len(results) > 1
+    (panel.many if has_several and panel.many is not None else panel.draw)(axes, results)
     if panel.about_time:
         last_s = max((float(each.column("virtual_s").max(initial=0.0)) for each in results), default=0.0)
         divisor, unit = time_axis(last_s)
@@ -98,18 +99,18 @@ def paint(axes: Axes, panel: Panel, results: Sequence[Result]) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
         for cut in cuts(results):
             axes.axvspan(cut.at_s / divisor, min(cut.until_s, last_s) / divisor, color=SHADE, linewidth=0, zorder=0)
-    if not several and len(axes.get_legend_handles_labels()[0]) > 1:
+    if not has_several and len(axes.get_legend_handles_labels()[0]) > 1:
         # Keep it out of the layout: it may be wider than the axes, which would be narrowed to it.
         axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 0.98), ncols=4).set_in_layout(False)
 
 
-def alone(drawn: Callable[[Axes], None]) -> Figure:
+def single(draw_on: Callable[[Axes], None]) -> Figure:
     """Return a figure of one panel that a function draws."""
     from matplotlib.figure import Figure
 
     with styled():
         figure = Figure(figsize=PANEL_INCHES, layout="constrained")
-        drawn(figure.subplots())
+        draw_on(figure.subplots())
         return figure
 
 
@@ -120,12 +121,12 @@ def side_by_side(pictures: Sequence[tuple[str, Callable[[Axes], None]]], labels:
     with styled():
         figure = Figure(figsize=(PANEL_INCHES[0] * len(pictures), PANEL_INCHES[1] + 0.4), layout="constrained")
         cast(Any, figure.get_layout_engine()).set(w_pad=0.12)
-        places = np.atleast_1d(figure.subplots(1, len(pictures)))
-        for place, (title, drawn) in zip(places, pictures, strict=True):
-            drawn(place)
-            place.set_title(title, loc="left", color=INK)
+        panels = np.atleast_1d(figure.subplots(1, len(pictures)))
+        for axes, (title, draw_on) in zip(panels, pictures, strict=True):
+            draw_on(axes)
+            axes.set_title(title, loc="left", color=INK)
         if len(labels) > 1:
-            figure.legend(*places[0].get_legend_handles_labels(), loc="outside upper left", ncols=min(6, len(labels)))
+            figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=min(6, len(labels)))
         return figure
 
 
@@ -161,7 +162,7 @@ def svg_of(figure: Figure, label: str, *, themed: bool = True) -> str:
     text = re.sub(r'<g id="[^"]*"', "<g", text)  # axes_1 in every panel would repeat the same id.
     text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
     text = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", text)  # Use the page's own typeface.
-    for colour, variable in VARIABLES.items() if themed else ():
+    for colour, variable in CSS_VARIABLES.items() if themed else ():
         text = text.replace(colour, f"var(--{variable})")
     width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text).groups()  # type: ignore[union-attr]
     spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
@@ -174,7 +175,7 @@ def styled() -> Iterator[None]:
     """Apply our style while a figure is made or written; the user's own settings stay as they are."""
     import matplotlib as mpl
 
-    look: Any = {
+    style: Any = {
         "axes.edgecolor": MUTED, "axes.grid": True, "axes.grid.axis": "y", "axes.labelcolor": MUTED,
         "axes.labelsize": 8.5, "axes.linewidth": 0.6, "axes.spines.left": False, "axes.spines.right": False,
         "axes.spines.top": False, "axes.axisbelow": True, "axes.titlesize": 10.5, "axes.titleweight": "bold",
@@ -188,5 +189,5 @@ def styled() -> Iterator[None]:
     }  # fmt: skip
     with mpl.rc_context():
         mpl.rcdefaults()
-        mpl.rcParams.update(look)
+        mpl.rcParams.update(style)
         yield

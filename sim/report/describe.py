@@ -43,25 +43,35 @@ def in_words(scenario: Scenario, played: Fidelity | None = None) -> str:
     """
     fidelity = played or fidelity_of(scenario)
     ideal = scenario.membership.mode == "ideal" or fidelity.level == "exchange"
-    world = (each(scenario) for each in (task, mixing, compute, network, unlike, carried))
-    said = *world, churn(scenario, ideal), attackers(scenario), ending(scenario), fidelity.sentence
-    return " ".join(filter(None, said))
+    sentences = [
+        task_sentence(scenario),
+        mixing_sentence(scenario),
+        compute_sentence(scenario),
+        network_sentence(scenario),
+        fleet_sentence(scenario),
+        transport_sentence(scenario),
+        churn_sentence(scenario, ideal),
+        attackers_sentence(scenario),
+        ending_sentence(scenario),
+        fidelity.sentence,
+    ]
+    return " ".join(filter(None, sentences))
 
 
-def task(scenario: Scenario) -> str:
-    what, peers = scenario.task, count_text(scenario.peers)
-    many = "peer" if scenario.peers == 1 else "peers"
-    if what.dataset == "averaging":
-        numbers = "one number" if what.elements == 1 else f"{count_text(what.elements)} numbers"
-        return f"{peers} {many} average vectors of {numbers} each, and train nothing."
+def task_sentence(scenario: Scenario) -> str:
+    task, peers = scenario.task, count_text(scenario.peers)
+    noun = "peer" if scenario.peers == 1 else "peers"
+    if task.dataset == "averaging":
+        numbers = "one number" if task.elements == 1 else f"{count_text(task.elements)} numbers"
+        return f"{peers} {noun} average vectors of {numbers} each, and train nothing."
     divided = {
         "iid": "dealt out evenly",
-        "dirichlet": f"divided unevenly by class (Dirichlet, alpha {what.partition.alpha})",
+        "dirichlet": f"divided unevenly by class (Dirichlet, alpha {task.partition.alpha})",
         "natural": "divided by who made it",
-    }[what.partition.kind]
-    model, dataset = MODELS.get(what.model, what.model), DATASETS.get(what.dataset, what.dataset)
-    share = f", {count_text(what.samples_per_peer)} samples each" if what.samples_per_peer is not None else ""
-    optimizer = what.optimizer
+    }[task.partition.kind]
+    model, dataset = MODELS.get(task.model, task.model), DATASETS.get(task.dataset, task.dataset)
+    share = f", {count_text(task.samples_per_peer)} samples each" if task.samples_per_peer is not None else ""
+    optimizer = task.optimizer
     momentum = f", momentum {optimizer.momentum:g}" if optimizer.momentum else ""
     if optimizer.quasi_global:
         momentum = f", quasi-global momentum {optimizer.quasi_global:g}"
@@ -69,30 +79,30 @@ def task(scenario: Scenario) -> str:
     beside = f", AdamW's {optimizer.adam_lr:g}" if optimizer.adam_lr is not None else ""
     clipped = f", gradients clipped to {optimizer.clip_norm:g}" if optimizer.clip_norm is not None else ""
     name = {"sgd": "SGD", "adamw": "AdamW", "muon": "Muon"}[optimizer.name]
-    how = f"{name} (learning rate {optimizer.lr:g}{beside}{falling}{momentum}{clipped})"
-    width = f" of width {what.hidden}" if what.hidden is not None else ""
-    loss = f", to make {what.loss} small" if what.loss is not None else ""
-    metric = f", and are measured by {what.metric}" if what.metric is not None else ""
+    rule = f"{name} (learning rate {optimizer.lr:g}{beside}{falling}{momentum}{clipped})"
+    width = f" of width {task.hidden}" if task.hidden is not None else ""
+    loss = f", to make {task.loss} small" if task.loss is not None else ""
+    metric = f", and are measured by {task.metric}" if task.metric is not None else ""
     return (
-        f"{peers} {many} train {model}{width} on {dataset}, {divided}{share}, "
-        f"in batches of {what.batch_size} with {how}{loss}{metric}."
+        f"{peers} {noun} train {model}{width} on {dataset}, {divided}{share}, "
+        f"in batches of {task.batch_size} with {rule}{loss}{metric}."
     )
 
 
-def mixing(scenario: Scenario) -> str:
+def mixing_sentence(scenario: Scenario) -> str:
     config = scenario.config
-    steps = None if config.interval_steps is None else counted(config.interval_steps, "step")
+    steps = None if config.interval_steps is None else quantity_text(config.interval_steps, "step")
     seconds = None if config.mix_every_s is None else duration_text(config.mix_every_s)
     when = "every " + " or ".join(each for each in (steps, seconds) if each is not None)
     if config.auto_interval:
         when = "as often as each can afford"
     outer = "" if config.plain else " with an outer step (momentum {:g}, rate {:g})".format(*config.outer)
-    with_whom = whom(config, scenario.peers)
+    partners = partners_text(config, scenario.peers)
     codec = "the codec that suits each link" if config.codec_name == AUTO else config.codec_name
-    return f"Each {MIXINGS[config.mixing].does}{mixed(config)} {with_whom} {when}{outer}, in {codec}."
+    return f"Each {MIXINGS[config.mixing].does}{part_text(config)} {partners} {when}{outer}, in {codec}."
 
 
-def mixed(config: Config) -> str:
+def part_text(config: Config) -> str:
     """Return the part of the model that is mixed; empty text for a pair that mixes all of it."""
     kind, _, amount = config.part.partition(" ")
     if kind == "mask":
@@ -102,7 +112,7 @@ def mixed(config: Config) -> str:
     return " its model" if config.pushes else ""
 
 
-def whom(config: Config, peers: int) -> str:
+def partners_text(config: Config, peers: int) -> str:
     """Return the partners of a peer: its groups, neighbours or random members."""
     if config.grouped:
         size = config.group_size
@@ -121,21 +131,21 @@ def whom(config: Config, peers: int) -> str:
     return f"{joint} {these}" if not where else f"{joint} {these} {where}"
 
 
-def compute(scenario: Scenario) -> str:
+def compute_sentence(scenario: Scenario) -> str:
     spec = scenario.compute
     once = " drawn once for each peer" if spec.per == "peer" else ""
     slow = spec.stragglers
     tail = ""
     if slow is not None and slow.share > 0:
         tail = f"; {100 * slow.share:g} % of the peers are {slow.slowdown:g} times slower"
-    return f"A step takes {drawn(spec.step_s)}{once}{tail}."
+    return f"A step takes {distribution_text(spec.step_s)}{once}{tail}."
 
 
-def network(scenario: Scenario) -> str:
+def network_sentence(scenario: Scenario) -> str:
     spec = scenario.network
     latency = spec.latency
     if latency.distribution is not None:
-        far = f"Messages take {drawn(latency.distribution)}"
+        far = f"Messages take {distribution_text(latency.distribution)}"
     elif latency.kind == "quantiles":
         far = f"Latencies are those measured on {WORLDS.get(str(latency.name), latency.name)}"
     else:
@@ -158,7 +168,7 @@ def network(scenario: Scenario) -> str:
     return f"{far}; {rate}{lost}.{cuts}{more}"
 
 
-def unlike(scenario: Scenario) -> str:
+def fleet_sentence(scenario: Scenario) -> str:
     """Describe the peers that differ from the others."""
     own = [str(spec) for spec in scenario.fleet if spec.links or spec.step_s is not None or spec.region is not None]
     if not own:
@@ -167,28 +177,28 @@ def unlike(scenario: Scenario) -> str:
     return f"Some have their own: {'; '.join(own[:FEW])}{more}."
 
 
-def carried(scenario: Scenario) -> str:
+def transport_sentence(scenario: Scenario) -> str:
     """Say which properties of real links are modelled, and which are not."""
     spec, ideal = scenario.network, scenario.membership.mode == "ideal"
     if not has_tcp(spec, ideal, scenario.fleet):
         return "There is no TCP: a message takes the latency, and a stream its bytes over the rate from the first one."
     assert spec.congestion is not None
     loses, cubic = spec.loss > 0 or any(each.loss for each in scenario.fleet), spec.congestion == "cubic"
-    most = scenario.gossip.connections
-    said = [
+    connections = scenario.gossip.connections
+    effects = [
         "streams begin slowly" + (", and again after a pause" if cubic else ""),
         "lost packets come late" + (" and narrow a sender's window" if cubic else "") if loses else "",
-        f"a link that loses much gets {most} connections" if cubic and loses and most > 1 else "",
+        f"a link that loses much gets {connections} connections" if cubic and loses and connections > 1 else "",
         "" if cubic else "every 10 s of use a link nearly stops for 0.2 s",
     ]
     tls = " and TLS" if spec.tls and not ideal else ""
     return (
-        f"Links are TCP's, with {spec.congestion}{tls}: {'; '.join(filter(None, said))}. Not modelled are queues "
+        f"Links are TCP's, with {spec.congestion}{tls}: {'; '.join(filter(None, effects))}. Not modelled are queues "
         "that several links share, and what exchanges and encryption cost the machines."
     )
 
 
-def churn(scenario: Scenario, ideal: bool) -> str:
+def churn_sentence(scenario: Scenario, ideal: bool) -> str:
     spec = scenario.churn
     if spec is None:
         going = "All peers stay"
@@ -196,8 +206,8 @@ def churn(scenario: Scenario, ideal: bool) -> str:
         going = f"Peers come and go as {spec.trace} says"
     else:
         assert spec.up is not None, "a churn without a trace has times"
-        rest = f"then gone for {drawn(spec.down)}" if spec.down is not None else "then gone for good"
-        going = f"A peer is up for {drawn(spec.up)}, {rest}"
+        rest = f"then gone for {distribution_text(spec.down)}" if spec.down is not None else "then gone for good"
+        going = f"A peer is up for {distribution_text(spec.up)}, {rest}"
     knowing = (
         "a perfect sampler knows which peers are up"
         if ideal
@@ -207,7 +217,7 @@ def churn(scenario: Scenario, ideal: bool) -> str:
     return f"{going}; {knowing}{joining}."
 
 
-def attackers(scenario: Scenario) -> str:
+def attackers_sentence(scenario: Scenario) -> str:
     spec = scenario.attackers
     if spec is None or spec.share == 0:
         return ""
@@ -227,13 +237,13 @@ def attackers(scenario: Scenario) -> str:
     return f"{who} {sent}; figures are of the honest ones."
 
 
-def ending(scenario: Scenario) -> str:
+def ending_sentence(scenario: Scenario) -> str:
     if scenario.duration_s is not None:
         return f"The run lasts {duration_text(scenario.duration_s)} of virtual time."
     return f"The run lasts until each peer has mixed {scenario.rounds:g} times on average."
 
 
-def counted(number: int, noun: str) -> str:
+def quantity_text(number: int, noun: str) -> str:
     return noun if number == 1 else f"{count_text(number)} {noun}s"
 
 
@@ -241,7 +251,7 @@ def rate_text(mbit_s: float) -> str:
     return "no limit" if math.isinf(mbit_s) else f"{mbit_s:g} Mbit/s"
 
 
-def drawn(times: Distribution) -> str:
+def distribution_text(times: Distribution) -> str:
     """Describe a distribution of seconds."""
     first, *others = times.parameters
     match times.kind:
@@ -258,30 +268,30 @@ def drawn(times: Distribution) -> str:
 
 def differences(scenarios: Sequence[Scenario]) -> dict[str, list[str]]:
     """Return the dotted keys in which scenarios differ, except names, with the value in each scenario."""
-    tables = [dict(flat(scenario)) for scenario in scenarios]
+    tables = [dict(flat_keys(scenario)) for scenario in scenarios]
     keys = dict.fromkeys(key for table in tables for key in table)
-    found = {key: [table.get(key, NOTHING) for table in tables] for key in keys if key != "name"}
-    return {key: values for key, values in found.items() if len(set(values)) > 1}
+    values_of = {key: [table.get(key, NOTHING) for table in tables] for key in keys if key != "name"}
+    return {key: values for key, values in values_of.items() if len(set(values)) > 1}
 
 
-def flat(table: Any, above: str = "") -> Iterator[tuple[str, str]]:
+def flat_keys(table: Any, above: str = "") -> Iterator[tuple[str, str]]:
     """Yield every dotted key of a scenario and its tables with its value as text; presets are spelled out."""
     for field in dataclasses.fields(table):
         value, key = getattr(table, field.name), above + field.name
         if dataclasses.is_dataclass(value) and type(value).__str__ is object.__str__:
-            yield from flat(value, f"{key}.")
+            yield from flat_keys(value, f"{key}.")
         elif value is not None:
-            yield key, shown(value)
+            yield key, value_text(value)
 
 
-def shown(value: Any) -> str:
+def value_text(value: Any) -> str:
     match value:
         case PeerSpec():
             return str(value)
         case NetworkCut():
             return f"{value.groups} groups {value.at_s:g} to {value.until_s:g} s"
         case tuple():
-            return ", ".join(map(shown, value)) or "none"
+            return ", ".join(map(value_text, value)) or "none"
         case float():
             return f"{value:g}"
     return str(value)

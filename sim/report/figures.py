@@ -16,7 +16,7 @@ import numpy as np
 
 from gossip.codecs import AUTO
 from gossip.ids import quantity
-from sim.report.measures import End, Look
+from sim.report.measures import FinishedRun, Instant
 from sim.report.units import bytes_text, count_text, duration_text, figure_text, number, share_text
 from sim.scenario.fidelity import Fidelity
 from sim.scenario.scenario import Scenario
@@ -52,7 +52,7 @@ class Column:
 
     name: str
     meaning: str
-    of: Callable[[Look], float]
+    of: Callable[[Instant], float]
     head: str = ""
     text: Callable[[float], str] = figure_text
 
@@ -63,13 +63,13 @@ class Total:
 
     name: str
     meaning: str
-    of: Callable[[End], Any]
+    of: Callable[[FinishedRun], Any]
 
 
 HISTORY = (
     Column("virtual_s", "virtual time in seconds", lambda at: at.level.now, "virtual time", duration_text),
-    Column("alive", "peers up", lambda at: at.level.alive, "alive", count_text),
-    Column("ready", "peers up that hold a run's weights and train", lambda at: at.level.ready),
+    Column("alive", "peers up", lambda at: at.level.live_peers, "alive", count_text),
+    Column("ready", "peers up that hold a run's weights and train", lambda at: at.level.ready_peers),
     Column(
         "steps", "steps so far, of all lives, divided by `peers`", lambda at: at.level.steps / at.scenario.peers
     ),
@@ -107,66 +107,66 @@ HISTORY = (
     ),
     Column(
         "exchanges_failed", "failed exchanges so far, as each peer counts them; both sides may count one",
-        lambda at: at.level.failed,
+        lambda at: at.level.failures,
     ),
     Column(
         "bytes_sent", "bytes so far, by all peers: streams in full, control messages estimated from every 61st",
-        lambda at: at.level.bytes_sent, "sent", bytes_text,
+        lambda at: at.level.sent_bytes, "sent", bytes_text,
     ),
     Column(
         "exchange_s_median", "median time from the request for a snapshot to the mix, over an even sample",
         lambda at: np.median(at.exchange_s),
     ),
     Column("exchange_s_p95", "the 95th percentile of the same", lambda at: np.percentile(at.exchange_s, 95)),
-    Column("events", "events handled so far", lambda at: at.level.handled),
+    Column("events", "events handled so far", lambda at: at.level.handled_events),
 )  # fmt: skip
 COLUMNS = tuple(column.name for column in HISTORY)
 OF_ACCURACY = ("mean", "min", "max", "average_model")  # The same keys apply to a metric.
 
 SUMMARY = (
-    Total("name", "name of the scenario", lambda end: end.scenario.name),
-    Total("seed", "seed of the scenario", lambda end: end.scenario.seed),
-    Total("peers", "peers of the scenario", lambda end: end.scenario.peers),
-    Total("virtual_s", "virtual time of the end", lambda end: end.last["virtual_s"]),
-    Total("events", "handled events: messages, timers, boundaries, stream ends", lambda end: int(end.last["events"])),
-    Total("node_updates", "mixes applied, each side counting", lambda end: end.level.mixes),
-    Total("steps", "training steps of all peers", lambda end: end.level.steps),
-    Total("loss", "`loss_mean` of the last row", lambda end: end.last["loss_mean"]),
+    Total("name", "name of the scenario", lambda run: run.scenario.name),
+    Total("seed", "seed of the scenario", lambda run: run.scenario.seed),
+    Total("peers", "peers of the scenario", lambda run: run.scenario.peers),
+    Total("virtual_s", "virtual time of the end", lambda run: run.last["virtual_s"]),
+    Total("events", "handled events: messages, timers, boundaries, stream ends", lambda run: int(run.last["events"])),
+    Total("node_updates", "mixes applied, each side counting", lambda run: run.level.mixes),
+    Total("steps", "training steps of all peers", lambda run: run.level.steps),
+    Total("loss", "`loss_mean` of the last row", lambda run: run.last["loss_mean"]),
     Total(
         "accuracy", "`mean`, `min`, `max`, `average_model` of the last row",
-        lambda end: {key: end.last[f"accuracy_{key}"] for key in OF_ACCURACY},
+        lambda run: {key: run.last[f"accuracy_{key}"] for key in OF_ACCURACY},
     ),
     Total(
         "metric", "the same of `task.metric`",
-        lambda end: {key: end.last[f"metric_{key}"] for key in OF_ACCURACY},
+        lambda run: {key: run.last[f"metric_{key}"] for key in OF_ACCURACY},
     ),
     Total(
         "interval_steps", "local steps between two mixes at the end, of the median peer; null if timed by the clock",
-        lambda end: end.level.interval_steps,
+        lambda run: run.level.interval_steps,
     ),
-    Total("consensus_distance", "of the last row", lambda end: end.last["consensus_distance"]),
-    Total("exchanges_done", "of the last row", lambda end: int(end.last["exchanges_done"])),
-    Total("exchanges_failed", "of the last row", lambda end: int(end.last["exchanges_failed"])),
-    Total("refused", "refusals and clips by the honest peers that were up, by reason", lambda end: end.refused),
-    Total("bytes_sent", "of the last row", lambda end: int(end.last["bytes_sent"])),
-    Total("digest", "SHA-256 over the log of events and all final weights", lambda end: end.level.digest()),
-    Total("done", "played share of the run, 0 to 1", lambda end: end.done),
+    Total("consensus_distance", "of the last row", lambda run: run.last["consensus_distance"]),
+    Total("exchanges_done", "of the last row", lambda run: int(run.last["exchanges_done"])),
+    Total("exchanges_failed", "of the last row", lambda run: int(run.last["exchanges_failed"])),
+    Total("refused", "refusals and clips by the honest peers that were up, by reason", lambda run: run.refused),
+    Total("bytes_sent", "of the last row", lambda run: int(run.last["bytes_sent"])),
+    Total("digest", "SHA-256 over the log of events and all final weights", lambda run: run.level.digest()),
+    Total("done", "played share of the run, 0 to 1", lambda run: run.done),
     Total(
         "wall_s", "real seconds of the run with evaluations, without building the swarm",
-        lambda end: round(end.wall_s, 3),
+        lambda run: round(run.wall_s, 3),
     ),
-    Total("cpu_s", "processor seconds of the run", lambda end: round(end.cpu_s, 3)),
-    Total("setup_s", "processor seconds of building the swarm", lambda end: round(end.setup_s, 3)),
+    Total("cpu_s", "processor seconds of the run", lambda run: round(run.cpu_s, 3)),
+    Total("setup_s", "processor seconds of building the swarm", lambda run: round(run.setup_s, 3)),
     Total(
         "updates_per_cpu_s", "`node_updates / cpu_s`",
-        lambda end: round(end.level.mixes / max(end.cpu_s, 1e-9), 1),
+        lambda run: round(run.level.mixes / max(run.cpu_s, 1e-9), 1),
     ),
-    Total("peak_rss_mb", "the most memory that the process ever held, MB", lambda end: round(end.peak_rss_mb, 1)),
+    Total("peak_rss_mb", "the most memory that the process ever held, MB", lambda run: round(run.peak_rss_mb, 1)),
     Total(
         "fidelity", "the level that played it: `whole`, message by message, or `exchange`, exchange by exchange",
-        lambda end: end.fidelity.level,
+        lambda run: run.fidelity.level,
     ),
-    Total("fidelity_reason", "the reason if it was not the fast level; else empty", lambda end: end.fidelity.reason),
+    Total("fidelity_reason", "the reason if it was not the fast level; else empty", lambda run: run.fidelity.reason),
 )  # fmt: skip
 
 
@@ -183,54 +183,59 @@ class PlayedRun(Protocol):
     def fidelity(self) -> Fidelity: ...
 
 
-def accuracy(one: PlayedRun, key: str) -> float:
-    return number(one.summary["accuracy"][key])
+def accuracy(result: PlayedRun, key: str) -> float:
+    return number(result.summary["accuracy"][key])
 
 
-def learned(one: PlayedRun, text: str) -> str:
+def if_accurate(result: PlayedRun, text: str) -> str:
     """Return the text, or nothing if no model has an accuracy."""
-    return "" if math.isnan(accuracy(one, "mean")) else text
+    return "" if math.isnan(accuracy(result, "mean")) else text
 
 
-def measured(one: PlayedRun) -> str:
+def metric_text(result: PlayedRun) -> str:
     """Return the task's metric as text, if it has one."""
-    mean, low, high = (number(one.summary["metric"][key]) for key in OF_ACCURACY[:3])
+    mean, low, high = (number(result.summary["metric"][key]) for key in OF_ACCURACY[:3])
     return "" if math.isnan(mean) else f"{figure_text(mean)} ({figure_text(low)} to {figure_text(high)})"
 
 
-def failed(one: PlayedRun) -> str:
-    done, came_to_nothing = one.summary["exchanges_done"], one.summary["exchanges_failed"]
-    share = came_to_nothing / (came_to_nothing + done) if came_to_nothing + done else 0.0
-    return f"{count_text(came_to_nothing)} ({share_text(share)})"
+def failures_text(result: PlayedRun) -> str:
+    """Return the failed exchanges, and their share of all."""
+    done, failed = result.summary["exchanges_done"], result.summary["exchanges_failed"]
+    share = failed / (failed + done) if failed + done else 0.0
+    return f"{count_text(failed)} ({share_text(share)})"
 
 
-def interval(one: PlayedRun) -> str:
-    """How often, and in which codec."""
-    steps = one.summary.get("interval_steps")
-    codec = "each link's codec" if one.scenario.config.codec_name == AUTO else one.scenario.config.codec_name
+def alive_text(result: PlayedRun) -> str:
+    alive = result.history[-1]["alive"] if result.history else math.nan
+    return f"{count_text(alive)} of {count_text(result.summary['peers'])}"
+
+
+def interval_text(result: PlayedRun) -> str:
+    """Return how often peers mix, and in which codec."""
+    steps = result.summary.get("interval_steps")
+    config = result.scenario.config
+    codec = "each link's codec" if config.codec_name == AUTO else config.codec_name
     return "" if steps is None else f"every {quantity(steps, 'step')}, in {codec}"
 
 
-# What matters of a result, in words and with units, in the order in which people ask; "" is left out.
+# The main figures of a result as text with units, in the order in which people ask. An empty text is left out.
 SHOWN: tuple[tuple[str, Callable[[PlayedRun], str]], ...] = (
-    ("accuracy, mean of peers", lambda one: learned(one, share_text(accuracy(one, "mean")))),
-    ("least to greatest", lambda one: learned(
-        one, f"{share_text(accuracy(one, 'min'))} to {share_text(accuracy(one, 'max'))}"
+    ("accuracy, mean of peers", lambda result: if_accurate(result, share_text(accuracy(result, "mean")))),
+    ("least to greatest", lambda result: if_accurate(
+        result, f"{share_text(accuracy(result, 'min'))} to {share_text(accuracy(result, 'max'))}"
     )),
-    ("average model", lambda one: learned(one, share_text(accuracy(one, "average_model")))),
-    ("loss, mean of peers", lambda one: figure_text(number(one.summary["loss"]))),
-    ("metric, mean of peers", measured),
-    ("consensus distance", lambda one: figure_text(number(one.summary["consensus_distance"]))),
-    ("alive at the end", lambda one: (
-        f"{count_text(one.history[-1]['alive'] if one.history else math.nan)} of {count_text(one.summary['peers'])}"
-    )),
-    ("exchanges", lambda one: count_text(one.summary["exchanges_done"])),
-    ("failed", failed),
-    ("interval", interval),
-    ("sent", lambda one: bytes_text(one.summary["bytes_sent"])),
-    ("played", lambda one: "message by message" if one.fidelity.level == "whole" else "exchange by exchange"),
-    ("virtual time", lambda one: duration_text(one.summary["virtual_s"])),
-    ("real time", lambda one: duration_text(one.summary["wall_s"])),
+    ("average model", lambda result: if_accurate(result, share_text(accuracy(result, "average_model")))),
+    ("loss, mean of peers", lambda result: figure_text(number(result.summary["loss"]))),
+    ("metric, mean of peers", metric_text),
+    ("consensus distance", lambda result: figure_text(number(result.summary["consensus_distance"]))),
+    ("alive at the end", alive_text),
+    ("exchanges", lambda result: count_text(result.summary["exchanges_done"])),
+    ("failed", failures_text),
+    ("interval", interval_text),
+    ("sent", lambda result: bytes_text(result.summary["bytes_sent"])),
+    ("played", lambda result: "message by message" if result.fidelity.level == "whole" else "exchange by exchange"),
+    ("virtual time", lambda result: duration_text(result.summary["virtual_s"])),
+    ("real time", lambda result: duration_text(result.summary["wall_s"])),
 )  # fmt: skip
 
 

@@ -27,34 +27,35 @@ def page(title: str, kind: str, parts: Iterable[str]) -> str:
 
 
 def paragraph(text: str, style: str = "lead") -> str:
-    return f'<p class="{style}">{words(text)}</p>' if text else ""
+    return f'<p class="{style}">{escaped(text)}</p>' if text else ""
 
 
-def figures(all_of_them: Iterable[Headline]) -> str:
+def figures(items: Iterable[Headline]) -> str:
     """Return headline figures, in as many columns as fit."""
     cells = (
-        f"<div><dt>{escape(each.what)}</dt><dd>{words(each.value)}<small>{words(each.note)}</small></dd></div>"
-        for each in all_of_them
+        f"<div><dt>{escape(item.what)}</dt><dd>{escaped(item.value)}<small>{escaped(item.note)}</small></dd></div>"
+        for item in items
     )
     return f'<dl class="figures">{"".join(cells)}</dl>'
 
 
-def pictures(all_of_them: Iterable[tuple[str, str, str]]) -> str:
+def pictures(items: Iterable[tuple[str, str, str]]) -> str:
     """Return pictures, given as (title, caption, ``<svg>`` element)."""
     cells = (
         f"<figure><figcaption><h2>{escape(title)}</h2><p>{escape(caption)}</p></figcaption>{svg}</figure>"
-        for title, caption, svg in all_of_them
+        for title, caption, svg in items
     )
     return f'<section class="pictures">{"".join(cells)}</section>'
 
 
 def key(names: Sequence[str]) -> str:
     """Return the key of colours and scenarios, which stays visible while the pictures scroll."""
-    items = "".join(f"<li>{swatch(number)}{escape(name)}</li>" for number, name in enumerate(names))
-    return f'<ul class="key">{items}</ul>'
+    entries = "".join(f"<li>{swatch(number)}{escape(name)}</li>" for number, name in enumerate(names))
+    return f'<ul class="key">{entries}</ul>'
 
 
 def swatch(number: int) -> str:
+    """Return a short line in the colour and dashes of a series."""
     dashes = ("", "5 2", "1.5 1.5", "6 2 1.5 2")[number // len(COLOURS) % 4]
     line = f'stroke="var(--s{number % len(COLOURS)})" stroke-width="3" stroke-dasharray="{dashes}"'
     return f'<svg width="22" height="10" aria-hidden="true"><path d="M0 5H22" {line}/></svg>'
@@ -70,7 +71,8 @@ def table(heads: Sequence[str], groups: Mapping[str, Iterable[Sequence[str]]], *
         f'<th scope="col">{swatch(number) if coloured else ""}{escape(head)}</th>' for number, head in enumerate(others)
     )
     body = "".join(
-        f"<tbody>{title_row(title, len(heads))}{''.join(map(row, rows))}</tbody>" for title, rows in groups.items()
+        f"<tbody>{title_row(title, len(heads))}{''.join(map(table_row, rows))}</tbody>"
+        for title, rows in groups.items()
     )
     head = f"<thead><tr><th>{escape(first)}</th>{columns}</tr></thead>" if any(heads) else ""
     return f'<div class="scroll" tabindex="0"><table>{head}{body}</table></div>'
@@ -80,9 +82,9 @@ def title_row(title: str, columns: int) -> str:
     return f'<tr class="title"><th scope="rowgroup" colspan="{columns}">{escape(title)}</th></tr>' if title else ""
 
 
-def row(cells: Sequence[str]) -> str:
+def table_row(cells: Sequence[str]) -> str:
     first, *others = cells
-    return f'<tr><th scope="row">{words(first)}</th>{"".join(f"<td>{words(cell)}</td>" for cell in others)}</tr>'
+    return f'<tr><th scope="row">{escaped(first)}</th>{"".join(f"<td>{escaped(cell)}</td>" for cell in others)}</tr>'
 
 
 def details(title: str, inside: str, *, preformatted: bool = False) -> str:
@@ -96,7 +98,7 @@ def colours(shade: int) -> str:
     return "".join(f" --s{number}: {pair[shade]};" for number, pair in enumerate(COLOURS))
 
 
-def words(text: str) -> str:
+def escaped(text: str) -> str:
     """Return escaped text in which numbers stay on one line with their units."""
     return escape(UNIT.sub("\N{NO-BREAK SPACE}", text))
 

@@ -7,18 +7,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from sim.arrays import F32, F64, I64
 from sim.learning.learners import Learners
 from sim.scenario.fidelity import Fidelity
 from sim.scenario.scenario import Scenario
 
-__all__ = ["End", "Level", "Look", "spread"]
+__all__ = ["FinishedRun", "Instant", "Level", "spread_of"]
 
-Floats = NDArray[np.float64]
-Rows = NDArray[np.int64]
 
-BLOCK_ROWS = 256  # Rows of one pass, so that temporary arrays stay small.
+BLOCK_ROWS = 256  # I64 of one pass, so that temporary arrays stay small.
 
 
 class Level(Protocol):
@@ -27,7 +25,7 @@ class Level(Protocol):
     def run_until(self, when: float) -> None:
         """Advance virtual time to ``when``, seconds."""
 
-    def settle(self) -> None:
+    def update_models(self) -> None:
         """Bring every model to the end of its peer's current step."""
 
     @property
@@ -35,18 +33,18 @@ class Level(Protocol):
         """Return virtual seconds since the beginning."""
 
     @property
-    def handled(self) -> int:
+    def handled_events(self) -> int:
         """Return the number of events handled."""
 
     @property
-    def alive(self) -> int:
+    def live_peers(self) -> int:
         """Return the number of peers up."""
 
     @property
-    def ready(self) -> int:
+    def ready_peers(self) -> int:
         """Return the number of peers up that hold a run's weights."""
 
-    def honest(self) -> Rows:
+    def honest_rows(self) -> I64:
         """Return the ready peers that do not attack, as rows of the learners' matrix."""
 
     @property
@@ -66,24 +64,25 @@ class Level(Protocol):
         """Return the finished exchanges: each mix counts as its side's share of an exchange."""
 
     @property
-    def failed(self) -> int:
+    def failures(self) -> int:
         """Return the failed exchanges, as each peer counts them."""
 
     @property
-    def bytes_sent(self) -> int: ...
+    def sent_bytes(self) -> int:
+        """Return the bytes that all peers have sent: streams in full or in part, and messages."""
 
     @property
     def durations_s(self) -> list[float]:
         """Return the durations of an even sample of the exchanges, in seconds."""
 
-    def refused(self) -> dict[str, int]:
+    def refusals(self) -> dict[str, int]:
         """Return how often the honest live peers refused vectors or clipped them ("clipped"), by reason."""
 
     def digest(self) -> str:
         """Return the SHA-256 of all events and models, in hexadecimal."""
 
 
-class Look:
+class Instant:
     """A swarm at one instant.
 
     Models are evaluated as they are at the end of each peer's current step. If some peers attack, losses, accuracies
@@ -91,20 +90,20 @@ class Look:
     """
 
     def __init__(self, level: Level, scenario: Scenario, learners: Learners) -> None:
-        level.settle()
+        level.update_models()
         self.level: Level = level
         self.scenario: Scenario = scenario
-        self.losses: Floats = np.array([math.nan])  # (evaluated,)
-        self.accuracies: Floats = self.losses
-        self.metrics: Floats = self.losses
+        self.losses: F64 = np.array([math.nan])  # (evaluated,)
+        self.accuracies: F64 = self.losses
+        self.metrics: F64 = self.losses
         self.average_loss: float = math.nan
         self.average_accuracy: float = math.nan
         self.average_metric: float = math.nan
         self.distance: float = math.nan
-        self.exchange_s: Floats = np.array(level.durations_s or [math.nan])  # (sample,)
-        honest = level.honest()
+        self.exchange_s: F64 = np.array(level.durations_s or [math.nan])  # (sample,)
+        honest = level.honest_rows()
         if len(honest):
-            mean, self.distance = spread(learners.matrix, honest)
+            mean, self.distance = spread_of(learners.matrix, honest)
             chosen = honest[:: -(-len(honest) // scenario.report.evaluate_peers)]
             self.losses, self.accuracies, self.metrics = learners.evaluate(learners.matrix[chosen])
             average = (float(figure[0]) for figure in learners.evaluate(mean[None]))
@@ -112,7 +111,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class FinishedRun:
     """A finished run, and its cost."""
 
     level: Level
@@ -128,10 +127,10 @@ class End:
     @property
     def refused(self) -> dict[str, int]:
         """Return the refusals in alphabetical order."""
-        return dict(sorted(self.level.refused().items()))
+        return dict(sorted(self.level.refusals().items()))
 
 
-def spread(matrix: NDArray[np.float32], rows: Rows) -> tuple[NDArray[np.float32], float]:
+def spread_of(matrix: F32, rows: I64) -> tuple[F32, float]:
     """Return the mean of these rows, and the root of their mean square distance from it: the consensus distance."""
     total = np.zeros(matrix.shape[1])
     blocks = [rows[start : start + BLOCK_ROWS] for start in range(0, len(rows), BLOCK_ROWS)]

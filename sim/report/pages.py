@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from sim.report import charts
-from sim.report import describe as words
-from sim.report import html as page
-from sim.report import plots as panels
+from sim.report import charts, describe, html, plots
 from sim.report.figures import HISTORY
 from sim.report.result import Result
 from sim.report.units import NOTHING, bytes_text, count_text, duration_text, figure_text, share_text
@@ -22,22 +19,22 @@ def report(result: Result) -> str:
     """Return the page of one result."""
     summary = result.summary
     parts = [
-        page.paragraph(words.in_words(result.scenario, result.fidelity)),
-        page.figures(headline(result)),
-        shading([result]),
-        page.pictures(drawn([result])),
-        page.table(("", ""), {"Cost": cost(result)}),
-        page.details("The rows behind the curves", rows_table(result)),
-        page.details("The scenario", result.scenario.to_toml(), preformatted=True),
+        html.paragraph(describe.in_words(result.scenario, result.fidelity)),
+        html.figures(headlines(result)),
+        shading_note([result]),
+        html.pictures(pictures_of([result])),
+        html.table(("", ""), {"Cost": costs(result)}),
+        html.details("The rows behind the curves", rows_table(result)),
+        html.details("The scenario", result.scenario.to_toml(), preformatted=True),
     ]
     stopped = "" if summary["done"] == 1.0 else f", stopped after {share_text(summary['done'])}"
-    return page.page(str(summary["name"]), f"Simulation, seed {summary['seed']}{stopped}", parts)
+    return html.page(str(summary["name"]), f"Simulation, seed {summary['seed']}{stopped}", parts)
 
 
 def comparison(results: Sequence[Result]) -> str:
     """Return the page of several results: the same panels with a colour for each, and a table."""
     names = [str(result.summary["name"]) for result in results]
-    different = words.differences([result.scenario for result in results])
+    different = describe.differences([result.scenario for result in results])
     keys = list(different)[:SHOWN_DIFFERENCES]
     left_out = len(different) - len(keys)
     shown = [result.figures() for result in results]
@@ -47,59 +44,60 @@ def comparison(results: Sequence[Result]) -> str:
         groups["Where they differ"] = [(key, *different[key]) for key in keys]
     title = " · ".join(names) if len(names) <= 4 else f"{len(names)} scenarios"
     parts = [
-        page.table(("", *names), groups, coloured=True),
-        page.paragraph(f"They differ in {left_out} more keys; each scenario.toml has all.", "note") if left_out else "",
-        page.key(names),
-        shading(results),
-        page.pictures(drawn(results)),
+        html.table(("", *names), groups, coloured=True),
+        html.paragraph(f"They differ in {left_out} more keys; each scenario.toml has all.", "note") if left_out else "",
+        html.key(names),
+        shading_note(results),
+        html.pictures(pictures_of(results)),
     ]
-    return page.page(title, "Simulations compared", parts)
+    return html.page(title, "Simulations compared", parts)
 
 
-def shading(results: Sequence[Result]) -> str:
-    return page.paragraph("Shaded: while the network is cut.", "note") if panels.cuts(results) else ""
+def shading_note(results: Sequence[Result]) -> str:
+    """Return the note about shaded periods, if panels shade any."""
+    return html.paragraph("Shaded: while the network is cut.", "note") if plots.cuts(results) else ""
 
 
-def drawn(results: Sequence[Result]) -> list[tuple[str, str, str]]:
+def pictures_of(results: Sequence[Result]) -> list[tuple[str, str, str]]:
     """Return panels as (title, caption, svg)."""
-    several = len(results) > 1
+    has_several = len(results) > 1
     return [
         (
             panel.title,
             panel.caption_for(results),
-            charts.svg_of(charts.draw(results, panel, key=not several), panel.title),
+            charts.svg_of(charts.draw(results, panel, key=not has_several), panel.title),
         )
-        for panel in panels.panels_of(results)
+        for panel in plots.panels_of(results)
     ]
 
 
-def headline(result: Result) -> list[page.Headline]:
+def headlines(result: Result) -> list[html.Headline]:
     """Return the headline figures."""
     summary, shown = result.summary, result.figures()
     accuracy, last = summary["accuracy"], result.history[-1] if result.history else {}
-    made = []
+    figures = []
     if "average model" in shown:
         spread = f"{share_text(accuracy['min'])} to {share_text(accuracy['max'])} over the peers"
-        made.append(page.Headline("Accuracy, mean of peers", shown["accuracy, mean of peers"], spread))
-        made.append(page.Headline("Accuracy, average model", shown["average model"]))
+        figures.append(html.Headline("Accuracy, mean of peers", shown["accuracy, mean of peers"], spread))
+        figures.append(html.Headline("Accuracy, average model", shown["average model"]))
     average = figure_text(last.get("loss_average_model", math.nan))
-    made.append(page.Headline("Loss, mean of peers", shown["loss, mean of peers"], f"average model {average}"))
+    figures.append(html.Headline("Loss, mean of peers", shown["loss, mean of peers"], f"average model {average}"))
     apart = "root mean square, from the average model"
-    made.append(page.Headline("Consensus distance", shown["consensus distance"], apart))
+    figures.append(html.Headline("Consensus distance", shown["consensus distance"], apart))
     ready = count_text(last.get("ready", math.nan))
-    made.append(page.Headline("Peers alive at the end", shown["alive at the end"], f"{ready} of them training"))
-    made.append(page.Headline("Exchanges", shown["exchanges"], f"{shown['failed']} failed"))
+    figures.append(html.Headline("Peers alive at the end", shown["alive at the end"], f"{ready} of them training"))
+    figures.append(html.Headline("Exchanges", shown["exchanges"], f"{shown['failed']} failed"))
     each = bytes_text(summary["bytes_sent"] / max(1, summary["peers"]))
-    made.append(page.Headline("Sent", shown["sent"], f"{each} a peer"))
+    figures.append(html.Headline("Sent", shown["sent"], f"{each} a peer"))
     mixes = (
         f"{figure_text(last.get('mixes', math.nan))} mixes and {figure_text(last.get('steps', math.nan))} steps a peer"
     )
-    made.append(page.Headline("Virtual time", shown["virtual time"], mixes))
-    return made
+    figures.append(html.Headline("Virtual time", shown["virtual time"], mixes))
+    return figures
 
 
-def cost(result: Result) -> list[tuple[str, str]]:
-    """Return the cost of the simulation."""
+def costs(result: Result) -> list[tuple[str, str]]:
+    """Return what the simulation cost, as names and figures."""
     summary = result.summary
     return [
         ("real time", duration_text(summary["wall_s"])),
@@ -116,4 +114,4 @@ def rows_table(result: Result) -> str:
     """Return the main columns of the history as a table."""
     shown = [column for column in HISTORY if column.head]
     rows = [tuple(column.text(row[column.name]) for column in shown) for row in result.history]
-    return page.table([column.head for column in shown], {"": rows})
+    return html.table([column.head for column in shown], {"": rows})

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from sim.arrays import F64
 from sim.report.result import Result
 from sim.report.units import bytes_axis, duration_text, time_axis
 
@@ -36,12 +36,11 @@ COLOURS = (
 )
 DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))  # Used from the seventh curve on.
 INK, MUTED, GRID, SHADE = "#1f2328", "#59636e", "#dfe3e8", "#eceff3"
-WIDE = 20.0  # An axis over more than this ratio is logarithmic.
-BINS = 32
-TICKS = 3  # The least ticks on a logarithmic axis, before more digits are used.
+LOG_RATIO = 20.0  # An axis over more than this ratio is logarithmic.
+HISTOGRAM_BINS = 32
+MIN_TICKS = 3  # The least ticks on a logarithmic axis, before more digits are used.
 # Leading digits of ticks, from few to many.
-DIGITS = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9))
-Floats = NDArray[np.float64]
+TICK_DIGITS = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,38 +77,44 @@ def cuts(results: Sequence[Result]) -> tuple[NetworkCut, ...]:
     return first if all(other == first for other in others) else ()
 
 
-def colour(number: int) -> str:
+def colour_of(number: int) -> str:
     return COLOURS[number % len(COLOURS)][0]
 
 
-def dash(number: int) -> Any:
+def dash_of(number: int) -> Any:
     return DASHES[number // len(COLOURS) % len(DASHES)]
 
 
-def times(result: Result, results: Sequence[Result]) -> Floats:
+def line_of(number: int, label: str) -> dict[str, Any]:
+    """Return the keywords of ``Axes.plot`` for a result's line."""
+    return {"color": colour_of(number), "linestyle": dash_of(number), "label": label}
+
+
+def times_of(result: Result, results: Sequence[Result]) -> F64:
+    """Return the virtual times of a result's rows, in the unit that suits all results, shape (rows,)."""
     divisor, _ = time_axis(max(float(each.column("virtual_s").max(initial=0.0)) for each in results))
     return result.column("virtual_s") / divisor
 
 
-def band(axes: Axes, results: Sequence[Result], kind: str, scale: float = 1.0) -> None:
+def draw_band(axes: Axes, results: Sequence[Result], kind: str, scale: float = 1.0) -> None:
     """Draw the mean over peers as a line, least to greatest as a band, and the average model of a single result."""
     for number, result in enumerate(results):
-        at = times(result, results)
+        at = times_of(result, results)
         low, mean, high = (scale * result.column(f"{kind}_{part}") for part in ("min", "mean", "max"))
-        one = len(results) == 1
+        is_single = len(results) == 1
         axes.fill_between(
-            at, low, high, color=colour(number), alpha=0.22 if one else 0.13, linewidth=0,
-            label="min to max" if one else None,
+            at, low, high, color=colour_of(number), alpha=0.22 if is_single else 0.13, linewidth=0,
+            label="min to max" if is_single else None,
         )  # fmt: skip
-        axes.plot(at, mean, color=colour(number), linestyle=dash(number), label="mean" if one else name(result))
-        if one and np.isfinite(average := scale * result.column(f"{kind}_average_model")).any():
-            axes.plot(at, average, color=colour(1), linestyle=DASHES[1], label="average model")
+        axes.plot(at, mean, **line_of(number, "mean" if is_single else name_of(result)))
+        if is_single and np.isfinite(average := scale * result.column(f"{kind}_average_model")).any():
+            axes.plot(at, average, color=colour_of(1), linestyle=DASHES[1], label="average model")
 
 
-def loss(axes: Axes, results: Sequence[Result]) -> None:
-    band(axes, results, "loss")
+def draw_loss(axes: Axes, results: Sequence[Result]) -> None:
+    draw_band(axes, results, "loss")
     means = [positive(each.column("loss_mean")) for each in results]
-    if all(each.size for each in means) and max(each.max() / each.min() for each in means) > WIDE:
+    if all(each.size for each in means) and max(each.max() / each.min() for each in means) > LOG_RATIO:
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=0)
@@ -127,24 +132,24 @@ def loss_label(scenarios: Sequence[Scenario]) -> str:
     return labels.pop() if len(labels) == 1 else "loss"
 
 
-def metric(axes: Axes, results: Sequence[Result]) -> None:
-    band(axes, results, "metric")
+def draw_metric(axes: Axes, results: Sequence[Result]) -> None:
+    draw_band(axes, results, "metric")
     names = {str(each.scenario.task.metric).rpartition(":")[2] for each in results}
     axes.set_ylabel(names.pop().replace("_", " ") if len(names) == 1 else "metric")
 
 
-def accuracy(axes: Axes, results: Sequence[Result]) -> None:
-    band(axes, results, "accuracy", 100.0)
+def draw_accuracy(axes: Axes, results: Sequence[Result]) -> None:
+    draw_band(axes, results, "accuracy", 100.0)
     axes.set_ylim(top=min(100.0, axes.get_ylim()[1]))
     axes.set_ylabel("accuracy (%)")
 
 
-def consensus(axes: Axes, results: Sequence[Result]) -> None:
+def draw_consensus(axes: Axes, results: Sequence[Result]) -> None:
     drawn = []
     for number, result in enumerate(results):
         drawn.append(distance := distances(result))
-        at = times(result, results)
-        axes.plot(at, distance, color=colour(number), linestyle=dash(number), label=name(result))
+        at = times_of(result, results)
+        axes.plot(at, distance, **line_of(number, name_of(result)))
     axes.set_yscale("log")
     spread = positive(np.concatenate(drawn))
     if spread.size and spread.max() < 1e4 * spread.min():
@@ -152,7 +157,7 @@ def consensus(axes: Axes, results: Sequence[Result]) -> None:
     axes.set_ylabel("distance (L2 norm)")
 
 
-def distances(result: Result) -> Floats:
+def distances(result: Result) -> F64:
     """Return the consensus distance, without values that a logarithmic axis cannot show well.
 
     A swarm that starts from one model begins at 0, or at the rounding error of that. Such a point would press all other
@@ -160,53 +165,53 @@ def distances(result: Result) -> Floats:
     """
     distance = result.column("consensus_distance")
     greatest = positive(distance).max(initial=0.0)
-    nothing = (distance <= 0) | ((result.column("virtual_s") == 0) & (distance < 1e-4 * greatest))
-    distance[nothing] = math.nan
+    hidden = (distance <= 0) | ((result.column("virtual_s") == 0) & (distance < 1e-4 * greatest))
+    distance[hidden] = math.nan
     return distance
 
 
-def members(axes: Axes, results: Sequence[Result]) -> None:
+def draw_members(axes: Axes, results: Sequence[Result]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     for number, result in enumerate(results):
-        at, one = times(result, results), len(results) == 1
-        axes.step(
-            at, result.column("alive"), where="post", color=colour(number), linestyle=dash(number),
-            label="alive" if one else name(result),
-        )  # fmt: skip
-        if one:
-            axes.step(at, result.column("ready"), where="post", color=colour(2), linestyle=DASHES[1], label="training")
+        at, is_single = times_of(result, results), len(results) == 1
+        line = line_of(number, "alive" if is_single else name_of(result))
+        axes.step(at, result.column("alive"), where="post", **line)
+        if is_single:
+            axes.step(
+                at, result.column("ready"), where="post", color=colour_of(2), linestyle=DASHES[1], label="training"
+            )
     axes.set_ylim(0, 1.06 * max(axes.get_ylim()[1], 1.0))
     axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.set_ylabel("peers")
 
 
-def traffic(axes: Axes, results: Sequence[Result]) -> None:
+def draw_traffic(axes: Axes, results: Sequence[Result]) -> None:
     divisor, unit = bytes_axis(max(float(np.nanmax(each.column("bytes_sent"), initial=0.0)) for each in results))
     for number, result in enumerate(results):
         sent = result.column("bytes_sent") / divisor
-        axes.plot(times(result, results), sent, color=colour(number), linestyle=dash(number), label=name(result))
+        axes.plot(times_of(result, results), sent, **line_of(number, name_of(result)))
     axes.set_ylim(bottom=0)
     axes.set_ylabel(f"sent by all peers ({unit})")
 
 
-def durations(axes: Axes, results: Sequence[Result]) -> None:
+def draw_durations(axes: Axes, results: Sequence[Result]) -> None:
     """Draw a histogram, with the median and the 95th percentile marked."""
     (result,) = results
     sample = positive(result.exchange_s)
     divisor, unit = time_axis(float(np.quantile(sample, 0.95)))
     sample = sample / divisor
     low, high = float(sample.min()), float(sample.max())
-    wide = high > WIDE * low
+    is_log = high > LOG_RATIO * low
     if high - low < 1e-6 * high:  # All are equal: draw one bar of some width.
         low, high = 0.9 * low, 1.1 * high
-    edges = np.geomspace(low, high, BINS + 1) if wide else np.linspace(low, high, BINS + 1)
+    edges = np.geomspace(low, high, HISTOGRAM_BINS + 1) if is_log else np.linspace(low, high, HISTOGRAM_BINS + 1)
     shares = np.full(sample.size, 100.0 / sample.size)
-    axes.hist(sample, list(edges), weights=shares, color=colour(0), alpha=0.75, linewidth=0)
-    if wide:
+    axes.hist(sample, list(edges), weights=shares, color=colour_of(0), alpha=0.75, linewidth=0)
+    if is_log:
         axes.set_xscale("log")
-    plain_ticks(axes, low, high, "x" if wide else "")
+    plain_ticks(axes, low, high, "x" if is_log else "")
     for share, words, style in ((0.5, "median", "-"), (0.95, "95 % within", DASHES[1])):
         value = float(np.quantile(sample, share))
         axes.axvline(
@@ -216,20 +221,19 @@ def durations(axes: Axes, results: Sequence[Result]) -> None:
     axes.set_ylabel("share of exchanges (%)")
 
 
-def durations_of_many(axes: Axes, results: Sequence[Result]) -> None:
+def draw_durations_of_many(axes: Axes, results: Sequence[Result]) -> None:
     """Draw cumulative shares of durations: lines, since bars would hide one another."""
     samples = [positive(each.exchange_s) for each in results]
-    all_of_them = np.concatenate(samples)
-    divisor, unit = time_axis(float(np.quantile(all_of_them, 0.95)))
+    durations = np.concatenate(samples)
+    divisor, unit = time_axis(float(np.quantile(durations, 0.95)))
     for number, (result, sample) in enumerate(zip(results, samples, strict=True)):
         if sample.size:
             at = np.concatenate([[0.0], np.sort(sample) / divisor])
             shares = np.linspace(0, 100, at.size)
             thin = np.unique(np.linspace(0, at.size - 1, 400).astype(int))  # No picture shows more points.
-            line = {"color": colour(number), "linestyle": dash(number), "label": name(result)}
-            axes.plot(at[thin], shares[thin], drawstyle="steps-post", **line)
-    low, high = float(all_of_them.min()) / divisor, float(all_of_them.max()) / divisor
-    if high > WIDE * low:
+            axes.plot(at[thin], shares[thin], drawstyle="steps-post", **line_of(number, name_of(result)))
+    low, high = float(durations.min()) / divisor, float(durations.max()) / divisor
+    if high > LOG_RATIO * low:
         axes.set_xscale("log")
         plain_ticks(axes, low, high, "x")
         axes.set_xlim(low / 1.2, high * 1.2)
@@ -240,12 +244,12 @@ def durations_of_many(axes: Axes, results: Sequence[Result]) -> None:
     axes.set_ylabel("took no longer (%)")
 
 
-def name(result: Result) -> str:
+def name_of(result: Result) -> str:
     return str(result.summary["name"])
 
 
-def positive(values: Floats) -> Floats:
-    chosen: Floats = values[np.isfinite(values) & (values > 0)]
+def positive(values: F64) -> F64:
+    chosen: F64 = values[np.isfinite(values) & (values > 0)]
     return chosen
 
 
@@ -257,8 +261,8 @@ def plain_ticks(axes: Axes, low: float, high: float, which: str = "y") -> None:
         return
     low, high = low / 1.15, high * 1.15
     powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
-    for digits in DIGITS:
-        if sum(low <= digit * 10.0**power <= high for power in powers for digit in digits) >= TICKS:
+    for digits in TICK_DIGITS:
+        if sum(low <= digit * 10.0**power <= high for power in powers for digit in digits) >= MIN_TICKS:
             break
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_locator(FixedLocator([digit * 10.0**power for power in powers for digit in digits]))
@@ -267,20 +271,20 @@ def plain_ticks(axes: Axes, low: float, high: float, which: str = "y") -> None:
     (axes.set_xlim if which == "x" else axes.set_ylim)(low, high)
 
 
+EVALUATED = "On held-out samples: each peer's own model, and the average of all models."
+BAND = "On held-out samples: the mean of the peers, and the band from least to greatest."
 PANELS = (
-    Panel("loss", "Loss", "On held-out samples: each peer's own model, and the average of all models.", loss,
-          many_caption="On held-out samples: the mean of the peers, and the band from least to greatest."),
-    Panel("accuracy", "Accuracy", "On held-out samples: each peer's own model, and the average of all models.",
-          accuracy, many_caption="On held-out samples: the mean of the peers, and the band from least to greatest."),
-    Panel("metric", "Metric", "On held-out samples: each peer's own model, and the average of all models.", metric,
-          many_caption="On held-out samples: the mean of the peers, and the band from least to greatest."),
+    Panel("loss", "Loss", EVALUATED, draw_loss, many_caption=BAND),
+    Panel("accuracy", "Accuracy", EVALUATED, draw_accuracy, many_caption=BAND),
+    Panel("metric", "Metric", EVALUATED, draw_metric, many_caption=BAND),
     Panel("consensus", "Consensus distance", "How far the peers' models lie from their average, root mean square.",
-          consensus),
-    Panel("members", "Members", "Peers that are up, and those of them that have joined and train.", members,
+          draw_consensus),
+    Panel("members", "Members", "Peers that are up, and those of them that have joined and train.", draw_members,
           many_caption="Peers that are up."),
-    Panel("traffic", "Bytes sent", "By all peers together since the beginning, control messages included.", traffic),
-    Panel("durations", "Exchanges", "From the snapshot to the mix, over a sample of the finished exchanges.", durations,
-          about_time=False, many=durations_of_many,
+    Panel("traffic", "Bytes sent", "By all peers together since the beginning, control messages included.",
+          draw_traffic),
+    Panel("durations", "Exchanges", "From the snapshot to the mix, over a sample of the finished exchanges.",
+          draw_durations, about_time=False, many=draw_durations_of_many,
           many_caption="Share of the finished exchanges that took no longer, from the snapshot to the mix."),
 )  # fmt: skip
 HAS_DATA: dict[str, Callable[[Result], bool]] = {

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gossip.errors import ConfigError, LocalError
 from gossip.ids import quantity
+from sim.arrays import F64
 from sim.report.figures import COLUMNS, SHOWN
 from sim.scenario.fidelity import Fidelity
 
@@ -52,9 +52,9 @@ class Result:
     scenario: Scenario
     history: list[dict[str, float]]
     summary: dict[str, Any]
-    exchange_s: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    exchange_s: F64 = field(default_factory=lambda: np.zeros(0))
 
-    def column(self, name: str) -> NDArray[np.float64]:
+    def column(self, name: str) -> F64:
         """Return a copy of a column of the history; nan where a row lacks it.
 
         Raises:

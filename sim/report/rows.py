@@ -6,7 +6,7 @@ from typing import Any
 
 from sim.learning.learners import Learners
 from sim.report.figures import HISTORY, SUMMARY
-from sim.report.measures import End, Level, Look
+from sim.report.measures import FinishedRun, Instant, Level
 from sim.scenario.fidelity import Fidelity
 from sim.scenario.scenario import Scenario
 
@@ -14,16 +14,17 @@ __all__ = ["Measures"]
 
 
 class Measures:
-    """The rows of the history and the summary."""
+    """The measurement of a running swarm: rows of the history, and the summary at the end."""
 
     def __init__(self, level: Level, scenario: Scenario, learners: Learners) -> None:
         self.level, self.scenario, self.learners = level, scenario, learners
 
     def row(self) -> dict[str, float]:
-        look = Look(self.level, self.scenario, self.learners)
-        return {column.name: float(column.of(look)) for column in HISTORY}
+        """Measure the swarm now, and return a row of the history."""
+        instant = Instant(self.level, self.scenario, self.learners)
+        return {column.name: float(column.of(instant)) for column in HISTORY}
 
     def summary(self, last: dict[str, float], fidelity: Fidelity, **spent: float) -> dict[str, Any]:
-        """Return the final figures; ``spent`` are the costs as in :class:`End`."""
-        end = End(self.level, self.scenario, last, fidelity, **spent)
-        return {total.name: total.of(end) for total in SUMMARY}
+        """Return the final figures; ``last`` is the last row, and ``spent`` are the costs as in FinishedRun."""
+        run = FinishedRun(self.level, self.scenario, last, fidelity, **spent)
+        return {total.name: total.of(run) for total in SUMMARY}

@@ -26,21 +26,20 @@ from statistics import NormalDist
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gossip.config import Config
+from sim.arrays import F32
 from sim.scenario import tables
 from sim.scenario.tables import require
 from sim.seeds import derive, generator
 
-__all__ = ["COLLUDING", "AttackersSpec", "Liar", "Sight", "liars", "little_deviations", "unguarded"]
+__all__ = ["COLLUDING", "Attacker", "AttackersSpec", "Sight", "draw_attackers", "little_deviations", "unguarded"]
 
-Floats = NDArray[np.float32]
 
 # Scales that pass the norm bound and do the most harm; that of ipm is He et al.'s (2022). alie's follows its share.
 SCALES = {"sign-flip": 1.0, "scaled": 10.0, "random": 1.0, "ipm": 0.1, "dissensus": 1.0}
-COLLUDING = ("alie", "ipm", "dissensus")  # kinds that need to see the honest models
-ANY_NORM = 1e30
+COLLUDING = ("alie", "ipm", "dissensus")  # Kinds that need to see the honest models.
+ANY_NORM = 1e30  # A norm bound that every finite vector passes.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,43 +78,45 @@ class AttackersSpec:
 
 
 def little_deviations(peers: int, attackers: int) -> float:
-    """Return how many standard deviations a lie may be off for a majority to look like it (Baruch et al. 2019,
-    algorithm 3): the quantile of ``(n - m - s) / (n - m)`` of a normal distribution, with ``s = floor(n / 2 + 1) - m``
-    honest peers that the attackers need beside them. It is 0.07 for 4 of 40 and 0.24 for 8. Attackers must be less than
-    half."""
+    """Return how many standard deviations a lie may be off for a majority to look like it.
+
+    This is algorithm 3 of Baruch et al. (2019): the quantile of ``(n - m - s) / (n - m)`` of a normal distribution,
+    with ``s = floor(n / 2 + 1) - m`` honest peers that the attackers need beside them. It is 0.07 for 4 of 40 and 0.24
+    for 8. Attackers must be less than half.
+    """
     supporters = peers // 2 + 1 - attackers
     below = (peers - attackers - supporters) / (peers - attackers)
     return max(0.0, NormalDist().inv_cdf(below)) if below > 0 else 0.0
 
 
 class Sight(NamedTuple):
-    """What colluding attackers see when one of them sends.
+    """The knowledge of colluding attackers when one of them sends.
 
     Attributes:
-        partner: What the receiver mixes, float32 (elements,).
+        partner: The values that the receiver mixes, float32 (elements,).
         honest: The models of all honest peers that are there, float32 (peers, elements).
         attackers: The number of attackers.
     """
 
-    partner: Floats
-    honest: Floats
+    partner: F32
+    honest: F32
     attackers: int
 
 
-class Liar:
+class Attacker:
     """The values that one attacker sends in place of its model."""
 
     def __init__(self, spec: AttackersSpec, seed: int, name: str, peers: int) -> None:
         self.spec, self.seed, self.name, self.peers = spec, seed, name, peers
         self.scale = np.float32(spec.size(peers))
 
-    def sends(self, values: Floats, session: int, sight: Callable[[], Sight] | None = None) -> Floats:
+    def false_values(self, values: F32, session: int, sight: Callable[[], Sight] | None = None) -> F32:
         """Return the lie, float32, of the size of ``values``, which stay as they are.
 
         Args:
-            values: What the attacker holds.
-            session: The exchange. Asked again, a kind that draws draws the same.
-            sight: What it sees of others; kinds that collude need it.
+            values: The attacker's true values, float32 (elements,).
+            session: The exchange. A kind that draws at random draws the same for the same session.
+            sight: Returns what the attacker knows of others; kinds that collude need it.
         """
         kind, scale = self.spec.kind, self.scale
         if kind in COLLUDING:
@@ -129,11 +130,11 @@ class Liar:
         return values * (scale if kind == "scaled" else -scale)
 
 
-def colluding(kind: str, scale: np.float32, sight: Sight) -> Floats:
+def colluding(kind: str, scale: np.float32, sight: Sight) -> F32:
     """Return the lie of attackers that know every honest model."""
     partner, honest, attackers = sight
-    mean: Floats = honest.mean(axis=0)
-    lie: Floats
+    mean: F32 = honest.mean(axis=0)
+    lie: F32
     if kind == "alie":
         lie = mean - scale * honest.std(axis=0)
     elif kind == "ipm":
@@ -143,12 +144,12 @@ def colluding(kind: str, scale: np.float32, sight: Sight) -> Floats:
     return lie
 
 
-def liars(spec: AttackersSpec | None, names: Sequence[str], seed: int) -> dict[str, Liar]:
+def draw_attackers(spec: AttackersSpec | None, names: Sequence[str], seed: int) -> dict[str, Attacker]:
     """Return the attackers, drawn by the seed: a larger share includes the attackers of a smaller one."""
     if spec is None:
         return {}
     drawn, peers = sorted(names, key=lambda name: derive(seed, name, "attacks")), len(names)
-    return {name: Liar(spec, seed, name, peers) for name in drawn[: spec.count(peers)]}
+    return {name: Attacker(spec, seed, name, peers) for name in drawn[: spec.count(peers)]}
 
 
 def unguarded(config: Config) -> Config:

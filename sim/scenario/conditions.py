@@ -222,18 +222,19 @@ class NetworkSpec:
     @classmethod
     def parse(cls, value: object) -> NetworkSpec:
         """Parse a scenario's table."""
-        made: NetworkSpec = preset_of(cls, value)
-        return made
+        spec: NetworkSpec = parse_with_preset(cls, value)
+        return spec
 
     def plain(self) -> dict[str, Any]:
         """Return the table that :meth:`parse` reads."""
         bases = {name: NetworkSpec.of(name) for name in worlds.names("network")}
-        return tables.nearest(tables.fields_of(self), {k: without_cuts(base) for k, base in bases.items()})
+        return tables.nearest(tables.fields_of(self), {k: preset_fields(base) for k, base in bases.items()})
 
 
-def without_cuts(spec: NetworkSpec) -> dict[str, Any]:
+def preset_fields(spec: NetworkSpec) -> dict[str, Any]:
+    """Return the fields that a preset gives."""
     table = tables.fields_of(spec)
-    for name in ("partitions", "congestion", "tls"):  # A preset gives none of these.
+    for name in ("partitions", "congestion", "tls"):
         del table[name]
     return table
 
@@ -289,21 +290,21 @@ class ChurnSpec:
     @classmethod
     def parse(cls, value: object) -> ChurnSpec:
         """Parse a scenario's table."""
-        made: ChurnSpec = preset_of(cls, value)
-        return made
+        spec: ChurnSpec = parse_with_preset(cls, value)
+        return spec
 
     def plain(self) -> dict[str, Any]:
         """Return the table that :meth:`parse` reads."""
         table = tables.fields_of(self)
         bases = {name: ChurnSpec.of(name) for name in worlds.names("churn")}
-        return tables.nearest(table, {k: durations(b) for k, b in bases.items() if self.down or not b.down})
+        return tables.nearest(table, {k: durations_of(b) for k, b in bases.items() if self.down or not b.down})
 
 
-def durations(spec: ChurnSpec) -> dict[str, Any]:
+def durations_of(spec: ChurnSpec) -> dict[str, Any]:
     return {name: times.plain() for name, times in (("up", spec.up), ("down", spec.down)) if times is not None}
 
 
-def preset_of(kind: Any, value: object) -> Any:
+def parse_with_preset(kind: Any, value: object) -> Any:
     """Create a ``kind`` from a table with or without a preset, or from a preset's name alone."""
     table: Any = {"preset": value} if isinstance(value, str) else value
     if not isinstance(table, Mapping) or "preset" not in table:

@@ -9,8 +9,8 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from sim.arrays import F64
 from sim.scenario.tables import KeyFault, require
 
 __all__ = ["Distribution"]
@@ -105,7 +105,7 @@ class Distribution:
         table: dict[str, Any] = dict(value)
         kind = table.pop("kind", None)
         require(isinstance(kind, str) and kind in PARAMETERS, "kind", kind, "one of " + ", ".join(PARAMETERS))
-        parameters = [taken(table, name, str(kind)) for name in PARAMETERS[str(kind)]]
+        parameters = [take_parameter(table, name, str(kind)) for name in PARAMETERS[str(kind)]]
         for name in table:
             raise KeyFault(name, f"is no parameter of {kind}: it has {', '.join(PARAMETERS[str(kind)])}.")
         return cls(str(kind), tuple(parameters))
@@ -133,7 +133,7 @@ class Distribution:
             return first * math.exp(second**2 / 2)
         return second * math.gamma(1 + 1 / first) if self.kind == "weibull" else first
 
-    def draw(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
+    def draw(self, rng: np.random.Generator, count: int) -> F64:
         """Return ``count`` independent draws, in seconds."""
         first, second = (*self.parameters, 0.0)[:2]
         if self.kind == "constant":
@@ -154,18 +154,18 @@ class Distribution:
         """
         first, second = (*self.parameters, 0.0)[:2]
         if self.kind == "constant":
-            found = first
+            whole = first
         elif self.kind == "uniform":
-            found = math.sqrt(first**2 + rng.random() * (second**2 - first**2))
+            whole = math.sqrt(first**2 + rng.random() * (second**2 - first**2))
         elif self.kind == "lognormal":
-            found = first * math.exp(second**2 + second * rng.standard_normal())
+            whole = first * math.exp(second**2 + second * rng.standard_normal())
         elif self.kind == "exponential":
-            found = rng.gamma(2.0, first)
+            whole = rng.gamma(2.0, first)
         else:  # (x / scale)**shape is exponential, so weighted by x it is Gamma(1 + 1 / shape).
-            found = second * rng.gamma(1 + 1 / first) ** (1 / first)
-        return float(rng.random() * found)
+            whole = second * rng.gamma(1 + 1 / first) ** (1 / first)
+        return float(rng.random() * whole)
 
-    def quantiles(self, shares: NDArray[np.float64]) -> NDArray[np.float64]:
+    def quantiles(self, shares: F64) -> F64:
         """Return the quantiles, in seconds, at these shares (each within 0..1, both ends excluded)."""
         first, second = (*self.parameters, 0.0)[:2]
         if self.kind == "constant":
@@ -180,7 +180,7 @@ class Distribution:
         return second * (-np.log1p(-shares)) ** (1 / first)
 
 
-def taken(table: dict[str, Any], name: str, kind: str) -> float:
+def take_parameter(table: dict[str, Any], name: str, kind: str) -> float:
     """Remove one parameter from the table and return it, in seconds if it is a time."""
     spellings = {name: 1.0, f"{name}_s": 1.0, f"{name}_ms": 1e-3} if name in SECONDS else {name: 1.0}
     given = [spelling for spelling in spellings if spelling in table]

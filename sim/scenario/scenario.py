@@ -250,7 +250,7 @@ class Scenario:
         try:
             return tables.record(cls, table)
         except UnknownKey as fault:
-            raise elsewhere(fault) from None
+            raise suggest_table(fault) from None
 
     def to_mapping(self) -> dict[str, Any]:
         """Return nested mappings that :meth:`from_mapping` turns into an equal scenario.
@@ -298,13 +298,13 @@ def value_of(text: str) -> Any:
     return value if len(table) == 1 and isinstance(value, str | int | float | bool | list | dict) else text
 
 
-def elsewhere(fault: UnknownKey) -> ConfigError:
+def suggest_table(fault: UnknownKey) -> ConfigError:
     """Suggest the table to which an unknown key may belong."""
-    if "did you mean" in fault.said:
+    if "did you mean" in fault.message:
         return fault
     known = [*tables.paths(Scenario), *(f"gossip.{name}" for name in (*tables.hints(Config), "preset"))]
     above, _, last = fault.key.rpartition(".")
-    if "there are" in fault.said and "[" in above:  # An item of a list, whose keys exist nowhere else.
+    if "there are" in fault.message and "[" in above:  # An item of a list, whose keys exist nowhere else.
         return fault
     near = [path for path in known if path.rpartition(".")[2] == last]
     near = near or difflib.get_close_matches(fault.key, known, n=1)

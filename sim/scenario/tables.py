@@ -46,17 +46,17 @@ KINDS: dict[type, tuple[tuple[type, ...], str]] = {
 class KeyFault(ConfigError):
     """An error about one key; each table above it adds its own name in front (:meth:`under`)."""
 
-    def __init__(self, key: str, said: str) -> None:
-        super().__init__(key, said)
-        self.key, self.said = key, said
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(key, message)
+        self.key, self.message = key, message
 
     def __str__(self) -> str:
-        return f"{self.key} {self.said}"
+        return f"{self.key} {self.message}"
 
     def under(self, table: str) -> KeyFault:
         """Return the same error as seen from the table above."""
         whole = f"{table}.{self.key}" if self.key and not self.key.startswith("[") else table + self.key
-        return type(self)(whole, self.said)
+        return type(self)(whole, self.message)
 
 
 class UnknownKey(KeyFault):
@@ -66,8 +66,8 @@ class UnknownKey(KeyFault):
 def require(right: bool, key: str, value: object, wanted: str) -> None:
     """Raise a :class:`KeyFault` for a value that cannot work; ``wanted`` completes "it must be ..."."""
     if not right:
-        said = "is missing" if value is None else f"= {shown(value)} cannot work"
-        raise KeyFault(key, f"{said}: it must be {wanted}.")
+        message = "is missing" if value is None else f"= {shown(value)} cannot work"
+        raise KeyFault(key, f"{message}: it must be {wanted}.")
 
 
 # -- tables to dataclasses ---------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def settle(made: Any) -> None:
     """
     for name, hint in hints(type(made)).items():
         try:
-            object.__setattr__(made, name, parsed(hint, getattr(made, name)))
+            object.__setattr__(made, name, parse_value(hint, getattr(made, name)))
         except KeyFault as fault:
             raise fault.under(name) from None
 
@@ -109,33 +109,34 @@ def refuse_unknown(table: Mapping[str, Any], known: Iterable[str]) -> None:
             raise UnknownKey(str(name), "is not a key here" + (f"; did you mean {near[0]!r}?" if near else there))
 
 
-def parsed(hint: Any, value: Any) -> Any:
+def parse_value(hint: Any, value: Any) -> Any:
+    """Return a value in the type of an annotation, as :func:`settle` does; a KeyFault then has an empty key."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         wanted = next(option for option in get_args(hint) if option is not types.NoneType)
-        return None if value is None or value == NONE else parsed(wanted, value)
+        return None if value is None or value == NONE else parse_value(wanted, value)
     if origin is Literal:
         require(value in get_args(hint), "", value, "one of " + ", ".join(get_args(hint)))
         return value
     if origin is tuple:
-        return sequence(get_args(hint), value)
+        return parse_sequence(get_args(hint), value)
     if hint in KINDS:
-        return scalar(hint, value)
+        return parse_scalar(hint, value)
     if isinstance(value, hint):
         return value
     if hint is Config:
-        return config_of(value)
+        return parse_config(value)
     return hint.parse(value) if hasattr(hint, "parse") else record(hint, value)
 
 
-def scalar(kind: type, value: object) -> object:
+def parse_scalar(kind: type, value: object) -> object:
     allowed, words = KINDS[kind]
     require(isinstance(value, allowed) and (kind is bool or not isinstance(value, bool)), "", value, words)
     require(not isinstance(value, int) or abs(value) <= LARGEST, "", value, "a number below 2**53")
     return float(cast(float, value)) if kind is float else value
 
 
-def sequence(options: tuple[Any, ...], value: object) -> tuple[Any, ...]:
+def parse_sequence(options: tuple[Any, ...], value: object) -> tuple[Any, ...]:
     example = "[{ ... }]" if dataclasses.is_dataclass(options[0]) else "[1, 2]"
     require(isinstance(value, list | tuple), "", value, f"a list, as {example}")
     items = tuple(cast(Iterable[Any], value))
@@ -145,13 +146,13 @@ def sequence(options: tuple[Any, ...], value: object) -> tuple[Any, ...]:
     made = []
     for place, (option, item) in enumerate(zip(options, items, strict=True)):
         try:
-            made.append(parsed(option, item))
+            made.append(parse_value(option, item))
         except KeyFault as fault:
             raise fault.under(f"[{place}]") from None
     return tuple(made)
 
 
-def config_of(value: object) -> Config:
+def parse_config(value: object) -> Config:
     """Return the settings of a ``[gossip]`` section, which has the keys of a node's ``--config``."""
     require(isinstance(value, Mapping), "", value, "a table of gossip's settings")
     known = hints(Config)
@@ -165,19 +166,19 @@ def config_of(value: object) -> Config:
     try:
         return Config.from_mapping(table)
     except ConfigError as error:
-        name, _, said = str(error).partition(" ")
+        name, _, message = str(error).partition(" ")
         if name in table:
-            raise KeyFault(name, said) from error
+            raise KeyFault(name, message) from error
         about = [name for name in table if re.search(rf"\b{name}\b", str(error))]
         about = about or [name for name, held in table.items() if repr(held) in str(error)]
         if not about:
-            raise KeyFault("", f"cannot work: {uncapitalised(str(error))}") from error
+            raise KeyFault("", f"cannot work: {lower_first(str(error))}") from error
         held = table[about[0]]
         what = "is missing" if held is None else f"= {shown(held)} cannot work"
-        raise KeyFault(about[0], f"{what}: {uncapitalised(str(error))}") from error
+        raise KeyFault(about[0], f"{what}: {lower_first(str(error))}") from error
 
 
-def uncapitalised(sentence: str) -> str:
+def lower_first(sentence: str) -> str:
     return sentence[:1].lower() + sentence[1:]
 
 
@@ -221,6 +222,7 @@ def plain(value: Any) -> Any:
 
 
 def fields_of(value: Any) -> dict[str, Any]:
+    """Return a dataclass's fields in plain form, without its internal settings."""
     table = {}
     for field in dataclasses.fields(value):
         held = getattr(value, field.name)
@@ -248,7 +250,7 @@ def nearest(table: dict[str, Any], bases: Mapping[str, Mapping[str, Any]]) -> di
 
 def changed(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of nested mappings with other values under dotted keys; None removes a key."""
-    made = copied(table)
+    made = deep_copy(table)
     for dotted, value in changes.items():
         *above, last = dotted.split(".")
         if not all((*above, last)):
@@ -266,8 +268,8 @@ def changed(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
     return made
 
 
-def copied(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: copied(held) if isinstance(held, Mapping) else held for name, held in table.items()}
+def deep_copy(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: deep_copy(held) if isinstance(held, Mapping) else held for name, held in table.items()}
 
 
 # -- tables to text ----------------------------------------------------------------------------------------------------

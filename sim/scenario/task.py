@@ -17,7 +17,7 @@ DATASETS = ("digits", "fashion-mnist", "mnist", "shakespeare", "averaging")
 MODELS = ("linear", "mlp", "cnn", "gpt")
 LOSSES = ("cross-entropy", "mse")
 USUAL_RATES = {"adamw": 0.001, "muon": 0.02}
-LARGEST = 1_000_000  # peers, and sizes of a task: a typing error is found before memory runs out
+LARGEST = 1_000_000  # Peers, and sizes of a task: a typing error is found before memory runs out.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,23 +76,24 @@ class Renewal(Churn):
             if rng.random() * (self.up.mean + self.down.mean) < self.up.mean:
                 ends = max(self.up.residual(rng), SHORTEST_S)
                 yield now, ends
-                now = ends + drawn(self.down, rng)
+                now = ends + draw_s(self.down, rng)
             else:
                 now = max(self.down.residual(rng), SHORTEST_S)
         while True:
-            ends = now + drawn(self.up, rng)
+            ends = now + draw_s(self.up, rng)
             yield now, ends
             if self.down is None:
                 return
-            now = ends + drawn(self.down, rng)
+            now = ends + draw_s(self.down, rng)
 
 
-def drawn(times: Distribution, rng: np.random.Generator) -> float:
+def draw_s(times: Distribution, rng: np.random.Generator) -> float:
+    """Draw a duration in seconds, which is never so short that time stands still."""
     return max(float(times.draw(rng, 1)[0]), SHORTEST_S)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TraceRow:
     """A session in a trace, with its line in the file."""
 
     peer: int
@@ -106,8 +107,8 @@ class Trace(Churn):
 
     def __init__(self, path: str, seed: int, peers: int, spec: ChurnSpec) -> None:
         super().__init__(seed, spec.farewell, spec.silent)
-        self.by_peer: dict[int, list[Row]] = {}
-        for row in rows_of(path, peers):
+        self.by_peer: dict[int, list[TraceRow]] = {}
+        for row in read_trace(path, peers):
             self.by_peer.setdefault(row.peer, []).append(row)
         for rows in self.by_peer.values():
             rows.sort(key=lambda row: row.from_s)
@@ -123,7 +124,8 @@ class Trace(Churn):
             yield row.from_s, row.until_s
 
 
-def rows_of(path: str, peers: int) -> Iterator[Row]:
+def read_trace(path: str, peers: int) -> Iterator[TraceRow]:
+    """Yield the sessions of a CSV file in its order. Raises DataError or ConfigError, which name the line."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -138,7 +140,7 @@ def rows_of(path: str, peers: int) -> Iterator[Row]:
         line = table.line_num
         try:
             until_s = math.inf if record["until_s"] == "" else float(record["until_s"])
-            row = Row(int(record["peer"]), float(record["from_s"]), until_s, line)
+            row = TraceRow(int(record["peer"]), float(record["from_s"]), until_s, line)
         except (TypeError, ValueError) as error:
             wanted = "a peer's number and two times in seconds (nothing or inf for until_s: to the end)"
             raise ConfigError(f"{path}, line {line}: each line must give {wanted}.") from error

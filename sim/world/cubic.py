@@ -18,75 +18,81 @@ from collections.abc import Sequence
 
 from sim.world.line import FIRST_SEGMENTS, Line
 
-__all__ = ["GROWTH", "lost", "rest", "rounds"]
+__all__ = ["GROWTH", "grow", "note_loss", "send_together", "shrink_idle"]
 
 GROWTH = 1.9  # Growth of a window per round trip of slow start: 2, reduced by segments acknowledged together.
 BETA, CURVE, RENO = 0.7, 0.4, 0.53  # RFC 9438: the factor after a loss; segments/s^3; segments a round, 3 (1-b)/(1+b).
-CONVERGES = 0.85  # (1 + b) / 2: a peak that was not reached again is set lower (section 4.7).
-UNTRIED = 1.05  # Before the first loss Linux lets a window grow by at least a twentieth a round.
-STEEPEST = 1.5  # The fastest growth per round, whatever the curve says.
-SEEN = 16.0  # Segments acknowledged until HyStart has seen eight delays.
+PEAK_FACTOR = 0.85  # (1 + b) / 2: a peak that was not reached again is set lower (section 4.7).
+LEAST_GROWTH = 1.05  # Before the first loss Linux lets a window grow by at least a twentieth a round.
+MAX_GROWTH = 1.5  # The fastest growth per round, whatever the curve says.
+HYSTART_SEGMENTS = 16.0  # Segments acknowledged until HyStart has seen eight delays.
 # HyStart sees the queue when the other stream's window takes this share of a round trip. The stream that began later is
 # behind that queue, the earlier one before it.
-BEHIND, BEFORE = 0.5, 0.87
+LATER_SHARE, EARLIER_SHARE = 0.5, 0.87
 # The part of the smaller window that lengthens rounds further: delayed acknowledgements arrive all at once, and so do
 # the segments that answer them (ACK compression; Zhang, Shenker and Clark, SIGCOMM 1991). Measured: 0.25 where windows
 # were 200 and 200, 200 and 95, 100 and 100 segments.
-COMPRESSED = 0.25
+ACK_COMPRESSION = 0.25
 # The part of a round's excess over a round trip that stands before a sender on average, less as its stream begins and
 # ends; the rest delays acknowledgements at the other end. Measured: 19 to 23 ms at 20 Mbit/s, 60 at 2 (here 22, 64).
-HERE = 0.375
-STANDS = 1.125  # In round trips: from this duration of a window on, HyStart sees the stream's own queue.
-ROUNDS = 256  # Rounds of one stream; the rest goes at the full rate.
+STANDS_AT_SENDER = 0.375
+HYSTART_ROUND = 1.125  # In round trips: from this duration of a window on, HyStart sees the stream's own queue.
+MAX_ROUNDS = 256  # Rounds of one stream; the rest goes at the full rate.
 
 
-def rest(line: Line, timeouts: int) -> None:
+def shrink_idle(line: Line, timeouts: int) -> None:
     """Halve the window for each idle timeout (RFC 2861); the threshold remembers it."""
     if timeouts > 0 and line.window > FIRST_SEGMENTS:
         line.threshold = max(line.threshold, 0.75 * line.window)
         line.window = max(FIRST_SEGMENTS, line.window / 2 ** min(timeouts, 60))
 
 
-def lost(line: Line) -> None:
-    """Account for a lost packet: the window shrinks, and the curve restarts."""
-    line.peak = CONVERGES * line.window if line.window < line.peak else line.window
+def note_loss(line: Line) -> None:
+    """Shrink the window after a lost packet, and restart the curve."""
+    line.peak = PEAK_FACTOR * line.window if line.window < line.peak else line.window
     line.window = line.threshold = max(2.0, BETA * line.window)
     line.active_s = -1.0
 
 
-def rounds(lines: Sequence[Line], segments: float, rates: Sequence[float], rtt: float, queue_s: float) -> list[float]:
-    """Return the seconds from its own first segment until each line has sent ``segments``.
+def send_together(
+    lines: Sequence[Line], segments: float, rates: Sequence[float], rtt: float, queue_s: float
+) -> list[float]:
+    """Send a stream on each line, round by round, and return how long each takes from its own first segment on.
 
-    There is one line, or two that send to each other, of which the first began a latency earlier. ``rates`` are in
-    segments per second; ``queue_s`` is the capacity of each queue in seconds.
+    Args:
+        lines: One line, or two that send to each other, of which the first began a latency earlier.
+        segments: The length of each stream.
+        rates: The rate of each line, in segments per second.
+        rtt: The round trip in seconds.
+        queue_s: The capacity of each queue, in seconds.
     """
-    places, met = range(len(lines)), len(lines) == 2
+    numbers, are_two = range(len(lines)), len(lines) == 2
     left, done, took_s, waited = [segments] * len(lines), [0.0] * len(lines), 0.0, 0.0
-    for _ in range(ROUNDS):
-        each_s = [lines[place].window / rates[place] if left[place] > 0 else 0.0 for place in places]
-        both = met and min(left) > 0
-        wait_s = max(each_s) + COMPRESSED * min(each_s) if both else max(each_s)
+    for _ in range(MAX_ROUNDS):
+        each_s = [lines[number].window / rates[number] if left[number] > 0 else 0.0 for number in numbers]
+        both_send = are_two and min(left) > 0
+        wait_s = max(each_s) + ACK_COMPRESSION * min(each_s) if both_send else max(each_s)
         round_s = max(rtt, wait_s)
         waited += round_s * (round_s - rtt)
-        for place in places:
-            line, still = lines[place], left[place]
+        for number in numbers:
+            line, still = lines[number], left[number]
             window = line.window
             if still <= 0:
                 continue
-            left[place] = still - window
+            left[number] = still - window
             if still <= window:
                 # A window that waits is spread over the round; another one is sent at once when the round begins.
-                done[place] = took_s + (still / window * wait_s if wait_s > rtt else still / rates[place])
-            elif each_s[place] > rtt + queue_s:
-                lost(line)
+                done[number] = took_s + (still / window * wait_s if wait_s > rtt else still / rates[number])
+            elif each_s[number] > rtt + queue_s:
+                note_loss(line)
             else:
-                behind = both and each_s[1 - place] > (BEHIND if place else BEFORE) * rtt
-                grow(line, round_s, behind or each_s[place] > STANDS * rtt)
+                is_delayed = both_send and each_s[1 - number] > (LATER_SHARE if number else EARLIER_SHARE) * rtt
+                grow(line, round_s, is_delayed or each_s[number] > HYSTART_ROUND * rtt)
         took_s += round_s
         if max(left) <= 0:
             break
     for line in lines:
-        line.queue_s = HERE * waited / took_s
+        line.queue_s = STANDS_AT_SENDER * waited / took_s
     return [took_s + still / rate if still > 0 else end for still, rate, end in zip(left, rates, done, strict=True)]
 
 
@@ -97,7 +103,7 @@ def grow(line: Line, round_s: float, delayed: bool) -> None:
         line.active_s += round_s
     if window < line.threshold:
         if delayed and line.threshold > 1e300:  # HyStart, which acts once.
-            line.window = line.threshold = window + SEEN
+            line.window = line.threshold = window + HYSTART_SEGMENTS
         else:
             line.window = min(GROWTH * window, line.threshold)
         return
@@ -106,6 +112,6 @@ def grow(line: Line, round_s: float, delayed: bool) -> None:
         line.flat_s = ((line.plateau - window) / CURVE) ** (1 / 3)  # RFC 9438, equation 2.
     curve = line.plateau + CURVE * (line.active_s - line.flat_s) ** 3  # Equation 1.
     line.reno += RENO
-    line.window = min(STEEPEST * window, max(window, line.reno, curve))
+    line.window = min(MAX_GROWTH * window, max(window, line.reno, curve))
     if line.peak == 0.0:
-        line.window = max(line.window, UNTRIED * window)
+        line.window = max(line.window, LEAST_GROWTH * window)

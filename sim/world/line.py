@@ -6,18 +6,18 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from sim.seeds import GOLDEN, MASK, mixed
+from sim.seeds import GOLDEN, MASK, splitmix
 
-__all__ = ["FIRST_SEGMENTS", "Line", "Met", "line_key"]
+__all__ = ["FIRST_SEGMENTS", "Line", "Prediction", "line_key"]
 
 FIRST_SEGMENTS = 10.0  # The initial window of RFC 6928.
 ODD = 0xD1B54A32D192ED03  # A multiplier other than GOLDEN, so that a line and its reverse differ.
 
 
-class Met(NamedTuple):
+class Prediction(NamedTuple):
     """The prediction for a stream, made when its counterpart began on the reverse line."""
 
-    at: float  # When the counterpart began.
+    began_at: float  # When the counterpart began.
     segments: float
     delay_s: float
 
@@ -30,9 +30,9 @@ class Line:
     """
 
     __slots__ = (
-        "active_s", "back", "clear", "connections", "drawn", "flat_s", "free_at", "held", "key", "lanes", "log_arrives",
-        "loss", "met", "peak", "plateau", "queue_s", "reno", "sending_s", "sent", "threshold", "until_probe_s",
-        "used_at", "wide_at", "window",
+        "active_s", "back", "connections", "drawn", "flat_s", "free_at", "held", "key", "log_arrives", "loss",
+        "more_lines", "peak", "plateau", "prediction", "queue_s", "reno", "sending_s", "sent_segments", "striped_from",
+        "threshold", "until_loss", "until_probe_s", "used_at", "window",
     )  # fmt: skip
 
     def __init__(self, key: int, now: float, loss: float = 0.0) -> None:
@@ -44,17 +44,19 @@ class Line:
         self.active_s = -1.0  # Seconds of sending since cubic's slow growth began; below 0: it has not.
         # Height and time of the flat part of cubic's curve, and the window that Reno would have.
         self.plateau = self.flat_s = self.reno = 0.0
-        self.met: Met | None = None
-        self.clear = -1  # Segments until the next loss; below 0: not drawn yet.
+        self.prediction: Prediction | None = None
+        self.until_loss = -1  # Segments until the next loss; below 0: not drawn yet.
         self.until_probe_s = -1.0  # Seconds of use until bbr's next PROBE_RTT; below 0: not drawn yet.
         self.queue_s = 0.0  # The average delay at this sender for other packets while its latest stream is sent.
         self.used_at = now
         self.free_at = now  # Data sent on it arrives no earlier: TCP keeps order.
         self.back: Line | None = None  # The reverse direction, of an open link.
-        self.sent = self.sending_s = 0.0  # Segments and their time, counted until the link is known to be lossy.
-        # The time from which striping applies, and the number of connections.
-        self.wide_at, self.connections = math.inf, 1
-        self.lanes: list[Line] = []  # The additional connections.
+        self.sent_segments = self.sending_s = (
+            0.0  # Segments and their time, counted until the link is known to be lossy.
+        )
+        # The time from which the link has more connections (sim.world.striping), and how many it then has.
+        self.striped_from, self.connections = math.inf, 1
+        self.more_lines: list[Line] = []  # The additional connections.
         # Messages sent during a cut, with their times.
         self.held: list[tuple[float, Callable[..., None], tuple[Any, ...]]] = []
 
@@ -67,7 +69,7 @@ class Line:
     def draw(self) -> float:
         """Return a hash of a counter, above 0 and below 1, which is independent of other lines."""
         self.drawn += 1
-        return ((mixed((self.key + self.drawn * GOLDEN) & MASK) >> 12) + 0.5) / (1 << 52)
+        return ((splitmix((self.key + self.drawn * GOLDEN) & MASK) >> 12) + 0.5) / (1 << 52)
 
 
 def line_key(sender: int, receiver: int, now: float) -> int:

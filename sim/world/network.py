@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gossip.errors import ConfigError
+from sim.arrays import F64
 from sim.scenario.conditions import Congestion, Latency, NetworkSpec
 from sim.scenario.fleet import PeerSpec, by_name
 from sim.scenario.worlds import world
@@ -110,7 +110,7 @@ class PairNetwork(UnevenNetwork):
     """
 
     seed: int
-    table_s: list[float] = field(repr=False)  # TABLE quantiles, evenly spaced.
+    table_s: list[float] = field(repr=False)  # QUANTILES quantiles, evenly spaced.
     keys: list[int] = field(default_factory=list, repr=False)  # 64 random bits per peer.
 
     def add(self, name: str) -> None:
@@ -122,7 +122,7 @@ class PairNetwork(UnevenNetwork):
 
     def latency(self, sender: int, receiver: int) -> float:
         keys = self.keys
-        return self.table_s[pick(keys[sender] ^ keys[receiver])]
+        return self.table_s[table_index(keys[sender] ^ keys[receiver])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,12 +132,12 @@ class RegionNetwork(PairNetwork):
     matrix_s: list[list[float]] = field(repr=False)  # (regions, regions), one way.
     regions: list[int] = field(default_factory=list, repr=False)  # By peer.
     # The regions of peers that do not draw one, by name.
-    placed: Mapping[str, int] = field(default_factory=dict, repr=False)
+    region_of: Mapping[str, int] = field(default_factory=dict, repr=False)
 
     def add(self, name: str) -> None:
         PairNetwork.add(self, name)
         drawn = int.from_bytes(derive(self.seed, name, "region")[:8], "little") * len(self.matrix_s) >> 64
-        self.regions.append(self.placed.get(name, drawn))
+        self.regions.append(self.region_of.get(name, drawn))
 
     @property
     def longest_s(self) -> float:
@@ -156,16 +156,16 @@ class FleetNetwork(NetworkModel):
     base: NetworkModel
     fleet: Mapping[str, PeerSpec] = field(repr=False)  # By name.
     own: list[PeerSpec | None] = field(default_factory=list, repr=False)  # By peer.
-    further_s: list[float] = field(default_factory=list, repr=False)  # Additional latency, by peer.
+    more_latency_s: list[float] = field(default_factory=list, repr=False)  # Additional latency, by peer.
 
     def add(self, name: str) -> None:
         self.base.add(name)
         spec = self.fleet.get(name)
         self.own.append(spec)
-        self.further_s.append(0.0 if spec is None else spec.latency_ms / 1e3)
+        self.more_latency_s.append(0.0 if spec is None else spec.latency_ms / 1e3)
 
     def latency(self, sender: int, receiver: int) -> float:
-        return self.base.latency(sender, receiver) + self.further_s[sender] + self.further_s[receiver]
+        return self.base.latency(sender, receiver) + self.more_latency_s[sender] + self.more_latency_s[receiver]
 
     @property
     def longest_s(self) -> float:
@@ -201,7 +201,7 @@ def network_of(
     common: dict[str, Any] = {"loss": spec.loss, "weight": weight}
     if has_tcp(spec, ideal, fleet):
         common |= {"congestion": spec.congestion, "tls": spec.tls, "connections": connections}
-    base, own = base_of(spec, seed, common, by_name(fleet)), [each for each in fleet if each.links]
+    base, own = base_network(spec, seed, common, by_name(fleet)), [each for each in fleet if each.links]
     if not own:
         return base
     return FleetNetwork(base.latency_s, base.rate_bytes_s, **common, base=base, fleet=by_name(own))
@@ -216,7 +216,7 @@ def has_tcp(spec: NetworkSpec, ideal: bool, fleet: Sequence[PeerSpec]) -> bool:
     return not spec.perfect or any(each.links for each in fleet)
 
 
-def base_of(spec: NetworkSpec, seed: int, common: dict[str, Any], fleet: Mapping[str, PeerSpec]) -> NetworkModel:
+def base_network(spec: NetworkSpec, seed: int, common: dict[str, Any], fleet: Mapping[str, PeerSpec]) -> NetworkModel:
     """Return the network without single peers' own properties, except their regions."""
     rate, latency = spec.rate_mbit_s, spec.latency
     rates: dict[str, Any] = {"rate_bytes_s": rate.up_bytes_s, "down_rate_bytes_s": rate.down_bytes_s}
@@ -224,35 +224,35 @@ def base_of(spec: NetworkSpec, seed: int, common: dict[str, Any], fleet: Mapping
         assert latency.distribution is not None
         return UnevenNetwork(latency.distribution.mean, **rates, **common)
     table_s = quantiles_s(latency).tolist()
-    middle_s = table_s[TABLE // 2]
+    middle_s = table_s[QUANTILES // 2]
     if latency.kind != "matrix":
         return PairNetwork(middle_s, **rates, **common, seed=seed, table_s=table_s)
     rtt_ms = latency.rtt_ms if latency.name is None else world("matrix", latency.name, "name")["rtt_ms"]
     matrix_s = [[rtt / 2e3 for rtt in row] for row in rtt_ms or ()]
-    placed = {name: latency.places.index(each.region) for name, each in fleet.items() if each.region is not None}
+    region_of = {name: latency.places.index(each.region) for name, each in fleet.items() if each.region is not None}
     return RegionNetwork(
-        middle_s, **rates, **common, seed=seed, table_s=table_s, matrix_s=matrix_s, placed=placed
+        middle_s, **rates, **common, seed=seed, table_s=table_s, matrix_s=matrix_s, region_of=region_of
     )  # fmt: skip
 
 
-TABLE_BITS = 12
+QUANTILE_BITS = 12
 # Steps of 0.03 ms in the middle half of the internet's latencies, of 15 ms in the last hundredth; 128 KiB.
-TABLE = 1 << TABLE_BITS
+QUANTILES = 1 << QUANTILE_BITS
 # Multiplicative hashing: the high bits of the product with 2**64 over the golden ratio (D. Knuth, The Art of Computer
 # Programming, volume 3, section 6.4). The keys are random, so one product is enough, and costs 0.1 us.
 GOLDEN = 0x9E3779B97F4A7C15
-SHIFT, MASK = 64 - TABLE_BITS, TABLE - 1
+SHIFT, MASK = 64 - QUANTILE_BITS, QUANTILES - 1
 SAME_REGION_RTT_MS = (0.25, 3.4)  # The cloud's figures in worlds.toml.
 
 
-def pick(key: int) -> int:
-    """Return the place in the table for a pair's 64 bits."""
+def table_index(key: int) -> int:
+    """Return the index into the table of quantiles for a pair's 64 bits."""
     return (key * GOLDEN >> SHIFT) & MASK
 
 
-def quantiles_s(latency: Latency) -> NDArray[np.float64]:
-    """Return TABLE one-way latencies in seconds at evenly spaced shares; picking one at random draws from them."""
-    shares = (np.arange(TABLE) + 0.5) / TABLE
+def quantiles_s(latency: Latency) -> F64:
+    """Return QUANTILES one-way latencies in seconds at evenly spaced shares; picking one at random draws from them."""
+    shares = (np.arange(QUANTILES) + 0.5) / QUANTILES
     if latency.distribution is not None:
         return latency.distribution.quantiles(shares)
     if latency.kind == "matrix":

@@ -9,40 +9,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sim.seeds import GOLDEN, MASK, mixed
+from sim.seeds import GOLDEN, MASK, splitmix
 from sim.world.line import Line
 
-__all__ = ["CHUNK", "CHUNKS", "DEALT", "SENDING_S", "noted", "of"]
+__all__ = ["CHUNKS", "CHUNKS_FACTOR", "MIN_CHUNK", "SENDING_S", "lines_for", "note_sent"]
 
-ENOUGH, SENDING_S = 1_000.0, 6.0  # Segments, and seconds of sending for four looks with losses, until a node knows.
-LOSSY, LEAST_RTT_S = 0.005, 0.005
+MIN_SEGMENTS, SENDING_S = (
+    1_000.0,
+    6.0,
+)  # Segments, and seconds of sending for four looks with losses, until a node knows.
+MIN_LOSS, MIN_RTT_S = 0.005, 0.005
 LOOK_S = 1.5  # The interval between two looks, of which half passes on average.
-ROUNDS = 3.0  # Round trips for TCP, both Hellos and the admission.
+OPENING_ROUNDS = 3.0  # Round trips for TCP, both Hellos and the admission.
 # Between real nodes streams of 1 and 10 MB took a tenth longer at 100 Mbit/s than windows and losses predict. At 20
 # Mbit/s, which eight windows fill, they took 1.2 times as long: the root of both squares gives that.
-DEALT = 1.1
-CHUNKS, CHUNK = 8, 11.3  # Chunks of a stream per connection, and the least segments of one.
+CHUNKS_FACTOR = 1.1
+CHUNKS, MIN_CHUNK = 8, 11.3  # Chunks of a stream per connection, and the least segments of one.
 
 
-def noted(line: Line, segments: float, took_s: float, rtt: float, now: float, connections: int) -> None:
-    """Account for segments sent by cubic, and decide whether the link gets more connections."""
-    if connections < 2 or line.wide_at < float("inf") or line.loss < LOSSY or rtt < LEAST_RTT_S:
+def note_sent(line: Line, segments: float, took_s: float, rtt: float, now: float, connections: int) -> None:
+    """Count segments sent by cubic, and decide whether the link gets more connections."""
+    if connections < 2 or line.striped_from < float("inf") or line.loss < MIN_LOSS or rtt < MIN_RTT_S:
         return
-    line.sent += segments
+    line.sent_segments += segments
     line.sending_s += took_s
-    if line.sent >= ENOUGH and line.sending_s >= SENDING_S:
-        wide_at = now + took_s + LOOK_S / 2 + ROUNDS * rtt
+    if line.sent_segments >= MIN_SEGMENTS and line.sending_s >= SENDING_S:
+        striped_from = now + took_s + LOOK_S / 2 + OPENING_ROUNDS * rtt
         for each in (line, line.back):
-            if each is not None and each.wide_at > wide_at:
-                each.wide_at = wide_at
+            if each is not None and each.striped_from > striped_from:
+                each.striped_from = striped_from
                 each.connections = connections
 
 
-def of(line: Line, now: float) -> Sequence[Line]:
+def lines_for(line: Line, now: float) -> Sequence[Line]:
     """Return the lines that share a stream beginning now."""
-    if now < line.wide_at:
+    if now < line.striped_from:
         return (line,)
-    while len(line.lanes) < line.connections - 1:
-        key = mixed((line.key + (len(line.lanes) + 1) * GOLDEN) & MASK)
-        line.lanes.append(Line(key, now, line.loss))
-    return (line, *line.lanes)
+    while len(line.more_lines) < line.connections - 1:
+        key = splitmix((line.key + (len(line.more_lines) + 1) * GOLDEN) & MASK)
+        line.more_lines.append(Line(key, now, line.loss))
+    return (line, *line.more_lines)

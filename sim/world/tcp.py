@@ -27,27 +27,27 @@ from typing import NamedTuple
 
 from sim.scenario.conditions import Congestion
 from sim.world import cubic, striping
-from sim.world.cubic import BETA, GROWTH, RENO, STANDS
-from sim.world.line import FIRST_SEGMENTS, Line, Met
+from sim.world.cubic import BETA, GROWTH, HYSTART_ROUND, RENO
+from sim.world.line import FIRST_SEGMENTS, Line, Prediction
 
 __all__ = ["Back", "Passage", "Transport", "syn_again_s"]
 
 SEGMENT_BYTES = 1448  # Data in a packet of 1500 bytes, whose IP, TCP and timestamp headers take 52.
 PACKET_BYTES = 1500
 # Factor on packets' bytes with as much traffic the other way: 52 bytes more for every second one.
-ACKNOWLEDGES = 1.0173
+ACK_FACTOR = 1.0173
 TIMEOUT_S = 0.2  # The least excess of a retransmission timeout over the round trip (Linux: TCP_RTO_MIN).
 LONGEST_TIMEOUT_S = 120.0  # TCP_RTO_MAX.
 REORDERED = 1.25  # Round trips until a gap that others follow is filled: a quarter allows for reordering (RFC 8985).
-UNFOLLOWED = 3  # The last segments, which too few others follow to show a gap. A probe after two round trips does.
-PACED = 1.5  # Windows per round trip that bbr sends while it looks for the rate (2.89 of the rate before).
+MIN_FOLLOWERS = 3  # The last segments, which too few others follow to show a gap. A probe after two round trips does.
+PACED_WINDOWS = 1.5  # Windows per round trip that bbr sends while it looks for the rate (2.89 of the rate before).
 # bbr lets two round trips of the rate be in flight, and three quanta of two segments. The part beyond one round trip
 # stands in the queue on average: at 50 ms and 20, 10 and 2 Mbit/s 19, 36 and 46 ms (here 24, 26, 39).
 STANDING, QUANTA = 0.45, 6
 PROBE_EVERY_S, PROBE_S = 10.0, 0.2
 # From one SYN to the next while nothing answers: the timer is 2 % late (1.02, 2.04, 3.07, 4.09, 5.11, 7.13 s).
 SYN_S, SYN_EVEN = 1.02, 5
-EPOCHS = 64  # Losses of one stream that are drawn one by one; the rest goes at Mathis' rate.
+MAX_EPOCHS = 64  # Losses of one stream that are drawn one by one; the rest goes at Mathis' rate.
 QUEUE_S = 0.1  # The queue of a home router before a slow link, in seconds at its rate.
 LEAST_QUEUE_BYTES = 65_536  # The least size of that queue.
 
@@ -76,7 +76,8 @@ class Transport:
     """The behaviour of a network's connections.
 
     ``tls``: opening a link takes a round trip more. ``connections``: the most of one link. In the methods ``rate`` is
-    the most that a stream could have, in wire bytes per second, and ``rtt`` the round trip in seconds.
+    the most that a stream could have, in wire bytes per second, ``pace`` the same in segments per second, and ``rtt``
+    the round trip in seconds.
     """
 
     congestion: Congestion = "cubic"
@@ -95,18 +96,18 @@ class Transport:
             timeout_s = min(2 * timeout_s, LONGEST_TIMEOUT_S)
         return at
 
-    def gap(self, line: Line) -> int:
+    def draw_until_loss(self, line: Line) -> int:
         """Draw how many segments arrive until one is lost."""
         return int(math.log(line.draw()) / line.log_arrives)
 
     def late_s(self, line: Line, rtt: float) -> float:
-        """Return the delay of a message of one segment by losses: it is never lost for good."""
-        return self.again_s(line, rtt) if self.lost(line) else 0.0
+        """Draw the delay of a message of one segment by losses: it is never lost for good."""
+        return self.draw_timeouts_s(line, rtt) if self.lost(line) else 0.0
 
-    def again_s(self, line: Line, rtt: float) -> float:
-        """Return the delay of a lost segment that nothing follows, until a retransmission arrives."""
+    def draw_timeouts_s(self, line: Line, rtt: float) -> float:
+        """Draw the delay of a lost segment that nothing follows, until a retransmission arrives."""
         waited_s, timeout_s = 0.0, self.timeout_s(rtt)
-        line.clear = -1
+        line.until_loss = -1
         while True:
             waited_s += timeout_s
             timeout_s = min(2 * timeout_s, LONGEST_TIMEOUT_S)
@@ -114,32 +115,32 @@ class Transport:
                 return waited_s
 
     def lost(self, line: Line) -> bool:
-        """Return True if the next packet is lost."""
+        """Draw whether the next packet is lost."""
         if not line.loss:
             return False
-        if line.clear < 0:
-            line.clear = self.gap(line)
-        line.clear -= 1
-        return line.clear < 0
+        if line.until_loss < 0:
+            line.until_loss = self.draw_until_loss(line)
+        line.until_loss -= 1
+        return line.until_loss < 0
 
     def stream(
         self, line: Line, size_bytes: float, rate: float, rtt: float, now: float, back: Back | None = None
     ) -> Passage:
         """Begin a stream on this line; ``back`` describes one in the other direction."""
         segments = max(1.0, size_bytes / SEGMENT_BYTES)
-        packet_bytes = PACKET_BYTES * (1.0 if back is None else ACKNOWLEDGES)
-        wire_bytes, at_s = segments * packet_bytes, rate / packet_bytes  # segments a second, at most
-        alone_s = segments / at_s
+        packet_bytes = PACKET_BYTES * (1.0 if back is None else ACK_FACTOR)
+        wire_bytes, pace = segments * packet_bytes, rate / packet_bytes
+        alone_s = segments / pace
         if self.congestion == "cubic" and not line.loss:
-            delay_s = self.queued(line, segments, at_s, rtt, now, back, packet_bytes)
+            delay_s = self.queueing_s(line, segments, pace, rtt, now, back, packet_bytes)
             line.used_at = now + alone_s + delay_s
             return Passage(wire_bytes, math.inf, delay_s)
         if self.congestion == "cubic":
-            took_s = self.lossy_s(striping.of(line, now), segments, at_s, rtt, now)
-            striping.noted(line, segments, took_s, rtt, now, self.connections)
+            took_s = self.lossy_cubic_s(striping.lines_for(line, now), segments, pace, rtt, now)
+            striping.note_sent(line, segments, took_s, rtt, now, self.connections)
             return Passage(wire_bytes, wire_bytes / took_s if took_s > alone_s else math.inf, 0.0)
-        took_s = self.start(line, segments, at_s, rtt)
-        late_s = self.tail_s(line, min(segments, line.window), at_s, rtt) if line.loss else 0.0
+        took_s = self.bbr_s(line, segments, pace, rtt)
+        late_s = self.tail_s(line, min(segments, line.window), pace, rtt) if line.loss else 0.0
         late_s += self.probes_s(line, took_s)
         line.used_at = now + took_s + late_s
         return Passage(wire_bytes, math.inf, took_s - alone_s + late_s)
@@ -152,121 +153,121 @@ class Transport:
         return wire_bytes / min(rate, ceiling) + delay_s + rtt / 2
 
     # -- a window ------------------------------------------------------------------------------------------------
-    def rest(self, line: Line, rtt: float, now: float) -> None:
+    def shrink_idle(self, line: Line, rtt: float, now: float) -> None:
         """Restart slowly after idling with cubic; bbr keeps its estimate."""
         if self.congestion == "cubic":
-            cubic.rest(line, int((now - line.used_at) / self.timeout_s(rtt)))
+            cubic.shrink_idle(line, int((now - line.used_at) / self.timeout_s(rtt)))
 
-    def queued(
-        self, line: Line, segments: float, at_s: float, rtt: float, now: float, back: Back | None, packet_bytes: float
+    def queueing_s(
+        self, line: Line, segments: float, pace: float, rtt: float, now: float, back: Back | None, packet_bytes: float
     ) -> float:
-        """Return cubic's delay beyond the full rate where only queues lose packets.
+        """Return how much later than at the full rate cubic's last byte arrives, if only full queues lose packets.
 
         Of two streams that meet, the one that begins first computes it for both.
         """
-        met, line.met = line.met, None
-        if met is not None and met.segments == segments and now - met.at <= 2 * rtt:
-            return met.delay_s
+        prediction, line.prediction = line.prediction, None
+        if prediction is not None and prediction.segments == segments and now - prediction.began_at <= 2 * rtt:
+            return prediction.delay_s
         if not rtt:
             return 0.0  # Acknowledgements arrive at once.
-        lines, rates = [line], [at_s]
+        lines, rates = [line], [pace]
         if back is not None and back.line.used_at <= now:
             lines.append(back.line)
             rates.append(back.rate / packet_bytes)
         queue_s = max(QUEUE_S, LEAST_QUEUE_BYTES / packet_bytes / min(rates))
         for each in lines:
-            self.rest(each, rtt, now)
-        took_s = cubic.rounds(lines, segments, rates, rtt, queue_s)
+            self.shrink_idle(each, rtt, now)
+        took_s = cubic.send_together(lines, segments, rates, rtt, queue_s)
         if len(lines) == 2:
-            lines[1].met = Met(now, segments, took_s[1] - segments / rates[1])
-        return took_s[0] - segments / at_s
+            lines[1].prediction = Prediction(now, segments, took_s[1] - segments / rates[1])
+        return took_s[0] - segments / pace
 
-    def start(self, line: Line, segments: float, at_s: float, rtt: float) -> float:
+    def bbr_s(self, line: Line, segments: float, pace: float, rtt: float) -> float:
         """Return the seconds until bbr has sent all segments.
 
         It sends a window per round trip while that is less than the rate. A round with a loss does not grow the window,
         but the next one does.
         """
-        took_s, window, held, left = 0.0, line.window, False, segments
+        took_s, window, had_loss, left = 0.0, line.window, False, segments
         line.queue_s = 0.0
-        full = at_s * rtt if rtt else 0.0  # A rate may be infinite.
+        full = pace * rtt if rtt else 0.0  # A rate may be infinite.
         while window < full:
             if left <= window:
                 line.window = window
-                return took_s + left / min(at_s, PACED * window / rtt)
-            held = not held and line.loss > 0 and self.lossy(line, window)
+                return took_s + left / min(pace, PACED_WINDOWS * window / rtt)
+            had_loss = not had_loss and line.loss > 0 and self.draw_loss_among(line, window)
             left -= window
             took_s += rtt
-            if not held:
+            if not had_loss:
                 window *= GROWTH
         line.window = min(window, full) if full > FIRST_SEGMENTS else FIRST_SEGMENTS
-        full_s = left / at_s
-        line.queue_s = STANDING * (rtt + QUANTA / at_s) * full_s / (took_s + full_s) if rtt else 0.0
+        full_s = left / pace
+        line.queue_s = STANDING * (rtt + QUANTA / pace) * full_s / (took_s + full_s) if rtt else 0.0
         return took_s + full_s
 
-    def lossy(self, line: Line, segments: float) -> bool:
-        """Return True if one of this many segments is lost."""
-        if line.clear < 0:
-            line.clear = self.gap(line)
-        if line.clear >= segments:
-            line.clear -= int(segments)
+    def draw_loss_among(self, line: Line, segments: float) -> bool:
+        """Draw whether one of this many segments is lost."""
+        if line.until_loss < 0:
+            line.until_loss = self.draw_until_loss(line)
+        if line.until_loss >= segments:
+            line.until_loss -= int(segments)
             return False
-        line.clear = self.gap(line)
+        line.until_loss = self.draw_until_loss(line)
         return True
 
-    def lossy_s(self, lines: Sequence[Line], segments: float, at_s: float, rtt: float, now: float) -> float:
+    def lossy_cubic_s(self, lines: Sequence[Line], segments: float, pace: float, rtt: float, now: float) -> float:
         """Return the seconds until all segments that cubic sends over these lines have arrived.
 
         Each of several lines has its last chunk to itself; earlier chunks go to whichever has room.
         """
         for line in lines:
-            self.rest(line, rtt, now)
+            self.shrink_idle(line, rtt, now)
         if len(lines) == 1:
-            took_s = self.epochs(lines[0], segments, at_s, rtt)
+            took_s = self.lossy_line_s(lines[0], segments, pace, rtt)
         else:
-            chunk = max(segments / (striping.CHUNKS * len(lines)), min(striping.CHUNK, segments))
+            chunk = max(segments / (striping.CHUNKS * len(lines)), min(striping.MIN_CHUNK, segments))
             lines = lines[: math.ceil(segments / chunk)]
             last = min(chunk, segments / len(lines))
             before = segments / len(lines) - last
-            rates = [1.0 / self.epochs(line, before, at_s / len(lines), rtt) for line in lines if before > 0]
+            rates = [1.0 / self.lossy_line_s(line, before, pace / len(lines), rtt) for line in lines if before > 0]
             took_s = len(rates) / sum(rates) if rates else 0.0
-            took_s += max(self.epochs(line, last, at_s / len(lines), rtt) for line in lines)
-            took_s = math.hypot(striping.DEALT * took_s, segments / at_s)  # Full windows wait in the queue.
+            took_s += max(self.lossy_line_s(line, last, pace / len(lines), rtt) for line in lines)
+            took_s = math.hypot(striping.CHUNKS_FACTOR * took_s, segments / pace)  # Full windows wait in the queue.
         for line in lines:
             line.used_at = now + took_s
         return took_s
 
-    def epochs(self, line: Line, segments: float, at_s: float, rtt: float) -> float:
+    def lossy_line_s(self, line: Line, segments: float, pace: float, rtt: float) -> float:
         """Return the seconds until all of cubic's segments have arrived, computed from one loss to the next.
 
         Its window never exceeds what the rate carries.
         """
         took_s, left, recovers = 0.0, segments, False
-        full = max(at_s * rtt, 2.0) if rtt else 2.0
-        for _ in range(EPOCHS):
-            if line.clear < 0:
-                line.clear = self.gap(line)
-            sent = min(left, line.clear + 1.0)
-            took_s += self.epoch(line, sent, at_s, rtt, full, recovers, sent > line.clear)
+        full = max(pace * rtt, 2.0) if rtt else 2.0
+        for _ in range(MAX_EPOCHS):
+            if line.until_loss < 0:
+                line.until_loss = self.draw_until_loss(line)
+            sent = min(left, line.until_loss + 1.0)
+            took_s += self.epoch_s(line, sent, pace, rtt, full, recovers, sent > line.until_loss)
             left -= sent
-            if sent <= line.clear:
-                line.clear -= int(sent)
+            if sent <= line.until_loss:
+                line.until_loss -= int(sent)
                 return took_s
-            line.clear = self.gap(line)
+            line.until_loss = self.draw_until_loss(line)
             flight = line.window  # Segments sent until the loss is known.
-            cubic.lost(line)
+            cubic.note_loss(line)
             line.window = line.threshold = max(2.0, float(int(BETA * flight)))
             if left < flight:
-                return took_s + left / at_s + self.found_s(line, left, segments, at_s, rtt)
-            took_s += max(flight / at_s, rtt)
+                return took_s + left / pace + self.recovery_s(line, left, segments, pace, rtt)
+            took_s += max(flight / pace, rtt)
             left -= flight
             recovers = True
             if line.draw() < line.loss:  # The retransmission is lost too.
-                took_s += self.again_s(line, rtt)
-        return took_s + left * max(1 / at_s, rtt / math.sqrt(1.5 / line.loss))  # Mathis et al., equation 3.
+                took_s += self.draw_timeouts_s(line, rtt)
+        return took_s + left * max(1 / pace, rtt / math.sqrt(1.5 / line.loss))  # Mathis et al., equation 3.
 
-    def epoch(
-        self, line: Line, segments: float, at_s: float, rtt: float, full: float, recovers: bool, loses: bool
+    def epoch_s(
+        self, line: Line, segments: float, pace: float, rtt: float, full: float, recovers: bool, loses: bool
     ) -> float:
         """Return the seconds for this many segments until a loss.
 
@@ -277,14 +278,14 @@ class Transport:
         took_s, left = 0.0, segments
         if recovers and line.window < full:
             if left <= line.window:
-                return left * max(1 / at_s, rtt / line.window)
+                return left * max(1 / pace, rtt / line.window)
             took_s, left = REORDERED * rtt, left - line.window
-        while line.window < min(line.threshold, STANDS * full):
+        while line.window < min(line.threshold, HYSTART_ROUND * full):
             if left <= line.window:
                 if loses:
                     line.window = min(line.window + (GROWTH - 1) * left, line.threshold)
-                return took_s + left / at_s
-            took_s += max(rtt, line.window / at_s)
+                return took_s + left / pace
+            took_s += max(rtt, line.window / pace)
             left -= line.window
             line.window = min(line.window * GROWTH, line.threshold)
         while line.window < full:
@@ -292,25 +293,25 @@ class Transport:
             if left <= window:
                 if loses:
                     line.window += RENO * left / window
-                return took_s + max(left / window * rtt, left / at_s)
+                return took_s + max(left / window * rtt, left / pace)
             took_s += rtt
             left -= window
             cubic.grow(line, rtt, False)
         line.window = min(line.window, full)
-        return took_s + left / at_s
+        return took_s + left / pace
 
-    def tail_s(self, line: Line, segments: float, at_s: float, rtt: float) -> float:
+    def tail_s(self, line: Line, segments: float, pace: float, rtt: float) -> float:
         """Return the delay of the last byte by losses in the last window; earlier ones are hidden."""
-        behind = self.gap(line)  # Segments after the last one that was lost.
-        return self.found_s(line, behind, segments, at_s, rtt) if behind < segments else 0.0
+        behind = self.draw_until_loss(line)  # Segments after the last one that was lost.
+        return self.recovery_s(line, behind, segments, pace, rtt) if behind < segments else 0.0
 
-    def found_s(self, line: Line, behind: float, segments: float, at_s: float, rtt: float) -> float:
+    def recovery_s(self, line: Line, behind: float, segments: float, pace: float, rtt: float) -> float:
         """Return how much later a lost segment arrives than the last of the ``behind`` segments that follow it."""
         if segments <= 1:
-            return self.again_s(line, rtt)
-        late_s = (2 * rtt if behind < UNFOLLOWED else REORDERED * rtt) - behind / at_s
+            return self.draw_timeouts_s(line, rtt)
+        late_s = (2 * rtt if behind < MIN_FOLLOWERS else REORDERED * rtt) - behind / pace
         if line.draw() < line.loss:  # The retransmission is lost too, and waits for the timeout.
-            late_s += self.again_s(line, rtt)
+            late_s += self.draw_timeouts_s(line, rtt)
         return max(0.0, late_s)
 
     def probes_s(self, line: Line, took_s: float) -> float:

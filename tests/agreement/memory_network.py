@@ -32,7 +32,7 @@ from node.model.snapshot import ModelState
 from node.network.runtime import Runtime
 from node.observe.events import ExchangeEvent, NodeEvent
 from node.transport.byte_stream import BrokenLinkError, ByteStream
-from sim.engine.training import REPORT_S, next_look
+from sim.engine.training import REPORT_S, next_poll
 from sim.world.network import NetworkModel
 from tests.memory_stream import MemoryStream, memory_stream_pair
 
@@ -267,7 +267,7 @@ class Trainer:
             landing = True
             if not self.boundary.wanted:
                 self.woken = trio.Event()
-                with trio.move_on_at(next_look(since, trio.current_time())):
+                with trio.move_on_at(next_poll(since, trio.current_time())):
                     await self.woken.wait()
             self.loop.step(self.steps, trio.current_time())
 

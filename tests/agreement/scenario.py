@@ -168,15 +168,15 @@ class Simulated(Driver):
         self.swarm = Swarm(0, Wires(clock=lambda: self.swarm.now), scenario.config, train)
         self.swarm.run_until(START_S)
         self.took: dict[int, list[float]] = {}  # how long mixes did
-        self.count, self.swarm.sessions.count = self.swarm.sessions.count, self.counted
+        self.count, self.swarm.sessions.count_mix = self.swarm.sessions.count_mix, self.counted
 
     def counted(self, host: Host, session: int, share: float) -> None:
-        self.took.setdefault(host.index, []).append(self.swarm.now - host.since[session])
+        self.took.setdefault(host.index, []).append(self.swarm.now - host.asked_at[session])
         self.count(host, session, share)
 
     def add(self, index: int, *seeds: int) -> None:
         peer = make_peer(index, seeds, self.scenario, self.swarm.now)
-        self.swarm.host(peer, start_vector(index), str(index), STEP_S, first_step_s(index))
+        self.swarm.add_made_peer(peer, start_vector(index), str(index), STEP_S, first_step_s(index))
 
     def kill(self, index: int) -> None:
         self.swarm.kill(index)
@@ -203,7 +203,7 @@ def simulate(scenario: Scenario) -> dict[int, Outcome]:
         act(driver)
     driver.swarm.run_until(START_S + scenario.until_s)
     for host in driver.swarm.alive():
-        driver.swarm.training.seen(host)  # the last steps too, which it had no reason to count yet
+        driver.swarm.training.report_steps(host)  # the last steps too, which it had no reason to count yet
     return {
         host.index: Outcome.of(host.peer, host.steps, host.boundary.mass, host.vector, driver.took.get(host.index, []))
         for host in driver.swarm.alive()

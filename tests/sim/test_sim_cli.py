@@ -15,7 +15,7 @@ import pytest
 from sim import cli, jobs
 from sim.report import charts, plots
 from sim.report import result as report
-from sim.simulation import Played
+from sim.simulation import RunningSimulation
 from tests.sim.commands import AVERAGING, KEYS, TINY, gossip
 from tests.sim.fake_results import fake_result
 
@@ -173,7 +173,7 @@ def test_stopped_in_a_later_run_it_keeps_the_finished_ones_and_says_where(monkey
 
 
 def test_stopped_half_way_it_keeps_what_was_seen_of_the_run_under_way(monkeypatch, capsys, tiny, tmp_path):
-    slices = Played.slices
+    slices = RunningSimulation.slices
 
     def half(self):
         for number, each in enumerate(slices(self)):
@@ -181,7 +181,7 @@ def test_stopped_half_way_it_keeps_what_was_seen_of_the_run_under_way(monkeypatc
                 raise KeyboardInterrupt
             yield each
 
-    monkeypatch.setattr(Played, "slices", half)
+    monkeypatch.setattr(RunningSimulation, "slices", half)
     out = tmp_path / "out"
     assert gossip(monkeypatch, "sim", tiny, "--json", "--out", out, *AVERAGING) == 130
     told, said = capsys.readouterr()
@@ -194,14 +194,14 @@ def test_stopped_half_way_it_keeps_what_was_seen_of_the_run_under_way(monkeypatc
 
 
 def test_rows_are_in_the_file_while_the_run_goes_on(monkeypatch, tiny, tmp_path):
-    slices, seen = Played.slices, []
+    slices, seen = RunningSimulation.slices, []
 
     def watched(self):
         for each in slices(self):
             seen.append(len((tmp_path / "out" / "history.csv").read_text().splitlines()))
             yield each
 
-    monkeypatch.setattr(Played, "slices", watched)
+    monkeypatch.setattr(RunningSimulation, "slices", watched)
     assert gossip(monkeypatch, "sim", tiny, "--json", "--out", tmp_path / "out", *AVERAGING) == 0
     assert seen[0] == 2  # the heads, and the row of the beginning
     assert seen[200] >= 20
@@ -299,7 +299,7 @@ def test_stopped_side_by_side_it_keeps_what_was_seen_of_every_run_under_way(monk
         made(self, *arguments)
 
     monkeypatch.setattr(jobs.Workers, "__init__", noted)
-    monkeypatch.setattr(cli, "bar", lambda title, quiet: contextlib.nullcontext(Bar()))
+    monkeypatch.setattr(cli, "progress_bar", lambda title, quiet: contextlib.nullcontext(Bar()))
     monkeypatch.setattr(charts, "save_all", lambda results, folder: None)
     out = tmp_path / "out"
     assert gossip(monkeypatch, "sim", *three, "--json", "--jobs", "2", "--out", out, *AVERAGING) == 130
@@ -318,7 +318,7 @@ def test_the_bar_of_runs_side_by_side_shows_all_of_them(monkeypatch, three):
         def note(self, share, figures):
             noted.append((share, figures))
 
-    monkeypatch.setattr(cli, "bar", lambda title, quiet: contextlib.nullcontext(Bar()))
+    monkeypatch.setattr(cli, "progress_bar", lambda title, quiet: contextlib.nullcontext(Bar()))
     assert gossip(monkeypatch, "sim", *three, "--json", "--jobs", "2", *AVERAGING) == 0
     shares = [share for share, _ in noted]
     assert shares == sorted(shares)
@@ -344,9 +344,9 @@ def test_a_bar_is_shown_on_a_terminal_alone_and_never_on_stdout(tiny):
 
 def test_quiet_shows_no_bar(monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with cli.bar("tiny", quiet=True) as shown:
+    with cli.progress_bar("tiny", quiet=True) as shown:
         assert shown is None
-    with cli.bar("tiny", quiet=False) as shown:
+    with cli.progress_bar("tiny", quiet=False) as shown:
         assert shown is not None
 
 

@@ -125,7 +125,7 @@ def test_json_of_a_sweep_is_an_object_a_run_with_what_was_swept(monkeypatch, cap
     ],
 )
 def test_values_are_divided_at_commas_but_not_within_tables_lists_and_quotes(text, parts):
-    assert cli.split(text) == parts
+    assert cli.split_at_commas(text) == parts
 
 
 def test_a_sweep_of_tables_is_drawn_without_numbers(tiny, tmp_path):

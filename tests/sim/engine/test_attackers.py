@@ -17,7 +17,7 @@ from gossip.filters.clip import Clip
 from sim.engine.sessions import Sessions
 from sim.engine.swarm import Swarm
 from sim.report.describe import in_words
-from sim.scenario.adversaries import AttackersSpec, Liar, Sight, liars, little_deviations, unguarded
+from sim.scenario.adversaries import Attacker, AttackersSpec, Sight, draw_attackers, little_deviations, unguarded
 from sim.scenario.scenario import (
     ChurnSpec,
     Distribution,
@@ -49,7 +49,7 @@ def averaging(config, kind="nan", share=0.25, **changes):
 
 
 def honest_of(run):
-    return [host for host in run.swarm.hosts if host.liar is None]
+    return [host for host in run.swarm.hosts if host.attacker is None]
 
 
 # -- what is sent ------------------------------------------------------------------------------------------------------
@@ -59,27 +59,27 @@ def honest_of(run):
 )
 def test_a_multiple_of_the_model_is_sent_and_the_model_left_as_it_is(kind, scale, factor):
     before = HELD.copy()
-    sent = Liar(AttackersSpec(share=0.1, kind=kind, scale=scale), 1, "0", 40).sends(HELD, 7)
+    sent = Attacker(AttackersSpec(share=0.1, kind=kind, scale=scale), 1, "0", 40).false_values(HELD, 7)
     np.testing.assert_array_equal(sent, np.float32(factor) * HELD)
     np.testing.assert_array_equal(HELD, before)
 
 
 def test_noise_has_its_scale_and_is_another_for_each_session_peer_and_seed():
     spec = AttackersSpec(share=0.1, kind="random", scale=3.0)
-    sent = Liar(spec, 1, "0", 40).sends(HELD, 7)
+    sent = Attacker(spec, 1, "0", 40).false_values(HELD, 7)
     assert sent.dtype == np.float32
     assert sent.std() == pytest.approx(3.0, rel=0.1)
-    np.testing.assert_array_equal(sent, Liar(spec, 1, "0", 40).sends(HELD, 7))
+    np.testing.assert_array_equal(sent, Attacker(spec, 1, "0", 40).false_values(HELD, 7))
     for other in (
-        Liar(spec, 1, "0", 40).sends(HELD, 8),
-        Liar(spec, 1, "1", 40).sends(HELD, 7),
-        Liar(spec, 2, "0", 40).sends(HELD, 7),
+        Attacker(spec, 1, "0", 40).false_values(HELD, 8),
+        Attacker(spec, 1, "1", 40).false_values(HELD, 7),
+        Attacker(spec, 2, "0", 40).false_values(HELD, 7),
     ):
         assert not np.array_equal(sent, other)
 
 
 def test_of_nan_nothing_is_a_number():
-    assert np.isnan(Liar(AttackersSpec(share=0.1, kind="nan"), 1, "0", 40).sends(HELD, 7)).all()
+    assert np.isnan(Attacker(AttackersSpec(share=0.1, kind="nan"), 1, "0", 40).false_values(HELD, 7)).all()
 
 
 # -- what colluding attackers send -------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def seen(rng):
 def told(kind, scale=None, peers=15):
     sight = seen(np.random.default_rng(1))
     spec = AttackersSpec(share=0.2, kind=kind, scale=scale)
-    return Liar(spec, 1, "0", peers).sends(np.zeros(50, np.float32), 7, lambda: sight), sight
+    return Attacker(spec, 1, "0", peers).false_values(np.zeros(50, np.float32), 7, lambda: sight), sight
 
 
 def test_alie_is_a_few_deviations_below_the_honest_mean():
@@ -136,13 +136,13 @@ def test_dissensus_takes_from_a_partner_what_all_honest_ones_bring_it():
 def test_colluding_attackers_see_the_honest_models_of_a_swarm(kind, way, monkeypatch):
     """And what of them is mixed: the receiver's snapshot is one of theirs, as nobody trains here."""
     looks = []
-    plain = Sessions.sight
+    plain = Sessions.attackers_sight
 
     def sight(self, pair):
         looks.append((plain(self, pair), pair.elements))
         return looks[-1][0]
 
-    monkeypatch.setattr(Sessions, "sight", sight)
+    monkeypatch.setattr(Sessions, "attackers_sight", sight)
     played(averaging(Config(filter="none", **way), kind, rounds=4.0, **IDEAL))
     assert len(looks) > 5
     for (partner, honest, attackers), elements in looks:
@@ -155,18 +155,18 @@ def test_colluding_attackers_see_the_honest_models_of_a_swarm(kind, way, monkeyp
 # -- who attacks -------------------------------------------------------------------------------------------------------
 @given(st.floats(0, 0.99), st.floats(0, 0.99), st.integers(0, 9))
 def test_a_larger_share_has_those_of_a_smaller_one_among_it(one, other, seed):
-    few, many = (set(liars(AttackersSpec(share=share), NAMES, seed)) for share in sorted((one, other)))
+    few, many = (set(draw_attackers(AttackersSpec(share=share), NAMES, seed)) for share in sorted((one, other)))
     assert few <= many
     assert len(many) == math.floor(max(one, other) * 40 + 0.5)
 
 
 def test_another_seed_draws_others():
-    drawn = {tuple(sorted(liars(AttackersSpec(share=0.2), NAMES, seed))) for seed in range(5)}
+    drawn = {tuple(sorted(draw_attackers(AttackersSpec(share=0.2), NAMES, seed))) for seed in range(5)}
     assert len(drawn) == 5
 
 
 def test_without_attackers_nothing_is_drawn_and_nothing_changes():
-    assert liars(None, NAMES, 1) == {}
+    assert draw_attackers(None, NAMES, 1) == {}
     spec = AttackersSpec(share=0.0)
     plain, none = simulate(small(), progress=False), simulate(small(attackers=spec), progress=False)
     assert plain.summary["digest"] == none.summary["digest"]
@@ -176,7 +176,7 @@ def test_without_attackers_nothing_is_drawn_and_nothing_changes():
 def test_an_attacker_refuses_nothing_and_honest_peers_keep_their_filter(name):
     config = Config(filter=name)
     run = played(averaging(config, "sign-flip"))
-    assert {host.peer.config for host in run.swarm.hosts if host.liar is not None} == {unguarded(config)}
+    assert {host.peer.config for host in run.swarm.hosts if host.attacker is not None} == {unguarded(config)}
     assert {host.peer.config for host in honest_of(run)} == {config}
     assert unguarded(config).filter == "none"
     assert unguarded(config).internal.norm_bound > 1e20
@@ -186,9 +186,11 @@ def test_an_attacker_that_comes_again_attacks_again():
     churn = ChurnSpec(up=Distribution.exponential(2), down=Distribution.exponential(1))
     spec = AttackersSpec(share=0.5, kind="nan")
     run = played(small(duration_s=12.0, churn=churn, attackers=spec, **IDEAL))
-    again = [host for index, host in enumerate(run.swarm.hosts) if run.swarm.lives[index] and host.name in run.liars]
+    again = [
+        host for index, host in enumerate(run.swarm.hosts) if run.swarm.restarts[index] and host.name in run.attackers
+    ]
     assert again, "some came again"
-    assert all(host.liar is run.liars[host.name] for host in again)
+    assert all(host.attacker is run.attackers[host.name] for host in again)
     assert all(host.peer.config == unguarded(run.swarm.config) for host in again)
 
 
@@ -196,7 +198,7 @@ def test_an_attacker_that_comes_again_attacks_again():
 def test_the_honest_side_mixes_with_the_lie_and_the_attacker_with_the_truth():
     scenario = averaging(Config(), "sign-flip", share=0.5, peers=2, rounds=1.0)
     run = played(scenario)
-    liar, honest = sorted(run.swarm.hosts, key=lambda host: host.liar is None)
+    liar, honest = sorted(run.swarm.hosts, key=lambda host: host.attacker is None)
     before = played(dataclasses.replace(scenario, rounds=None, duration_s=1e-3)).swarm
     held, truth = before.hosts[liar.index].vector, before.hosts[honest.index].vector
     assert run.swarm.sessions.mixes == 2
@@ -215,7 +217,7 @@ def refused(run) -> Counter[str]:
     """What the honest refused of others, and what they cut off, by reason."""
     counts: Counter[str] = Counter()
     for host in run.swarm.hosts:
-        for (_, code), times in host.peer.exchanges.refusals.counts.items() if host.liar is None else ():
+        for (_, code), times in host.peer.exchanges.refusals.counts.items() if host.attacker is None else ():
             counts[code] += times
     return counts
 
@@ -339,9 +341,9 @@ def moved_by_the_first_it_meets(kind, learning):
 
     swarm = Swarm(7, network, Config(mix_every_steps=4), on_step)  # with others a scaled model is refused for ever
     start = rng.standard_normal(elements).astype(np.float32)
-    liar = Liar(AttackersSpec(share=0.1, kind=kind), 1, "0", 40)
+    liar = Attacker(AttackersSpec(share=0.1, kind=kind), 1, "0", 40)
     for number in range(5):
-        swarm.add_peer(start.copy(), founder=True, liar=liar if number == 0 else None)
+        swarm.add_peer(start.copy(), founder=True, attacker=liar if number == 0 else None)
     swarm.introduce()
     swarm.run_until(30.0)
     models = np.stack([host.vector for host in swarm.hosts[1:]]).astype(float)

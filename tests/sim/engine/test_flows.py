@@ -191,8 +191,8 @@ def test_of_a_stream_under_way_what_has_gone_is_counted_and_of_one_that_was_stop
     """Of its payload, of which the wire carries half as much again."""
     events = Events()
     flows = Flows(events, Rates(up=[100.0] * 3, down=[1000.0] * 3))
-    first = flows.start(0, 1, 600, lambda: None, payload=400)
-    flows.start(0, 2, 600, lambda: None, payload=400)
+    first = flows.start(0, 1, 600, lambda: None, payload_bytes=400)
+    flows.start(0, 2, 600, lambda: None, payload_bytes=400)
     seen = [flows.sent_bytes]
     events.run_until(3.0)  # 150 of each
     seen.append(flows.sent_bytes)
@@ -207,7 +207,7 @@ def test_of_a_stream_under_way_what_has_gone_is_counted_and_of_one_that_was_stop
 
 def test_what_takes_no_time_is_counted_at_once():
     flows = Flows(Events(), NetworkModel(rate_bytes_s=math.inf))
-    flows.start(0, 1, 600, lambda: None, payload=400)
+    flows.start(0, 1, 600, lambda: None, payload_bytes=400)
     flows.start(0, 1, 600, lambda: None)
     assert flows.sent_bytes == 1000
 

@@ -11,7 +11,7 @@ from gossip.arithmetic.group_mean import slices
 from gossip.codecs import get_codec
 from gossip.config import Config
 from sim.engine.swarm import Swarm
-from sim.scenario.adversaries import AttackersSpec, Liar
+from sim.scenario.adversaries import Attacker, AttackersSpec
 from sim.world.network import NetworkModel
 from tests.sim.engine.test_oracles import STEP_S, exchange, told_to_mix
 
@@ -75,9 +75,9 @@ def test_with_streams_lost_a_group_mixes_as_a_whole_or_not_at_all() -> None:
         assert members.size != 1
     assert mixed > 50
     assert failed > 10
-    gathers = swarm.sessions.gathers
-    assert gathers.idle
-    assert not any(gathers.under_way.values())
+    groups = swarm.sessions.groups
+    assert groups.is_idle
+    assert not any(groups.flows.values())
 
 
 @pytest.mark.parametrize("after_s", [0.05, 0.15, 0.25, 0.35, 0.6])
@@ -100,8 +100,8 @@ def test_a_member_that_dies_in_the_middle_leaves_the_others_as_they_were_or_all_
 def test_values_that_no_peer_may_take_are_left_out_and_counted(kind: str) -> None:
     matrix = np.random.default_rng(1).normal(size=(3, ELEMENTS)).astype(np.float32)
     swarm = told_to_mix(matrix, 1, mixing="group")
-    liar = Liar(AttackersSpec(share=0.25, kind=kind, scale=None if kind == "nan" else 1e6), 1, "liar", 4)
-    swarm.add_peer(np.zeros(ELEMENTS, np.float32) + 0.5, founder=True, step_s=STEP_S, liar=liar)
+    liar = Attacker(AttackersSpec(share=0.25, kind=kind, scale=None if kind == "nan" else 1e6), 1, "liar", 4)
+    swarm.add_peer(np.zeros(ELEMENTS, np.float32) + 0.5, founder=True, step_s=STEP_S, attacker=liar)
     before = matrix.copy()
     exchange(swarm, 0)
     swarm.run_until(swarm.now + 10.0)

@@ -65,10 +65,10 @@ def test_the_registry_is_what_a_plain_list_of_records_says(operations):
     for what, record in operations:
         runs, changes = {one.run_id for one in plain.values() if one.ready}, registry.changes
         if what == "leave":
-            registry.leave(record.id)  # perhaps one that is not there
+            registry.remove(record.id)  # perhaps one that is not there
             plain.pop(record.id, None)
         else:
-            (registry.put if record.id in plain else registry.enter)(record)
+            (registry.put if record.id in plain else registry.add)(record)
             plain[record.id] = record
         assert sorted(registry.alive) == sorted(plain)
         assert [member in registry for member in MEMBERS] == [member in plain for member in MEMBERS]
@@ -168,7 +168,7 @@ def test_one_that_comes_again_takes_the_weights_of_those_present():
     swarm.kill(3)  # before it has mixed
     swarm.run_until(30.0)
     mean = np.mean([vector(index) for index in range(3)], axis=0)
-    swarm.revive(3, [])
+    swarm.restart(3, [])
     swarm.run_until(32.0)
     assert swarm.hosts[3].peer.view.ready
     assert swarm.hosts[3].peer.local.run_id == swarm.hosts[0].peer.local.run_id
@@ -206,7 +206,7 @@ def test_a_graphs_file_is_read_once_for_all_peers(ideal, tmp_path, monkeypatch):
         swarm.add_peer(vector(index), founder=True)
     swarm.introduce()
     swarm.kill(3)
-    swarm.revive(3, [])
+    swarm.restart(3, [])
     assert read == [str(path)]
     assert len({id(host.peer.partners.selector.graph) for host in swarm.hosts}) == 1
     swarm.run_until(30.0)

@@ -8,7 +8,7 @@ import pytest
 
 from gossip.effects import MemberState
 from gossip.wire.messages import Busy
-from sim.engine.links import LOOK_S
+from sim.engine.links import IDLE_CHECK_S
 from sim.engine.swarm import Swarm
 from sim.world.network import NetworkModel
 from tests.harness.configs import tuned
@@ -60,7 +60,7 @@ def test_a_link_that_nothing_used_for_idle_s_is_closed_on_both_sides_and_nobody_
     swarm.run_until(used + 60.0)
     assert linked(swarm)
     while linked(swarm) or any(host.links for host in swarm.hosts):
-        assert swarm.now < used + 60.0 + LOOK_S + LATENCY_S
+        assert swarm.now < used + 60.0 + IDLE_CHECK_S + LATENCY_S
         swarm.run_until(swarm.now + 0.001)
     assert not any(host.peer.linked_peers or host.lines for host in swarm.hosts)
     assert states(swarm) == {MemberState.ALIVE}
@@ -110,8 +110,11 @@ def test_who_has_max_links_closes_the_one_that_rested_longest_for_another():
         swarm.links.post(first, swarm.hosts[index], Busy(index))
         swarm.run_until(swarm.now + 1.0)
     assert len(seen) == 3
-    closed, retire = [], swarm.links.retire
-    swarm.links.retire = lambda host, partner: (closed.append(swarm.links.by_id[partner].index), retire(host, partner))
+    closed, retire = [], swarm.links.close_idle
+    swarm.links.close_idle = lambda host, partner: (
+        closed.append(swarm.links.by_id[partner].index),
+        retire(host, partner),
+    )
     swarm.add_peer(np.zeros(64, np.float32), seeds=[0])
     while not linked(swarm, 0, 4):
         swarm.run_until(swarm.now + 0.001)

@@ -103,7 +103,7 @@ def test_a_message_sent_after_a_stream_comes_after_it():
     for _ in range(50):
         seen = []
         swarm.links.carrier.stream(
-            host, to, 20_000, False, lambda seen=seen: swarm.links.carrier.message(
+            host, to, 20_000, False, lambda seen=seen: swarm.links.carrier.send_segment(
                 host.lines[to.id], host, to, seen.append, "message"
             ), lambda *_: None, 0, lambda _, seen=seen: seen.append("stream"),
         )  # fmt: skip
@@ -118,7 +118,7 @@ def test_a_peer_more_changes_nobodys_losses():
         first_link(swarm)
         if peers == 3:
             swarm.add_peer(np.zeros(64, np.float32), seeds=[1])
-        line = swarm.links.carrier.fresh(*swarm.hosts[:2])
+        line = swarm.links.carrier.new_line(*swarm.hosts[:2])
         late.append([swarm.links.transport.late_s(line, 0.05) for _ in range(100)])
     assert late[0] == late[1]
 
@@ -135,8 +135,8 @@ def test_messages_wait_in_the_queue_that_a_stream_of_their_senders_keeps(congest
 
     def message(sender, receiver, waits):
         began = swarm.now
-        carrier.message(
-            carrier.fresh(sender, receiver),
+        carrier.send_segment(
+            carrier.new_line(sender, receiver),
             sender,
             receiver,
             lambda: waits.append((began, swarm.now - began - LATENCY_S)),
@@ -212,11 +212,11 @@ def test_what_is_sent_into_a_cut_arrives_with_the_next_retransmission():
     began = swarm.now
     line = host.lines[to.id]
     for number in range(3):
-        swarm.links.carrier.message(line, host, to, lambda number: seen.append((number, swarm.now)), number)
+        swarm.links.carrier.send_segment(line, host, to, lambda number: seen.append((number, swarm.now)), number)
         swarm.run_until(swarm.now + 0.1)
     swarm.run_until(began + 1.0)
     swarm.heal()
-    swarm.links.carrier.message(line, host, to, lambda number: seen.append((number, swarm.now)), 3)
+    swarm.links.carrier.send_segment(line, host, to, lambda number: seen.append((number, swarm.now)), 3)
     swarm.run_until(began + 5.0)
     assert [number for number, _ in seen] == [0, 1, 2, 3]
     assert [when - began for _, when in seen] == pytest.approx([1.75 + LATENCY_S] * 4)
@@ -235,7 +235,7 @@ def sent_before_a_cut(swarm):
     while not gone:
         swarm.run_until(swarm.now + 0.001)
     line = host.lines[to.id]
-    swarm.links.carrier.message(line, host, to, lambda: seen.append(("message", swarm.now - cut)))
+    swarm.links.carrier.send_segment(line, host, to, lambda: seen.append(("message", swarm.now - cut)))
     assert line.free_at > swarm.now + 2 * LATENCY_S
     swarm.run_until(swarm.now + 0.001)
     cut = swarm.now
@@ -328,9 +328,9 @@ def test_of_a_machine_that_loses_its_power_nobody_hears():
     newcomer = swarm.hosts[swarm.add_peer(np.zeros(64, np.float32), seeds=[0])]
     began = swarm.now
     swarm.run_until(began + RARELY.hello_timeout_s - 0.1)
-    assert newcomer.dialling
+    assert newcomer.dialled
     swarm.run_until(began + RARELY.hello_timeout_s + 0.01)
-    assert swarm.hosts[0].address not in newcomer.dialling
+    assert swarm.hosts[0].address not in newcomer.dialled
 
 
 def test_the_end_of_an_old_link_leaves_a_newer_one():
@@ -338,7 +338,7 @@ def test_the_end_of_an_old_link_leaves_a_newer_one():
     swarm = swarm_of(2)
     first_link(swarm)
     swarm.kill(1)
-    swarm.revive(1, [0])
+    swarm.restart(1, [0])
     first_link(swarm)
     number = swarm.hosts[0].links[swarm.hosts[1].id]
     swarm.run_until(swarm.now + 1.0)

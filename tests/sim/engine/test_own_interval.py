@@ -66,9 +66,9 @@ def of_hosts(simulation):
 
 def of_rows(simulation):
     """The same of the fast level."""
-    level = simulation.exchanges
-    level.settle()
-    return level.learners, [level.control.every(peer) for peer in range(PEERS)]
+    level = simulation.level
+    level.update_models()
+    return level.learners, [level.decisions.interval_steps(peer) for peer in range(PEERS)]
 
 
 @pytest.mark.parametrize(("kind", "of"), [(Simulation, of_hosts), (ExchangeSimulation, of_rows)], ids=["whole", "fast"])
@@ -108,19 +108,19 @@ def test_at_the_fast_level_the_codec_is_what_peers_come_to_choose():
     everywhere = scenario(
         codec="auto", network={"latency": {"kind": "constant", "value_ms": 0}, "rate_mbit_s": "unlimited"}
     )
-    assert ExchangeSimulation(everywhere).exchanges.models.codec.name == "bf16"
-    assert ExchangeSimulation(scenario()).exchanges.models.codec.name == "int8"
+    assert ExchangeSimulation(everywhere).level.models.codec.name == "bf16"
+    assert ExchangeSimulation(scenario()).level.models.codec.name == "int8"
 
 
 @pytest.mark.parametrize("codec", ["int8", "int4"])
 def test_at_the_fast_level_a_coarse_codec_leaves_the_mean_of_both_sides(codec):
     simulation = ExchangeSimulation(scenario(codec=codec, mix_every_steps=2, outer_momentum=0.0, outer_rate=1.0))
-    models = simulation.exchanges.models
+    models = simulation.level.models
     rows = np.arange(PEERS)
     ours = np.random.default_rng(1).normal(size=(PEERS, models.matrix.shape[1])).astype(np.float32)
     numbers = np.tile(np.arange(PEERS // 2), 2)
     difference, agreed = np.empty_like(ours), np.full(PEERS, 0.5)
-    models.mixed(rows, ours, numbers, agreed, np.zeros(PEERS), difference)
+    models.mix_pairs(rows, ours, numbers, agreed, np.zeros(PEERS), difference)
     half = PEERS // 2
     np.testing.assert_array_equal(difference[:half], -difference[half:])
     exact = 0.5 * (ours[half:] - ours[:half])

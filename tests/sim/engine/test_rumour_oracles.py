@@ -41,7 +41,7 @@ class Telling:
         source = swarm.hosts[int(self.rng.integers(len(swarm.hosts)))]
         self.told += 1
         source.peer.membership.update_me(began_s, homes=(PeerId(self.told.to_bytes(16, "big")),))
-        swarm.arm(source)
+        swarm.arm_timer(source)
         news, counts = source.peer.membership.me, list[int]()
         for number in range(rounds):
             swarm.run_until(began_s + (number + 0.5) * self.period_s)

@@ -213,7 +213,7 @@ def test_joiners_take_the_swarms_weights_and_its_run() -> None:
 
 
 def collecting(host: Host) -> list[ReceivePiece]:
-    return list(host.collecting.values())
+    return list(host.awaited_pieces.values())
 
 
 def test_a_donor_that_dies_is_replaced() -> None:
@@ -245,7 +245,7 @@ def test_a_crash_costs_each_other_peer_one_exchange_and_one_offer_and_is_known_t
         assert sum(failed.values()) - failed.get("unreached", 0) <= 1
         assert failed.get("unreached", 0) <= 1
         assert host.peer.exchanges.done_count > before[host.index] + 10
-        assert host.peer.exchanges.table.keys() == host.since.keys() >= host.averager.snapshots.keys()
+        assert host.peer.exchanges.table.keys() == host.asked_at.keys() >= host.averager.snapshots.keys()
     assert spread(swarm) < 1e-4
 
 

@@ -33,7 +33,7 @@ def errors(swarm: Swarm, before: int = 0) -> list[float]:
         before: Samples trained by peers that are gone.
     """
     for host in swarm.alive():
-        swarm.training.seen(host)
+        swarm.training.report_steps(host)
     trained = before + sum(host.peer.local.samples for host in swarm.alive())
     return [host.peer.local.progress.samples / trained - 1 for host in swarm.alive()]
 
@@ -43,7 +43,7 @@ def test_fifty_trainers_of_one_pace_count_within_two_percent_and_deaths_take_not
     swarm = swarm_of(50)
     swarm.run_until(60.0)
     assert max(map(abs, errors(swarm))) < 0.02
-    swarm.training.seen(swarm.hosts[7])
+    swarm.training.report_steps(swarm.hosts[7])
     lost = swarm.hosts[7].peer.local.samples
     swarm.kill(7)
     swarm.run_until(120.0)
@@ -63,7 +63,7 @@ def test_numbers_that_lie_apart_meet_and_keep_their_sum():
         host.peer.local.progress.samples += 10_000
     swarm.run_until(90.0)
     for host in swarm.hosts:
-        swarm.training.seen(host)
+        swarm.training.report_steps(host)
     numbers = [host.peer.local.progress.samples for host in swarm.hosts]
     trained = sum(host.peer.local.samples for host in swarm.hosts) + 5_000  # the mean of what was added
     assert max(numbers) - min(numbers) < 0.02 * trained
@@ -86,6 +86,6 @@ def test_liars_after_ten_silent_minutes_add_at_most_a_fifth_in_a_minute(honest, 
         host.peer.local.progress.__class__ = Liar
     swarm.run_until(660.0)
     for host in swarm.hosts:
-        swarm.training.seen(host)
+        swarm.training.report_steps(host)
     trained = sum(host.peer.local.samples for host in swarm.hosts)
     assert max(host.peer.local.progress.samples for host in swarm.hosts[:honest]) < 1.2 * trained

@@ -126,23 +126,23 @@ def test_a_seed_gives_one_digest_however_often_somebody_looks():
 @pytest.mark.parametrize("case", rest_is_slow(["churn", "plain means that overlap", "no latency", "internet"], 2))
 def test_how_often_the_models_follow_changes_no_digest(case, monkeypatch):
     digests = [simulate(scenario(**CASES[case]), progress=False).summary["digest"]]
-    monkeypatch.setattr(level, "EACH", 1)
-    monkeypatch.setattr(level, "ALL", 1)
+    monkeypatch.setattr(level, "ENTRIES_PER_PEER", 4)
+    monkeypatch.setattr(level, "MIN_ENTRIES", 4)
     digests.append(simulate(scenario(**CASES[case]), progress=False).summary["digest"])
     assert digests[0] == digests[1]
 
 
 def test_what_is_under_way_is_not_held_while_nobody_looks(monkeypatch):
-    monkeypatch.setattr(level, "EACH", 1)
-    monkeypatch.setattr(level, "ALL", 1)
-    play, held = Models.play, []
+    monkeypatch.setattr(level, "ENTRIES_PER_PEER", 4)
+    monkeypatch.setattr(level, "MIN_ENTRIES", 4)
+    replay, held = Models.replay, []
 
-    def played(models, done, cut=True):
-        play(models, done, cut)
-        if not cut:
-            held.append(len(models.kept))
+    def replayed(models, done, splits=True):
+        replay(models, done, splits)
+        if not splits:
+            held.append(len(models.snapshots))
 
-    monkeypatch.setattr(Models, "play", played)
+    monkeypatch.setattr(Models, "replay", replayed)
     simulate(scenario(), progress=False)
     assert held == [0] * len(held)
     assert len(held) > 1
@@ -161,9 +161,9 @@ def test_a_digest_copies_no_model():
 def test_another_peer_changes_nobodys_draws():
     few, more = ExchangeSimulation(scenario(peers=12)).level, ExchangeSimulation(scenario(peers=13)).level
     for peer in range(12):
-        assert few.control.draws[peer].state == more.control.draws[peer].state
-        assert few.clocks.time(peer, 1) == more.clocks.time(peer, 1)
-        assert few.control.schedules[peer].due_steps == more.control.schedules[peer].due_steps
+        assert few.decisions.draws[peer].state == more.decisions.draws[peer].state
+        assert few.clocks.time_of(peer, 1) == more.clocks.time_of(peer, 1)
+        assert few.decisions.schedules[peer].due_steps == more.decisions.schedules[peer].due_steps
 
 
 def test_draws_are_uniform():
@@ -247,11 +247,11 @@ def test_nothing_is_kept_of_exchanges_that_are_over():
     for _ in run.slices():
         pass
     level = run.level
-    level.settle()
-    assert level.control.failed > 0
-    assert level.alive < 40
-    under_way = {one.number for table in level.control.table for one in table}
-    assert set(level.models.kept) <= under_way | {code >> 8 for code in level.tape.codes}
+    level.update_models()
+    assert level.decisions.failures > 0
+    assert level.live_peers < 40
+    under_way = {one.number for table in level.decisions.exchanges for one in table}
+    assert set(level.models.snapshots) <= under_way | {code >> 8 for code in level.tape.codes}
 
 
 def test_a_newcomer_begins_among_its_donors():
@@ -260,11 +260,11 @@ def test_a_newcomer_begins_among_its_donors():
     run = ExchangeSimulation(scenario(task=Task(dataset="averaging", elements=700), peers=20, churn=ups, duration_s=4.0,
                              gossip=Config(mix_every_steps=1000)))  # fmt: skip
     level, peer = run.level, 3
-    level.presence.go(peer, iter(()))
+    level.presence.on_stop(peer, iter(()))
     before = level.learners.matrix.copy()
-    level.presence.come(peer, Uptime(0.0, math.inf, False, False), iter(()))
+    level.presence.on_start(peer, Uptime(0.0, math.inf, False, False), iter(()))
     level.run_until(3.0)
-    level.settle()
+    level.update_models()
     model, others = level.learners.matrix[peer], np.delete(before, peer, 0)
     givers = [{int(row) for row in np.flatnonzero((others[:, start:stop] == model[start:stop]).all(1))}
               for start, stop in ((0, 256), (256, 512), (512, 700))]  # fmt: skip

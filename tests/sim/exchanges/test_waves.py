@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.exchanges.tape import ADD, SNAP, Tape
+from sim.exchanges.tape import ADD, SNAPSHOT, Tape
 from sim.exchanges.waves import Units
 
 ROWS = 6
@@ -21,13 +21,13 @@ def tapes(draw):
         if under_way and draw(st.booleans()):
             number, row, side = under_way.pop(draw(st.integers(0, len(under_way) - 1)))
             steps[row] += 1  # what is added came before the boundary, and a snapshot of the boundary holds it
-            tape.put(row, steps[row], ADD, number, side)
+            tape.append(row, steps[row], ADD, number, side)
             continue
         first, second = draw(st.permutations(range(ROWS)))[:2]
-        number = tape.exchange(first, second, 0.5)
+        number = tape.new_exchange(first, second, 0.5)
         for side, row in enumerate((first, second)):
             steps[row] += draw(st.integers(0, 1))
-            tape.put(row, steps[row], SNAP, number, side)
+            tape.append(row, steps[row], SNAPSHOT, number, side)
             under_way.append((number, row, side))
     return tape, np.array(steps)
 
@@ -43,7 +43,7 @@ def test_a_wave_moves_no_row_twice_and_each_row_keeps_its_order(case, behind):
         rows: list[int] = []
         for unit in wave.tolist():
             entries = [int(plan.first[unit])]
-            if unit < plan.wholes:
+            if unit < plan.whole_units:
                 entries = [entries[0], entries[0] + 1, int(plan.last[unit]), int(plan.last[unit]) + 1]
                 rows += [int(batch.row[entries[0]]), int(batch.row[entries[2]])]
             else:
@@ -67,12 +67,12 @@ def test_nothing_is_added_before_both_snapshots(case):
         added = []
         for unit in wave.tolist():
             entry = int(plan.first[unit])
-            if unit >= plan.wholes and batch.kind[entry] == ADD:
+            if unit >= plan.whole_units and batch.kind[entry] == ADD:
                 added.append(int(batch.exchange[entry]))
         assert all((number, side) in snapped for number in added for side in (0, 1))
         for unit in wave.tolist():
             for entry in {int(plan.first[unit]), int(plan.last[unit])}:
-                if batch.kind[entry] == SNAP:
+                if batch.kind[entry] == SNAPSHOT:
                     snapped.add((int(batch.exchange[entry]), int(batch.side[entry])))
 
 
@@ -81,9 +81,9 @@ def test_nothing_is_added_before_both_snapshots(case):
 def test_what_is_under_way_is_left_whole_with_what_follows_it(case):
     tape, steps = case
     entries = len(tape.rows)
-    played = tape.take(steps, cut=False)
+    played = tape.take(steps, splits=False)
     if len(played) < entries:  # or nothing is under way, or all of it is cut
-        numbers = [np.sort(played.exchange[played.kind == kind]) for kind in (SNAP, ADD)]
+        numbers = [np.sort(played.exchange[played.kind == kind]) for kind in (SNAPSHOT, ADD)]
         assert np.array_equal(*numbers)
     left = tape.take(steps)
     assert len(played) + len(left) == entries
@@ -96,18 +96,18 @@ def test_what_is_under_way_is_left_whole_with_what_follows_it(case):
 
 def test_where_nearly_all_is_under_way_it_is_cut():
     tape, steps = Tape(), np.array([2, 2])
-    number = tape.exchange(0, 1, 0.5)
+    number = tape.new_exchange(0, 1, 0.5)
     for row in (0, 1):
-        tape.put(row, 1, SNAP, number, row)
-    assert len(tape.take(steps, cut=False)) == 2
+        tape.append(row, 1, SNAPSHOT, number, row)
+    assert len(tape.take(steps, splits=False)) == 2
     assert not tape.rows
 
 
 def test_what_is_to_come_waits_for_its_boundary():
     tape = Tape()
-    number = tape.exchange(0, 1, 0.5)
-    tape.put(0, 3, SNAP, number, 0)
-    tape.put(1, 5, SNAP, number, 1)
+    number = tape.new_exchange(0, 1, 0.5)
+    tape.append(0, 3, SNAPSHOT, number, 0)
+    tape.append(1, 5, SNAPSHOT, number, 1)
     assert len(tape.take(np.array([3, 4]))) == 1
     assert list(tape.rows) == [1]
     assert len(tape.take(np.array([3, 5]))) == 1
@@ -119,9 +119,9 @@ def test_how_often_somebody_looks_changes_no_digest():
     for looks in (True, False):
         tape = Tape()
         for steps in range(4):
-            number = tape.exchange(0, 1, 0.5)
-            tape.put(0, steps, SNAP, number, 0)
-            tape.put(1, steps + 1, SNAP, number, 1)
+            number = tape.new_exchange(0, 1, 0.5)
+            tape.append(0, steps, SNAPSHOT, number, 0)
+            tape.append(1, steps + 1, SNAPSHOT, number, 1)
             if looks:
                 tape.take(np.array([steps, steps]))
         digests.append(tape.digest().hexdigest())

@@ -20,7 +20,7 @@ def made(sizes, batch_size, names=None, seed=SEED):
 
 def epoch(batches, peer, number):
     """(batches, batch) of one epoch of one peer."""
-    count = int(batches.per_epoch[peer])
+    count = int(batches.batches_per_epoch[peer])
     return np.concatenate([batches.draw(np.array([peer]), np.array([number * count + at])) for at in range(count)])
 
 
@@ -82,5 +82,5 @@ def test_every_sample_is_as_likely_at_every_place(size):
 
 def test_many_large_parts_are_shuffled_piece_by_piece(monkeypatch):
     whole = made([100] * 9, 10).draw(np.arange(9), np.arange(9))
-    monkeypatch.setattr("sim.learning.batches.SORTED_AT_ONCE", 256)  # two parts of 128
+    monkeypatch.setattr("sim.learning.batches.KEYS_AT_ONCE", 256)  # two parts of 128
     assert np.array_equal(made([100] * 9, 10).draw(np.arange(9), np.arange(9)), whole)

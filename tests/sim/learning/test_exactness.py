@@ -19,7 +19,7 @@ from tests.sim.scenarios import ADAMW, COMING_AND_GOING, MOMENTUM, log_of, playe
 class OneStepAtATime(Learners):
     """The plain way: each step by itself, when it has ended and somebody needs it."""
 
-    lazy = False
+    is_lazy = False
 
     def train(self, rows, counts):
         for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
@@ -34,7 +34,7 @@ def both_ways(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> tuple[Simu
     assert isinstance(plain.learners, OneStepAtATime)
     # A lazy trainer takes the steps in progress too, when somebody looks: one for each peer that is there.
     there = [int(host.name) for host in plain.swarm.alive() if host.peer.view.ready]
-    ahead = batched.learners.taken[there] - plain.learners.taken[there]
+    ahead = batched.learners.steps_taken[there] - plain.learners.steps_taken[there]
     assert set(ahead.tolist()) <= {0, 1}
     plain.learners.train(np.array(there), ahead)
     return batched, plain
@@ -74,7 +74,7 @@ def test_batched_steps_are_exact_where_peers_come_and_go(mode, monkeypatch):
 def assert_exact_with_churn(scenario, monkeypatch):
     """Twenty seconds of it, batched and one at a time, end with the same models."""
     batched, plain = both_ways(scenario.replace(duration_s=20.0), monkeypatch)
-    assert sum(batched.swarm.lives) > 3
+    assert sum(batched.swarm.restarts) > 3
     assert log_of(batched) == log_of(plain)
     for ours, theirs in zip(batched.swarm.alive(), plain.swarm.alive(), strict=True):
         assert np.array_equal(ours.vector, theirs.vector), f"peer {ours.name} differs"
@@ -97,7 +97,7 @@ def test_batched_steps_are_exact_where_runs_merge():
         runs.append((swarm, learners))
     (batched, ours), (plain, theirs) = runs
     assert batched.events.digest().hexdigest() == plain.events.digest().hexdigest()
-    ahead = ours.taken - theirs.taken
+    ahead = ours.steps_taken - theirs.steps_taken
     assert set(ahead.tolist()) <= {0, 1}
     theirs.train(np.arange(3), ahead)
     assert np.array_equal(ours.matrix, theirs.matrix)
@@ -112,5 +112,5 @@ def test_each_peer_trains_its_own_model_in_whatever_order_they_come(tmp_path):
         row = int(host.name)
         assert np.shares_memory(host.vector, run.learners.matrix[row])
         assert host.steps > 20
-        assert run.learners.taken[row] - host.steps in (0, 1), f"peer {host.name} took the steps of another"
-    assert run.learners.taken[2] == 0  # never there
+        assert run.learners.steps_taken[row] - host.steps in (0, 1), f"peer {host.name} took the steps of another"
+    assert run.learners.steps_taken[2] == 0  # never there

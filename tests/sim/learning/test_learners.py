@@ -100,7 +100,7 @@ def assert_trained_as_one_at_a_time(task: Task, kind: type[Plainly]) -> None:
         learners.train(np.array(rows), np.array(counts))
         for row, count in zip(rows, counts, strict=True):
             plain[row].train(count)
-    assert learners.taken.tolist() == [one.steps for one in plain] == [6, 20, 12, 4, 8]
+    assert learners.steps_taken.tolist() == [one.steps for one in plain] == [6, 20, 12, 4, 8]
     for one in plain:
         assert_equal_models(learners, one, start)
 
@@ -157,10 +157,10 @@ def test_steps_on_copies_are_those_on_the_rows_themselves(model):
     for _ in range(2):
         plain.train(rows[counts > 0], counts[counts > 0])
         copies = copied.matrix[rows]
-        copied.train_copies(copies, copied.draw(rows, counts), 0)
+        copied.train_copies(copies, copied.draw_steps(rows, counts), 0)
         copied.matrix[rows] = copies
     np.testing.assert_allclose(copied.matrix, plain.matrix, rtol=0, atol=1e-6)
-    assert np.array_equal(copied.taken, plain.taken)
+    assert np.array_equal(copied.steps_taken, plain.steps_taken)
     assert (copied.matrix[3] != copied.matrix[0]).any()
 
 
@@ -205,7 +205,7 @@ def test_the_matrix_is_what_the_swarm_works_on():
     assert learners.matrix.dtype == np.float32
     assert learners.matrix.flags.c_contiguous
     assert learners.samples_per_step == 4
-    assert learners.lazy
+    assert learners.is_lazy
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
@@ -262,7 +262,7 @@ def test_with_weights_of_others_an_optimizers_state_that_is_no_number_goes_and_a
     before = [moment[2].copy() for moment in learners._moments]
     for row in (1, 2):
         learners.matrix[row] = sound
-        learners.joined(row)
+        learners.on_weights_replaced(row)
     learners.train(rows, ones(rows))
     assert np.isfinite(learners.matrix).all()
     assert learners._ages[1] == 1
@@ -278,7 +278,7 @@ def test_averaging_trains_nothing_and_draws_each_vector_from_its_peers_name():
     learners.reset(3)
     assert np.array_equal(learners.matrix, before)
     assert np.array_equal(before, more.matrix[1:])
-    assert learners.taken.tolist() == [0, 5, 0, 2, 0]
+    assert learners.steps_taken.tolist() == [0, 5, 0, 2, 0]
     assert abs(before.mean()) < 0.05  # 5,000 draws: standard error 0.014
     assert abs(before.std() - 1) < 0.05
     losses, accuracies, _ = learners.evaluate(before)

@@ -69,7 +69,7 @@ def test_stacked_models_move_as_a_nodes_optimizer_moves_one(model):
             alone[row].train(count)
         for row in mixed:
             learners.matrix[row] += np.float32(0.01)
-            learners.mixed(row)
+            learners.on_mixed(row)
             alone[row].add(0.01)
             alone[row].optimizer.mixed()
     for one in alone:
@@ -79,7 +79,7 @@ def test_stacked_models_move_as_a_nodes_optimizer_moves_one(model):
             assert (ours[name] - theirs).norm() <= TOLERANCE * moved + ROUNDING * theirs.norm(), (one.row, name)
 
 
-@pytest.mark.parametrize("how", ["joined", "reset"])
+@pytest.mark.parametrize("how", ["on_weights_replaced", "reset"])
 def test_a_row_that_was_replaced_begins_without_momentum_and_the_others_keep_theirs(how):
     learners = Learners(LINEAR, NAMES, SEED)
     alone = [Alone(LINEAR, learners, row) for row in (0, 1)]
@@ -88,11 +88,11 @@ def test_a_row_that_was_replaced_begins_without_momentum_and_the_others_keep_the
         for one in alone:
             one.train(6)
             one.optimizer.mixed()
-            learners.mixed(one.row)
+            learners.on_mixed(one.row)
         if not again:
             getattr(learners, how)(1)
             learners.matrix[1] += np.float32(0.02)
-            learners.mixed(1)  # no step yet: nothing to count
+            learners.on_mixed(1)  # no step yet: nothing to count
             alone[1].add(0.02)
             alone[1].optimizer.joined()
             alone[1].optimizer.mixed()
@@ -110,8 +110,8 @@ def test_a_mix_moves_no_state_of_other_optimizers():
         for one in (told, untold):
             one.train(np.arange(5), np.full(5, 3))
             if one is told:
-                one.mixed(1)
-                one.joined(2)
+                one.on_mixed(1)
+                one.on_weights_replaced(2)
             one.train(np.arange(5), np.full(5, 3))
         assert np.array_equal(told.matrix, untold.matrix)
 
@@ -145,16 +145,16 @@ def test_batched_steps_are_exact_where_peers_come_and_go(monkeypatch):
 def test_a_peer_is_told_of_each_mix_when_all_its_steps_and_the_addition_are_in_its_row(monkeypatch):
     run = Simulation(quasi_global())
     told = []
-    inner = run.learners.mixed
+    inner = run.learners.on_mixed
 
     def mixed(row):
         host = run.swarm.hosts[row]
-        assert host.taken == host.steps == run.learners.taken[row]
+        assert host.computed_steps == host.steps == run.learners.steps_taken[row]
         assert not host.boundary.updates
         told.append(row)
         inner(row)
 
-    monkeypatch.setattr(run.learners, "mixed", mixed)
+    monkeypatch.setattr(run.learners, "on_mixed", mixed)
     for _ in run.slices():
         pass
     waiting = sum(len(host.boundary.updates) for host in run.swarm.hosts)
@@ -218,7 +218,7 @@ def test_steps_are_counted_row_by_row_in_any_company():
         for row in random.choice(len(names), 10, replace=False).tolist():
             for learners in (together, by_itself):
                 learners.matrix[row] *= np.float32(0.99)
-                learners.mixed(row)
+                learners.on_mixed(row)
     assert np.array_equal(together.matrix, by_itself.matrix)
 
 

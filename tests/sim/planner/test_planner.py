@@ -14,7 +14,7 @@ from gossip import __main__ as command
 from gossip.config import Config
 from gossip.errors import ConfigError, LocalError
 from sim.planner import command as planner
-from sim.planner.candidates import GIVEN, Candidate, candidates, parse, played
+from sim.planner.candidates import GIVEN, Candidate, candidates, parse, with_candidate
 from sim.planner.study import Study, first_at
 from sim.planner.world import STEPS, World
 from sim.scenario.scenario import Scenario
@@ -65,11 +65,14 @@ def test_candidates_are_around_the_pace_that_the_links_allow():
         tried = candidates(world.scenario, world.exchange_steps)
         assert tried[0].name == GIVEN
         assert len(tried) == 12
-        configs = [played(world.scenario, one).config for one in tried]
+        configs = [with_candidate(world.scenario, one).config for one in tried]
         assert all(configs.count(one) == 1 for one in configs), "each is tried once"
     assert slow.exchange_steps("fp32") > 3 * slow.exchange_steps("int8") > 9 * fast.exchange_steps("fp32")
     slowest, quickest = (
-        max(played(each.scenario, one).config.interval_steps for one in candidates(each.scenario, each.exchange_steps))
+        max(
+            with_candidate(each.scenario, one).config.interval_steps
+            for one in candidates(each.scenario, each.exchange_steps)
+        )
         for each in (slow, fast)
     )
     assert slowest > quickest
@@ -86,7 +89,7 @@ def test_the_preset_that_is_advised_suits_the_links(tables, preset):
     world = world_of(**tables)
     tried = candidates(world.scenario, world.exchange_steps, world.suited)
     assert {one.changes.get("preset") for one in tried[1:]} == {preset}
-    advised = played(world.scenario, tried[1]).config
+    advised = with_candidate(world.scenario, tried[1]).config
     assert advised.stall_s == getattr(Config, preset)().stall_s
     study = Study(world, tried[:2], 1)
     for outcome, accuracy in zip(study.outcomes, (0.5, 0.9), strict=True):
@@ -99,14 +102,14 @@ def test_a_preset_that_the_file_names_stays():
     world = world_of(gossip={"preset": "lan", "stall_s": 7.0}, **HOMES)
     assert world.suited == {}
     tried = candidates(world.scenario, world.exchange_steps, world.suited)
-    assert all(played(world.scenario, one).config.stall_s == 7.0 for one in tried)
+    assert all(with_candidate(world.scenario, one).config.stall_s == 7.0 for one in tried)
     assert all("preset" not in one.changes for one in tried)
 
 
 def test_what_the_file_says_beside_a_preset_holds_for_every_candidate():
     world = world_of(gossip={"stall_s": 3.0, "join_timeout_s": 4.0}, **HOMES)
     tried = candidates(world.scenario, world.exchange_steps, world.suited)
-    configs = [played(world.scenario, one).config for one in tried]
+    configs = [with_candidate(world.scenario, one).config for one in tried]
     assert {(config.stall_s, config.join_timeout_s) for config in configs} == {(3.0, 4.0)}
     assert {config.codec for config in configs[1:]} >= {"bf16"}, "that of wan"
 
@@ -115,7 +118,8 @@ def test_what_does_not_go_with_the_file_is_not_tried():
     world = world_of(gossip={"selection": "nearest"}, **SLOW)
     tried = candidates(world.scenario, world.exchange_steps)
     assert all(
-        "nearest" in str(played(world.scenario, one).gossip.selection) or one.changes.get("selection") for one in tried
+        "nearest" in str(with_candidate(world.scenario, one).gossip.selection) or one.changes.get("selection")
+        for one in tried
     )
 
 
@@ -160,7 +164,7 @@ def test_the_cheapest_within_a_point_of_the_best_is_taken():
         {GIVEN: 50, "best": 40, "lean": 10, "poor": 1},
     )
     assert (study.best.candidate.name, study.choice.candidate.name) == ("best", "lean")
-    assert study.within == 3
+    assert study.seeds_within_point == 3
     assert study.settings()["mix_every_steps"] == 6
     text = " ".join(study.sentences)
     assert "Take lean" in text
@@ -181,9 +185,9 @@ def test_settings_with_which_nobody_mixed_are_not_advised():
 def test_how_sure_it_is_follows_from_the_seeds():
     torn = studied({GIVEN: [0.5] * 3, "a": [0.90, 0.94, 0.92], "b": [0.93, 0.90, 0.92]}, {GIVEN: 9, "a": 8, "b": 1})
     assert torn.choice.candidate.name == "b"
-    assert torn.within == 2
-    assert torn.sureness == "How sure: within a point of the best in 2 of 3 seeds; so on average are a."
-    assert "one seed says little" in studied({GIVEN: [0.5], "a": [0.9]}, {GIVEN: 1, "a": 1}, 1).sureness
+    assert torn.seeds_within_point == 2
+    assert torn.certainty == "How sure: within a point of the best in 2 of 3 seeds; so on average are a."
+    assert "one seed says little" in studied({GIVEN: [0.5], "a": [0.9]}, {GIVEN: 1, "a": 1}, 1).certainty
 
 
 def test_one_that_diverged_is_never_taken_and_all_of_them_are_a_sentence():

@@ -61,7 +61,7 @@ def test_a_peer_has_steps_of_its_own():
     run = Simulation(scenario({"number": 1, "step_s": 0.5}, compute={"step_s": 0.1}))
     run.swarm.run_until(10.0)
     for host in run.swarm.hosts:
-        run.swarm.training.seen(host)
+        run.swarm.training.report_steps(host)
     steps = [host.steps for host in run.swarm.hosts]
     assert steps[1] == pytest.approx(20, abs=1)
     assert steps[0] == pytest.approx(100, abs=1)

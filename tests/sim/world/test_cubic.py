@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.world.cubic import BETA, lost, rest, rounds
+from sim.world.cubic import BETA, note_loss, send_together, shrink_idle
 from sim.world.line import FIRST_SEGMENTS, Line
 from sim.world.tcp import Back, Transport
 
@@ -104,8 +104,8 @@ def settled(window):
 
 def test_the_smaller_window_has_its_share_of_the_rate_until_the_larger_ones_stream_ends():
     """Both have the rounds of the larger one, of 200 segments; the smaller one sends half as many."""
-    larger, smaller = rounds([settled(200.0), settled(100.0)], SEGMENTS, [PACKETS, PACKETS], RTT, 0.1)
-    alone = rounds([settled(200.0)], SEGMENTS, [PACKETS], RTT, 0.1)[0]
+    larger, smaller = send_together([settled(200.0), settled(100.0)], SEGMENTS, [PACKETS, PACKETS], RTT, 0.1)
+    alone = send_together([settled(200.0)], SEGMENTS, [PACKETS], RTT, 0.1)[0]
     assert alone == pytest.approx(SEGMENTS / PACKETS)
     assert 1.05 * alone < larger < 1.2 * alone
     assert 1.5 * alone < smaller < 1.8 * alone
@@ -114,8 +114,8 @@ def test_the_smaller_window_has_its_share_of_the_rate_until_the_larger_ones_stre
 def test_a_window_that_the_queue_cannot_hold_overflows_it():
     most = PACKETS * (RTT + 0.1)
     below, above = settled(0.95 * most), settled(1.05 * most)
-    rounds([below], 2 * SEGMENTS, [PACKETS], RTT, 0.1)
-    rounds([above], 1.1 * above.window, [PACKETS], RTT, 0.1)
+    send_together([below], 2 * SEGMENTS, [PACKETS], RTT, 0.1)
+    send_together([above], 1.1 * above.window, [PACKETS], RTT, 0.1)
     assert below.peak == 0.0 or below.peak > most
     assert above.peak == pytest.approx(1.05 * most)
     assert above.window == above.threshold == pytest.approx(BETA * above.peak)
@@ -125,7 +125,7 @@ def test_a_deeper_queue_lets_a_window_grow_larger():
     peaks = []
     for queue_s in (0.05, 0.1, 0.2):
         line = settled(100.0)
-        rounds([line], 20_000.0, [PACKETS], RTT, queue_s)
+        send_together([line], 20_000.0, [PACKETS], RTT, queue_s)
         assert line.peak > 0
         peaks.append(line.peak / (PACKETS * (RTT + queue_s)))
     assert all(0.8 < peak < 1.6 for peak in peaks)
@@ -134,21 +134,21 @@ def test_a_deeper_queue_lets_a_window_grow_larger():
 def test_after_a_loss_a_window_comes_back_to_its_peak_on_cubics_curve():
     """RFC 9438, equation 2: after the third root of 0.3 peaks over 0.4, in seconds of sending."""
     line = settled(200.0)
-    lost(line)
+    note_loss(line)
     back_s = (0.3 * 200.0 / 0.4) ** (1 / 3)
     rtt = 0.2  # so long that Reno is slower
     count = int(back_s / rtt)
     for _ in range(count):
-        rounds([line], line.window + 0.5, [1e6], rtt, 0.1)
+        send_together([line], line.window + 0.5, [1e6], rtt, 0.1)
     assert line.window == pytest.approx(200.0, rel=0.02)
 
 
 def test_a_rested_window_is_halved_each_timeout_and_remembered_by_the_threshold():
     line = settled(200.0)
     line.threshold = 120.0
-    rest(line, 2)
+    shrink_idle(line, 2)
     assert (line.window, line.threshold) == (50.0, 150.0)
-    rest(line, 9)
+    shrink_idle(line, 9)
     assert line.window == FIRST_SEGMENTS
 
 
@@ -164,7 +164,7 @@ def test_the_second_of_two_streams_takes_what_the_first_found_and_windows_grow_o
     windows = one.window, other.window
     tcp.stream(other, 1e6, MBIT_20, RTT, 20.0)
     assert other.window != windows[1]
-    assert other.met is None
+    assert other.prediction is None
 
 
 @given(
@@ -173,6 +173,6 @@ def test_the_second_of_two_streams_takes_what_the_first_found_and_windows_grow_o
 )  # fmt: skip
 def test_no_stream_is_faster_than_its_rate_and_each_ends(windows, segments, rtt, rate, queue_s):
     lines = [settled(window) for window in windows]
-    for took_s in rounds(lines, segments, [rate] * len(lines), rtt, queue_s):
+    for took_s in send_together(lines, segments, [rate] * len(lines), rtt, queue_s):
         assert segments / rate * (1 - 1e-9) <= took_s < math.inf
     assert all(2.0 <= line.window < math.inf for line in lines)

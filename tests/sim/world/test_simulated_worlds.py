@@ -206,10 +206,10 @@ def test_three_groups_and_two_cuts_one_after_the_other():
         pair = range(first, first + 2)
         assert vectors(run, pair) == pytest.approx(np.tile(start[first : first + 2].mean(0), (2, 1)), abs=1e-5)
     run.swarm.run_until(40.5)
-    assert run.swarm.links.cut(run.swarm.hosts[0], run.swarm.hosts[3])
-    assert not run.swarm.links.cut(run.swarm.hosts[0], run.swarm.hosts[2])
+    assert run.swarm.links.carrier.is_cut(run.swarm.hosts[0], run.swarm.hosts[3])
+    assert not run.swarm.links.carrier.is_cut(run.swarm.hosts[0], run.swarm.hosts[2])
     run.swarm.run_until(60.5)
-    assert not run.swarm.links.cut(run.swarm.hosts[0], run.swarm.hosts[3])
+    assert not run.swarm.links.carrier.is_cut(run.swarm.hosts[0], run.swarm.hosts[3])
 
 
 # -- stragglers ------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ def exchanges(size, rate, connections, seeds=11, count=20):
     for seed in range(1, seeds + 1):
         ends, now = [lossy(2 * seed), lossy(2 * seed + 1)], 0.0
         for end in ends:
-            end.wide_at, end.connections = 0.0, connections
+            end.striped_from, end.connections = 0.0, connections
         for _ in range(count):
             found.append(max(tcp.seconds(end, size, rate, RTT, now) for end in ends))
             now += found[-1] + 1.5
@@ -35,15 +35,15 @@ def exchanges(size, rate, connections, seeds=11, count=20):
 def test_a_link_is_wide_once_it_has_sent_enough_and_a_round_trip_or_three_later():
     tcp, line, now = Transport("cubic", connections=8), lossy(), 0.0
     line.back = lossy(2)
-    while line.wide_at == math.inf:
-        assert striping.of(line, now) == (line,)
+    while line.striped_from == math.inf:
+        assert striping.lines_for(line, now) == (line,)
         now += tcp.seconds(line, MB, MBIT_20, RTT, now) + 1.0
         assert now < 60.0
-    assert line.sent >= 1_000
+    assert line.sent_segments >= 1_000
     assert line.sending_s >= striping.SENDING_S
-    assert line.back.wide_at == line.wide_at, "a connection is one both ways"
-    assert len(striping.of(line, line.wide_at)) == 8
-    assert len({each.key for each in striping.of(line, line.wide_at)}) == 8
+    assert line.back.striped_from == line.striped_from, "a connection is one both ways"
+    assert len(striping.lines_for(line, line.striped_from)) == 8
+    assert len({each.key for each in striping.lines_for(line, line.striped_from)}) == 8
 
 
 @pytest.mark.parametrize(("congestion", "loss", "connections", "rtt"), [
@@ -54,8 +54,8 @@ def test_no_link_is_wide_where_nodes_open_none(congestion, loss, connections, rt
     tcp, line, now = Transport(congestion, connections=connections), lossy(loss=loss), 0.0
     for _ in range(30):
         now += tcp.seconds(line, MB, MBIT_20, rtt, now) + 1.0
-    assert line.wide_at == math.inf
-    assert line.lanes == []
+    assert line.striped_from == math.inf
+    assert line.more_lines == []
 
 
 def test_eight_connections_carry_what_one_does_in_a_fifth_of_the_time_and_no_more_than_the_rate():

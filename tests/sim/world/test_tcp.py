@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.world.line import Line
-from sim.world.tcp import ACKNOWLEDGES, PACKET_BYTES, SEGMENT_BYTES, Back, Transport, syn_again_s
+from sim.world.tcp import ACK_FACTOR, PACKET_BYTES, SEGMENT_BYTES, Back, Transport, syn_again_s
 
 PAGE = Path(__file__).parents[3] / "benchmarks" / "tcp_model.py"
 spec = importlib.util.spec_from_file_location("tcp_model", PAGE)
@@ -79,7 +79,7 @@ def test_without_a_round_trip_a_stream_takes_what_its_packets_take():
 def test_what_comes_the_other_way_costs_its_acknowledgements(congestion):
     backs = None, Back(line(), MBIT_20)
     one, both = (Transport(congestion).stream(line(), 1e7, MBIT_20, RTT, 0.0, back) for back in backs)
-    assert both.wire_bytes == pytest.approx(one.wire_bytes * ACKNOWLEDGES)
+    assert both.wire_bytes == pytest.approx(one.wire_bytes * ACK_FACTOR)
 
 
 def test_bbr_keeps_its_window_while_it_idles_and_cubic_does_not():

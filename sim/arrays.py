@@ -1,0 +1,14 @@
+"""Types of numpy arrays, by element; docstrings state the shapes."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["F32", "F64", "I64", "U64", "Flags"]
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+U64 = NDArray[np.uint64]
+Flags = NDArray[np.bool_]
