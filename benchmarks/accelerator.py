@@ -33,7 +33,7 @@ from torch import Tensor
 from benchmarks import accelerator_nodes
 from benchmarks.accelerator_device import LARGE, SMALL, Shape, accelerator, elements, progress, say, seconds, trainee
 from benchmarks.accelerator_nodes import Row
-from gossip.kernel import built
+from gossip.kernel import implementation
 from node.model.snapshot import ModelState
 
 STEPS = 4  # Training steps in which a copy's stall shows: longer than the copy.
@@ -133,7 +133,7 @@ def machine(simulated: bool) -> dict[str, Any]:
     return {
         "device": "simulated" if simulated else torch.cuda.get_device_name(), "cuda": torch.version.cuda,
         "torch": torch.__version__, "python": platform.python_version(), "cores": os.cpu_count(),
-        "kernel": built(), "date": datetime.now(UTC).date().isoformat(),
+        "kernel": implementation(), "date": datetime.now(UTC).date().isoformat(),
     }  # fmt: skip
 
 

@@ -166,7 +166,7 @@ def newcomers(dataset, seed, averaged, after):
     learners, averages = simulation.learners, Averages(simulation)
     matrix, random, mixes = learners.matrix, np.random.default_rng(seed), {}
     seen = defaultdict(list)
-    plain_adopt, plain_mixed, plain_joined = Boundary.adopt, learners.on_mixed, learners.on_weights_replaced
+    plain_adopt, plain_mixed, plain_joined = Boundary.apply_adoption, learners.on_mixed, learners.on_weights_replaced
 
     def adopt(boundary, adoption, visit, replaced):
         hosts = [host for host in simulation.swarm.hosts if not host.gone and host.peer.view.ready]
@@ -191,13 +191,13 @@ def newcomers(dataset, seed, averaged, after):
         mixes[row] = 0
         look(row)
 
-    learners.on_mixed, learners.on_weights_replaced, Boundary.adopt = mixed, joined, adopt
+    learners.on_mixed, learners.on_weights_replaced, Boundary.apply_adoption = mixed, joined, adopt
     end = watched(simulation, averages)
     try:
         seen["end"] = list(matrix[run(simulation, dataset)])
     finally:
         end()
-        Boundary.adopt = plain_adopt
+        Boundary.apply_adoption = plain_adopt
     return {place: 100 * learners.evaluate(np.stack(models))[1] for place, models in seen.items()}
 
 

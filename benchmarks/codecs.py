@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from gossip.codecs import ALIGN, CODECS, Spread
-from gossip.codecs.values import peaks
+from gossip.codecs.values import block_peaks
 
 DISAGREEMENT = 0.01  # standard deviation of the partner's difference, relative to that of the weights
 
@@ -38,8 +38,8 @@ def on_host(codec, weights, partner, chunk, rounds):
     """Measure a codec on the host; return bits a value, and the speeds of encode, quantised and decode in GB/s."""
     if codec.needs_spread:
         spread = Spread(weights.size)
-        spread.learn(peaks(partner - weights, ALIGN), np.zeros_like(spread.peaks))
-        codec = codec.bound(spread)
+        spread.learn(block_peaks(partner - weights, ALIGN), np.zeros_like(spread.peaks))
+        codec = codec.with_bounds(spread)
     cuts = [slice(first, min(first + chunk, weights.size)) for first in range(0, weights.size, chunk)]
     bodies = [bytearray(codec.encoded_bytes(cut.stop - cut.start)) for cut in cuts]
     out = np.empty(chunk, np.float32)

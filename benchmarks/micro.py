@@ -97,8 +97,8 @@ def transfers() -> dict[str, tuple[Work, str]]:
                 start = sender.position
                 _, body = sender.next_frame()
                 chunk = Chunk(1, start, sender.position - start, xxhash.xxh3_64_intdigest(body))
-                receiver.place(chunk, len(body))[:] = body
-                assert receiver.arrived(chunk)
+                receiver.begin_chunk(chunk, len(body))[:] = body
+                assert receiver.finish_chunk(chunk)
 
         rows[f"transfer {name}, {elements:,}"] = across, MEMORY if elements == LARGE else PYTHON
     return rows
@@ -113,10 +113,10 @@ def boundaries() -> dict[str, tuple[Work, str]]:
         boundary = Boundary(state, pool, KeptWeights(state))
 
         def mix(boundary=boundary, pool=pool):
-            boundary.want_snapshot(1)
+            boundary.request_snapshot(1)
             [(_, snapshot, _)] = boundary.visit(lambda vector: None).snapshots
             boundary.begin_update()
-            boundary.want_update(Update(snapshot))
+            boundary.deliver_update(Update(snapshot))
             for update in boundary.visit(lambda vector: None).updates:
                 pool.give(update.vector)
 
@@ -190,7 +190,7 @@ def main() -> None:
     works = {name: work for name, (work, _) in rows.items() if asked.only in name}
     found = measured(paces() | works, asked.rounds)
     found |= exchanges(asked.seconds, min(3, asked.rounds), lambda name: asked.only in name)
-    machine = {"python": platform.python_version(), "numpy": np.__version__, "kernel": kernel.built()}
+    machine = {"python": platform.python_version(), "numpy": np.__version__, "kernel": kernel.implementation()}
     if asked.save:
         BASELINE.write_text(
             json.dumps({"with": machine, "us": {k: round(v, 2) for k, v in found.items()}}, indent=1) + "\n"

@@ -59,10 +59,10 @@ def main() -> None:
         cut = None if positions[0] is None else Cut(part, positions[0])
 
         def mix(cut: Cut | None = cut) -> None:
-            boundary.want_snapshot(1, cut=cut)
+            boundary.request_snapshot(1, cut=cut)
             [(_, snapshot, _)] = boundary.visit(lambda vector: None).snapshots
             boundary.begin_update()
-            boundary.want_update(Update(snapshot, positions=None if cut is None else cut.positions))
+            boundary.deliver_update(Update(snapshot, positions=None if cut is None else cut.positions))
             for shift in boundary.visit(lambda vector: None).updates:
                 pool.give(shift.vector)
 

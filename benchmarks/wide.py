@@ -50,7 +50,7 @@ def doing(simulation: Simulation, host: Host) -> str:
             return word
     if states:
         return "ahead alone"
-    if host.boundary.owed or host.boundary.updates:
+    if host.boundary.pending_updates or host.boundary.arrived_updates:
         return "update"
     return "backing off" if host.peer.schedule.retry_at > host.events.now else "other"
 

@@ -438,7 +438,7 @@ class Peer:
         """Handle a snapshot. ``mass`` is what a push carries; ``moved`` how far local steps moved the model."""
         self.local.boundary_at = now
         if moved == moved and self.local.steps > self.moved_steps:  # Only once for each boundary.
-            self.exchanges.filter.moved(moved)
+            self.exchanges.filter.on_moved(moved)
             self.schedule.adapt_pace(self.exchanges.consensus_distance, moved / (self.local.steps - self.moved_steps))
             self.partners.pace = self.schedule.pace
             self.moved_steps = self.local.steps

@@ -10,7 +10,7 @@ import math
 import random
 from collections import deque
 
-from gossip.codecs import Machine, Taken, interval
+from gossip.codecs import ExchangeCost, Machine, mix_interval
 from gossip.config import Config
 
 __all__ = ["Schedule", "collision_delay_s"]
@@ -97,7 +97,7 @@ class Schedule:
                 self.latest_at = max(min(self.due_at, now) + (1 + jitter) * interval, now + interval / 4)
             self.due_at = min(self.earned_at, self.latest_at)
 
-    def adapt_interval(self, steps: int, boundary_at: float, exchange: Taken | None, machine: Machine) -> None:
+    def adapt_interval(self, steps: int, boundary_at: float, exchange: ExchangeCost | None, machine: Machine) -> None:
         """Choose the interval anew after a mix from the cost of exchanges, if the configuration leaves it open.
 
         Args:
@@ -114,7 +114,7 @@ class Schedule:
         if exchange is None or len(self.spans) < MIN_SPANS:
             return
         step_s = sorted(self.spans)[len(self.spans) // 2]
-        wanted = interval(step_s, exchange, machine, self.config.internal.mixing_share)
+        wanted = mix_interval(step_s, exchange, machine, self.config.internal.mixing_share)
         if not self.every / SAME <= wanted <= self.every * SAME:
             self.every = wanted
 

@@ -137,7 +137,7 @@ class ExchangeSimulation(RunningSimulation):
                 f"the fast level cannot represent the buffers of task.model = {scenario.task.model!r}",
             )
         weight = scenario.task.weight(learners.elements)
-        network, machine = build_network(scenario, weight), dataclasses.replace(COMPILED, weight=weight)
+        network, machine = build_network(scenario, weight), dataclasses.replace(COMPILED, element_weight=weight)
         self.level: ExchangeLevel = ExchangeLevel(scenario, names, network, learners, sessions_of(scenario), machine)
         self.measures = Measures(self.level, scenario, learners)
 
@@ -164,7 +164,7 @@ class Simulation(RunningSimulation):
         self.swarm = Swarm(
             seed, build_network(scenario, weight), with_scaled_deadlines(scenario.config, weight),
             trainer=self.learners if scenario.trains else None, ideal=is_ideal, parameters=self.learners.parameters,
-            machine=dataclasses.replace(COMPILED, weight=weight),
+            machine=dataclasses.replace(COMPILED, element_weight=weight),
         )  # fmt: skip
         self.swarm.timeline = timeline
         self.times = StepTimes(scenario.compute, seed, scenario.fleet)

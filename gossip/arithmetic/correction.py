@@ -4,12 +4,13 @@ Local steps move a node towards the optimum of its own data, and a mix moves it 
 displacement that mixes undo again and again is the pull of the node's own data. The node averages it in ``c`` and
 corrects its local steps by it:
 
-    c <- (1 - leak a) c + kappa a d       at each finished exchange, with a = r^2 l / n
+    c <- (1 - leak a) c + kappa a d       at each finished exchange, with the credit a = r^2 l / n
     x <- x + s c / H                      at each local step, with H steps in an interval
 
-``n`` is the mean number of intervals that both partners have trained since their last mixes, at least 1. ``l`` is the
-smaller of the two numbers, at most 1. ``r`` is the share of the difference that a filter left, usually 1: an attacker's
-pushes would add up in ``c`` (:func:`credit`). ``s`` is the share of ``c`` that is no noise (:func:`signal`).
+The code calls ``c`` the *pull*, ``a d`` a *lesson*, and ``s`` the *applied share*. ``n`` is the mean number of
+intervals that both partners have trained since their last mixes, at least 1. ``l`` is the smaller of the two numbers,
+at most 1. ``r`` is the share of the difference that a filter left, usually 1: an attacker's pushes would add up in
+``c`` (:func:`credit`). ``s`` is the share of ``c`` that is no noise (:func:`signal_share`).
 
 Both partners add exact negatives. So the sum of all ``c`` stays 0, and the swarm's mean takes the same path as without.
 ``c`` is a displacement, which follows the learning rate. It is scaled by the ratio of the current rate to the rate at
@@ -25,8 +26,8 @@ Each exchange takes away a tenth of ``c`` (:data:`LEAK`), so that about a third 
 live swarm cost it nine points.
 
 A node's pull changes as the node is corrected. With large local steps it grows as fast as the correction, without end:
-one node of 32 diverged at a learning rate that plain means bear. So the correction of a step is at most :data:`MOST` of
-the weights' norm. Where this limit takes effect, the sum is no longer 0.
+one node of 32 diverged at a learning rate that plain means bear. So the correction of a step is at most
+:data:`MAX_STEP_SHARE` of the weights' norm. Where this limit takes effect, the sum is no longer 0.
 
 The correction is applied a few times in an interval and not at each step, since each time costs a pass over the model.
 """
@@ -42,33 +43,30 @@ from numpy.typing import ArrayLike, NDArray
 from gossip.errors import ConfigError
 
 __all__ = [
-    "KEPT",
     "LEAK",
-    "MOST",
-    "NOISE",
-    "PARTS",
+    "LESSON_DECAY",
+    "MAX_STEP_SHARE",
+    "NOISE_SHARE",
+    "PARTS_PER_INTERVAL",
     "Correction",
     "check_correction",
     "correction_limit",
     "credit",
-    "mean_lesson",
-    "settled",
-    "spread",
+    "limit_pull",
+    "mean_lesson_sq",
+    "steps_between_parts",
 ]
 
 Floats = NDArray[np.float32]
 
-BLOCK_ELEMENTS = 32_768  # For one pass in numpy: its arrays of 128 KiB stay in cache.
-
-MOST_INTERVALS = 64.0  # The most intervals since its last mix that a partner may state.
-
-MOST = 1 / 256  # The longest correction of one step, as a share of the weights' norm.
-
-NOISE = 0.4  # The square of a correction that has learned only noise, as a share of the mean square of the lessons.
-KEPT = 0.9  # The share of the running mean that each exchange keeps.
-LEAK = 0.1  # The share of a correction that each exchange takes away: otherwise pushes in one direction would add up.
-
-PARTS = 4  # Parts per interval: a single one at the mix would spoil the model just after it.
+BLOCK_ELEMENTS = 32_768  # Elements of one pass in numpy: arrays of 128 KiB stay in cache.
+MAX_INTERVALS = 64.0  # Largest number of intervals since its last mix that a partner may state.
+MAX_STEP_SHARE = 1 / 256  # Longest correction of one step, as a share of the weights' norm.
+# Square of a correction that has learned only noise, as a share of the mean square of the lessons.
+NOISE_SHARE = 0.4
+LESSON_DECAY = 0.9  # Share of the lessons' running mean square that each exchange keeps.
+LEAK = 0.1  # Share of a correction that each exchange takes away: otherwise pushes in one direction would add up.
+PARTS_PER_INTERVAL = 4  # A single part at the mix would spoil the model just after it.
 
 
 def correction_limit(failing: float = 0.0, weight: float = 0.5) -> float:
@@ -90,12 +88,12 @@ def check_correction(kappa: float) -> None:
         )
 
 
-def spread(every: int) -> int:
-    """Return the local steps between two parts of the correction, for ``every`` steps in an interval."""
-    return max(1, every // PARTS)
+def steps_between_parts(interval_steps: int) -> int:
+    """Return the number of local steps between two parts of the correction, for an interval of that many steps."""
+    return max(1, interval_steps // PARTS_PER_INTERVAL)
 
 
-def ratio(now: float, then: float) -> float:
+def rate_ratio(now: float, then: float) -> float:
     """Return the factor for a correction that was learned at the rate ``then``, at the rate ``now``.
 
     It is 1 if a rate is unknown or not finite, or ``then`` is 0.
@@ -117,13 +115,13 @@ class Correction:
             the first exchange.
         rate: The current learning rate; NaN if unknown.
         version: The number of changes of ``pull``.
-        signal: The share of ``pull`` that is applied, since the rest may be noise.
+        applied_share: The share of ``pull`` that is applied, since the rest may be noise.
         zeros: Allocates ``pull``.
     """
 
     __slots__ = (
-        "_learned_at", "_lessons_sq", "every", "kappa", "parameters", "pull", "rate", "signal", "size", "version",
-        "zeros",
+        "_learned_at", "_lessons_sq", "applied_share", "interval_steps", "kappa", "parameters", "pull", "rate", "size",
+        "version", "zeros",
     )  # fmt: skip
 
     def __init__(self, size: int, parameters: int, kappa: float, every: int) -> None:
@@ -135,12 +133,12 @@ class Correction:
             kappa: The share of a mix's displacement that the correction takes up.
             every: Local steps in an interval.
         """
-        self.size, self.parameters, self.kappa, self.every = size, parameters, kappa, every
+        self.size, self.parameters, self.kappa, self.interval_steps = size, parameters, kappa, every
         self.pull: Floats | None = None
         self.zeros: Callable[[int], Floats] = fresh_zeros
         self.rate = self._learned_at = math.nan
         self.version = 0
-        self.signal = self._lessons_sq = 0.0
+        self.applied_share = self._lessons_sq = 0.0
 
     def learn(self, difference: Floats, weight: float, credit: float, own_sq: float, every: int = 0) -> None:
         """Learn from a finished exchange.
@@ -155,11 +153,11 @@ class Correction:
         share = self.kappa * weight * credit
         if share == 0.0:
             return
-        scale = ratio(self.rate, self._learned_at) * (1.0 - LEAK * credit)
+        scale = rate_ratio(self.rate, self._learned_at) * (1.0 - LEAK * credit)
         # The pull of an interval is proportional to its length.
-        if every and every != self.every:
-            scale *= every / self.every
-            self.every = every
+        if every and every != self.interval_steps:
+            scale *= every / self.interval_steps
+            self.interval_steps = every
         if self.pull is None:
             self.pull = self.zeros(self.size)
         self._learned_at = self.rate if 0.0 < self.rate < math.inf else self._learned_at
@@ -167,13 +165,18 @@ class Correction:
         lesson = difference[: self.parameters]
         add_scaled(pull, scale, lesson, share)
         lesson_sq = (weight * credit) ** 2 * float(lesson.dot(lesson))
-        self._lessons_sq = mean_lesson(self._lessons_sq * scale * scale, lesson_sq)
-        self.signal = settled(pull, own_sq, self.every, self._lessons_sq)
+        self._lessons_sq = mean_lesson_sq(self._lessons_sq * scale * scale, lesson_sq)
+        self.applied_share = limit_pull(pull, own_sq, self.interval_steps, self._lessons_sq)
         self.version += 1
 
-    def part(self, steps: int) -> float:
+    def step_factor(self, steps: int) -> float:
         """Return the factor of ``pull`` to add after ``steps`` local steps since the last addition."""
-        return self.signal * min(steps, self.every) / self.every * ratio(self.rate, self._learned_at)
+        return (
+            self.applied_share
+            * min(steps, self.interval_steps)
+            / self.interval_steps
+            * rate_ratio(self.rate, self._learned_at)
+        )
 
     def reset(self) -> None:
         """Forget everything: the weights were replaced."""
@@ -181,7 +184,7 @@ class Correction:
             self.pull.fill(0.0)
             self.version += 1
         self._learned_at = math.nan
-        self.signal = self._lessons_sq = 0.0
+        self.applied_share = self._lessons_sq = 0.0
 
 
 def credit(ours: ArrayLike, theirs: ArrayLike, taken: ArrayLike = 1.0) -> NDArray[np.float64]:
@@ -193,63 +196,63 @@ def credit(ours: ArrayLike, theirs: ArrayLike, taken: ArrayLike = 1.0) -> NDArra
 
     Args:
         ours: The intervals t that this side has trained since its last mix.
-        theirs: The partner's statement of its own. NaN counts as 1, and values are clipped at ``MOST_INTERVALS``. Both
+        theirs: The partner's statement of its own. NaN counts as 1, and values are clipped at ``MAX_INTERVALS``. Both
             sides of an exchange get the same result.
         taken: The share r of the difference that a filter left, from 0 to 1.
     """
-    one, other = known(ours), known(theirs)
+    one, other = clipped_intervals(ours), clipped_intervals(theirs)
     mean = np.maximum(1.0, (one + other) / 2)
     counts: NDArray[np.float64] = np.square(taken) * np.minimum(np.minimum(one, other), 1.0) / mean
     return counts
 
 
-def known(intervals: ArrayLike) -> NDArray[np.float64]:
-    """Return stated intervals clipped to their bounds."""
+def clipped_intervals(intervals: ArrayLike) -> NDArray[np.float64]:
+    """Return stated numbers of intervals clipped to [0, ``MAX_INTERVALS``], and 1 for NaN."""
     stated = np.asarray(intervals, np.float64)
-    return np.where(np.isnan(stated), 1.0, np.clip(stated, 0.0, MOST_INTERVALS))
+    return np.where(np.isnan(stated), 1.0, np.clip(stated, 0.0, MAX_INTERVALS))
 
 
-def settled(pull: Floats, own_sq: float, every: int, lessons_sq: float) -> float:
+def limit_pull(pull: Floats, own_sq: float, interval_steps: int, lessons_sq: float) -> float:
     """Shorten a correction to its limit in place, and return the share that is applied.
 
     Args:
         pull: The correction, float32 (parameters,).
         own_sq: ``|Q(s)|^2``, which bounds it.
-        every: Local steps in an interval.
+        interval_steps: Local steps in an interval.
         lessons_sq: The running mean square of the lessons.
     """
     pull_sq = float(pull.dot(pull))
-    within = shortening(pull_sq, own_sq, every)
-    if within == 0.0:
+    factor = limit_factor(pull_sq, own_sq, interval_steps)
+    if factor == 0.0:
         pull.fill(0.0)  # Multiplying infinities would leave NaN.
-    elif within < 1.0:
-        pull *= np.float32(within)
-    return signal(pull_sq * within * within, lessons_sq)
+    elif factor < 1.0:
+        pull *= np.float32(factor)
+    return signal_share(pull_sq * factor * factor, lessons_sq)
 
 
-def shortening(pull_sq: float, own_sq: float, every: int) -> float:
+def limit_factor(pull_sq: float, own_sq: float, interval_steps: int) -> float:
     """Return the factor, at most 1, that brings a correction of this squared length within its limit.
 
     It is 0 after an overflow.
     """
-    most = MOST * every * math.sqrt(max(own_sq, 0.0))
+    most = MAX_STEP_SHARE * interval_steps * math.sqrt(max(own_sq, 0.0))
     if math.isfinite(pull_sq):
         return 1.0 if pull_sq <= most * most else most / math.sqrt(pull_sq)
     return 0.0
 
 
-def mean_lesson(before: float, lesson_sq: float) -> float:
+def mean_lesson_sq(before: float, lesson_sq: float) -> float:
     """Return the running mean square of the lessons after one more; ``before`` is 0 for the first."""
-    return lesson_sq if before == 0.0 else KEPT * before + (1.0 - KEPT) * lesson_sq
+    return lesson_sq if before == 0.0 else LESSON_DECAY * before + (1.0 - LESSON_DECAY) * lesson_sq
 
 
-def signal(pull_sq: float, lessons_sq: float) -> float:
-    """Return the share of a correction that is applied: ``max(0, 1 - NOISE lessons_sq / pull_sq)``.
+def signal_share(pull_sq: float, lessons_sq: float) -> float:
+    """Return the share of a correction that is applied: ``max(0, 1 - NOISE_SHARE lessons_sq / pull_sq)``.
 
     Lessons without a common direction leave a correction of a tenth to two fifths of their mean square, which would
     move the node by noise. (The positive part of James and Stein's estimator, 1961.)
     """
-    return max(0.0, 1.0 - NOISE * lessons_sq / pull_sq) if 0.0 < pull_sq < math.inf else 0.0
+    return max(0.0, 1.0 - NOISE_SHARE * lessons_sq / pull_sq) if 0.0 < pull_sq < math.inf else 0.0
 
 
 def add_scaled(pull: Floats, scale: float, difference: Floats, share: float) -> None:

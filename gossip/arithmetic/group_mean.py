@@ -1,4 +1,4 @@
-"""The mean of a group's vectors, slice by slice, without the refused ones."""
+"""The mean of a group's vectors: their slices, the test that refuses broken rows, and the trimmed mean."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from gossip.arithmetic.mixing import difference
+from gossip.arithmetic.mixing import subtract
 from gossip.codecs import ALIGN
 from gossip.kernel.squares import squares
 
-__all__ = ["group_mean", "norm_accepts", "slices", "trimmed_mean"]
+__all__ = ["group_mean", "member_slices", "norm_refusal", "trimmed_mean"]
 
 Floats = NDArray[np.float32]
 
 
-def slices(elements: int, members: int) -> list[slice]:
-    """Return each member's slice of a vector: contiguous, equal up to rounding to whole blocks.
+def member_slices(elements: int, members: int) -> list[slice]:
+    """Return each member's slice of a vector: contiguous, and of equal length up to rounding to whole codec blocks.
 
     The last slice may be empty.
     """
@@ -28,37 +28,36 @@ def slices(elements: int, members: int) -> list[slice]:
     return [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def group_mean(parts: Floats, own: int, mean: Callable[[Floats], Floats], bound: float) -> tuple[Floats, list[int]]:
-    """Return the mean of ``parts``, and the places of the refused members.
+def group_mean(rows: Floats, own: int, mean: Callable[[Floats], Floats], bound: float) -> tuple[Floats, list[int]]:
+    """Return the mean of ``rows``, float32 (elements,), and the places of the refused members.
 
-    A row is refused if it is not finite, or further from the own row than the norm bound allows.
+    A row is refused if it is not finite, or further from our row than the norm bound allows.
 
     Args:
-        parts: One member's slice of all members' vectors, (members, elements).
-        own: The place of our own row.
+        rows: One slice of all members' vectors, float32 (members, elements).
+        own: The place of our row.
         mean: The filter's mean of the accepted rows.
-        bound: The norm bound.
+        bound: The norm bound of :func:`norm_refusal`.
     """
-    ours = parts[own]
+    ours = rows[own]
     own_sq = squares(ours)
-    kept, refused = [own], []
-    apart = np.empty_like(ours)
-    for place, theirs in enumerate(parts):
+    accepted, refused = [own], []
+    difference = np.empty_like(ours)
+    for place, theirs in enumerate(rows):
         if place == own:
             continue
-        if norm_accepts(difference(theirs, ours, apart)[0], own_sq, ours.size, bound) is None:
-            kept.append(place)
+        if norm_refusal(subtract(theirs, ours, difference)[0], own_sq, ours.size, bound) is None:
+            accepted.append(place)
         else:
             refused.append(place)
-    taken = parts[sorted(kept)] if refused else parts  # Copy only if some are left out.
-    return mean(taken), refused
+    return mean(rows[sorted(accepted)] if refused else rows), refused  # Copy rows only if some are refused.
 
 
-def norm_accepts(difference_sq: float, own_sq: float, size: int, bound: float) -> Literal["not-finite", "norm"] | None:
-    """Return None to accept a partner's vector, otherwise the reason's code.
+def norm_refusal(difference_sq: float, own_sq: float, size: int, bound: float) -> Literal["not-finite", "norm"] | None:
+    """Return the reason to refuse a partner's vector, or None to accept it.
 
-    ``difference_sq`` is ``|theirs - mine|^2`` and ``own_sq`` is ``|mine|^2``, both over ``size`` elements. It accepts
-    if
+    ``difference_sq`` is ``|theirs - mine|^2`` and ``own_sq`` is ``|mine|^2``, both over ``size`` elements. A vector is
+    accepted if
 
         |theirs - mine| <= bound * (|mine| + sqrt(size))
 

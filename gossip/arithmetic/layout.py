@@ -15,7 +15,7 @@ from gossip.errors import LayoutError, ProtocolError
 __all__ = ["Layout", "LayoutSummary", "Segment"]
 
 Kind = Literal["parameter", "buffer", "frozen"]
-SENT: Final[dict[Kind, bool | int]] = {"parameter": False, "buffer": True, "frozen": 2}
+WIRE_KINDS: Final[dict[Kind, bool | int]] = {"parameter": False, "buffer": True, "frozen": 2}
 """The wire value of each kind. The vector holds the kinds in this order."""
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
@@ -70,7 +70,7 @@ class Layout:
         LayoutError: The model is empty, a name occurs twice, or a dtype cannot be averaged.
     """
 
-    __slots__ = ("contents", "exchanged", "fingerprint", "parameters", "segments", "size")
+    __slots__ = ("contents_fingerprint", "exchanged", "fingerprint", "parameters", "segments", "size")
 
     segments: tuple[Segment, ...]
     size: int  # Elements of the whole vector.
@@ -78,20 +78,20 @@ class Layout:
     parameters: int  # Elements of the prefix of parameters.
     fingerprint: str  # 32 hexadecimal digits, equal exactly if names, order, shapes, dtypes and kinds are.
     # The fingerprint as if nothing were frozen. Checkpoints use it, so that they fit whichever tensors are frozen next.
-    contents: str
+    contents_fingerprint: str
 
     def __init__(self, segments: Iterable[Segment]) -> None:
         given = tuple(segments)
-        ordered = [segment for kind in SENT for segment in given if segment.kind == kind]
+        ordered = [segment for kind in WIRE_KINDS for segment in given if segment.kind == kind]
         names: set[str] = set()
         for segment in ordered:
             if segment.dtype not in FLOATS:
                 raise LayoutError(
-                    f"Tensor {_shown(segment.name)} is {segment.dtype}, which cannot be averaged: "
+                    f"Tensor {quoted(segment.name)} is {segment.dtype}, which cannot be averaged: "
                     f"use one of {', '.join(sorted(FLOATS))}."
                 )
             if segment.name in names:
-                raise LayoutError(f"Two tensors are named {_shown(segment.name)}: give each a name of its own.")
+                raise LayoutError(f"Two tensors are named {quoted(segment.name)}: give each a name of its own.")
             names.add(segment.name)
         size = sum(segment.size for segment in ordered)
         self.exchanged = sum(segment.size for segment in ordered if segment.kind != "frozen")
@@ -100,10 +100,12 @@ class Layout:
         self.segments = tuple(ordered)
         self.size = size
         self.parameters = sum(segment.size for segment in ordered if segment.kind == "parameter")
-        self.fingerprint = self.contents = fingerprint_of(ordered)
+        self.fingerprint = self.contents_fingerprint = fingerprint_of(ordered)
         if self.exchanged < size:
             thawed = [replace(segment, kind="parameter") for segment in given if segment.kind != "buffer"]
-            self.contents = fingerprint_of([*thawed, *(segment for segment in given if segment.kind == "buffer")])
+            self.contents_fingerprint = fingerprint_of(
+                [*thawed, *(segment for segment in given if segment.kind == "buffer")]
+            )
 
     def __eq__(self, other: object) -> bool:
         return self.segments == other.segments if isinstance(other, Layout) else NotImplemented
@@ -123,37 +125,39 @@ class Layout:
         sent: list[tuple[object, ...]] = []
         room = MAX_SUMMARY_BYTES - 64  # For the fingerprint and the two counts.
         for segment in self.segments:
-            room -= _packed_bytes(segment)
+            room -= packed_bytes(segment)
             unsendable = len(segment.name) > MAX_NAME_CHARACTERS or len(segment.shape) > MAX_DIMENSIONS
             if room < 0 or unsendable or len(sent) == MAX_SUMMARY_SEGMENTS:
                 break
-            sent.append((segment.name, segment.shape, segment.dtype, SENT[segment.kind]))
+            sent.append((segment.name, segment.shape, segment.dtype, WIRE_KINDS[segment.kind]))
         return (self.fingerprint, self.size, len(self.segments), tuple(sent))
 
     @staticmethod
     def parse(summary: object) -> LayoutSummary:
         """Parse a :meth:`summary`, checking every field; raise :class:`ProtocolError`."""
-        fingerprint, size, count, entries = _items(summary, 4, 4)
+        fingerprint, size, count, entries = checked_list(summary, 4, 4)
         if not isinstance(fingerprint, str) or not re.fullmatch("[0-9a-f]{32}", fingerprint):
             raise ProtocolError("A layout's fingerprint is not 32 hexadecimal digits.")
         parsed: list[Segment] = []
         room = MAX_SUMMARY_BYTES
-        for entry in _items(entries, 0, MAX_SUMMARY_SEGMENTS):
-            name, shape, dtype, sent = _items(entry, 4, 4)
+        for entry in checked_list(entries, 0, MAX_SUMMARY_SEGMENTS):
+            name, shape, dtype, sent = checked_list(entry, 4, 4)
             if not isinstance(name, str) or len(name) > MAX_NAME_CHARACTERS:
                 raise ProtocolError("A tensor's name is not text, or too long.")
-            kind = next((kind for kind, value in SENT.items() if type(sent) is type(value) and sent == value), None)
+            kind = next(
+                (kind for kind, value in WIRE_KINDS.items() if type(sent) is type(value) and sent == value), None
+            )
             if not isinstance(dtype, str) or dtype not in FLOATS or kind is None:
                 raise ProtocolError("A tensor's dtype or kind is not one that a layout holds.")
-            extents = tuple(_count(extent) for extent in _items(shape, 0, MAX_DIMENSIONS))
+            extents = tuple(checked_count(extent) for extent in checked_list(shape, 0, MAX_DIMENSIONS))
             segment = Segment(name, extents, dtype, kind)
-            room -= _packed_bytes(segment)
+            room -= packed_bytes(segment)
             if room < 0:
                 raise ProtocolError("A layout's summary is over its limit of 48 KiB.")
             parsed.append(segment)
-        if len(parsed) > _count(count):
+        if len(parsed) > checked_count(count):
             raise ProtocolError("A layout lists more tensors than it counts.")
-        return LayoutSummary(fingerprint, _count(size), _count(count), tuple(parsed))
+        return LayoutSummary(fingerprint, checked_count(size), checked_count(count), tuple(parsed))
 
     def difference(self, other: Layout | LayoutSummary) -> str:
         """Return a sentence for users on the first difference between this layout ("here") and the other ("there").
@@ -169,7 +173,7 @@ class Layout:
             if kind != ours.kind and "frozen" in (kind, ours.kind):
                 here, elsewhere = ("frozen" if one == "frozen" else "trained" for one in (ours.kind, kind))
                 return (
-                    f"Tensor {_shown(ours.name)} is {here} here and {elsewhere} there: freeze the same ones on every "
+                    f"Tensor {quoted(ours.name)} is {here} here and {elsewhere} there: freeze the same ones on every "
                     "node before its Node is made, or give every Node frozen=True."
                 )
         cut = isinstance(other, LayoutSummary) and len(there) < other.count
@@ -178,21 +182,21 @@ class Layout:
         for index, (ours, theirs) in enumerate(zip(self.segments, there, strict=False)):
             if ours.name != theirs.name:
                 if theirs.name not in our_names:
-                    return f"Tensor {_shown(theirs.name)} exists there and not here."
+                    return f"Tensor {quoted(theirs.name)} exists there and not here."
                 if ours.name not in their_names and not cut:
-                    return f"Tensor {_shown(ours.name)} exists here and not there."
-                return f"Tensor {index + 1} is {_shown(ours.name)} here and {_shown(theirs.name)} there."
+                    return f"Tensor {quoted(ours.name)} exists here and not there."
+                return f"Tensor {index + 1} is {quoted(ours.name)} here and {quoted(theirs.name)} there."
             for what, mine, its in (
                 ("shape", ours.shape, theirs.shape),
                 ("dtype", ours.dtype, theirs.dtype),
                 ("kind", ours.kind, theirs.kind),
             ):
                 if mine != its:
-                    return f"Tensor {_shown(ours.name)} has {what} {mine} here and {its} there."
+                    return f"Tensor {quoted(ours.name)} has {what} {mine} here and {its} there."
         if len(there) > len(self.segments):
-            return f"Tensor {_shown(there[len(self.segments)].name)} exists there and not here."
+            return f"Tensor {quoted(there[len(self.segments)].name)} exists there and not here."
         if not cut and len(there) < len(self.segments):
-            return f"Tensor {_shown(self.segments[len(there)].name)} exists here and not there."
+            return f"Tensor {quoted(self.segments[len(there)].name)} exists here and not there."
         count = other.count if isinstance(other, LayoutSummary) else len(there)
         return (
             f"The first {len(there)} tensors are the same and a later one differs "
@@ -206,24 +210,24 @@ def fingerprint_of(ordered: Iterable[Segment]) -> str:
     return hashlib.sha256(b"gossip layout 1\n" + text.encode()).hexdigest()[:32]
 
 
-def _shown(name: str) -> str:
+def quoted(name: str) -> str:
     """Return a name to print: quoted, with control characters escaped (any peer may send it), and truncated."""
     return repr(name if len(name) <= SHOWN_NAME_CHARACTERS else name[:SHOWN_NAME_CHARACTERS] + "...")
 
 
-def _packed_bytes(segment: Segment) -> int:
+def packed_bytes(segment: Segment) -> int:
     """Return an upper bound on one entry of the summary in msgpack."""
     extents = sum(1 if n < 1 << 7 else 3 if n < 1 << 16 else 5 if n < 1 << 32 else 9 for n in segment.shape)
     return 1 + 3 + len(segment.name.encode()) + 3 + extents + 1 + len(segment.dtype) + 1
 
 
-def _items(value: object, least: int, most: int) -> tuple[object, ...]:
+def checked_list(value: object, least: int, most: int) -> tuple[object, ...]:
     if not isinstance(value, tuple | list) or not least <= len(value) <= most:
         raise ProtocolError("A layout's summary has a list of the wrong length, or another value in its place.")
     return tuple(cast("tuple[object, ...]", value))
 
 
-def _count(value: object) -> int:
+def checked_count(value: object) -> int:
     if type(value) is not int or not 0 <= value <= MAX_EXTENT:  # A bool is an int too, but no count.
         raise ProtocolError("A layout's summary has a size that is not a number within limits.")
     return value

@@ -1,8 +1,8 @@
-"""Addition to large weights in training, and their copy, in one pass over memory.
+"""Addition to the live weights, and their copy, in one pass over memory.
 
-At a step boundary a training loop waits only for memory. One pass over 100 million elements does an addition, a copy of
-the result and a check that it is finite. It uses as many threads as the loop itself, whose cores are idle then. Without
-a compiler, torch's own calls are faster than numpy's.
+At a step boundary a training loop waits only for memory. So one pass does an addition, a copy of the result and a check
+that it is finite. It uses as many threads as the loop itself, whose cores are idle then. Without the compiled passes
+torch's own calls are faster than numpy's.
 """
 
 from __future__ import annotations
@@ -15,27 +15,34 @@ from numpy.typing import NDArray
 
 from gossip import kernel
 
-__all__ = ["add_read", "divided"]
+__all__ = ["add_read", "split_rows"]
 
-THREAD_ELEMENTS = 1 << 23  # Elements for each thread, which takes a hundred microseconds to start and to end.
-MOST_THREADS = 8  # More threads do not make memory faster.
+THREAD_ELEMENTS = 1 << 23  # Fewest elements of a thread, which takes a hundred microseconds to start and to end.
+MAX_THREADS = 8  # More threads do not make memory faster.
 
 Floats = NDArray[np.float32]
-Rows = list[tuple[Floats, Floats]]  # Weights, and as many elements of a vector.
+Rows = list[tuple[Floats, Floats]]  # Pieces of the weights, each with as many elements of a vector.
 
 
 def add_read(rows: Rows, weight: float | None = None, read: bool = True, threads: int = 1) -> bool:
-    """Set ``weights += weight vector`` (None adds nothing), then ``vector = weights`` if ``read``.
+    """Set ``weights += weight vector``, then ``vector = weights``, in one pass.
 
-    The arrays are one-dimensional and contiguous. The compiled passes are required.
+    Args:
+        rows: Pieces of the weights and of the vector, one-dimensional and contiguous.
+        weight: The factor of the vector; None adds nothing.
+        read: Copy the sum into the vector.
+        threads: The most threads to use.
 
     Returns:
-        True if all read values are finite.
+        True if all copied values are finite.
+
+    Raises:
+        AssertionError: The compiled passes are missing.
     """
     passes = kernel.passes
     assert passes is not None
     elements = sum(weights.size for weights, _ in rows)
-    threads = max(1, min(threads, MOST_THREADS, elements // THREAD_ELEMENTS))
+    threads = max(1, min(threads, MAX_THREADS, elements // THREAD_ELEMENTS))
     found = [True] * threads
 
     def work(number: int, share: Rows) -> None:
@@ -43,7 +50,7 @@ def add_read(rows: Rows, weight: float | None = None, read: bool = True, threads
             shift, out = None if weight is None else vector, vector if read else None
             found[number] &= passes.add_read(weights.size, weights, shift, out, 1.0 if weight is None else weight)
 
-    shares = list(divided(rows, -(-elements // threads)))
+    shares = list(split_rows(rows, -(-elements // threads)))
     others = [threading.Thread(target=work, args=item) for item in enumerate(shares)][1:]
     for one in others:
         one.start()
@@ -54,8 +61,8 @@ def add_read(rows: Rows, weight: float | None = None, read: bool = True, threads
     return all(found)
 
 
-def divided(rows: Rows, elements: int) -> Iterator[Rows]:
-    """Yield the same rows in shares of ``elements`` elements."""
+def split_rows(rows: Rows, elements: int) -> Iterator[Rows]:
+    """Yield the same rows in shares of ``elements`` elements; the last share may be smaller."""
     share: Rows = []
     left = elements
     for weights, vector in rows:

@@ -16,25 +16,26 @@ from numpy.typing import NDArray
 from gossip import kernel
 from gossip.arithmetic.correction import Correction, fresh_zeros
 from gossip.errors import ConfigError
-from gossip.kernel.squares import PIECE, summed
+from gossip.kernel.squares import PIECE, squares_numpy
 
 __all__ = [
     "OuterStep",
     "check_outer",
-    "difference",
-    "finite",
+    "is_finite",
     "outer_step",
-    "outer_step_beside",
+    "outer_step_overlapping",
     "pair_cap",
     "pair_weight",
     "push_mass",
     "stability_limit",
+    "subtract",
 ]
 
 Floats = NDArray[np.float32]
 
+# Elements of one pass of the outer step in numpy: five arrays of 128 KiB stay in cache, and one pass over memory
+# replaces eight.
 BLOCK_ELEMENTS = 32_768
-"""For the outer step in numpy: five arrays of 128 KiB stay in cache, one pass over memory instead of eight."""
 
 
 def pair_weight(gap: float, exponent: float, cap: float = 0.5) -> float:
@@ -68,7 +69,7 @@ def push_mass(mass: float, pushes: int, conserves: bool) -> tuple[float, float]:
     return given, mass - given
 
 
-def difference(
+def subtract(
     theirs: Floats, mine_quantised: Floats, out: Floats, before: tuple[float, float] = (0.0, 0.0)
 ) -> tuple[float, float]:
     """Set ``out = theirs - mine_quantised``; ``out`` may be ``theirs``.
@@ -80,17 +81,18 @@ def difference(
     """
     if kernel.passes is not None:
         return kernel.passes.difference(out.size, theirs, mine_quantised, out, *before)
-    apart_sq, own_sq = before
+    difference_sq, own_sq = before
     for first in range(0, out.size, PIECE):  # Sum each piece while it is in cache.
         piece = slice(first, first + PIECE)
         # No warnings: the result shows overflows.
         with np.errstate(all="ignore"):
             np.subtract(theirs[piece], mine_quantised[piece], out=out[piece])
-        apart_sq, own_sq = summed(out[piece], apart_sq), summed(mine_quantised[piece], own_sq)
-    return apart_sq, own_sq
+        difference_sq = squares_numpy(out[piece], difference_sq)
+        own_sq = squares_numpy(mine_quantised[piece], own_sq)
+    return difference_sq, own_sq
 
 
-def finite(values: Floats) -> bool:
+def is_finite(values: Floats) -> bool:
     """Return True if no element is NaN or infinite.
 
     A sum of squares checks this at memory speed; if it overflows, each element is checked.
@@ -123,7 +125,7 @@ def check_outer(alpha: float, beta: float, group: int = 2) -> None:
     if 0.0 < beta < limit:
         return
     # Round down, so that the named numbers work, and stay a hundredth of the limit away from it.
-    advice = f"use an outer_rate below {_down(0.99 * limit)}"
+    advice = f"use an outer_rate below {rounded_down(0.99 * limit)}"
     if group != 2:
         raise ConfigError(
             f"outer_rate {beta:g} with outer_momentum {alpha:g} drives groups of {group} apart, because it is not "
@@ -131,7 +133,7 @@ def check_outer(alpha: float, beta: float, group: int = 2) -> None:
         )
     advice += f" (least disagreement near {limit / 2:.3g})"
     if 0.0 < beta < 1.98:
-        advice += f" or an outer_momentum of at most {_down(math.sqrt(1.0 - beta / 1.98))}"
+        advice += f" or an outer_momentum of at most {rounded_down(math.sqrt(1.0 - beta / 1.98))}"
     raise ConfigError(
         f"outer_rate {beta:g} with outer_momentum {alpha:g} drives the nodes apart, because it is not between 0 and "
         f"2 (1 - outer_momentum^2): {advice}."
@@ -169,32 +171,32 @@ class OuterStep:
         self.zeros: Callable[[int], Floats] = fresh_zeros  # Allocates the two vectors.
 
     @property
-    def plain(self) -> bool:
+    def is_plain(self) -> bool:
         """Return True without momentum: a mix is the pair mean, and there is no state."""
         return self.alpha == 0.0 and self.beta == 1.0
 
     @property
-    def begun(self) -> bool:
-        """Return True if the weights from which mixing starts are known, or not needed."""
-        return self.plain or self._phi is not None
+    def has_weights(self) -> bool:
+        """Return True if ``phi`` is set, or not needed because a mix is the plain mean."""
+        return self.is_plain or self._phi is not None
 
-    def begin(self, vector: Floats) -> None:
-        """Start mixing from ``vector`` without a copy.
-
-        The outer step owns its first ``parameters`` elements from now on.
-        """
-        if self.plain:
+    def take_over(self, vector: Floats) -> None:
+        """Start mixing from ``vector`` without a copy: its first ``parameters`` elements become ``phi``."""
+        if self.is_plain:
             return
         self._phi = vector[: self.parameters]
         self._momentum = self.zeros(self.parameters)
 
-    def owns(self, vector: Floats) -> bool:
-        """Return True if :meth:`begin` took elements of this vector."""
+    def has_taken_over(self, vector: Floats) -> bool:
+        """Return True if :meth:`take_over` took elements of this vector."""
         return self._phi is not None and np.may_share_memory(self._phi, vector)
 
     def reset(self, vector: Floats) -> None:
-        """Start mixing from ``vector`` (at least ``parameters`` elements): at the start, after joining or settling."""
-        if self.plain:
+        """Start mixing from a copy of ``vector`` (at least ``parameters`` elements), without momentum.
+
+        Called at the start, and after joining or settling.
+        """
+        if self.is_plain:
             return
         if self._phi is None or self._momentum is None:
             self._phi = self.zeros(self.parameters)
@@ -208,14 +210,14 @@ class OuterStep:
             self.correction.reset()
         self.reset(vector)
 
-    def rest(self) -> None:
-        """Forget the momentum once training has ended: the next mix takes the plain mean."""
+    def forget_momentum(self) -> None:
+        """Set the momentum to 0 once training has ended: the next mix takes the plain mean."""
         if self._momentum is not None:
             self._momentum.fill(0.0)
 
     def shift(
         self, snapshot: Floats, difference: Floats, weight: float, positions: NDArray[np.int64] | None = None,
-        late: bool = False, plain: bool = False, since: Floats | None = None,
+        is_late: bool = False, plain: bool = False, added_since: Floats | None = None,
     ) -> Floats:  # fmt: skip
         """Return the float32 shift to ADD to the live vector for an exchange with ``difference = Q(p) - Q(s)``.
 
@@ -226,19 +228,19 @@ class OuterStep:
             difference: ``Q(p) - Q(s)``. It is overwritten and returned.
             weight: The pair's weight.
             positions: If given, the positions in the vector of the elements of ``snapshot`` and ``difference``.
-            late: A newer snapshot was mixed, so this one's local progress is already counted. The shift is then the
+            is_late: A newer snapshot was mixed, so this one's local progress is already counted. The shift is then the
                 plain difference. ``phi`` moves by it as the parameters do, so that it counts as no progress.
             plain: ``phi`` moves to the mean, and the momentum is not used.
-            since: The sum of other mixes' shifts after the snapshot, of the same elements. ``phi`` includes it, so that
-                ``snapshot + since - phi`` is the local progress that is not counted yet.
+            added_since: The sum of other mixes' shifts after the snapshot, of the same elements. ``phi`` includes it:
+                ``snapshot + added_since - phi`` is the local progress that is not counted yet.
         """
-        if self.plain:
+        if self.is_plain:
             difference *= np.float32(weight)
             return difference
-        if late:
+        if is_late:
             return self.shift_late(difference, weight, positions)
-        if since is not None:
-            return self.shift_beside(snapshot, difference, weight, positions, plain, since)
+        if added_since is not None:
+            return self.shift_overlapping(snapshot, difference, weight, positions, plain, added_since)
         if plain:
             return self.shift_plainly(snapshot, difference, weight, positions)
         if positions is not None:
@@ -252,6 +254,7 @@ class OuterStep:
         return difference
 
     def shift_late(self, difference: Floats, weight: float, positions: NDArray[np.int64] | None) -> Floats:
+        """Add the plain difference to ``phi`` too, so that it counts as no progress."""
         phi = self._phi
         assert phi is not None, "reset() before the first mix"
         difference *= np.float32(weight)
@@ -262,31 +265,33 @@ class OuterStep:
             phi[positions[:own]] += difference[:own]
         return difference
 
-    def shift_beside(
+    def shift_overlapping(
         self, snapshot: Floats, difference: Floats, weight: float, positions: NDArray[np.int64] | None, plain: bool,
-        since: Floats,
+        added_since: Floats,
     ) -> Floats:  # fmt: skip
+        """Shift for a mix that overlaps with others, which have added ``added_since`` after the snapshot."""
         phi, momentum = self._phi, self._momentum
         assert phi is not None, "reset() before the first mix"
         assert momentum is not None
         own = slice(self.parameters if positions is None else int(np.searchsorted(positions, self.parameters)))
         difference[own.stop :] *= np.float32(weight)
-        d, s, lacks = difference[own], snapshot[own], since[own]
+        d, s, added = difference[own], snapshot[own], added_since[own]
         if plain:
             d *= np.float32(weight)
-            phi[own if positions is None else positions[own]] = s + lacks + d
+            phi[own if positions is None else positions[own]] = s + added + d
         elif positions is None:
-            outer_step_beside(d, s, lacks, phi, momentum, weight, self.alpha, self.beta)
+            outer_step_overlapping(d, s, added, phi, momentum, weight, self.alpha, self.beta)
         else:
             places = positions[own]
             f, m = phi[places], momentum[places]
-            outer_step_beside(d, s, lacks, f, m, weight, self.alpha, self.beta)
+            outer_step_overlapping(d, s, added, f, m, weight, self.alpha, self.beta)
             phi[places], momentum[places] = f, m
         return difference
 
     def shift_plainly(
         self, snapshot: Floats, difference: Floats, weight: float, positions: NDArray[np.int64] | None
     ) -> Floats:
+        """Move ``phi`` to the mean without momentum."""
         phi = self._phi
         assert phi is not None, "reset() before the first mix"
         difference *= np.float32(weight)
@@ -298,7 +303,7 @@ class OuterStep:
         return difference
 
     def shift_at(self, snapshot: Floats, difference: Floats, weight: float, positions: NDArray[np.int64]) -> Floats:
-        """Shift some of the elements; the momentum of the others is not used."""
+        """Take the outer step for some of the elements; the momentum of the others stays as it is."""
         phi, momentum = self._phi, self._momentum
         assert phi is not None, "reset() before the first mix"
         assert momentum is not None
@@ -341,21 +346,21 @@ def outer_step(
         np.subtract(f, s, out=d)
 
 
-def outer_step_beside(
-    difference: Floats, snapshot: Floats, since: Floats, phi: Floats, momentum: Floats, weight: float, alpha: float,
-    beta: float,
+def outer_step_overlapping(
+    difference: Floats, snapshot: Floats, added_since: Floats, phi: Floats, momentum: Floats, weight: float,
+    alpha: float, beta: float,
 ) -> None:  # fmt: skip
-    """Apply the outer momentum step for a mix that overlaps with others, whose sum is ``since``.
+    """Apply the outer momentum step for a mix that overlaps with others, whose sum is ``added_since``.
 
-    The local progress ``snapshot + since - phi`` takes the step, and ``weight difference`` is added plainly. If several
-    differences from one disagreement had momentum, they would take the node beyond the mean. All arrays are contiguous.
-    ``difference`` becomes the shift to add to the live parameters.
+    The local progress ``snapshot + added_since - phi`` takes the step, and ``weight difference`` is added plainly. If
+    several differences from one disagreement had momentum, they would take the node beyond the mean. All arrays are
+    contiguous. ``difference`` becomes the shift to add to the live parameters.
     """
     w, a, b = np.float32(weight), np.float32(alpha), np.float32(beta)
     for start in range(0, len(difference), BLOCK_ELEMENTS):
         block = slice(start, start + BLOCK_ELEMENTS)
         d, f, m = difference[block], phi[block], momentum[block]
-        progress = snapshot[block] + since[block]
+        progress = snapshot[block] + added_since[block]
         progress -= f
         d *= w
         m *= a
@@ -366,14 +371,14 @@ def outer_step_beside(
         d -= progress
 
 
-def pair_cap(moving: int) -> float:
-    """Return the largest weight of a pair among ``moving`` concurrent exchanges: ``1 / (1 + moving)``.
+def pair_cap(exchanges: int) -> float:
+    """Return the largest weight of a pair if ``exchanges`` run at the same time: ``1 / (1 + exchanges)``.
 
-    So concurrent differences take less than about one vector in all, and no node overshoots.
+    So their differences take less than about one vector in all, and no node overshoots.
     """
-    return 1 / (1 + max(moving, 1))
+    return 1 / (1 + max(exchanges, 1))
 
 
-def _down(value: float) -> str:
+def rounded_down(value: float) -> str:
     """Return the value rounded down to three decimals, so that the named number is safe."""
     return f"{math.floor(value * 1000) / 1000:g}"

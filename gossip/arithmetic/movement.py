@@ -11,53 +11,61 @@ __all__ = ["Movement"]
 
 Floats = NDArray[np.float32]
 
-SAMPLED = 4_096  # Elements to sample: their sum of squares errs by 2 % if elements are alike, in microseconds.
+SAMPLED_ELEMENTS = 4_096  # Their sum of squares errs by 2 % if all elements are alike, and takes microseconds.
 
 
 class Movement:
-    """The movement of a vector of ``size`` elements by the training loop's own steps, without that of exchanges."""
+    """The movement of a vector of ``size`` elements by local steps alone.
+
+    A sample of elements is kept as it would be without further local steps: exchanges change the sample as they change
+    the vector. The difference from the sample of the next snapshot is what local steps did.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.every = slice(0, size, max(1, size // SAMPLED))
-        self.places = np.arange(0, size, self.every.step)
-        self.expected: Floats | None = None  # The sampled elements as they would be without local steps.
-
-    def added(self, shift: Floats, positions: NDArray[np.int64] | None = None, weight: float = 1.0) -> None:
-        """Account for an exchange's shift, times ``weight``.
-
-        ``shift`` is float32 of the whole vector, or of ``positions``, which are ascending and not empty.
-        """
-        if self.expected is None:
-            return
-        if positions is None:
-            self.expected += np.float32(weight) * shift[self.every]
-            return
-        among = np.minimum(np.searchsorted(positions, self.places), len(positions) - 1)
-        hit = positions[among] == self.places
-        self.expected[hit] += np.float32(weight) * shift[among[hit]]
+        self.sampled = slice(0, size, max(1, size // SAMPLED_ELEMENTS))
+        self.positions = np.arange(0, size, self.sampled.step)  # Positions of the sampled elements, int64 (sample,).
+        self.expected_sample: Floats | None = None  # The sampled elements as they would be without local steps.
 
     def sample(self, vector: Floats) -> Floats:
-        """Return the elements of a vector that :meth:`merged` needs."""
-        return vector[self.every].copy()
+        """Return a copy of the sampled elements of a whole vector: float32 (sample,)."""
+        return vector[self.sampled].copy()
 
-    def merged(self, sample: Floats, ratio: float) -> None:
-        """Account for ``x += ratio (vector - x)`` with another node's vector.
+    def measure(self, snapshot: Floats) -> float:
+        """Return the norm of the local steps since the last measurement; NaN at the first."""
+        return self.measure_sample(self.sample(snapshot))
 
-        It also shrinks the displacement by earlier local steps.
-        """
-        if self.expected is not None:
-            self.expected += np.float32(ratio) * (sample - self.expected)
-
-    def since(self, snapshot: Floats) -> float:
-        """Return the norm of the local steps since the last call; NaN at the first."""
-        return self.moved(self.sample(snapshot))
-
-    def moved(self, now: Floats) -> float:
-        """Return the same as :meth:`since` for a :meth:`sample`, which is kept and must not be changed."""
-        before, self.expected = self.expected, now
+    def measure_sample(self, now: Floats) -> float:
+        """Measure as :meth:`measure` does, from a :meth:`sample`, which is kept and must not be changed."""
+        before, self.expected_sample = self.expected_sample, now
         if before is None:
             return math.nan
         with np.errstate(all="ignore"):  # The weights of a diverging model may be infinite or NaN.
             moved = now - before
-            return math.sqrt(float(np.dot(moved, moved)) * self.size / len(self.places))
+            return math.sqrt(float(np.dot(moved, moved)) * self.size / len(self.positions))
+
+    def forget(self) -> None:
+        """Measure from the next snapshot on, because the weights were replaced by ones that were not sampled."""
+        self.expected_sample = None
+
+    def add_shift(self, shift: Floats, positions: NDArray[np.int64] | None = None, weight: float = 1.0) -> None:
+        """Account for ``x += weight shift`` of an exchange.
+
+        ``shift`` is float32 of the whole vector, or of ``positions``, which are ascending and not empty.
+        """
+        if self.expected_sample is None:
+            return
+        if positions is None:
+            self.expected_sample += np.float32(weight) * shift[self.sampled]
+            return
+        among = np.minimum(np.searchsorted(positions, self.positions), len(positions) - 1)
+        hit = positions[among] == self.positions
+        self.expected_sample[hit] += np.float32(weight) * shift[among[hit]]
+
+    def add_merge(self, sample: Floats, share: float) -> None:
+        """Account for ``x += share (vector - x)`` with another node's vector, of which ``sample`` is given.
+
+        It also shrinks the displacement by earlier local steps.
+        """
+        if self.expected_sample is not None:
+            self.expected_sample += np.float32(share) * (sample - self.expected_sample)

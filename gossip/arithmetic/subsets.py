@@ -1,8 +1,8 @@
 """The elements of the vector that one exchange mixes: all, a random share, or one fragment.
 
-Both sides take the same elements of their snapshots and mix them like a whole vector. So all that holds for a vector
-holds for a part. The part's mean is kept, and the other elements stay as they are. Positions are never sent: they
-follow from the session's number, or from the fragment's.
+The code calls these elements the *part* of an exchange. Both sides take the same elements of their snapshots and mix
+them like a whole vector: the part's mean is kept, and the other elements stay as they are. Positions are never sent:
+they follow from a seed, or from the fragment's number.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["ALL", "Fragments", "Subset", "fragments_of", "lasting_parts"]
 
 Positions = NDArray[np.int64]
 
-MOST_FRAGMENTS = 256
-LARGEST_RUN = 4_096  # Consecutive elements of one fragment: 16 KiB, so that extraction is a copy and not a search.
-LEAST_SHARE = 1e-6
-SEEDS = 2**32
-FORM = re.compile(
+MAX_FRAGMENTS = 256  # With more, a node would take hundreds of mixes to mix every element once.
+MAX_RUN_ELEMENTS = 4_096  # Consecutive elements of a fragment: 16 KiB, so that extraction is a copy and no search.
+MIN_SHARE = 1e-6  # Of a billion elements a thousand, a few kilobytes: less costs as much as the messages.
+SEED_COUNT = 2**32
+PATTERN = re.compile(
     r"all|mask ([0-9.]{1,20}(?:e-?[0-9]{1,2})?)(?: (0|[1-9][0-9]{0,9}))?|fragment ([0-9]{1,3})/([0-9]{1,3})"
 )
 
@@ -57,41 +57,44 @@ class Subset:
                 return f"fragment {self.index}/{self.count}"
         return f"mask {self.share:.6g}" + ("" if self.seed is None else f" {self.seed}")
 
-    def drawn(self, number: int) -> Subset:
-        """Return the part with a seed of its own, if it needs one."""
-        return replace(self, seed=number % SEEDS) if self.kind == "mask" else self
+    def with_seed(self, number: int) -> Subset:
+        """Return the part with this seed, modulo 2^32, if it is a mask."""
+        return replace(self, seed=number % SEED_COUNT) if self.kind == "mask" else self
 
     @classmethod
     def parse(cls, text: str) -> Subset | None:
-        """Parse a part; return None for anything that :meth:`__str__` does not write."""
-        part = read(text)
+        """Parse the wire form of a part; return None for any text that :meth:`__str__` does not write."""
+        part = parse_setting(text)
         return part if part is not None and str(part) == text else None
 
     def elements(self, size: int) -> int:
-        """Return the number of its elements in a vector of ``size``."""
+        """Return how many of the ``size`` elements of a vector belong to the part."""
         match self.kind:
             case "all":
                 return size
             case "fragment":
-                run = self.run(size)
+                run = self.run_elements(size)
                 whole, rest = divmod(size, run * self.count)
                 return whole * run + min(max(rest - self.index * run, 0), run)
         return max(1, math.ceil(self.share * size))
 
-    def run(self, size: int) -> int:
+    def run_elements(self, size: int) -> int:
         """Return the length of a fragment's runs.
 
         Small models get shorter runs, so that every fragment has eight of them and none is a layer of its own.
         """
-        return max(1, min(LARGEST_RUN, size // (8 * self.count)))
+        return max(1, min(MAX_RUN_ELEMENTS, size // (8 * self.count)))
 
     def positions(self, size: int, session: int) -> Positions | None:
-        """Return its ascending positions, int64 of :meth:`elements`; None for all."""
+        """Return the part's positions in a vector of ``size``, ascending int64 (elements,); None for all.
+
+        ``session`` seeds a mask that has no seed of its own.
+        """
         match self.kind:
             case "all":
                 return None
             case "fragment":
-                run = self.run(size)
+                run = self.run_elements(size)
                 starts = np.arange(self.index * run, size, run * self.count)
                 places = (starts[:, None] + np.arange(run)).reshape(-1)
                 return places[places < size]
@@ -112,15 +115,16 @@ ALL = Subset()
 
 
 class Fragments:
-    """The choice of the fragment that a node offers next: the one whose last mix, by either side, is oldest."""
+    """The fragments of a vector, ordered by their last mix: a node offers the one that was mixed longest ago."""
 
     def __init__(self, count: int) -> None:
         self.order = [Subset("fragment", 1 / count, index, count) for index in range(count)]
 
-    def next(self) -> Subset:
+    def next_fragment(self) -> Subset:
         return self.order[0]
 
-    def mixed(self, part: Subset) -> None:
+    def on_mixed(self, part: Subset) -> None:
+        """Note that this part was mixed, by an offer of ours or of another member."""
         if part in self.order:
             self.order.remove(part)
             self.order.append(part)
@@ -138,9 +142,9 @@ def lasting_parts(part: str, elements: int) -> list[Subset]:
     return [ALL] if fragments is None else fragments.order
 
 
-def read(text: str) -> Subset | None:
-    """Parse a part as a user may write it; a share keeps six digits."""
-    found = FORM.fullmatch(text)
+def parse_setting(text: str) -> Subset | None:
+    """Parse a part as a user may write it; return None if it is none. A share keeps six digits."""
+    found = PATTERN.fullmatch(text)
     if found is None:
         return None
     share, seed, index, count = found.groups()
@@ -150,25 +154,25 @@ def read(text: str) -> Subset | None:
         except ValueError:
             return None
         number = None if seed is None else int(seed)
-        right = LEAST_SHARE <= value <= 1 and (number is None or number < SEEDS)
+        right = MIN_SHARE <= value <= 1 and (number is None or number < SEED_COUNT)
         return Subset("mask", value, seed=number) if right else None
     if count is None:
         return ALL
     place, of = int(index), int(count)
-    return Subset("fragment", 1 / of, place, of) if place < of <= MOST_FRAGMENTS else None
+    return Subset("fragment", 1 / of, place, of) if place < of <= MAX_FRAGMENTS else None
 
 
 def check_part(text: str) -> None:
     """Raise :class:`ConfigError` unless ``text`` fits the setting ``part``: "all", "mask SHARE" or "fragments N"."""
     words = text.split(" ")
-    if words[0] == "fragments" and len(words) == 2 and words[1].isdecimal() and 2 <= int(words[1]) <= MOST_FRAGMENTS:
+    if words[0] == "fragments" and len(words) == 2 and words[1].isdecimal() and 2 <= int(words[1]) <= MAX_FRAGMENTS:
         return
-    meant = read(text)
+    meant = parse_setting(text)
     if meant is not None and meant.kind != "fragment" and meant.seed is None:
         if str(meant) == text:
             return
         raise ConfigError(f"part = {text!r} is not how a part is written: write {str(meant)!r}.")
     raise ConfigError(
         f"part = {text!r} cannot work: write 'all', 'mask 0.005' (a random share of the elements) or 'fragments 8' "
-        f"(of 2 to {MOST_FRAGMENTS}, one at a time)."
+        f"(of 2 to {MAX_FRAGMENTS}, one at a time)."
     )

@@ -1,7 +1,10 @@
-"""The averaging of one node: it performs the vector effects that Peer decides, and reports the results.
+"""The averager of one node: it performs the effects on vectors that a peer decides, and reports the results to it.
 
 It holds snapshots, averages in progress, the outer step, statistics of movement and distance, and the weights that a
 newcomer collects. It has no clock, thread or socket: a :class:`Driver` provides them and moves the bytes.
+
+Methods called ``request_...`` ask the step boundary for a copy, and ``on_...`` handle what comes back. Methods called
+``report_...`` tell the peer what happened, and the driver performs the effects that it returns.
 """
 
 from __future__ import annotations
@@ -9,18 +12,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from gossip.arithmetic.mixing import OuterStep, difference, finite
+from gossip.arithmetic.mixing import OuterStep, is_finite, subtract
 from gossip.arithmetic.movement import Movement
 from gossip.arithmetic.subsets import ALL, Subset, lasting_parts
 from gossip.averaging.all_reduce import GroupAverage
 from gossip.averaging.boundary import Adoption, Boundary, Visit
-from gossip.averaging.frozen import Copying, Hashing
-from gossip.averaging.jobs import Averaging, Beginning, Job, MakingRoom, Mixing, Reserving, TakingOver
-from gossip.averaging.model import finite_of, torn
+from gossip.averaging.frozen import CopyFrozenJob, HashFrozenJob
+from gossip.averaging.jobs import (
+    AdoptJob,
+    AllocatePieceJob,
+    AllocateSnapshotJob,
+    AverageSliceJob,
+    Driver,
+    MixJob,
+    PrepareOuterStepJob,
+)  # fmt: skip
+from gossip.averaging.model import is_torn, result_is_finite
 from gossip.averaging.pair import PairAverage
 from gossip.averaging.reports import Reports
 from gossip.averaging.vectors import Cut, Floats, Vector, Vectors
@@ -46,160 +57,159 @@ from gossip.effects import (
     UseLastSnapshot,
 )  # fmt: skip
 
-__all__ = ["PERFORM", "Averager", "Driver"]
-
-
-class Driver(Protocol):
-    """The services of a driver that an averager uses."""
-
-    @property
-    def now(self) -> float: ...
-    def perform(self, effects: list[Effect], /) -> None: ...
-    def soon(self, report: Callable[..., None], *arguments: object) -> None:
-        """Call ``report`` after the effects that are being performed."""
-
-    def compute(self, job: Job) -> None:
-        """Run the job and land it."""
-
-    def when_copied(self, visit: Visit, report: Callable[[Visit], None]) -> None:
-        """Report the visit when its copies are done."""
+__all__ = ["PERFORM", "Averager"]
 
 
 class Averager:
     """The averaging of one node. ``lock`` guards the outer step if jobs run in another thread than boundary visits."""
 
     __slots__ = (
-        "boundary", "config", "counted", "driver", "generation", "groups", "hashing", "joining", "lock", "movement",
-        "outer", "pairs", "part", "peer", "snapshots", "spreads", "vectors", "warned",
+        "boundary", "config", "counted_visit", "driver", "groups", "hash_job", "joining_vector", "lock", "movement",
+        "next_part", "outer_step", "outside_replacements", "pairs", "peer", "snapshots", "spreads", "vectors",
+        "warnings_shown",
     )  # fmt: skip
 
     def __init__(
-        self, peer: Reports, config: Config, boundary: Boundary, vectors: Vectors, outer: OuterStep, driver: Driver,
-        lock: AbstractContextManager[object] | None = None,
+        self, peer: Reports, config: Config, boundary: Boundary, vectors: Vectors, outer_step: OuterStep,
+        driver: Driver, lock: AbstractContextManager[object] | None = None,
     ) -> None:  # fmt: skip
-        self.peer, self.config, self.boundary, self.vectors, self.outer = peer, config, boundary, vectors, outer
-        self.driver = driver
+        self.peer, self.config, self.boundary, self.vectors = peer, config, boundary, vectors
+        self.outer_step, self.driver = outer_step, driver
         self.lock: AbstractContextManager[object] = nullcontext() if lock is None else lock
         self.snapshots: dict[int, Vector] = {}  # Snapshots by session.
-        self.pairs: dict[int, PairAverage] = {}
-        self.groups: dict[int, GroupAverage] = {}
-        self.joining: Vector | None = None  # Weights of another run, as far as they are collected.
-        self.generation = 0  # Number of times that the weights were replaced from outside.
-        self.counted = 0  # ``taken`` of the newest snapshot whose local progress is counted.
-        self.part = ALL  # Part of our next mix.
-        self.warned: set[str] = set()
-        self.hashing: Hashing | None = None  # The hash of the frozen weights in progress.
+        self.pairs: dict[int, PairAverage] = {}  # Pairs and pushes by session.
+        self.groups: dict[int, GroupAverage] = {}  # Groups by session.
+        self.joining_vector: Vector | None = None  # Weights of another run, as far as they have arrived.
+        self.outside_replacements = 0  # Number of times that the weights were replaced from outside (a checkpoint).
+        self.counted_visit = 0  # Number of the visit whose snapshot is the newest with its local progress counted.
+        self.next_part = ALL  # Part of our next mix.
+        self.warnings_shown: set[str] = set()
+        self.hash_job: HashFrozenJob | None = None  # The hash of the frozen weights in progress.
         size = peer.view.elements
         parts = lasting_parts(config.part, size) if needs_spread(config.codec_name) else []
+        # The distance to other members in each part, for codecs that need a bound on it.
         self.spreads = {part: Spread(part.elements(size)) for part in parts}
         self.movement = Movement(size) if config.watches_movement else None
 
-    def begin(self, weights: Floats) -> None:
-        """Count local steps from these weights on."""
+    def start_movement(self, weights: Floats) -> None:
+        """Measure how far local steps move the model from these weights on: float32 (elements,)."""
         if self.movement is not None:
-            self.begin_at(self.movement.sample(weights))
+            self.start_movement_at(self.movement.sample(weights))
 
-    def begin_at(self, sample: Floats) -> None:
-        """Count local steps from weights whose sampled elements are ``sample``."""
+    def start_movement_at(self, sample: Floats) -> None:
+        """Measure movement from weights whose sampled elements are ``sample``."""
         if self.movement is not None:
-            self.boundary.sampled = self.movement.places
-            self.movement.moved(sample)
+            self.boundary.sampled_positions = self.movement.positions
+            self.movement.measure_sample(sample)
 
-    def replaced(self, weights: Floats) -> None:
+    def on_weights_replaced(self, weights: Floats) -> None:
         """Restart the outer step from weights that replaced others in the training loop."""
         with self.lock:
-            self.outer.replace(weights)
+            self.outer_step.replace(weights)
 
-    def forget(self) -> None:
+    def forget_old_weights(self) -> None:
         """Drop all that was meant for weights that were replaced from outside (a checkpoint)."""
-        self.generation += 1
-        self.joining = None
-        self.vectors.forget()
-        self.boundary.forget()
+        self.outside_replacements += 1
+        self.joining_vector = None
+        self.vectors.forget_snapshot()
+        self.boundary.forget_old_weights()
 
-    # -- effects -------------------------------------------------------------------------------------------------
     def perform(self, effect: Effect) -> None:
         """Perform an effect of vectors alone. Raises KeyError for an effect that needs the driver."""
         PERFORM[type(effect)](self, effect)
 
     # -- snapshots -----------------------------------------------------------------------------------------------
-    def snapshot(self, effect: Snapshot) -> None:
-        self.want(effect.session, effect.pushes, self.cut(effect.part, effect.session))
+    def request_snapshot(self, effect: Snapshot) -> None:
+        self.request_copy(effect.session, effect.pushes, self.cut_of(effect.part, effect.session))
 
-    def want(self, session: int, pushes: int = 0, cut: Cut | None = None) -> None:
-        """Request a snapshot at the next boundary, in memory that exists by then; a pending update brings its own."""
+    def request_copy(self, session: int, pushes: int = 0, cut: Cut | None = None) -> None:
+        """Request a snapshot at the next boundary, in memory that exists by then.
+
+        A pending update brings memory of its own, which the snapshot can use.
+
+        Args:
+            session: Session of the snapshot.
+            pushes: Number of partners that the snapshot is pushed to; 0 if it is exchanged.
+            cut: The elements to copy; None for all.
+        """
         boundary = self.boundary
-        if boundary.owed or self.vectors.at_hand(boundary.copied_elements(cut)):
-            boundary.want_snapshot(session, None, pushes, cut)
+        if boundary.pending_updates or self.vectors.has_free(boundary.copied_elements(cut)):
+            boundary.request_snapshot(session, None, pushes, cut)
         else:
-            self.driver.compute(Reserving(self, session, pushes, cut))
+            self.driver.run_job(AllocateSnapshotJob(self, session, pushes, cut))
 
-    def copy_piece(self, effect: CopyPiece) -> None:
-        """Copy a piece for a newcomer, once there is memory for it."""
-        self.driver.compute(MakingRoom(self, effect))
+    def request_piece(self, effect: CopyPiece) -> None:
+        """Copy a piece for a newcomer at a boundary, once there is memory for it."""
+        self.driver.run_job(AllocatePieceJob(self, effect))
 
-    def cut(self, part: Subset, session: int) -> Cut | None:
-        """Return the cut of a part, None for all elements."""
-        expected = self.boundary.expected
-        if expected is not None and expected.part == part:
-            return expected
+    def cut_of(self, part: Subset, session: int) -> Cut | None:
+        """Return the elements of a part, None for all; ``session`` seeds a mask that has no seed of its own."""
+        next_cut = self.boundary.next_cut
+        if next_cut is not None and next_cut.part == part:
+            return next_cut
         positions = part.positions(self.peer.view.elements, session)
         return None if positions is None else Cut(part, positions)
 
-    def expect(self, part: Subset) -> None:
+    def prepare_next_part(self, part: Subset) -> None:
         """Draw the positions of our next mix's part now, as that takes as long as the copy when the mix is due."""
-        if part is not self.part:
-            self.part = part
-            self.boundary.expected = self.cut(part, 0)
+        if part is not self.next_part:
+            self.next_part = part
+            self.boundary.next_cut = self.cut_of(part, 0)
 
-    def snapshotted(self, session: int, vector: Vector, mass: float) -> None:
-        """Take the copy that a session requested, or return it to the pool if the session has ended."""
+    def on_snapshot(self, session: int, vector: Vector, mass: float) -> None:
+        """Take the copy that a session requested, or return it to the pool if the session has ended.
+
+        Args:
+            session: The session that requested the copy.
+            vector: The copy.
+            mass: The push-sum mass that it took from the model; 0 if it is exchanged.
+        """
         peer, driver = self.peer, self.driver
         if not peer.view.needs_snapshot(session):
             if mass > 0 and self.config.conserves:  # The session has ended, so this mass comes back.
-                self.decide(Mixing(self, vector, None, None, Merge(session, mass)))
+                self.start_mixing(MixJob(self, vector, None, None, Merge(session, mass)))
             else:
                 self.vectors.give(vector)
             return
-        if session in self.snapshots:  # The session has a snapshot already.
+        if session in self.snapshots:
             self.vectors.give(vector)
             return
         self.snapshots[session] = vector
-        if not sound(vector):
+        if not is_sound(vector):
             driver.perform(peer.on_spoiled(session, driver.now))
             return
         moved, movement = math.nan, self.movement
-        if vector.cut is None and not vector.passing:
-            self.vectors.keep(vector)
-            moved = math.nan if movement is None else movement.since(vector.array)
+        if vector.cut is None and not vector.is_transient:
+            self.vectors.keep_snapshot(vector)
+            moved = math.nan if movement is None else movement.measure(vector.array)
         elif vector.cut is not None and movement is not None:
-            moved = movement.moved(vector.array[vector.elements :].copy())
+            moved = movement.measure_sample(vector.array[vector.elements :].copy())
         driver.perform(peer.on_snapshotted(session, driver.now, mass, moved))
 
-    def recall(self, effect: UseLastSnapshot) -> None:
+    def use_last_snapshot(self, effect: UseLastSnapshot) -> None:
         """Give a session the newest snapshot, or that of the next boundary if there is none."""
-        vector = self.vectors.recall()
+        vector = self.vectors.take_last_snapshot()
         if vector is None:
             if effect.session not in self.boundary.requests:
-                self.want(effect.session)
+                self.request_copy(effect.session)
             return
-        self.boundary.cancel(effect.session)
+        self.boundary.cancel_snapshot(effect.session)
         self.snapshots[effect.session] = vector
-        self.driver.soon(self.recalled, effect.session)
+        self.driver.call_soon(self.report_recalled, effect.session)
 
-    def recalled(self, session: int) -> None:
+    def report_recalled(self, session: int) -> None:
         vector = self.snapshots.get(session)
         if vector is not None:
-            report = self.peer.on_recalled if sound(vector) else self.peer.on_spoiled
+            report = self.peer.on_recalled if is_sound(vector) else self.peer.on_spoiled
             self.driver.perform(report(session, self.driver.now))
 
     def copy_frozen(self, effect: CopyFrozen) -> None:
         """Copy frozen weights for a newcomer, without waiting for a boundary, as they do not change."""
-        self.driver.compute(Copying(self, effect))
+        self.driver.run_job(CopyFrozenJob(self, effect))
 
     def hash_frozen(self, effect: HashFrozen) -> None:
-        self.hashing = Hashing(self, effect)
-        self.driver.compute(self.hashing)
+        self.hash_job = HashFrozenJob(self, effect)
+        self.driver.run_job(self.hash_job)
 
     def rename(self, effect: Rename) -> None:
         """Move a snapshot to the session of the next partner that is asked."""
@@ -208,7 +218,8 @@ class Averager:
             self.snapshots[effect.to] = snapshot
 
     def release(self, session: int) -> None:
-        self.boundary.cancel(session)
+        """Return a session's vectors to the pool, and forget its request."""
+        self.boundary.cancel_snapshot(session)
         average = self.pairs.pop(session, None) or (self.groups.pop(session, None) if self.groups else None)
         if average is not None:
             average.release()
@@ -217,25 +228,28 @@ class Averager:
             self.vectors.give(snapshot)
 
     # -- averages ------------------------------------------------------------------------------------------------
-    def transfer(self, effect: Transfer) -> PairAverage | str:
-        """Return the average that the session's streams work on, or for :meth:`fail` the reason why there is none."""
+    def begin_pair(self, effect: Transfer) -> PairAverage | str:
+        """Return the average that the session's streams work on, or the reason why there is none.
+
+        The driver passes the reason to :meth:`report_failed_soon`.
+        """
         snapshot = self.snapshots.get(effect.session)
         if snapshot is None:
             return "layout"
         codec = get_codec(effect.codec)
-        spread = self.spreads.get(ALL if snapshot.cut is None else snapshot.cut.part)
+        spread = self.spreads.get(snapshot.part)
         if codec.needs_spread:
-            if spread is None or not spread.known:  # Reported like a difference beyond its bound.
+            if spread is None or not spread.is_known:  # Reported like a difference beyond its bound.
                 return "overflow"
-            codec = codec.bound(spread)
+            codec = codec.with_bounds(spread)
         pair = self.pairs[effect.session] = PairAverage(effect, snapshot, codec, spread, self.vectors)
         return pair
 
-    def streamed(self, pair: PairAverage) -> None:
+    def report_streamed(self, pair: PairAverage) -> None:
         """Report that the partner's vector is complete."""
         self.driver.perform(self.peer.on_streamed(pair.session, pair.difference_sq, pair.own_sq, self.driver.now))
 
-    def gather(self, effect: Gather) -> GroupAverage | str:
+    def begin_group(self, effect: Gather) -> GroupAverage | str:
         """Return the group's average for its streams, the same at every call, or the reason why there is none."""
         group = self.groups.get(effect.session)
         if group is None:
@@ -246,23 +260,23 @@ class Averager:
             self.groups[effect.session] = group
         return group
 
-    def average(self, group: GroupAverage, averaged: Callable[[], None]) -> None:
-        """Compute the mean of our slice once all of it is here, then call ``averaged``."""
+    def average_slice(self, group: GroupAverage, on_averaged: Callable[[], None]) -> None:
+        """Compute the mean of our slice once all of it is here, then call ``on_averaged``."""
         if group.can_average:
-            group.averaging = True
-            self.driver.compute(Averaging(self, group, averaged))
+            group.is_averaging = True
+            self.driver.run_job(AverageSliceJob(self, group, on_averaged))
 
-    def gathered(self, group: GroupAverage) -> None:
+    def report_gathered(self, group: GroupAverage) -> None:
         """Report the group's means once all are here."""
-        if group.complete and not group.told:
-            group.told = True
+        if group.is_complete and not group.is_reported:
+            group.is_reported = True
             self.driver.perform(self.peer.on_gathered(group.session, *group.outcome(), self.driver.now))
 
-    def fail(self, session: int, code: str) -> None:
+    def report_failed_soon(self, session: int, code: str) -> None:
         """Report streams that cannot begin as failed, after the effects that are being performed."""
-        self.driver.soon(self.failed, session, code)
+        self.driver.call_soon(self.report_failed, session, code)
 
-    def failed(self, session: int, code: str) -> None:
+    def report_failed(self, session: int, code: str) -> None:
         self.driver.perform(self.peer.on_failed(session, code, self.driver.now))
 
     # -- results -------------------------------------------------------------------------------------------------
@@ -276,11 +290,11 @@ class Averager:
         if snapshot is None:
             return False
         if pair is not None:
-            pair.learn()
-        taken = average.take_difference()
+            pair.learn_distance()
+        difference = average.take_difference()
         positions = None if pair is None else pair.positions
         own_sq = 0.0 if pair is None else pair.own_sq
-        self.decide(Mixing(self, snapshot, taken, positions, effect, own_sq))
+        self.start_mixing(MixJob(self, snapshot, difference, positions, effect, own_sq))
         return True
 
     def merge(self, effect: Merge) -> bool:
@@ -288,212 +302,198 @@ class Averager:
         pair, snapshot = self.pairs.get(effect.session), self.snapshots.pop(effect.session, None)
         if snapshot is None:
             return False
-        theirs = None if pair is None else pair.take_difference()
-        self.decide(Mixing(self, snapshot, theirs, None, effect))
-        return theirs is not None
+        difference = None if pair is None else pair.take_difference()
+        self.start_mixing(MixJob(self, snapshot, difference, None, effect))
+        return difference is not None
 
-    def decide(self, mixing: Mixing) -> None:
+    def start_mixing(self, job: MixJob) -> None:
         self.boundary.begin_update()
-        if mixing.mass is None and not self.outer.plain:
-            self.order(mixing)
-        self.driver.compute(mixing)
-
-    def order(self, mixing: Mixing) -> None:
-        """Count local progress once in overlapping mixes: a mix older than the newest counted one counts none of it."""
-        snapshot = mixing.snapshot
-        mixing.since, mixing.late = snapshot.since, snapshot.taken < self.counted
-        self.counted = max(self.counted, snapshot.taken)
-        part = None if snapshot.cut is None else snapshot.cut.part
-        lacking = {
-            id(other): other for session, other in self.snapshots.items()
-            if other.taken >= self.counted and (None if other.cut is None else other.cut.part) == part
-            and not (other.passing or self.peer.view.has_donation(session))
-        }  # fmt: skip
-        for other in lacking.values():
-            new = other.since is None
-            if other.since is None:
-                other.since = self.vectors.take(snapshot.elements)
-            other.since.users += 1
-            mixing.later.append((other.since, new))
+        if job.mass is None and not self.outer_step.is_plain:
+            job.count_progress_once()
+        self.driver.run_job(job)
 
     # -- joining -------------------------------------------------------------------------------------------------
-    def collect(self, effect: ReceivePiece) -> Floats:
-        """Return the vector that collects the pieces of another run's weights."""
-        joining = self.joining
-        if joining is None or joining.array.size != effect.size:
-            # The outer step takes over a mapped vector if it has none yet. Neither kind goes back before its adoption:
-            # a link may still write to a vector that was given up.
-            lent = self.outer.begun and effect.size == self.peer.view.elements
-            joining = self.joining = self.vectors.take(effect.size) if lent else self.vectors.mapped(effect.size)
-        return joining.array
+    def joining_array(self, effect: ReceivePiece) -> Floats:
+        """Return the array that collects the pieces of another run's weights: float32 (effect.size,)."""
+        vector = self.joining_vector
+        if vector is None or vector.array.size != effect.size:
+            # The outer step takes over a mapped vector if it has none yet. Neither kind is given back before its
+            # adoption: a link may still write to a vector that was given up.
+            from_pool = self.outer_step.has_weights and effect.size == self.peer.view.elements
+            take = self.vectors.take if from_pool else self.vectors.take_mapped
+            vector = self.joining_vector = take(effect.size)
+        return vector.array
 
-    def take_piece(self, effect: ReceivePiece, values: Floats) -> bool:
+    def store_piece(self, effect: ReceivePiece, values: Floats) -> bool:
         """Store a whole piece, or compare it with the vector. Return False if the piece is not finite."""
-        held = self.collect(effect)[effect.start : effect.stop]
-        if not finite(values):
+        held = self.joining_array(effect)[effect.start : effect.stop]
+        if not is_finite(values):
             return False
         peer, driver = self.peer, self.driver
         if effect.compare:
-            sums = difference(values, held, np.empty_like(held))
+            sums = subtract(values, held, np.empty_like(held))
             driver.perform(peer.on_compared(effect.session, *sums, driver.now))
         else:
             held[:] = values
             driver.perform(peer.on_collected(effect.session, effect.stop, driver.now))
         return True
 
-    def serve(self, effect: Serve) -> Vector | None:
+    def served_snapshot(self, effect: Serve) -> Vector | None:
         """Return the snapshot that holds a newcomer's piece, or None."""
         snapshot = self.snapshots.get(effect.session)
-        return snapshot if snapshot is not None and snapshot.holds(effect.start, effect.stop) else None
+        return snapshot if snapshot is not None and snapshot.has_piece(effect.start, effect.stop) else None
 
     def adopt(self, effect: Adopt) -> None:
-        assert self.joining is not None, "nothing was collected"
+        assert self.joining_vector is not None, "nothing was collected"
         adoption = Adoption(
-            self.joining.array, effect.optimizer_keys, effect.optimizer_scalars, effect.trial, effect.frozen
+            self.joining_vector.array, effect.optimizer_keys, effect.optimizer_scalars, effect.trial, effect.frozen
         )
-        self.driver.compute(TakingOver(self, adoption))  # Queued behind mixes of the old weights.
+        self.driver.run_job(AdoptJob(self, adoption))  # Queued behind mixes of the old weights.
 
     def confirm(self, effect: Confirm) -> None:
-        self.boundary.kept.forget()
+        self.boundary.backup.forget()
 
     def restore(self, effect: Restore) -> None:
-        self.boundary.want_restore()
+        self.boundary.request_restore()
 
-    # -- the training loop ---------------------------------------------------------------------------------------
-    def visited(self, visit: Visit | None, steps: int, samples: int, loss: float | None) -> None:
-        """Report a visit of the training loop to its boundary, after ``steps`` steps."""
+    # -- visits of the training loop -------------------------------------------------------------------------------
+    def on_visit(self, visit: Visit | None, steps: int, samples: int, loss: float | None) -> None:
+        """Report a visit of the training loop to its boundary, after ``steps`` steps; None if nothing was to do."""
         peer, driver = self.peer, self.driver
-        if visit is not None and visit.replaced:
+        if visit is not None and visit.has_replaced:
             peer.update_counts(steps, samples)
-            self.weights_replaced(visit)
+            self.report_replacement(visit)
         driver.perform(peer.on_stepped(steps, samples, loss, driver.now))  # First: an Offer states the model's age.
         if visit is not None:
-            self.updated(visit)
+            self.use_copies(visit)
 
-    def weights_replaced(self, visit: Visit) -> None:
+    def report_replacement(self, visit: Visit) -> None:
+        """Report weights that were adopted, restored, or could not be backed up before an adoption."""
         peer, driver, movement = self.peer, self.driver, self.movement
         if visit.adopted or visit.restored:
-            self.vectors.forget()
-        if visit.adopted and self.joining is None and self.boundary.kept.holds:
-            self.boundary.want_restore()  # The averager that began the trial is gone: no peer can judge it.
+            self.vectors.forget_snapshot()
+        if visit.adopted and self.joining_vector is None and self.boundary.backup.holds:
+            self.boundary.request_restore()  # The averager that began the trial is gone: no peer can judge it.
         if visit.adopted:
-            joining, self.joining = self.joining, None
-            if joining is not None:
+            vector, self.joining_vector = self.joining_vector, None
+            if vector is not None:
                 if movement is not None:
-                    movement.since(joining.array)
-                if self.outer.owns(joining.array):
-                    driver.compute(Beginning(self, joining))
+                    movement.measure(vector.array)
+                if self.outer_step.has_taken_over(vector.array):
+                    driver.run_job(PrepareOuterStepJob(self, vector))
                 else:
-                    self.vectors.give(joining)
-            driver.perform(peer.on_adopted(driver.now, *visit.apart))
-        if visit.not_kept:
-            self.joining = None
-            text = f"The weights were not replaced, since they could not be kept: {visit.not_kept}"
+                    self.vectors.give(vector)
+            driver.perform(peer.on_adopted(driver.now, *visit.trial_distance))
+        if visit.backup_failure:
+            self.joining_vector = None
+            text = f"The weights were not replaced, since they could not be kept: {visit.backup_failure}"
             driver.perform([Notice("kept", text)])
             driver.perform(peer.on_not_kept(driver.now))
         if visit.restored:
             if movement is not None:
-                movement.expected = None  # No snapshot holds the weights that came back.
+                movement.forget()  # No snapshot holds the weights that came back.
             driver.perform(peer.on_restored(driver.now))
 
-    def updated(self, visit: Visit) -> None:
+    def use_copies(self, visit: Visit) -> None:
         """Use the copies of a visit once they are done; its updates are in the model."""
         if visit.copies:
-            self.driver.when_copied(visit, self.copied)
+            self.driver.await_copies(visit, self.on_copied)
         else:
-            self.copied(visit)
+            self.on_copied(visit)
 
-    def copied(self, visit: Visit) -> None:
+    def on_copied(self, visit: Visit) -> None:
+        """Pass the finished copies of a visit to the sessions that requested them."""
         boundary = self.boundary
-        for update, ratio in zip(visit.updates, visit.ratios, strict=True):
-            if update.sample is not None and self.movement is not None and not visit.adopted:
-                self.movement.merged(update.sample, ratio)
-        for vector in visit.read:
+        for update, share in zip(visit.updates, visit.merged_shares, strict=True):
+            if update.merge_sample is not None and self.movement is not None and not visit.adopted:
+                self.movement.add_merge(update.merge_sample, share)
+        for vector in visit.busy_vectors:
             self.vectors.give(vector)
-        for vector, copy in visit.checks:
-            if vector.finite is None:
-                vector.finite = finite_of(copy)
-        if visit.failed or visit.lost or any(torn(copy) for copy in visit.copies):
-            self.lose(visit)
-        current = visit.decided == boundary.decided
+        for vector, copy in visit.finite_checks:
+            if vector.is_finite is None:
+                vector.is_finite = result_is_finite(copy)
+        if visit.failed_sessions or visit.lost_updates or any(is_torn(copy) for copy in visit.copies):
+            self.give_up_copies(visit)
+        is_current = visit.decided_updates == boundary.decided_updates
         for session, vector, mass in visit.snapshots:
-            if not (mass or vector.passing or self.peer.view.needs_snapshot(session)):
-                self.use_spare(vector, current)  # Another exchange took the session's place during the copy.
-            elif current or mass > 0 or not self.peer.view.has_exchange(session):
-                others = self.shares(vector) if current and not mass else []
-                self.snapshotted(session, vector, mass)
-                for other in others:
-                    self.snapshotted(other, vector, 0.0)
+            if not (mass or vector.is_transient or self.peer.view.needs_snapshot(session)):
+                self.use_spare_copy(vector, is_current)  # Another exchange took the session's place during the copy.
+            elif is_current or mass > 0 or not self.peer.view.has_exchange(session):
+                sharers = self.take_sharers(vector) if is_current and not mass else []
+                self.on_snapshot(session, vector, mass)
+                for other in sharers:
+                    self.on_snapshot(other, vector, 0.0)
             else:  # An update was decided since, and this exchange must include it.
                 self.vectors.give(vector)
-                boundary.want_snapshot(session, cut=vector.cut)
-        if visit.spare is not None:
-            self.use_spare(visit.spare, current)
-        if visit.kept is not None:
-            self.keep(visit.kept, visit.lives)
+                boundary.request_snapshot(session, cut=vector.cut)
+        if visit.spare_copy is not None:
+            self.use_spare_copy(visit.spare_copy, is_current)
+        if visit.newcomers_copy is not None:
+            self.keep_for_newcomers(visit.newcomers_copy, visit.replacements)
 
-    def lose(self, visit: Visit) -> None:
+    def give_up_copies(self, visit: Visit) -> None:
         """End the exchanges whose snapshots could not be taken; training and the other exchanges go on."""
-        if visit.failed or visit.lost:
-            self.warn(
+        if visit.failed_sessions or visit.lost_updates:
+            self.warn_once(
                 "The model's device has no memory left for an exchange, which is given up: training goes on. Leave "
                 "256 MB of it free."
             )
-        for session in visit.failed:
-            self.driver.soon(self.not_taken, session)
-        if not any(torn(copy) for copy in visit.copies):
+        for session in visit.failed_sessions:
+            self.driver.call_soon(self.report_not_taken, session)
+        if not any(is_torn(copy) for copy in visit.copies):
             return
-        self.warn(
+        self.warn_once(
             "The weights changed outside the optimizer while they were copied, and an exchange is given up: change "
             "them before node.step(). Copies take their memory on the device first from now on."
         )
         snapshots, visit.snapshots = visit.snapshots, ()
         for session, vector, mass in snapshots:
-            self.not_taken(session)
-            self.snapshotted(session, vector, mass)  # The session has ended: it gives the vector back, and the mass.
-        for spare in (visit.spare, visit.kept):
+            self.report_not_taken(session)
+            self.on_snapshot(session, vector, mass)  # The session has ended: it gives the vector back, and the mass.
+        for spare in (visit.spare_copy, visit.newcomers_copy):
             if spare is not None:
                 self.vectors.give(spare)
-        visit.spare = visit.kept = None
+        visit.spare_copy = visit.newcomers_copy = None
 
-    def not_taken(self, session: int) -> None:
+    def report_not_taken(self, session: int) -> None:
         self.driver.perform(self.peer.on_not_taken(session, self.driver.now))
 
-    def warn(self, sentence: str) -> None:
-        """Tell the user each sentence once."""
-        if sentence not in self.warned:
-            self.warned.add(sentence)
+    def warn_once(self, sentence: str) -> None:
+        if sentence not in self.warnings_shown:
+            self.warnings_shown.add(sentence)
             self.driver.perform([Notice("device", sentence)])
 
-    def use_spare(self, spare: Vector, current: bool) -> None:
-        for session in self.shares(spare) if current else ():
-            self.snapshotted(session, spare, 0.0)
+    def use_spare_copy(self, spare: Vector, is_current: bool) -> None:
+        """Give a copy that no session holds to all that wait for one of the same elements, if no update is missing."""
+        for session in self.take_sharers(spare) if is_current else ():
+            self.on_snapshot(session, spare, 0.0)
         self.vectors.give(spare)
 
-    def shares(self, vector: Vector) -> list[int]:
-        """Return the sessions whose requests this copy fulfils as well."""
-        sessions = [] if vector.passing else self.boundary.take_requests(vector.cut)
+    def take_sharers(self, vector: Vector) -> list[int]:
+        """Take the requests that this copy fulfils too, and return their sessions; each becomes a user of it."""
+        sessions = [] if vector.is_transient else self.boundary.take_matching_requests(vector.cut)
         vector.users += len(sessions)
         return sessions
 
-    def keep(self, vector: Vector, lives: int) -> None:
+    def keep_for_newcomers(self, vector: Vector, replacements: int) -> None:
         """Keep a copy of the weights for newcomers, unless the weights were replaced since or are not finite."""
         peer = self.peer
-        if lives == self.boundary.lives and peer.view.ready and not peer.view.is_joining and sound(vector):
-            self.vectors.keep(vector)
+        is_latest = replacements == self.boundary.replacements
+        if is_latest and peer.view.ready and not peer.view.is_joining and is_sound(vector):
+            self.vectors.keep_snapshot(vector)
         self.vectors.give(vector)
 
 
-def sound(vector: Vector) -> bool:
-    """Return True if the vector is finite and may be sent; check it only once."""
-    if vector.finite is None:
-        vector.finite = finite(vector.array)
-    return vector.finite
+def is_sound(vector: Vector) -> bool:
+    """Return True if all values are finite, so that the vector may be sent; they are checked only once."""
+    if vector.is_finite is None:
+        vector.is_finite = is_finite(vector.array)
+    return vector.is_finite
 
 
 PERFORM: dict[type, Callable[[Averager, Any], None]] = {
-    Snapshot: Averager.snapshot, CopyPiece: Averager.copy_piece, UseLastSnapshot: Averager.recall,
-    CopyFrozen: Averager.copy_frozen, HashFrozen: Averager.hash_frozen, Adopt: Averager.adopt,
+    Snapshot: Averager.request_snapshot, CopyPiece: Averager.request_piece, CopyFrozen: Averager.copy_frozen,
+    UseLastSnapshot: Averager.use_last_snapshot, HashFrozen: Averager.hash_frozen, Adopt: Averager.adopt,
     Confirm: Averager.confirm, Restore: Averager.restore,
 }  # fmt: skip
 """The effects that :meth:`Averager.perform` performs. For others a driver calls the averager itself."""

@@ -1,8 +1,8 @@
 """The step boundary: the only place where exchanges meet the training loop.
 
-The network leaves requests (a snapshot, an update to add, weights to adopt). The training loop fulfils them between two
-steps in a fixed order: restore weights, add updates, adopt weights, take snapshots. Snapshots therefore include what
-was received. Neither side waits for the other: without requests a visit is one attribute read.
+The network side leaves requests (a snapshot, an update to add, weights to adopt). The training loop fulfils them
+between two steps in a fixed order: restore weights, add updates, adopt weights, take snapshots. Snapshots therefore
+include all that was received. Neither side waits for the other: without requests a visit is one attribute read.
 
 ``lock`` is for a driver whose training loop and network are two threads. It guards the requests; only the loop calls
 methods that change the model.
@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from gossip.arithmetic.mixing import push_mass
-from gossip.arithmetic.subsets import Subset
+from gossip.arithmetic.subsets import ALL, Subset
 from gossip.averaging.model import Backup, Model, Pending, Upload
 from gossip.averaging.vectors import Cut, Floats, Positions, Vector, Vectors
 
@@ -28,11 +28,11 @@ class Update:
     """The result of an exchange: a difference to add, or a vector with a mass for :class:`gossip.effects.Merge`."""
 
     vector: Vector
-    mass: float | None = None
-    sample: Floats | None = None  # Sample of a vector to merge, taken before the merge overwrites the vector.
-    positions: Positions | None = None
+    mass: float | None = None  # Push-sum mass of a vector to merge; None for a difference.
+    merge_sample: Floats | None = None  # Sample of a vector to merge, taken before the merge overwrites the vector.
+    positions: Positions | None = None  # Positions in the weights of a difference's elements; None for all.
     weight: float = 1.0  # Weight of a difference of all elements.
-    upload: Upload | None = None  # Its values, if they go to a device first.
+    upload: Upload | None = None  # The values on their way to the model's device, if they go there first.
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,46 +42,47 @@ class Adoption:
     vector: Floats
     optimizer_keys: tuple[str, ...] = ()
     optimizer_scalars: tuple[tuple[str, float], ...] = ()
-    trial: bool = False
+    trial: bool = False  # True: back up the present weights, which may be restored.
     frozen: bool = True  # False: the vector lacks the frozen weights, and those of the model stay.
 
 
 @dataclass(slots=True)
 class Visit:
-    """The requests that one visit fulfilled. ``copies`` must be done before the vectors are used."""
+    """The results of one visit of the training loop. Its vectors may be used once all ``copies`` are done."""
 
-    updates: Sequence[Update] = ()  # Their vectors are given back already, except those in ``read``.
-    ratios: Sequence[float] = ()  # Merged share of each update's vector, 0 for a difference.
-    read: list[Vector] = field(default_factory=list)  # Vectors that copies in progress read.
-    snapshots: Sequence[tuple[int, Vector, float]] = ()  # Session, vector, and the mass that it carries.
-    copies: Sequence[Pending] = ()
-    adopted: bool = False
-    apart: tuple[float, float] = (0.0, 0.0)  # On trial: |theirs - ours|^2 and |ours|^2.
-    not_kept: str = ""  # Reason why weights were not adopted: no backup was possible.
-    restored: bool = False
-    decided: int = 0  # ``Boundary.decided`` at the visit: the copies hold all updates until then, and none after.
-    spare: Vector | None = None  # A copy for the exchange that is expected to begin now.
-    kept: Vector | None = None  # A copy for newcomers that come while the training loop stands.
-    checks: Sequence[tuple[Vector, Pending]] = ()  # Copies that will know whether their values are finite.
-    failed: Sequence[int] = ()  # Sessions whose snapshot found no memory on the model's device.
-    lost: int = 0  # Updates that found no memory there, and are not in the weights.
-    lives: int = 0  # ``Boundary.lives`` at the visit: identifies the weights that were copied.
+    updates: Sequence[Update] = ()  # Applied updates. Their vectors are back in the pool, except ``busy_vectors``.
+    merged_shares: Sequence[float] = ()  # For each update the share of its vector in the weights; 0 for a difference.
+    busy_vectors: list[Vector] = field(default_factory=list)  # Vectors that copies in progress read.
+    snapshots: Sequence[tuple[int, Vector, float]] = ()  # Session, vector, and the push-sum mass that it carries.
+    copies: Sequence[Pending] = ()  # Copies in progress.
+    finite_checks: Sequence[tuple[Vector, Pending]] = ()  # Copies that will know whether the vector is finite.
+    adopted: bool = False  # Other weights replaced the present ones.
+    trial_distance: tuple[float, float] = (0.0, 0.0)  # Of an adoption on trial: |theirs - ours|^2 and |ours|^2.
+    backup_failure: str = ""  # Reason why no weights were adopted on trial: no backup was possible.
+    restored: bool = False  # The backup replaced weights on trial.
+    # ``Boundary.decided_updates`` at the visit: the copies hold all updates until then, and none after.
+    decided_updates: int = 0
+    replacements: int = 0  # ``Boundary.replacements`` at the visit, which identifies the weights that were copied.
+    spare_copy: Vector | None = None  # A copy for the exchange that is expected to begin now.
+    newcomers_copy: Vector | None = None  # A copy for newcomers that come while the training loop stands.
+    failed_sessions: Sequence[int] = ()  # Sessions whose snapshot found no memory on the model's device.
+    lost_updates: int = 0  # Number of updates that found no memory there, and are not in the weights.
 
     @property
-    def updates_alone(self) -> bool:
+    def has_only_updates(self) -> bool:
         """Return True if the visit did nothing that the peer must be told."""
-        copied = self.snapshots or self.spare is not None or self.kept is not None
-        return not (copied or self.replaced or self.failed or self.lost)
+        copied = self.snapshots or self.spare_copy is not None or self.newcomers_copy is not None
+        return not (copied or self.has_replaced or self.failed_sessions or self.lost_updates)
 
     @property
-    def replaced(self) -> bool:
-        """Return True if other weights replaced the present ones, or were to."""
-        return self.adopted or self.restored or bool(self.not_kept)
+    def has_replaced(self) -> bool:
+        """Return True if other weights replaced the present ones, or should have."""
+        return self.adopted or self.restored or bool(self.backup_failure)
 
     def await_copy(self, copy: Pending | None, vector: Vector | None = None) -> bool:
         """Record a copy that is in progress, into ``vector`` alone. Return False if there is none to wait for."""
         if copy is not None and vector is not None:
-            self.checks = (*self.checks, (vector, copy))
+            self.finite_checks = (*self.finite_checks, (vector, copy))
         if copy is None or copy.done():
             return False
         self.copies = (*self.copies, copy)
@@ -93,103 +94,110 @@ class Request:
     """A session's request for a snapshot."""
 
     piece: Vector | None  # Memory for the piece that a newcomer waits for.
-    pushes: int  # Number of partners that it is given away to.
-    cut: Cut | None
-    part: Subset | None  # Part of the cut: requests of the same part share one vector.
+    pushes: int  # Number of partners that the snapshot is pushed to; 0 if it is exchanged.
+    cut: Cut | None  # The elements to copy; None for all.
+
+    @property
+    def part(self) -> Subset:
+        """Return the part to copy; requests of the same part share one vector."""
+        return ALL if self.cut is None else self.cut.part
 
 
 class Boundary:
-    """The network's requests, which the training loop fulfils.
+    """The requests of the network side, which the training loop fulfils.
 
-    ``wanted`` is read without the lock: a request that comes a moment too late waits for the next step. A new request
-    calls ``wake``, in case the loop has nothing else to do; a visit that takes requests calls ``rest``.
+    ``has_requests`` is read without the lock: a request that comes a moment too late waits for the next step. A new
+    request calls ``wake``, in case the loop has nothing else to do; a visit that takes requests calls ``clear_wake``.
     """
 
     __slots__ = (
-        "adoption", "conserves", "decided", "expected", "kept", "lives", "lock", "mass", "model", "owed", "requests",
-        "rest", "restoring", "sampled", "updates", "uploads", "vectors", "visits", "wake", "wanted",
+        "adoption", "arrived_updates", "backup", "clear_wake", "conserves_mass", "copying_visits", "decided_updates",
+        "has_requests", "lock", "mass", "model", "must_restore", "next_cut", "pending_updates", "replacements",
+        "requests", "sampled_positions", "uploads_updates", "vectors", "wake",
     )  # fmt: skip
 
     def __init__(
-        self, model: Model, vectors: Vectors, kept: Backup, conserves: bool = False,
+        self, model: Model, vectors: Vectors, backup: Backup, conserves_mass: bool = False,
         lock: AbstractContextManager[object] | None = None, wake: Callable[[], None] = lambda: None,
-        rest: Callable[[], None] | None = None,
+        clear_wake: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
-        self.model, self.vectors, self.kept = model, vectors, kept
-        self.conserves = conserves  # A push takes mass away from the model.
+        self.model, self.vectors, self.backup = model, vectors, backup
+        self.conserves_mass = conserves_mass  # A push takes mass away from the model.
         self.lock: AbstractContextManager[object] = nullcontext() if lock is None else lock
-        self.wake, self.rest = wake, rest
+        self.wake, self.clear_wake = wake, clear_wake
         # True if an update goes to the model's device when it arrives, and is added once it is there. Otherwise the
         # boundary brings it there, and the device waits.
-        self.uploads = False
+        self.uploads_updates = False
         self.mass = 1.0  # Push-sum mass: it changes with the weights, so only in the training loop.
-        self.wanted = False
-        self.requests: dict[int, Request] = {}  # Requests by session.
-        self.expected: Cut | None = None  # Cut of our next mix; None: all elements.
-        self.sampled: Positions | None = None  # Elements that every snapshot holds, for gossip.arithmetic.movement.
-        self.updates: list[Update] = []
+        self.has_requests = False
+        self.requests: dict[int, Request] = {}  # Requests for snapshots by session.
+        self.next_cut: Cut | None = None  # Cut of our next mix; None for all elements.
+        # Positions of the elements that every snapshot holds, for gossip.arithmetic.movement.
+        self.sampled_positions: Positions | None = None
+        self.arrived_updates: list[Update] = []
         self.adoption: Adoption | None = None
-        self.restoring = False
-        # Updates that are decided and not in the model yet. A snapshot without them would count a difference twice: the
-        # partner gives half of it a second time, and both end beyond the mean.
-        self.owed = 0
-        self.decided = 0  # Number of updates ever decided.
-        self.lives = 0  # Number of times that the weights were replaced.
-        self.visits = 0  # Number of visits that took copies: it orders snapshots.
+        self.must_restore = False
+        # Number of updates that are decided and not in the model yet. A snapshot without them would count a difference
+        # twice: the partner gives half of it a second time, and both end beyond the mean.
+        self.pending_updates = 0
+        self.decided_updates = 0  # Number of updates ever decided.
+        self.replacements = 0  # Number of times that the weights were replaced.
+        self.copying_visits = 0  # Number of visits that took copies: it orders snapshots.
 
     @property
-    def weighs(self) -> bool:
+    def adds_weighted(self) -> bool:
         """Return True if a difference of all elements may come with its weight."""
         return self.model.weighs
 
-    # -- called by the network -----------------------------------------------------------------------------------
-    def want_snapshot(
+    # -- called by the network side ------------------------------------------------------------------------------
+    def request_snapshot(
         self, session: int, piece: Vector | None = None, pushes: int = 0, cut: Cut | None = None
     ) -> None:  # fmt: skip
+        """Request a snapshot for a session; the arguments are those of a :class:`Request`."""
         with self.lock:
-            self.requests[session] = Request(piece, pushes, cut, None if cut is None else cut.part)
-            self.signal()
+            self.requests[session] = Request(piece, pushes, cut)
+            self.announce_request()
 
-    def cancel(self, session: int) -> None:
+    def cancel_snapshot(self, session: int) -> None:
         if session in self.requests:
             with self.lock:
                 request = self.requests.pop(session, None)
-                self.wanted = bool(self.requests or self.updates or self.adoption or self.restoring)
+                self.has_requests = bool(self.requests or self.arrived_updates or self.adoption or self.must_restore)
             if request is not None and request.piece is not None:
                 self.vectors.give(request.piece)
 
-    def take_requests(self, here: Cut | None = None) -> list[int]:
+    def take_matching_requests(self, cut: Cut | None = None) -> list[int]:
         """Remove and return the sessions that a spare copy of these elements can serve before the next boundary."""
-        part = None if here is None else here.part
+        part = ALL if cut is None else cut.part
         with self.lock:
             sessions = [
                 session for session, request in self.requests.items()
                 if request.piece is None and not request.pushes and request.part == part
             ]  # fmt: skip
         for session in sessions:
-            self.cancel(session)
+            self.cancel_snapshot(session)
         return sessions
 
     def begin_update(self) -> None:
-        """Announce a decided update, which ``want_update`` delivers or ``abort_update`` cancels."""
+        """Announce a decided update, which ``deliver_update`` delivers or ``abort_update`` cancels."""
         with self.lock:
-            self.owed += 1
-            self.decided += 1
+            self.pending_updates += 1
+            self.decided_updates += 1
 
     def abort_update(self) -> None:
         with self.lock:
-            self.owed -= 1
-            self.signal()  # Snapshots may have waited for this update.
+            self.pending_updates -= 1
+            self.announce_request()  # Snapshots may have waited for this update.
 
-    def want_update(self, update: Update) -> None:
+    def deliver_update(self, update: Update) -> None:
         """Deliver an announced update."""
-        if self.uploads and update.positions is None:
+        if self.uploads_updates and update.positions is None:
             update = replace(update, upload=self.model.begin_upload(update.vector.array))
         with self.lock:
-            self.updates.append(update)
-            self.signal()
+            self.arrived_updates.append(update)
+            self.announce_request()
 
-    def want_adoption(self, adoption: Adoption) -> None:
+    def request_adoption(self, adoption: Adoption) -> None:
         """Request the adoption of other weights.
 
         Updates that are not applied yet belong to the present weights and are dropped. In a trial they are applied
@@ -199,24 +207,24 @@ class Boundary:
             self.adoption = adoption
             dropped: list[Update] = []
             if not adoption.trial:
-                dropped, self.updates = self.updates, []
-            self.owed -= len(dropped)
-            self.signal()
+                dropped, self.arrived_updates = self.arrived_updates, []
+            self.pending_updates -= len(dropped)
+            self.announce_request()
         for update in dropped:
             self.vectors.give(update.vector)
 
-    def want_restore(self) -> None:
+    def request_restore(self) -> None:
         with self.lock:
-            self.restoring = True
-            self.signal()
+            self.must_restore = True
+            self.announce_request()
 
-    def forget(self) -> None:
-        """Drop all that was meant for weights that are no longer there."""
-        self.kept.forget()
-        self.lives += 1
+    def forget_old_weights(self) -> None:
+        """Drop all that was meant for weights that were replaced from outside."""
+        self.backup.forget()
+        self.replacements += 1
         with self.lock:
-            dropped, self.updates, self.adoption, self.restoring = self.updates, [], None, False
-            self.owed -= len(dropped)
+            dropped, self.arrived_updates, self.adoption, self.must_restore = self.arrived_updates, [], None, False
+            self.pending_updates -= len(dropped)
         for update in dropped:
             self.vectors.give(update.vector)
 
@@ -227,94 +235,96 @@ class Boundary:
         """
         with self.lock:
             dropped, self.requests = self.requests, {}
-            self.adoption, self.expected = None, None
-            self.owed = len(self.updates)
-            self.restoring = self.kept.holds
-            self.wanted = bool(self.updates) or self.restoring
+            self.adoption, self.next_cut = None, None
+            self.pending_updates = len(self.arrived_updates)
+            self.must_restore = self.backup.holds
+            self.has_requests = bool(self.arrived_updates) or self.must_restore
         for request in dropped.values():
             if request.piece is not None:
                 self.vectors.give(request.piece)
         self.wake()
 
-    def signal(self) -> None:
-        if not self.wanted:  # Otherwise the loop was woken, and has not looked since.
-            self.wanted = True
+    def announce_request(self) -> None:
+        if not self.has_requests:  # Otherwise the loop was woken, and has not visited the boundary since.
+            self.has_requests = True
             self.wake()
 
     # -- called by the training loop -----------------------------------------------------------------------------
-    def visit(self, replaced: Callable[[Floats], None], spare: bool = False, keep: bool = False) -> Visit:
+    def visit(self, on_replaced: Callable[[Floats], None], spare: bool = False, keep: bool = False) -> Visit:
         """Fulfil all requests.
 
         While an update is pending, snapshots for exchanges wait for it. Pushed snapshots carry their mass with them,
         and newcomers need only weights, so neither waits.
 
         Args:
-            replaced: Callback for weights that take the place of others.
+            on_replaced: Called with weights that take the place of others.
             spare: A mix is due: copy the weights ahead of its request, so that the exchange begins a step sooner.
             keep: Take a copy for newcomers, which may come while the loop stands.
         """
         with self.lock:
-            ready = self.uploaded()
-            updates, self.updates = self.updates[:ready], self.updates[ready:]
-            self.owed -= len(updates)
-            current, wishes, self.requests = not self.owed, self.requests, {}
+            ready = self.uploaded_updates()
+            updates, self.arrived_updates = self.arrived_updates[:ready], self.arrived_updates[ready:]
+            self.pending_updates -= len(updates)
+            is_current, all_requests, self.requests = not self.pending_updates, self.requests, {}
             requests: dict[int, Request] = {}
-            for session, one in wishes.items():
-                waits = not (current or one.pushes or one.piece is not None)
-                (self.requests if waits else requests)[session] = one
+            for session, request in all_requests.items():
+                waits = not (is_current or request.pushes or request.piece is not None)
+                (self.requests if waits else requests)[session] = request
             adoption, self.adoption = self.adoption, None
-            restoring, self.restoring = self.restoring, False
-            self.wanted = bool(self.updates)
-            if self.rest is not None and not self.wanted:
-                self.rest()
-            visit = Visit(updates=updates, decided=self.decided)
-        if restoring:
-            replaced(self.kept.put_back())
+            must_restore, self.must_restore = self.must_restore, False
+            self.has_requests = bool(self.arrived_updates)
+            if self.clear_wake is not None and not self.has_requests:
+                self.clear_wake()
+            visit = Visit(updates=updates, decided_updates=self.decided_updates)
+        if must_restore:
+            on_replaced(self.backup.put_back())
             visit.restored = True
-            self.lives += 1
-        copies: dict[Subset | None, Vector] = {}
+            self.replacements += 1
+        copies: dict[Subset, Vector] = {}
         if updates:
-            whole = keep or (spare and current and self.expected is None)
-            whole = whole or any(one.cut is None and one.piece is None for one in requests.values())
-            last = updates[-1] if whole and adoption is None else None
-            visit.ratios = [self.apply(update, visit, copies if update is last else None) for update in updates]
+            copies_all = keep or (spare and is_current and self.next_cut is None)
+            copies_all = copies_all or any(one.cut is None and one.piece is None for one in requests.values())
+            last = updates[-1] if copies_all and adoption is None else None
+            visit.merged_shares = [
+                self.apply_update(update, visit, copies if update is last else None) for update in updates
+            ]
         if adoption is not None:
-            self.adopt(adoption, visit, replaced)
+            self.apply_adoption(adoption, visit, on_replaced)
         if requests:
-            visit.snapshots = self.fulfil(requests, visit, copies)
-        if spare and current and self.at_hand(self.expected, copies):
-            visit.spare = self.copy(visit, self.expected, copies)
-        if keep and self.at_hand(None, copies):
-            visit.kept = self.copy(visit, None, copies)
+            visit.snapshots = self.take_snapshots(requests, visit, copies)
+        if spare and is_current and self.has_memory_for(self.next_cut, copies):
+            visit.spare_copy = self.begin_copy(visit, self.next_cut, copies)
+        if keep and self.has_memory_for(None, copies):
+            visit.newcomers_copy = self.begin_copy(visit, None, copies)
         if copies:
-            self.visits += 1
+            self.copying_visits += 1
             for vector in copies.values():
-                vector.taken = self.visits
-        visit.lives = self.lives
+                vector.visit_number = self.copying_visits
+        visit.replacements = self.replacements
         return visit
 
-    def uploaded(self) -> int:
+    def uploaded_updates(self) -> int:
         """Return how many updates can be applied without waiting: of those in order, the ones that are uploaded.
 
         Before the weights are replaced, all must be applied. The caller holds the lock.
         """
-        if self.adoption is None and not self.restoring:
-            for number, update in enumerate(self.updates):
+        if self.adoption is None and not self.must_restore:
+            for number, update in enumerate(self.arrived_updates):
                 if update.upload is not None and not update.upload.done():
                     return number
-        return len(self.updates)
+        return len(self.arrived_updates)
 
-    def copy_piece(self, piece: Vector, visit: Visit) -> bool:
-        """Copy a piece for a newcomer. It holds nothing if the optimizer's state has changed its length.
+    def begin_piece_copy(self, piece: Vector, visit: Visit) -> bool:
+        """Begin to copy a piece for a newcomer. Return False if the model's device has no memory for it.
 
-        Return False if there is no memory for it.
+        If the optimizer's state has changed its length, the piece is marked as one that holds nothing.
         """
         model, start, stop = self.model, piece.start, piece.start + piece.array.size
-        place = model.optimizer_range()
+        optimizer = model.optimizer_range()
         try:
             if stop <= model.size():
                 visit.await_copy(model.begin_read_piece(piece.array, start), piece)
-            elif place.start <= start and stop <= place.stop:
+            elif optimizer.start <= start and stop <= optimizer.stop:
                 visit.await_copy(model.begin_read_optimizer(piece.array, start), piece)
             else:
                 piece.start = sys.maxsize
@@ -327,19 +337,19 @@ class Boundary:
         """Return the length of a copy of this cut, the sampled elements included."""
         if cut is None:
             return self.model.size()
-        return cut.positions.size + (0 if self.sampled is None else self.sampled.size)
+        return cut.positions.size + (0 if self.sampled_positions is None else self.sampled_positions.size)
 
-    def at_hand(self, cut: Cut | None, copies: dict[Subset | None, Vector]) -> bool:
+    def has_memory_for(self, cut: Cut | None, copies: dict[Subset, Vector]) -> bool:
         """Return True if a copy that no session has requested needs no new memory."""
-        part = None if cut is None else cut.part
-        return part in copies or self.vectors.at_hand(self.copied_elements(cut))
+        part = ALL if cut is None else cut.part
+        return part in copies or self.vectors.has_free(self.copied_elements(cut))
 
-    def copy(self, visit: Visit, cut: Cut | None, copies: dict[Subset | None, Vector]) -> Vector | None:
-        """Copy the live weights, or only the cut. Requests of a visit for the same part share one of ``copies``.
+    def begin_copy(self, visit: Visit, cut: Cut | None, copies: dict[Subset, Vector]) -> Vector | None:
+        """Begin to copy the live weights, or only the cut. Requests of a visit for the same part share one copy.
 
-        Return None if the model's device has no memory for it.
+        Return the vector, which is in ``copies`` too; None if the model's device has no memory for it.
         """
-        model, part = self.model, None if cut is None else cut.part
+        model, part = self.model, ALL if cut is None else cut.part
         vector = copies.get(part)
         if vector is not None:
             vector.users += 1  # No other thread knows this vector yet.
@@ -349,66 +359,67 @@ class Boundary:
         try:
             if cut is None:
                 visit.await_copy(model.begin_read(vector.array), vector)
-                vector.finite = model.finite
+                vector.is_finite = model.finite
             else:
-                elements, sampled = cut.positions.size, self.sampled
+                elements, sampled = cut.positions.size, self.sampled_positions
                 vector.cut = cut
                 pending = visit.await_copy(model.begin_read_at(vector.array[:elements], cut.positions))
                 if sampled is not None:
                     visit.await_copy(model.begin_read_at(vector.array[elements:], sampled))
         except MemoryError:
             if pending:
-                visit.read.append(vector)  # It is given back once nothing writes to it.
+                visit.busy_vectors.append(vector)  # It is given back once nothing writes to it.
             else:
                 self.vectors.give(vector)
             return None
         copies[part] = vector
         return vector
 
-    def fulfil(
-        self, requests: dict[int, Request], visit: Visit, copies: dict[Subset | None, Vector]
+    def take_snapshots(
+        self, requests: dict[int, Request], visit: Visit, copies: dict[Subset, Vector]
     ) -> list[tuple[int, Vector, float]]:  # fmt: skip
+        """Begin to copy the weights for these requests. Return sessions, vectors, and the mass that each carries."""
         snapshots = []
         for session, request in requests.items():
             mass, vector = 0.0, request.piece
             if vector is None:
-                vector = self.copy(visit, request.cut, copies)
-            elif not self.copy_piece(vector, visit):
+                vector = self.begin_copy(visit, request.cut, copies)
+            elif not self.begin_piece_copy(vector, visit):
                 vector = None
             if vector is None:
-                visit.failed = (*visit.failed, session)
+                visit.failed_sessions = (*visit.failed_sessions, session)
                 continue
             if request.pushes:
-                mass, self.mass = push_mass(self.mass, request.pushes, self.conserves)
+                mass, self.mass = push_mass(self.mass, request.pushes, self.conserves_mass)
             snapshots.append((session, vector, mass))
         return snapshots
 
-    def apply(self, update: Update, visit: Visit, copies: dict[Subset | None, Vector] | None = None) -> float:
-        """Apply an update, and return the merged share of its vector, 0 for a difference.
+    def apply_update(self, update: Update, visit: Visit, copies: dict[Subset, Vector] | None = None) -> float:
+        """Apply an update, and return the share of its vector in the weights, 0 for a difference.
 
-        ``copies``: all weights will be copied next, perhaps into the vector of the update.
+        With ``copies`` all weights will be copied next. The update's own vector can then take the copy in one pass.
         """
-        whole = update.mass is None and update.positions is None and update.upload is None
-        if copies is not None and whole and self.model.add_read(update.vector.array, update.weight):
-            update.vector.users, update.vector.finite = 0, self.model.finite
-            copies[None] = update.vector
+        is_whole = update.mass is None and update.positions is None and update.upload is None
+        if copies is not None and is_whole and self.model.add_read(update.vector.array, update.weight):
+            update.vector.users, update.vector.is_finite = 0, self.model.finite
+            copies[ALL] = update.vector
             return 0.0
-        ratio = 0.0 if update.mass is None else update.mass / (self.mass + update.mass)
+        share = 0.0 if update.mass is None else update.mass / (self.mass + update.mass)
         try:
-            pending = self.added(update) if update.mass is None else self.merged(update, ratio)
+            pending = self.begin_add(update) if update.mass is None else self.begin_merge(update, share)
         except MemoryError:
-            visit.lost += 1
+            visit.lost_updates += 1
             self.vectors.give(update.vector)
             return 0.0
         if update.mass is not None:
             self.mass += update.mass
         if visit.await_copy(pending):
-            visit.read.append(update.vector)
+            visit.busy_vectors.append(update.vector)
         else:  # The vector is free at once, and this visit may copy into it.
             self.vectors.give(update.vector)
-        return ratio
+        return share
 
-    def added(self, update: Update) -> Pending | None:
+    def begin_add(self, update: Update) -> Pending | None:
         values, weight = update.vector.array, update.weight
         if update.positions is not None:
             return self.model.add_at(values, update.positions)
@@ -416,20 +427,20 @@ class Boundary:
             return update.upload.add()
         return self.model.add(values) if weight == 1.0 else self.model.add_weighted(values, weight)
 
-    def merged(self, update: Update, ratio: float) -> Pending | None:
+    def begin_merge(self, update: Update, share: float) -> Pending | None:
         if update.upload is not None:
-            return update.upload.merge(ratio)
-        return self.model.merge(update.vector.array, ratio)
+            return update.upload.merge(share)
+        return self.model.merge(update.vector.array, share)
 
-    def adopt(self, adoption: Adoption, visit: Visit, replaced: Callable[[Floats], None]) -> None:
+    def apply_adoption(self, adoption: Adoption, visit: Visit, on_replaced: Callable[[Floats], None]) -> None:
         if adoption.trial:
-            if not self.kept.keep():
-                visit.not_kept = self.kept.why_not
+            if not self.backup.keep():
+                visit.backup_failure = self.backup.why_not
                 return
-            visit.apart = self.kept.distance(adoption.vector)
+            visit.trial_distance = self.backup.distance(adoption.vector)
         adopt = self.model.adopt if adoption.frozen else self.model.adopt_exchanged
         adopt(adoption.vector, adoption.optimizer_keys, dict(adoption.optimizer_scalars))
-        replaced(adoption.vector)
+        on_replaced(adoption.vector)
         visit.adopted = True
-        self.lives += 1
+        self.replacements += 1
         self.mass = 1.0

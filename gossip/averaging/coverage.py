@@ -17,16 +17,16 @@ class Coverage:
     Its memory is bounded, since a vector has few chunks: each has at least ``MIN_CHUNK_ELEMENTS``, except the last.
     """
 
-    __slots__ = ("arrived", "missing", "next", "size", "under_way")
+    __slots__ = ("arrived_elements", "arriving", "frontier", "gaps", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.next = 0  # End of the furthest chunk that has begun.
-        self.missing: list[tuple[int, int]] = []  # Ascending (start, stop) before ``next`` that have not begun.
-        self.under_way: dict[int, int] = {}  # Start to stop of the chunks that have begun and not yet arrived whole.
-        self.arrived = 0  # Elements of the chunks that have arrived whole.
+        self.frontier = 0  # End of the furthest chunk that has begun.
+        self.gaps: list[tuple[int, int]] = []  # Ascending (start, stop) before the frontier that have not begun.
+        self.arriving: dict[int, int] = {}  # Stops by start, of the chunks that have begun and not yet arrived whole.
+        self.arrived_elements = 0  # Number of elements of the chunks that have arrived whole.
 
-    def begin(self, start: int, elements: int, anywhere: bool = False) -> None:
+    def begin_chunk(self, start: int, elements: int, anywhere: bool = False) -> None:
         """Record that a chunk begins.
 
         Args:
@@ -38,39 +38,39 @@ class Coverage:
             ProtocolError: The chunk is out of order, too small, too large, not aligned, or overlaps another one.
         """
         stop, rest = start + elements, self.size - start
-        if start != self.next and not anywhere:
-            raise ProtocolError(f"A chunk begins at element {start}, and the next one must begin at {self.next}.")
+        if start != self.frontier and not anywhere:
+            raise ProtocolError(f"A chunk begins at element {start}, and the next one must begin at {self.frontier}.")
         if not rest or not min(rest, MIN_CHUNK_ELEMENTS) <= elements <= rest:
             raise ProtocolError(f"A chunk at element {start} of {self.size} cannot have {elements} elements.")
         if start % ALIGN or (elements % ALIGN and elements != rest):
             raise ProtocolError(f"A chunk from {start} to {stop} does not begin and end at a multiple of {ALIGN}.")
-        if start >= self.next:
-            if start > self.next:
-                self.missing.append((self.next, start))
-            self.next = stop
+        if start >= self.frontier:
+            if start > self.frontier:
+                self.gaps.append((self.frontier, start))
+            self.frontier = stop
         else:
-            self.take_from_missing(start, stop)
-        self.under_way[start] = stop
+            self.take_from_gap(start, stop)
+        self.arriving[start] = stop
 
-    def take_from_missing(self, start: int, stop: int) -> None:
-        """Remove the range of a chunk from the missing range that holds it."""
-        at = bisect_right(self.missing, (start, self.size)) - 1
-        first, last = self.missing[at] if at >= 0 else (0, 0)
+    def take_from_gap(self, start: int, stop: int) -> None:
+        """Remove the range of a chunk from the gap that holds it."""
+        at = bisect_right(self.gaps, (start, self.size)) - 1
+        first, last = self.gaps[at] if at >= 0 else (0, 0)
         if not first <= start < stop <= last:
             raise ProtocolError(f"A chunk from {start} to {stop} overlaps another.")
-        self.missing[at : at + 1] = [left for left in ((first, start), (stop, last)) if left[0] < left[1]]
+        self.gaps[at : at + 1] = [left for left in ((first, start), (stop, last)) if left[0] < left[1]]
 
-    def complete(self, start: int) -> None:
+    def finish_chunk(self, start: int) -> None:
         """Record that the chunk that begins at ``start`` has arrived whole."""
-        self.arrived += self.under_way.pop(start) - start
+        self.arrived_elements += self.arriving.pop(start) - start
 
     @property
     def prefix(self) -> int:
         """Return the position before which all elements have arrived."""
-        first = min(self.under_way) if self.under_way else self.next
-        return min(first, self.missing[0][0]) if self.missing else first
+        first = min(self.arriving) if self.arriving else self.frontier
+        return min(first, self.gaps[0][0]) if self.gaps else first
 
     @property
-    def done(self) -> bool:
+    def is_complete(self) -> bool:
         """Return True if all elements have arrived."""
-        return self.arrived == self.size
+        return self.arrived_elements == self.size

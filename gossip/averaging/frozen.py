@@ -3,43 +3,31 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 
-from gossip.averaging.jobs import Job, JobOwner
+from gossip.averaging.jobs import Driver, JobOwner
 from gossip.averaging.vectors import Vector
-from gossip.effects import CopyFrozen, Effect, HashFrozen
+from gossip.effects import CopyFrozen, HashFrozen
 
-__all__ = ["Copying", "Hashing"]
+__all__ = ["CopyFrozenJob", "HashFrozenJob"]
 
-# Elements that are hashed at once, some 10 ms: mixes wait for one block and not for all of a large base. Larger than
-# what a driver runs in its own thread.
+# Number of elements that are hashed at once, in some 10 ms. Mixes wait for one block and not for all of a large base.
+# A block is longer than any job that a driver runs in its own thread.
 BLOCK_ELEMENTS = 2 << 20
-
-
-class FrozenDriver(Protocol):
-    """The services of a driver, an :class:`gossip.averaging.averager.Driver`."""
-
-    @property
-    def now(self) -> float: ...
-    def perform(self, effects: list[Effect], /) -> None: ...
-    def compute(self, job: Job) -> None: ...
-    def soon(self, report: Callable[..., None], *arguments: object) -> None: ...
 
 
 class FrozenOwner(JobOwner, Protocol):
     """The parts of an :class:`gossip.averaging.averager.Averager` that these jobs use."""
 
-    hashing: Hashing | None
+    driver: Driver
+    hash_job: HashFrozenJob | None
 
-    @property
-    def driver(self) -> FrozenDriver: ...
-    def recalled(self, session: int) -> None: ...
+    def report_recalled(self, session: int) -> None: ...
 
 
-class Copying:
+class CopyFrozenJob:
     """A job that copies frozen weights for a newcomer, while the training loop runs."""
 
     __slots__ = ("averager", "effect", "elements", "vector")
@@ -49,24 +37,24 @@ class Copying:
         self.vector: Vector | None = None
 
     def run(self) -> None:
-        vector = self.vector = self.averager.vectors.pass_by(self.elements)
+        vector = self.vector = self.averager.vectors.take_transient(self.elements)
         vector.start = self.effect.start
         self.averager.boundary.model.read_frozen(vector.array, vector.start)
 
-    def land(self) -> None:
+    def finish(self) -> None:
         averager, vector, session = self.averager, self.vector, self.effect.session
         assert vector is not None
         if averager.peer.view.needs_snapshot(session) and session not in averager.snapshots:
             averager.snapshots[session] = vector
-            averager.driver.soon(averager.recalled, session)
+            averager.driver.call_soon(averager.report_recalled, session)
         else:
             averager.vectors.give(vector)
 
     def fail(self) -> None:
-        self.averager.failed(self.effect.session, "fault")
+        self.averager.report_failed(self.effect.session, "fault")
 
 
-class Hashing:
+class HashFrozenJob:
     """A job that hashes a block of the frozen weights, and then queues itself for the next one."""
 
     __slots__ = ("averager", "block", "elements", "hash", "start", "stop")
@@ -83,17 +71,17 @@ class Hashing:
         self.hash.update(block.data)  # Without the interpreter's lock, as the copy.
         self.start += block.size
 
-    def land(self) -> None:
-        if self.start < self.stop and self.averager.hashing is self:
-            self.averager.driver.compute(self)
+    def finish(self) -> None:
+        if self.start < self.stop and self.averager.hash_job is self:
+            self.averager.driver.run_job(self)
         else:
-            self.averager.driver.soon(self.report, self.hash.digest())
+            self.averager.driver.call_soon(self.report_digest, self.hash.digest())
 
     def fail(self) -> None:
-        self.averager.driver.soon(self.report, b"")
+        self.averager.driver.call_soon(self.report_digest, b"")
 
-    def report(self, digest: bytes) -> None:
+    def report_digest(self, digest: bytes) -> None:
         averager = self.averager
-        if averager.hashing is self:  # Otherwise the weights were replaced meanwhile, and are hashed again.
-            averager.hashing = None
+        if averager.hash_job is self:  # Otherwise the weights were replaced meanwhile, and are hashed again.
+            averager.hash_job = None
             averager.driver.perform(averager.peer.on_frozen_hashed(digest, averager.driver.now))

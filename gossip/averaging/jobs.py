@@ -1,4 +1,7 @@
-"""Jobs: arithmetic on whole vectors, which a driver runs in any thread. Their consequences follow in order."""
+"""Jobs of an averager: arithmetic on whole vectors, which a driver may run in another thread.
+
+Each ends where effects are performed, in the order in which the averager gave them.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +12,45 @@ from typing import Protocol
 from gossip.arithmetic.mixing import OuterStep
 from gossip.arithmetic.movement import Movement
 from gossip.averaging.all_reduce import GroupAverage
-from gossip.averaging.boundary import Adoption, Boundary, Update
+from gossip.averaging.boundary import Adoption, Boundary, Update, Visit
 from gossip.averaging.reports import Reports
 from gossip.averaging.vectors import Cut, Positions, Vector, Vectors
-from gossip.effects import CopyPiece, Merge, Mix
+from gossip.effects import CopyPiece, Effect, Merge, Mix
 
-__all__ = ["Averaging", "Beginning", "Job", "JobOwner", "MakingRoom", "Mixing", "Reserving", "TakingOver"]
+__all__ = [
+    "AdoptJob", "AllocatePieceJob", "AllocateSnapshotJob", "AverageSliceJob", "Driver", "Job", "JobOwner", "MixJob",
+    "PrepareOuterStepJob",
+]  # fmt: skip
 
 
 class Job(Protocol):
-    """Arithmetic on whole vectors.
+    """Arithmetic on whole vectors, of ``elements`` elements in all.
 
-    ``run`` touches only its own vectors and may run in any thread. ``land`` follows where effects are performed, in the
-    order in which jobs were given. ``fail`` replaces both if either raises an error.
+    ``run`` touches only its own vectors and may run in any thread. ``finish`` follows where effects are performed, in
+    the order in which jobs were given. ``fail`` replaces both if either raises an error.
     """
 
     elements: int
 
     def run(self) -> None: ...
-    def land(self) -> None: ...
+    def finish(self) -> None: ...
     def fail(self) -> None: ...
+
+
+class Driver(Protocol):
+    """The services of a driver that an averager and its jobs use."""
+
+    @property
+    def now(self) -> float: ...
+    def perform(self, effects: list[Effect], /) -> None: ...
+    def call_soon(self, report: Callable[..., None], *arguments: object) -> None:
+        """Call ``report`` after the effects that are being performed."""
+
+    def run_job(self, job: Job) -> None:
+        """Run the job, here or in another thread, and finish it here in the order of jobs."""
+
+    def await_copies(self, visit: Visit, report: Callable[[Visit], None]) -> None:
+        """Call ``report`` with the visit once its copies are done."""
 
 
 class JobOwner(Protocol):
@@ -37,42 +59,77 @@ class JobOwner(Protocol):
     peer: Reports
     boundary: Boundary
     vectors: Vectors
-    outer: OuterStep
+    outer_step: OuterStep
     lock: AbstractContextManager[object]
     movement: Movement | None
     snapshots: dict[int, Vector]
-    joining: Vector | None
-    generation: int
+    joining_vector: Vector | None
+    counted_visit: int
+    outside_replacements: int
 
-    def failed(self, session: int, code: str) -> None: ...
-    def not_taken(self, session: int) -> None: ...
+    def report_failed(self, session: int, code: str) -> None: ...
+    def report_not_taken(self, session: int) -> None: ...
 
 
-class Mixing:
-    """A job that turns a finished exchange into an update of the model; without a difference, into the snapshot."""
+class MixJob:
+    """A job that turns a finished exchange into an update of the model, or pushed weights that came back."""
 
-    __slots__ = ("averager", "credit", "difference", "elements", "every", "generation", "late", "later", "mass",
-                 "own_sq", "plain", "positions", "result", "since", "snapshot", "unweighted", "weight")  # fmt: skip
+    __slots__ = (
+        "added_since", "averager", "credit", "difference", "elements", "every", "is_late", "leaves_weight", "mass",
+        "newer_sums", "outside_replacements", "own_sq", "plain", "positions", "result", "snapshot", "weight",
+    )  # fmt: skip
 
     def __init__(
         self, averager: JobOwner, snapshot: Vector, difference: Vector | None, positions: Positions | None,
         effect: Mix | Merge, own_sq: float = 0.0,
     ) -> None:  # fmt: skip
+        """Prepare a mix.
+
+        Args:
+            averager: The owner of the job.
+            snapshot: Our vector as it was exchanged or pushed.
+            difference: The partner's vector minus ours, or a group's mean minus ours; None for a push of ours that
+                comes back, whose snapshot is the result.
+            positions: The positions of the elements of both in the model; None for all.
+            effect: The decision of the peer.
+            own_sq: Squared norm of our vector as the partner decodes it.
+        """
         self.averager, self.snapshot, self.difference, self.positions = averager, snapshot, difference, positions
         mix = effect if isinstance(effect, Mix) else Mix(effect.session, 0.0)
         self.weight, self.plain, self.credit, self.every = mix.weight, mix.plain, mix.credit, mix.every
         self.mass = effect.mass if isinstance(effect, Merge) else None
         self.own_sq = own_sq
-        self.late = False  # A mix with a newer snapshot has taken place.
-        self.since: Vector | None = None  # Sum of what other mixes added after the snapshot.
-        # Sums of newer snapshots that lack this mix, and whether each sum is new.
-        self.later: list[tuple[Vector, bool]] = []
-        self.generation = averager.generation
+        self.is_late = False  # A mix with a newer snapshot has taken place.
+        self.added_since: Vector | None = None  # Sum of what other mixes added after the snapshot.
+        # Sums of newer snapshots that lack this mix, and True for each sum that is still to be set.
+        self.newer_sums: list[tuple[Vector, bool]] = []
+        self.outside_replacements = averager.outside_replacements
         self.elements = snapshot.array.size
         self.result: Vector | None = None  # The update: added as a whole or at the positions, or merged with a mass.
-        folds = averager.outer.plain and averager.boundary.weighs
-        # The boundary applies the weight in its own pass.
-        self.unweighted = folds and self.mass is None and positions is None
+        # The boundary applies the weight in its own pass, if it can.
+        can_leave = averager.outer_step.is_plain and averager.boundary.adds_weighted
+        self.leaves_weight = can_leave and self.mass is None and positions is None
+
+    def count_progress_once(self) -> None:
+        """Let only one of several overlapping mixes count the same local progress.
+
+        A mix with an older snapshot than the newest that was counted counts none of it. Snapshots that are as new, and
+        not mixed yet, lack what this mix adds: it goes into their ``added_since``.
+        """
+        averager, snapshot = self.averager, self.snapshot
+        self.added_since, self.is_late = snapshot.added_since, snapshot.visit_number < averager.counted_visit
+        averager.counted_visit = max(averager.counted_visit, snapshot.visit_number)
+        newer_snapshots = {
+            id(other): other for session, other in averager.snapshots.items()
+            if other.visit_number >= averager.counted_visit and other.part == snapshot.part
+            and not (other.is_transient or averager.peer.view.has_donation(session))
+        }  # fmt: skip
+        for other in newer_snapshots.values():
+            is_new = other.added_since is None
+            if other.added_since is None:
+                other.added_since = averager.vectors.take(snapshot.elements)
+            other.added_since.users += 1
+            self.newer_sums.append((other.added_since, is_new))
 
     def run(self) -> None:
         averager, snapshot, difference = self.averager, self.snapshot.array, self.difference
@@ -84,59 +141,64 @@ class Mixing:
         if self.mass is not None:
             difference.array += snapshot[: difference.array.size]
             return
-        correction = averager.outer.correction if self.positions is None else None
+        correction = averager.outer_step.correction if self.positions is None else None
         if correction is not None:
             with averager.lock:
-                if self.generation == averager.generation:
+                if self.is_current:
                     correction.learn(difference.array, self.weight, self.credit, self.own_sq, self.every)
-        if self.unweighted:
+        if self.leaves_weight:
             return
         own = snapshot if self.snapshot.cut is None else snapshot[: self.snapshot.elements]
         with averager.lock:
-            # Otherwise the outer step is at other weights now, and land() drops the result.
-            if self.generation == averager.generation:
-                since = None if self.since is None else self.since.array
-                how = self.positions, self.late, self.plain, since
-                averager.outer.shift(own, difference.array, self.weight, *how)
-        for lacks, new in self.later:
-            if new:
-                lacks.array[:] = difference.array
+            if self.is_current:
+                added_since = None if self.added_since is None else self.added_since.array
+                how = self.positions, self.is_late, self.plain, added_since
+                averager.outer_step.shift(own, difference.array, self.weight, *how)
+        for sum_, is_new in self.newer_sums:
+            if is_new:
+                sum_.array[:] = difference.array
             else:
-                lacks.array += difference.array
+                sum_.array += difference.array
 
-    def land(self) -> None:
+    @property
+    def is_current(self) -> bool:
+        """Return False if the weights were replaced from outside since: the outer step is at others now."""
+        return self.outside_replacements == self.averager.outside_replacements
+
+    def finish(self) -> None:
+        """Deliver the update to the boundary, or drop it if the weights were replaced from outside."""
         averager, result = self.averager, self.result
         averager.vectors.give(self.snapshot)
-        self.end_later()
+        self.release_newer_sums()
         assert result is not None
-        if self.generation != averager.generation:
+        if not self.is_current:
             averager.vectors.give(result)
             averager.boundary.abort_update()
             return
-        weight = self.weight if self.unweighted else 1.0
+        weight = self.weight if self.leaves_weight else 1.0
         sample, movement = None, averager.movement
         if movement is not None and self.mass is None:
-            movement.added(result.array, self.positions, weight)
+            movement.add_shift(result.array, self.positions, weight)
         elif movement is not None:
             sample = movement.sample(result.array)
-        averager.boundary.want_update(Update(result, self.mass, sample, self.positions, weight))
+        averager.boundary.deliver_update(Update(result, self.mass, sample, self.positions, weight))
 
     def fail(self) -> None:
         """Continue without the mix. Its vectors are not reused, because another thread may still write to them."""
-        for lacks, new in self.later:
-            if new:
-                lacks.array.fill(0.0)
-        self.end_later()
+        for sum_, is_new in self.newer_sums:
+            if is_new:
+                sum_.array.fill(0.0)
+        self.release_newer_sums()
         self.averager.boundary.abort_update()
 
-    def end_later(self) -> None:
-        for lacks, _ in self.later:
-            self.averager.vectors.give(lacks)
-        self.later = []
+    def release_newer_sums(self) -> None:
+        for sum_, _ in self.newer_sums:
+            self.averager.vectors.give(sum_)
+        self.newer_sums = []
 
 
-class TakingOver:
-    """A job that takes another run's weights to the step boundary."""
+class AdoptJob:
+    """A job without arithmetic, which brings another run's weights to the boundary behind mixes of the old weights."""
 
     __slots__ = ("adoption", "averager", "elements")
 
@@ -146,16 +208,16 @@ class TakingOver:
     def run(self) -> None:
         """Do nothing: there is nothing to compute."""
 
-    def land(self) -> None:
-        joining = self.averager.joining
-        if joining is not None and self.adoption.vector is joining.array:
-            self.averager.boundary.want_adoption(self.adoption)
+    def finish(self) -> None:
+        vector = self.averager.joining_vector
+        if vector is not None and self.adoption.vector is vector.array:
+            self.averager.boundary.request_adoption(self.adoption)
 
     def fail(self) -> None:
-        """Do nothing: neither ``run`` nor ``land`` can fail."""
+        """Do nothing: neither ``run`` nor ``finish`` can fail."""
 
 
-class Beginning:
+class PrepareOuterStepJob:
     """A job that prepares the outer step's memory, once the step has taken over the vector that a newcomer collected.
 
     It frees the vector's part that the outer step does not use, and allocates the momentum, while the training loop
@@ -165,21 +227,21 @@ class Beginning:
     __slots__ = ("averager", "elements", "vector")
 
     def __init__(self, averager: JobOwner, vector: Vector) -> None:
-        self.averager, self.vector, self.elements = averager, vector, averager.outer.parameters
+        self.averager, self.vector, self.elements = averager, vector, averager.outer_step.parameters
 
     def run(self) -> None:
         self.vector.shorten(self.elements)
         with self.averager.lock:
-            self.averager.outer.rest()
+            self.averager.outer_step.forget_momentum()  # Writing zeros allocates its pages.
 
-    def land(self) -> None:
+    def finish(self) -> None:
         """Do nothing: only later mixes need the result."""
 
     def fail(self) -> None:
         """Do nothing: the memory is allocated when it is needed."""
 
 
-class MakingRoom:
+class AllocatePieceJob:
     """A job that allocates memory for a newcomer's piece and touches it before the training loop copies.
 
     Writing to untouched pages takes four times as long as the copy.
@@ -192,23 +254,23 @@ class MakingRoom:
         self.vector: Vector | None = None
 
     def run(self) -> None:
-        self.vector = self.averager.vectors.pass_by(self.elements)
+        self.vector = self.averager.vectors.take_transient(self.elements)
         self.vector.start = self.effect.start
         self.vector.array.fill(0.0)
 
-    def land(self) -> None:
+    def finish(self) -> None:
         averager, vector, session = self.averager, self.vector, self.effect.session
         assert vector is not None
         if averager.peer.view.needs_snapshot(session) and session not in averager.snapshots:
-            averager.boundary.want_snapshot(session, vector)
+            averager.boundary.request_snapshot(session, vector)
         else:
             averager.vectors.give(vector)
 
     def fail(self) -> None:
-        self.averager.failed(self.effect.session, "fault")
+        self.averager.report_failed(self.effect.session, "fault")
 
 
-class Reserving:
+class AllocateSnapshotJob:
     """A job that allocates the memory of a snapshot, if more exchanges are in progress than ever before."""
 
     __slots__ = ("averager", "cut", "elements", "pushes", "session")
@@ -220,34 +282,34 @@ class Reserving:
     def run(self) -> None:
         self.averager.vectors.reserve(self.elements)
 
-    def land(self) -> None:
+    def finish(self) -> None:
         if self.averager.peer.view.needs_snapshot(self.session):
-            self.averager.boundary.want_snapshot(self.session, None, self.pushes, self.cut)
+            self.averager.boundary.request_snapshot(self.session, None, self.pushes, self.cut)
 
     def fail(self) -> None:
-        self.averager.not_taken(self.session)
+        self.averager.report_not_taken(self.session)
 
 
-class Averaging:
+class AverageSliceJob:
     """A job that computes the mean of our slice of a group's vectors."""
 
-    __slots__ = ("averaged", "averager", "elements", "group")
+    __slots__ = ("averager", "elements", "group", "on_averaged")
 
-    def __init__(self, averager: JobOwner, group: GroupAverage, averaged: Callable[[], None]) -> None:
-        self.averager, self.group, self.averaged = averager, group, averaged
-        self.elements = group.parts.size
+    def __init__(self, averager: JobOwner, group: GroupAverage, on_averaged: Callable[[], None]) -> None:
+        self.averager, self.group, self.on_averaged = averager, group, on_averaged
+        self.elements = group.rows.size
 
     def run(self) -> None:
-        self.group.average()
+        self.group.average_slice()
 
-    def land(self) -> None:
+    def finish(self) -> None:
         group = self.group
-        group.averaging = False
-        if group.over:
+        group.is_averaging = False
+        if group.is_released:
             group.release()
         else:
-            self.averaged()
+            self.on_averaged()
 
     def fail(self) -> None:
-        self.group.averaging = False
-        self.averager.failed(self.group.session, "fault")
+        self.group.is_averaging = False
+        self.averager.report_failed(self.group.session, "fault")

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from gossip.averaging.vectors import Floats, Positions
 
-__all__ = ["Backup", "Model", "Pending", "Upload", "finite_of", "torn"]
+__all__ = ["Backup", "Model", "Pending", "Upload", "is_torn", "result_is_finite"]
 
 
 class Pending(Protocol):
@@ -15,14 +15,14 @@ class Pending(Protocol):
     def done(self) -> bool: ...
 
 
-def finite_of(copy: Pending) -> bool | None:
-    """Return True if all values of a finished copy are finite, False if one is not, None if they were not checked."""
+def result_is_finite(copy: Pending) -> bool | None:
+    """Return whether all values of a finished copy are finite; None if they were not checked."""
     found: bool | None = getattr(copy, "finite", None)
     return found
 
 
-def torn(copy: Pending) -> bool:
-    """Return True if a finished copy is of no use, because the weights changed meanwhile."""
+def is_torn(copy: Pending) -> bool:
+    """Return True if the weights changed during a finished copy, which is of no use then."""
     return bool(getattr(copy, "torn", False))
 
 

@@ -1,19 +1,19 @@
 """The computation of one side of a pair or push: the difference between its snapshot and the partner's.
 
 Each side subtracts its own snapshot, as the partner decodes it, from the partner's as it arrived. The two differences
-are each other's exact negatives (:mod:`gossip.arithmetic.mixing`). Vectors arrive chunk by chunk through
-:meth:`PairAverage.stream`, or whole.
+are each other's exact negatives (:mod:`gossip.arithmetic.mixing`). On real links the vector arrives chunk by chunk, in
+a receiver. In the simulator it arrives whole.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from gossip.arithmetic.mixing import difference
+from gossip.arithmetic.mixing import subtract
 from gossip.averaging.streams import DifferenceReceiver
 from gossip.averaging.vectors import Floats, Vector, Vectors
 from gossip.codecs import ALIGN, Codec, Overflow, Spread
-from gossip.codecs.base import peaks
+from gossip.codecs.base import block_peaks
 from gossip.effects import Transfer
 from gossip.kernel.squares import squares
 
@@ -21,11 +21,28 @@ __all__ = ["PairAverage"]
 
 
 class PairAverage:
-    """One side of a pair or push. ``codec`` is bound if it needs bounds; ``spread`` learns from the difference."""
+    """One side of a pair or push.
+
+    ``codec`` has its bounds, if it needs any. ``spread`` learns from the difference how far members are apart.
+    """
 
     __slots__ = (
-        "codec", "difference", "difference_sq", "elements", "ours", "own_sq", "partner", "positions", "receiver",
-        "receives", "sends", "session", "spread", "values", "vectors", "whole",
+        "codec",
+        "decoded_ours",
+        "difference",
+        "difference_sq",
+        "elements",
+        "is_complete",
+        "ours",
+        "own_sq",
+        "partner",
+        "positions",
+        "receiver",
+        "receives",
+        "sends",
+        "session",
+        "spread",
+        "vectors",
     )  # fmt: skip
 
     def __init__(
@@ -37,71 +54,83 @@ class PairAverage:
         self.positions = None if cut is None else cut.positions
         self.ours = array if self.positions is None else array[: self.positions.size]
         self.elements = self.ours.size
-        self.values = self.ours  # Our values as the partner decodes them.
+        self.decoded_ours = self.ours  # Our values as the partner decodes them.
         self.codec, self.spread, self.vectors = codec, spread, vectors
-        self.difference: Vector | None = None  # theirs - ours, until the caller takes it.
+        self.difference: Vector | None = None  # The partner's vector minus ours, until the caller takes it.
         self.receiver: DifferenceReceiver | None = None
         self.difference_sq = self.own_sq = 0.0
-        self.whole = False  # The whole vector of the partner has arrived.
+        self.is_complete = False  # The partner's vector has arrived as a whole.
 
     # -- chunk by chunk ------------------------------------------------------------------------------------------
-    def stream(self) -> DifferenceReceiver | None:
-        """Return the receiver of the partner's chunks, None if none will come; report its end to :meth:`arrived`."""
+    def create_receiver(self) -> DifferenceReceiver | None:
+        """Create the receiver of the partner's chunks; return None if none will come.
+
+        The driver calls :meth:`on_received` once the receiver is complete.
+        """
         if self.receives:
             self.difference = self.vectors.take(self.elements)
             self.receiver = DifferenceReceiver(
-                self.session, self.ours, self.difference.array, self.codec, self.spread, plain=not self.sends
+                self.session, self.ours, self.difference.array, self.codec, self.spread, skips_codec=not self.sends
             )
         return self.receiver
 
-    def arrived(self) -> None:
+    def on_received(self) -> None:
+        """Take the squared norms from the receiver, which is complete."""
         receiver = self.receiver
         assert receiver is not None
-        self.difference_sq, self.own_sq, self.whole = receiver.difference_sq, receiver.own_sq, receiver.done
+        self.difference_sq, self.own_sq, self.is_complete = (
+            receiver.difference_sq,
+            receiver.own_sq,
+            receiver.is_complete,
+        )
 
     # -- whole vectors -------------------------------------------------------------------------------------------
-    def send(self, values: Floats) -> tuple[Floats, bytearray | None]:
-        """Return ``values`` as the partner decodes them, and the bytes if decoding needs the partner's own vector."""
+    def as_received(self, values: Floats) -> tuple[Floats, bytearray | None]:
+        """Return ``values`` as the partner decodes them, and the bytes if decoding needs the partner's own vector.
+
+        Args:
+            values: The values that are sent, float32 (elements,).
+        """
         encoded: bytearray | None = None
         if self.codec.needs_spread:
             encoded = bytearray(self.codec.encoded_bytes(values.size))
             self.codec.encode(values, encoded, self.session)
-        if not self.codec.raw:
+        if not self.codec.is_raw:
             decoded = np.empty_like(values)
             self.codec.quantised(values, decoded, self.session)
             values = decoded
         return values, encoded
 
-    def decodes(self, encoded: bytearray) -> bool:
-        """Return True if the bound that the partner's bytes rely on holds."""
+    def can_decode(self, encoded: bytearray) -> bool:
+        """Return True if the partner's vector is within the bound that its bytes rely on."""
         try:
             self.codec.decode(encoded, np.empty_like(self.ours), self.ours, self.session)
         except Overflow:
             return False
         return True
 
-    def take(self, theirs: Floats, other: PairAverage | None = None) -> None:
-        """Subtract our values from the partner's vector, as its :meth:`send` returned it.
+    def receive_whole(self, theirs: Floats, other: PairAverage | None = None) -> None:
+        """Subtract our values from the partner's vector, as its :meth:`as_received` returned it.
 
         If the partner's average is known (``other``) and has its difference, ours is the negative of it.
         """
         self.difference = self.vectors.take(self.elements)
         if other is not None and other.difference is not None:
             np.negative(other.difference.array, out=self.difference.array)
-            self.difference_sq, self.own_sq = other.difference_sq, squares(self.values)
+            self.difference_sq, self.own_sq = other.difference_sq, squares(self.decoded_ours)
         else:
-            self.difference_sq, self.own_sq = difference(theirs, self.values, self.difference.array)
-        self.whole = True
+            self.difference_sq, self.own_sq = subtract(theirs, self.decoded_ours, self.difference.array)
+        self.is_complete = True
 
     # -- results -------------------------------------------------------------------------------------------------
-    def learn(self) -> None:
-        """Let codecs learn the distance between members from an accepted difference."""
-        if self.spread is None or not self.whole:
+    def learn_distance(self) -> None:
+        """Learn the distance between members from the difference, which was accepted."""
+        if self.spread is None or not self.is_complete:
             return
         if self.receiver is not None:
-            self.receiver.learn()
+            self.receiver.learn_distance()
         elif self.difference is not None:
-            self.spread.learn(peaks(self.difference.array, ALIGN), self.codec.errors(self.ours))
+            self.spread.learn(block_peaks(self.difference.array, ALIGN), self.codec.block_errors(self.ours))
 
     def take_difference(self) -> Vector | None:
         """Return the difference, which the caller owns from now on."""
@@ -109,8 +138,8 @@ class PairAverage:
         return taken
 
     def release(self) -> None:
-        filling = self.receiver is not None and self.receiver.filling
-        # Otherwise a link still writes there, so the vector is not reused.
-        if self.difference is not None and not filling:
+        """Give the difference back, unless a link still writes to it: then the vector is not reused."""
+        is_filling = self.receiver is not None and self.receiver.is_filling
+        if self.difference is not None and not is_filling:
             self.vectors.give(self.difference)
         self.difference = None

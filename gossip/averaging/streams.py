@@ -1,4 +1,7 @@
-"""Chunked streams of a vector in both directions: each chunk is decoded, checked and subtracted while in cache."""
+"""Streams of a vector: a sender encodes it chunk by chunk, and a receiver checks and decodes each chunk while in cache.
+
+There is a receiver for each use: the difference from our vector, a member's values, a newcomer's piece, a comparison.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from gossip.arithmetic.mixing import difference
+from gossip.arithmetic.mixing import subtract
 from gossip.averaging.coverage import Coverage
 from gossip.averaging.vectors import Lease
 from gossip.codecs import ALIGN, Codec, Overflow, Spread, get_codec
-from gossip.codecs.base import peaks
+from gossip.codecs.base import block_peaks
 from gossip.errors import ProtocolError
 from gossip.kernel.squares import squares
 from gossip.wire.frames import encode
@@ -25,8 +28,8 @@ __all__ = [
 Floats = NDArray[np.float32]
 
 
-class Most(Protocol):
-    """A source of the largest chunk size at present."""
+class ChunkLimit(Protocol):
+    """The largest chunk that suits a link at present."""
 
     @property
     def elements(self) -> int: ...
@@ -43,25 +46,25 @@ class Sender:
 
     def __init__(
         self, session: int, vector: Floats, codec: Codec, chunk_elements: int, origin: int = 0,
-        lease: Lease | None = None, most: Most | None = None,
+        lease: Lease | None = None, limit: ChunkLimit | None = None,
     ) -> None:  # fmt: skip
         """Prepare to send ``vector``.
 
         Args:
             session: Session of the chunks.
-            vector: Values to send.
+            vector: Values to send, float32 (elements,).
             codec: Codec of the chunks.
-            chunk_elements: Largest chunk.
+            chunk_elements: Number of elements of the largest chunk.
             origin: Position of the vector in the whole one, if it is a slice.
             lease: The lease of the memory behind ``vector``; :meth:`let_go` ends it.
-            most: Source of a smaller limit of chunks, which may change.
+            limit: A smaller limit of the chunks, which may change.
         """
-        self.lease, self.most = lease, most
+        self.lease, self.limit = lease, limit
         self.session, self.vector, self.codec, self.origin = session, vector, codec, origin
         # Chunks are multiples of ALIGN, since each scale of a codec belongs to fixed positions.
         self.chunk_elements = min(max(chunk_elements // ALIGN, 1) * ALIGN, vector.size)
         self.position = 0
-        self.buffer = bytearray(0 if codec.raw else codec.encoded_bytes(self.chunk_elements))
+        self.buffer = bytearray(0 if codec.is_raw else codec.encoded_bytes(self.chunk_elements))
 
     def next_frame(self, apart: bool = False) -> tuple[bytes, memoryview] | None:
         """Return the header and body of the next chunk, None after the last.
@@ -72,10 +75,10 @@ class Sender:
         if self.done:
             return None
         start, count = self.position, self.chunk_elements
-        if self.most is not None and self.most.elements < count:
-            count = max(self.most.elements // ALIGN, 1) * ALIGN
+        if self.limit is not None and self.limit.elements < count:
+            count = max(self.limit.elements // ALIGN, 1) * ALIGN
         values = self.vector[start : start + count]
-        if self.codec.raw:
+        if self.codec.is_raw:
             body = memoryview(values.data).cast("B")
         else:
             count = self.codec.encoded_bytes(values.size)
@@ -86,6 +89,7 @@ class Sender:
         return encode(Chunk(self.session, self.origin + start, values.size, checksum), len(body)), body
 
     def let_go(self) -> None:
+        """End the lease of the vector's memory."""
         if self.lease is not None:
             self.lease.end()
 
@@ -106,11 +110,11 @@ class Receiver:
     def __init__(self, session: int, size: int, codec: Codec, origin: int = 0) -> None:
         self.session, self.size, self.codec, self.origin = session, size, codec, origin
         self.coverage = Coverage(size)
-        self.bodies: dict[int, memoryview] = {}  # Buffers that links fill at present, by the start of their chunk.
-        self.spare: list[bytearray] = []  # Buffers that :meth:`scratch` reuses.
-        self.fault = ""  # Reason why :meth:`arrived` returned False: checksum or overflow.
+        self.open_bodies: dict[int, memoryview] = {}  # Buffers that links fill at present, by the start of their chunk.
+        self.free_buffers: list[bytearray] = []  # Buffers that :meth:`scratch_buffer` reuses.
+        self.fault = ""  # Reason why :meth:`finish_chunk` returned False: checksum or overflow.
 
-    def place(self, chunk: Chunk, body_bytes: int, anywhere: bool = False) -> memoryview:
+    def begin_chunk(self, chunk: Chunk, body_bytes: int, anywhere: bool = False) -> memoryview:
         """Return the buffer for the body of a chunk.
 
         Raises:
@@ -122,31 +126,30 @@ class Receiver:
         expected = self.codec.encoded_bytes(chunk.elements)
         if body_bytes != expected:
             raise ProtocolError(f"A chunk has {body_bytes} bytes instead of {expected}.")
-        self.coverage.begin(start, chunk.elements, anywhere)
-        body = self.bodies[start] = self.buffer(slice(start, start + chunk.elements), expected)
+        self.coverage.begin_chunk(start, chunk.elements, anywhere)
+        body = self.open_bodies[start] = self.body_buffer(slice(start, start + chunk.elements), expected)
         return body
 
-    def arrived(self, chunk: Chunk) -> bool:
-        """Check and use a filled body. Return False, with the reason in ``fault``, if that fails.
+    def finish_chunk(self, chunk: Chunk) -> bool:
+        """Check and use the filled body of a chunk. Return False, with the reason in ``fault``, if that fails.
 
         The reason is "checksum", or "overflow" if a difference exceeds the codec's bound and another codec would do.
         """
-        checked = chunk.checksum or not self.sealed
-        if checked and xxhash.xxh3_64_intdigest(self.bodies[chunk.start - self.origin]) != chunk.checksum:
-            self.fault = "checksum"
-            del self.bodies[chunk.start - self.origin]
-            return False
         start = chunk.start - self.origin
-        body = self.bodies.pop(start)
+        body = self.open_bodies.pop(start)
+        has_checksum = chunk.checksum or not self.sealed
+        if has_checksum and xxhash.xxh3_64_intdigest(body) != chunk.checksum:
+            self.fault = "checksum"
+            return False
         try:
-            self.use(slice(start, start + chunk.elements), body)
+            self.use_chunk(slice(start, start + chunk.elements), body)
         except Overflow:
             self.fault = "overflow"
             return False
         finally:
-            if isinstance(body.obj, bytearray):  # A buffer from scratch() is free again.
-                self.spare.append(body.obj)
-        self.coverage.complete(start)
+            if isinstance(body.obj, bytearray):  # A buffer from scratch_buffer() is free again.
+                self.free_buffers.append(body.obj)
+        self.coverage.finish_chunk(start)
         return True
 
     @property
@@ -157,118 +160,122 @@ class Receiver:
     @property
     def elements_arrived(self) -> int:
         """Return the number of elements that have arrived."""
-        return self.coverage.arrived
+        return self.coverage.arrived_elements
 
     @property
-    def filling(self) -> bool:
+    def is_filling(self) -> bool:
         """Return True if a link is reading into a buffer of ours."""
-        return bool(self.bodies)
+        return bool(self.open_bodies)
 
     @property
-    def done(self) -> bool:
-        return self.coverage.done
+    def is_complete(self) -> bool:
+        return self.coverage.is_complete
 
-    def scratch(self, expected: int) -> memoryview:
+    def scratch_buffer(self, expected: int) -> memoryview:
         """Return a buffer to read into. Usually it is allocated at the first chunk, since all have one size."""
-        room = self.spare.pop() if self.spare else bytearray()
+        room = self.free_buffers.pop() if self.free_buffers else bytearray()
         if len(room) < expected:
             room = bytearray(expected)
         return memoryview(room)[:expected]
 
-    def buffer(self, where: slice, expected: int) -> memoryview:
+    def body_buffer(self, where: slice, expected: int) -> memoryview:
+        """Return a buffer of ``expected`` bytes for the body of the elements ``where``."""
         raise NotImplementedError
 
-    def use(self, where: slice, body: memoryview) -> None:
+    def use_chunk(self, where: slice, body: memoryview) -> None:
+        """Use the elements ``where``, which ``body`` encodes. Raises Overflow if the codec's bound is exceeded."""
         raise NotImplementedError
 
 
 class DifferenceReceiver(Receiver):
-    """A receiver that computes ``out = Q(theirs) - Q(ours)`` and both squared norms.
+    """A receiver that computes ``out = Q(theirs) - Q(ours)``, and the squared norms of ``out`` and ``Q(ours)``.
 
-    Norms are summed in the order of the vector, whatever the order of its chunks. With ``spread`` the largest
-    difference of each block is found while it is in cache. Call :meth:`learn` once the exchange is accepted.
+    ``Q`` is the codec. Norms are summed in the order of the vector, whatever the order of its chunks. With ``spread``
+    the largest difference of each block is found while it is in cache. Call :meth:`learn_distance` once the exchange is
+    accepted.
     """
 
     def __init__(
-        self, session: int, ours: Floats, out: Floats, codec: Codec, spread: Spread | None = None, plain: bool = False,
-        origin: int = 0,
+        self, session: int, ours: Floats, out: Floats, codec: Codec, spread: Spread | None = None,
+        skips_codec: bool = False, origin: int = 0,
     ) -> None:  # fmt: skip
-        """Prepare to receive. ``plain``: our vector is not sent, so its values are used without the codec."""
+        """Prepare to receive. ``skips_codec``: our vector is not sent, so its values are used as they are."""
         super().__init__(session, ours.size, codec, origin)
-        self.ours, self.out, self.spread, self.plain = ours, out, spread, plain
+        self.ours, self.out, self.spread, self.skips_codec = ours, out, spread, skips_codec
         blocks = 0 if spread is None else -(-ours.size // ALIGN)
+        # The largest difference and the codec's largest error in each block of ALIGN elements: (blocks,).
         self.peaks, self.errors = np.empty(blocks, np.float32), np.empty(blocks, np.float32)
         self.difference_sq = self.own_sq = 0.0
-        self.summed = 0  # Length of the prefix whose squares are summed.
-        self.early: dict[int, int] = {}  # Start to stop of the chunks that wait for their turn to be summed.
-        self.own = np.empty(0, np.float32)  # Our values of a chunk as the partner decodes them.
+        self.summed_elements = 0  # Length of the prefix whose squares are summed.
+        self.early_chunks: dict[int, int] = {}  # Stops by start, of the chunks that wait for their turn to be summed.
+        self.decoded_ours = np.empty(0, np.float32)  # Our values of a chunk as the partner decodes them.
 
-    def buffer(self, where: slice, expected: int) -> memoryview:
-        if self.codec.raw:
+    def body_buffer(self, where: slice, expected: int) -> memoryview:
+        if self.codec.is_raw:
             return memoryview(self.out[where].data).cast("B")
-        if self.own.size < where.stop - where.start and not self.plain:
-            self.own = np.empty(where.stop - where.start, np.float32)
-        return self.scratch(expected)
+        if self.decoded_ours.size < where.stop - where.start and not self.skips_codec:
+            self.decoded_ours = np.empty(where.stop - where.start, np.float32)
+        return self.scratch_buffer(expected)
 
-    def use(self, where: slice, body: memoryview) -> None:
+    def use_chunk(self, where: slice, body: memoryview) -> None:
         ours, out = self.ours[where], self.out[where]
-        in_turn = where.start == self.summed
-        before = (self.difference_sq, self.own_sq) if in_turn else (0.0, 0.0)
-        if self.codec.raw or self.plain:
-            if not self.codec.raw:
+        is_next = where.start == self.summed_elements
+        sums = (self.difference_sq, self.own_sq) if is_next else (0.0, 0.0)
+        if self.codec.is_raw or self.skips_codec:
+            if not self.codec.is_raw:
                 self.codec.decode(body, out, ours, self.session, self.origin + where.start)
-            before = difference(out, ours, out, before)
+            sums = subtract(out, ours, out, sums)
         else:
-            own, start = self.own[: out.size], self.origin + where.start
-            before = self.codec.subtract(body, ours, out, own, self.session, start, before)
+            own, start = self.decoded_ours[: out.size], self.origin + where.start
+            sums = self.codec.subtract(body, ours, out, own, self.session, start, sums)
         if self.spread is not None:
             blocks = slice(where.start // ALIGN, -(-where.stop // ALIGN))
-            self.peaks[blocks] = peaks(out, ALIGN)
-            self.errors[blocks] = self.codec.errors(ours, where.start)
-        if not in_turn:
-            self.early[where.start] = where.stop
+            self.peaks[blocks] = block_peaks(out, ALIGN)
+            self.errors[blocks] = self.codec.block_errors(ours, where.start)
+        if not is_next:
+            self.early_chunks[where.start] = where.stop
             return
-        self.difference_sq, self.own_sq = before
-        self.summed = where.stop
-        while self.summed in self.early:
-            self.add(slice(self.summed, self.early.pop(self.summed)))
+        self.difference_sq, self.own_sq = sums
+        self.summed_elements = where.stop
+        while self.summed_elements in self.early_chunks:
+            self.add_squares(slice(self.summed_elements, self.early_chunks.pop(self.summed_elements)))
 
-    def add(self, where: slice) -> None:
+    def add_squares(self, where: slice) -> None:
         """Add the squares of a chunk whose turn has come."""
         own = self.ours[where]
-        if not (self.codec.raw or self.plain):
-            values, own = own, self.own[: own.size]
+        if not (self.codec.is_raw or self.skips_codec):
+            values, own = own, self.decoded_ours[: own.size]
             self.codec.quantised(values, own, self.session, self.origin + where.start)
         self.difference_sq = squares(self.out[where], self.difference_sq)
         self.own_sq = squares(own, self.own_sq)
-        self.summed = where.stop
+        self.summed_elements = where.stop
 
-    def learn(self) -> None:
+    def learn_distance(self) -> None:
         """Let the node's spread learn the distance from the whole difference, which was accepted."""
-        assert self.done, "only a whole difference is learned from"
+        assert self.is_complete, "only a whole difference is learned from"
         if self.spread is not None:
             self.spread.learn(self.peaks, self.errors)
 
 
 class ValuesReceiver(Receiver):
-    """A receiver of another member's values, as all members decode them."""
+    """A receiver that only decodes another member's values into ``out``, as all members decode them."""
 
     def __init__(self, session: int, out: Floats, codec: Codec, origin: int = 0) -> None:
         super().__init__(session, out.size, codec, origin)
         self.out = out
 
-    def buffer(self, where: slice, expected: int) -> memoryview:
-        if self.codec.raw:
+    def body_buffer(self, where: slice, expected: int) -> memoryview:
+        if self.codec.is_raw:
             return memoryview(self.out[where].data).cast("B")
-        return self.scratch(expected)
+        return self.scratch_buffer(expected)
 
-    def use(self, where: slice, body: memoryview) -> None:
-        if not self.codec.raw:
+    def use_chunk(self, where: slice, body: memoryview) -> None:
+        if not self.codec.is_raw:
             self.codec.decode(body, self.out[where], None, self.session, self.origin + where.start)
 
 
 class PieceReceiver(Receiver):
-    """A receiver of a raw slice [start, stop) of a donor's vector into the same place of ours.
+    """A receiver of elements [start, stop) of a donor's vector, not encoded, into the same place of ours.
 
     Bytes arrive in a buffer of its own, so that a donor that was given up cannot overwrite what another has sent.
     """
@@ -277,15 +284,15 @@ class PieceReceiver(Receiver):
         super().__init__(session, stop - start, get_codec("fp32"))
         self.out, self.start = out, start
 
-    def buffer(self, where: slice, expected: int) -> memoryview:
-        return self.scratch(expected)
+    def body_buffer(self, where: slice, expected: int) -> memoryview:
+        return self.scratch_buffer(expected)
 
-    def use(self, where: slice, body: memoryview) -> None:
+    def use_chunk(self, where: slice, body: memoryview) -> None:
         self.out[self.start + where.start : self.start + where.stop] = finite_values(body)
 
 
 class ComparingReceiver(Receiver):
-    """A receiver that compares a raw slice [start, stop) of another's vector with ours, which stays as it is.
+    """A receiver that compares elements [start, stop) of another member's vector with ours, which stays as it is.
 
     It adds up ``|theirs - ours|^2`` and ``|ours|^2``.
     """
@@ -295,14 +302,14 @@ class ComparingReceiver(Receiver):
         self.ours, self.start = ours, start
         self.difference_sq = self.own_sq = 0.0
 
-    def buffer(self, where: slice, expected: int) -> memoryview:
-        return self.scratch(expected)
+    def body_buffer(self, where: slice, expected: int) -> memoryview:
+        return self.scratch_buffer(expected)
 
-    def use(self, where: slice, body: memoryview) -> None:
+    def use_chunk(self, where: slice, body: memoryview) -> None:
         theirs = finite_values(body)
         ours = self.ours[self.start + where.start : self.start + where.stop]
-        before = self.difference_sq, self.own_sq
-        self.difference_sq, self.own_sq = difference(theirs, ours, np.empty_like(ours), before)
+        sums = self.difference_sq, self.own_sq
+        self.difference_sq, self.own_sq = subtract(theirs, ours, np.empty_like(ours), sums)
 
 
 def finite_values(body: memoryview) -> Floats:

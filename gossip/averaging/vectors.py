@@ -1,4 +1,4 @@
-"""Host vectors: the elements of the weights that they hold, and their reference counts."""
+"""Vectors in the host's memory: which weights they hold, how many sessions use them, and their pool's interface."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gossip.arithmetic.subsets import Subset
+from gossip.arithmetic.subsets import ALL, Subset
 
 __all__ = ["Cut", "Floats", "Lease", "Positions", "Vector", "Vectors"]
 
@@ -27,23 +27,23 @@ class Cut:
 
 @dataclass(slots=True, eq=False)
 class Vector:
-    """A host vector, shared by ``users`` sessions."""
+    """A host vector, shared by ``users`` sessions; it returns to its pool when the last one gives it back."""
 
-    array: Floats  # With a cut: its elements, then the sampled ones.
+    array: Floats  # (elements,); with a cut: the values of its elements, then those of the sampled ones.
     users: int = 1
-    cut: Cut | None = None
-    passing: bool = False  # Its memory is freed when it has no more users.
-    start: int = 0  # Position of its first element in what newcomers take.
-    memory: mmap.mmap | None = None  # Mapping that holds this vector alone.
-    finite: bool | None = None  # True if all copied values are finite, None if not checked.
-    taken: int = 0  # Snapshot: number of the boundary visit that took it.
-    since: Vector | None = None  # Snapshot: sum of what mixes have added to the weights since.
+    cut: Cut | None = None  # The elements of the weights that it holds; None for all.
+    is_transient: bool = False  # Its memory is freed when it has no more users.
+    start: int = 0  # Position of its first element in the vector that newcomers take.
+    memory: mmap.mmap | None = None  # The mapping that holds this vector alone.
+    is_finite: bool | None = None  # True if all copied values are finite; None if they were not checked.
+    visit_number: int = 0  # For a snapshot: the number of the boundary visit that took it.
+    added_since: Vector | None = None  # For a snapshot: the sum of what mixes have added to the weights since.
 
     @classmethod
     def mapped(cls, elements: int) -> Vector:
         """Return zeros in memory whose pages are allocated when they are written to."""
         memory = mmap.mmap(-1, 4 * elements, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        return cls(np.frombuffer(memory, np.float32), passing=True, memory=memory)
+        return cls(np.frombuffer(memory, np.float32), is_transient=True, memory=memory)
 
     def shorten(self, elements: int) -> None:
         """Shorten the vector, and return the mapped pages behind its new end to the system."""
@@ -54,16 +54,21 @@ class Vector:
                 self.memory.madvise(mmap.MADV_DONTNEED, stop)
 
     @property
+    def part(self) -> Subset:
+        """Return the part of the weights that it holds."""
+        return ALL if self.cut is None else self.cut.part
+
+    @property
     def elements(self) -> int:
         """Return the number of elements without the sampled ones."""
         return self.array.size if self.cut is None else self.cut.positions.size
 
-    def holds(self, start: int, stop: int) -> bool:
-        """Return True if it has elements [start, stop) of what newcomers take."""
+    def has_piece(self, start: int, stop: int) -> bool:
+        """Return True if it holds elements [start, stop) of the vector that newcomers take."""
         return self.start <= start and stop <= self.start + self.array.size
 
     def piece(self, start: int, stop: int) -> Floats:
-        """Return elements [start, stop) of what newcomers take."""
+        """Return elements [start, stop) of the vector that newcomers take."""
         return self.array[start - self.start : stop - self.start]
 
 
@@ -73,38 +78,38 @@ class Vectors(Protocol):
     def take(self, elements: int) -> Vector:
         """Return an uninitialised vector of ``elements`` floats."""
 
-    def at_hand(self, elements: int) -> bool:
+    def has_free(self, elements: int) -> bool:
         """Return True if :meth:`take` would return a vector whose memory exists, or is too small to matter."""
 
     def reserve(self, elements: int) -> None:
-        """Make :meth:`at_hand` true, in a thread that may wait."""
+        """Allocate memory so that :meth:`has_free` is true, in a thread that may wait."""
 
-    def pass_by(self, elements: int) -> Vector:
-        """Return a vector of a length that exchanges do not need; its memory is freed when it is given back."""
+    def take_transient(self, elements: int) -> Vector:
+        """Return an uninitialised vector for a newcomer's piece, whose memory is freed when it is given back."""
 
-    def mapped(self, elements: int) -> Vector:
-        """Return zeros that take memory when they are written to, and give it back with their last user."""
+    def take_mapped(self, elements: int) -> Vector:
+        """Return zeros whose memory is allocated when they are written to, and freed with their last user."""
 
     def give(self, vector: Vector) -> None:
         """Release one use of the vector."""
 
-    def keep(self, vector: Vector) -> None:
-        """Keep a snapshot as the newest; it must not change while it has users."""
+    def keep_snapshot(self, vector: Vector) -> None:
+        """Keep a snapshot as the newest one; it must not change while it has users."""
 
-    def recall(self) -> Vector | None:
+    def take_last_snapshot(self) -> Vector | None:
         """Return the newest snapshot with one more user, None if there is none."""
 
-    def forget(self) -> None:
+    def forget_snapshot(self) -> None:
         """Forget the newest snapshot, because the weights were replaced."""
 
 
 class Lease:
-    """A use of a vector by a reader while others give it back. Ending it again has no effect."""
+    """A reader's use of a vector, until :meth:`end`. Ending it again has no effect."""
 
     def __init__(self, vectors: Vectors, vector: Vector) -> None:
-        self.vectors, self.vector, self.open = vectors, vector, True
+        self.vectors, self.vector, self.is_open = vectors, vector, True
 
     def end(self) -> None:
-        if self.open:
-            self.open = False
+        if self.is_open:
+            self.is_open = False
             self.vectors.give(self.vector)

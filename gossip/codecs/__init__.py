@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from gossip.codecs.base import ALIGN, BLOCK_ELEMENTS, Buffer, Codec, Floats, peaks
+from gossip.codecs.base import ALIGN, BLOCK_ELEMENTS, Buffer, Codec, Floats, block_peaks
 from gossip.codecs.blockwise import Int4, Int8
-from gossip.codecs.choice import AUTO, COMPILED, NUMPY, Machine, Taken, fastest, interval
+from gossip.codecs.choice import AUTO, COMPILED, NUMPY, ExchangeCost, Machine, fastest_codec, mix_interval
 from gossip.codecs.floats import Bf16, Fp16, Fp32
 from gossip.codecs.moniqua import Moniqua4, Overflow
 from gossip.codecs.spread import Spread
@@ -14,9 +14,9 @@ from gossip.errors import ConfigError, LocalError
 from gossip.kernel.squares import squares
 
 __all__ = [
-    "ALIGN", "AUTO", "BLOCK_ELEMENTS", "CODECS", "COMPILED", "NUMPY", "Bf16", "Buffer", "Codec", "Floats", "Fp16",
-    "Fp32", "Int4", "Int8", "Machine", "Moniqua4", "Overflow", "Spread", "Taken", "fastest", "get_codec", "interval",
-    "leaner", "needs_spread", "self_test",
+    "ALIGN", "AUTO", "BLOCK_ELEMENTS", "CODECS", "COMPILED", "NUMPY", "Bf16", "Buffer", "Codec", "ExchangeCost",
+    "Floats", "Fp16", "Fp32", "Int4", "Int8", "Machine", "Moniqua4", "Overflow", "Spread", "fastest_codec", "get_codec",
+    "leaner", "mix_interval", "needs_spread", "self_test",
 ]  # fmt: skip
 
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (
@@ -42,7 +42,7 @@ def needs_spread(name: str) -> bool:
     return name in CODECS and CODECS[name].needs_spread
 
 
-KNOWN_SQUARES = 4628240858.0  # For self_test's numbers, in the order of kernel/squares.py.
+KNOWN_SQUARES = 4628240858.0  # The sum of squares in self_test, added in the order of kernel/squares.py.
 
 
 def self_test() -> None:
@@ -58,18 +58,19 @@ def self_test() -> None:
             "choose another version of numpy."
         )
     for codec in CODECS.values():
-        if not _works(codec, values):
+        if not decodes_what_it_encodes(codec, values):
             raise LocalError(
                 f"Codec {codec.name} does not decode what it encodes on this machine (numpy {np.__version__}): "
                 "choose another codec, or another version of numpy."
             )
 
 
-def _works(codec: Codec, values: Floats) -> bool:
+def decodes_what_it_encodes(codec: Codec, values: Floats) -> bool:
+    """Return True if the codec gives its known bytes, and decodes ``values`` within its bound and as it states."""
     known = np.array(codec.known_values, np.float32)
     data = bytearray(codec.encoded_bytes(known.size))
-    _bound(codec, known).encode(known, data, 1)
-    codec = _bound(codec, values)
+    with_test_bounds(codec, known).encode(known, data, 1)
+    codec = with_test_bounds(codec, values)
     sent = bytearray(codec.encoded_bytes(values.size))
     codec.encode(values, sent, 1)
     received, expected = np.empty_like(values), np.empty_like(values)
@@ -82,9 +83,10 @@ def _works(codec: Codec, values: Floats) -> bool:
     return data.hex() == codec.known_bytes and bool(close) and np.array_equal(received, expected)
 
 
-def _bound(codec: Codec, values: Floats) -> Codec:
+def with_test_bounds(codec: Codec, values: Floats) -> Codec:
+    """Return the codec, with bounds of a quarter of ``values`` if it needs any."""
     if not codec.needs_spread:
         return codec
     spread = Spread(values.size)
-    spread.learn(peaks(values * np.float32(0.25), ALIGN), np.zeros_like(spread.peaks))
-    return codec.bound(spread)
+    spread.learn(block_peaks(values * np.float32(0.25), ALIGN), np.zeros_like(spread.peaks))
+    return codec.with_bounds(spread)

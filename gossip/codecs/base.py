@@ -16,25 +16,25 @@ from typing import ClassVar
 import numpy as np
 
 from gossip.codecs.spread import Spread
-from gossip.codecs.values import ALIGN, BLOCK_ELEMENTS, Buffer, Floats, numbers, peaks
+from gossip.codecs.values import ALIGN, BLOCK_ELEMENTS, Buffer, Floats, block_peaks, typed_view
 from gossip.kernel.squares import squares
 
-__all__ = ["ALIGN", "BLOCK_ELEMENTS", "Buffer", "Codec", "Floats", "numbers", "peaks"]
+__all__ = ["ALIGN", "BLOCK_ELEMENTS", "Buffer", "Codec", "Floats", "block_peaks", "typed_view"]
 
 
 class Codec(ABC):
     """A stateless encoding of float32 values. One instance serves all threads and links.
 
     ``seed`` is the session's number, the same on both sides: codecs with dither draw the same noise for both, which
-    cancels where the two agree. ``start`` is the position of ``values[0]`` in the stream, a multiple of :data:`ALIGN`.
+    cancels where the two agree. ``start`` is the position of ``values[0]`` in the vector, a multiple of :data:`ALIGN`.
     ``near`` are the receiver's own values at those positions, which only Moniqua reads.
     """
 
     name: ClassVar[str]
-    raw: ClassVar[bool] = False
+    is_raw: ClassVar[bool] = False
     """True if the encoded bytes are the little-endian float32 array itself, so that a sender may send a view of it."""
     needs_spread: ClassVar[bool] = False
-    """True if it needs bounds on the distance between members to encode: call :meth:`bound` first."""
+    """True if it needs bounds on the distance between members to encode: call :meth:`with_bounds` first."""
     block: ClassVar[int] = 1  # Consecutive values that share a scale.
     relative_error: ClassVar[float]
     """The bound on ``|Q(x) - x| / max |x|`` over a block, if that maximum is between ``smallest`` and ``largest``."""
@@ -83,15 +83,15 @@ class Codec(ABC):
             np.subtract(out, own, out=out)
         return squares(out, before[0]), squares(own, before[1])
 
-    def bound(self, spread: Spread) -> Codec:
-        """Return the codec for one session: itself, unless it needs the bounds that ``spread`` has learned."""
+    def with_bounds(self, spread: Spread) -> Codec:
+        """Return the codec for one session, with the bounds that ``spread`` has learned; itself if it needs none."""
         return self
 
     def error_bound(self, values: Floats, start: int = 0) -> Floats:
         """Return the bound on ``|Q(x) - x|`` for each of ``values``, none of them above ``largest``."""
-        largest = np.repeat(peaks(values, self.block), self.block)[: values.size]
+        largest = np.repeat(block_peaks(values, self.block), self.block)[: values.size]
         return np.float32(self.relative_error) * np.maximum(largest, np.float32(self.smallest))
 
-    def errors(self, values: Floats, start: int = 0) -> Floats:
-        """Return the largest :meth:`error_bound` in each block of ALIGN values: (ceil(n / ALIGN),)."""
-        return np.float32(self.relative_error) * np.maximum(peaks(values, ALIGN), np.float32(self.smallest))
+    def block_errors(self, values: Floats, start: int = 0) -> Floats:
+        """Return the largest :meth:`error_bound` in each block of ALIGN values: float32 (ceil(n / ALIGN),)."""
+        return np.float32(self.relative_error) * np.maximum(block_peaks(values, ALIGN), np.float32(self.smallest))

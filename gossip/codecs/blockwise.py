@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossip import kernel
-from gossip.codecs.base import BLOCK_ELEMENTS, Buffer, Codec, Floats, numbers, peaks
-from gossip.codecs.dither import beginnings, noise_table, segments
+from gossip.codecs.base import BLOCK_ELEMENTS, Buffer, Codec, Floats, block_peaks, typed_view
+from gossip.codecs.dither import noise_segments, noise_table, table_offsets
 from gossip.codecs.grid import INVERSES, LARGEST_SCALE, NOT_FINITE, SCALES, SMALLEST_SCALE, scale_bytes
 from gossip.codecs.packing import pack, packed_bytes, unpack
 
@@ -57,8 +57,8 @@ class Blockwise(Codec):
         return noise_table(self.centre)
 
     @cached_property
-    def share(self) -> float:
-        """Return a scale's share of the block's largest magnitude, before it is rounded up; a float32."""
+    def scale_share(self) -> float:
+        """Return the ratio of a block's scale, before it is rounded up, to its largest magnitude; a float32."""
         return float(np.float32(1.0 / (self.centre - SLACK)))
 
     def encoded_bytes(self, elements: int) -> int:
@@ -66,34 +66,34 @@ class Blockwise(Codec):
 
     def encode(self, values: Floats, out: Buffer, seed: int = 0, start: int = 0) -> None:
         if kernel.passes is not None:
-            self.compiled(kernel.passes, values.size, values, None, out, None, None, seed, start)
+            self.run_pass(kernel.passes, values.size, values, None, out, None, None, seed, start)
             return
-        body = numbers(out, "u1", self.encoded_bytes(values.size))
-        scales = self.scales(values)
+        body = typed_view(out, "u1", self.encoded_bytes(values.size))
+        scales = self.choose_scales(values)
         body[: scales.size] = scales
         inverses = INVERSES[scales]
         scratch = np.empty(min(values.size, BLOCK_ELEMENTS), np.float32)
         codes = np.empty(scratch.size, np.uint8)
         position = scales.size
         with np.errstate(invalid="ignore"):  # A block that is not finite makes the cast warn.
-            for where, noise in segments(self.noise, seed, start, values.size):
+            for where, noise in noise_segments(self.noise, seed, start, values.size):
                 steps, whole = scratch[: noise.size], codes[: noise.size]
-                self.grid(values[where], inverses[where.start // self.block :], noise, steps)
+                self.compute_codes(values[where], inverses[where.start // self.block :], noise, steps)
                 np.copyto(whole, steps, casting="unsafe")
-                self.silence(whole, scales[where.start // self.block :])
+                self.zero_codes(whole, scales[where.start // self.block :])
                 width = packed_bytes(noise.size, self.bits)
                 pack(whole, self.bits, body[position : position + width])
                 position += width
 
     def decode(self, data: Buffer, out: Floats, near: Floats | None = None, seed: int = 0, start: int = 0) -> None:
         if kernel.passes is not None:
-            self.compiled(kernel.passes, out.size, None, data, None, None, out, seed, start)
+            self.run_pass(kernel.passes, out.size, None, data, None, None, out, seed, start)
             return
-        body = numbers(data, "u1", self.encoded_bytes(out.size))
+        body = typed_view(data, "u1", self.encoded_bytes(out.size))
         position = -(-out.size // self.block)
         scales = SCALES[body[:position]]
         codes = np.empty(min(out.size, BLOCK_ELEMENTS), np.uint8)
-        for where, noise in segments(self.noise, seed, start, out.size):
+        for where, noise in noise_segments(self.noise, seed, start, out.size):
             width = packed_bytes(noise.size, self.bits)
             unpack(body[position : position + width], self.bits, codes[: noise.size])
             position += width
@@ -104,14 +104,14 @@ class Blockwise(Codec):
 
     def quantised(self, values: Floats, out: Floats, seed: int = 0, start: int = 0) -> None:
         if kernel.passes is not None:
-            self.compiled(kernel.passes, values.size, values, None, None, out, None, seed, start)
+            self.run_pass(kernel.passes, values.size, values, None, None, out, None, seed, start)
             return
-        chosen = self.scales(values)
+        chosen = self.choose_scales(values)
         scales, inverses = SCALES[chosen], INVERSES[chosen]
         with np.errstate(invalid="ignore"):
-            for where, noise in segments(self.noise, seed, start, values.size):
+            for where, noise in noise_segments(self.noise, seed, start, values.size):
                 first, steps = where.start // self.block, out[where]
-                self.grid(values[where], inverses[first:], noise, steps)
+                self.compute_codes(values[where], inverses[first:], noise, steps)
                 steps -= noise
                 by_rows(steps, scales[first:], self.block, steps)
         # Rare. The sign of a NaN depends on its operands, so set it.
@@ -124,33 +124,37 @@ class Blockwise(Codec):
     ) -> tuple[float, float]:  # fmt: skip
         if kernel.passes is None:
             return super().subtract(data, values, out, own, seed, start, before)
-        return self.compiled(kernel.passes, values.size, values, data, None, own, out, seed, start, before)
+        return self.run_pass(kernel.passes, values.size, values, data, None, own, out, seed, start, before)
 
-    def compiled(
+    def run_pass(
         self, passes: kernel.Passes, elements: int, values: Any, data: Any, encoded: Any, own: Any, out: Any,
         seed: int, start: int, before: tuple[float, float] = (0.0, 0.0),
     ) -> tuple[float, float]:  # fmt: skip
-        """Compute those of ``encoded``, ``own`` and ``out`` that are not None, in one pass of the kernel."""
+        """Compute those of ``encoded``, ``own`` and ``out`` that are not None, in one pass of the kernel.
+
+        The buffers are those of :class:`gossip.kernel.Passes`. Returns the sums of squares of ``out`` and ``own``.
+        """
         return passes.blockwise(
-            elements, values, data, encoded, own, out, start, self.block, self.bits, self.share, SCALES, INVERSES,
-            self.noise, beginnings(seed, start, elements), *before,
+            elements, values, data, encoded, own, out, start, self.block, self.bits, self.scale_share, SCALES, INVERSES,
+            self.noise, table_offsets(seed, start, elements), *before,
         )  # fmt: skip
 
-    def silence(self, codes: NDArray[np.uint8], scales: NDArray[np.uint8]) -> None:
-        """Zero the codes of blocks that are not finite: casting a NaN depends on the machine."""
+    def zero_codes(self, codes: NDArray[np.uint8], scales: NDArray[np.uint8]) -> None:
+        """Set the codes of blocks that are not finite to 0: casting a NaN depends on the machine."""
         if scales.max() == NOT_FINITE:
             for row in np.flatnonzero(scales[: -(-codes.size // self.block)] == NOT_FINITE):
                 codes[row * self.block : (row + 1) * self.block] = 0
 
-    def grid(self, values: Floats, inverses: Floats, noise: Floats, steps: Floats) -> None:
-        """Compute the codes of one piece as floats. ``steps`` may be ``values``."""
+    def compute_codes(self, values: Floats, inverses: Floats, noise: Floats, steps: Floats) -> None:
+        """Compute the codes of one piece, as floats, into ``steps``, which may be ``values``."""
         by_rows(values, inverses, self.block, steps)
         steps += noise
         np.rint(steps, out=steps)
 
-    def scales(self, values: Floats) -> NDArray[np.uint8]:
-        largest = peaks(values, self.block)
-        chosen = scale_bytes(largest * np.float32(self.share))
+    def choose_scales(self, values: Floats) -> NDArray[np.uint8]:
+        """Return the byte of each block's scale: (blocks,)."""
+        largest = block_peaks(values, self.block)
+        chosen = scale_bytes(largest * np.float32(self.scale_share))
         chosen[largest == 0.0] = 0
         return chosen
 

@@ -1,4 +1,4 @@
-"""The choice of a link's codec and of the steps between two mixes, by their costs."""
+"""The choice of a link's codec, and of the local steps between two mixes, by their costs in time."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["AUTO", "COMPILED", "MOST_INTERVAL", "NUMPY", "Machine", "Taken", "fastest", "interval"]
+__all__ = [
+    "AUTO", "COMPILED", "MAX_INTERVAL_STEPS", "NUMPY", "ExchangeCost", "Machine", "fastest_codec", "mix_interval",
+]  # fmt: skip
 
 AUTO = "auto"
 """The setting that leaves the codec to each link, or the interval to each node."""
 
-SHARE: Mapping[str, float] = {"fp32": 1.0, "bf16": 0.5, "int8": 0.2510}  # The share of fp32's bytes.
-
+# The codecs to choose from, with their bytes as a share of fp32's.
+BYTES_SHARE: Mapping[str, float] = {"fp32": 1.0, "bf16": 0.5, "int8": 0.2510}
 
 # Seconds of CPU for a GB of float32 (`make bench`, 400 MB with the outer step). The first is the training thread's time
 # at its boundary, including the four passes of a correction. The second is for transfer, checks and averaging.
@@ -27,21 +29,21 @@ class Machine:
     Attributes:
         coding_s_per_gb: To encode a vector and to subtract the partner's, beyond fp32's time, by codec.
         cores: The processors that training and exchanges share.
-        weight: The number of real elements for each element of a smaller simulated model.
+        element_weight: The number of real elements for each element of a smaller simulated model.
     """
 
     coding_s_per_gb: Mapping[str, float]
     cores: int = 2
-    weight: float = 1.0
+    element_weight: float = 1.0
 
     def coding_s(self, codec: str) -> float:
         """Return the cost of coding in this codec; one that was not measured counts as int8."""
-        return self.weight * self.coding_s_per_gb.get(codec, self.coding_s_per_gb["int8"])
+        return self.element_weight * self.coding_s_per_gb.get(codec, self.coding_s_per_gb["int8"])
 
     def work_s(self, codec: str) -> float:
         """Return how much an exchange delays training: the boundary stops it, and the cores share the rest."""
-        carried_s = self.weight * CARRYING_S_PER_GB + self.coding_s(codec)
-        return self.weight * BOUNDARY_S_PER_GB + carried_s / self.cores
+        carried_s = self.element_weight * CARRYING_S_PER_GB + self.coding_s(codec)
+        return self.element_weight * BOUNDARY_S_PER_GB + carried_s / self.cores
 
 
 # Measured by `make bench-codecs`. The simulator uses these constants, so that it decides alike on every machine.
@@ -49,17 +51,17 @@ COMPILED = Machine({"fp32": 0.0, "bf16": 0.03, "int8": 0.08})
 NUMPY = Machine({"fp32": 0.0, "bf16": 0.49, "int8": 0.95})
 
 BYTES_PER_ELEMENT_STEP = 0.5
-"""The most bytes that mixing may send for each element in each local step: fp32 every 8 steps."""
+"""The most bytes that mixing may send for each element and local step: fp32 every 8 steps."""
 
-SLACK = 0.05  # The share by which rounding may exceed a limit: int8 needs 0.4 % for its scales.
-MOST_INTERVAL = 64  # In local steps: with longer intervals nodes drift apart on any data.
-SHORTEST_S = 1e-9  # A shorter step was not timed.
-# The largest share of the time between two mixes that an exchange may take; beyond it the next mix is delayed.
-LINK = 1.0
+SLACK = 0.05  # The share by which an interval may be shorter than its limits: int8 needs 0.4 % for its scales.
+MAX_INTERVAL_STEPS = 64  # With longer intervals nodes drift apart on any data.
+MIN_STEP_S = 1e-9  # A shorter step was not timed.
+# The largest share of an interval that an exchange may take: a longer one delays the next mix.
+MAX_LINK_SHARE = 1.0
 
 
-def fastest(rate_mb_s: float | None, machine: Machine) -> str:
-    """Return the codec with the least ``bytes / rate + CPU`` at this rate; bf16 while the rate is unknown.
+def fastest_codec(rate_mb_s: float | None, machine: Machine) -> str:
+    """Return the codec with the least time for sending and coding at this rate; bf16 while the rate is unknown.
 
     With the compiled passes int8 wins below 5,000 MB/s, which few sockets exceed. With numpy fp32 wins above about
     1,000 MB/s, int8 below about 540 MB/s, and bf16 between them. At an infinite rate fp32 wins. Coarser codecs trade
@@ -67,11 +69,11 @@ def fastest(rate_mb_s: float | None, machine: Machine) -> str:
     """
     if rate_mb_s is None or rate_mb_s <= 0:
         return "bf16"
-    return min(SHARE, key=lambda name: SHARE[name] * 1000.0 / rate_mb_s + machine.coding_s(name))
+    return min(BYTES_SHARE, key=lambda name: BYTES_SHARE[name] * 1000.0 / rate_mb_s + machine.coding_s(name))
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class ExchangeCost:
     """The cost of one exchange: ``elements`` mixed in ``codec``, ``sent_bytes`` each way, for ``seconds``."""
 
     elements: int
@@ -80,26 +82,26 @@ class Taken:
     seconds: float
 
 
-def interval(step_s: float, exchange: Taken, machine: Machine, share: float) -> int:
-    """Return the fewest local steps between two mixes within three limits, from 1 to ``MOST_INTERVAL``.
+def mix_interval(step_s: float, exchange: ExchangeCost, machine: Machine, share: float) -> int:
+    """Return the fewest local steps between two mixes within three limits, from 1 to ``MAX_INTERVAL_STEPS``.
 
     - Mixing sends no more bytes than fp32 every 8 steps, whatever the link.
     - An exchange ends before the next one is due.
     - Mixing costs at most ``share`` of the training time (:meth:`Machine.work_s`).
 
     Args:
-        step_s: Seconds of a local step. Below ``SHORTEST_S``, without a clock, only the bytes count.
+        step_s: Seconds of a local step. Below ``MIN_STEP_S``, without a clock, only the bytes count.
         exchange: The current cost of an exchange.
         machine: The costs on this machine.
         share: The share of a step's time that mixing may cost, above 0.
     """
     by_bytes = exchange.sent_bytes / (BYTES_PER_ELEMENT_STEP * max(exchange.elements, 1))
-    if step_s < SHORTEST_S:
-        return whole(by_bytes)
+    if step_s < MIN_STEP_S:
+        return whole_steps(by_bytes)
     work_s = 4e-9 * exchange.elements * machine.work_s(exchange.codec)
-    return whole(max(by_bytes, exchange.seconds / (LINK * step_s), work_s / share / step_s))
+    return whole_steps(max(by_bytes, exchange.seconds / (MAX_LINK_SHARE * step_s), work_s / share / step_s))
 
 
-def whole(steps: float) -> int:
-    """Return whole steps within the bounds, rounded up past ``SLACK``."""
-    return max(1, min(math.ceil(min(steps, 2 * MOST_INTERVAL) * (1.0 - SLACK)), MOST_INTERVAL))
+def whole_steps(steps: float) -> int:
+    """Return a number of whole steps, rounded up except for a share of ``SLACK``, from 1 to ``MAX_INTERVAL_STEPS``."""
+    return max(1, min(math.ceil(min(steps, 2 * MAX_INTERVAL_STEPS) * (1.0 - SLACK)), MAX_INTERVAL_STEPS))

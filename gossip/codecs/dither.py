@@ -1,4 +1,4 @@
-"""Dither that both sides of a session share. It comes from a table, and depends only on session and position.
+"""Dither (noise) that both sides of a session share. It comes from a table, and depends only on session and position.
 
 With ``u`` uniform in [-1/2, 1/2), the error of ``Q(x) = s (round(x/s + u) - u)`` is uniform, at most ``s/2`` and
 independent of ``x``. So ``Q`` is unbiased (subtractive dither: Roberts 1962; Schuchman 1964).
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from gossip.codecs.base import ALIGN, BLOCK_ELEMENTS, Floats
 
-__all__ = ["TABLE_ELEMENTS", "beginnings", "noise_table", "segments"]
+__all__ = ["TABLE_ELEMENTS", "noise_segments", "noise_table", "table_offsets"]
 
 TABLE_ELEMENTS = 32_768
 """The number of strata of the noise, and of places in the table at which a segment may begin.
@@ -48,29 +48,29 @@ def noise_table(shift: float) -> Floats:
     return table
 
 
-def beginning(seed: int, segment: int) -> int:
-    """Return where in the table the noise of an absolute segment of BLOCK_ELEMENTS begins."""
+def table_offset(seed: int, segment: int) -> int:
+    """Return the place in the table at which the noise of an absolute segment of BLOCK_ELEMENTS begins."""
     return xxhash.xxh3_64_intdigest(pack("<QQ", seed & (1 << 64) - 1, segment)) % TABLE_ELEMENTS
 
 
-def beginnings(seed: int, start: int, elements: int) -> NDArray[np.int32]:
+def table_offsets(seed: int, start: int, elements: int) -> NDArray[np.int32]:
     """Return :func:`beginning` for each segment that ``elements`` positions from ``start`` touch: (segments,)."""
     assert start % ALIGN == 0, f"a chunk begins at {start}, which is no multiple of {ALIGN}"
     touched = range(start // BLOCK_ELEMENTS, -(-(start + elements) // BLOCK_ELEMENTS) if elements else 0)
-    return np.array([beginning(seed, segment) for segment in touched], np.int32)
+    return np.array([table_offset(seed, segment) for segment in touched], np.int32)
 
 
-def segments(table: Floats, seed: int, start: int, elements: int) -> Iterator[tuple[slice, Floats]]:
-    """Yield the stream's positions from ``start`` in pieces of at most BLOCK_ELEMENTS, each with its noise.
+def noise_segments(table: Floats, seed: int, start: int, elements: int) -> Iterator[tuple[slice, Floats]]:
+    """Yield a chunk of ``elements`` positions from ``start`` in pieces of at most BLOCK_ELEMENTS, with their noise.
 
-    A piece ends where an absolute segment of BLOCK_ELEMENTS does: noise belongs to positions, independent of the
-    chunks.
+    Each piece is a slice of the chunk. It ends where an absolute segment of BLOCK_ELEMENTS does, because noise belongs
+    to positions, whatever the chunks.
     """
     assert start % ALIGN == 0, f"a chunk begins at {start}, which is no multiple of {ALIGN}"
     first = 0
     while first < elements:
         segment, inside = divmod(start + first, BLOCK_ELEMENTS)
         count = min(BLOCK_ELEMENTS - inside, elements - first)
-        offset = (beginning(seed, segment) + inside) % TABLE_ELEMENTS
+        offset = (table_offset(seed, segment) + inside) % TABLE_ELEMENTS
         yield slice(first, first + count), table[offset : offset + count]
         first += count

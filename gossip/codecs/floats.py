@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossip import kernel
-from gossip.codecs.base import BLOCK_ELEMENTS, Buffer, Codec, Floats, numbers
+from gossip.codecs.base import BLOCK_ELEMENTS, Buffer, Codec, Floats, typed_view
 
 __all__ = ["Bf16", "Fp16", "Fp32"]
 
@@ -15,7 +15,7 @@ class Fp32(Codec):
     """The values themselves: 4 bytes each, no error."""
 
     name = "fp32"
-    raw = True
+    is_raw = True
     relative_error = 0.0
     smallest = 0.0
     largest = float(np.finfo(np.float32).max)
@@ -25,10 +25,10 @@ class Fp32(Codec):
         return 4 * elements
 
     def encode(self, values: Floats, out: Buffer, seed: int = 0, start: int = 0) -> None:
-        numbers(out, "<f4", values.size)[:] = values
+        typed_view(out, "<f4", values.size)[:] = values
 
     def decode(self, data: Buffer, out: Floats, near: Floats | None = None, seed: int = 0, start: int = 0) -> None:
-        out[:] = numbers(data, "<f4", out.size)
+        out[:] = typed_view(data, "<f4", out.size)
 
     def quantised(self, values: Floats, out: Floats, seed: int = 0, start: int = 0) -> None:
         out[:] = values
@@ -54,7 +54,7 @@ class Bf16(Codec):
         if kernel.passes is not None:
             kernel.passes.bf16(values.size, values, None, out, None, None, 0.0, 0.0)
             return
-        target = numbers(out, "<u2", values.size)
+        target = typed_view(out, "<u2", values.size)
         scratch = np.empty(min(values.size, BLOCK_ELEMENTS), np.uint32)
         for first in range(0, values.size, BLOCK_ELEMENTS):
             block = values[first : first + BLOCK_ELEMENTS]
@@ -68,7 +68,7 @@ class Bf16(Codec):
             kernel.passes.bf16(out.size, None, data, None, None, out, 0.0, 0.0)
             return
         bits = out.view(np.uint32)
-        bits[:] = numbers(data, "<u2", out.size)
+        bits[:] = typed_view(data, "<u2", out.size)
         bits <<= 16
 
     def quantised(self, values: Floats, out: Floats, seed: int = 0, start: int = 0) -> None:
@@ -123,7 +123,7 @@ class Fp16(Codec):
 
     def encode(self, values: Floats, out: Buffer, seed: int = 0, start: int = 0) -> None:
         with np.errstate(over="ignore"):  # The finite check refuses overflows, as said above.
-            numbers(out, "<f2", values.size)[:] = values
+            typed_view(out, "<f2", values.size)[:] = values
 
     def decode(self, data: Buffer, out: Floats, near: Floats | None = None, seed: int = 0, start: int = 0) -> None:
-        out[:] = numbers(data, "<f2", out.size)
+        out[:] = typed_view(data, "<f2", out.size)

@@ -32,9 +32,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from gossip.codecs.base import ALIGN, BLOCK_ELEMENTS, Buffer, Codec, Floats, numbers, peaks
+from gossip.codecs.base import ALIGN, BLOCK_ELEMENTS, Buffer, Codec, Floats, block_peaks, typed_view
 from gossip.codecs.blockwise import by_rows
-from gossip.codecs.dither import noise_table, segments
+from gossip.codecs.dither import noise_segments, noise_table
 from gossip.codecs.grid import INVERSES, LARGEST_SCALE, NOT_FINITE, SCALES, scale_bytes
 from gossip.codecs.packing import pack, packed_bytes, unpack
 from gossip.codecs.spread import Spread
@@ -61,13 +61,13 @@ class Overflow(Exception):
 
 
 class Moniqua4(Codec):
-    """4 bits a value, a byte for every 256 and 8 bytes of hash per chunk.
+    """A codec of 4 bits a value, a byte for every 256 values and 8 bytes of hash per chunk.
 
     The error is at most half a step, which is 18 % of the largest recent difference in the block. The body begins with
     the bytes of the blocks' steps (grid.py). The remainders follow, packed in pieces like int8's codes (packing.py),
     and then xxh3 of the indices as little-endian int32.
 
-    Encoding needs the bounds of a node, ``bound(spread)``; decoding does not. A block that is not finite becomes NaN.
+    Encoding needs the bounds of a node, :meth:`with_bounds`; decoding does not. A block that is not finite becomes NaN.
     """
 
     name = "moniqua4"
@@ -88,7 +88,7 @@ class Moniqua4(Codec):
     def __init__(self, reach: Floats | None = None) -> None:
         self.reach = reach  # (Blocks of the stream,): the |x - y| up to which decoding is right.
 
-    def bound(self, spread: Spread) -> Moniqua4:
+    def with_bounds(self, spread: Spread) -> Moniqua4:
         """Return the codec for one session with the current bounds, which later exchanges do not change."""
         return type(self)(spread.reach() * np.float32(self.margin))
 
@@ -96,20 +96,20 @@ class Moniqua4(Codec):
         return -(-elements // ALIGN) + packed_bytes(elements, self.bits) + HASH_BYTES
 
     def encode(self, values: Floats, out: Buffer, seed: int = 0, start: int = 0) -> None:
-        body = numbers(out, "u1", self.encoded_bytes(values.size))
-        chosen = self.steps(values, start)
+        body = typed_view(out, "u1", self.encoded_bytes(values.size))
+        chosen = self.step_bytes(values, start)
         body[: chosen.size] = chosen
         inverses = INVERSES[chosen]
-        scratch, codes = _scratch(values.size)
+        scratch, codes = scratch_arrays(values.size)
         indices = np.empty(scratch.size, "<i4")
         seen = xxhash.xxh3_64()
         position = chosen.size
         with np.errstate(invalid="ignore"):
-            for where, noise in segments(NOISE, seed, start, values.size):
+            for where, noise in noise_segments(NOISE, seed, start, values.size):
                 floats, k, remainders = scratch[: noise.size], indices[: noise.size], codes[: noise.size]
                 blocks = slice(where.start // ALIGN, None)
-                _indices(values[where], inverses[blocks], noise, floats, k)
-                _silence(k, chosen[blocks])
+                compute_indices(values[where], inverses[blocks], noise, floats, k)
+                zero_indices(k, chosen[blocks])
                 seen.update(k.data)
                 np.copyto(remainders, k, casting="unsafe")
                 remainders &= 2 * self.half - 1
@@ -121,19 +121,19 @@ class Moniqua4(Codec):
     def decode(self, data: Buffer, out: Floats, near: Floats | None = None, seed: int = 0, start: int = 0) -> None:
         """Decode; raise :class:`Overflow` if ``near`` was too far from the sent values, with ``out`` undefined."""
         assert near is not None, f"{self.name} decodes only beside the receiver's own values"
-        body = numbers(data, "u1", self.encoded_bytes(out.size))
+        body = typed_view(data, "u1", self.encoded_bytes(out.size))
         position = -(-out.size // ALIGN)
         chosen = body[:position]
         scales, inverses = SCALES[chosen], INVERSES[chosen]
-        scratch, codes = _scratch(out.size)
+        scratch, codes = scratch_arrays(out.size)
         ours, theirs = np.empty(scratch.size, np.int32), np.empty(scratch.size, "<i4")
         seen = xxhash.xxh3_64()
         # Values that are not finite, or beyond int32, give any index: the hash reveals them.
         with np.errstate(invalid="ignore", over="ignore"):
-            for where, noise in segments(NOISE, seed, start, out.size):
+            for where, noise in noise_segments(NOISE, seed, start, out.size):
                 j, k, remainders = ours[: noise.size], theirs[: noise.size], codes[: noise.size]
                 blocks = slice(where.start // ALIGN, None)
-                _indices(near[where], inverses[blocks], noise, scratch[: noise.size], j)
+                compute_indices(near[where], inverses[blocks], noise, scratch[: noise.size], j)
                 width = packed_bytes(noise.size, self.bits)
                 unpack(body[position : position + width], self.bits, remainders)
                 position += width
@@ -143,17 +143,17 @@ class Moniqua4(Codec):
                 k &= 2 * self.half - 1
                 k -= self.half  # The value of k - j nearest to zero.
                 k += j
-                _silence(k, chosen[blocks])
+                zero_indices(k, chosen[blocks])
                 seen.update(k.data)
-                _values(k, noise, scales[blocks], out[where])
+                compute_values(k, noise, scales[blocks], out[where])
         if seen.intdigest() != int.from_bytes(body[position:].tobytes(), "little"):
             raise Overflow(f"{self.name}: the two vectors lie farther apart than the sender's bound.")
 
     def quantised(self, values: Floats, out: Floats, seed: int = 0, start: int = 0) -> None:
-        chosen = self.steps(values, start)
+        chosen = self.step_bytes(values, start)
         scales, inverses = SCALES[chosen], INVERSES[chosen]
         with np.errstate(invalid="ignore"):
-            for where, noise in segments(NOISE, seed, start, values.size):
+            for where, noise in noise_segments(NOISE, seed, start, values.size):
                 floats, first = out[where], where.start // ALIGN
                 by_rows(values[where], inverses[first:], ALIGN, floats)
                 floats += noise
@@ -164,16 +164,16 @@ class Moniqua4(Codec):
             out[row * ALIGN : (row + 1) * ALIGN] = SCALES[NOT_FINITE]
 
     def error_bound(self, values: Floats, start: int = 0) -> Floats:
-        return np.repeat(self.errors(values, start), ALIGN)[: values.size]
+        return np.repeat(self.block_errors(values, start), ALIGN)[: values.size]
 
-    def errors(self, values: Floats, start: int = 0) -> Floats:
-        return SCALES[self.steps(values, start)] * np.float32(0.5 + FUZZ)
+    def block_errors(self, values: Floats, start: int = 0) -> Floats:
+        return SCALES[self.step_bytes(values, start)] * np.float32(0.5 + FUZZ)
 
-    def steps(self, values: Floats, start: int) -> NDArray[np.uint8]:
+    def step_bytes(self, values: Floats, start: int) -> NDArray[np.uint8]:
         """Return the byte of each block's step: as the bound asks, but no finer than float32 can index."""
-        assert self.reach is not None, f"{self.name} encodes only with bounds: bound(spread) first"
+        assert self.reach is not None, f"{self.name} encodes only with bounds: with_bounds(spread) first"
         assert start % ALIGN == 0, f"a chunk begins at {start}, which is no multiple of {ALIGN}"
-        finest = peaks(values, ALIGN)
+        finest = block_peaks(values, ALIGN)
         finest *= np.float32(FINEST)
         reach = self.reach[start // ALIGN :][: finest.size]
         assert reach.size == finest.size, f"bounds for {self.reach.size} blocks do not reach position {start}"
@@ -183,26 +183,26 @@ class Moniqua4(Codec):
 NOISE = noise_table(0.0)
 
 
-def _scratch(elements: int) -> tuple[Floats, NDArray[np.uint8]]:
+def scratch_arrays(elements: int) -> tuple[Floats, NDArray[np.uint8]]:
     size = min(elements, BLOCK_ELEMENTS)
     return np.empty(size, np.float32), np.empty(size, np.uint8)
 
 
-def _indices(values: Floats, inverses: Floats, noise: Floats, floats: Floats, out: Indices) -> None:
+def compute_indices(values: Floats, inverses: Floats, noise: Floats, floats: Floats, out: Indices) -> None:
     by_rows(values, inverses, ALIGN, floats)
     floats += noise
     np.rint(floats, out=floats)
     np.copyto(out, floats, casting="unsafe")
 
 
-def _silence(indices: Indices, chosen: NDArray[np.uint8]) -> None:
-    """Zero the indices of blocks that are not finite: casting a NaN depends on the machine."""
+def zero_indices(indices: Indices, chosen: NDArray[np.uint8]) -> None:
+    """Set the indices of blocks that are not finite to 0: casting a NaN depends on the machine."""
     if chosen.size and chosen.max() == NOT_FINITE:
         for row in np.flatnonzero(chosen == NOT_FINITE):
             indices[row * ALIGN : (row + 1) * ALIGN] = 0
 
 
-def _values(indices: Indices, noise: Floats, scales: Floats, out: Floats) -> None:
+def compute_values(indices: Indices, noise: Floats, scales: Floats, out: Floats) -> None:
     np.copyto(out, indices, casting="unsafe")
     out -= noise
     by_rows(out, scales, ALIGN, out)

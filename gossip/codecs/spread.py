@@ -12,7 +12,7 @@ __all__ = ["Spread"]
 
 
 class Spread:
-    """The largest recent ``|d|`` in each block of 256 positions, as Moniqua needs it.
+    """The largest recent difference from a partner in each block of 256 positions, as Moniqua needs it.
 
     It learns from every accepted difference, whatever the codec. A refused one may be an attacker's, and would cost
     precision until it has decayed. Not thread-safe.
@@ -34,10 +34,11 @@ class Spread:
 
     def __init__(self, elements: int) -> None:
         self.elements = elements
-        self.peaks: Floats = np.full(-(-elements // ALIGN), np.nan, np.float32)  # (Blocks,), NaN until seen.
+        # The largest difference of each block, (blocks,), NaN until the first exchange.
+        self.peaks: Floats = np.full(-(-elements // ALIGN), np.nan, np.float32)
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         """Return True if every block was seen at least once, so that Moniqua can encode."""
         return not np.isnan(self.peaks).any()
 
@@ -49,9 +50,9 @@ class Spread:
         threefold at every exchange).
 
         Args:
-            seen: The difference's :func:`~gossip.codecs.values.peaks`, (blocks,). Values that are not finite are
+            seen: The difference's :func:`~gossip.codecs.values.block_peaks`, (blocks,). Values that are not finite are
                 ignored.
-            errors: The bound on what the codec lost of our values, block by block (:meth:`Codec.errors`).
+            errors: The bound on what the codec lost of our values, :meth:`Codec.block_errors`: (blocks,).
         """
         seen = seen - 2 * errors
         self.peaks *= np.float32(self.DECAY)
@@ -59,8 +60,8 @@ class Spread:
         np.fmax(self.peaks, np.maximum(seen, np.float32(0.0)), out=self.peaks)
 
     def reach(self) -> Floats:
-        """Return the expected distance of the next partner, without a margin: (blocks,). Requires ``known``."""
-        assert self.known, "no exchange has shown how far apart the nodes are"
+        """Return the expected distance of the next partner, without a margin: (blocks,). Requires ``is_known``."""
+        assert self.is_known, "no exchange has shown how far apart the nodes are"
         if not self.peaks.size:
             return self.peaks.copy()
         return np.maximum(self.peaks, np.float32(self.FLOOR * float(np.quantile(self.peaks, 0.9))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gossip.codecs import AUTO, CODECS, COMPILED, Taken, interval
+from gossip.codecs import AUTO, CODECS, COMPILED, ExchangeCost, mix_interval
 from gossip.config.filters import AUTO_FILTER, FILTERS
 from gossip.config.internal import Internal
 from gossip.config.keys import MOST_PARTNERS, Keys
@@ -102,8 +102,8 @@ class Derived(Keys):
         if not self.auto_interval:
             return self.interval_steps
         codec = CODECS["int8" if self.codec_name == AUTO else self.codec_name]
-        usual = Taken(SAMPLE, codec.name, codec.encoded_bytes(SAMPLE), 0.0)
-        return interval(0.0, usual, COMPILED, self.internal.mixing_share)
+        usual = ExchangeCost(SAMPLE, codec.name, codec.encoded_bytes(SAMPLE), 0.0)
+        return mix_interval(0.0, usual, COMPILED, self.internal.mixing_share)
 
     @property
     def averaged(self) -> int:

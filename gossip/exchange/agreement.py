@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gossip.codecs import AUTO, CODECS, Machine, fastest, leaner
+from gossip.codecs import AUTO, CODECS, Machine, fastest_codec, leaner
 from gossip.exchange.session import MAX_VERSION, Local
 from gossip.ids import PeerId
 from gossip.wire.messages import MAX_GROUP, Accept, Begin, Invite, Joined, Offer
@@ -58,7 +58,7 @@ def proposed_codec(configured: str, bounded: bool, rate: float | None, machine: 
         machine: Cost of each codec on this machine.
     """
     if configured == AUTO:
-        return fastest(rate, machine)
+        return fastest_codec(rate, machine)
     return configured if bounded or not CODECS[configured].needs_spread else FALLBACK
 
 

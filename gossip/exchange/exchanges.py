@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, ClassVar, Protocol
 
 from gossip.arithmetic.subsets import ALL, Subset, fragments_of, lasting_parts
-from gossip.codecs import CODECS, Taken, needs_spread
+from gossip.codecs import CODECS, ExchangeCost, needs_spread
 from gossip.config import Config
 from gossip.effects import Effect, MemberState
 from gossip.exchange.agreement import proposed_codec
@@ -100,7 +100,7 @@ class Exchanges(Ledger[AnySession]):
         self.fragments = fragments_of(config.part, local.elements)
         self.part = Subset.parse(config.part) or ALL
         if self.part.kind == "mask":
-            self.part = self.part.drawn(new_session())
+            self.part = self.part.with_seed(new_session())
         # With one partner a mix, each exchange is a mix of both sides, whichever side asked for it.
         self.counts_both_ways = not config.pushes and config.partners == 1
         self.is_plain = config.plain
@@ -145,13 +145,13 @@ class Exchanges(Ledger[AnySession]):
         """Return the elements that our next mix covers; a driver may copy them before the mix begins."""
         if self.local.settling:
             return ALL  # Members that settle must agree on all weights.
-        return self.part if self.fragments is None else self.fragments.next()
+        return self.part if self.fragments is None else self.fragments.next_fragment()
 
     def draw_part(self) -> Subset:
         """Return :attr:`next_part`, and draw a new mask for the mix after it."""
         part = self.next_part
         if part.kind == "mask":
-            self.part = part.drawn(self.new_session())
+            self.part = part.with_seed(self.new_session())
         return part
 
     # -- routing -------------------------------------------------------------------------------------------------
@@ -363,7 +363,7 @@ class Exchanges(Ledger[AnySession]):
             self.durations.add(partner, seconds, sent_bytes)
             if exchange.is_initiator:
                 whole_s = exchange.answer_s + seconds
-                self.last_costs[partner] = Taken(exchange.elements, exchange.codec, sent_bytes, whole_s)
+                self.last_costs[partner] = ExchangeCost(exchange.elements, exchange.codec, sent_bytes, whole_s)
             self.partners.note_rate(partner, seconds)
             self.stream_waits.add(partner, seconds)
         if exchange.is_initiator and exchange.COUNTS_ANSWER:
@@ -394,7 +394,7 @@ class Exchanges(Ledger[AnySession]):
         every = self.local.every
         return 1.0 if every is None or not self.config.kappa else max(0, steps - self.local.mixed_steps) / every
 
-    def usual_cost(self) -> Taken | None:
+    def usual_cost(self) -> ExchangeCost | None:
         """Return the usual cost of an exchange (bytes and seconds), None before the first.
 
         The result is the median over the last partners that this node chose. Each partner counts once, so that a few
@@ -406,7 +406,7 @@ class Exchanges(Ledger[AnySession]):
         last = next(reversed(costs))
         bytes_per_element = median([cost.sent_bytes / cost.elements for cost in costs])
         seconds = median([cost.seconds for cost in costs])
-        return Taken(last.elements, last.codec, round(bytes_per_element * last.elements), seconds)
+        return ExchangeCost(last.elements, last.codec, round(bytes_per_element * last.elements), seconds)
 
     def elapsed_intervals(self, now: float) -> float:
         """Return the number of mix intervals that have passed on this node: in its own steps, or else by time.

@@ -307,7 +307,7 @@ class Exchange(Session):
             now: Current time in seconds.
         """
         exchanges, partner, elements = self.exchanges, self.partner, self.elements
-        refusal = exchanges.filter.judge(partner, difference_sq, own_sq, elements, exchanges.local.version)
+        refusal = exchanges.filter.refusal(partner, difference_sq, own_sq, elements, exchanges.local.version)
         if refusal is not None:
             exchanges.refusals.add(partner, refusal)
             exchanges.misbehaviour.note(partner, "refused", now)
@@ -316,7 +316,7 @@ class Exchange(Session):
         scale = exchanges.local.elements / elements if self.part.kind != "all" else 1.0
         exchanges.last_squares.append((difference_sq * scale, own_sq * scale))
         present, intervals = exchanges.partners.present, exchanges.elapsed_intervals(now)
-        share, reasons = exchanges.filter.take(partner, self.weight, difference_sq, elements, present, intervals)
+        share, reasons = exchanges.filter.take_share(partner, self.weight, difference_sq, elements, present, intervals)
         for reason in reasons:
             exchanges.refusals.add(partner, reason)
         if share == 1.0:

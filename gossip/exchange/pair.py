@@ -102,7 +102,7 @@ class Pair(Exchange):
         if part in exchanges.parts_to_measure:
             exchanges.measured_parts.add(part)
         if exchanges.fragments is not None:
-            exchanges.fragments.mixed(part)
+            exchanges.fragments.on_mixed(part)
         if self.partner_version > IMPOSSIBLE_COUNT > self.our_version:  # No run reaches so many rounds.
             exchanges.misbehaviour.note(partner, "claims", now)
         # The version (the weights' age) is averaged as the weights are: by the exchanged difference.

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from gossip.codecs import Taken
+from gossip.codecs import ExchangeCost
 from gossip.config import Config
 from gossip.config.filters import FILTERS
 from gossip.effects import Effect, Release
@@ -63,7 +63,8 @@ class Ledger(Generic[AnySession]):
         self.own_exchanges: dict[int, AnySession] = {}  # Exchanges of our own mix: one, or one for each partner.
         self.outcomes = Recent[OutcomeKey, bool](MAX_OUTCOMES)  # For partners that ask: True if it has happened.
         self.durations = Durations()
-        self.last_costs = Recent[PeerId, Taken](WAIT_PARTNERS)  # Of the last exchange with each partner that we chose.
+        # The cost of the last exchange with each partner that we chose.
+        self.last_costs = Recent[PeerId, ExchangeCost](WAIT_PARTNERS)
         self.refusals = Refusals()
         self.misbehaviour = MisbehaviourLog()  # Replaced by Peer's own, once there is one.
         # Two squares of each of the last exchanges: the distance between the partner's vector and ours (for a group the

@@ -17,8 +17,8 @@ ROUNDS = 1000.0  # The mixing rounds of the whole training, if filter_limit is n
 class Balance(Filter):
     """A filter with a threshold that follows the length of our own vector and the progress of training."""
 
-    def judge(self, partner: PeerId, difference_sq: float, own_sq: float, size: int, version: float) -> str | None:
-        refused = super().judge(partner, difference_sq, own_sq, size, version)
+    def refusal(self, partner: PeerId, difference_sq: float, own_sq: float, size: int, version: float) -> str | None:
+        refused = super().refusal(partner, difference_sq, own_sq, size, version)
         progress = min(version / (self.config.filter_limit or ROUNDS), 1.0)
         if refused is None and not balance_accepts(difference_sq, own_sq, GAMMA, KAPPA, progress):
             return "balance"

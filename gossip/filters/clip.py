@@ -6,19 +6,22 @@ import math
 
 from gossip.config import Config
 from gossip.filters.budget import Budget
-from gossip.filters.rule import FEW, Filter, Here
+from gossip.filters.rule import MIN_ELEMENTS, Filter, Here
 from gossip.ids import PeerId
 from gossip.recent import Recent
 
 __all__ = ["Clip", "clip_factor"]
 
 # Partners in the sample. Its lower quartile sets the radius, and is honest even if three quarters are too long.
-REMEMBERED = 16
-ENOUGH = 4  # The least partners for a radius without a stand-in.
-WHOLE = 5 / 3  # In radii, the longest that is ever taken whole: honest nodes with uneven data are up to this far away.
-GAIN = 1 / 32  # In radii, saved by each exchange for longer ones; with two at once a fifth of flipped signs took over.
-LEAST = 0.5  # In radii, the part of the furthest: at 1 flipped signs drag nodes along, at 0 two halves stay apart.
-OWN = 0.5  # The share of the own movement's square that is added to the usual square: 1 lets more lies in.
+MAX_PARTNERS = 16
+MIN_PARTNERS = 4  # Fewest partners that set a radius without a stand-in.
+# The longest difference, in radii, that is ever taken whole: honest nodes with uneven data are up to this far away.
+MAX_WHOLE_RADII = 5 / 3
+# Radii that each exchange saves for longer differences; with two at once a fifth of flipped signs took over.
+SAVED_PER_EXCHANGE = 1 / 32
+# Radii that are taken of the furthest vectors: at 1 flipped signs drag nodes along, at 0 two halves stay apart.
+MIN_RADII = 0.5
+OWN_SHARE = 0.5  # Share of the own movement's square that is added to the usual square: 1 lets more lies in.
 
 
 def clip_factor(difference_sq: float, radius: float) -> float:
@@ -29,20 +32,20 @@ def clip_factor(difference_sq: float, radius: float) -> float:
     """
     if radius <= 0 or difference_sq <= radius * radius:
         return 1.0
-    return share(radius, math.sqrt(difference_sq))
+    return rounded_share(radius, math.sqrt(difference_sq))
 
 
-def taper(reach: float, spare: float) -> float:
-    """Return how many radii are taken of a difference of ``reach`` radii, with ``spare`` radii saved up.
+def taper(reach: float, saved: float) -> float:
+    """Return how many radii are taken of a difference of ``reach`` radii, with ``saved`` radii saved up.
 
-    Up to ``1 + spare`` all is taken. Beyond ``WHOLE`` radii the part falls as the difference grows, down to ``LEAST``.
-    That is a redescending influence (Hampel, "The influence curve and its role in robust estimation", 1974). Honest
-    nodes with unlike data are up to two radii away, and harmful lies tens of radii.
+    Up to ``1 + saved`` radii all is taken. Beyond ``MAX_WHOLE_RADII`` the part falls as the difference grows, down to
+    ``MIN_RADII``. That is a redescending influence (Hampel, "The influence curve and its role in robust estimation",
+    1974). Honest nodes with unlike data are up to two radii away, and harmful lies tens of radii.
     """
-    return min(reach, 1.0 + spare, max(LEAST, 2 * WHOLE - reach))
+    return min(reach, 1.0 + saved, max(MIN_RADII, 2 * MAX_WHOLE_RADII - reach))
 
 
-def share(part: float, whole: float) -> float:
+def rounded_share(part: float, whole: float) -> float:
     """Return ``part / whole``, at most 1, rounded down to a 4,096th.
 
     Both sides of one fixed radius must cut off the same, but may add up the squares in another order. A result
@@ -53,61 +56,60 @@ def share(part: float, whole: float) -> float:
 
 
 class Clip(Filter):
-    """A radius, and the sample of distances that sets it."""
+    """A filter that shortens differences to a radius, which follows the usual distance, and to a partner's budget."""
 
-    usual = 1.5  # The radius in usual distances.
+    usual_distances = 1.5  # The radius, as a multiple of the usual distance.
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         # The mean square of an element's difference, in the last exchange with each partner.
-        self.squares = Recent[PeerId, float](REMEMBERED)
+        self.mean_squares = Recent[PeerId, float](MAX_PARTNERS)
         self.budget = Budget()
-        self.spare = 0.0  # Radii saved for longer differences.
-        self.recent = 0.0  # Distance that local steps alone went between the last two snapshots.
-        self.movement = 0.0  # The largest of these distances.
+        self.saved_radii = 0.0  # Radii that were saved for longer differences.
+        self.last_movement = 0.0  # Distance that local steps alone went between the last two snapshots.
+        self.largest_movement = 0.0  # The largest of these distances.
         self.donors_sq = 0.0  # Mean square of an element's difference between the donors of our weights.
 
-    def joined(self, donors_sq: float) -> None:
+    def on_joined(self, donors_sq: float) -> None:
         """Forget the distances: they were measured from our old weights."""
         self.donors_sq = donors_sq
-        self.squares.clear()
+        self.mean_squares.clear()
 
-    def moved(self, distance: float) -> None:
+    def on_moved(self, distance: float) -> None:
         if distance >= 0:
-            self.recent = distance
-            self.movement = max(self.movement, distance)
+            self.last_movement = distance
+            self.largest_movement = max(self.largest_movement, distance)
 
-    def take(
+    def take_share(
         self, partner: PeerId, weight: float, difference_sq: float, size: int, here: Here, at: float
     ) -> tuple[float, tuple[str, ...]]:
-        # The radius follows from earlier exchanges alone.
-        radius = self.radius(size)
-        taken, reach = self.held(difference_sq, radius)
+        radius = self.radius(size)  # It follows from earlier exchanges alone.
+        taken, reach = self.clip_to_radius(difference_sq, radius)
         why: tuple[str, ...] = ("clipped",) if taken < 1.0 else ()
-        self.squares[partner] = difference_sq / size
-        if size < FEW:
+        self.mean_squares[partner] = difference_sq / size
+        if size < MIN_ELEMENTS:
             return taken, why
-        moves, left = 2.0 * weight * taken * reach, self.budget.left(partner, at, here)
+        moves, left = 2.0 * weight * taken * reach, self.budget.moves_left(partner, at, here)
         if moves > left:
-            kept = share(left, moves)
+            kept = rounded_share(left, moves)
             taken, moves, why = taken * kept, moves * kept, (*why, "budget")
-        self.budget.took(partner, moves, at)
+        self.budget.add(partner, moves, at)
         return taken, why
 
-    def held(self, difference_sq: float, radius: float) -> tuple[float, float]:
-        """Return the share of a difference that is taken before the budget, and its length in radii."""
+    def clip_to_radius(self, difference_sq: float, radius: float) -> tuple[float, float]:
+        """Return the share of a difference that the radius leaves, and its length in radii; spend saved radii on it."""
         if radius <= 0:
             return 1.0, 1.0
         reach = math.sqrt(difference_sq) / radius
         if self.config.filter_limit is not None:
             return clip_factor(difference_sq, radius), reach
-        wanted = taper(reach, self.spare)
-        self.spare = min(WHOLE - 1.0, self.spare - max(0.0, wanted - 1.0) + GAIN)
-        return (1.0 if wanted >= reach else share(wanted, reach)), reach
+        wanted = taper(reach, self.saved_radii)
+        self.saved_radii = min(MAX_WHOLE_RADII - 1.0, self.saved_radii - max(0.0, wanted - 1.0) + SAVED_PER_EXCHANGE)
+        return (1.0 if wanted >= reach else rounded_share(wanted, reach)), reach
 
-    def longest(self, elements: int) -> float:
+    def longest_whole(self, elements: int) -> float:
         """Return the longest difference of this many elements that is taken whole; 0 means any."""
-        return self.radius(elements) * (1.0 + self.spare if self.config.filter_limit is None else 1.0)
+        return self.radius(elements) * (1.0 + self.saved_radii if self.config.filter_limit is None else 1.0)
 
     def radius(self, elements: int) -> float:
         """Return the clip radius for this many elements, 0 for none: fixed, or a multiple of the usual distance.
@@ -128,12 +130,12 @@ class Clip(Filter):
         config = self.config
         if config.filter_limit is not None:
             return config.filter_limit
-        if elements < FEW:
+        if elements < MIN_ELEMENTS:
             return 0.0
-        known = sorted(self.squares.values())
-        if len(known) < ENOUGH:
-            stand_in = max(4 * self.movement**2 / elements, self.donors_sq)
+        known = sorted(self.mean_squares.values())
+        if len(known) < MIN_PARTNERS:
+            stand_in = max(4 * self.largest_movement**2 / elements, self.donors_sq)
             if not stand_in > 0:
                 return 0.0
-            known = sorted(known + [stand_in] * (ENOUGH + 1 - len(known)))
-        return self.usual * math.sqrt(elements * known[len(known) // 4] + OWN * self.recent**2)
+            known = sorted(known + [stand_in] * (MIN_PARTNERS + 1 - len(known)))
+        return self.usual_distances * math.sqrt(elements * known[len(known) // 4] + OWN_SHARE * self.last_movement**2)

@@ -9,28 +9,29 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gossip.arithmetic.group_mean import norm_accepts
+from gossip.arithmetic.group_mean import norm_refusal
 from gossip.config import Config
 from gossip.filters.budget import Here
 from gossip.ids import PeerId
 
-__all__ = ["FEW", "Filter", "Floats", "Here"]
+__all__ = ["MIN_ELEMENTS", "Filter", "Floats", "Here"]
 
 Floats = NDArray[np.float32]
-FEW = 256  # With fewer elements a distance is one draw and not the mean of many, so no distance is usual.
+# With fewer elements a distance is one draw and not the mean of many, so that no distance is usual.
+MIN_ELEMENTS = 256
 
 
 class Filter:
     """One peer's rule for what it accepts; this one is ``filter = "none"``.
 
-    Pairs and pushes call ``judge``, and ``take`` for accepted vectors; groups call ``mean`` alone.
+    Pairs and pushes call ``refusal``, and ``take_share`` for accepted vectors; groups call ``mean`` alone.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
 
-    def judge(self, partner: PeerId, difference_sq: float, own_sq: float, size: int, version: float) -> str | None:
-        """Return None to accept the partner's vector, otherwise the reason's code.
+    def refusal(self, partner: PeerId, difference_sq: float, own_sq: float, size: int, version: float) -> str | None:
+        """Return the reason to refuse the partner's vector, or None to accept it.
 
         Args:
             partner: The sender of the vector.
@@ -42,9 +43,9 @@ class Filter:
         Returns:
             "not-finite", "norm", this filter's name, or None.
         """
-        return norm_accepts(difference_sq, own_sq, size, self.config.internal.norm_bound)
+        return norm_refusal(difference_sq, own_sq, size, self.config.internal.norm_bound)
 
-    def take(
+    def take_share(
         self, partner: PeerId, weight: float, difference_sq: float, size: int, here: Here, at: float
     ) -> tuple[float, tuple[str, ...]]:
         """Return the share of an accepted difference that is taken, and the reasons if it is below 1.
@@ -59,10 +60,10 @@ class Filter:
         """
         return 1.0, ()
 
-    def moved(self, distance: float) -> None:
+    def on_moved(self, distance: float) -> None:
         """Learn how far local steps alone moved the model since the last snapshot; NaN if it was not measured."""
 
-    def joined(self, donors_sq: float) -> None:
+    def on_joined(self, donors_sq: float) -> None:
         """Note that the weights were replaced by donors' weights.
 
         ``donors_sq`` is the mean square of an element's difference between donors; 0 means unknown.

@@ -10,7 +10,7 @@ import importlib
 import os
 from typing import Any, Protocol, cast
 
-__all__ = ["EDITION", "Passes", "built", "passes"]
+__all__ = ["EDITION", "Passes", "implementation", "passes"]
 
 EDITION = 4  # Equal to passes.c's: a build of an older source, left in the folder, is not used.
 
@@ -52,7 +52,7 @@ class Passes(Protocol):
     ) -> tuple[float, float]: ...  # fmt: skip
 
 
-def found() -> Passes | None:
+def load_passes() -> Passes | None:
     if os.environ.get("GOSSIP_KERNEL") == "numpy":
         return None
     try:
@@ -62,10 +62,10 @@ def found() -> Passes | None:
     return module if module.EDITION == EDITION else None
 
 
-passes = found()
+passes = load_passes()
 """The compiled passes; None if numpy is used."""
 
 
-def built() -> str:
+def implementation() -> str:
     """Return which implementation is used: "compiled" or "numpy"."""
     return "numpy" if passes is None else "compiled"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gossip import kernel
 
-__all__ = ["BLOCK", "PIECE", "squares", "summed"]
+__all__ = ["BLOCK", "PIECE", "squares", "squares_numpy"]
 
 LANES = 64  # A row of squares is added to this many partial sums at once.
 BLOCK = 64 * LANES
@@ -35,10 +35,10 @@ def squares(values: Floats, before: float = 0.0) -> float:
     """
     if kernel.passes is not None:
         return kernel.passes.squares(values.size, values, before)
-    return summed(values, before)
+    return squares_numpy(values, before)
 
 
-def summed(values: Floats, before: float) -> float:
+def squares_numpy(values: Floats, before: float) -> float:
     """Do the same as :func:`squares` with numpy."""
     blocks = -(-values.size // BLOCK)
     chain = np.empty(1 + blocks * LANES)

@@ -22,7 +22,7 @@ from statistics import median_low
 from gossip.config import Config
 from gossip.effects import Adopt, Effect, ReceivePiece, Release, Send
 from gossip.exchange.session import MAX_VERSION, Local
-from gossip.filters.rule import FEW
+from gossip.filters.rule import MIN_ELEMENTS
 from gossip.ids import PeerId
 from gossip.recent import Recent
 from gossip.state_transfer.comparing import MIN_DONORS, any_differ
@@ -176,7 +176,7 @@ class Newcomer:
         Every donor gets a share, since one donor alone could not be compared. Frozen elements are cut apart.
         """
         elements = stop - start if self.local.frozen_elements else self.size
-        share, step = max(-(-elements // donors), FEW), self.config.chunk_elements
+        share, step = max(-(-elements // donors), MIN_ELEMENTS), self.config.chunk_elements
         share, most = share if share < step else -(-share // step) * step, max_piece_elements(self.local.weights)
         if share > most:
             share = most // step * step or most

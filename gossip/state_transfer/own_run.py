@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gossip.arithmetic.group_mean import norm_accepts
+from gossip.arithmetic.group_mean import norm_refusal
 from gossip.effects import Confirm, Effect, HashFrozen, Notice, Restore
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.session import clamp_version
@@ -163,7 +163,7 @@ class OwnRun:
             return effects
         if not local.ready:
             return effects + self.switch_run(now)
-        refusal = norm_accepts(difference_sq, own_sq, local.elements, self.config.internal.norm_bound)
+        refusal = norm_refusal(difference_sq, own_sq, local.elements, self.config.internal.norm_bound)
         self.trial.begin(local.steps, now)
         if refusal is not None:
             return effects + self.end_trial(False, now)
@@ -204,7 +204,7 @@ class OwnRun:
             joining.avoid_run(local.run_id, now + STALEMATE_S)
         local.run_id, local.version, local.ready = joining.run_id, clamp_version(joining.version), True
         local.sound = True
-        self.exchanges.filter.joined(joining.check.spread_sq)
+        self.exchanges.filter.on_joined(joining.check.spread_sq)
         own_samples = progress.samples if progress.resumed else 0
         # After a merge of two runs, members keep their own numbers and exchanges average them. The numbers of another
         # run must not end the training of this one.

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from gossip.errors import ConfigError
 
-__all__ = ["Merged", "merge", "read"]
+__all__ = ["Merged", "merge", "read_timeline"]
 
 Event = dict[str, Any]
 
@@ -46,8 +46,8 @@ def merge(paths: Sequence[Path], out: Path) -> Merged:
     """
     if out.resolve() in [path.resolve() for path in paths]:
         raise ConfigError(f"{out} is one of the timelines to merge: name another file for the result.")
-    files = [read(path) for path in paths]
-    shifts = align(files)
+    files = [read_timeline(path) for path in paths]
+    shifts = clock_shifts(files)
     merged: list[Event] = []
     for number, (events, shift) in enumerate(zip(files, shifts, strict=True)):
         numbers = {pid: number * 100_000 + pid for pid in sorted({event["pid"] for event in events})}
@@ -63,7 +63,7 @@ def merge(paths: Sequence[Path], out: Path) -> Merged:
     return Merged(len(merged), tuple(None if shift is None else shift / 1e6 for shift in shifts))
 
 
-def read(path: Path) -> list[Event]:
+def read_timeline(path: Path) -> list[Event]:
     """Read a timeline, up to its last whole event if its process was killed.
 
     Raises:
@@ -94,9 +94,12 @@ def read(path: Path) -> list[Event]:
     return events
 
 
-def align(files: Sequence[Sequence[Event]]) -> list[float | None]:
-    """Return the microseconds to add to the times of each file; None as in :class:`Merged`."""
-    seen = [streams(events) for events in files]
+def clock_shifts(files: Sequence[Sequence[Event]]) -> list[float | None]:
+    """Return the microseconds to add to the times of each file; None for a file that keeps its clock.
+
+    From the first file on, each file whose clock is known gives the clocks of those that share exchanges with it.
+    """
+    seen = [stream_times(events) for events in files]
     shifts: list[float | None] = [0.0, *[None] * (len(files) - 1)]
     reached = [0]
     while reached:
@@ -110,8 +113,8 @@ def align(files: Sequence[Sequence[Event]]) -> list[float | None]:
     return shifts
 
 
-def streams(events: Sequence[Event]) -> Mapping[str, tuple[float, float]]:
-    """Return the begin and the end, in microseconds, of the streams of each exchange, by its name."""
+def stream_times(events: Sequence[Event]) -> Mapping[str, tuple[float, float]]:
+    """Return when the streams of each exchange began and ended, in microseconds, by the exchange's name."""
     found: dict[str, tuple[float, float]] = {}
     counts: dict[str, int] = defaultdict(int)
     for event in events:
@@ -119,4 +122,4 @@ def streams(events: Sequence[Event]) -> Mapping[str, tuple[float, float]]:
         if isinstance(name, str):
             found[name] = event["ts"], event["ts"] + event.get("dur", 0.0)
             counts[name] += 1
-    return {name: both for name, both in found.items() if counts[name] == 1}  # A simulator's has both.
+    return {name: both for name, both in found.items() if counts[name] == 1}  # A simulator's file has both sides.

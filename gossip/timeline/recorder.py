@@ -1,4 +1,4 @@
-"""The timeline of one node: its training loop, its exchanges and its events, as spans of a writer's file."""
+"""The timeline of one node: spans of its training loop, its exchanges and its events, in a writer's file."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gossip.timeline.writer import TimelineWriter
 __all__ = ["NodeTimeline"]
 
 LOOP, EVENTS = "training loop", "events"
-NOTED_S = 0.001  # A call of step() without a visit to the boundary is a span of its own if it takes longer.
-TRACKS = 64  # Most tracks for simultaneous exchanges; further ones share the last track.
+MIN_CALL_S = 0.001  # A call of step() without a visit to the boundary is a span of its own if it takes longer.
+MAX_TRACKS = 64  # Most tracks for simultaneous exchanges; further ones share the last track.
 
 
 class NodeTimeline:
     """The spans of one node in a timeline. Times are in seconds, on one clock.
 
-    The training thread calls :meth:`stepped` and :meth:`spent`, another thread the rest.
+    The training thread calls :meth:`record_step` and :meth:`record_time`, another thread the rest.
 
     Args:
         writer: The file, which several nodes may share.
@@ -27,12 +27,12 @@ class NodeTimeline:
 
     def __init__(self, writer: TimelineWriter, process: int, name: str) -> None:
         self.writer, self.number = writer, process
-        self.since: float | None = None  # The end of the loop's last span.
-        self.busy_until: list[float] = []  # By track of exchanges, the end of its last span.
-        writer.process(process, name)
+        self.last_span_end: float | None = None  # The end of the loop's last span.
+        self.busy_until: list[float] = []  # The end of the last span of each track of exchanges.
+        writer.name_process(process, name)
 
     # -- the training thread ---------------------------------------------------------------------------------------
-    def stepped(self, steps: int, begin_s: float, end_s: float, **visit: Any) -> None:
+    def record_step(self, steps: int, begin_s: float, end_s: float, **visit: Any) -> None:
         """Record a call of ``step()``, and the computation since the call before.
 
         Args:
@@ -41,27 +41,27 @@ class NodeTimeline:
             end_s: The time at which the call returned.
             **visit: Figures of the visit to the step boundary; none if the call made no visit.
         """
-        if self.since is not None:
-            self.writer.span(self.number, LOOP, "train", self.since, begin_s, step=steps)
-        if visit or end_s - begin_s > NOTED_S:
-            self.writer.span(self.number, LOOP, "boundary", begin_s, end_s, step=steps, **visit)
-        self.since = end_s
+        if self.last_span_end is not None:
+            self.writer.write_span(self.number, LOOP, "train", self.last_span_end, begin_s, step=steps)
+        if visit or end_s - begin_s > MIN_CALL_S:
+            self.writer.write_span(self.number, LOOP, "boundary", begin_s, end_s, step=steps, **visit)
+        self.last_span_end = end_s
 
-    def spent(self, name: str, begin_s: float, end_s: float, **args: Any) -> None:
-        """Record time that the loop spends otherwise: to join, to settle, to save."""
-        self.writer.span(self.number, LOOP, name, begin_s, end_s, **args)
-        self.since = end_s
+    def record_time(self, name: str, begin_s: float, end_s: float, **args: Any) -> None:
+        """Record time that the loop spent on something other than steps: to join, to settle, to save."""
+        self.writer.write_span(self.number, LOOP, name, begin_s, end_s, **args)
+        self.last_span_end = end_s
 
-    def visited(self, at_s: float, **visit: Any) -> None:
+    def record_visit(self, at_s: float, **visit: Any) -> None:
         """Record a visit to the step boundary that takes no time, as in a simulation."""
-        self.writer.instant(self.number, LOOP, "boundary", at_s, **visit)
+        self.writer.write_instant(self.number, LOOP, "boundary", at_s, **visit)
 
-    def copied(self, name: str, begin_s: float, end_s: float, size_bytes: int) -> None:
+    def record_copy(self, name: str, begin_s: float, end_s: float, size_bytes: int) -> None:
         """Record a copy between a device and its host, on the track ``name``, which has one copy at a time."""
-        self.writer.span(self.number, name, name, begin_s, end_s, bytes=size_bytes)
+        self.writer.write_span(self.number, name, name, begin_s, end_s, bytes=size_bytes)
 
     # -- exchanges and events --------------------------------------------------------------------------------------
-    def exchanged(
+    def record_exchange(
         self, session: int, sides: Sequence[str], asked_s: float, begun_s: float | None, end_s: float, reason: str = "",
         **args: Any,
     ) -> None:  # fmt: skip
@@ -76,27 +76,27 @@ class NodeTimeline:
             reason: The reason of its failure; empty if it was applied.
             **args: Further figures.
         """
-        track, others = self.track(asked_s, end_s), " and ".join(side[:8] for side in sides[1:]) or "no member"
+        track, others = self.take_track(asked_s, end_s), " and ".join(side[:8] for side in sides[1:]) or "no member"
         name = f"{'failed: ' + reason if reason else 'exchange'} with {others}"
-        self.writer.span(self.number, track, name, asked_s, end_s, **args)
+        self.writer.write_span(self.number, track, name, asked_s, end_s, **args)
         if begun_s is None:
             return
         shared = f"{session:x}-" + "-".join(sorted(side[:8] for side in sides))
-        self.writer.span(self.number, track, "streams", begun_s, end_s, exchange=shared)
+        self.writer.write_span(self.number, track, "streams", begun_s, end_s, exchange=shared)
         if not reason and len(sides) == 2:
             arrives = sides[0] > sides[1]
-            self.writer.arrow(self.number, track, shared, end_s if arrives else begun_s, arrives)
+            self.writer.write_arrow(self.number, track, shared, end_s if arrives else begun_s, arrives)
 
-    def happened(self, name: str, at_s: float, **args: Any) -> None:
+    def record_event(self, name: str, at_s: float, **args: Any) -> None:
         """Record an event without a duration."""
-        self.writer.instant(self.number, EVENTS, name, at_s, **args)
+        self.writer.write_instant(self.number, EVENTS, name, at_s, **args)
 
-    def track(self, begin_s: float, end_s: float) -> str:
-        """Return a track that is free at ``begin_s``, or the last one if all tracks are in use."""
+    def take_track(self, begin_s: float, end_s: float) -> str:
+        """Take a track from ``begin_s`` to ``end_s``, the last one if all are in use, and return its name."""
         for number, until in enumerate(self.busy_until):
             if until <= begin_s:
                 self.busy_until[number] = end_s
                 return f"exchanges {number + 1}"
-        if len(self.busy_until) < TRACKS:
+        if len(self.busy_until) < MAX_TRACKS:
             self.busy_until.append(end_s)
         return f"exchanges {len(self.busy_until)}"

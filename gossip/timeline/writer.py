@@ -15,12 +15,12 @@ from typing import Any, TextIO
 
 from gossip.errors import ConfigError
 
-__all__ = ["MOST_BYTES", "TimelineWriter"]
+__all__ = ["MAX_BYTES", "TimelineWriter"]
 
-MOST_BYTES = 256_000_000  # About the size that Perfetto opens without a helper program.
-WAITING = 65_536  # Events queued for a slow disk, half a minute of a fast loop; further ones are dropped and counted.
+MAX_BYTES = 256_000_000  # About the size that Perfetto opens without a helper program.
+MAX_QUEUED_EVENTS = 65_536  # Half a minute of a fast loop, for a slow disk. Further events are dropped and counted.
 CLOSE_S = 5.0  # Patience for a slow disk at the end.
-US = 1e6
+US = 1e6  # Microseconds in a second: the format's unit of time.
 
 
 class TimelineWriter:
@@ -32,24 +32,24 @@ class TimelineWriter:
 
     Args:
         path: The file to write; an existing one is overwritten.
-        most_bytes: The size after which further events are counted and not written.
+        max_bytes: The size after which further events are counted and not written.
 
     Raises:
         ConfigError: The file cannot be written.
     """
 
-    def __init__(self, path: Path, most_bytes: int = MOST_BYTES) -> None:
-        self.path, self.left = path, most_bytes
-        self.dropped = 0
+    def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
+        self.path, self.bytes_left = path, max_bytes
+        self.dropped = 0  # Number of events that were not written.
         self.failure: OSError | None = None
         self.tracks: dict[tuple[int, str], int] = {}  # Thread numbers by process and track.
-        self.naming = threading.Lock()
+        self.lock = threading.Lock()
         self.queue: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
         try:
             file = path.open("w", encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"Cannot write the timeline {path}: {error.strerror}.") from error
-        self.thread = threading.Thread(target=self.run, args=(file,), name="gossip-timeline", daemon=True)
+        self.thread = threading.Thread(target=self.write_events, args=(file,), name="gossip-timeline", daemon=True)
         self.thread.start()
 
     def __enter__(self) -> TimelineWriter:
@@ -60,39 +60,41 @@ class TimelineWriter:
     ) -> None:  # fmt: skip
         self.close()
 
-    def process(self, number: int, name: str) -> None:
-        """Name a process."""
-        self.add({"ph": "M", "name": "process_name", "pid": number, "tid": 0, "args": {"name": name}})
+    def name_process(self, number: int, name: str) -> None:
+        """Write the name of a process."""
+        self.queue_event({"ph": "M", "name": "process_name", "pid": number, "tid": 0, "args": {"name": name}})
 
-    def span(self, process: int, track: str, name: str, begin_s: float, end_s: float, **args: Any) -> None:
+    def write_span(self, process: int, track: str, name: str, begin_s: float, end_s: float, **args: Any) -> None:
         """Write a span; ``args`` are shown when it is selected."""
         event = {"ph": "X", "name": name, "ts": begin_s * US, "dur": max(0.0, end_s - begin_s) * US}
-        self.add(event | self.place(process, track) | {"args": args})
+        self.queue_event(event | self.track_numbers(process, track) | {"args": args})
 
-    def instant(self, process: int, track: str, name: str, at_s: float, **args: Any) -> None:
+    def write_instant(self, process: int, track: str, name: str, at_s: float, **args: Any) -> None:
         """Write a mark without a duration."""
-        self.add({"ph": "i", "s": "t", "name": name, "ts": at_s * US} | self.place(process, track) | {"args": args})
+        self.queue_event(
+            {"ph": "i", "s": "t", "name": name, "ts": at_s * US} | self.track_numbers(process, track) | {"args": args}
+        )
 
-    def arrow(self, process: int, track: str, name: str, at_s: float, arrives: bool) -> None:
+    def write_arrow(self, process: int, track: str, name: str, at_s: float, arrives: bool) -> None:
         """Write one end of an arrow, inside a span of this track. Both ends have the same ``name``."""
         event = {"ph": "f", "bp": "e"} if arrives else {"ph": "s"}
         event |= {"name": "exchange", "cat": "exchange", "id": name}
-        self.add(event | {"ts": at_s * US} | self.place(process, track))
+        self.queue_event(event | {"ts": at_s * US} | self.track_numbers(process, track))
 
-    def place(self, process: int, track: str) -> dict[str, int]:
-        """Return the process and thread numbers of a track, which is named when it is first used."""
-        with self.naming:
+    def track_numbers(self, process: int, track: str) -> dict[str, int]:
+        """Return the process and thread numbers of a track. Its name is written when it is first used."""
+        with self.lock:
             known = self.tracks.get((process, track))
             number = self.tracks.setdefault((process, track), len(self.tracks) + 1)
         if known is None:
             named = {"ph": "M", "pid": process, "tid": number}
-            self.add(named | {"name": "thread_name", "args": {"name": track}})
-            self.add(named | {"name": "thread_sort_index", "args": {"sort_index": number}})
+            self.queue_event(named | {"name": "thread_name", "args": {"name": track}})
+            self.queue_event(named | {"name": "thread_sort_index", "args": {"sort_index": number}})
         return {"pid": process, "tid": number}
 
-    def add(self, event: dict[str, Any]) -> None:
+    def queue_event(self, event: dict[str, Any]) -> None:
         """Queue an event."""
-        if self.queue.qsize() >= WAITING:
+        if self.queue.qsize() >= MAX_QUEUED_EVENTS:
             self.dropped += 1
         else:
             self.queue.put(event)
@@ -103,15 +105,15 @@ class TimelineWriter:
         self.thread.join(CLOSE_S)
         return self.failure
 
-    def run(self, file: TextIO) -> None:
-        """Write events until the end, in a thread of its own. Flush whenever the queue is empty."""
+    def write_events(self, file: TextIO) -> None:
+        """Write queued events until :meth:`close`, in a thread of its own. Flush whenever the queue is empty."""
         before = "[\n"
         try:
             with file:
                 while (event := self.queue.get()) is not None:
                     text = json.dumps(event, separators=(",", ":"))
-                    self.left -= len(text) + 2
-                    if self.left < 0:
+                    self.bytes_left -= len(text) + 2
+                    if self.bytes_left < 0:
                         self.dropped += 1
                         continue
                     file.write(before + text)

@@ -97,7 +97,7 @@ class HeldRun:
         """Return the run's metadata for a checkpoint."""
         peer, uncounted = self.network.peer, self.ranks.uncounted_samples
         return {
-            "fingerprint": self.live.state.layout.contents, "run_id": peer.view.run_id.hex(),
+            "fingerprint": self.live.state.layout.contents_fingerprint, "run_id": peer.view.run_id.hex(),
             "version": peer.local.version, "steps": self.steps, "samples": self.samples + uncounted,
             "swarm_samples": self.swarm_samples + self.view.sharers * uncounted, "passes": self.samplers.passes,
             "samplers": self.samplers.state(), "finished": peer.view.finished,
@@ -178,7 +178,7 @@ class HeldRun:
         load_weights()
         self.ranks.on_replaced()
         self.live.boundary.mass = 1.0
-        weights = None if self.live.outer.plain else self.live.pool.take()
+        weights = None if self.live.outer.is_plain else self.live.pool.take()
         if weights is not None:
             self.live.state.read(weights.array)
         resumed = threading.Event()
@@ -187,9 +187,9 @@ class HeldRun:
             try:
                 runtime, peer = self.network.runtime, self.network.peer  # These may be newer than above.
                 # Drop pending work first. A mixing job that runs after the reset would move the outer step again.
-                runtime.averager.forget()
+                runtime.averager.forget_old_weights()
                 if weights is not None:
-                    runtime.averager.replaced(weights.array)
+                    runtime.averager.on_weights_replaced(weights.array)
                     self.live.pool.give(weights)
                 peer.update_counts(self.steps, self.samples)
                 is_finished = meta.get("finished") is True
@@ -289,6 +289,6 @@ def check_state(given: object, state: State) -> None:
     """Raise CheckpointError if ``given`` is no node's state, or that of another model."""
     if not isinstance(given, Mapping):
         raise CheckpointError(f"A node's state is a mapping, as state_dict() gives, not {type(given).__name__}.")
-    if given.get("fingerprint", state.layout.contents) != state.layout.contents:
+    if given.get("fingerprint", state.layout.contents_fingerprint) != state.layout.contents_fingerprint:
         raise CheckpointError(f"{LOADED_STATE} belongs to another model than this node's: load it beside its weights.")
     checkpoint.run_progress(given, LOADED_STATE)

@@ -87,7 +87,7 @@ class LiveModel:
             self.state, self.pool, self.backup, config.conserves, threading.Lock(), self.wake.set, self.wake.clear
         )
         # With max_version_gap the loop waits at its boundary for the update, so it is not uploaded ahead.
-        self.boundary.uploads = is_single_rank and config.max_version_gap is None
+        self.boundary.uploads_updates = is_single_rank and config.max_version_gap is None
         self.outer = OuterStep(self.state.layout.parameters, *config.outer, config.averaged)
         every = config.first_interval
         if config.kappa and every is not None and is_single_rank:
@@ -110,7 +110,7 @@ class LiveModel:
     def begin_mixing(self) -> None:
         """Start mixing from the current weights."""
         self.has_weights = True
-        if not self.outer.plain:
+        if not self.outer.is_plain:
             self.reset_outer()
 
     def reset_outer(self) -> None:
@@ -134,7 +134,7 @@ class LiveModel:
         self.average.forget()
         self.has_weights = True
         with self.outer_lock:
-            if self.outer.begun:
+            if self.outer.has_weights:
                 self.outer.replace(vector)
             else:
-                self.outer.begin(vector)
+                self.outer.take_over(vector)

@@ -70,13 +70,14 @@ class Settling:
             if has_mixed and peer.exchanges.agreement() < SETTLED:
                 break
         with self.live.outer_lock:
-            self.live.outer.rest()  # Otherwise an exchange that ends later would add the momentum to this node alone.
+            # Otherwise an exchange that ends later would add the momentum to this node alone.
+            self.live.outer.forget_momentum()
         self.network.report_to_peer(lambda peer, now: peer.settle(False, now))
         self.finish_exchanges(min(1.0, seconds))
         self.network.thread.call(self.network.service.on_settled)
         self.network.sync()
         self.live.average.on_settled(mixes_before)
-        if not self.live.outer.plain:
+        if not self.live.outer.is_plain:
             self.live.reset_outer()
         distance: float | None = known(self.network.peer.exchanges.consensus_distance)
         return distance
@@ -131,7 +132,11 @@ class Settling:
         while time.monotonic() < until:
             self.live.wake.wait(0.005)
             self.loop.visit()
-            if not self.network.peer.exchanges.table and not self.live.boundary.owed and not self.live.boundary.wanted:
+            if (
+                not self.network.peer.exchanges.table
+                and not self.live.boundary.pending_updates
+                and not self.live.boundary.has_requests
+            ):
                 return
 
     def finish(self, seconds: float) -> None:

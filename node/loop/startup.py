@@ -47,7 +47,7 @@ class Startup:
                     f"the traceback, which the log has, {report_to()}."
                 )
             self.loop.visit()
-            is_ready = self.network.peer.view.ready and not self.live.boundary.wanted
+            is_ready = self.network.peer.view.ready and not self.live.boundary.has_requests
             self.raise_failure(time.monotonic() - began, is_ready)
         self.begin_with_own_weights()
         self.loop.visit()  # This also takes a copy for newcomers, because the first step may be far off.

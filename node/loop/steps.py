@@ -62,7 +62,7 @@ class StepLoop:
         Every training step calls this. Without a reason it costs a few comparisons.
         """
         is_mix_due, is_report_due = steps >= self.hints.due_at_step, now - self.reported_at > self.report_s
-        is_wanted = is_mix_due or self.boundary.wanted
+        is_wanted = is_mix_due or self.boundary.has_requests
         if is_report_due or (is_wanted and now - self.visited_at >= self.visit_gap_s):
             self.visited_at = now
             self.visit(now, is_mix_due, is_mix_due or is_report_due)
@@ -77,11 +77,11 @@ class StepLoop:
         """
         boundary, owner = self.boundary, self.owner
         spare = is_mix_due and self.copies_ahead and self.hints.mix_at <= now
-        serves_newcomers = spare and boundary.expected is None  # A snapshot of a part would not.
+        serves_newcomers = spare and boundary.next_cut is None  # A snapshot of a part would not.
         visit = boundary.visit(owner.on_replaced, spare, report and not serves_newcomers and owner.is_copy_due())
         if visit.updates and not visit.adopted:
             owner.on_mixed(visit.updates)
-        if visit.updates_alone and not report:
+        if visit.has_only_updates and not report:
             owner.report_updates(visit)
         else:
             self.reported_at = now
@@ -92,4 +92,6 @@ class StepLoop:
 
         With ``until_applied`` it must also stay until the update of that mix is in the weights.
         """
-        return self.hints.must_wait or (until_applied and (self.boundary.owed > 0 or self.boundary.wanted))
+        return self.hints.must_wait or (
+            until_applied and (self.boundary.pending_updates > 0 or self.boundary.has_requests)
+        )

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from gossip.arithmetic.correction import Correction, spread
+from gossip.arithmetic.correction import Correction, steps_between_parts
 from gossip.averaging.boundary import Update, Visit
 from gossip.errors import LayoutError, LocalError
 from gossip.ids import MemberRecord, PeerId, from_hex
@@ -122,10 +122,10 @@ class TrainingSide:
             if self.timeline is not None:
                 self.timeline.start(self.me.hex())
             self.startup.join()
-            if self.finished and not self.live.boundary.lives:
+            if self.finished and not self.live.boundary.replacements:
                 self.run.load_final()
             # Weights that replaced ours are of another run, or newer than the state that the program has loaded.
-            if self.run.early_state is not None and not self.live.boundary.lives:
+            if self.run.early_state is not None and not self.live.boundary.replacements:
                 self.run.continue_run(self.run.early_state, LOADED_STATE, lambda: None)
             self.startup.wait_for_others(began)
             if self.timeline is not None:
@@ -253,13 +253,13 @@ class TrainingSide:
     def apply_correction(self, correction: Correction) -> None:
         """Correct the last steps for the bias of this node's data, unless an exchange is changing the correction."""
         steps = self.run.steps - self.corrected_at_step
-        if steps < spread(correction.every) or not self.live.outer_lock.acquire(blocking=False):
+        if steps < steps_between_parts(correction.interval_steps) or not self.live.outer_lock.acquire(blocking=False):
             return
         try:
             rate = self.live.optimizers.learning_rate
             correction.rate = self.learning_rate if math.isnan(rate) else rate
             if correction.pull is not None:
-                self.live.state.add_scaled(correction.pull, correction.part(steps), correction.version)
+                self.live.state.add_scaled(correction.pull, correction.step_factor(steps), correction.version)
         finally:
             self.live.outer_lock.release()
         self.corrected_at_step = self.run.steps
@@ -298,12 +298,12 @@ class TrainingSide:
         self.network.thread.check()
         if self.timeline is not None:
             self.timeline.visit = visit
-        if visit.copies or any([update.sample is not None for update in visit.updates]):
+        if visit.copies or any([update.merge_sample is not None for update in visit.updates]):
             self.network.call(self.pass_updates, visit)
 
     def pass_updates(self, visit: Visit) -> None:
         """Pass a visit to the newest averager. Runs in the network thread."""
-        self.network.runtime.averager.updated(visit)
+        self.network.runtime.averager.use_copies(visit)
         self.service.refresh_view()  # An exchange changes the sample count.
 
     def pass_report(
@@ -313,7 +313,7 @@ class TrainingSide:
         runtime = self.network.runtime
         if optimizer is not None:
             runtime.peer.set_optimizer(*optimizer)
-        runtime.averager.visited(visit, steps, samples, loss)
+        runtime.averager.on_visit(visit, steps, samples, loss)
 
     def report(self, visit: Visit) -> None:
         """Report a visit, the loop's progress, and now and then the optimizer's state, to the network thread."""
@@ -358,7 +358,7 @@ class TrainingSide:
         """
         is_newly_lost, self.was_loss_lost = self.loss.is_not_finite and not self.was_loss_lost, self.loss.is_not_finite
         if not runtime.peer.view.sound:
-            if not self.live.boundary.wanted and self.live.state.sound():
+            if not self.live.boundary.has_requests and self.live.state.sound():
                 self.average.forget()  # The average may include values that are not finite.
                 self.network.report_to_peer(lambda peer, now: peer.on_mended(now))
         elif self.loss.is_not_finite and not self.live.state.sound():

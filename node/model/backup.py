@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gossip.arithmetic.correction import fresh_zeros
-from gossip.arithmetic.mixing import difference
+from gossip.arithmetic.mixing import subtract
 from gossip.errors import CheckpointError
 from node.model.optimizers import Optimizers
 from node.model.state import State
@@ -63,7 +63,7 @@ class KeptWeights:
         """Return ``|theirs - kept|^2`` and ``|kept|^2``, over the weights that exchanges carry."""
         assert self.weights is not None
         ours = self.weights[: self.state.layout.exchanged]
-        return difference(theirs[: ours.size], ours, np.empty_like(ours))
+        return subtract(theirs[: ours.size], ours, np.empty_like(ours))
 
     def put_back(self) -> Floats:
         """Restore the live weights and the optimizers' state; return the weights."""

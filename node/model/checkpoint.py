@@ -385,12 +385,12 @@ class Archive:
         Raises:
             CheckpointError: As in :func:`save`.
         """
-        meta = {"format": 1, "fingerprint": self.state.layout.contents, **meta}
+        meta = {"format": 1, "fingerprint": self.state.layout.contents_fingerprint, **meta}
         save(path, self.state.tensors(), self.optimizers.state_dict(), meta, training, keep)
 
     def load(self, path: str | os.PathLike[str]) -> Checkpoint:
         """Return the contents of a file. Raise CheckpointError, also if its fingerprint names another model."""
-        saved, ours = load(path), self.state.layout.contents
+        saved, ours = load(path), self.state.layout.contents_fingerprint
         if saved.meta.get("fingerprint", ours) != ours:
             raise CheckpointError(
                 f"{path} holds another model than this node's: load it into the model it was saved from."

@@ -13,7 +13,7 @@ from torch._utils import _unflatten_dense_tensors
 
 from gossip import kernel
 from gossip.arithmetic.live import add_read
-from gossip.arithmetic.mixing import finite
+from gossip.arithmetic.mixing import is_finite
 from gossip.errors import LayoutError
 from node.model.state import Floats
 
@@ -133,8 +133,8 @@ def add_and_read(live: list[Tensor], flat: Tensor, weight: float | None = None, 
         add_and_read_blocks(rows, weight, read)
         return None
     arrays = [(tensor.numpy(), piece.numpy()) for tensor, piece in rows]
-    is_finite = add_read(arrays, weight, read, torch.get_num_threads())
-    return is_finite and all(finite(piece.view(-1).numpy()) for piece in small_pieces)
+    large_finite = add_read(arrays, weight, read, torch.get_num_threads())
+    return large_finite and all(is_finite(piece.view(-1).numpy()) for piece in small_pieces)
 
 
 def add_and_read_blocks(rows: list[tuple[Tensor, Tensor]], weight: float | None, read: bool) -> None:

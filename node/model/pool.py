@@ -62,7 +62,7 @@ class VectorPool:
                 return array
         return self.state.buffer(elements)
 
-    def at_hand(self, elements: int) -> bool:
+    def has_free(self, elements: int) -> bool:
         """Return True if :meth:`take` needs no fresh pages, which cost four times as much as a copy into them.
 
         Locking pages costs far more, and may wait for the device. So there must be memory for the difference too.
@@ -72,25 +72,25 @@ class VectorPool:
         return elements < self.SMALL_ELEMENTS or bool(self.free_arrays.get(elements))
 
     def reserve(self, elements: int) -> None:
-        """Allocate and write to the arrays that :meth:`at_hand` lacks, in a thread that may wait."""
+        """Allocate and write to the arrays that :meth:`has_free` lacks, in a thread that may wait."""
         for _ in range(2 if self.state.locks else 1):
-            if self.at_hand(elements):
+            if self.has_free(elements):
                 return
             fresh = self.allocate(elements)
             fresh.fill(0.0)
             with self.lock:
                 self.keep_free(fresh)
 
-    def pass_by(self, elements: int) -> Vector:
+    def take_transient(self, elements: int) -> Vector:
         """Return a vector outside the pool, whose memory returns to the system when it is given back."""
         if elements >= self.MAPPED_ELEMENTS:
             with contextlib.suppress(OSError):
-                vector = self.mapped(elements)
+                vector = self.take_mapped(elements)
                 if self.state.takes(vector.array):
                     return vector
-        return Vector(self.state.buffer(elements), passing=True)
+        return Vector(self.state.buffer(elements), is_transient=True)
 
-    def mapped(self, elements: int) -> Vector:
+    def take_mapped(self, elements: int) -> Vector:
         """Return zeros in which a newcomer collects weights. Their memory returns to the system with the last user."""
         if self.files is None or elements > self.MAPPED_WEIGHTS * self.state.layout.size:
             return Vector.mapped(elements)
@@ -102,12 +102,12 @@ class VectorPool:
             vector.users += 1
         return Lease(self, vector)
 
-    def keep(self, vector: Vector) -> None:
+    def keep_snapshot(self, vector: Vector) -> None:
         """Remember the newest snapshot, which stays unchanged while it has users."""
         with self.lock:
             self.newest, self.newest_at = vector, time.monotonic()
 
-    def recall(self) -> Vector | None:
+    def take_last_snapshot(self) -> Vector | None:
         """Return the newest snapshot with one more user, or None."""
         with self.lock:
             last = self.newest
@@ -120,7 +120,7 @@ class VectorPool:
             last.users += 1
             return last
 
-    def forget(self) -> None:
+    def forget_snapshot(self) -> None:
         """Forget the newest snapshot: the weights were replaced."""
         with self.lock:
             self.newest, self.newest_at = None, -math.inf
@@ -130,8 +130,8 @@ class VectorPool:
             vector.users -= 1
             if vector.users:
                 return
-            since, vector.since = vector.since, None
-            if not vector.passing:
+            since, vector.added_since = vector.added_since, None
+            if not vector.is_transient:
                 self.keep_free(vector.array)
             if since is not None:
                 since.users -= 1

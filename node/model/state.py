@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gossip.arithmetic.layout import Layout, Segment
-from gossip.arithmetic.mixing import finite
+from gossip.arithmetic.mixing import is_finite
 from gossip.averaging.model import Pending, Upload
 from gossip.errors import CheckpointError, LayoutError
 
@@ -155,7 +155,7 @@ class VectorState(ABC):
 
     def sound(self) -> bool:
         """Return True if every weight is finite."""
-        return finite(self._read(self.layout.size))
+        return is_finite(self._read(self.layout.size))
 
     def enter_thread(self) -> None:  # noqa: B027 (most models need nothing)
         """Prepare the network's thread, which asks whether copies are done: torch.cuda.set_device, for example."""

@@ -200,7 +200,7 @@ class Runtime:
             if deadline < self.timer_deadline:  # Setting the timer for every message would cost as much as the message.
                 self.timer_deadline = self.timer.deadline = deadline
             if self.mixes_parts:
-                self.averager.expect(self.peer.exchanges.next_part)
+                self.averager.prepare_next_part(self.peer.exchanges.next_part)
             self.on_batch_end()
         except Exception as error:
             self.fail(error)

@@ -376,7 +376,7 @@ class Service:
         rng = random.Random(secrets.randbits(64))
         model = LocalModel(
             layout.fingerprint, layout.exchanged, self.live.state.trained_elements, layout.size - layout.exchanged,
-            measure_codecs(kernel.built()),
+            measure_codecs(kernel.implementation()),
         )  # fmt: skip
         bootstrap = Bootstrap(
             lookup.fixed,

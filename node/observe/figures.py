@@ -274,7 +274,7 @@ FIGURES = (
     Figure("version", "version of this library", "", lambda at: VERSION, logged=False, status=True),
     Figure(
         "kernel", "the codecs' implementation: `compiled`, or `numpy` where nothing was built", "",
-        lambda at: kernel.built(), logged=False, status=True,
+        lambda at: kernel.implementation(), logged=False, status=True,
     ),
     Figure(
         "lossy_links", "links on which packet loss limits cubic; bbr would not be limited", "links",

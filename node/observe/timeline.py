@@ -50,14 +50,14 @@ class LoopTimeline:
             return
         now, visit, self.visit = time.time(), self.visit, None
         figures = {} if visit is None else figures_of(visit)
-        self.node.stepped(steps, now - seconds, now, **figures)
+        self.node.record_step(steps, now - seconds, now, **figures)
         self.add_copies()
 
     def spent(self, name: str, seconds: float) -> None:
         """Record this many seconds, which end now, that the loop spent on something other than steps."""
         if self.node is not None:
             now, self.visit = time.time(), None
-            self.node.spent(name, now - seconds, now)
+            self.node.record_time(name, now - seconds, now)
             self.add_copies()
 
     def add_copies(self) -> None:
@@ -65,7 +65,7 @@ class LoopTimeline:
         if self.node is not None and self.copies is not None:
             for copy in self.copies.ended():
                 name = f"{copy.device} to host" if copy.direction == "down" else f"host to {copy.device}"
-                self.node.copied(name, copy.begin_s, copy.end_s, copy.size_bytes)
+                self.node.record_copy(name, copy.begin_s, copy.end_s, copy.size_bytes)
 
     def close(self) -> None:
         """End the file; call it when the listeners are closed."""
@@ -85,14 +85,14 @@ class LoopTimeline:
             return
         if not isinstance(event, ExchangeEvent):
             name = f"{event.id[:8]} {event.after}" if isinstance(event, MemberEvent) else event.kind
-            self.node.happened(name, event.at_s, text=str(event))
+            self.node.record_event(name, event.at_s, text=str(event))
         elif event.kind == "exchange.begun":
             self.begun[event.session] = event.at_s
             if len(self.begun) > BEGUN:
                 del self.begun[next(iter(self.begun))]
         else:
             begun_s = self.begun.pop(event.session, None)
-            self.node.exchanged(
+            self.node.record_exchange(
                 event.session, (self.me, *event.partners), event.at_s - event.seconds, begun_s, event.at_s,
                 event.reason, codec=event.codec, bytes_sent=event.bytes_sent, bytes_received=event.bytes_received,
                 distance=event.distance,
@@ -101,5 +101,5 @@ class LoopTimeline:
 
 def figures_of(visit: Visit) -> dict[str, int | bool]:
     """Return the figures of a visit that a timeline shows."""
-    copies = len(visit.snapshots) + (visit.spare is not None) + (visit.kept is not None)
-    return {"copies": copies, "updates": len(visit.updates), "replaced": visit.replaced}
+    copies = len(visit.snapshots) + (visit.spare_copy is not None) + (visit.newcomers_copy is not None)
+    return {"copies": copies, "updates": len(visit.updates), "replaced": visit.has_replaced}

@@ -58,11 +58,11 @@ class FileVectors:
     def vector(self, elements: int) -> Vector:
         """Return a vector of zeros whose file is deleted when it is no longer used."""
         if elements < LEAST_ELEMENTS:
-            return Vector(np.zeros(elements, np.float32), passing=True)
+            return Vector(np.zeros(elements, np.float32), is_transient=True)
         try:
             with tempfile.TemporaryFile(dir=self.folder) as file:
                 os.posix_fallocate(file.fileno(), 0, 4 * elements)
                 memory = mmap.mmap(file.fileno(), 4 * elements)
         except OSError:  # The folder has less room than at the start; training must go on.
             return Vector.mapped(elements)
-        return Vector(np.frombuffer(memory, np.float32), passing=True, memory=memory)
+        return Vector(np.frombuffer(memory, np.float32), is_transient=True, memory=memory)

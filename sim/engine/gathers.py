@@ -44,13 +44,13 @@ class GroupStreams:
                 continue
             receivers[place] = member
             owned = group.slices[place]
-            self.stream(host, group, member, group.send(values[owned], owned.start), self.on_values)
-            if group.mean is not None:
+            self.stream(host, group, member, group.as_received(values[owned], owned.start), self.on_values)
+            if group.slice_mean is not None:
                 self.stream(host, group, member, self.encoded_mean(host, group), self.on_mean)
         if is_first_call:
             for arrive in self.early.pop(key, []):
                 arrive()
-            host.averager.average(group, partial(self.on_averaged, host, group))
+            host.averager.average_slice(group, partial(self.on_averaged, host, group))
 
     def stream(self, host: Host, group: GroupAverage, member: PeerId, values: Floats, handler: Handler) -> None:
         if not values.size:
@@ -84,7 +84,7 @@ class GroupStreams:
     def on_values(self, host: Host, group: GroupAverage, place: int, values: Floats) -> None:
         """Take a member's values of the slice that this host owns."""
         group.take_values(place, values)
-        host.averager.average(group, partial(self.on_averaged, host, group))
+        host.averager.average_slice(group, partial(self.on_averaged, host, group))
 
     def on_averaged(self, host: Host, group: GroupAverage) -> None:
         """Send the mean of the slice that this host owns to all members."""
@@ -95,9 +95,11 @@ class GroupStreams:
 
     def encoded_mean(self, host: Host, group: GroupAverage) -> Floats:
         """Return the mean of this host's slice as the others decode it; an attacker falsifies it."""
-        assert group.mean is not None
-        mean = group.mean if host.attacker is None else host.attacker.false_values(group.mean, group.session)
-        return group.send(mean, group.slices[group.place].start)
+        assert group.slice_mean is not None
+        mean = (
+            group.slice_mean if host.attacker is None else host.attacker.false_values(group.slice_mean, group.session)
+        )
+        return group.as_received(mean, group.slices[group.place].start)
 
     def on_mean(self, host: Host, group: GroupAverage, place: int, values: Floats) -> None:
         """Take the mean of a slice from the member that owns it."""
@@ -106,9 +108,9 @@ class GroupStreams:
 
     def report_gathered(self, host: Host, group: GroupAverage) -> None:
         """Let the averager look whether its group is complete."""
-        if group.complete and not group.told:
+        if group.is_complete and not group.is_reported:
             self.events.log(host.index, host.index, GATHERED)
-        host.averager.gathered(group)
+        host.averager.report_gathered(group)
 
     def on_stalled(self, host: Host, sender: Host, session: int) -> None:
         """Close the link over which a stream has stalled, as a node does."""
@@ -116,7 +118,7 @@ class GroupStreams:
         if group is None or sender.id not in group.members:
             return
         place = group.members.index(sender.id)
-        if (place in group.missing or place in group.awaited) and self.links.is_linked(host, sender.id):
+        if (place in group.missing_values or place in group.missing_means) and self.links.is_linked(host, sender.id):
             self.links.close(host, sender.id)
 
     def release(self, host: Host, session: int) -> None:

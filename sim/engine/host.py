@@ -125,11 +125,11 @@ class Host:
         model, kept = VectorModel(vector), KeptVector(vector)
         self.boundary = Boundary(model, vectors, kept, config.conserves, LOCK, partial(request_visit, self))
         self.averager = Averager(self.peer, config, self.boundary, vectors, outer, self, LOCK)
-        self.averager.begin(vector)
+        self.averager.start_movement(vector)
 
     def take_lessons(self) -> list[Lesson]:
         """Return the lessons of exchanges that finished since the last call."""
-        correction = self.averager.outer.correction
+        correction = self.averager.outer_step.correction
         return correction.take() if isinstance(correction, Lessons) else []
 
     def end(self) -> None:
@@ -142,18 +142,18 @@ class Host:
     def now(self) -> float:
         return self.events.now
 
-    def soon(self, report: Callable[..., None], *arguments: object) -> None:
+    def call_soon(self, report: Callable[..., None], *arguments: object) -> None:
         self.events.push(self.events.now, self.on_soon, report, *arguments)
 
     def on_soon(self, report: Callable[..., None], *arguments: object) -> None:
         if not self.gone:
             report(*arguments)
 
-    def compute(self, job: Job) -> None:
+    def run_job(self, job: Job) -> None:
         job.run()
-        job.land()
+        job.finish()
 
-    def when_copied(self, visit: Visit, report: Callable[[Visit], None]) -> None:
+    def await_copies(self, visit: Visit, report: Callable[[Visit], None]) -> None:
         raise AssertionError("a copy of a simulated model is done at once")
 
 

@@ -66,14 +66,14 @@ class Sessions:
     # -- an exchange ---------------------------------------------------------------------------------------------
     def snapshot(self, host: Host, effect: Snapshot) -> None:
         host.asked_at[effect.session] = self.events.now
-        host.averager.snapshot(effect)
+        host.averager.request_snapshot(effect)
         host.is_offering = True
 
     def transfer(self, host: Host, effect: Transfer) -> None:
         linked = self.links.is_linked(host, effect.partner)
-        pair = host.averager.transfer(effect) if linked else "broken"
+        pair = host.averager.begin_pair(effect) if linked else "broken"
         if isinstance(pair, str):
-            host.averager.fail(effect.session, pair)
+            host.averager.report_failed_soon(effect.session, pair)
             return
         if host.timeline is not None:
             host.stream_starts[effect.session] = self.events.now, (effect.partner,)
@@ -81,9 +81,9 @@ class Sessions:
             self.send_snapshot(host, pair)
 
     def gather(self, host: Host, effect: Gather) -> None:
-        group = host.averager.gather(effect)
+        group = host.averager.begin_group(effect)
         if isinstance(group, str):
-            host.averager.fail(effect.session, group)
+            host.averager.report_failed_soon(effect.session, group)
             return
         if host.timeline is not None:
             others = tuple(member for member in group.members if member != host.id)
@@ -93,11 +93,11 @@ class Sessions:
     def send_snapshot(self, host: Host, pair: PairAverage) -> None:
         """Stream the mixed part of the snapshot to the partner, as the partner will decode it."""
         if host.attacker is None:
-            values, encoded = pair.send(pair.ours)
-            pair.values = values
+            values, encoded = pair.as_received(pair.ours)
+            pair.decoded_ours = values
         else:  # An attacker sends false values but computes with its true ones.
             sight = partial(self.attackers_sight, pair)
-            values, encoded = pair.send(host.attacker.false_values(pair.ours, pair.session, sight))
+            values, encoded = pair.as_received(host.attacker.false_values(pair.ours, pair.session, sight))
         to, size_bytes = self.links.by_id[pair.partner], self.network.bytes_of(pair.codec.encoded_bytes(values.size))
         self.stream(host, to, pair.session, values, size_bytes, pair.receives, self.on_stream, encoded)
 
@@ -136,28 +136,28 @@ class Sessions:
         pair = None if host.gone else host.averager.pairs.get(session)
         if pair is None or pair.partner != sender.id:
             return
-        if encoded is not None and not pair.decodes(encoded):
-            host.averager.failed(session, "overflow")
+        if encoded is not None and not pair.can_decode(encoded):
+            host.averager.report_failed(session, "overflow")
             return
         both_honest = host.attacker is None and sender.attacker is None
         if host.attacker is not None and sender.attacker is not None:
             theirs = pair.ours  # Attackers collude, so an exchange between two of them changes nothing.
         first, first_pair = self.first_received.pop(session, (None, None))
         if first is sender and both_honest:
-            pair.take(theirs, first_pair)
+            pair.receive_whole(theirs, first_pair)
         else:
-            pair.take(theirs)
+            pair.receive_whole(theirs)
             if pair.sends and both_honest:
                 self.first_received[session] = host, pair
         self.events.log(host.index, sender.index, STREAMED)
-        host.averager.streamed(pair)
+        host.averager.report_streamed(pair)
 
     def on_stalled(self, host: Host, sender: Host, session: int) -> None:
         """Close the link over which a stream has stalled, as a node does."""
         if host.gone:
             return
         pair = host.averager.pairs.get(session)
-        is_awaited = session in host.awaited_pieces or (pair is not None and pair.receives and not pair.whole)
+        is_awaited = session in host.awaited_pieces or (pair is not None and pair.receives and not pair.is_complete)
         if is_awaited and self.links.is_linked(host, sender.id):
             self.links.close(host, sender.id)
 
@@ -191,7 +191,7 @@ class Sessions:
         if start is not None and host.timeline is not None:
             began_at, partners = start
             sides, asked_at = [side.hex() for side in (host.id, *partners)], host.asked_at.get(session, began_at)
-            host.timeline.exchanged(session, sides, asked_at, began_at, self.events.now, reason)
+            host.timeline.record_exchange(session, sides, asked_at, began_at, self.events.now, reason)
 
     # -- the end of a session ------------------------------------------------------------------------------------
     def rename(self, host: Host, effect: Rename) -> None:
@@ -228,17 +228,17 @@ class Sessions:
 
     # -- joining -------------------------------------------------------------------------------------------------
     def receive_piece(self, host: Host, effect: ReceivePiece) -> None:
-        host.averager.collect(effect)
+        host.averager.joining_array(effect)
         if self.links.is_linked(host, effect.partner):
             host.awaited_pieces[effect.session] = effect
         else:
-            host.averager.fail(effect.session, "broken")
+            host.averager.report_failed_soon(effect.session, "broken")
 
     def serve(self, host: Host, effect: Serve) -> None:
         """Stream a piece of a snapshot to a joining peer."""
-        snapshot = host.averager.serve(effect)
+        snapshot = host.averager.served_snapshot(effect)
         if snapshot is None or not self.links.is_linked(host, effect.partner):
-            host.averager.fail(effect.session, "broken")
+            host.averager.report_failed_soon(effect.session, "broken")
             return
         piece = snapshot.piece(effect.start, effect.stop)
         size_bytes = self.network.bytes_of(self.piece_codec.encoded_bytes(piece.size))
@@ -254,5 +254,5 @@ class Sessions:
         if host.gone or effect is None or effect.partner != sender.id:
             return
         self.events.log(host.index, sender.index, COLLECTED)
-        if not host.averager.take_piece(effect, piece) and self.links.is_linked(host, sender.id):
+        if not host.averager.store_piece(effect, piece) and self.links.is_linked(host, sender.id):
             self.links.close(host, sender.id)

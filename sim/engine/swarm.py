@@ -216,7 +216,7 @@ class Swarm:
         )
         if self.timeline is not None:
             host.timeline = NodeTimeline(self.timeline, index + 1, f"peer {name}, {host.id.hex()[:8]}")
-            host.timeline.happened("starts" if not life else "starts again", self.now)
+            host.timeline.record_event("starts" if not life else "starts again", self.now)
         if index == len(self.hosts):
             self.hosts.append(host)
         else:
@@ -253,7 +253,7 @@ class Swarm:
         host.gone, host.silent = True, silent
         self.sessions.on_killed(host)
         if host.timeline is not None:
-            host.timeline.happened("is gone", self.now)
+            host.timeline.record_event("is gone", self.now)
         self.links.on_killed(host)
 
     def leave(self, index: int) -> None:

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
-from gossip.arithmetic.mixing import finite
+from gossip.arithmetic.mixing import is_finite
 from gossip.averaging.boundary import Visit
 from gossip.config import Config
 from gossip.effects import Effect
@@ -160,7 +160,7 @@ class Training:
             if host.timeline is not None:
                 for back in range(ended, 0, -1):
                     end_s = host.step_ends[host.cursor - back]
-                    host.timeline.stepped(host.steps - back + 1, end_s, end_s)
+                    host.timeline.record_step(host.steps - back + 1, end_s, end_s)
 
     def report_steps(self, host: Host) -> None:
         """Tell the peer its step count and when its loop was last at a boundary; its answers to partners need both."""
@@ -179,7 +179,7 @@ class Training:
         if at >= len(ends):
             self.draw_step_ends(host)
             ends, at = host.step_ends, host.cursor
-        if host.boundary.wanted or not host.is_training:
+        if host.boundary.has_requests or not host.is_training:
             when = ends[at]
         else:
             when = host.reported_at + REPORT_S
@@ -199,7 +199,7 @@ class Training:
         """Schedule the next poll of a paused loop: at once if there is work, else after the polling interval."""
         assert host.pause is not None
         now = self.events.now
-        when = now if host.boundary.wanted or not host.peer.view.is_held else next_poll(host.pause[0], now)
+        when = now if host.boundary.has_requests or not host.peer.view.is_held else next_poll(host.pause[0], now)
         if when < host.visit_at or host.visit_at <= now:
             self.schedule_visit(host, when)
 
@@ -244,15 +244,15 @@ class Training:
         reports = is_due or now - host.reported_at > REPORT_S or not is_ready
         spare = is_due and self.copies_ahead and peer.initiator.mix_at <= now
         host.is_visiting = True
-        visited = self.visit_boundary(host, spare) if boundary.wanted or spare else None
-        if reports or (visited is not None and not visited.updates_alone):
+        visited = self.visit_boundary(host, spare) if boundary.has_requests or spare else None
+        if reports or (visited is not None and not visited.has_only_updates):
             host.reported_at = now
-            host.averager.visited(visited, host.steps, host.steps * host.samples_per_step, None)
-            if not peer.view.sound and not boundary.wanted:
+            host.averager.on_visit(visited, host.steps, host.steps * host.samples_per_step, None)
+            if not peer.view.sound and not boundary.has_requests:
                 self.check_recovery(host)
             host.is_training = has_weights(host)
         elif visited is not None:
-            host.averager.updated(visited)
+            host.averager.use_copies(visited)
         if self.can_pause:
             self.pause_or_resume(host)
         self.schedule_next_visit(host)
@@ -264,8 +264,8 @@ class Training:
         # Adopted weights need the pending steps too, so that batches and optimizer continue from here.
         self.compute_pending_steps(host)
         if spare:
-            host.averager.expect(host.peer.exchanges.next_part)
-        visit = host.boundary.visit(host.averager.replaced, spare)
+            host.averager.prepare_next_part(host.peer.exchanges.next_part)
+        visit = host.boundary.visit(host.averager.on_weights_replaced, spare)
         if self.trainer is not None:
             if visit.updates:
                 self.trainer.on_mixed(host.row)
@@ -277,14 +277,14 @@ class Training:
             if visit.restored or visit.adopted:
                 self.trainer.on_weights_replaced(host.row)
         if host.timeline is not None:
-            copies, updates = len(visit.snapshots) + (visit.spare is not None), len(visit.updates)
-            host.timeline.visited(self.events.now, copies=copies, updates=updates, adopted=visit.adopted)
+            copies, updates = len(visit.snapshots) + (visit.spare_copy is not None), len(visit.updates)
+            host.timeline.record_visit(self.events.now, copies=copies, updates=updates, adopted=visit.adopted)
         return visit
 
     def check_recovery(self, host: Host) -> None:
-        """Report to the peer if its weights, which were not finite, have become finite again."""
+        """Report to the peer if its weights, which were not is_finite, have become is_finite again."""
         self.compute_pending_steps(host)
-        if finite(host.vector):
+        if is_finite(host.vector):
             self.perform(host, host.peer.on_mended(self.events.now))
 
     def pause_or_resume(self, host: Host) -> None:
@@ -298,7 +298,7 @@ class Training:
             since, ends = host.pause
             host.pause = None
             if host.timeline is not None:
-                host.timeline.spent("waits for a mix", since, now)
+                host.timeline.record_time("waits for a mix", since, now)
             host.step_ends[host.cursor :] = [end + (now - since) for end in ends]
 
     def prepare_copy(self, host: Host) -> bool:
@@ -371,7 +371,7 @@ class Training:
 
 
 def has_weights(host: Host) -> bool:
-    """Return True if the loop takes steps: it has weights, even if they are not finite, which it cannot see."""
+    """Return True if the loop takes steps: it has weights, even if they are not is_finite, which it cannot see."""
     return host.peer.view.ready or not host.peer.view.sound
 
 

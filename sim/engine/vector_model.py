@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gossip.arithmetic.mixing import difference
+from gossip.arithmetic.mixing import subtract
 from gossip.averaging.vectors import Floats, Positions, Vector
 
 __all__ = ["Floats", "HostVectors", "KeptVector", "VectorModel"]
@@ -88,7 +88,7 @@ class KeptVector:
     def distance(self, theirs: Floats) -> tuple[float, float]:
         kept = self.kept
         assert kept is not None
-        return difference(theirs, kept, np.empty_like(kept))
+        return subtract(theirs, kept, np.empty_like(kept))
 
     def put_back(self) -> Floats:
         assert self.kept is not None
@@ -113,27 +113,27 @@ class HostVectors:
     def take(self, elements: int) -> Vector:
         return Vector(np.empty(elements, np.float32))
 
-    def at_hand(self, elements: int) -> bool:
+    def has_free(self, elements: int) -> bool:
         return True
 
     def reserve(self, elements: int) -> None:
         """Do nothing: memory is always at hand."""
 
-    def pass_by(self, elements: int) -> Vector:
-        return Vector(np.empty(elements, np.float32), passing=True)
+    def take_transient(self, elements: int) -> Vector:
+        return Vector(np.empty(elements, np.float32), is_transient=True)
 
-    def mapped(self, elements: int) -> Vector:
+    def take_mapped(self, elements: int) -> Vector:
         return Vector.mapped(elements)
 
     def give(self, vector: Vector) -> None:
         """Do nothing: Python frees the array."""
 
-    def keep(self, vector: Vector) -> None:
+    def keep_snapshot(self, vector: Vector) -> None:
         """Do nothing: the model itself can be copied later."""
 
-    def recall(self) -> Vector | None:
+    def take_last_snapshot(self) -> Vector | None:
         copy = self.copy_model()
         return None if copy is None else Vector(copy)
 
-    def forget(self) -> None:
+    def forget_snapshot(self) -> None:
         """Do nothing: no vector is kept."""

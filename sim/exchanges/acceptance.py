@@ -9,7 +9,7 @@ from typing import cast
 
 import numpy as np
 
-from gossip.arithmetic.group_mean import norm_accepts
+from gossip.arithmetic.group_mean import norm_refusal
 from gossip.config import Config
 from gossip.filters.registry import filter_of
 from gossip.ids import PeerId
@@ -40,7 +40,7 @@ class Acceptance:
     def note_movement(self, rows: I64, distances: F64) -> None:
         """Tell the filters how far local steps moved these rows since their last mix; both have shape (rows,)."""
         for row, distance in zip(rows.tolist(), distances.tolist(), strict=True):
-            self.filters[row].moved(distance)
+            self.filters[row].on_moved(distance)
 
     def check_norms(self, rows: I64, apart_sq: F64, own_sq: F64) -> Flags:
         """Check the norms of pairs, and note both sides' refusals of the others.
@@ -58,7 +58,7 @@ class Acceptance:
             passed: Flags = np.isfinite(apart_sq) & np.isfinite(own_sq).all(axis=0) & (np.sqrt(apart_sq) <= limit)
         for place in np.flatnonzero(~passed).tolist():
             for side in (0, 1):
-                reason = norm_accepts(
+                reason = norm_refusal(
                     float(apart_sq[place]), float(own_sq[side, place]), self.elements, self.norm_bound
                 )
                 if reason is not None:
@@ -71,7 +71,7 @@ class Acceptance:
         self.refusals_of.pop(row, None)
         if self.filters:
             self.filters[row] = filter_of(self.config)
-            self.filters[row].joined(donors_sq)
+            self.filters[row].on_joined(donors_sq)
 
     def filter(self, rows: I64, partners: I64, weights: F64, apart_sq: F64, intervals: F64) -> F64:
         """Apply each row's filter, which also learns from the distance, and return the weights that remain.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from gossip.codecs import Machine, Taken
+from gossip.codecs import ExchangeCost, Machine
 from gossip.exchange.durations import WAIT_PARTNERS, median
 from gossip.recent import Recent
 from gossip.schedule import Schedule
@@ -18,7 +18,7 @@ class Intervals:
     ``cost`` is that of an exchange whose duration does not count, and ``machine`` the costs on each peer's machine.
     """
 
-    def __init__(self, peers: int, cost: Taken, machine: Machine) -> None:
+    def __init__(self, peers: int, cost: ExchangeCost, machine: Machine) -> None:
         self.cost, self.machine = cost, machine
         self.durations_s = [Recent[int, float](WAIT_PARTNERS) for _ in range(peers)]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from gossip.codecs import AUTO, COMPILED, Codec, Machine, Taken, get_codec
+from gossip.codecs import AUTO, COMPILED, Codec, ExchangeCost, Machine, get_codec
 from gossip.config import Config
 from gossip.exchange.durations import MIN_WAIT_LIMIT_S
 from sim.arrays import I64
@@ -61,7 +61,7 @@ class ExchangeLevel:
         draws = [Draws(seed, name, "exchanges") for name in names]
         intervals = None
         if config.auto_interval:
-            cost = Taken(learners.elements, codec.name, self.sizes.vector_bytes, 0.0)
+            cost = ExchangeCost(learners.elements, codec.name, self.sizes.vector_bytes, 0.0)
             intervals = Intervals(peers, cost, machine)
         self.decisions = Decisions(self.events, config, self.clocks, self.streams, self.tape, draws, intervals)
         self.streams.used_slots = self.decisions.used_slots

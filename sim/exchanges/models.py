@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossip.arithmetic.correction import credit
-from gossip.arithmetic.mixing import outer_step, outer_step_beside
+from gossip.arithmetic.mixing import outer_step, outer_step_overlapping
 from gossip.codecs import Codec
 from gossip.config import Config
 from gossip.state_transfer.comparing import MIN_DONORS
@@ -360,7 +360,7 @@ class Models:
     def shift_overlapped(self, row: int, number: int, ours: F32, difference: F32) -> bool:
         """Take the outer step of an exchange that overlapped other mixes; return False if none overlapped.
 
-        The order of steps is that of :meth:`gossip.averaging.averager.Averager.order`.
+        The order of steps is that of :meth:`gossip.averaging.jobs.MixJob.count_progress_once`.
         """
         steps = self.open_snapshots.get(row, {}).pop(number, -1)
         shift_since = self.shift_since.pop((row, number), None)
@@ -370,7 +370,7 @@ class Models:
             self.phi[row] += difference  # The local progress in the snapshot has entered an outer step already.
         elif shift_since is not None:
             phi, momentum = self.phi[row], self.momentum[row]
-            outer_step_beside(difference, ours, shift_since, phi, momentum, 1.0, *self.config.outer)
+            outer_step_overlapping(difference, ours, shift_since, phi, momentum, 1.0, *self.config.outer)
         return is_late or shift_since is not None
 
     def note_shift(self, row: int, number: int, difference: F32) -> None:
@@ -403,7 +403,7 @@ class Models:
 
     def decoded(self, values: F32, numbers: Iterable[int]) -> F32:
         """Return the values (rows, elements) as the partners decode them in exchanges of these numbers, (rows,)."""
-        if self.codec.raw:
+        if self.codec.is_raw:
             return values
         out = np.empty_like(values)
         if self.codec.block == 1:  # Each element is encoded by itself.

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from gossip.codecs import get_codec
 from gossip.config import Config
-from gossip.filters.rule import FEW
+from gossip.filters.rule import MIN_ELEMENTS
 from gossip.selection.rule import uniform
 from gossip.state_transfer.comparing import MIN_DONORS
 from sim.engine.events import Events
@@ -132,7 +132,7 @@ class Presence:
 
     def divide(self, donors: int) -> list[tuple[int, int]]:
         """Return the element ranges of at most this many pieces, of whole chunks as far as possible."""
-        size, chunk = max(-(-self.elements // donors), FEW), self.config.chunk_elements
+        size, chunk = max(-(-self.elements // donors), MIN_ELEMENTS), self.config.chunk_elements
         size = size if size < chunk else -(-size // chunk) * chunk
         return [(start, min(start + size, self.elements)) for start in range(0, self.elements, size)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gossip.arithmetic.correction import LEAK, mean_lesson, settled, spread
+from gossip.arithmetic.correction import LEAK, limit_pull, mean_lesson_sq, steps_between_parts
 from gossip.config import Config
 from sim.arrays import F32, F64, I64
 
@@ -28,7 +28,7 @@ class Corrections:
         assert every is not None, "a correction counts steps"
         self.kappa = config.kappa
         self.every = np.full(peers, every, np.int64)
-        self.spread = np.full(peers, spread(every), np.int64)
+        self.spread = np.full(peers, steps_between_parts(every), np.int64)
         self.pull = np.zeros((peers, parameters), np.float32)
         self.rates, self.lessons_sq, self.signal = np.zeros(peers), np.zeros(peers), np.zeros(peers)
 
@@ -54,9 +54,9 @@ class Corrections:
         self.pull[rows] += (self.kappa * credits).astype(np.float32)[:, None] * shifts
         self.lessons_sq[rows] *= scale * scale
         for row, shift, credit, model_sq in zip(rows.tolist(), shifts, credits.tolist(), own_sq.tolist(), strict=True):
-            lesson_sq = mean_lesson(float(self.lessons_sq[row]), credit * credit * float(shift.dot(shift)))
+            lesson_sq = mean_lesson_sq(float(self.lessons_sq[row]), credit * credit * float(shift.dot(shift)))
             self.lessons_sq[row] = lesson_sq
-            self.signal[row] = settled(self.pull[row], model_sq, int(self.every[row]), lesson_sq)
+            self.signal[row] = limit_pull(self.pull[row], model_sq, int(self.every[row]), lesson_sq)
         self.rates[rows] = np.where(rates > 0, rates, self.rates[rows])
 
     def set_intervals(self, rows: I64, every: I64) -> F64:
@@ -64,7 +64,7 @@ class Corrections:
         before = self.every[rows]
         every = np.where(every > 0, every, before)
         self.every[rows] = every
-        self.spread[rows] = [spread(steps) for steps in every.tolist()]
+        self.spread[rows] = [steps_between_parts(steps) for steps in every.tolist()]
         return every / before
 
     def rate_factors(self, rows: I64, rates: F64) -> F64:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from gossip.arithmetic.mixing import finite
+from gossip.arithmetic.mixing import is_finite
 from gossip.config import Config
 from gossip.errors import ConfigError
 from sim.arrays import F32, F64, I64
@@ -281,7 +281,7 @@ class Learners:
         """
         if self.corrections is not None:
             self.corrections.reset(row)
-        if self._stack is not None and not all(finite(moment[row]) for moment in self._moments):
+        if self._stack is not None and not all(is_finite(moment[row]) for moment in self._moments):
             self.reset(row)
         if self._quasi_global is not None:
             self._steps_since_mix[row] = UNKNOWN

@@ -265,7 +265,7 @@ class Trainer:
         landing = False
         while self.loop.must_wait(landing):
             landing = True
-            if not self.boundary.wanted:
+            if not self.boundary.has_requests:
                 self.woken = trio.Event()
                 with trio.move_on_at(next_poll(since, trio.current_time())):
                     await self.woken.wait()
@@ -287,7 +287,7 @@ class Trainer:
         return False
 
     def report_updates(self, visit: Visit) -> None:
-        self.runtime.averager.updated(visit)
+        self.runtime.averager.use_copies(visit)
 
     def report(self, visit: Visit) -> None:
         self.runtime.averager.visited(visit, self.steps, self.steps, None)

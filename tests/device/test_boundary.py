@@ -31,7 +31,7 @@ class Loop:
         self.state = ModelState(model, self.optimizer)
         self.pool, optimizers = VectorPool(self.state), Optimizers(self.optimizer)
         self.boundary = Boundary(self.state, self.pool, KeptWeights(self.state, optimizers), False, threading.Lock())
-        self.boundary.uploads = True
+        self.boundary.uploads_updates = True
 
     def step(self, amount=1.0):
         self.weights.grad = torch.full_like(self.weights, -amount)
@@ -42,14 +42,14 @@ class Loop:
         vector = self.pool.take()
         vector.array.fill(value)
         self.boundary.begin_update()
-        self.boundary.want_update(Update(vector))
+        self.boundary.deliver_update(Update(vector))
         return vector
 
     def visit(self, **options):
         return self.boundary.visit(lambda vector: None, **options)
 
     def snapshot(self, session=1):
-        self.boundary.want_snapshot(session)
+        self.boundary.request_snapshot(session)
         visit = self.visit()
         return visit, visit.snapshots[0][1]
 
@@ -80,18 +80,18 @@ def test_an_update_is_added_at_the_first_boundary_at_which_it_is_there(accelerat
     loop = Loop()
     torch.cuda.synchronize()
     vector = loop.brings(2.0)
-    upload = loop.boundary.updates[0].upload
+    upload = loop.boundary.arrived_updates[0].upload
     if accelerator is not None:
         assert not loop.visit().updates
-        assert loop.boundary.wanted
-        assert loop.boundary.owed == 1
-        loop.boundary.want_snapshot(1)
+        assert loop.boundary.has_requests
+        assert loop.boundary.pending_updates == 1
+        loop.boundary.request_snapshot(1)
         assert not loop.visit().snapshots, "a snapshot would lack it"
     torch.cuda.synchronize()
     assert upload.done()
     visit = loop.visit()
     assert visit.updates[0].vector is vector
-    assert not loop.boundary.wanted
+    assert not loop.boundary.has_requests
     assert loop.values() == {3.0}
 
 
@@ -99,9 +99,9 @@ def test_weights_that_are_replaced_have_all_updates_first(accelerator):
     if accelerator is not None:
         accelerator.queues.pace = 0.0
     loop = Loop()
-    loop.boundary.kept.keep()
+    loop.boundary.backup.keep()
     loop.brings(2.0)
-    loop.boundary.want_restore()
+    loop.boundary.request_restore()
     visit = loop.visit()
     assert len(visit.updates) == 1
     assert visit.restored
@@ -173,13 +173,13 @@ def test_captured_steps_are_copied_through_memory_of_their_own(accelerator, monk
 def test_weights_on_trial_are_put_back_with_the_optimizers_state(accelerator):
     loop = Loop(momentum=0.5)
     loop.step()
-    loop.boundary.want_adoption(Adoption(np.full(SIZE, 9.0, np.float32), trial=True))
+    loop.boundary.request_adoption(Adoption(np.full(SIZE, 9.0, np.float32), trial=True))
     visit = loop.visit()
     assert visit.adopted
     assert loop.values() == {9.0}
-    assert visit.apart == (SIZE * 49.0, SIZE * 4.0)
+    assert visit.trial_distance == (SIZE * 49.0, SIZE * 4.0)
     loop.step()
-    loop.boundary.want_restore()
+    loop.boundary.request_restore()
     assert loop.visit().restored
     assert loop.values() == {2.0}
     loop.step(0.0)
@@ -209,16 +209,16 @@ def test_a_snapshot_that_finds_no_memory_costs_a_mix_and_not_the_loop(accelerato
     full(accelerator)
     accelerator.memory.limit_bytes += 100
     accelerator.queues.pace = 0.0
-    loop.boundary.want_snapshot(1)
+    loop.boundary.request_snapshot(1)
     visit = loop.visit(spare=True, keep=True)
     (free,) = loop.pool.free_arrays.values()
     free[0].fill(4.0)
     torch.cuda.synchronize()
     assert (free[0] == 4.0).all(), "nothing writes there any more"
-    assert visit.failed == (1,)
+    assert visit.failed_sessions == (1,)
     assert not visit.snapshots
-    assert visit.spare is visit.kept is None
-    assert not visit.updates_alone
+    assert visit.spare_copy is visit.newcomers_copy is None
+    assert not visit.has_only_updates
     assert sum(len(kept) for kept in loop.pool.free_arrays.values()) == 1, "the vector has come back"
     accelerator.memory.limit_bytes = float("inf")
     visit, vector = loop.snapshot()
@@ -233,9 +233,9 @@ def test_an_addition_without_memory_is_made_on_the_host(accelerator, mass):
     vector.array.fill(5.0)
     full(accelerator)
     loop.boundary.begin_update()
-    loop.boundary.want_update(Update(vector, mass))
+    loop.boundary.deliver_update(Update(vector, mass))
     visit = loop.visit()
-    assert not visit.lost
+    assert not visit.lost_updates
     assert not visit.copies
     assert loop.values() == {6.0 if mass is None else 3.0}
 
@@ -246,8 +246,8 @@ def test_a_part_that_finds_no_memory_is_lost_and_changes_nothing(accelerator):
     vector = loop.pool.take(10)
     vector.array.fill(5.0)
     loop.boundary.begin_update()
-    loop.boundary.want_update(Update(vector, positions=np.arange(0, 100, 10)))
+    loop.boundary.deliver_update(Update(vector, positions=np.arange(0, 100, 10)))
     visit = loop.visit()
-    assert visit.lost == 1
-    assert loop.boundary.owed == 0
+    assert visit.lost_updates == 1
+    assert loop.boundary.pending_updates == 0
     assert loop.values() == {1.0}

@@ -143,15 +143,15 @@ def test_page_locked_memory_is_at_hand_once_a_snapshot_and_its_difference_have_i
 
     pool = Large(ModelState(mlp().cuda()))
     size = pool.state.size()
-    assert not pool.at_hand(size)
+    assert not pool.has_free(size)
     pool.reserve(size)
-    assert pool.at_hand(size)
+    assert pool.has_free(size)
     first, second = pool.take(), pool.take()
-    assert not pool.at_hand(size)
+    assert not pool.has_free(size)
     pool.give(first)
-    assert not pool.at_hand(size)
+    assert not pool.has_free(size)
     pool.give(second)
-    assert pool.at_hand(size)
+    assert pool.has_free(size)
 
 
 @cuda

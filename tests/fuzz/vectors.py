@@ -37,7 +37,7 @@ def bound_codec(name: str, size: int) -> Any:
         return codec
     spread = Spread(size)
     observe(spread, np.full(size, 0.1, np.float32))
-    return codec.bound(spread)
+    return codec.with_bounds(spread)
 
 
 def octets(rng: Random, size: int) -> bytes:
@@ -107,7 +107,7 @@ class Chunks(Target):
     def prepare(self) -> tuple[object, Callable[[], object]]:
         rng = self.rng
         frame = self.sender.next_frame()
-        if frame is None or self.receiver.done or self.receiver.fault:
+        if frame is None or self.receiver.is_complete or self.receiver.fault:
             self.begin()
             frame = self.sender.next_frame()
         assert frame is not None
@@ -128,10 +128,10 @@ class Chunks(Target):
 
         def act() -> None:
             said = Chunk(7, start, elements, checksum)
-            place = self.receiver.place(said, len(body), self.anywhere)
+            place = self.receiver.begin_chunk(said, len(body), self.anywhere)
             assert len(place) == len(body)
             place[:] = body
-            self.receiver.arrived(said)
+            self.receiver.finish_chunk(said)
             assert self.receiver.position <= self.size
 
         return (start, elements, checksum, body), act

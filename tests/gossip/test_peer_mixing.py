@@ -136,7 +136,7 @@ def test_a_second_snapshot_at_one_boundary_does_not_forget_how_far_the_steps_bef
     peer.update_counts(10, 40)
     peer.on_snapshotted(1, swarm.now, moved=3.0)
     peer.on_snapshotted(2, swarm.now, moved=0.0)
-    assert rule.recent == 3.0
+    assert rule.last_movement == 3.0
     peer.update_counts(11, 44)
     peer.on_snapshotted(3, swarm.now, moved=0.5)
-    assert (rule.recent, rule.movement) == (0.5, 3.0)
+    assert (rule.last_movement, rule.largest_movement) == (0.5, 3.0)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossip.codecs import COMPILED, Taken
+from gossip.codecs import COMPILED, ExchangeCost
 from gossip.config import Config
 from gossip.exchange.session import State
 from gossip.schedule import MAX_PACE, MIN_PACE, Schedule
@@ -258,7 +258,7 @@ def chooses(**config):
 
 def adapted(made, seconds, step_s=0.1, mixes=8, first=0, every=2):
     """After so many mixes whose exchanges take so long."""
-    exchange = Taken(1_000, "int8", 1_004, seconds)
+    exchange = ExchangeCost(1_000, "int8", 1_004, seconds)
     for mix in range(first, first + mixes):
         made.adapt_interval(every * mix, every * mix * step_s, exchange, COMPILED)
     return made.every
@@ -282,7 +282,7 @@ def test_nothing_is_concluded_from_few_mixes_nor_from_one_long_pause():
     made = chooses()
     assert adapted(made, 0.8) == 8
     made.adapt_interval(
-        16, 1_000.0, Taken(1_000, "int8", 1_004, 0.8), COMPILED
+        16, 1_000.0, ExchangeCost(1_000, "int8", 1_004, 0.8), COMPILED
     )  # an evaluation of a quarter of an hour
     assert made.every == 8
 

@@ -144,9 +144,9 @@ class Receiver(DifferenceReceiver):
 
     threads: set[str]
 
-    def use(self, where, body):
+    def use_chunk(self, where, body):
         self.threads.add(threading.current_thread().name)
-        super().use(where, body)
+        super().use_chunk(where, body)
 
 
 class End:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import trio
 
-from gossip.arithmetic.group_mean import slices, trimmed_mean
+from gossip.arithmetic.group_mean import member_slices, trimmed_mean
 from gossip.arithmetic.mixing import OuterStep
 from gossip.averaging.averager import Averager
 from gossip.averaging.boundary import Boundary
@@ -81,7 +81,7 @@ class One:
             on_gathered=lambda *what: self.said.append(("gathered", *what)) or [],
             on_failed=lambda *what: self.said.append(("failed", *what)) or [],
         )
-        driver = SimpleNamespace(now=0.0, perform=lambda effects: None, compute=self.compute)
+        driver = SimpleNamespace(now=0.0, perform=lambda effects: None, run_job=self.run_job)
         boundary, outer = Boundary(state, self.pool, KeptWeights(state)), OuterStep(vector.size, 0.0, 1.0)
         self.averager = Averager(self.peer, config, boundary, self.pool, outer, driver)
         newest = SimpleNamespace(newest=lambda peer: self.links.get(peer))
@@ -92,18 +92,18 @@ class One:
 
     def begin(self, members, codec):
         effect = Gather(SESSION, members, members.index(self.me), codec)
-        group = self.averager.gather(effect)
+        group = self.averager.begin_group(effect)
         if not isinstance(group, str):
             self.gathers.stream_to_members(group)
         return group
 
-    def compute(self, job):
+    def run_job(self, job):
         """Large ones are left for the test to run."""
         if job.elements > streams.INLINE_ELEMENTS:
             self.tasks.append(job)
         else:
             job.run()
-            job.land()
+            job.finish()
 
     def release(self):
         self.gathers.release(SESSION)
@@ -167,12 +167,14 @@ class Group:
 
         def through(values, start=0):
             out = values.copy()
-            if not code.raw:
+            if not code.is_raw:
                 code.quantised(values, out, SESSION, start)
             return out
 
         ours = np.stack([through(node.vector) for node in self.nodes])
-        mean = np.concatenate([through(trimmed_mean(ours[:, c], trim), c.start) for c in slices(size, len(ours))])
+        mean = np.concatenate(
+            [through(trimmed_mean(ours[:, c], trim), c.start) for c in member_slices(size, len(ours))]
+        )
         return mean - ours
 
     def differences(self):

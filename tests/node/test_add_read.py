@@ -10,7 +10,7 @@ from torch import nn
 
 from gossip import kernel
 from gossip.arithmetic import live
-from gossip.averaging.jobs import Mixing
+from gossip.averaging.jobs import MixJob
 from gossip.config import Config
 from gossip.effects import Mix
 from node.model import flat
@@ -98,7 +98,7 @@ def test_a_vector_may_begin_anywhere_in_memory(offset, way):
 @pytest.mark.parametrize("share", [1, 3, 4, 200])
 def test_threads_have_equal_shares_and_together_all(sizes, share):
     rows = [(np.arange(size, dtype=np.float32), np.full(size, number, np.float32)) for number, size in enumerate(sizes)]
-    found = list(live.divided(rows, share))
+    found = list(live.split_rows(rows, share))
     for which in (0, 1):
         both = [np.concatenate([row[which] for row in of]) for of in (rows, [row for one in found for row in one])]
         np.testing.assert_array_equal(*both)
@@ -116,20 +116,20 @@ def test_a_plain_mean_is_weighed_where_it_is_added(spare, way):
     vectors = [pool.take() for _ in range(2)]
     for vector in vectors:
         vector.array[:] = 0.0
-    averager.movement.since(vectors[0].array)
+    averager.movement.measure(vectors[0].array)
     brought = vectors[1].array
     brought[:] = np.arange(brought.size)
     expected = np.float32(1 / 3) * brought
-    averager.decide(Mixing(averager, *vectors, None, Mix(1, 1 / 3)))
-    assert [update.weight for update in boundary.updates] == [1.0 if way == "torch" else 1 / 3]
+    averager.start_mixing(MixJob(averager, *vectors, None, Mix(1, 1 / 3)))
+    assert [update.weight for update in boundary.arrived_updates] == [1.0 if way == "torch" else 1 / 3]
     visit = boundary.visit(lambda vector: None, spare=spare)
     here = pool.take().array
     boundary.model.read(here)
     np.testing.assert_array_equal(here, expected)
-    assert averager.movement.since(here) == 0.0
+    assert averager.movement.measure(here) == 0.0
     if spare:
-        np.testing.assert_array_equal(visit.spare.array, expected)
-        assert visit.spare.finite is (None if way == "torch" else True)
+        np.testing.assert_array_equal(visit.spare_copy.array, expected)
+        assert visit.spare_copy.is_finite is (None if way == "torch" else True)
 
 
 def test_half_precision_is_added_and_read_one_after_the_other():

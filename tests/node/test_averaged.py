@@ -67,12 +67,12 @@ def test_what_an_exchange_brings_during_the_block_lands_after_it(train, until):
         before = state_of(first.model)
         with node.averaged():
             shown, end = state_of(first.model), time.monotonic() + 0.3
-            while not side.live.boundary.updates and time.monotonic() < end:
+            while not side.live.boundary.arrived_updates and time.monotonic() < end:
                 time.sleep(0.001)
             assert same(state_of(first.model), shown)
         assert same(state_of(first.model), before)
-        brought = [torch.from_numpy(update.vector.array.copy()) for update in side.live.boundary.updates]
-        weights = [update.weight for update in side.live.boundary.updates]
+        brought = [torch.from_numpy(update.vector.array.copy()) for update in side.live.boundary.arrived_updates]
+        weights = [update.weight for update in side.live.boundary.arrived_updates]
         side.visit()
         return before, brought, weights, state_of(first.model)
 

@@ -55,7 +55,7 @@ async def test_what_comes_meanwhile_is_heard_and_the_vector_goes_on():
             for piece in sender.next_frame():
                 await other.send_all(piece)
             await other.send_all(encode(Nack(number)))
-        await until(lambda: end.receiver.done and len(end.messages) == SIZE // CHUNK)
+        await until(lambda: end.receiver.is_complete and len(end.messages) == SIZE // CHUNK)
         nursery.cancel_scope.cancel()
     assert end.messages == [Nack(number) for number in range(SIZE // CHUNK)]
     assert np.array_equal(end.receiver.out, theirs - ours)
@@ -118,7 +118,7 @@ async def test_without_a_thread_or_a_descriptor_for_it_a_stream_goes_on_in_the_l
     async with trio.open_nursery() as nursery:
         for end in ends:
             end.begin(nursery)
-        await until(lambda: all(end.receiver.done for end in ends))
+        await until(lambda: all(end.receiver.is_complete for end in ends))
         nursery.cancel_scope.cancel()
     assert ends[0].receiver.threads == {threading.current_thread().name}
     assert np.array_equal(ends[0].receiver.out, theirs - ours)
@@ -152,13 +152,13 @@ def test_nodes_mix_in_threads_which_end_with_them(encrypted, train, until, quick
         options["secret"].chmod(0o600)
     monkeypatch.setattr(streams, "LARGE_BYTES", SIZE)
     seen = set()
-    use = DifferenceReceiver.use
+    use = DifferenceReceiver.use_chunk
 
     def noted(self, where, body):
         seen.add(threading.current_thread().name)
         use(self, where, body)
 
-    monkeypatch.setattr(DifferenceReceiver, "use", noted)
+    monkeypatch.setattr(DifferenceReceiver, "use_chunk", noted)
     models = [{"x": np.full(SIZE, value, np.float32)} for value in (0.0, 0.0)]
     first = train(models[0], **options)
     second = train(models[1], seeds=[first.node.address], **options)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gossip.averaging.boundary import Adoption, Boundary, Update, Visit
-from gossip.averaging.jobs import Mixing
+from gossip.averaging.jobs import MixJob
 from gossip.averaging.pair import PairAverage
 from gossip.codecs import get_codec
 from gossip.config import Config
@@ -45,24 +45,24 @@ def ignore(vector):
 def test_a_snapshot_waits_for_an_update_that_is_owed():
     meeting, pool, vector = boundary()
     meeting.begin_update()
-    meeting.want_snapshot(1)
+    meeting.request_snapshot(1)
     assert not meeting.visit(ignore).snapshots
-    meeting.want_update(shift_of(pool, 2.0))
-    assert meeting.wanted
+    meeting.deliver_update(shift_of(pool, 2.0))
+    assert meeting.has_requests
     done = meeting.visit(ignore)
     [(session, snapshot, _)] = done.snapshots
     assert session == 1
     assert (snapshot.array == 2.0).all()
     assert (vector == 2.0).all()
-    assert meeting.owed == 0
+    assert meeting.pending_updates == 0
 
 
 def test_nor_does_a_spare_copy_leave_out_what_is_owed():
     meeting, pool, _ = boundary()
     meeting.begin_update()
-    assert meeting.visit(ignore, spare=True).spare is None
-    meeting.want_update(shift_of(pool, 2.0))
-    spare = meeting.visit(ignore, spare=True).spare
+    assert meeting.visit(ignore, spare=True).spare_copy is None
+    meeting.deliver_update(shift_of(pool, 2.0))
+    spare = meeting.visit(ignore, spare=True).spare_copy
     assert spare is not None
     assert (spare.array == 2.0).all()
 
@@ -72,22 +72,25 @@ def test_a_wish_that_comes_during_a_visit_is_for_the_next(earlier):
     """It was fulfilled and stayed, or ended the visit, where nothing had been wished for before."""
     meeting, pool, _ = boundary()
     meeting.begin_update()
-    meeting.want_update(shift_of(pool, 2.0))
+    meeting.deliver_update(shift_of(pool, 2.0))
     for session in earlier:
-        meeting.want_snapshot(session)
+        meeting.request_snapshot(session)
     plain, meeting.model.add_read = meeting.model.add, lambda values, weight: False
-    meeting.model.add = lambda values: (meeting.want_snapshot(9), plain(values))[1]  # the network's thread, meanwhile
+    # The network thread asks meanwhile.
+    meeting.model.add = lambda values: (meeting.request_snapshot(9), plain(values))[
+        1
+    ]  # the network's thread, meanwhile
     assert [session for session, _, _ in meeting.visit(ignore).snapshots] == earlier
     assert list(meeting.requests) == [9]
-    assert meeting.wanted
+    assert meeting.has_requests
 
 
 def test_what_is_given_away_waits_for_nothing():
     """Its mass goes with it, and what is owed comes with a mass of its own."""
     meeting, _, _ = boundary()
     meeting.begin_update()
-    meeting.want_snapshot(1, pushes=1)
-    meeting.want_snapshot(2)
+    meeting.request_snapshot(1, pushes=1)
+    meeting.request_snapshot(2)
     assert [session for session, _, _ in meeting.visit(ignore).snapshots] == [1]
     meeting.abort_update()
     assert [session for session, _, _ in meeting.visit(ignore).snapshots] == [2]
@@ -97,16 +100,16 @@ def test_what_is_given_away_waits_for_nothing():
 def test_an_update_that_never_comes_is_waited_for_no_longer(end):
     meeting, pool, vector = boundary()
     meeting.begin_update()
-    meeting.want_snapshot(1)
+    meeting.request_snapshot(1)
     if end == "excuse":
         meeting.abort_update()
     else:
-        meeting.want_update(shift_of(pool, 2.0))
+        meeting.deliver_update(shift_of(pool, 2.0))
         if end == "forget":
-            meeting.forget()
+            meeting.forget_old_weights()
         else:
-            meeting.want_adoption(Adoption(vector.copy(), (), ()))
-    assert meeting.wanted
+            meeting.request_adoption(Adoption(vector.copy(), (), ()))
+    assert meeting.has_requests
     assert len(meeting.visit(ignore).snapshots) == 1
     assert (vector == 0.0).all()
 
@@ -117,10 +120,10 @@ def test_a_copy_from_before_an_update_was_decided_is_taken_anew():
     session = wants_snapshot(node)
     done = node.averager.boundary.visit(ignore)
     node.averager.boundary.begin_update()  # while the copy was on its way to this thread
-    node.averager.updated(done)
+    node.averager.use_copies(done)
     assert session not in node.averager.snapshots
-    node.averager.boundary.want_update(shift_of(node.streams.pool, 2.0))
-    node.averager.updated(node.averager.boundary.visit(ignore))
+    node.averager.boundary.deliver_update(shift_of(node.streams.pool, 2.0))
+    node.averager.use_copies(node.averager.boundary.visit(ignore))
     assert (node.averager.snapshots[session].array == 2.0).all()
 
 
@@ -129,8 +132,8 @@ def test_a_spare_copy_from_before_an_update_was_decided_is_not_used():
     node = runtime()
     session = wants_snapshot(node)
     node.averager.boundary.begin_update()
-    done = Visit(spare=node.streams.pool.take(), decided=0)
-    node.averager.updated(done)
+    done = Visit(spare_copy=node.streams.pool.take(), decided_updates=0)
+    node.averager.use_copies(done)
     assert session not in node.averager.snapshots
     assert session in node.averager.boundary.requests
     assert sum(map(len, node.streams.pool.free_arrays.values())) == 1  # and it is given back
@@ -143,14 +146,14 @@ def test_a_copy_whose_exchange_made_way_is_the_snapshot_of_the_one_that_it_made_
     and the training loop made a second copy there."""
     node = runtime()
     averager, peer = node.averager, node.peer
-    averager.boundary.want_snapshot(99)  # of a session that is over when the copy is here
+    averager.boundary.request_snapshot(99)  # of a session that is over when the copy is here
     done = averager.boundary.visit(ignore)
     assert [number for number, _, _ in done.snapshots] == [99]
     session = wants_snapshot(node)
     if decided:
         averager.boundary.begin_update()
-    node.averager.updated(done)
-    assert not peer.view.needs_snapshot(99)
+    node.averager.use_copies(done)
+    assert not peer.view.concerns(99)
     assert (session in averager.snapshots) is not decided
     assert (session in averager.boundary.requests) is decided
     if decided:
@@ -166,10 +169,10 @@ def test_who_asks_while_a_copy_is_made_is_given_that():
     averager, boundary = node.averager, node.averager.boundary
     session = wants_snapshot(node)
     done = boundary.visit(ignore)
-    boundary.want_snapshot(98, pushes=1)
-    boundary.want_snapshot(99)
+    boundary.request_snapshot(98, pushes=1)
+    boundary.request_snapshot(99)
     node.peer.exchanges.table[99] = node.peer.exchanges.table[session]
-    averager.updated(done)
+    averager.use_copies(done)
     assert averager.snapshots[99] is averager.snapshots[session] is done.snapshots[0][1]
     assert averager.snapshots[99].users == 2
     assert list(boundary.requests) == [98], "what is given away is copied with its mass"
@@ -192,7 +195,7 @@ def test_a_spare_whose_copy_ends_between_two_looks_is_not_lost():
     tasks = []
     node.streams.spawn = lambda task, *arguments: tasks.append((task, arguments))
     Copy.looks = 0
-    node.averager.visited(Visit(spare=node.streams.pool.take(), copies=[Copy()]), 1, 1, None)
+    node.averager.visited(Visit(spare_copy=node.streams.pool.take(), copies=[Copy()]), 1, 1, None)
 
     async def later():
         for task, arguments in tasks:
@@ -210,10 +213,10 @@ def test_as_many_mixes_may_end_at_once_as_there_are_exchanges():
         node.averager.snapshots[session] = snapshot = node.streams.pool.take()
         effect = Transfer(session, OTHER, "fp32")
         pair = node.averager.pairs[session] = PairAverage(effect, snapshot, get_codec("fp32"), None, node.streams.pool)
-        pair.take(snapshot.array)
+        pair.receive_whole(snapshot.array)
     for session in range(100):
         node.perform([Mix(session, 0.5), Release(session)])
-    assert node.averager.boundary.owed == 100
+    assert node.averager.boundary.pending_updates == 100
 
 
 @pytest.mark.parametrize("mixing", ["push-sum", "row-stochastic"])
@@ -222,9 +225,9 @@ async def test_a_push_that_was_over_before_its_snapshot_came_leaves_the_model_as
     """Of what is not conserved nothing had gone: a row-stochastic model weighed 2 from there on, and took a third of
     the next vector instead of half."""
     node = runtime(Config(mixing=mixing, filter="none"))
-    node.averager.boundary.want_snapshot(77, pushes=1)
-    node.averager.updated(node.averager.boundary.visit(ignore))  # no exchange has this number any more
-    node.averager.updated(node.averager.boundary.visit(ignore))
+    node.averager.boundary.request_snapshot(77, pushes=1)
+    node.averager.use_copies(node.averager.boundary.visit(ignore))  # no exchange has this number any more
+    node.averager.use_copies(node.averager.boundary.visit(ignore))
     assert node.averager.boundary.mass == 1.0
 
 
@@ -243,7 +246,7 @@ def test_durations_read_in_the_other_thread_stay_as_they_were():
 def test_a_stream_whose_bound_is_not_known_fails_and_nothing_else():
     node = runtime(Config(codec="moniqua4", filter="none"))
     session = wants_snapshot(node)
-    node.averager.updated(node.averager.boundary.visit(ignore))
+    node.averager.use_copies(node.averager.boundary.visit(ignore))
     failures = []
     node.streams.spawn = lambda task, *arguments: failures.append(arguments)
     node.sessions.links[session] = link = object()
@@ -263,14 +266,14 @@ def test_an_effect_that_nobody_performs_is_no_silence():
 def test_two_fixed_vectors_end_at_their_mean_while_shifts_are_slow(train, until, monkeypatch):
     """What an exchange brought takes a while until it is in the model. A snapshot taken meanwhile would have the
     partner give the same again, so that both went beyond the mean and back."""
-    plain = Mixing.run
+    plain = MixJob.run
 
     def slow(self):
         time.sleep(0.02)
         plain(self)
 
     monkeypatch.setattr(streams, "INLINE_ELEMENTS", 0)  # beside the network thread, as that of large vectors
-    monkeypatch.setattr(Mixing, "run", slow)
+    monkeypatch.setattr(MixJob, "run", slow)
     vectors = [np.full(ELEMENTS, value, np.float32) for value in (0.0, 1.0)]
     trainees = [train({"x": vectors[0]}, config=PLAIN)]
     trainees.append(train({"x": vectors[1]}, config=PLAIN, seeds=[trainees[0].node.address]))
@@ -310,7 +313,7 @@ PUSHED = Config(mixing="row-stochastic", mix_every_steps=1)
 def test_others_vectors_are_no_movement_of_ones_own_in_the_simulator(monkeypatch):
     """Two that do not train are pushed each other's vectors; the filter learns that they do not move."""
     moved = []
-    monkeypatch.setattr(Clip, "moved", lambda self, distance: moved.append(distance))
+    monkeypatch.setattr(Clip, "on_moved", lambda self, distance: moved.append(distance))
 
     def move(index, vector, steps):
         if index == 1 and steps == 50:
@@ -330,29 +333,29 @@ def test_others_vectors_are_no_movement_of_ones_own_in_the_simulator(monkeypatch
 def test_nor_are_they_in_a_node():
     node = runtime(PUSHED)
     progress = node.averager.movement
-    progress.since(np.zeros(ELEMENTS, np.float32))
+    progress.measure(np.zeros(ELEMENTS, np.float32))
     node.averager.boundary.begin_update()
     vector = node.streams.pool.take()
     vector.array.fill(1.0)
-    node.averager.boundary.want_update(Update(vector, 1.0, progress.sample(vector.array)))
-    node.averager.updated(node.averager.boundary.visit(ignore))
+    node.averager.boundary.deliver_update(Update(vector, 1.0, progress.sample(vector.array)))
+    node.averager.use_copies(node.averager.boundary.visit(ignore))
     live = node.streams.pool.take()
     node.averager.boundary.model.read(live.array)
     assert (live.array == 0.5).all()
-    assert progress.since(live.array) == 0.0
+    assert progress.measure(live.array) == 0.0
 
 
 def test_what_waits_for_the_boundary_is_in_the_weights_that_a_trial_keeps_and_goes_with_those_that_go():
     for trial in (True, False):
         meeting, pool, vector = boundary(1.0)
         meeting.begin_update()
-        meeting.want_update(shift_of(pool, 2.0))
-        meeting.want_adoption(Adoption(np.full(300, 9.0, np.float32), (), (), trial))
+        meeting.deliver_update(shift_of(pool, 2.0))
+        meeting.request_adoption(Adoption(np.full(300, 9.0, np.float32), (), (), trial))
         assert meeting.visit(ignore).adopted
         assert (vector == 9.0).all()
-        assert not meeting.owed
+        assert not meeting.pending_updates
         if trial:
-            meeting.want_restore()
+            meeting.request_restore()
             assert meeting.visit(ignore).restored
             assert (vector == 3.0).all()
 
@@ -366,14 +369,14 @@ def test_the_newest_snapshot_stays_as_it_is_through_exchanges_without_a_vector_m
         snapshot = pool.take()
         assert pool.newest is not snapshot
         if number:
-            recalled = pool.recall()
+            recalled = pool.take_last_snapshot()
             assert (recalled.array == number - 1).all(), "while the next is taken the one before is there"
             pool.give(recalled)
         snapshot.array.fill(number)
-        pool.keep(snapshot)
+        pool.keep_snapshot(snapshot)
         difference = pool.take()
         difference.array.fill(-1.0)
-        assert (pool.recall().array == number).all()
+        assert (pool.take_last_snapshot().array == number).all()
         pool.give(snapshot)
         for vector in (difference, snapshot):
             pool.give(vector)
@@ -384,32 +387,32 @@ def test_what_a_newcomer_is_sent_is_nobody_elses_until_it_is_sent():
     _, pool, _ = boundary()
     snapshot = pool.take()
     snapshot.array.fill(7.0)
-    pool.keep(snapshot)
+    pool.keep_snapshot(snapshot)
     pool.give(snapshot)
-    sent = pool.recall()
+    sent = pool.take_last_snapshot()
     for _ in range(2 * pool.MAX_FREE):
         pool.take().array.fill(-1.0)
     assert (sent.array == 7.0).all()
     pool.give(sent)
     assert pool.take().array is sent.array
-    assert pool.recall() is None, "it is taken for something else"
+    assert pool.take_last_snapshot() is None, "it is taken for something else"
 
 
 def test_the_newest_snapshot_is_forgotten_with_the_vector_that_holds_it():
     _, pool, _ = boundary()
     kept = pool.take()
     others = [pool.take() for _ in range(pool.MAX_FREE)]
-    pool.keep(kept)
+    pool.keep_snapshot(kept)
     for vector in (*others, kept):
         pool.give(vector)
-    assert pool.recall() is None
+    assert pool.take_last_snapshot() is None
     small = pool.take(10)
-    pool.keep(small)
+    pool.keep_snapshot(small)
     pool.give(small)
     for size in range(300, 340):
         pool.give(pool.take(size))
-    assert pool.recall() is None
+    assert pool.take_last_snapshot() is None
     last = pool.take()
-    pool.keep(last)
-    pool.forget()
-    assert pool.recall() is None, "of weights that are others now"
+    pool.keep_snapshot(last)
+    pool.forget_snapshot()
+    assert pool.take_last_snapshot() is None, "of weights that are others now"

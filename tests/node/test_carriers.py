@@ -42,7 +42,7 @@ each_carrier = pytest.mark.parametrize("name", CARRIERS)
 
 async def all_arrived(name, ends):
     """Wait for both vectors, and until the loop has both links back from the threads."""
-    await until(lambda: all(end.receiver.done for end in ends))
+    await until(lambda: all(end.receiver.is_complete for end in ends))
     if CARRIERS[name].threads:
         await until(lambda: all(end.flowed for end in ends) and not at_work())
 
@@ -119,7 +119,7 @@ async def test_a_vector_that_is_no_longer_wanted_is_not_written(name, whole):
     ours, theirs = vectors()
     pool = VectorPool(ModelState({"x": ours}))
     pair = PairAverage(Transfer(1, PARTNER, "fp32"), Vector(ours.copy()), FP32, None, pool)
-    pair.stream()
+    pair.create_receiver()
     async with trio.open_nursery() as nursery:
         end, other = await one_end(name, nursery, ours, receiver=pair.receiver)
         end.begin(nursery, both=False)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from gossip.averaging.jobs import Mixing
+from gossip.averaging.jobs import MixJob
 from gossip.effects import Mix
 from gossip.errors import CheckpointError
 from gossip.wire.records import check, trusting
@@ -152,7 +152,7 @@ def test_a_mixing_job_of_earlier_weights_does_not_move_the_outer_step_of_loaded_
             snapshot, difference = pool.take(), pool.take()
             snapshot.array[:] = difference.array[:] = 1.0
             averager.boundary.begin_update()
-            jobs.append(Mixing(averager, snapshot, difference, None, Mix(1, 0.5)))
+            jobs.append(MixJob(averager, snapshot, difference, None, Mix(1, 0.5)))
 
         def compute(*what):  # one job runs before the network thread hears of the load, the other afterwards
             jobs[0].run()
@@ -163,8 +163,8 @@ def test_a_mixing_job_of_earlier_weights_does_not_move_the_outer_step_of_loaded_
         node.load(tmp_path / "run")
         jobs[1].run()
         for job in jobs:
-            job.land()
-        return side.live.outer._phi.copy(), side.live.outer._momentum.copy(), averager.boundary.owed
+            job.finish()
+        return side.live.outer._phi.copy(), side.live.outer._momentum.copy(), averager.boundary.pending_updates
 
     phi, momentum, owed = second.do(load)
     assert (phi == 100.0).all()
@@ -190,6 +190,6 @@ def test_load_returns_when_the_network_thread_has_dropped_what_was_pending(train
         opening = threading.Timer(0.5, gate.set)
         opening.start()
         node.load(tmp_path / "run")
-        return gate.is_set(), side.network.runtime.averager.generation
+        return gate.is_set(), side.network.runtime.averager.outside_replacements
 
     assert second.do(load) == (True, 1)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import trio
 
-from gossip.averaging.jobs import Averaging, Mixing
+from gossip.averaging.jobs import AverageSliceJob, MixJob
 from gossip.errors import FaultError, LocalError, ProtocolError
 from gossip.wire.frames import PREFIX_BYTES, decode, encode
 from gossip.wire.messages import (
@@ -89,7 +89,7 @@ def test_a_fault_of_our_own_outside_of_links_is_raised_where_the_user_asks_for_i
 
 
 def test_a_fault_in_mixing_loses_that_exchange_and_nothing_else(train, until, monkeypatch):
-    plain, left = Mixing.run, [4]
+    plain, left = MixJob.run, [4]
 
     def run(self):
         if left[0]:
@@ -98,7 +98,7 @@ def test_a_fault_in_mixing_loses_that_exchange_and_nothing_else(train, until, mo
         plain(self)
 
     monkeypatch.setattr(streams, "INLINE_ELEMENTS", 0)
-    monkeypatch.setattr(Mixing, "run", run)
+    monkeypatch.setattr(MixJob, "run", run)
     trainees = [train(vector())]
     trainees.append(train(vector(1.0), seeds=[trainees[0].node.address]))
     until(lambda: not left[0])
@@ -111,11 +111,11 @@ def test_a_fault_in_mixing_loses_that_exchange_and_nothing_else(train, until, mo
 @in_trio
 async def test_a_mean_that_meets_a_fault_fails_its_exchange(size):
     node = runtime()
-    failures, group = [], SimpleNamespace(session=7, averaging=True, parts=SimpleNamespace(size=size))
-    group.average, failed = lambda: 1 / 0, trio.Event()
+    failures, group = [], SimpleNamespace(session=7, is_averaging=True, rows=SimpleNamespace(size=size))
+    group.average_slice, failed = lambda: 1 / 0, trio.Event()
     report = lambda *what: (failures.append(what[:2]), failed.set(), [])[-1]  # noqa: E731
     node.averager.peer = SimpleNamespace(on_failed=report)
-    node.streams.compute(Averaging(node.averager, group, lambda: None))
+    node.streams.run_job(AverageSliceJob(node.averager, group, lambda: None))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node.streams.run_jobs)
         with trio.fail_after(10):
@@ -252,7 +252,7 @@ async def test_an_offer_that_crosses_the_end_of_an_idle_link_benches_nobody():
     peer.partners.choose = lambda asked, now, *more: OTHER if not asked else None
     peer.partners.note_failure = lambda partner, now: benched.append(partner)
     node.perform(peer.exchanges.begin_mix(node.now))
-    node.averager.updated(node.averager.boundary.visit(lambda vector: None))
+    node.averager.use_copies(node.averager.boundary.visit(lambda vector: None))
     assert ours in node.sessions.links.values()
     link_reader.LinkReader(node, ours, False).on_message(Close("idle", "", ()))
     LinkLife(node, ours).announce_end()

@@ -103,14 +103,14 @@ def test_the_exchange_that_is_due_has_its_snapshot_from_the_boundary_where_it_be
     trainees.append(train(models[1], config=PLAIN, seeds=[trainees[0].node.address]))
     served = []
 
-    plain = Boundary.take_requests
+    plain = Boundary.take_matching_requests
 
-    def take_requests(boundary, here):
+    def take_matching_requests(boundary, here):
         found = plain(boundary, here)
         served.extend(found)
         return found
 
-    monkeypatch.setattr(Boundary, "take_requests", take_requests)
+    monkeypatch.setattr(Boundary, "take_matching_requests", take_matching_requests)
     until(lambda: len(served) > 10)
     after(until, trainees)
     pool = trainees[0].side.live.pool
@@ -187,7 +187,7 @@ def test_the_outer_step_brings_training_nodes_to_one_model(device, outer, train,
         optimizer, work = descending(module, device, lambda p: torch.optim.SGD(p, lr=0.01), target=float(number))
         seeds = [trainees[0].node.address] if trainees else []
         trainees.append(train(module, optimizer, work, config=config, seeds=seeds))
-    assert not trainees[0].side.live.outer.plain
+    assert not trainees[0].side.live.outer.is_plain
     after(until, trainees, 20)
     found = torch.stack([flat(module) for module in models])
     assert torch.isfinite(found).all()

@@ -55,7 +55,7 @@ def test_weights_for_which_there_is_no_folder_are_not_given_up(train, monkeypatc
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(tempfile, "mkdtemp", no_room)
-    kept = trainee.side.live.boundary.kept
+    kept = trainee.side.live.boundary.backup
     assert kept.keep() is False
     assert kept.why_not == "No temporary folder can be made for them: No space left on device."
 

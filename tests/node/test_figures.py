@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gossip.kernel import built
+from gossip.kernel import implementation
 from node import Metrics
 from node.observe.figures import FIGURES, VERSION, Source, page, reading, refused, status_reading, status_values
 from node.observe.status import METRICS
@@ -102,7 +102,7 @@ def test_a_status_has_its_figures_in_the_order_that_other_versions_read():
         (),
         (),
         VERSION,
-        built(),
+        implementation(),
         2,
         1,
         0,
@@ -119,7 +119,7 @@ def test_metrics_are_a_mapping_of_every_figure_that_is_one_value_and_none_before
         "exchanges_failed": 0, "exchange_seconds": None, "step_overhead_seconds": None, "bytes_sent": 1234,
         "bytes_received": 56, "consensus_distance": None, "partner": None, "ready": True, "alone": False,
         "messages_ignored": 3, "events_dropped": 0, "version": VERSION,
-        "kernel": built(),
+        "kernel": implementation(),
         "lossy_links": 2, "wide_links": 1, "faults": 0, "network_restarts": 0,
         "interval_steps": 8, "codec": "fp32",
     }  # fmt: skip

@@ -92,8 +92,8 @@ def test_a_pool_reuses_its_files_and_gives_memory_to_what_a_donor_claims(tmp_pat
     one = pool.take()
     pool.give(one)
     assert pool.take().array is one.array
-    assert lies_in(tmp_path, pool.mapped(4 * SIZE).array)
-    assert not lies_in(tmp_path, pool.mapped(4 * SIZE + 1).array)
+    assert lies_in(tmp_path, pool.take_mapped(4 * SIZE).array)
+    assert not lies_in(tmp_path, pool.take_mapped(4 * SIZE + 1).array)
 
 
 def test_a_model_whose_memory_is_page_locked_keeps_that(tmp_path):

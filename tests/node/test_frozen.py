@@ -156,4 +156,7 @@ def test_a_checkpoint_fits_whatever_is_trained_next(train, tmp_path):
     again = train(model)
     again.do(lambda node: node.load(tmp_path / "run"))
     assert torch.equal(model.base, Adapted(0).base)
-    assert Node(Adapted(2))._training.live.state.layout.contents == again.node._training.live.state.layout.fingerprint
+    assert (
+        Node(Adapted(2))._training.live.state.layout.contents_fingerprint
+        == again.node._training.live.state.layout.fingerprint
+    )

@@ -11,7 +11,7 @@ import pytest
 import trio
 import xxhash
 
-from gossip.arithmetic.group_mean import slices
+from gossip.arithmetic.group_mean import member_slices
 from gossip.codecs import ALIGN, CODECS
 from gossip.errors import ProtocolError
 from gossip.exchange.session import State
@@ -102,7 +102,7 @@ def test_a_large_slice_is_averaged_beside_and_comes_to_the_same(monkeypatch):
         for one in group.nodes:
             (job,) = one.tasks
             job.run()
-            job.land()
+            job.finish()
         group.run()
 
     trio.run(main)
@@ -126,7 +126,7 @@ def test_whenever_a_group_ends_its_buffers_go_back(after, beside, monkeypatch):
         for one in group.nodes:
             for job in one.tasks:
                 job.run()
-                job.land()
+                job.finish()
 
     trio.run(main)
     assert [one.pool.out for one in group.nodes] == [0, 0, 0]
@@ -167,12 +167,12 @@ def test_chunks_that_belong_to_no_part_are_protocol_errors():
     group = Group(3, 4_000)
     a, b, _ = group.nodes
     group.begin()
-    own, theirs = slices(4_000, 3)[1], slices(4_000, 3)[0]
+    own, theirs = member_slices(4_000, 3)[1], member_slices(4_000, 3)[0]
     link = b.links[a.me]
     right = Chunk(SESSION, own.start, 1024, 0)
     assert len(b.gathers.buffer_for(link, right, 4096)) == 4096
     for chunk in (
-        dataclasses.replace(right, start=slices(4_000, 3)[2].start),  # the slice of another
+        dataclasses.replace(right, start=member_slices(4_000, 3)[2].start),  # the slice of another
         dataclasses.replace(right, start=own.start + ALIGN),  # out of order
         dataclasses.replace(right, start=4_000),
         dataclasses.replace(right, elements=own.stop - own.start + 1),
@@ -270,7 +270,7 @@ def test_only_links_over_which_something_is_owed_have_stalled():
     a.links[b.me].received_at = now + 2.0  # bytes of a chunk that is not whole
     assert a.gathers.stalled_links(now + 4.0, 3.0) == [a.links[c.me]]
     a.links[b.me].received_at = -math.inf
-    while b.links[a.me].bulk and a.averager.groups[SESSION].missing.get(1) is not None:
+    while b.links[a.me].bulk and a.averager.groups[SESSION].missing_values.get(1) is not None:
         header, body = b.links[a.me].bulk[SESSION].next_frame()
         group.deliver(a, a.links[b.me], decode(header[PREFIX_BYTES:], len(body)), bytes(body))
     now = trio.current_time()
@@ -286,7 +286,7 @@ def test_a_mean_that_nobody_may_take_is_reported_with_its_owner(value):
     a, b, _ = group.nodes
 
     def lie(sender, to, chunk, body):
-        own = slices(4_000, 3)[0]
+        own = member_slices(4_000, 3)[0]
         if sender is a and own.start <= chunk.start < own.stop:
             body = np.full(len(body) // 4, value, np.float32).tobytes()
             chunk = dataclasses.replace(chunk, checksum=checksum(body))

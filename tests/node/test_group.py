@@ -247,10 +247,10 @@ def test_what_changes_the_model_waits_for_an_open_boundary_and_copies_wait_for_i
         one = pool.take()
         one.array.fill(value)
         meeting.begin_update()
-        meeting.want_update(Update(one))
+        meeting.deliver_update(Update(one))
 
     update(1.0)
-    meeting.want_snapshot(7)
+    meeting.request_snapshot(7)
     seen = meeting.visit(lambda weights: None)
     assert not seen.updates
     assert not seen.snapshots, "it would count twice what is owed"
@@ -264,9 +264,9 @@ def test_what_changes_the_model_waits_for_an_open_boundary_and_copies_wait_for_i
     assert (told[1] == 1.0).all()
     update(2.0)  # comes too late for a visit
     meeting.shut()
-    assert not meeting.wanted
+    assert not meeting.has_requests
     assert not meeting.visit(lambda weights: None).updates
     meeting.open()
     assert len(meeting.visit(lambda weights: None).updates) == 1
     assert (vector == 3.0).all()
-    assert meeting.owed == 0
+    assert meeting.pending_updates == 0

@@ -89,7 +89,7 @@ def test_a_mix_has_landed_when_the_step_returns(train, until):
         left = []
         for _ in range(30):
             node.step()
-            left.append(bool(node._training.live.boundary.owed))
+            left.append(bool(node._training.live.boundary.pending_updates))
         return left
 
     before = mixes(trainees[0])

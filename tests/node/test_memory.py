@@ -36,10 +36,10 @@ def counting(pool):
 def test_whoever_wants_a_copy_of_one_boundary_has_the_same_one():
     meeting, pool, vector = boundary(3.0)
     made = counting(pool)
-    meeting.want_snapshot(1)
-    meeting.want_snapshot(2)
+    meeting.request_snapshot(1)
+    meeting.request_snapshot(2)
     visit = meeting.visit(ignore, spare=True, keep=True)
-    copies = [*(copy for _, copy, _ in visit.snapshots), visit.spare, visit.kept]
+    copies = [*(copy for _, copy, _ in visit.snapshots), visit.spare_copy, visit.newcomers_copy]
     assert len(copies) == 4
     assert len(made) == 1
     for copy in copies:
@@ -59,12 +59,12 @@ def test_the_next_copy_is_made_where_the_difference_lay_that_was_just_added():
     brought = pool.take()
     brought.array.fill(2.0)
     meeting.begin_update()
-    meeting.want_update(Update(brought))
+    meeting.deliver_update(Update(brought))
     visit = meeting.visit(ignore, spare=True)
     assert (vector == 3.0).all()
-    assert visit.spare is not None
-    assert (visit.spare.array == 3.0).all()
-    assert visit.spare.array is brought.array
+    assert visit.spare_copy is not None
+    assert (visit.spare_copy.array == 3.0).all()
+    assert visit.spare_copy.array is brought.array
     assert len(made) == 1
 
 
@@ -80,11 +80,11 @@ def test_a_difference_that_a_device_still_reads_is_given_back_when_it_has_been()
     meeting.model.add, meeting.model.add_read = lambda values: reading, lambda values, weight: False
     brought = pool.take()
     meeting.begin_update()
-    meeting.want_update(Update(brought))
+    meeting.deliver_update(Update(brought))
     visit = meeting.visit(ignore, spare=True)
-    assert visit.read == [brought]
-    assert visit.spare is not None
-    assert visit.spare.array is not brought.array
+    assert visit.busy_vectors == [brought]
+    assert visit.spare_copy is not None
+    assert visit.spare_copy.array is not brought.array
 
 
 @pytest.mark.parametrize(("largest", "vectors_each"), [(0, 2), (MAX_OVERLAP_ELEMENTS, 8)])
@@ -105,8 +105,8 @@ def test_nodes_that_want_a_mix_at_every_step_hold_so_many_vectors_each(monkeypat
         vector.users -= 1
         if not vector.users:
             live[id(self)].remove(id(vector.array))
-            if vector.since is not None:
-                give(self, vector.since)
+            if vector.added_since is not None:
+                give(self, vector.added_since)
 
     plain = HostVectors.take
     monkeypatch.setattr(HostVectors, "take", take)
@@ -130,10 +130,10 @@ async def test_a_newcomer_collects_where_its_exchanges_will_be(monkeypatch):
     first = node.streams.pool.take()
     node.streams.pool.give(first)
     before = len(made)
-    collecting = node.averager.collect(ReceivePiece(1, OTHER, 0, 100, ELEMENTS))
+    collecting = node.averager.joining_array(ReceivePiece(1, OTHER, 0, 100, ELEMENTS))
     assert collecting is first.array
     assert len(made) == before
-    assert node.averager.collect(ReceivePiece(2, OTHER, 100, 200, ELEMENTS)) is collecting
+    assert node.averager.joining_array(ReceivePiece(2, OTHER, 100, 200, ELEMENTS)) is collecting
 
 
 def test_no_copy_is_taken_along_for_a_mix_that_cannot_begin(monkeypatch):
@@ -178,7 +178,7 @@ def test_large_vectors_of_an_exchange_are_touched_before_the_first_step(config, 
     if expected:
         visit = node.averager.boundary.visit(ignore, spare=True)
         node.streams.pool.take()
-        assert visit.spare is not None
+        assert visit.spare_copy is not None
         assert len(made) == 2, "an exchange takes no memory"
 
 
@@ -189,17 +189,17 @@ async def test_no_boundary_waits_for_memory_that_nobody_has_touched(short, monke
     node = runtime(PLAIN)
     monkeypatch.setattr(VectorPool, "SMALL_ELEMENTS", 1)
     boundary, pool = node.averager.boundary, node.streams.pool
-    assert boundary.visit(ignore, spare=True, keep=True).spare is None
+    assert boundary.visit(ignore, spare=True, keep=True).spare_copy is None
     assert not pool.free_arrays, "what nobody asked for is left out"
     jobs = []
-    monkeypatch.setattr(node.streams, "compute", jobs.append)
+    monkeypatch.setattr(node.streams, "run_job", jobs.append)
     if not short:
         pool.give(pool.take())
     session = wants_snapshot(node)
     assert list(boundary.requests) == ([] if short else [session])
     for job in jobs:
         job.run()
-        job.land()
+        job.finish()
     assert len(jobs) == short
     [vector] = pool.free_arrays[ELEMENTS]
     [(_, snapshot, _)] = boundary.visit(ignore).snapshots

@@ -75,10 +75,10 @@ def noted(monkeypatch):
 
     watch(Runtime, "send", lambda to, message: "asks" if isinstance(message, Fetch) else None)
     watch(ModelState, "buffer", "buffer")
-    watch(Averager, "collect", "collects")
+    watch(Averager, "joining_array", "collects")
     watch(Streams, "touch_vectors", "touched", after=True)
     watch(OuterStep, "reset", "outer")
-    watch(OuterStep, "begin", "outer")
+    watch(OuterStep, "take_over", "outer")
     watch(ModelState, "adopt", "adopts")
     watch(TrainingSide, "step", "steps")
     monkeypatch.setattr(streams, "LARGE_BYTES", 1)
@@ -145,7 +145,7 @@ def test_the_outer_step_is_that_of_the_adopted_weights_and_lies_where_they_were_
     assert np.array_equal(outer._phi, weights_of(first.side)[:parameters])
     assert outer._momentum.shape == (parameters,)
     assert not outer._momentum.any()
-    assert second.side.network.runtime.averager.joining is None
+    assert second.side.network.runtime.averager.joining_vector is None
     assert not any(
         np.shares_memory(one, outer._phi) for kept in second.side.live.pool.free_arrays.values() for one in kept
     ), "no exchange writes there"
@@ -171,8 +171,8 @@ def test_a_node_alone_has_its_memory_before_its_first_step(train, noted, until, 
     before = before[: before.index("steps")]
     assert before.count("buffer") == 2
     assert before.count("touched") == 1
-    assert ("outer" in before) is not side.live.outer.plain
-    if not side.live.outer.plain:
+    assert ("outer" in before) is not side.live.outer.is_plain
+    if not side.live.outer.is_plain:
         assert np.array_equal(side.live.outer._phi, weights_of(side)[: side.live.outer.parameters])
 
 
@@ -182,10 +182,10 @@ def test_no_snapshot_is_told_before_the_outer_step_has_begun():
     side = Node({"x": vector}, seeds=["127.0.0.1:9"])._training
     taken, told = [], []
     side.service.runtime = SimpleNamespace(
-        streams=SimpleNamespace(allocate_memory=lambda: taken.append(side.live.outer.begun)),
+        streams=SimpleNamespace(allocate_memory=lambda: taken.append(side.live.outer.has_weights)),
         peer=SimpleNamespace(local=SimpleNamespace(optimizer_keys=()), view=SimpleNamespace(sound=True)),
     )  # fmt: skip
-    side.network.thread.call = lambda *arguments: told.append(side.live.outer.begun) or True
+    side.network.thread.call = lambda *arguments: told.append(side.live.outer.has_weights) or True
     side.report(Visit())
     assert not any(told), "there is nothing to begin with yet"
     told.clear()
@@ -199,13 +199,13 @@ def test_no_snapshot_is_told_before_the_outer_step_has_begun():
 @in_trio
 async def test_a_newcomer_collects_where_its_outer_step_will_be():
     node = runtime(Config(filter="none", outer_momentum=0.5, outer_rate=0.7))
-    collecting = node.averager.collect(ReceivePiece(1, OTHER, 0, 100, ELEMENTS))
-    assert node.averager.collect(ReceivePiece(2, OTHER, 100, 200, ELEMENTS)) is collecting
+    collecting = node.averager.joining_array(ReceivePiece(1, OTHER, 0, 100, ELEMENTS))
+    assert node.averager.joining_array(ReceivePiece(2, OTHER, 100, 200, ELEMENTS)) is collecting
     assert not node.streams.pool.free_arrays
-    node.averager.outer.begin(collecting)
-    assert node.averager.outer.owns(collecting)
-    again = node.averager.collect(ReceivePiece(3, OTHER, 0, 100, ELEMENTS + 1))
-    assert not node.averager.outer.owns(again)
+    node.averager.outer_step.take_over(collecting)
+    assert node.averager.outer_step.has_taken_over(collecting)
+    again = node.averager.joining_array(ReceivePiece(3, OTHER, 0, 100, ELEMENTS + 1))
+    assert not node.averager.outer_step.has_taken_over(again)
 
 
 def test_what_is_collected_beyond_the_outer_steps_part_goes_back_to_the_system():

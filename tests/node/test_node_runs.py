@@ -156,7 +156,10 @@ def test_another_runs_weights_that_prove_worse_are_put_back(train, until, tmp_pa
     larger.do(lambda node: node.step(samples=20 * trained(larger)))
     introduce(ours, larger)
     joining = ours.side.network.peer.joining
-    until(lambda: ours.side.run.before_merge_path is not None and joining.failed_trials, seconds=60.0)
+    until(
+        lambda: ours.side.run.before_merge_path is not None and joining.failed_trials,
+        seconds=60.0,
+    )
     until(lambda: spread_from(good, 1.0) < 0.1)
     assert run_id(ours) == run
     kept = checkpoint.load(tmp_path / "before-merge.safetensors")

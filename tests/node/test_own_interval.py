@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gossip.codecs.choice import MOST_INTERVAL
+from gossip.codecs.choice import MAX_INTERVAL_STEPS
 from node.observe.figures import line_of, status_reading, table_of
 from tests.harness.configs import tuned
 from tests.node.conftest import QUICK
@@ -29,15 +29,15 @@ def intervals(nodes):
 
 def test_a_node_mixes_more_rarely_where_mixing_would_cost_more_than_its_share(train, until):
     nodes = pair(train, tuned(CONFIG, mixing_share=1e-4), lambda: time.sleep(0.002))
-    assert all(2 <= each <= MOST_INTERVAL for each in intervals(nodes))
-    until(lambda: intervals(nodes) == [MOST_INTERVAL] * 2, 30)
+    assert all(2 <= each <= MAX_INTERVAL_STEPS for each in intervals(nodes))
+    until(lambda: intervals(nodes) == [MAX_INTERVAL_STEPS] * 2, 30)
 
 
 def test_it_is_told_how_often_and_in_which_codec(train, until):
     nodes = pair(train, CONFIG, lambda: time.sleep(0.02), elements=64)
     until(mixed(*nodes, times=4), 30)
     row = status_reading(nodes[0].side.source())
-    assert 2 <= row["interval_steps"] <= MOST_INTERVAL
+    assert 2 <= row["interval_steps"] <= MAX_INTERVAL_STEPS
     assert row["codec"] in ("bf16", "int8", "fp32")
     said = f"every {row['interval_steps']} steps in {row['codec']}"
     assert dict(table_of(nodes[0].side.figures() | row))["mixes"] == said

@@ -17,24 +17,24 @@ def ignore(vector):
 def test_a_piece_for_a_newcomer_is_no_snapshot_of_the_weights():
     node = runtime(Config())
     averager = node.averager
-    averager.boundary.want_snapshot(1)
+    averager.boundary.request_snapshot(1)
     node.peer.donating.table.update(
         {session: ServedPiece(OTHER, Fetch(session, (), 0, 1), 1e9) for session in (1, 2, 3)}
     )
     moved = []
-    averager.movement.since = averager.movement.moved = lambda values: moved.append(values.size) or 0.0
+    averager.movement.measure = averager.movement.measure_sample = lambda values: moved.append(values.size) or 0.0
     averager.boundary.model.optimizer_range = lambda: range(ELEMENTS, ELEMENTS + 5)
     averager.boundary.model.begin_read_optimizer = lambda out, start: out.fill(7.0)
-    averager.copy_piece(CopyPiece(2, ELEMENTS, ELEMENTS + 5))
-    averager.copy_piece(CopyPiece(3, 0, 5))
-    averager.updated(averager.boundary.visit(ignore))
+    averager.request_piece(CopyPiece(2, ELEMENTS, ELEMENTS + 5))
+    averager.request_piece(CopyPiece(3, 0, 5))
+    averager.use_copies(averager.boundary.visit(ignore))
     weights, state, piece = (averager.snapshots[session] for session in (1, 2, 3))
-    assert piece.holds(0, 5)
-    assert not piece.holds(0, 6)
+    assert piece.has_piece(0, 5)
+    assert not piece.has_piece(0, 6)
     assert (state.start, state.array.tolist()) == (ELEMENTS, [7.0] * 5)
-    assert state.holds(ELEMENTS + 1, ELEMENTS + 5)
-    assert not state.holds(0, 5)
-    assert not weights.holds(0, ELEMENTS + 1)
+    assert state.has_piece(ELEMENTS + 1, ELEMENTS + 5)
+    assert not state.has_piece(0, 5)
+    assert not weights.has_piece(0, ELEMENTS + 1)
     assert node.streams.pool.newest is weights
     assert moved == [ELEMENTS], "how far local steps went is of the weights"
 
@@ -48,9 +48,9 @@ def test_no_boundary_pays_for_fresh_memory_for_a_newcomer():
     taken = [pool.take() for _ in range(3)]
     averager.boundary.model.optimizer_range = lambda: range(ELEMENTS, ELEMENTS + 5)
     averager.boundary.model.begin_read_optimizer = lambda out, start: out.fill(7.0)
-    averager.copy_piece(CopyPiece(1, 3, 9))
-    averager.copy_piece(CopyPiece(2, ELEMENTS, ELEMENTS + 5))
+    averager.request_piece(CopyPiece(1, 3, 9))
+    averager.request_piece(CopyPiece(2, ELEMENTS, ELEMENTS + 5))
     pool.allocate = None  # no more of it
-    averager.updated(averager.boundary.visit(ignore))
+    averager.use_copies(averager.boundary.visit(ignore))
     assert averager.snapshots.keys() == {1, 2}
     assert all(averager.snapshots[1].array is not one.array for one in taken)

@@ -31,19 +31,19 @@ def test_updates_of_finished_exchanges_outlive_a_fault_and_wishes_do_not():
     boundary = boundary_of(live)
     boundary.begin_update()
     boundary.begin_update()
-    boundary.want_update(Update(Vector(np.ones(8, np.float32))))
-    boundary.want_snapshot(7)
+    boundary.deliver_update(Update(Vector(np.ones(8, np.float32))))
+    boundary.request_snapshot(7)
     boundary.restart()
     visit = boundary.visit(lambda vector: None)
     assert live.tolist() == [1.0] * 8
     assert not visit.snapshots
-    assert boundary.owed == 0, "an update that never comes would hold up every snapshot"
+    assert boundary.pending_updates == 0, "an update that never comes would hold up every snapshot"
 
 
 def test_weights_on_trial_at_a_fault_give_way_to_those_that_were_kept():
     live = np.zeros(8, np.float32)
     boundary = boundary_of(live)
-    boundary.want_adoption(Adoption(np.ones(8, np.float32), trial=True))
+    boundary.request_adoption(Adoption(np.ones(8, np.float32), trial=True))
     boundary.visit(lambda vector: None)
     assert live.tolist() == [1.0] * 8
     boundary.restart()
@@ -54,9 +54,9 @@ def test_weights_on_trial_at_a_fault_give_way_to_those_that_were_kept():
 def test_weights_that_were_not_taken_over_yet_are_not_after_a_fault():
     live = np.zeros(8, np.float32)
     boundary = boundary_of(live)
-    boundary.want_adoption(Adoption(np.ones(8, np.float32)))
+    boundary.request_adoption(Adoption(np.ones(8, np.float32)))
     boundary.restart()
-    assert not boundary.visit(lambda vector: None).replaced
+    assert not boundary.visit(lambda vector: None).has_replaced
     assert live.tolist() == [0.0] * 8
 
 
@@ -64,15 +64,15 @@ def test_updates_that_wait_for_all_ranks_outlive_a_fault_too():
     live = np.zeros(8, np.float32)
     plain = boundary_of(live)
     ranks = SimpleNamespace(send_command=lambda *_: None, broadcast_array=lambda _: None)
-    boundary = RanksBoundary(ranks, plain.model, plain.vectors, plain.kept)
+    boundary = RanksBoundary(ranks, plain.model, plain.vectors, plain.backup)
     boundary.begin_update()
-    boundary.want_update(Update(Vector(np.ones(8, np.float32))))
-    boundary.want_adoption(Adoption(np.full(8, 5.0, np.float32)))
+    boundary.deliver_update(Update(Vector(np.ones(8, np.float32))))
+    boundary.request_adoption(Adoption(np.full(8, 5.0, np.float32)))
     boundary.restart()
-    assert boundary.owed == 1
+    assert boundary.pending_updates == 1
     boundary.open()
-    assert not boundary.visit(lambda vector: None).replaced
-    assert boundary.owed == 0
+    assert not boundary.visit(lambda vector: None).has_replaced
+    assert boundary.pending_updates == 0
     assert live.tolist() == [1.0] * 8
 
 

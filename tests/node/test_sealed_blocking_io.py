@@ -47,7 +47,7 @@ async def test_chunks_that_end_inside_a_record_go_both_ways_bit_for_bit(name):
     async with trio.open_nursery() as nursery:
         for end in ends:
             end.begin(nursery)
-        await until(lambda: all(end.receiver.done and end.flowed for end in ends))
+        await until(lambda: all(end.receiver.is_complete and end.flowed for end in ends))
         nursery.cancel_scope.cancel()
     check_differences(ends, a, b, codec)
     assert all(end.receiver.threads == {"gossip-receive"} for end in ends)
@@ -79,7 +79,7 @@ async def test_what_is_said_meanwhile_goes_both_ways_between_chunks():
             found.append(message)
             await reader.discard(body_bytes)
         assert found.index(Nack(5)) in (1, 2, 3, 4, 5)
-        await until(lambda: end.receiver.done and len(end.messages) == SIZE // CHUNK)
+        await until(lambda: end.receiver.is_complete and len(end.messages) == SIZE // CHUNK)
         nursery.cancel_scope.cancel()
     assert end.messages == [Nack(number) for number in range(SIZE // CHUNK)]
     assert np.array_equal(end.receiver.out, theirs - ours)

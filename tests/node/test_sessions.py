@@ -18,7 +18,7 @@ B = PeerId(b"B" * 16)
 class Fills(Receiver):
     """Bytes that go nowhere."""
 
-    def buffer(self, positions, size):
+    def body_buffer(self, positions, size):
         return memoryview(bytearray(size))
 
 

@@ -185,7 +185,7 @@ class Arriving:
 def test_a_copy_that_arrives_later_is_waited_for_and_holds_what_was_there_when_it_began(train, until):
     first = train(Late(*drawn(0)))
     movement = first.side.network.runtime.averager.movement
-    assert np.isfinite(movement.expected).all(), "the first of all, from which local steps are measured"
+    assert np.isfinite(movement.expected_sample).all(), "the first of all, from which local steps are measured"
     second = train(Late(*drawn(1)), seeds=[first.node.address])
     until(lambda: second.node.metrics().exchanges_done >= 3)
     for one in (first, second):

@@ -22,8 +22,8 @@ def frames(sender):
 
 
 def deliver(receiver, chunk, body):
-    receiver.place(chunk, len(body))[:] = body
-    return receiver.arrived(chunk)
+    receiver.begin_chunk(chunk, len(body))[:] = body
+    return receiver.finish_chunk(chunk)
 
 
 def pair(size, seed=0):
@@ -36,7 +36,7 @@ def codecs(name, a, b):
     bounds = Spread(a.size), Spread(a.size)
     for spread, factor in zip(bounds, (1.0, 1.3), strict=True):
         observe(spread, (b - a) * np.float32(factor))
-    return [get_codec(name).bound(spread) for spread in bounds]
+    return [get_codec(name).with_bounds(spread) for spread in bounds]
 
 
 @given(st.integers(1, 20_000), st.integers(1024, 4000), st.integers(1024, 4000), st.sampled_from(sorted(CODECS)))
@@ -47,7 +47,7 @@ def test_both_sides_end_with_exact_negatives_whatever_chunks_they_choose(size, o
     for mine, codec, theirs, partner, chunk in ((a, of_a, b, of_b, theirs_chunk), (b, of_b, a, of_a, ours_chunk)):
         receiver = DifferenceReceiver(7, mine, np.empty_like(mine), codec)
         assert all(deliver(receiver, *frame) for frame in frames(Sender(7, theirs, partner, chunk)))
-        assert receiver.done
+        assert receiver.is_complete
         ends.append(receiver)
     assert np.array_equal(ends[0].out, -ends[1].out)
     quantised = np.empty_like(a), np.empty_like(b)
@@ -77,7 +77,7 @@ def test_a_chunk_that_does_not_fit_is_a_protocol_error(change):
     receiver = DifferenceReceiver(1, a, np.zeros_like(a), get_codec("fp32"))
     chunk, body = next(frames(Sender(1, b, get_codec("fp32"), 1536)))
     with pytest.raises(ProtocolError):
-        receiver.place(dataclasses.replace(chunk, **change), len(body))
+        receiver.begin_chunk(dataclasses.replace(chunk, **change), len(body))
 
 
 def test_a_chunk_said_twice_is_a_protocol_error():
@@ -86,7 +86,7 @@ def test_a_chunk_said_twice_is_a_protocol_error():
     chunk, body = next(frames(Sender(1, b, get_codec("fp32"), 1536)))
     assert deliver(receiver, chunk, body)
     with pytest.raises(ProtocolError):
-        receiver.place(chunk, len(body))
+        receiver.begin_chunk(chunk, len(body))
 
 
 def test_a_chunk_after_which_the_next_would_begin_inside_a_block_is_a_protocol_error():
@@ -96,7 +96,7 @@ def test_a_chunk_after_which_the_next_would_begin_inside_a_block_is_a_protocol_e
     chunk, _ = next(frames(Sender(1, b, codec, 1536)))
     odd = dataclasses.replace(chunk, elements=1500)
     with pytest.raises(ProtocolError, match="at a multiple of 256"):
-        receiver.place(odd, codec.encoded_bytes(1500))
+        receiver.begin_chunk(odd, codec.encoded_bytes(1500))
     last = list(frames(Sender(1, b[:1500], codec, 1536)))  # but the vector may end anywhere
     receiver = DifferenceReceiver(1, a[:1500], np.zeros(1500, np.float32), codec)
     assert [deliver(receiver, *frame) for frame in last] == [True]
@@ -121,7 +121,7 @@ def test_a_bound_that_was_exceeded_is_the_fault_overflow_and_the_chunk_is_not_us
     assert not deliver(receiver, *second)
     assert receiver.fault == "overflow"
     assert receiver.position == 1536
-    assert not receiver.done
+    assert not receiver.is_complete
     assert (receiver.difference_sq, receiver.own_sq) == before
 
 
@@ -145,11 +145,11 @@ def test_what_was_accepted_is_learned_from_and_nothing_before(name):
     spread, expected = Spread(3000), Spread(3000)
     receiver = DifferenceReceiver(1, a, np.empty_like(a), of_a, spread)
     with pytest.raises(AssertionError):
-        receiver.learn()
+        receiver.learn_distance()
     assert all(deliver(receiver, *frame) for frame in frames(Sender(1, b, of_b, 1024)))
-    assert not spread.known
-    receiver.learn()
-    observe(expected, receiver.out, of_a.errors(a))
+    assert not spread.is_known
+    receiver.learn_distance()
+    observe(expected, receiver.out, of_a.block_errors(a))
     assert np.array_equal(spread.peaks, expected.peaks)
 
 

@@ -68,5 +68,5 @@ def exchange(swarm: Swarm, initiator: int) -> None:
     swarm.perform(host, host.peer.settle(True, swarm.now))
     host.peer.settle(False, swarm.now)
     swarm.run_until(swarm.now + 3.5 * STEP_S)  # a boundary of the one, a boundary of the other, and one to add it
-    while any(host.boundary.wanted or host.peer.exchanges.table for host in swarm.hosts):
+    while any(host.boundary.has_requests or host.peer.exchanges.table for host in swarm.hosts):
         swarm.run_until(swarm.now + STEP_S)

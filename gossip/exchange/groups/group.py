@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from statistics import median_high
 from typing import Any, ClassVar
 
-from gossip.arithmetic.group_mean import norm_accepts
+from gossip.arithmetic.group_mean import norm_refusal
 from gossip.arithmetic.mixing import stability_limit
 from gossip.codecs import leaner
 from gossip.effects import Dial, Effect, Gather, MemberState, Mix, Send
@@ -245,7 +245,7 @@ class Group(Session):
             now: Current time in seconds.
         """
         exchanges, members = self.exchanges, len(self.members)
-        code = norm_accepts(difference_sq, own_sq, exchanges.local.elements, exchanges.config.internal.norm_bound)
+        code = norm_refusal(difference_sq, own_sq, exchanges.local.elements, exchanges.config.internal.norm_bound)
         for peer in refused:
             exchanges.refusals.add(peer, code or "norm")
             exchanges.misbehaviour.note(peer, "refused", now)

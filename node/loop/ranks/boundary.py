@@ -67,15 +67,15 @@ class RanksBoundary(Boundary):
         with self.opening_lock:
             self.is_open = False
             with self.lock:
-                updates, self.updates = self.updates, []
+                updates, self.arrived_updates = self.arrived_updates, []
                 adoption, self.adoption = self.adoption, None
-                restoring, self.restoring = self.restoring, False
-                self.wanted = bool(self.requests)
-            self.deferred += [partial(Boundary.want_update, self, update) for update in updates]
+                restoring, self.must_restore = self.must_restore, False
+                self.has_requests = bool(self.requests)
+            self.deferred += [partial(Boundary.deliver_update, self, update) for update in updates]
             if adoption is not None:
-                self.deferred.append(partial(Boundary.want_adoption, self, adoption))
+                self.deferred.append(partial(Boundary.request_adoption, self, adoption))
             if restoring:
-                self.deferred.append(partial(Boundary.want_restore, self))
+                self.deferred.append(partial(Boundary.request_restore, self))
 
     def call_when_open(self, request: Callable[[], None]) -> None:
         """Call ``request`` at once if the boundary is open, otherwise when it opens."""
@@ -92,33 +92,33 @@ class RanksBoundary(Boundary):
 
     # -- called by the network -----------------------------------------------------------------------------------
     @property
-    def weighs(self) -> bool:
+    def adds_weighted(self) -> bool:
         """Return False, since each rank adds the values that it receives as they are."""
         return False
 
-    def want_update(self, update: Update) -> None:
-        self.call_when_open(partial(Boundary.want_update, self, update))
+    def deliver_update(self, update: Update) -> None:
+        self.call_when_open(partial(Boundary.deliver_update, self, update))
 
-    def want_adoption(self, adoption: Adoption) -> None:
-        self.call_when_open(partial(Boundary.want_adoption, self, adoption))
+    def request_adoption(self, adoption: Adoption) -> None:
+        self.call_when_open(partial(Boundary.request_adoption, self, adoption))
 
-    def want_restore(self) -> None:
-        self.call_when_open(partial(Boundary.want_restore, self))
+    def request_restore(self) -> None:
+        self.call_when_open(partial(Boundary.request_restore, self))
 
     def restart(self) -> None:
         """Restart as the base class does, and keep the deferred updates, which the partners have added too."""
         with self.opening_lock:
-            updates = [one for one in self.deferred if getattr(one, "func", None) is Boundary.want_update]
+            updates = [one for one in self.deferred if getattr(one, "func", None) is Boundary.deliver_update]
             self.deferred = updates
             super().restart()
             with self.lock:
-                self.owed += len(self.deferred)
-                if self.restoring and not self.is_open:
-                    self.restoring, self.wanted = False, bool(self.updates)
-                    self.deferred.append(partial(Boundary.want_restore, self))
+                self.pending_updates += len(self.deferred)
+                if self.must_restore and not self.is_open:
+                    self.must_restore, self.has_requests = False, bool(self.arrived_updates)
+                    self.deferred.append(partial(Boundary.request_restore, self))
 
     # -- called by the training loop -----------------------------------------------------------------------------
-    def apply(self, update: Update, visit: Visit, copies: dict[Subset | None, Vector] | None = None) -> float:
+    def apply_update(self, update: Update, visit: Visit, copies: dict[Subset, Vector] | None = None) -> float:
         """Send the update to the other ranks, then apply it here, which may overwrite its vector."""
         values, positions, ratio = update.vector.array, update.positions, None
         if update.mass is not None:
@@ -127,8 +127,8 @@ class RanksBoundary(Boundary):
         self.ranks.broadcast_array(values)
         if positions is not None:
             self.ranks.broadcast_array(np.array(positions))  # A copy, since the positions may be read-only.
-        lost, ratio = visit.lost, super().apply(update, visit, copies)
-        self.has_lost_update |= visit.lost > lost
+        lost, ratio = visit.lost_updates, super().apply_update(update, visit, copies)
+        self.has_lost_update |= visit.lost_updates > lost
         return ratio
 
 
@@ -144,19 +144,19 @@ class ShardedBoundary(RanksBoundary):
 
     @property
     def has_deferred(self) -> bool:
-        return self.wanted or self.is_spare_due or self.is_copy_due or super().has_deferred
+        return self.has_requests or self.is_spare_due or self.is_copy_due or super().has_deferred
 
     @property
-    def weighs(self) -> bool:
+    def adds_weighted(self) -> bool:
         return self.model.weighs
 
     def visit(self, replaced: Callable[[Floats], None], spare: bool = False, keep: bool = False) -> Visit:
         spare, keep = spare or self.is_spare_due, keep or self.is_copy_due
         self.is_spare_due, self.is_copy_due = (False, False) if self.is_open else (spare, keep)
         if not self.is_open:
-            return Visit(decided=self.decided, lives=self.lives)
+            return Visit(decided_updates=self.decided_updates, replacements=self.replacements)
         return Boundary.visit(self, replaced, spare, keep)
 
-    def apply(self, update: Update, visit: Visit, copies: dict[Subset | None, Vector] | None = None) -> float:
+    def apply_update(self, update: Update, visit: Visit, copies: dict[Subset, Vector] | None = None) -> float:
         """Apply the update as a node of one process does, because the sharded state brings it to all ranks."""
-        return Boundary.apply(self, update, visit, copies)
+        return Boundary.apply_update(self, update, visit, copies)

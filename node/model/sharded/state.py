@@ -117,7 +117,7 @@ class ShardedState(State):
         """Let the network thread read the sample that it begins with, while the training thread waits for its start."""
         self._thread = threading.current_thread()
         self._copy_frozen()
-        places = Movement(self.layout.exchanged).places
+        places = Movement(self.layout.exchanged).positions
         values = np.empty(places.size, np.float32)
         self._on_positions("read_at", values, places)
         self._sample = places, values

@@ -36,7 +36,7 @@ def coding_s(name: str, values: np.ndarray) -> float:
     data, out, own = bytearray(codec.encoded_bytes(values.size)), np.empty_like(values), np.empty_like(values)
     codec.encode(values, data, 1)
     began = time.thread_time()
-    if not codec.raw:  # A raw vector is sent unencoded.
+    if not codec.is_raw:  # A raw vector is sent unencoded.
         codec.encode(values, data, 1)
     codec.subtract(data, values, out, own, 1)
     return time.thread_time() - began

@@ -131,7 +131,7 @@ class GroupTransfers:
         number = group.session
         transfer = self.transfers.get(number)
         if transfer is None:
-            group.stream()
+            group.create_receivers()
             transfer = self.transfers[number] = GroupTransfer(group)
         for place, member in enumerate(group.members):
             link = None if place == group.place or place in transfer.outgoing else self.links.newest(member)
@@ -140,8 +140,8 @@ class GroupTransfers:
                 transfer.last_data.setdefault(place, (link, trio.current_time()))
                 their_slice = group.slices[place]
                 self.queue_values(transfer, place, group.ours[their_slice], their_slice.start)
-                if group.mean is not None:
-                    self.queue_values(transfer, place, group.mean, group.slices[group.place].start)
+                if group.slice_mean is not None:
+                    self.queue_values(transfer, place, group.slice_mean, group.slices[group.place].start)
         for early in self.early[number].filled_chunks() if number in self.early else ():
             self.replay(number, early)
         self.start_average(transfer)
@@ -157,7 +157,7 @@ class GroupTransfers:
         link, bulk = transfer.outgoing[place]
         group = transfer.group
         elements = max(self.config.chunk_elements // (len(group.members) - 1), MIN_CHUNK_ELEMENTS)
-        bulk.senders.append(Sender(group.session, values, group.codec, elements, start, most=link.motion))
+        bulk.senders.append(Sender(group.session, values, group.codec, elements, start, limit=link.motion))
         link.start_bulk(group.session, bulk)
 
     # -- chunks --------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class GroupTransfers:
         """
         transfer = self.transfers.get(chunk.session)
         if transfer is not None:
-            return self.receiver(transfer, link, chunk)[1].place(chunk, body_bytes)
+            return self.receiver(transfer, link, chunk)[1].begin_chunk(chunk, body_bytes)
         group = self.peer.exchanges.table.get(chunk.session)
         assert isinstance(group, Group)
         if link.peer not in (group.inviter, *group.invite_list):
@@ -201,7 +201,7 @@ class GroupTransfers:
         """Return the sender's place and the receiver of a chunk; raise ProtocolError if none is expected."""
         members = transfer.group.members
         place = members.index(link.peer) if link.peer in members else None
-        receiver = None if place is None else transfer.group.receiver(place, chunk.start)
+        receiver = None if place is None else transfer.group.chunk_receiver(place, chunk.start)
         if place is None or receiver is None:
             raise ProtocolError("A chunk came that belongs to no part of its group's vector.")
         return place, receiver
@@ -220,10 +220,10 @@ class GroupTransfers:
             return  # The group has ended.
         place, receiver = self.receiver(transfer, link, chunk)
         transfer.last_data[place] = link, trio.current_time()
-        if not receiver.arrived(chunk):
+        if not receiver.finish_chunk(chunk):
             link.close_now()  # This fails all sessions on the link, the group included.
-        elif receiver.done:
-            transfer.group.arrived(place, receiver)
+        elif receiver.is_complete:
+            transfer.group.on_received(place, receiver)
             self.start_average(transfer)
             self.report_gathered(transfer)
 
@@ -244,20 +244,20 @@ class GroupTransfers:
     # -- means ---------------------------------------------------------------------------------------------------
     def start_average(self, transfer: GroupTransfer) -> None:
         """Compute our slice's mean, if all values of it have come."""
-        self.averager.average(transfer.group, lambda: self.on_averaged(transfer))
+        self.averager.average_slice(transfer.group, lambda: self.on_averaged(transfer))
 
     def on_averaged(self, transfer: GroupTransfer) -> None:
         """Handle the computed mean of our slice: send it to all members."""
         group = transfer.group
-        assert group.mean is not None
+        assert group.slice_mean is not None
         for place in sorted(transfer.outgoing):
-            self.queue_values(transfer, place, group.mean, group.slices[group.place].start)
+            self.queue_values(transfer, place, group.slice_mean, group.slices[group.place].start)
         self.report_gathered(transfer)
 
     def report_gathered(self, transfer: GroupTransfer) -> None:
         """Report the group to the averager, which finishes it once all means are here."""
         if transfer.outgoing:  # Without a link nothing can be sent, and the group will fail.
-            self.averager.gathered(transfer.group)
+            self.averager.report_gathered(transfer.group)
 
     # -- ends ----------------------------------------------------------------------------------------------------
     def moved_elements(self, session: int) -> tuple[int, int]:
@@ -269,7 +269,7 @@ class GroupTransfers:
         our_slice = group.slices[group.place]
         for place, their_slice in enumerate(group.slices):
             if place != group.place:
-                for slice_, waiting in ((our_slice, group.missing), (their_slice, group.awaited)):
+                for slice_, waiting in ((our_slice, group.missing_values), (their_slice, group.missing_means)):
                     receiver = waiting.get(place)
                     whole = slice_.stop - slice_.start if place not in waiting else 0
                     received += whole if receiver is None else receiver.elements_arrived
@@ -287,7 +287,7 @@ class GroupTransfers:
         for number, transfer in list(self.transfers.items()):
             used = [used for used, _ in (*transfer.outgoing.values(), *transfer.last_data.values())]
             if link in used:
-                self.averager.failed(number, "broken")
+                self.averager.report_failed(number, "broken")
         for early_chunks in self.early.values():
             early_chunks.drop_link(link)
 
@@ -301,8 +301,8 @@ class GroupTransfers:
     @staticmethod
     def is_due(group: GroupAverage, place: int) -> bool:
         """Return True if a member owes values, or the rest of a mean. Before a mean begins, it waits for others."""
-        mean = group.awaited.get(place)
-        return place in group.missing or (mean is not None and mean.position > 0)
+        mean = group.missing_means.get(place)
+        return place in group.missing_values or (mean is not None and mean.position > 0)
 
     def used_links(self) -> set[Link]:
         return {link for transfer in self.transfers.values() for link, _ in transfer.outgoing.values()}

@@ -49,7 +49,7 @@ class StreamSession:
             if self.uses_lanes is not None and self.uses_lanes is not over_lane:
                 raise ProtocolError("Chunks of one vector came over its link and over others.")
             self.uses_lanes = over_lane
-            return None if self.is_over else self.receiver.place(chunk, body_bytes, over_lane)
+            return None if self.is_over else self.receiver.begin_chunk(chunk, body_bytes, over_lane)
 
     def on_body(self, chunk: Chunk) -> bool:
         """Handle a chunk whose body is in its buffer. Return True if more chunks are due.
@@ -59,7 +59,7 @@ class StreamSession:
         assert self.receiver is not None
         with self.lock:
             self.moved_at = self.heard_at = self.clock()
-            return not self.is_over and self.receiver.arrived(chunk) and not self.receiver.done
+            return not self.is_over and self.receiver.finish_chunk(chunk) and not self.receiver.is_complete
 
     def end(self) -> None:
         """End the session, after a thread has finished the chunk that it handles.
@@ -156,9 +156,9 @@ class StreamSessions:
 
     @staticmethod
     def is_receiving(session: StreamSession) -> bool:
-        return session.receiver is not None and not session.receiver.done
+        return session.receiver is not None and not session.receiver.is_complete
 
     @staticmethod
     def is_complete(session: StreamSession) -> bool:
         sent = session.sender is None or session.sender.done
-        return sent and (session.receiver is None or session.receiver.done)
+        return sent and (session.receiver is None or session.receiver.is_complete)

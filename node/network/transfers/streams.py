@@ -100,13 +100,13 @@ class Streams:
         if peer.view.ready:  # After a fault the memory exists already, and the loop is changing the weights.
             self.is_allocated = True
             if movement is not None:
-                boundary.sampled = movement.places
+                boundary.sampled_positions = movement.positions
         elif movement is not None:  # Sample the weights as they are before the first step.
-            sample = np.empty(movement.places.size, np.float32)
-            pending = pool.state.begin_read_at(sample, movement.places)
+            sample = np.empty(movement.positions.size, np.float32)
+            pending = pool.state.begin_read_at(sample, movement.positions)
             while not (pending is None or pending.done()):
                 time.sleep(0.001)  # A CUDA event can only be polled.
-            self.averager.begin_at(sample)
+            self.averager.start_movement_at(sample)
 
     def allocate_memory(self, vectors: int = 2) -> None:
         """Allocate the memory of exchanges, a snapshot and a difference, once. Any thread may call it.
@@ -133,14 +133,14 @@ class Streams:
     def now(self) -> float:
         return self.clock.current_time()
 
-    def soon(self, report: Callable[..., None], *arguments: object) -> None:
+    def call_soon(self, report: Callable[..., None], *arguments: object) -> None:
         self.spawn(self.report_soon, report, *arguments)
 
     async def report_soon(self, report: Callable[..., None], *arguments: object) -> None:
         await trio.lowlevel.checkpoint()
         report(*arguments)
 
-    def compute(self, job: Job) -> None:
+    def run_job(self, job: Job) -> None:
         """Run a job inline if it is small and none is queued; otherwise queue it."""
         if self.queued_jobs or job.elements > INLINE_ELEMENTS:
             self.queued_jobs += 1
@@ -148,7 +148,7 @@ class Streams:
             return
         try:
             job.run()
-            job.land()
+            job.finish()
         except Exception as error:
             self.on_job_failed(job, error)
 
@@ -160,7 +160,7 @@ class Streams:
                     await trio.to_thread.run_sync(job.run)
                 else:
                     job.run()
-                job.land()
+                job.finish()
             except Exception as error:
                 self.on_job_failed(job, error)
             finally:
@@ -170,7 +170,7 @@ class Streams:
         self.faults.contain(error, "Mixing what an exchange brought", "this node does without it")
         job.fail()
 
-    def when_copied(self, visit: Visit, report: Callable[[Visit], None]) -> None:
+    def await_copies(self, visit: Visit, report: Callable[[Visit], None]) -> None:
         if all(copy.done() for copy in visit.copies):
             report(visit)
         else:
@@ -188,22 +188,22 @@ class Streams:
         Meanwhile chunks of a session that never began to stream are late, and no fault.
         """
         self.sessions.expect_late_chunks(session)
-        self.averager.fail(session, code)
+        self.averager.report_failed_soon(session, code)
 
     def snapshot(self, effect: Snapshot) -> None:
         """Request a snapshot. The duration of an exchange begins here, as in the simulator."""
         self.requested_at[effect.session] = self.now
-        self.averager.snapshot(effect)
+        self.averager.request_snapshot(effect)
 
     def transfer(self, effect: Transfer) -> None:
         """Send our vector, receive the partner's, or both, over the link that the session is bound to."""
         number, link = effect.session, self.sessions.links.get(effect.session)
         self.begin_stats(number, (effect.partner,), effect.codec)
-        pair = "broken" if link is None else self.averager.transfer(effect)
+        pair = "broken" if link is None else self.averager.begin_pair(effect)
         if link is None or isinstance(pair, str):
             self.fail_later(number, str(pair))
             return
-        session = StreamSession(number, effect.partner, link, receiver=pair.stream())
+        session = StreamSession(number, effect.partner, link, receiver=pair.create_receiver())
         if effect.sends:
             session.sender = self.make_sender(link, number, pair.ours, pair.codec, self.averager.snapshots[number])
         self.sessions.add(session, effect.sends and is_large(pair.codec, pair.elements))
@@ -212,14 +212,14 @@ class Streams:
         """Return a stream that brings these values of ``vector`` to a partner."""
         elements = chunk_elements(self.config.chunk_elements, values.size, len(link.lanes))
         most = None if len(link.lanes) else link.motion
-        return Sender(number, values, codec, elements, lease=self.pool.lease(vector), most=most)
+        return Sender(number, values, codec, elements, lease=self.pool.lease(vector), limit=most)
 
     def gather(self, effect: Gather) -> None:
         """Stream to the members of a group."""
         if effect.session not in self.stats:
             others = (*effect.members[: effect.place], *effect.members[effect.place + 1 :])
             self.begin_stats(effect.session, others, effect.codec)
-        group = self.averager.gather(effect)
+        group = self.averager.begin_group(effect)
         if isinstance(group, str):
             self.fail_later(effect.session, group)
         else:
@@ -274,15 +274,15 @@ class Streams:
             return
         receiver, number, peer = session.receiver, session.id, self.peer
         if receiver.fault:
-            self.averager.failed(number, receiver.fault)
+            self.averager.report_failed(number, receiver.fault)
         elif isinstance(receiver, PieceReceiver):
             self.perform(peer.on_collected(number, receiver.start + receiver.position, self.now))
-        elif isinstance(receiver, ComparingReceiver) and receiver.done:
+        elif isinstance(receiver, ComparingReceiver) and receiver.is_complete:
             self.perform(peer.on_compared(number, receiver.difference_sq, receiver.own_sq, self.now))
-        elif isinstance(receiver, DifferenceReceiver) and receiver.done:
+        elif isinstance(receiver, DifferenceReceiver) and receiver.is_complete:
             pair = self.averager.pairs[number]
-            pair.arrived()
-            self.averager.streamed(pair)
+            pair.on_received()
+            self.averager.report_streamed(pair)
 
     def mix(self, effect: Mix) -> None:
         if self.averager.mix(effect):
@@ -331,7 +331,7 @@ class Streams:
             stats.bytes_sent = stream.sender.codec.encoded_bytes(stream.sender.position)
         if stream is not None and stream.receiver is not None and stream.receiver.elements_arrived:
             stats.bytes_received = stream.receiver.codec.encoded_bytes(stream.receiver.elements_arrived)
-        if pair is not None and pair.whole:
+        if pair is not None and pair.is_complete:
             scale = 1.0 if pair.positions is None else self.peer.view.elements / pair.elements
             distance_sq = pair.difference_sq * scale
         group = None if pair is not None else self.averager.groups.get(number)
@@ -339,7 +339,7 @@ class Streams:
             sent, received = self.gathers.moved_elements(number)
             stats.bytes_sent = group.codec.encoded_bytes(sent) if sent else 0
             stats.bytes_received = group.codec.encoded_bytes(received) if received else 0
-            distance_sq = group.outcome()[0] if group.told else math.nan
+            distance_sq = group.outcome()[0] if group.is_reported else math.nan
         stats.distance = math.sqrt(distance_sq) if math.isfinite(distance_sq) else None
 
     def busy_links(self) -> set[Link]:
@@ -349,10 +349,10 @@ class Streams:
     # -- joining -------------------------------------------------------------------------------------------------
     def receive_piece(self, effect: ReceivePiece) -> None:
         """Receive a piece of the weights from a donor, and allocate the memory of exchanges with the first one."""
-        is_first = self.averager.joining is None
-        vector, link = self.averager.collect(effect), self.links.newest(effect.partner)
+        is_first = self.averager.joining_vector is None
+        vector, link = self.averager.joining_array(effect), self.links.newest(effect.partner)
         if is_first and self.allocates_ahead and not self.is_allocated:
-            self.compute(MemoryAllocation(self))
+            self.run_job(MemoryAllocation(self))
         if link is None:
             self.fail_later(effect.session, "broken")
             return
@@ -363,7 +363,7 @@ class Streams:
 
     def serve(self, effect: Serve) -> None:
         """Send a piece of the weights to a newcomer."""
-        snapshot, link = self.averager.serve(effect), self.sessions.links.get(effect.session)
+        snapshot, link = self.averager.served_snapshot(effect), self.sessions.links.get(effect.session)
         if snapshot is None or link is None:
             self.fail_later(effect.session, "broken")
             return
@@ -381,9 +381,9 @@ class MemoryAllocation:
     """
 
     def __init__(self, streams: Streams) -> None:
-        joining = streams.averager.joining
+        joining = streams.averager.joining_vector
         self.streams, self.elements = streams, streams.peer.view.elements
-        self.vectors = 1 if joining is not None and not joining.passing else 2
+        self.vectors = 1 if joining is not None and not joining.is_transient else 2
         self.error: Exception | None = None
 
     def run(self) -> None:
@@ -392,7 +392,7 @@ class MemoryAllocation:
         except Exception as error:
             self.error = error
 
-    def land(self) -> None:
+    def finish(self) -> None:
         if self.error is not None:
             self.streams.on_allocation_failed(self.error)
 

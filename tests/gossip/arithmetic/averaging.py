@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gossip.arithmetic.mixing import OuterStep, difference
+from gossip.arithmetic.mixing import OuterStep, subtract
 
 
 def exchange(a, b, codec, weight=0.5, steps=None):
@@ -17,7 +17,7 @@ def exchange(a, b, codec, weight=0.5, steps=None):
         received, own, out = np.empty_like(theirs), np.empty_like(mine), np.empty_like(mine)
         codec.decode(data, received)
         codec.quantised(mine, own)
-        difference(received, own, out)
+        subtract(received, own, out)
         shifts.append(step.shift(mine, out, weight))
     return shifts
 

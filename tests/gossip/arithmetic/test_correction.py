@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossip.arithmetic.correction import (
-    KEPT,
     LEAK,
-    MOST,
-    MOST_INTERVALS,
-    NOISE,
+    LESSON_DECAY,
+    MAX_INTERVALS,
+    MAX_STEP_SHARE,
+    NOISE_SHARE,
     Correction,
     check_correction,
     correction_limit,
     credit,
-    spread,
+    steps_between_parts,
 )
 from gossip.config import Config
 from gossip.errors import ConfigError
@@ -84,16 +84,16 @@ def test_it_is_added_in_parts_of_an_interval_and_follows_the_learning_rate():
     one.rate = 0.1
     for _ in range(20):
         one.learn(displacement(1), 0.5, 1.0, LONG)
-    assert one.signal > 0.9
-    assert spread(EVERY) == 2
-    assert one.part(2) == pytest.approx(0.25 * one.signal)
-    assert one.part(100) == one.signal, "a loop that was held up is corrected by one interval at most"
+    assert one.applied_share > 0.9
+    assert steps_between_parts(EVERY) == 2
+    assert one.step_factor(2) == pytest.approx(0.25 * one.applied_share)
+    assert one.step_factor(100) == one.applied_share, "a loop that was held up is corrected by one interval at most"
     one.rate = 0.05
-    assert one.part(2) == pytest.approx(0.125 * one.signal)
+    assert one.step_factor(2) == pytest.approx(0.125 * one.applied_share)
     before = one.pull.copy()
     one.learn(np.zeros(6, np.float32), 0.5, 1.0, LONG)
     np.testing.assert_allclose(one.pull, before / 2 * (1 - LEAK), rtol=1e-6)
-    assert one.part(2) == pytest.approx(0.25 * one.signal), "what was learned is of the new rate now"
+    assert one.step_factor(2) == pytest.approx(0.25 * one.applied_share), "what was learned is of the new rate now"
 
 
 def test_lessons_without_a_common_direction_count_less_than_those_with_one():
@@ -106,10 +106,10 @@ def test_lessons_without_a_common_direction_count_less_than_those_with_one():
         half.learn(fresh + pull, 0.5, 1.0, 100 * LONG)
     kept, lessons_sq = 1 - LEAK, 1.0
     for _ in range(7):
-        lessons_sq = KEPT * kept**2 * lessons_sq + 1 - KEPT
+        lessons_sq = LESSON_DECAY * kept**2 * lessons_sq + 1 - LESSON_DECAY
     alone, together = (1 - kept**16) / (1 - kept**2), ((1 - kept**8) / (1 - kept)) ** 2
     for one, times in ((noise, alone), (pulled, together), (half, (alone + together) / 2)):
-        assert one.signal == pytest.approx(max(0.0, 1 - NOISE * lessons_sq / (KAPPA**2 * times)), abs=0.05)
+        assert one.applied_share == pytest.approx(max(0.0, 1 - NOISE_SHARE * lessons_sq / (KAPPA**2 * times)), abs=0.05)
 
 
 @pytest.mark.parametrize("rate", [0.0, math.nan, math.inf, -1.0])
@@ -118,7 +118,7 @@ def test_a_learning_rate_that_is_none_scales_nothing_that_is_learned(rate):
     one.rate = rate
     for _ in range(20):
         one.learn(displacement(1), 0.5, 1.0, LONG)
-    assert one.part(EVERY) == one.signal > 0.9
+    assert one.step_factor(EVERY) == one.applied_share > 0.9
     assert np.isfinite(one.pull).all()
 
 
@@ -129,7 +129,7 @@ def test_no_difference_makes_it_longer_than_its_limit(lengths, own_sq):
         with np.errstate(over="ignore", invalid="ignore"):
             one.learn(np.full(4, length, np.float32), 0.5, 1.0, own_sq)
     underflow = 1e-20  # of squares in float32
-    assert np.linalg.norm(one.pull.astype(np.float64)) <= MOST * EVERY * math.sqrt(own_sq) * 1.001 + underflow
+    assert np.linalg.norm(one.pull.astype(np.float64)) <= MAX_STEP_SHARE * EVERY * math.sqrt(own_sq) * 1.001 + underflow
 
 
 def test_a_correction_that_has_overflowed_begins_anew():
@@ -138,7 +138,7 @@ def test_a_correction_that_has_overflowed_begins_anew():
     one.pull[0] = np.inf
     one.learn(displacement(2, 4), 0.5, 1.0, LONG)
     assert not one.pull.any()
-    assert one.part(EVERY) == 0.0
+    assert one.step_factor(EVERY) == 0.0
 
 
 def test_other_weights_have_learned_nothing():
@@ -147,7 +147,7 @@ def test_other_weights_have_learned_nothing():
     version = one.version
     one.reset()
     assert not one.pull.any()
-    assert one.part(EVERY) == 0.0
+    assert one.step_factor(EVERY) == 0.0
     assert one.version > version
 
 
@@ -168,7 +168,7 @@ def test_both_sides_give_one_credit_whatever_is_stated(ours, theirs):
     assert credit(ours, theirs) == credit(theirs, ours)
     assert 0.0 <= credit(ours, theirs) <= 1.0
     assert credit(math.nan, 0.5) == credit(1.0, 0.5)
-    assert credit(MOST_INTERVALS, theirs) == credit(math.inf, theirs)
+    assert credit(MAX_INTERVALS, theirs) == credit(math.inf, theirs)
 
 
 # -- both drivers ------------------------------------------------------------------------------------------------------
@@ -189,14 +189,14 @@ def test_the_simulators_rows_are_what_nodes_hold_bit_for_bit(own_sq):
             node.rate = rate
             node.learn(difference, 0.5, count, own_sq)
         models = np.ones((2, 4), np.float32)
-        taken = np.array([spread(EVERY), spread(EVERY) + 1])
+        taken = np.array([steps_between_parts(EVERY), steps_between_parts(EVERY) + 1])
         rows.apply(models, both, taken, np.full(2, rate))
         np.testing.assert_array_equal(models[1], 1.0)  # not due
-        expected = 1.0 + nodes[0].part(spread(EVERY)) * nodes[0].pull
+        expected = 1.0 + nodes[0].step_factor(steps_between_parts(EVERY)) * nodes[0].pull
         np.testing.assert_allclose(models[0], expected, rtol=1e-6)
         for row, node in zip(rows.pull, nodes, strict=True):
             np.testing.assert_array_equal(row, node.pull)
-    np.testing.assert_allclose(rows.signal, [node.signal for node in nodes], rtol=1e-6)
+    np.testing.assert_allclose(rows.signal, [node.applied_share for node in nodes], rtol=1e-6)
     assert rows.signal.all() or own_sq < LONG
 
 
@@ -205,17 +205,20 @@ def test_with_the_interval_the_correction_of_an_interval_grows_and_that_of_a_ste
     one, nothing = correction(), np.zeros(6, np.float32)
     for _ in range(6):
         one.learn(np.ones(6, np.float32), 0.5, 1.0, LONG)
-    before, step = one.pull.copy(), one.part(1) * one.pull.copy()
+    before, step = one.pull.copy(), one.step_factor(1) * one.pull.copy()
     one.learn(nothing, 0.5, 1.0, LONG, every=2 * EVERY)
     np.testing.assert_allclose(one.pull, 2 * (1 - LEAK) * before, rtol=1e-6)
-    assert one.every == 2 * EVERY
-    np.testing.assert_allclose(one.part(1) * one.pull, (1 - LEAK) * step, rtol=0.1)  # the share of noise moves a little
+    assert one.interval_steps == 2 * EVERY
+    # The share of noise moves a little.
+    np.testing.assert_allclose(
+        one.step_factor(1) * one.pull, (1 - LEAK) * step, rtol=0.1
+    )  # the share of noise moves a little
 
 
 def test_where_exchanges_teach_nothing_the_interval_stays():
     one = correction()
     one.learn(displacement(1), 0.5, 0.0, LONG, every=2)
-    assert (one.every, one.pull) == (EVERY, None)
+    assert (one.interval_steps, one.pull) == (EVERY, None)
 
 
 @pytest.mark.parametrize("every", [1, 2, 8, 32])
@@ -223,9 +226,9 @@ def test_a_constant_pull_is_corrected_alike_whatever_the_interval(every):
     pull = np.full(6, 0.01, np.float32)  # of one step
     one = correction()
     for _ in range(400):  # the partner is in the middle: a mix brings back half of what an interval drove apart
-        apart = every * (pull + one.part(1) * one.pull) if one.pull is not None else every * pull
+        apart = every * (pull + one.step_factor(1) * one.pull) if one.pull is not None else every * pull
         one.learn(-2 * apart.astype(np.float32), 0.5, 1.0, LONG, every=every)
-    left = (pull + one.part(1) * one.pull)[:4] / pull[:4]
+    left = (pull + one.step_factor(1) * one.pull)[:4] / pull[:4]
     np.testing.assert_allclose(left, left[0], rtol=1e-5)
     assert left[0] == pytest.approx(expected_rest(), abs=0.02)
 
@@ -234,11 +237,15 @@ def expected_rest():
     """What the leak leaves of a constant pull, in the recursion for one number."""
     c, lessons = 0.0, 0.0
     for _ in range(400):
-        share = max(0.0, 1.0 - NOISE * lessons / (c * c)) if c else 0.0
+        share = max(0.0, 1.0 - NOISE_SHARE * lessons / (c * c)) if c else 0.0
         lesson = -(1.0 + share * c)
         c = (1.0 - LEAK) * c + KAPPA * lesson
-        lessons = lesson * lesson if not lessons else KEPT * (1 - LEAK) ** 2 * lessons + (1 - KEPT) * lesson * lesson
-    return 1.0 + max(0.0, 1.0 - NOISE * lessons / (c * c)) * c
+        lessons = (
+            lesson * lesson
+            if not lessons
+            else LESSON_DECAY * (1 - LEAK) ** 2 * lessons + (1 - LESSON_DECAY) * lesson * lesson
+        )
+    return 1.0 + max(0.0, 1.0 - NOISE_SHARE * lessons / (c * c)) * c
 
 
 @given(
@@ -253,8 +260,8 @@ def test_a_simulated_correction_follows_the_interval_as_a_nodes_does(lessons, se
         node.learn(taught, 0.5, counts, LONG, every)
         shift = (np.float32(0.5) * taught)[None]
         rows.learn(row, shift, np.array([counts]), np.array([LONG]), np.array([0.0]), np.array([every]))
-    assert rows.every.tolist() == [EVERY, node.every]
-    assert rows.spread.tolist() == [spread(EVERY), spread(node.every)]
+    assert rows.every.tolist() == [EVERY, node.interval_steps]
+    assert rows.spread.tolist() == [steps_between_parts(EVERY), steps_between_parts(node.interval_steps)]
     if node.pull is not None:
         np.testing.assert_allclose(rows.pull[1], node.pull, rtol=1e-5, atol=1e-7)
-        assert rows.signal[1] == pytest.approx(node.signal, rel=1e-5, abs=1e-6)
+        assert rows.signal[1] == pytest.approx(node.applied_share, rel=1e-5, abs=1e-6)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossip.arithmetic.group_mean import group_mean, slices
+from gossip.arithmetic.group_mean import group_mean, member_slices
 from gossip.codecs import ALIGN
 from gossip.config import Config
 from gossip.filters.registry import filter_of
@@ -26,7 +26,7 @@ def trimmed(trim: int) -> Callable[[Floats], Floats]:
 
 @given(st.integers(1, 40_000), st.integers(2, MAX_GROUP))
 def test_slices_cover_a_vector_in_whole_blocks_and_are_alike(elements: int, members: int) -> None:
-    cuts = slices(elements, members)
+    cuts = member_slices(elements, members)
     assert len(cuts) == members
     assert [0, *[cut.stop for cut in cuts]] == [*[cut.start for cut in cuts], elements]
     assert all(cut.start % ALIGN == 0 or cut.start == elements for cut in cuts)

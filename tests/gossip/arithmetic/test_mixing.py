@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gossip.arithmetic.mixing import OuterStep, difference, pair_weight, push_mass
+from gossip.arithmetic.mixing import OuterStep, pair_weight, push_mass, subtract
 from gossip.codecs import CODECS
 from tests.gossip.arithmetic.averaging import exchange, spread
 
@@ -63,7 +63,7 @@ def test_both_sides_compute_one_weight(gap, exponent):
 def test_the_difference_is_that_of_the_obvious_version(size, seed):
     theirs, mine = np.random.default_rng(seed).standard_normal((2, size)).astype(np.float32)
     out = np.empty_like(mine)
-    square, own = difference(theirs, mine, out)
+    square, own = subtract(theirs, mine, out)
     np.testing.assert_array_equal(out, [t - m for t, m in zip(theirs, mine, strict=True)])
     assert square == pytest.approx(sum(float(d) ** 2 for d in out), rel=1e-5)
     assert own == pytest.approx(sum(float(m) ** 2 for m in mine), rel=1e-5)
@@ -75,10 +75,10 @@ def test_the_difference_is_that_of_the_obvious_version(size, seed):
 def test_whatever_is_not_finite_shows_in_the_sum_of_squares(where, bad, side):
     pair = np.zeros((2, 262_144), np.float32)
     pair[side, where] = bad
-    assert not math.isfinite(difference(pair[0], pair[1], np.empty_like(pair[0]))[0])
+    assert not math.isfinite(subtract(pair[0], pair[1], np.empty_like(pair[0]))[0])
     pair[1 - side, where] = bad  # inf - inf is no zero
     if not math.isfinite(bad):
-        assert not math.isfinite(difference(pair[0], pair[1], np.empty_like(pair[0]))[0])
+        assert not math.isfinite(subtract(pair[0], pair[1], np.empty_like(pair[0]))[0])
 
 
 # -- the plain mean ---------------------------------------------------------------------------------------------------

@@ -61,7 +61,8 @@ def test_a_late_difference_is_added_plainly_and_is_nobodys_progress(part):
     theta = start + start_shift + progress
     moved = np.zeros(100, np.float32)
     given = theirs - start if positions is None else (theirs - start)[positions]
-    late = with_late.shift(start if positions is None else start[positions], given.copy(), 0.25, positions, late=True)
+    own = start if positions is None else start[positions]
+    late = with_late.shift(own, given.copy(), 0.25, positions, is_late=True)
     np.testing.assert_allclose(late, 0.25 * given, rtol=1e-6)
     moved[slice(None) if positions is None else positions] = late
     # the partner is moved too, so that both meet it in the same place
@@ -124,14 +125,14 @@ def test_a_part_of_the_outer_step_is_that_of_the_whole_and_the_rest_stands_still
         positions = np.sort(random.permutation(size)[: max(1, int(share * size))])
         d = random.standard_normal(size).astype(np.float32)
         outside = np.setdiff1d(np.arange(parameters), positions)
-        if not whole.plain:
+        if not whole.is_plain:
             kept = whole._phi[outside], whole._momentum[outside]
         given = d[positions]
         shift = part.shift(model[positions], given, weight, positions)
         assert shift is given
         expected = whole.shift(model, d.copy(), weight)
         np.testing.assert_array_equal(shift, expected[positions])
-        if not whole.plain:
+        if not whole.is_plain:
             whole._phi[outside], whole._momentum[outside] = kept
             np.testing.assert_array_equal(part._phi, whole._phi)
             np.testing.assert_array_equal(part._momentum, whole._momentum)
@@ -314,29 +315,29 @@ def test_after_settling_a_mix_of_what_is_agreed_on_moves_nothing():
     here = trained + outer.shift(trained, np.array([-1.0, 2.0, 0.0], np.float32), 0.5)  # the momentum is not 0
     theirs = np.full(3, 0.25, np.float32)
     agreed = here + outer.shift(here, theirs - here, 0.5, plain=True)
-    outer.rest()
+    outer.forget_momentum()
     assert not outer.shift(agreed, np.zeros(3, np.float32), 0.5).any()
 
 
 def test_to_begin_is_to_reset_without_a_copy():
     start = np.arange(6, dtype=np.float32)
     copied, own = OuterStep(4, 0.5, 0.7), OuterStep(4, 0.5, 0.7)
-    assert not own.begun
+    assert not own.has_weights
     copied.reset(start)
-    own.begin(start)
-    assert own.begun
-    assert own.owns(start)
-    assert not copied.owns(start)
-    assert not own.owns(start[4:])
+    own.take_over(start)
+    assert own.has_weights
+    assert own.has_taken_over(start)
+    assert not copied.has_taken_over(start)
+    assert not own.has_taken_over(start[4:])
     for _ in range(3):
         snapshot, apart = np.ones(6, np.float32), np.full(6, 0.25, np.float32)
         np.testing.assert_array_equal(own.shift(snapshot, apart.copy(), 0.5), copied.shift(snapshot, apart.copy(), 0.5))
     assert (start[:4] != np.arange(4)).all(), "it moves where it lies"
     np.testing.assert_array_equal(start[4:], [4.0, 5.0])
     plain = OuterStep(4, 0.0, 1.0)
-    assert plain.begun
-    plain.begin(start)
-    assert not plain.owns(start)
+    assert plain.has_weights
+    plain.take_over(start)
+    assert not plain.has_taken_over(start)
 
 
 # -- mixes that overlap -----------------------------------------------------------------------------------------------
@@ -396,7 +397,7 @@ def test_the_difference_of_a_mix_beside_others_is_added_plainly(part, plain):
     without.outer.reset(with_it.x)
     since, given = random.standard_normal((2, 100)).astype(np.float32)[:, where]
     snapshot = with_it.x[where] - since
-    how = {"positions": positions, "plain": plain, "since": since}
+    how = {"positions": positions, "plain": plain, "added_since": since}
     brought = with_it.outer.shift(snapshot, given.copy(), 0.25, **how)
     nothing = without.outer.shift(snapshot, np.zeros_like(given), 0.25, **how)
     np.testing.assert_allclose(brought, nothing + 0.25 * given, atol=1e-5)

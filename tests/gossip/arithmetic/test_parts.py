@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossip.arithmetic.subsets import ALL, LARGEST_RUN, MOST_FRAGMENTS, Fragments, Subset, fragments_of
+from gossip.arithmetic.subsets import ALL, MAX_FRAGMENTS, MAX_RUN_ELEMENTS, Fragments, Subset, fragments_of
 from gossip.config import Config
 from gossip.effects import Send
 from gossip.errors import ConfigError
@@ -19,7 +19,7 @@ sessions = st.integers(0, 2**62 - 1)
 shares = st.floats(1e-6, 1).map(lambda share: float(f"{share:.6g}"))
 seeds = st.one_of(st.none(), st.integers(0, 2**32 - 1))
 masks = st.builds(lambda share, seed: Subset("mask", share, seed=seed), shares, seeds)
-fragments = st.integers(1, MOST_FRAGMENTS).flatmap(
+fragments = st.integers(1, MAX_FRAGMENTS).flatmap(
     lambda count: st.builds(lambda index: Subset("fragment", 1 / count, index, count), st.integers(0, count - 1))
 )
 
@@ -44,12 +44,12 @@ def test_both_sides_find_the_same_elements_from_what_travels(part, size, session
 @given(shares, st.integers(1, 5_000), sessions, sessions)
 def test_a_drawn_mask_is_where_it_is_whatever_the_session(share, size, one, other):
     """Each partner that is asked knows another number, and the snapshot is taken before the first is asked."""
-    part = Subset("mask", share).drawn(one)
+    part = Subset("mask", share).with_seed(one)
     np.testing.assert_array_equal(part.positions(size, one), part.positions(size, other))
     assert len(str(part)) <= 32, "as long as an Offer has room for"
-    again = Subset("mask", share).drawn(one + 1)
+    again = Subset("mask", share).with_seed(one + 1)
     assert again.seed != part.seed
-    assert ALL.drawn(one) is ALL
+    assert ALL.with_seed(one) is ALL
 
 
 @pytest.mark.parametrize("text", ["mask 0.5 -1", "mask 0.5 07", "mask 0.5 4294967296", "mask 0.5 ", "fragment 1/4 5"])
@@ -113,7 +113,7 @@ def test_masks_of_different_sessions_differ():
 
 
 # -- fragments ---------------------------------------------------------------------------------------------------------
-@given(st.integers(1, MOST_FRAGMENTS), st.integers(1, 50_000))
+@given(st.integers(1, MAX_FRAGMENTS), st.integers(1, 50_000))
 def test_fragments_partition_the_vector_exactly(count, size):
     parts = [Subset("fragment", 1 / count, index, count) for index in range(count)]
     together = np.concatenate([part.positions(size, 0) for part in parts])
@@ -125,8 +125,8 @@ def test_fragments_partition_the_vector_exactly(count, size):
 def test_fragments_are_runs_of_one_length_and_of_nearly_one_size(count, size):
     """The obvious version: element k belongs to fragment (k / run) mod count."""
     parts = [Subset("fragment", 1 / count, index, count) for index in range(count)]
-    run = parts[0].run(size)
-    assert 1 <= run <= LARGEST_RUN
+    run = parts[0].run_elements(size)
+    assert 1 <= run <= MAX_RUN_ELEMENTS
     owner = np.arange(size) // run % count
     for index, part in enumerate(parts):
         np.testing.assert_array_equal(part.positions(size, 0), np.flatnonzero(owner == index))
@@ -139,20 +139,20 @@ def test_each_fragment_comes_once_in_as_many_mixes_whatever_others_asked_for_bef
     turns = Fragments(count)
     for index in asked:
         if index < count:
-            turns.mixed(Subset("fragment", 1 / count, index, count))
+            turns.on_mixed(Subset("fragment", 1 / count, index, count))
     mixed = []
     for _ in range(count):
-        part = turns.next()
-        assert turns.next() is part, "one that failed is offered again"
-        turns.mixed(part)
+        part = turns.next_fragment()
+        assert turns.next_fragment() is part, "one that failed is offered again"
+        turns.on_mixed(part)
         mixed.append(part.index)
     assert sorted(mixed) == list(range(count))
 
 
 def test_a_fragment_of_another_division_changes_no_turn():
     turns = Fragments(3)
-    turns.mixed(Subset("fragment", 1 / 4, 0, 4))
-    assert turns.next() == Subset("fragment", 1 / 3, 0, 3)
+    turns.on_mixed(Subset("fragment", 1 / 4, 0, 4))
+    assert turns.next_fragment() == Subset("fragment", 1 / 3, 0, 3)
 
 
 def test_no_fragment_without_elements_is_offered_or_accepted():

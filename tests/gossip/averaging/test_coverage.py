@@ -34,17 +34,17 @@ def test_what_is_here_is_counted_once_in_whatever_order_it_comes(seed):
     rng.shuffle(chunks)
     while chunks or filling:
         if chunks and (not filling or rng.random() < 0.5):
-            coverage.begin(*chunks[-1], anywhere=True)
+            coverage.begin_chunk(*chunks[-1], anywhere=True)
             filling.append(chunks.pop())
         else:
             start, elements = filling.pop(rng.randrange(len(filling)))
-            coverage.complete(start)
+            coverage.finish_chunk(start)
             here[start : start + elements] = True
-        assert coverage.arrived == here.sum()
+        assert coverage.arrived_elements == here.sum()
         assert coverage.prefix == (SIZE if here.all() else int(here.argmin()))
-        assert coverage.done == here.all()
-        assert len(coverage.missing) <= SIZE // MIN_CHUNK_ELEMENTS
-    assert coverage.missing == []
+        assert coverage.is_complete == here.all()
+        assert len(coverage.gaps) <= SIZE // MIN_CHUNK_ELEMENTS
+    assert coverage.gaps == []
 
 
 @pytest.mark.parametrize(("start", "elements"), [
@@ -57,19 +57,19 @@ def test_what_is_here_is_counted_once_in_whatever_order_it_comes(seed):
 ])  # fmt: skip
 def test_what_came_or_fits_nowhere_is_refused_and_changes_nothing(start, elements):
     coverage = Coverage(SIZE)
-    coverage.begin(4_096, 4_096, anywhere=True)
+    coverage.begin_chunk(4_096, 4_096, anywhere=True)
     with pytest.raises(ProtocolError):
-        coverage.begin(start, elements, anywhere=True)
-    assert (coverage.missing, coverage.next, coverage.under_way) == ([(0, 4_096)], 8_192, {4_096: 8_192})
+        coverage.begin_chunk(start, elements, anywhere=True)
+    assert (coverage.gaps, coverage.frontier, coverage.arriving) == ([(0, 4_096)], 8_192, {4_096: 8_192})
 
 
 def test_over_one_connection_only_the_next_may_come():
     coverage = Coverage(SIZE)
     with pytest.raises(ProtocolError, match="must begin at 0"):
-        coverage.begin(4_096, 4_096)
-    coverage.begin(0, 4_096)
+        coverage.begin_chunk(4_096, 4_096)
+    coverage.begin_chunk(0, 4_096)
     with pytest.raises(ProtocolError, match="must begin at 4096"):
-        coverage.begin(0, 4_096)
+        coverage.begin_chunk(0, 4_096)
 
 
 def vectors():
@@ -93,11 +93,11 @@ def deliver(receiver, chunks, rng=None):
     while waiting or open_:
         if waiting and len(open_) < (8 if rng is not None else 1):
             chunk, body = waiting.pop(0)
-            open_.append((chunk, body, receiver.place(chunk, len(body), rng is not None)))
+            open_.append((chunk, body, receiver.begin_chunk(chunk, len(body), rng is not None)))
         else:
             chunk, body, place = open_.pop(0 if rng is None else rng.randrange(len(open_)))
             place[:] = body
-            assert receiver.arrived(chunk)
+            assert receiver.finish_chunk(chunk)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -106,10 +106,10 @@ def deliver(receiver, chunks, rng=None):
 def test_a_difference_is_the_same_bit_for_bit(name, plain, seed):
     ours, theirs = vectors()
     codec, rng = get_codec(name), random.Random(seed)
-    ends = [DifferenceReceiver(7, ours, np.empty_like(ours), codec, plain=plain) for _ in range(2)]
+    ends = [DifferenceReceiver(7, ours, np.empty_like(ours), codec, skips_codec=plain) for _ in range(2)]
     deliver(ends[0], frames(theirs, codec))
     deliver(ends[1], frames(theirs, codec), rng)
-    assert all(end.done and not end.filling and end.summed == SIZE for end in ends)
+    assert all(end.is_complete and not end.is_filling and end.summed_elements == SIZE for end in ends)
     assert np.array_equal(ends[0].out, ends[1].out)
     assert (ends[0].difference_sq, ends[0].own_sq) == (ends[1].difference_sq, ends[1].own_sq)
 
@@ -129,11 +129,11 @@ def test_bodies_that_are_read_at_once_have_room_of_their_own_and_give_it_back():
     codec = get_codec("int8")
     receiver = DifferenceReceiver(7, ours, np.empty_like(ours), codec)
     chunks = list(frames(theirs, codec))
-    places = [receiver.place(chunk, len(body), True) for chunk, body in reversed(chunks)]
+    places = [receiver.begin_chunk(chunk, len(body), True) for chunk, body in reversed(chunks)]
     assert len({id(place.obj) for place in places}) == len(chunks)
     for (chunk, body), place in zip(reversed(chunks), places, strict=True):
         place[:] = body
-        assert receiver.arrived(chunk)
-    assert receiver.done
-    assert len(receiver.spare) == len(chunks)
-    assert not receiver.filling
+        assert receiver.finish_chunk(chunk)
+    assert receiver.is_complete
+    assert len(receiver.free_buffers) == len(chunks)
+    assert not receiver.is_filling

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gossip.averaging import frozen
-from gossip.averaging.frozen import Hashing
+from gossip.averaging.frozen import HashFrozenJob
 from gossip.effects import HashFrozen
 
 ELEMENTS, BLOCK = 10, 4
@@ -22,17 +22,17 @@ class Owner:
         self.boundary = self.model = self.driver = self.peer = self
         self.now = 0.0
         self.weights = np.arange(ELEMENTS, dtype="<f4")
-        self.jobs: list[Hashing] = []
+        self.jobs: list[HashFrozenJob] = []
         self.reported: list[bytes] = []
-        self.hashing: Hashing | None = None
+        self.hash_job: HashFrozenJob | None = None
 
     def read_frozen(self, into: np.ndarray, start: int) -> None:
         into[:] = self.weights[start : start + into.size]
 
-    def compute(self, job: Hashing) -> None:
+    def run_job(self, job: HashFrozenJob) -> None:
         self.jobs.append(job)
 
-    def soon(self, report: Callable[..., None], *arguments: Any) -> None:
+    def call_soon(self, report: Callable[..., None], *arguments: Any) -> None:
         report(*arguments)
 
     def perform(self, effects: list[Any]) -> None:
@@ -43,14 +43,14 @@ class Owner:
         return []
 
     def ask(self) -> None:
-        self.hashing = Hashing(self, HashFrozen(0, ELEMENTS))
-        self.compute(self.hashing)
+        self.hash_job = HashFrozenJob(self, HashFrozen(0, ELEMENTS))
+        self.run_job(self.hash_job)
 
     def work(self, blocks: int = 100) -> None:
         while self.jobs and blocks:
             job, blocks = self.jobs.pop(0), blocks - 1
             job.run()
-            job.land()
+            job.finish()
 
 
 def digest_of(weights: np.ndarray) -> bytes:
@@ -76,7 +76,7 @@ def test_a_hash_of_weights_that_were_replaced_meanwhile_is_not_reported(monkeypa
         owner.jobs.clear()
         owner.weights = owner.weights + 1
         owner.ask()
-        first.land()
+        first.finish()
         owner.work()
         assert owner.reported == [digest_of(owner.weights)], blocks
 

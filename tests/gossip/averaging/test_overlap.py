@@ -65,27 +65,27 @@ class Node:
     def perform(self, effects):
         assert effects == []
 
-    def soon(self, report, *arguments):
+    def call_soon(self, report, *arguments):
         report(*arguments)
 
-    def compute(self, job):
+    def run_job(self, job):
         job.run()
-        job.land()
+        job.finish()
 
     def visit(self):
-        self.averager.updated(self.boundary.visit(self.averager.replaced))
+        self.averager.use_copies(self.boundary.visit(self.averager.on_weights_replaced))
 
     def train(self, step):
         self.model.add(np.full(SIZE, step, np.float32))
 
     def begin(self, session):
-        self.averager.want(session)
+        self.averager.request_copy(session)
         self.visit()
 
     def mix(self, session, theirs=None, weight=0.5):
         """Both committed; without ``theirs`` the partner had what this node had."""
-        pair = self.averager.transfer(Transfer(session, B, "fp32"))
-        pair.take(pair.values.copy() if theirs is None else theirs)
+        pair = self.averager.begin_pair(Transfer(session, B, "fp32"))
+        pair.receive_whole(pair.decoded_ours.copy() if theirs is None else theirs)
         assert self.averager.mix(Mix(session, weight))
         self.averager.release(session)
 
@@ -150,8 +150,8 @@ def test_the_outer_step_and_the_weights_stay_together_whatever_overlaps():
 def test_exchanges_that_wanted_the_same_snapshot_overlap_as_well():
     node = Node()
     node.train(1.0)
-    node.averager.want(0)
-    node.averager.want(1)
+    node.averager.request_copy(0)
+    node.averager.request_copy(1)
     node.visit()
     assert node.averager.snapshots[0] is node.averager.snapshots[1]
     node.mix(0)
@@ -172,7 +172,7 @@ def test_what_a_snapshot_lacks_is_given_back_with_it(ends):
     for session in range(2):
         node.begin(session)
     node.mix(0)
-    assert node.averager.snapshots[1].since is not None
+    assert node.averager.snapshots[1].added_since is not None
     node.mix(1) if ends == "mixed" else node.averager.release(1)
     node.visit()
     assert len(node.pool.free_arrays[SIZE]) == 4
@@ -184,4 +184,4 @@ def test_what_a_newcomer_is_given_keeps_no_account_of_mixes():
     for session in range(2):
         node.begin(session)
     node.mix(0)
-    assert node.averager.snapshots[1].since is None
+    assert node.averager.snapshots[1].added_since is None

@@ -54,7 +54,7 @@ def boundary():
 
 
 def room(pool, start, stop):
-    vector = pool.pass_by(stop - start)
+    vector = pool.take_transient(stop - start)
     vector.start = start
     return vector
 
@@ -67,21 +67,21 @@ def ignore(weights):
 def test_pieces_of_weights_and_of_the_state_are_what_lies_there(start):
     meeting, pool = boundary()
     stop = min(start + 250, WEIGHTS if start < WEIGHTS else 3 * WEIGHTS)
-    meeting.want_snapshot(1, room(pool, start, stop))
+    meeting.request_snapshot(1, room(pool, start, stop))
     [(session, vector, mass)] = meeting.visit(ignore).snapshots
     assert (session, mass, vector.start) == (1, 0.0, start)
     assert vector.array.tolist() == list(range(start, stop))
-    assert vector.holds(start, stop)
-    assert not vector.holds(start, stop + 1)
-    assert not meeting.wanted
+    assert vector.has_piece(start, stop)
+    assert not vector.has_piece(start, stop + 1)
+    assert not meeting.has_requests
 
 
 def test_two_newcomers_and_an_exchange_are_served_at_one_boundary_and_newcomers_where_exchanges_wait():
     meeting, pool = boundary()
     meeting.begin_update()
     for session, start in ((1, 0), (2, WEIGHTS)):
-        meeting.want_snapshot(session, room(pool, start, start + 100))
-    meeting.want_snapshot(3)
+        meeting.request_snapshot(session, room(pool, start, start + 100))
+    meeting.request_snapshot(3)
     assert [session for session, _, _ in meeting.visit(ignore).snapshots] == [1, 2]
     meeting.abort_update()
     assert [session for session, _, _ in meeting.visit(ignore).snapshots] == [3]
@@ -90,29 +90,29 @@ def test_two_newcomers_and_an_exchange_are_served_at_one_boundary_and_newcomers_
 def test_who_wants_it_no_more_gives_the_memory_back_at_once():
     meeting, pool = boundary()
     vector = room(pool, 0, 100)
-    meeting.want_snapshot(1, vector)
-    meeting.cancel(1)
+    meeting.request_snapshot(1, vector)
+    meeting.cancel_snapshot(1)
     assert pool.back == [vector]
     assert pool.free_elements == 0, "of a length that no exchange needs"
-    assert not meeting.wanted
+    assert not meeting.has_requests
     assert not meeting.visit(ignore).snapshots
 
 
 @pytest.mark.parametrize("elements", [0, WEIGHTS, 2 * WEIGHTS - 1])
 def test_of_a_state_that_has_become_shorter_nothing_is_given(elements):
     meeting, pool = boundary()
-    meeting.want_snapshot(1, room(pool, 3 * WEIGHTS - 100, 3 * WEIGHTS))
+    meeting.request_snapshot(1, room(pool, 3 * WEIGHTS - 100, 3 * WEIGHTS))
     meeting.model.state = range(WEIGHTS, WEIGHTS + elements)
     [(_, vector, _)] = meeting.visit(ignore).snapshots
-    assert not vector.holds(3 * WEIGHTS - 100, 3 * WEIGHTS)
+    assert not vector.has_piece(3 * WEIGHTS - 100, 3 * WEIGHTS)
 
 
 def test_a_spare_copy_is_no_newcomers():
     """An exchange that begins meanwhile may have the spare; who waits for a piece has room of its own."""
     meeting, pool = boundary()
-    meeting.want_snapshot(1, room(pool, 0, 100))
-    meeting.want_snapshot(2)
-    assert meeting.take_requests() == [2]
+    meeting.request_snapshot(1, room(pool, 0, 100))
+    meeting.request_snapshot(2)
+    assert meeting.take_matching_requests() == [2]
     assert list(meeting.requests) == [1]
 
 
@@ -126,7 +126,7 @@ def test_the_memory_of_a_piece_goes_back_to_the_system():
     """An allocator keeps it: for pieces of 25 MB two hundred MB were held for good."""
     pool = VectorPool(ModelState({"x": np.zeros(WEIGHTS, np.float32)}))
     before = held_mb()
-    vectors = [pool.pass_by(6_000_000) for _ in range(3)]
+    vectors = [pool.take_transient(6_000_000) for _ in range(3)]
     for vector in vectors:
         vector.array.fill(1.0)
     assert held_mb() > before + 60
@@ -140,13 +140,13 @@ def test_the_memory_of_a_piece_goes_back_to_the_system():
 def added(meeting, pool, values, **visit):
     update = Update(Vector(np.full(WEIGHTS, values, np.float32)))
     meeting.begin_update()
-    meeting.want_update(update)
+    meeting.deliver_update(update)
     return update.vector, meeting.visit(ignore, **visit)
 
 
 def test_what_was_added_becomes_the_copy_of_the_sum():
     meeting, pool = boundary()
-    meeting.want_snapshot(1)
+    meeting.request_snapshot(1)
     vector, visit = added(meeting, pool, 0.5)
     assert visit.snapshots == [(1, vector, 0.0)]
     assert vector.users == 1
@@ -159,18 +159,18 @@ def test_what_was_added_becomes_the_copy_of_the_sum():
 def test_it_is_one_copy_for_all_that_want_it():
     meeting, pool = boundary()
     for session in (1, 2):
-        meeting.want_snapshot(session)
+        meeting.request_snapshot(session)
     vector, visit = added(meeting, pool, 0.5, spare=True, keep=True)
     assert [one for _, one, _ in visit.snapshots] == [vector, vector]
-    assert visit.spare is visit.kept is vector
+    assert visit.spare_copy is visit.newcomers_copy is vector
     assert vector.users == 4
 
 
 def test_of_several_updates_the_last_one_makes_the_copy():
     meeting, pool = boundary()
-    meeting.want_snapshot(1)
+    meeting.request_snapshot(1)
     meeting.begin_update()
-    meeting.want_update(Update(Vector(np.full(WEIGHTS, 1.0, np.float32))))
+    meeting.deliver_update(Update(Vector(np.full(WEIGHTS, 1.0, np.float32))))
     vector, visit = added(meeting, pool, 0.5)
     assert [one for _, one, _ in visit.snapshots] == [vector]
     assert vector.array.tolist() == [1.5 + place for place in range(WEIGHTS)]
@@ -183,13 +183,13 @@ def test_where_nobody_wants_all_of_the_weights_nothing_is_copied(wish):
     calls = []
     meeting.model.add_read = lambda values, weight: calls.append(values) or True
     if wish == "a piece":
-        meeting.want_snapshot(1, room(pool, 0, 100))
+        meeting.request_snapshot(1, room(pool, 0, 100))
     if wish == "a part that is expected":
         positions = PART.positions(WEIGHTS, 1)
         assert positions is not None
-        meeting.expected = Cut(PART, positions)
+        meeting.next_cut = Cut(PART, positions)
     if wish == "one that waits":
-        meeting.want_snapshot(1)
+        meeting.request_snapshot(1)
         meeting.begin_update()
     added(meeting, pool, 0.5, spare=wish == "a part that is expected")
     assert calls == []
@@ -198,20 +198,20 @@ def test_where_nobody_wants_all_of_the_weights_nothing_is_copied(wish):
 
 def test_a_vector_with_a_mass_is_merged_and_copied_as_ever():
     meeting, _ = boundary()
-    meeting.want_snapshot(1)
+    meeting.request_snapshot(1)
     meeting.begin_update()
     update = Update(Vector(np.zeros(WEIGHTS, np.float32)), mass=1.0)
-    meeting.want_update(update)
+    meeting.deliver_update(update)
     visit = meeting.visit(ignore)
     [(_, vector, _)] = visit.snapshots
-    assert visit.ratios == [0.5]
+    assert visit.merged_shares == [0.5]
     assert vector.array.tolist() == [place / 2 for place in range(WEIGHTS)]
 
 
 def test_weights_that_are_taken_over_at_the_same_boundary_are_what_is_copied():
     meeting, pool = boundary()
-    meeting.want_snapshot(1)
-    meeting.want_adoption(Adoption(np.full(WEIGHTS, 7.0, np.float32)))
+    meeting.request_snapshot(1)
+    meeting.request_adoption(Adoption(np.full(WEIGHTS, 7.0, np.float32)))
     _, visit = added(meeting, pool, 0.5)
     [(_, vector, _)] = visit.snapshots
     assert (vector.array == 7.0).all()
@@ -220,6 +220,6 @@ def test_weights_that_are_taken_over_at_the_same_boundary_are_what_is_copied():
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_is_no_number_is_copied_as_it_is(bad):
     meeting, pool = boundary()
-    meeting.want_snapshot(1)
+    meeting.request_snapshot(1)
     vector, _ = added(meeting, pool, bad)
     assert not np.isfinite(vector.array).any()

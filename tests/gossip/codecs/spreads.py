@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from gossip.codecs.spread import Spread
-from gossip.codecs.values import ALIGN, Floats, peaks
+from gossip.codecs.values import ALIGN, Floats, block_peaks
 
 __all__ = ["observe"]
 
 
 def observe(spread: Spread, difference: Floats, errors: Floats | None = None) -> None:
     """As an exchange that was accepted teaches it; ``errors`` of the codec, block by block."""
-    seen = peaks(difference, ALIGN)
+    seen = block_peaks(difference, ALIGN)
     spread.learn(seen, np.zeros_like(seen) if errors is None else errors)

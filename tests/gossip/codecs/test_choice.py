@@ -9,7 +9,7 @@ import pytest
 
 from gossip import kernel
 from gossip.arithmetic.subsets import ALL
-from gossip.codecs import COMPILED, NUMPY, fastest
+from gossip.codecs import COMPILED, NUMPY, fastest_codec
 from gossip.config import Config
 from gossip.wire.messages import Accept
 from node import Node
@@ -28,7 +28,7 @@ from tests.gossip.kernel.building import passes
     ],
 )  # fmt: skip
 def test_the_codec_is_the_one_that_ends_soonest(compiled, rate_mb_s, codec):
-    assert fastest(rate_mb_s, COMPILED if compiled else NUMPY) == codec
+    assert fastest_codec(rate_mb_s, COMPILED if compiled else NUMPY) == codec
 
 
 @pytest.mark.parametrize(("compiled", "codec"), [(True, "int8"), (False, "fp32")])
@@ -68,6 +68,6 @@ def test_a_peer_knows_what_codecs_cost_its_node(has, monkeypatch):
     monkeypatch.setattr(kernel, "passes", passes() if has else None)
     with Node({"x": np.zeros(4, np.float32)}, listen="127.0.0.1:0") as node:
         machine = node._training.network.runtime.peer.local.machine
-    assert machine == measure_codecs(kernel.built())
+    assert machine == measure_codecs(kernel.implementation())
     assert machine.coding_s("fp32") == 0.0 <= machine.coding_s("int8") < 100.0
     assert machine.cores >= 1

@@ -26,7 +26,7 @@ def bound(codec, values, start=0):
         return codec
     spread = Spread(start + values.size)
     observe(spread, np.full(start + values.size, 0.01, np.float32))
-    return codec.bound(spread)
+    return codec.with_bounds(spread)
 
 
 def round_trip(codec, values, seed=0, start=0):
@@ -183,7 +183,7 @@ def test_raw_means_that_the_bytes_are_the_array():
     for codec in CODECS.values():
         data = bytearray(codec.encoded_bytes(values.size))
         bound(codec, values).encode(values, data)
-        assert (bytes(data) == values.tobytes()) == codec.raw
+        assert (bytes(data) == values.tobytes()) == codec.is_raw
 
 
 def test_an_unknown_name_is_answered_with_the_names_there_are():

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from gossip.codecs import ALIGN, BLOCK_ELEMENTS, get_codec
-from gossip.codecs.base import peaks
-from gossip.codecs.dither import TABLE_ELEMENTS, noise_table, segments
+from gossip.codecs.base import block_peaks
+from gossip.codecs.dither import TABLE_ELEMENTS, noise_segments, noise_table
 from gossip.codecs.grid import INVERSES, LARGEST_SCALE, NOT_FINITE, SCALES, SMALLEST_SCALE, scale_bytes
 from gossip.codecs.packing import pack, packed_bytes, unpack
 
@@ -28,7 +28,7 @@ def slow(codec, values, seed, start):
         for i, value in enumerate(block):
             position = start + first + i
             inside = position % BLOCK_ELEMENTS
-            (_, noise), *_ = segments(table, seed, position - position % ALIGN, ALIGN)
+            (_, noise), *_ = noise_segments(table, seed, position - position % ALIGN, ALIGN)
             u = float(noise[inside % ALIGN])
             half = 2 ** (codec.bits - 1) - 0.5
             code = round(value / scale + half + u) if scale else 0
@@ -65,7 +65,7 @@ def test_where_both_hold_the_same_the_noise_is_nothing(codec):
     p = np.random.default_rng(2).standard_normal(4096).astype(np.float32)
     s = p.copy()
     s[::64] *= 0.99
-    s[peaks(p, 64).repeat(64) == np.abs(p)] = p[peaks(p, 64).repeat(64) == np.abs(p)]  # the scales stay
+    s[block_peaks(p, 64).repeat(64) == np.abs(p)] = p[block_peaks(p, 64).repeat(64) == np.abs(p)]  # the scales stay
     d = quantised(codec, p, 5) - quantised(codec, s, 5)
     assert np.all(d[p == s] == 0.0)
     assert np.any(quantised(codec, p, 5) != quantised(codec, p, 6))
@@ -135,13 +135,13 @@ def test_the_noise_is_each_stratum_once_and_the_same_for_all_time():
 
 def test_noise_belongs_to_positions_and_not_to_chunks():
     table, start, elements = noise_table(0.0), 3 * ALIGN, 2 * BLOCK_ELEMENTS + 777
-    whole = np.concatenate([noise for _, noise in segments(table, 8, start, elements)])
+    whole = np.concatenate([noise for _, noise in noise_segments(table, 8, start, elements)])
     assert whole.size == elements
     for first in range(0, elements, 5 * ALIGN):
         count = min(5 * ALIGN, elements - first)
-        part = np.concatenate([noise for _, noise in segments(table, 8, start + first, count)])
+        part = np.concatenate([noise for _, noise in noise_segments(table, 8, start + first, count)])
         np.testing.assert_array_equal(part, whole[first : first + count])
-    other = np.concatenate([noise for _, noise in segments(table, 9, start, elements)])
+    other = np.concatenate([noise for _, noise in noise_segments(table, 9, start, elements)])
     assert abs(np.corrcoef(whole, other)[0, 1]) < 4 / np.sqrt(elements)
     assert abs(np.corrcoef(whole[:BLOCK_ELEMENTS], whole[-BLOCK_ELEMENTS:])[0, 1]) < 4 / np.sqrt(BLOCK_ELEMENTS)
 

@@ -19,7 +19,7 @@ def codec() -> Codec:
 def bound(codec: Codec, peak, elements) -> Codec:
     spread = Spread(elements)
     observe(spread, np.full(elements, peak, np.float32))
-    return codec.bound(spread)
+    return codec.with_bounds(spread)
 
 
 def sent(codec, values, near, seed=0, start=0):
@@ -42,7 +42,7 @@ def test_within_half_the_bound_less_a_step_the_senders_own_value_arrives(codec, 
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     x = (weights * rng.standard_normal(size)).astype(np.float32)
     codec = bound(codec, peak, start + size)
-    steps = SCALES[codec.steps(x, start)].astype(np.float64).repeat(256)[:size]
+    steps = SCALES[codec.step_bytes(x, start)].astype(np.float64).repeat(256)[:size]
     room = (2**codec.bits - 1 / 8) * steps / 2 - steps  # bound / 2 - step
     assert np.all(room >= codec.margin * peak * (1 - 1e-5))  # the margin was kept
     far = room * rng.choice([-1.0, 1.0], size) * (1 - 1e-3)
@@ -61,7 +61,7 @@ def test_of_indices_below_ten_thousand_the_error_is_half_a_step(codec):
     codec = bound(codec, 0.05, x.size)
     own = np.empty_like(x)
     codec.quantised(x, own)
-    step = SCALES[codec.steps(x, 0)].repeat(256)[: x.size]
+    step = SCALES[codec.step_bytes(x, 0)].repeat(256)[: x.size]
     assert np.abs((own - x) / step).max() < 0.501
     assert np.abs(np.mean((own - x) / step)) < 4 / np.sqrt(12 * x.size)  # of an error uniform in a step
 
@@ -70,7 +70,7 @@ def test_of_indices_below_ten_thousand_the_error_is_half_a_step(codec):
 def test_one_value_beyond_the_bound_is_an_overflow_and_never_a_wrong_value(codec, where):
     x = np.random.default_rng(0).standard_normal(70_000).astype(np.float32)
     codec = bound(codec, 1e-3, x.size)
-    step = float(SCALES[codec.steps(x, 0)[0]])
+    step = float(SCALES[codec.step_bytes(x, 0)[0]])
     near = x.copy()
     near[where] += 2**codec.bits * step
     with pytest.raises(Overflow, match=codec.name):
@@ -108,14 +108,14 @@ def test_without_bounds_nothing_is_encoded(codec):
     with pytest.raises(AssertionError, match=r"bound\(spread\) first"):
         codec.encode(np.ones(8, np.float32), bytearray(codec.encoded_bytes(8)))
     with pytest.raises(AssertionError, match="no exchange has shown"):
-        codec.bound(Spread(8))
+        codec.with_bounds(Spread(8))
 
 
 def test_bounds_are_those_of_the_sessions_beginning():
     x = np.ones(300, np.float32)
     spread = Spread(300)
     observe(spread, np.full(300, 0.1, np.float32))
-    codec = get_codec("moniqua4").bound(spread)
+    codec = get_codec("moniqua4").with_bounds(spread)
     before, after = np.empty_like(x), np.empty_like(x)
     codec.quantised(x, before, 3)
     observe(spread, np.full(300, 9.0, np.float32))
@@ -124,19 +124,19 @@ def test_bounds_are_those_of_the_sessions_beginning():
 
 
 def test_a_codec_that_needs_no_bounds_is_its_own():
-    assert get_codec("int8").bound(Spread(0)) is get_codec("int8")
+    assert get_codec("int8").with_bounds(Spread(0)) is get_codec("int8")
 
 
 # -- Spread ----------------------------------------------------------------------------------------------------------
 def test_a_spread_is_known_once_every_block_was_seen():
     spread = Spread(600)
-    assert not spread.known
+    assert not spread.is_known
     first, last = np.full(600, np.nan, np.float32), np.full(600, np.nan, np.float32)
     first[:512], last[512:] = 0.5, 0.25
     observe(spread, first)
-    assert not spread.known
+    assert not spread.is_known
     observe(spread, last)
-    assert spread.known
+    assert spread.is_known
     np.testing.assert_allclose(spread.reach(), [0.5 * Spread.DECAY, 0.5 * Spread.DECAY, 0.25], rtol=1e-6)
 
 
@@ -180,12 +180,12 @@ def test_a_spread_never_learns_from_the_codecs_own_noise(codec):
         observe(spread, first)
     for session in range(100):
         b = a + (1e-3 * rng.standard_normal(2048)).astype(np.float32)
-        codecs = [codec.bound(spread) for spread in spreads]
+        codecs = [codec.with_bounds(spread) for spread in spreads]
         qa, qb = np.empty_like(a), np.empty_like(b)
         codecs[0].quantised(a, qa, session)
         codecs[1].quantised(b, qb, session)
-        observe(spreads[0], qb - qa, codecs[0].errors(a))
-        observe(spreads[1], qa - qb, codecs[1].errors(b))
+        observe(spreads[0], qb - qa, codecs[0].block_errors(a))
+        observe(spreads[1], qa - qb, codecs[1].block_errors(b))
     assert np.abs(first).max() > 3e-3
     for spread in spreads:
         assert spread.peaks.max() < 2 * np.abs(first).max()

@@ -8,44 +8,44 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossip.codecs import CODECS, COMPILED, NUMPY, Machine, Taken, get_codec, interval
-from gossip.codecs.choice import BYTES_PER_ELEMENT_STEP, MOST_INTERVAL, SLACK
+from gossip.codecs import CODECS, COMPILED, NUMPY, ExchangeCost, Machine, get_codec, mix_interval
+from gossip.codecs.choice import BYTES_PER_ELEMENT_STEP, MAX_INTERVAL_STEPS, SLACK
 
 SMALL, LARGE = 4_810, 25_000_000  # elements: digits, and a ResNet-50
 FAST_S, SLOW_S = 0.001, 5.0  # of an exchange
 
 
 def taken(codec="int8", elements=SMALL, seconds=FAST_S):
-    return Taken(elements, codec, get_codec(codec).encoded_bytes(elements), seconds)
+    return ExchangeCost(elements, codec, get_codec(codec).encoded_bytes(elements), seconds)
 
 
 @pytest.mark.parametrize(
     ("codec", "steps"), [("fp32", 8), ("bf16", 4), ("fp16", 4), ("int8", 2), ("moniqua4", 1), ("int4", 1)]
 )
 def test_on_a_fast_link_a_small_model_sends_what_fp32_sends_every_8_steps(codec, steps):
-    assert interval(0.1, taken(codec), COMPILED, 0.02) == steps
+    assert mix_interval(0.1, taken(codec), COMPILED, 0.02) == steps
 
 
 def test_a_node_does_not_begin_an_exchange_before_the_last_one_is_over():
-    assert interval(0.1, taken(seconds=0.5), COMPILED, 0.02) == 5
-    assert interval(0.1, taken(seconds=5.0), COMPILED, 0.02) == 48  # 50, less what rounding may exceed
-    assert interval(0.1, taken(seconds=50.0), COMPILED, 0.02) == MOST_INTERVAL
-    assert interval(0.1, taken(seconds=math.inf), COMPILED, 0.02) == MOST_INTERVAL
+    assert mix_interval(0.1, taken(seconds=0.5), COMPILED, 0.02) == 5
+    assert mix_interval(0.1, taken(seconds=5.0), COMPILED, 0.02) == 48  # 50, less what rounding may exceed
+    assert mix_interval(0.1, taken(seconds=50.0), COMPILED, 0.02) == MAX_INTERVAL_STEPS
+    assert mix_interval(0.1, taken(seconds=math.inf), COMPILED, 0.02) == MAX_INTERVAL_STEPS
 
 
 def test_what_mixing_costs_a_step_is_a_share_of_it():
-    quick, slow = (interval(step_s, taken(elements=LARGE), COMPILED, 0.02) for step_s in (0.3, 1.0))
+    quick, slow = (mix_interval(step_s, taken(elements=LARGE), COMPILED, 0.02) for step_s in (0.3, 1.0))
     assert (quick, slow) == (19, 6)
-    assert interval(0.3, taken(elements=LARGE), COMPILED, 0.2) == 2
-    assert interval(0.3, taken(elements=LARGE), NUMPY, 0.02) > quick, "numpy codes more slowly"
+    assert mix_interval(0.3, taken(elements=LARGE), COMPILED, 0.2) == 2
+    assert mix_interval(0.3, taken(elements=LARGE), NUMPY, 0.02) > quick, "numpy codes more slowly"
     many = Machine(COMPILED.coding_s_per_gb, cores=16)
-    assert interval(0.3, taken(elements=LARGE), many, 0.02) < quick, "other cores carry what stops nobody"
+    assert mix_interval(0.3, taken(elements=LARGE), many, 0.02) < quick, "other cores carry what stops nobody"
 
 
 def test_a_small_model_that_plays_a_large_one_costs_what_that_costs():
     weight = LARGE / SMALL
     stands = Machine(COMPILED.coding_s_per_gb, COMPILED.cores, weight)
-    assert interval(0.3, taken(), stands, 0.02) == interval(0.3, taken(elements=LARGE), COMPILED, 0.02)
+    assert mix_interval(0.3, taken(), stands, 0.02) == mix_interval(0.3, taken(elements=LARGE), COMPILED, 0.02)
 
 
 @given(
@@ -54,14 +54,14 @@ def test_a_small_model_that_plays_a_large_one_costs_what_that_costs():
 )  # fmt: skip
 def test_whatever_is_measured_the_interval_is_bounded_and_the_bytes_are(step_s, codec, elements, seconds, share):
     exchange = taken(codec, elements, seconds)
-    steps = interval(step_s, exchange, COMPILED, share)
-    assert 1 <= steps <= MOST_INTERVAL
+    steps = mix_interval(step_s, exchange, COMPILED, share)
+    assert 1 <= steps <= MAX_INTERVAL_STEPS
     sent = exchange.sent_bytes / steps / elements
-    assert sent <= BYTES_PER_ELEMENT_STEP / (1 - SLACK) * 1.001 or steps == MOST_INTERVAL
+    assert sent <= BYTES_PER_ELEMENT_STEP / (1 - SLACK) * 1.001 or steps == MAX_INTERVAL_STEPS
 
 
 @given(st.floats(1e-4, 10.0), st.floats(0.0, 100.0), st.floats(1.0, 10.0))
 def test_longer_steps_and_shorter_exchanges_never_lengthen_it(step_s, seconds, more):
-    before = interval(step_s, taken(elements=LARGE, seconds=seconds), COMPILED, 0.02)
-    assert interval(more * step_s, taken(elements=LARGE, seconds=seconds), COMPILED, 0.02) <= before
-    assert interval(step_s, taken(elements=LARGE, seconds=seconds / more), COMPILED, 0.02) <= before
+    before = mix_interval(step_s, taken(elements=LARGE, seconds=seconds), COMPILED, 0.02)
+    assert mix_interval(more * step_s, taken(elements=LARGE, seconds=seconds), COMPILED, 0.02) <= before
+    assert mix_interval(step_s, taken(elements=LARGE, seconds=seconds / more), COMPILED, 0.02) <= before

@@ -159,7 +159,7 @@ def test_of_any_combination_a_node_can_be_made_or_a_sentence_names_what_is_in_th
             selector(config.selection, Options(at_once=config.partners == 0, group_size=config.group_size))
         exchanges = Exchanges(A, Local("f", 10_000, 0), config, lambda: 5, Side(), reservation)
         meant = Subset.parse(config.part)
-        assert meant is None or exchanges.part == meant.drawn(5)
+        assert meant is None or exchanges.part == meant.with_seed(5)
         assert (exchanges.fragments is not None) == config.part.startswith("fragments")
     assert made > 300
     assert refused > 3_000

@@ -10,12 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gossip.arithmetic.group_mean import norm_accepts, trimmed_mean
+from gossip.arithmetic.group_mean import norm_refusal, trimmed_mean
 from gossip.config import Config
 from gossip.effects import Mix
 from gossip.exchange.session_table import MAX_REFUSALS, Refusals
 from gossip.filters.balance import Balance, balance_accepts
-from gossip.filters.clip import ENOUGH, GAIN, LEAST, OWN, REMEMBERED, WHOLE, Clip, clip_factor, share, taper
+from gossip.filters.clip import (
+    MAX_PARTNERS,
+    MAX_WHOLE_RADII,
+    MIN_PARTNERS,
+    MIN_RADII,
+    OWN_SHARE,
+    SAVED_PER_EXCHANGE,
+    Clip,
+    clip_factor,
+    rounded_share,
+    taper,
+)
 from gossip.filters.registry import filter_of
 from gossip.ids import PeerId
 from gossip.wire.messages import Offer
@@ -27,24 +38,24 @@ PEERS = [PeerId(number.to_bytes(16, "big")) for number in range(80)]
 
 def saw(rule, peer, difference_sq, size):
     """An exchange with this peer, which moved nothing."""
-    rule.take(peer, 0.0, difference_sq, size, list, 0.0)
+    rule.take_share(peer, 0.0, difference_sq, size, list, 0.0)
 
 
 def test_a_model_that_starts_at_zero_can_take_weights():
-    assert norm_accepts(difference_sq=99.0, own_sq=0.0, size=100, bound=1.0) is None
-    assert norm_accepts(difference_sq=101.0, own_sq=0.0, size=100, bound=1.0) == "norm"
+    assert norm_refusal(difference_sq=99.0, own_sq=0.0, size=100, bound=1.0) is None
+    assert norm_refusal(difference_sq=101.0, own_sq=0.0, size=100, bound=1.0) == "norm"
 
 
 def test_a_larger_model_may_move_further():
     # (10 + 10) * 2 = 40
-    assert norm_accepts(difference_sq=40.0**2, own_sq=100.0, size=100, bound=2.0) is None
-    assert norm_accepts(difference_sq=40.1**2, own_sq=100.0, size=100, bound=2.0) == "norm"
+    assert norm_refusal(difference_sq=40.0**2, own_sq=100.0, size=100, bound=2.0) is None
+    assert norm_refusal(difference_sq=40.1**2, own_sq=100.0, size=100, bound=2.0) == "norm"
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_is_not_finite_is_refused_whatever_the_bound(bad):
-    assert norm_accepts(bad, 1.0, 10, math.inf) == "not-finite"
-    assert norm_accepts(1.0, bad, 10, math.inf) == "not-finite"
+    assert norm_refusal(bad, 1.0, 10, math.inf) == "not-finite"
+    assert norm_refusal(1.0, bad, 10, math.inf) == "not-finite"
 
 
 # -- clipping ----------------------------------------------------------------------------------------------------------
@@ -77,22 +88,22 @@ def test_sides_that_add_up_the_squares_in_another_order_mostly_cut_off_the_same(
     assert 0 <= one - other <= 1 / 4096
 
 
-@given(st.floats(1e-3, 1e3), st.floats(0.0, WHOLE - 1.0), st.floats(0.0, 1.0))
+@given(st.floats(1e-3, 1e3), st.floats(0.0, MAX_WHOLE_RADII - 1.0), st.floats(0.0, 1.0))
 def test_what_is_unusually_far_counts_whole_to_a_point_and_ever_less_from_there(reach, spare, further):
     taken, most = taper(reach, spare), 1.0 + spare
-    assert min(reach, LEAST) <= taken <= min(reach, most)
+    assert min(reach, MIN_RADII) <= taken <= min(reach, most)
     if reach <= most:
         assert taken == reach
     else:
         assert taken - further - 1e-9 <= taper(reach + further, spare) <= taken, "it falls, and not at once"
-    assert taper(50.0, spare) == LEAST
+    assert taper(50.0, spare) == MIN_RADII
 
 
 def known(radius=20.0):
     """A filter for which this radius is usual of 400 elements."""
     rule = Clip(Config(filter="clip"))
-    rule.usual = 1.0
-    for number in range(ENOUGH):
+    rule.usual_distances = 1.0
+    for number in range(MIN_PARTNERS):
         saw(rule, PEERS[number], radius**2, 400)
     assert rule.radius(400) == pytest.approx(radius)
     return rule
@@ -101,38 +112,38 @@ def known(radius=20.0):
 def test_what_partners_take_beyond_the_radius_is_saved_up_by_all_exchanges_together():
     rule = known()
     for number in range(40):
-        saw(rule, PEERS[number % ENOUGH], 20.0**2, 400)
-    assert rule.take(A, 0.5, (20.0 * WHOLE) ** 2, 400, list, 0.0) == (1.0, ())
-    taken, why = rule.take(B, 0.5, (20.0 * 1.5) ** 2, 400, list, 0.0)
-    assert taken == pytest.approx((1 + GAIN) / 1.5, abs=1e-3), "nothing else was left"
+        saw(rule, PEERS[number % MIN_PARTNERS], 20.0**2, 400)
+    assert rule.take_share(A, 0.5, (20.0 * MAX_WHOLE_RADII) ** 2, 400, list, 0.0) == (1.0, ())
+    taken, why = rule.take_share(B, 0.5, (20.0 * 1.5) ** 2, 400, list, 0.0)
+    assert taken == pytest.approx((1 + SAVED_PER_EXCHANGE) / 1.5, abs=1e-3), "nothing else was left"
     assert why == ("clipped",)
     for number in range(16):
-        saw(rule, PEERS[number % ENOUGH], 20.0**2, 400)
-    assert rule.take(C, 0.5, (20.0 * 1.5) ** 2, 400, list, 0.0) == (1.0, ()), "16 exchanges save half a radius"
+        saw(rule, PEERS[number % MIN_PARTNERS], 20.0**2, 400)
+    assert rule.take_share(C, 0.5, (20.0 * 1.5) ** 2, 400, list, 0.0) == (1.0, ()), "16 exchanges save half a radius"
 
 
 @given(st.lists(st.floats(0.01, 100.0), min_size=1, max_size=200))
 def test_all_partners_together_exceed_the_radius_by_no_more_than_is_saved(reaches):
     rule, beyond = Clip(Config(filter="clip")), 0.0
     for reach in reaches:
-        taken, seen = rule.held((20.0 * reach) ** 2, 20.0)
+        taken, seen = rule.clip_to_radius((20.0 * reach) ** 2, 20.0)
         assert seen == pytest.approx(reach)
         beyond += max(0.0, taken * reach - 1.0)
-    assert beyond <= GAIN * len(reaches) + 1e-9
+    assert beyond <= SAVED_PER_EXCHANGE * len(reaches) + 1e-9
 
 
 def test_lies_tens_of_radii_away_use_up_nothing_that_is_saved():
     rule = known()
     for number in range(40):
-        assert rule.held((20.0 * 30) ** 2, 20.0)[0] == pytest.approx(LEAST / 30, abs=1 / 4096), number
-    assert rule.longest(400) == pytest.approx(20.0 * WHOLE)
+        assert rule.clip_to_radius((20.0 * 30) ** 2, 20.0)[0] == pytest.approx(MIN_RADII / 30, abs=1 / 4096), number
+    assert rule.longest_whole(400) == pytest.approx(20.0 * MAX_WHOLE_RADII)
 
 
 def test_a_fixed_radius_cuts_off_as_published():
     rule = Clip(Config(filter="clip", filter_limit=0.7))
-    assert rule.longest(400) == 0.7
-    assert rule.held(2.8**2, 0.7)[0] == pytest.approx(0.25, abs=1 / 4096)
-    assert rule.held(1.4**2, 0.7)[0] == pytest.approx(0.5, abs=1 / 4096)
+    assert rule.longest_whole(400) == 0.7
+    assert rule.clip_to_radius(2.8**2, 0.7)[0] == pytest.approx(0.25, abs=1 / 4096)
+    assert rule.clip_to_radius(1.4**2, 0.7)[0] == pytest.approx(0.5, abs=1 / 4096)
 
 
 def agree(initiator_radius, responder_radius, difference_sq):
@@ -165,7 +176,7 @@ def test_a_far_one_whose_distances_were_long_takes_all_of_what_others_take_littl
     far, near = Side(A, (B,)), Side(B, (A,))
     for side, square in ((far, 400.0 * 9), (near, 400.0)):
         side.local.elements = 400
-        for peer in PEERS[:ENOUGH]:
+        for peer in PEERS[:MIN_PARTNERS]:
             saw(side.exchanges.filter, peer, square, 400)
         side.exchanges.filter.spare = 0.0
     a, b = far.exchanges, near.exchanges
@@ -177,21 +188,21 @@ def test_a_far_one_whose_distances_were_long_takes_all_of_what_others_take_littl
     for side in (a, b):
         side.on_streamed(1, 400.0 * 9, 400.0, 0.0)  # three times the usual of the one
     assert a.table[1].weight == 0.5
-    assert b.table[1].weight == 0.5 * share(taper(2.0, 0.0), 2.0)
+    assert b.table[1].weight == 0.5 * rounded_share(taper(2.0, 0.0), 2.0)
 
 
 # -- the usual distance ------------------------------------------------------------------------------------------------
 def test_a_radius_follows_the_usual_distance_and_counts_by_the_elements_that_are_mixed():
     rule = Clip(Config(filter="clip"))
-    rule.usual = 3.0
-    for number in range(ENOUGH):
+    rule.usual_distances = 3.0
+    for number in range(MIN_PARTNERS):
         assert rule.radius(400) == 0.0, "too few are known"
         saw(rule, PEERS[number], 100 * 4.0, 100)  # two for each element
     assert rule.radius(400) == pytest.approx(3 * 2 * 20)
     assert rule.radius(10_000) == pytest.approx(3 * 2 * 100)
     assert rule.radius(100) == 0.0, "of few elements no distance is usual"
-    for number in range(REMEMBERED):
-        saw(rule, PEERS[ENOUGH + number], 100 * 16.0, 100)
+    for number in range(MAX_PARTNERS):
+        saw(rule, PEERS[MIN_PARTNERS + number], 100 * 16.0, 100)
     assert rule.radius(400) == pytest.approx(3 * 4 * 20), "the old ones are forgotten"
 
 
@@ -202,7 +213,7 @@ def test_a_radius_follows_the_usual_distance_and_counts_by_the_elements_that_are
 )
 def test_long_lies_short_of_three_quarters_leave_the_radius_an_honest_one(honest, lies, random):
     rule = Clip(tuned(filter="clip", norm_bound=1e9))
-    rule.usual = 1.0
+    rule.usual_distances = 1.0
     told = honest + lies
     random.shuffle(told)
     for peer, square in zip(PEERS, told, strict=False):
@@ -214,25 +225,25 @@ def test_long_lies_short_of_three_quarters_leave_the_radius_an_honest_one(honest
 def test_before_enough_is_seen_the_nodes_own_steps_say_what_is_usual():
     rule = Clip(Config(filter="clip"))
     for distance in (math.nan, 0.3, 0.2):
-        rule.moved(distance)
-    for number in range(ENOUGH):
-        first = 1.5 * math.sqrt(4 * 0.3**2 + OWN * 0.2**2)
+        rule.on_moved(distance)
+    for number in range(MIN_PARTNERS):
+        first = 1.5 * math.sqrt(4 * 0.3**2 + OWN_SHARE * 0.2**2)
         assert rule.radius(300) == pytest.approx(first)
         assert rule.radius(1000) == pytest.approx(first), "a part that is mixed rarely is as far apart as all"
         saw(rule, PEERS[number], 10 * 4.0, 10)
-    assert rule.radius(300) == pytest.approx(1.5 * math.sqrt(300 * 4.0 + OWN * 0.2**2)), "now it is known"
+    assert rule.radius(300) == pytest.approx(1.5 * math.sqrt(300 * 4.0 + OWN_SHARE * 0.2**2)), "now it is known"
 
 
 def test_what_its_own_steps_have_just_moved_it_widens_a_nodes_radius():
     rule = Clip(Config(filter="clip"))
-    for number in range(ENOUGH):
+    for number in range(MIN_PARTNERS):
         saw(rule, PEERS[number], 400 * 1.0, 400)
     assert rule.radius(400) == pytest.approx(1.5 * 20)
-    rule.moved(60.0)
-    assert rule.radius(400) == pytest.approx(1.5 * math.sqrt(400 + OWN * 3600))
-    rule.moved(math.nan)
-    assert rule.radius(400) == pytest.approx(1.5 * math.sqrt(400 + OWN * 3600)), "nothing was measured"
-    rule.moved(0.0)
+    rule.on_moved(60.0)
+    assert rule.radius(400) == pytest.approx(1.5 * math.sqrt(400 + OWN_SHARE * 3600))
+    rule.on_moved(math.nan)
+    assert rule.radius(400) == pytest.approx(1.5 * math.sqrt(400 + OWN_SHARE * 3600)), "nothing was measured"
+    rule.on_moved(0.0)
     assert rule.radius(400) == pytest.approx(1.5 * 20), "that was long ago"
 
 
@@ -255,19 +266,19 @@ def test_what_is_refused_for_its_norm_is_no_usual_distance(square, code):
 def test_one_partner_has_one_distance_however_often_it_is_met():
     """Before, the last 16 exchanges said what is usual: with one member for the only partner it said so itself."""
     rule = Clip(Config(filter="clip"))
-    rule.usual = 1.0
+    rule.usual_distances = 1.0
     for peer in PEERS[:8]:
         saw(rule, peer, 256 * 1.0, 256)
     for _ in range(200):
         saw(rule, A, 256 * 100.0, 256)
     assert rule.radius(256) == pytest.approx(16.0)
-    rule.moved(0.5)
+    rule.on_moved(0.5)
     alone = Clip(Config(filter="clip"))
-    alone.usual = 1.0
-    alone.moved(0.5)
+    alone.usual_distances = 1.0
+    alone.on_moved(0.5)
     for _ in range(200):
         saw(alone, A, 256 * 100.0, 256)
-    assert alone.radius(256) == pytest.approx(math.sqrt(4 * 0.5**2 + OWN * 0.5**2)), "its own steps say it, not A"
+    assert alone.radius(256) == pytest.approx(math.sqrt(4 * 0.5**2 + OWN_SHARE * 0.5**2)), "its own steps say it, not A"
 
 
 # -- the budget of movement --------------------------------------------------------------------------------------------
@@ -277,7 +288,7 @@ def test_what_the_budget_leaves_is_taken_and_then_nothing():
     x = side.exchanges
     x.filter = Clip(Config(filter="clip", filter_limit=24.0))
     for peer in PEERS[:6]:
-        x.filter.budget.took(peer, 0.5, 0.0)  # three times the half, and two, come to 3.5 moves
+        x.filter.budget.add(peer, 0.5, 0.0)  # three times the half, and two, come to 3.5 moves
     weights = []
     for session in range(50, 56):
         x.on_offer(B, Offer(session, "f", b"g" * 16, 0.0, 0.5, "fp32"), 0.0)
@@ -296,10 +307,10 @@ def test_what_the_budget_leaves_is_taken_and_then_nothing():
 def test_a_move_is_half_a_difference_as_long_as_the_radius():
     rule = Clip(Config(filter="clip", filter_limit=2.0))
     for peer, weight, length, moves in ((A, 0.5, 1.0, 0.5), (B, 0.25, 2.0, 0.5), (C, 0.5, 50.0, 1.0)):
-        rule.take(peer, weight, length**2, 400, list, 3.0)
-        assert rule.budget.moved(peer, 3.0) == pytest.approx(moves, rel=0.01)  # a share is a 4,096th of the whole
-    rule.take(PEERS[0], 0.5, 1e30, 10, list, 3.0)
-    assert rule.budget.moved(PEERS[0], 3.0) == 0.0, "of few elements no distance is usual"
+        rule.take_share(peer, weight, length**2, 400, list, 3.0)
+        assert rule.budget.movement_of(peer, 3.0) == pytest.approx(moves, rel=0.01)  # a share is a 4,096th of the whole
+    rule.take_share(PEERS[0], 0.5, 1e30, 10, list, 3.0)
+    assert rule.budget.movement_of(PEERS[0], 3.0) == 0.0, "of few elements no distance is usual"
 
 
 # -- BALANCE -----------------------------------------------------------------------------------------------------------
@@ -313,17 +324,17 @@ def test_balance_is_its_equation(theirs, own, gamma, kappa, progress):
 
 def test_balance_narrows_with_the_rounds_up_to_the_last_and_no_further():
     rule = Balance(Config(filter="balance", filter_limit=100.0))
-    assert [rule.judge(A, 0.29**2, 1.0, 10, version) for version in (0.0, 100.0)] == [None, "balance"]
-    assert [rule.judge(A, 0.12**2, 1.0, 10, version) for version in (0.0, 100.0, 1e9)] == [None, "balance", "balance"]
-    assert [rule.judge(A, 0.11**2, 1.0, 10, version) for version in (100.0, 1e9)] == [None, None]
+    assert [rule.refusal(A, 0.29**2, 1.0, 10, version) for version in (0.0, 100.0)] == [None, "balance"]
+    assert [rule.refusal(A, 0.12**2, 1.0, 10, version) for version in (0.0, 100.0, 1e9)] == [None, "balance", "balance"]
+    assert [rule.refusal(A, 0.11**2, 1.0, 10, version) for version in (100.0, 1e9)] == [None, None]
 
 
 def test_the_norm_is_judged_whatever_the_filter():
     for name in ("none", "clip", "balance"):
         rule = filter_of(Config(filter=name))
-        assert rule.judge(A, math.inf, 1.0, 10, 0.0) == "not-finite"
-        assert rule.judge(A, 1e9, 1.0, 10, 0.0) == "norm"
-        assert rule.judge(A, 0.01, 1.0, 10, 0.0) is None
+        assert rule.refusal(A, math.inf, 1.0, 10, 0.0) == "not-finite"
+        assert rule.refusal(A, 1e9, 1.0, 10, 0.0) == "norm"
+        assert rule.refusal(A, 0.01, 1.0, 10, 0.0) is None
 
 
 # -- the trimmed mean --------------------------------------------------------------------------------------------------
@@ -396,4 +407,4 @@ def test_a_rounding_does_not_decide_what_share_is_taken(kept):
     radius, distance = 3.0 * kept / 4096, 3.0
     nearby = [math.nextafter(distance, 0.0), distance, math.nextafter(distance, 4.0)]
     assert {clip_factor(value * value, radius) for value in nearby} == {kept / 4096}
-    assert {share(radius, value) for value in nearby} == {kept / 4096}
+    assert {rounded_share(radius, value) for value in nearby} == {kept / 4096}

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from gossip.config import Config
-from gossip.filters.budget import FACTOR, MEMORY, SAVED
+from gossip.filters.budget import MEDIAN_FACTOR, MEMORY_INTERVALS, SPARE_MOVES
 from gossip.filters.clip import Clip
 from gossip.ids import PeerId
 
@@ -36,15 +36,15 @@ class Victim:
     def take(self, partner: PeerId, theirs: np.ndarray, at: float) -> np.ndarray:
         """Return what an exchange adds to the weights."""
         difference = theirs - self.weights
-        share, _ = self.filter.take(partner, 0.5, float(difference @ difference), ELEMENTS, list, at)
+        share, _ = self.filter.take_share(partner, 0.5, float(difference @ difference), ELEMENTS, list, at)
         return 0.5 * share * difference
 
     def push(self, direction: np.ndarray, at: float) -> None:
         """Mix with the liar, and note the largest radius and budget of it so far."""
         self.radius = max(self.radius, self.filter.radius(ELEMENTS))
-        moved = sorted(self.filter.budget.moved(peer, at) for peer in self.filter.budget._moved if peer != LIAR)
-        self.budget = max(self.budget, FACTOR * moved[len(moved) // 2] + SAVED)
-        added = self.take(LIAR, self.weights + self.filter.longest(ELEMENTS) * direction, at)
+        moved = sorted(self.filter.budget.movement_of(peer, at) for peer in self.filter.budget._moved if peer != LIAR)
+        self.budget = max(self.budget, MEDIAN_FACTOR * moved[len(moved) // 2] + SPARE_MOVES)
+        added = self.take(LIAR, self.weights + self.filter.longest_whole(ELEMENTS) * direction, at)
         self.weights = self.weights + added
         self.pushed += float(added @ direction)
 
@@ -59,7 +59,7 @@ def play(pushes: int, intervals: int, every: int = 1) -> list[Victim]:
             step = random.normal(size=ELEMENTS)
             step -= (step @ direction) * direction
             node.weights = node.weights + STEP * step / np.linalg.norm(step)
-            node.filter.moved(STEP)
+            node.filter.on_moved(STEP)
         for node in nodes:
             other = nodes[random.choice([number for number in range(HONEST) if nodes[number] is not node])]
             ours, theirs = node.take(other.id, other.weights, at), other.take(node.id, node.weights, at)
@@ -92,7 +92,7 @@ def test_a_patient_bias_moves_nobody_further_than_its_bound(pushes: int, every: 
     """At the pace of an honest member, in every interval, and as often as it likes."""
     nodes = play(pushes, INTERVALS, every)
     for node in nodes:
-        assert 0 < node.pushed <= node.radius / 2 * node.budget * (1 + (INTERVALS - 10) / MEMORY)
+        assert 0 < node.pushed <= node.radius / 2 * node.budget * (1 + (INTERVALS - 10) / MEMORY_INTERVALS)
     pushed = float(np.mean([node.pushed for node in nodes]))
     assert drift(nodes) == pytest.approx(pushed, rel=0.05), "honest members pass it on, and add nothing to it"
     assert usual(nodes) < 1.5 * usual(calm), "nor does what is usual follow it"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossip import codecs, kernel
-from gossip.arithmetic.mixing import difference
+from gossip.arithmetic.mixing import subtract
 from gossip.averaging.streams import DifferenceReceiver, Sender
 from gossip.codecs import get_codec
 from gossip.errors import LocalError
@@ -84,7 +84,7 @@ def test_where_a_vector_lies_changes_no_sum(which, offset, using):
 @given(
     st.lists(st.floats(width=32), min_size=1, max_size=40), st.integers(0, 4_200), st.integers(1, 700), st.booleans()
 )
-def test_both_make_the_same_of_any_float32(given_values, at, every, subtract):
+def test_both_make_the_same_of_any_float32(given_values, at, every, is_difference):
     """What is not finite, subnormal, or whose square is more than a float32 holds, anywhere among others."""
     values = weights(5_000, 3)
     places = (at + every * np.arange(len(given_values))) % values.size
@@ -95,8 +95,8 @@ def test_both_make_the_same_of_any_float32(given_values, at, every, subtract):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(kernel, "passes", passing)
             out = np.empty_like(values)
-            sums = difference(values, other, out) if subtract else (squares(values), 0.0)
-            found.append((sums, out if subtract else values))
+            sums = subtract(values, other, out) if is_difference else (squares(values), 0.0)
+            found.append((sums, out if is_difference else values))
     assert all(map(same, found[0][0], found[1][0]))
     np.testing.assert_array_equal(found[0][1], found[1][1])
 
@@ -127,7 +127,7 @@ def test_a_difference_is_numpys_wherever_it_is_written(elements, shift, in_place
         place = out[shift : shift + elements]
         if in_place:
             place[:] = theirs
-        found.append((difference(place if in_place else theirs, ours, place, (2.0, 3.0)), out))
+        found.append((subtract(place if in_place else theirs, ours, place, (2.0, 3.0)), out))
     assert found[0][0] == found[1][0]
     np.testing.assert_array_equal(found[0][1], found[1][1])
     assert found[0][0] == (squares(theirs - ours, 2.0), squares(ours, 3.0))
@@ -144,8 +144,8 @@ def test_a_stream_has_the_same_sums_however_it_was_cut(which, codec, using):
         receiver = DifferenceReceiver(5, ours, np.empty_like(ours), get_codec(codec))
         while (frame := sender.next_frame()) is not None:
             message = decode(frame[0][PREFIX_BYTES:], len(frame[1]))
-            receiver.place(message, len(frame[1]))[:] = frame[1]
-            assert receiver.arrived(message)
+            receiver.begin_chunk(message, len(frame[1]))[:] = frame[1]
+            assert receiver.finish_chunk(message)
         found.add((receiver.difference_sq, receiver.own_sq))
     assert len(found) == 1
     assert found == {(squares(receiver.out), squares(ours if codec == "fp32" else quantised(codec, ours)))}

@@ -10,8 +10,8 @@ import pytest
 
 from gossip.errors import ConfigError
 from gossip.timeline import NodeTimeline, TimelineWriter, merge
-from gossip.timeline.merge import read
-from gossip.timeline.recorder import TRACKS
+from gossip.timeline.merge import read_timeline
+from gossip.timeline.recorder import MAX_TRACKS
 
 A, B, C = "aa" * 16, "bb" * 16, "cc" * 16
 
@@ -26,9 +26,9 @@ def spans(found, name=None):
 
 def test_the_file_is_json_whose_times_are_microseconds(tmp_path):
     with TimelineWriter(tmp_path / "one.json") as writer:
-        writer.process(7, "node")
-        writer.span(7, "loop", "train", 1.0, 1.5, step=3)
-        writer.instant(7, "loop", "joined", 2.0)
+        writer.name_process(7, "node")
+        writer.write_span(7, "loop", "train", 1.0, 1.5, step=3)
+        writer.write_instant(7, "loop", "joined", 2.0)
     named, track, order, span, mark = events(tmp_path / "one.json")
     assert named["args"] == {"name": "node"}
     assert track["args"] == {"name": "loop"}
@@ -43,9 +43,9 @@ def test_an_empty_timeline_is_json(tmp_path):
 
 
 def test_events_beyond_the_bound_are_counted_and_not_written(tmp_path):
-    writer = TimelineWriter(tmp_path / "one.json", most_bytes=1_000)
+    writer = TimelineWriter(tmp_path / "one.json", max_bytes=1_000)
     for number in range(100):
-        writer.span(1, "loop", "train", number, number + 1)
+        writer.write_span(1, "loop", "train", number, number + 1)
     assert writer.close() is None
     assert (tmp_path / "one.json").stat().st_size <= 1_010
     written = len(spans(events(tmp_path / "one.json")))
@@ -56,7 +56,7 @@ def test_events_beyond_the_bound_are_counted_and_not_written(tmp_path):
 def test_a_full_disk_ends_the_timeline_and_raises_nowhere():
     writer = TimelineWriter(Path("/dev/full"))
     for number in range(10_000):
-        writer.span(1, "loop", "train", number, number + 1)
+        writer.write_span(1, "loop", "train", number, number + 1)
     failure = writer.close()
     assert failure is not None
     assert "space" in failure.strerror
@@ -71,7 +71,7 @@ def test_a_file_that_cannot_be_written_is_refused_at_once(tmp_path):
 def test_threads_may_write_at_the_same_time(tmp_path):
     with TimelineWriter(tmp_path / "one.json") as writer:
         threads = [
-            threading.Thread(target=lambda: [writer.span(1, f"track {n}", "x", n, n + 1) for n in range(200)])
+            threading.Thread(target=lambda: [writer.write_span(1, f"track {n}", "x", n, n + 1) for n in range(200)])
             for _ in range(4)
         ]
         for thread in threads:
@@ -96,9 +96,9 @@ def node(tmp_path):
 
 
 def test_a_step_is_a_span_from_boundary_to_boundary(node):
-    node.stepped(1, 10.0, 10.1, copies=1)
-    node.stepped(2, 10.5, 10.5001)
-    node.stepped(3, 11.0, 11.2)
+    node.record_step(1, 10.0, 10.1, copies=1)
+    node.record_step(2, 10.5, 10.5001)
+    node.record_step(3, 11.0, 11.2)
     found = node.found()
     assert [(one["ts"], one["dur"]) for one in spans(found, "train")] == [
         (pytest.approx(10.1e6), pytest.approx(0.4e6)),
@@ -110,18 +110,18 @@ def test_a_step_is_a_span_from_boundary_to_boundary(node):
 
 
 def test_time_spent_otherwise_is_no_training(node):
-    node.stepped(1, 1.0, 1.0)
-    node.spent("settle", 2.0, 5.0)
-    node.stepped(2, 6.0, 6.0)
+    node.record_step(1, 1.0, 1.0)
+    node.record_time("settle", 2.0, 5.0)
+    node.record_step(2, 6.0, 6.0)
     found = node.found()
     assert [one["ts"] for one in spans(found, "settle")] == [2e6]
     assert [(one["ts"], one["dur"]) for one in spans(found, "train")] == [(5e6, 1e6)]
 
 
 def test_exchanges_at_the_same_time_are_on_tracks_of_their_own(node):
-    node.exchanged(1, (A, B), 1.0, 1.2, 2.0)
-    node.exchanged(2, (A, C), 1.5, 1.6, 2.5)
-    node.exchanged(3, (A, B), 2.1, 2.2, 3.0)
+    node.record_exchange(1, (A, B), 1.0, 1.2, 2.0)
+    node.record_exchange(2, (A, C), 1.5, 1.6, 2.5)
+    node.record_exchange(3, (A, B), 2.1, 2.2, 3.0)
     found = node.found()
     names = {one["tid"]: one["args"]["name"] for one in found if one["name"] == "thread_name"}
     tracks = [names[one["tid"]] for one in spans(found) if one["name"].startswith("exchange")]
@@ -129,15 +129,15 @@ def test_exchanges_at_the_same_time_are_on_tracks_of_their_own(node):
 
 
 def test_tracks_are_bounded(node):
-    for session in range(3 * TRACKS):
-        node.exchanged(session, (A, B), 1.0, None, 2.0, "busy")
+    for session in range(3 * MAX_TRACKS):
+        node.record_exchange(session, (A, B), 1.0, None, 2.0, "busy")
     names = [one for one in node.found() if one["name"] == "thread_name"]
-    assert len(names) == TRACKS
+    assert len(names) == MAX_TRACKS
 
 
 def test_a_failure_has_its_reason_and_no_arrow(node):
-    node.exchanged(1, (A, B), 1.0, 1.2, 2.0, "late")
-    node.exchanged(2, (A,), 3.0, None, 4.0, "unanswered")
+    node.record_exchange(1, (A, B), 1.0, 1.2, 2.0, "late")
+    node.record_exchange(2, (A,), 3.0, None, 4.0, "unanswered")
     found = node.found()
     assert [one["name"] for one in spans(found) if one["name"] != "streams"] == [
         "failed: late with bbbbbbbb",
@@ -155,7 +155,7 @@ def write(path, me, exchanges, shift_s=0.0):
         node = NodeTimeline(writer, 1, me[:8])
         for session, other, begin_s, end_s in exchanges:
             begin_s, end_s = begin_s + shift_s, end_s + shift_s
-            node.exchanged(session, (me, other), begin_s - 0.01, begin_s, end_s)
+            node.record_exchange(session, (me, other), begin_s - 0.01, begin_s, end_s)
 
 
 def test_clocks_are_aligned_by_shared_exchanges_also_through_others(tmp_path):
@@ -193,7 +193,7 @@ def test_the_file_of_a_killed_node_is_read_to_its_last_whole_event(tmp_path):
     write(tmp_path / "a.json", A, [(n, B, n, n + 0.5) for n in range(9)])
     whole = (tmp_path / "a.json").read_text()
     (tmp_path / "cut.json").write_text(whole[: whole.rindex('"dur"')])
-    assert 0 < len(read(tmp_path / "cut.json")) < len(read(tmp_path / "a.json"))
+    assert 0 < len(read_timeline(tmp_path / "cut.json")) < len(read_timeline(tmp_path / "a.json"))
 
 
 @pytest.mark.parametrize(

@@ -355,7 +355,7 @@ def moved_by_the_first_it_meets(kind, learning):
         swarm.kill(number)
     before = newcomer.vector.copy()
     counts = newcomer.peer.exchanges.refusals.counts
-    while not newcomer.peer.exchanges.done_count or newcomer.boundary.updates:
+    while not newcomer.peer.exchanges.done_count or newcomer.boundary.arrived_updates:
         if (swarm.hosts[0].id, "norm") in counts:
             return 0.0, apart  # so long a lie is refused whole, now and for ever
         assert swarm.now < 90.0
@@ -369,4 +369,4 @@ def moved_by_the_first_it_meets(kind, learning):
 def test_a_newcomer_is_moved_no_further_by_the_first_it_meets_than_its_donors_were_apart(kind, learning):
     """Before its first step, when it knows of no distance of its own."""
     moved, apart = moved_by_the_first_it_meets(kind, learning)
-    assert moved <= 0.5 * Clip.usual * max(apart, 1e-3 * math.sqrt(4096)) * 1.1
+    assert moved <= 0.5 * Clip.usual_distances * max(apart, 1e-3 * math.sqrt(4096)) * 1.1

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from gossip.arithmetic.group_mean import slices
+from gossip.arithmetic.group_mean import member_slices
 from gossip.codecs import get_codec
 from gossip.config import Config
 from sim.engine.swarm import Swarm
@@ -39,7 +39,7 @@ def test_with_a_codec_it_is_as_many_fewer_bytes_and_all_come_to_one_vector(codec
     exchange(swarm, 0)
     code = get_codec(codec)
     assert swarm.links.carrier.flows.sent_bytes == 6 * sum(
-        code.encoded_bytes(c.stop - c.start) for c in slices(ELEMENTS, 4)
+        code.encoded_bytes(c.stop - c.start) for c in member_slices(ELEMENTS, 4)
     )
     # x + (Q(mean) - Q(x)) is one vector but for what is lost of x, and the mean errs by the losses of five.
     error = code.error_bound(before[0]).max() * 1.5

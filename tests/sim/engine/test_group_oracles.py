@@ -81,7 +81,7 @@ def everybody(swarm: Swarm) -> None:
     for host in swarm.hosts:
         host.peer.settle(False, swarm.now)
     swarm.run_until(swarm.now + 3.5 * STEP_S)
-    while any(host.boundary.wanted or host.peer.exchanges.table for host in swarm.hosts):
+    while any(host.boundary.has_requests or host.peer.exchanges.table for host in swarm.hosts):
         swarm.run_until(swarm.now + STEP_S)
 
 

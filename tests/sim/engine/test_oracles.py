@@ -35,8 +35,8 @@ def first_exchanges(seed: int) -> Measured:
             swarm.run_until(swarm.now + 0.001)
         if swarm.sessions.mixes == 2:
             for host in swarm.hosts:  # what waits for the next boundary
-                for update in host.boundary.updates:
-                    host.boundary.apply(update, Visit())
+                for update in host.boundary.arrived_updates:
+                    host.boundary.apply_update(update, Visit())
             ratios.append(disagreement(simulation.learners.matrix) / before)
     taken = np.concatenate(ratios)
     deviation = math.sqrt(2 * (n - 2) / ((n - 1) ** 2 * (n + 1)))

@@ -128,7 +128,7 @@ def outer_fall(seed: int, alpha: float, beta: float) -> Measured:
     for start in range(starts):
         matrix[:] = rng.normal(size=matrix.shape)
         for host in swarm.hosts:
-            host.averager.outer.reset(host.vector)
+            host.averager.outer_step.reset(host.vector)
         for _ in range(length):
             exchange(swarm, int(rng.integers(n)))
         seen[start] = disagreement(matrix).mean() / n

@@ -18,7 +18,7 @@ def push(values: np.ndarray, sender: int, receiver: int) -> None:
     own = values[receiver]
     boundary = Boundary(VectorModel(own), HostVectors(lambda: None), KeptVector(own))
     boundary.mass = mass
-    boundary.apply(Update(Vector(values[sender].copy()), given), Visit())
+    boundary.apply_update(Update(Vector(values[sender].copy()), given), Visit())
     assert boundary.mass == 2.0
 
 

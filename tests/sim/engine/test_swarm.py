@@ -153,7 +153,7 @@ def test_averaging_ends_at_the_mean(codec: str) -> None:
 
 def waiting(host: Host) -> Floats:
     """What was agreed and will be added at the next boundary."""
-    return sum((update.vector.array for update in host.boundary.updates), np.zeros(ELEMENTS))
+    return sum((update.vector.array for update in host.boundary.arrived_updates), np.zeros(ELEMENTS))
 
 
 def test_no_exchange_moves_the_mean() -> None:

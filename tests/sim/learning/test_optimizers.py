@@ -150,14 +150,14 @@ def test_a_peer_is_told_of_each_mix_when_all_its_steps_and_the_addition_are_in_i
     def mixed(row):
         host = run.swarm.hosts[row]
         assert host.computed_steps == host.steps == run.learners.steps_taken[row]
-        assert not host.boundary.updates
+        assert not host.boundary.arrived_updates
         told.append(row)
         inner(row)
 
     monkeypatch.setattr(run.learners, "on_mixed", mixed)
     for _ in run.slices():
         pass
-    waiting = sum(len(host.boundary.updates) for host in run.swarm.hosts)
+    waiting = sum(len(host.boundary.arrived_updates) for host in run.swarm.hosts)
     mixes = run.swarm.sessions.mixes - waiting
     assert 0.9 * mixes < len(told) <= mixes  # two that land at one boundary are told as one
     assert set(told) == set(range(6))

@@ -98,7 +98,7 @@ def test_the_outer_step_is_for_parameters_and_statistics_are_averaged_plainly():
     result = simulate(scenario, progress=False)
     assert result.summary["exchanges_done"] > 0
     simulation = Simulation(scenario)
-    outers = [host.averager.outer for host in simulation.swarm.hosts]
+    outers = [host.averager.outer_step for host in simulation.swarm.hosts]
     assert {outer.parameters for outer in outers} == {simulation.learners.parameters}
 
 
