@@ -12,13 +12,13 @@ import trio
 
 from gossip.errors import LocalError
 
-__all__ = ["LATER_S", "Faults", "first_cause", "leaves", "place", "report_to", "trace"]
+__all__ = ["LATER_S", "Faults", "first_cause", "leaf_errors", "place_of", "report_to", "trace_of"]
 
-TOLD = 64  # Distinct places that are logged, once each: an attacker could trigger faults all the time.
+MAX_LOGGED_PLACES = 64  # Distinct places that are logged, once each: an attacker could trigger faults all the time.
 RESTARTS, WITHIN_S = 3, 600.0  # After this many restarts within this time, the next ones are slow.
 SOON_S, LATER_S = 0.1, 60.0
-TEXT = 200  # Characters of an exception's text, which only the log shows.
-DEEP = 40  # Frames of a traceback: a recursion has a thousand.
+MAX_CHARACTERS = 200  # Characters of an exception's text, which only the log shows.
+MAX_FRAMES = 40  # Frames of a traceback: a recursion has a thousand.
 
 
 class Faults:
@@ -31,7 +31,7 @@ class Faults:
 
     def __init__(self, on_event: Callable[[str, str], None]) -> None:
         self.on_event = on_event
-        self.told: set[str] = set()
+        self.logged_places: set[str] = set()
         self.count = self.restarts = 0
         self._restarted: deque[float] = deque(maxlen=RESTARTS)
 
@@ -40,18 +40,18 @@ class Faults:
 
         A LocalError is for the user, and a cancellation or interrupt must not be stopped: both are raised again.
         """
-        for leaf in leaves(error):
+        for leaf in leaf_errors(error):
             if isinstance(leaf, LocalError) or not isinstance(leaf, Exception):
                 raise error
             self.count += 1
-            where = place(leaf)
-            if where not in self.told and len(self.told) < TOLD:
-                self.told.add(where)
+            where = place_of(leaf)
+            if where not in self.logged_places and len(self.logged_places) < MAX_LOGGED_PLACES:
+                self.logged_places.add(where)
                 self.on_event(
                     "fault", f"{what} raised {type(leaf).__name__} in {where}, a fault of this library; {end}."
                 )
 
-    def restart(self, now: float) -> float:
+    def count_restart(self, now: float) -> float:
         """Count a fault that ended the network side.
 
         Args:
@@ -67,11 +67,11 @@ class Faults:
         return LATER_S if often else SOON_S
 
 
-def leaves(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors inside the exception groups that nurseries make."""
+def leaf_errors(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors inside the exception groups that nurseries make, or the error itself."""
     if isinstance(error, BaseExceptionGroup):
         for one in error.exceptions:
-            yield from leaves(one)
+            yield from leaf_errors(one)
     else:
         yield error
 
@@ -82,7 +82,7 @@ def first_cause(error: BaseException) -> BaseException:
     It is neither a nursery's group, nor trio's wrapper, nor a cancellation that accompanies the error. A LocalError is
     preferred to others.
     """
-    found = list(leaves(error))
+    found = list(leaf_errors(error))
     for kind in (LocalError, Exception, BaseException):
         one = next((leaf for leaf in found if isinstance(leaf, kind)), None)
         if one is not None:
@@ -91,16 +91,16 @@ def first_cause(error: BaseException) -> BaseException:
     return first_cause(one.__cause__) if isinstance(one, trio.TrioInternalError) and one.__cause__ else one
 
 
-def place(error: BaseException) -> str:
+def place_of(error: BaseException) -> str:
     """Return the file and line that raised the error."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "an unknown place"
 
 
-def trace(error: BaseException) -> str:
+def trace_of(error: BaseException) -> str:
     """Return the traceback of an error, for the log. Its text is escaped, since a peer may have chosen it."""
-    frames = "".join(traceback.format_tb(error.__traceback__)[-DEEP:])
-    return f"{frames}{type(error).__name__}: {str(error)[:TEXT]!a}"
+    frames = "".join(traceback.format_tb(error.__traceback__)[-MAX_FRAMES:])
+    return f"{frames}{type(error).__name__}: {str(error)[:MAX_CHARACTERS]!a}"
 
 
 def report_to() -> str:

@@ -29,9 +29,9 @@ GRACE_S = 5.0  # Between SIGTERM and SIGKILL; leaving a swarm takes under 2 s.
 POLL_PERIOD_S = 0.1
 START_S = 120.0  # Limit until the first node listens: a machine may read torch from a slow disk.
 TOGETHER_S = 600.0  # The nodes wait this long for each other: otherwise the first could finish before the last begins.
-NODES = 64  # The limit of `gossip local` too: each node is a process of 200 MB and more.
-SEEDS = 3  # Seeds that a newcomer gets: one alive is enough.
-KEPT = 20_000  # Rows of history: half a day of four nodes, some 40 MB.
+MAX_NODES = 64  # The limit of `gossip local` too: each node is a process of 200 MB and more.
+MAX_SEEDS = 3  # Seeds that a newcomer gets: one alive is enough.
+MAX_ROWS = 20_000  # Rows of history: half a day of four nodes, some 40 MB.
 TAIL_BYTES = 65_536  # Bytes read from the end of a child's output, enough for its last lines.
 ROWS_BYTES = 1 << 20  # Bytes read from one log at a time: 4,000 rows.
 ERROR_LINES = 20  # Lines shown of a node that ended with an error.
@@ -57,7 +57,7 @@ class Child:
     err: Path
     address: str | None = None  # The address on which it listens, once known.
     figures: dict[str, Any] = field(default_factory=dict)  # Its last progress row.
-    said: str = ""  # Its last report before it trains.
+    status_text: str = ""  # Its last report before it trains.
     started_s: float = field(default_factory=lambda: time.monotonic())
     start_s: float | None = None  # Seconds from its start until it listened.
     ended: bool = False  # It ended because it was told to.
@@ -104,9 +104,9 @@ class Child:
             if row["event"] == "listening":
                 self.address = row["address"]
                 self.start_s = time.monotonic() - self.started_s
-                self.said = f"listens on {self.address}, and looks for weights"
+                self.status_text = f"listens on {self.address}, and looks for weights"
             elif row["event"] in ("started", "joined", "merging", "merged", "finished"):
-                self.said = row["sentence"]
+                self.status_text = row["sentence"]
             elif row["event"] in ("progress", "final"):
                 self.figures = row
         return rows
@@ -117,16 +117,16 @@ class Child:
         ended = "" if code is None else f"  ended with code {code}"
         if self.figures.get("steps"):
             return f"node {self.number}  {line_of(self.figures)}{ended}"
-        return f"node {self.number}{ended or '  ' + self.beginning()}"
+        return f"node {self.number}{ended or '  ' + self.start_text()}"
 
-    def beginning(self) -> str:
+    def start_text(self) -> str:
         """Return what the node does before its first step, which may take minutes on a busy machine."""
         passed_s = time.monotonic() - self.started_s
-        if not self.said:
+        if not self.status_text:
             return f"starting: no Node yet, {passed_s:.0f} s so far"
         members = self.figures.get("members_alive", 0)
         here = f"{members} members are here" if members > 1 else "No other member is here"
-        return f"{self.said}" + (f" {here}; no step yet, {passed_s:.0f} s so far" if members else "")
+        return f"{self.status_text}" + (f" {here}; no step yet, {passed_s:.0f} s so far" if members else "")
 
     def signal(self, number: int) -> None:
         """Send a signal to its process group: the process and all that it started."""
@@ -172,8 +172,8 @@ class LocalSwarm:
     ) -> None:
         if not Path(script).is_file():
             raise ConfigError(f"There is no script {script}: name a Python file.")
-        if not 0 <= nodes <= NODES:
-            raise ConfigError(f"nodes = {nodes} cannot work: take 0 to {NODES} processes of one machine.")
+        if not 0 <= nodes <= MAX_NODES:
+            raise ConfigError(f"nodes = {nodes} cannot work: take 0 to {MAX_NODES} processes of one machine.")
         settings = None
         if isinstance(config, Mapping):
             settings = toml_of(config)
@@ -183,7 +183,7 @@ class LocalSwarm:
         self._nodes = nodes
         self._folder = Path(tempfile.mkdtemp(prefix="gossip-") if folder is None else folder).resolve()
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._rows: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self._rows: deque[dict[str, Any]] = deque(maxlen=MAX_ROWS)
         self._job = [str(script), *map(str, args)]
         self._options = ["--quiet", "--threads", str(threads)]
         self._traces = trace
@@ -232,8 +232,10 @@ class LocalSwarm:
             page: The address of its web page, if it is to have one.
             wait_for: Members to wait for before it trains, and the most seconds to wait.
         """
-        if len(self.running) >= NODES:
-            raise LocalError(f"{NODES} nodes run on this machine: kill one, or let one leave, before another is added.")
+        if len(self.running) >= MAX_NODES:
+            raise LocalError(
+                f"{MAX_NODES} nodes run on this machine: kill one, or let one leave, before another is added."
+            )
         seeds = self._addresses() if seed is None else [seed]
         number = len(self.children)
         log, out, err = (self._folder / f"node-{number}.{kind}" for kind in ("jsonl", "out", "err"))
@@ -355,7 +357,7 @@ class LocalSwarm:
         while running := self.running:
             self.new_rows()
             if found := [child.address for child in running if child.address is not None]:
-                return found[-SEEDS:]
+                return found[-MAX_SEEDS:]
             self.check()
             if time.monotonic() - before > START_S:
                 raise LocalError(f"No node listens after {START_S:g} s: see {running[0].err}.")

@@ -12,7 +12,7 @@ import weakref
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["CLOSED", "MADE", "USED", "closes_with", "enter", "leave", "made", "note_made"]
+__all__ = ["CLOSED", "MADE", "USED", "closes_with", "enter", "has_made_node", "leave", "note_made"]
 
 USED = "This Node was used already: make a new one for each run."
 CLOSED = "This Node is closed, and what is trained reaches no member: make a new Node to go on."
@@ -47,7 +47,7 @@ def leave(side: Side) -> None:
         _running.remove(side)
 
 
-def made() -> bool:
+def has_made_node() -> bool:
     """Return True if this process has made a Node, or a process that it started under :data:`MADE` has."""
     return _made or Path(os.environ.get(MADE) or os.devnull).is_file()
 

@@ -21,7 +21,7 @@ from node.transport.launch import other_hosts
 from node.transport.seeds import SeedSource, parse_seed, read_seeds, source_of
 from node.transport.tcp import is_loopback, routed
 
-__all__ = ["NodeOptions", "Settings", "advertised", "traced"]
+__all__ = ["NodeOptions", "Settings", "advertised_address", "timeline_file"]
 
 WAIT_S = 60.0  # Time to wait for members: jobs that are launched together begin within a minute, or not at all.
 LOOPBACK = "127.0.0.1"
@@ -99,7 +99,7 @@ class Settings:
             source = source_of(text)
             if source is not None:
                 sources.append(source)
-                key = key or invited(source)
+                key = key or secret_of_invite(source)
                 continue
             seed = parse_seed(text)
             addresses += seed.addresses
@@ -117,7 +117,7 @@ class Settings:
         if where:
             bound = None if where == "none" else parse_address(where)
         else:
-            bound = Address(LOOPBACK if others is None else outward(others), 0)
+            bound = Address(LOOPBACK if others is None else outward_address(others), 0)
         if bound is not None and key is None and not is_loopback(bound.host) and not environment.get("GOSSIP_INSECURE"):
             if not where:
                 raise ConfigError(
@@ -141,18 +141,18 @@ class Settings:
         return cls(
             tuple(dict.fromkeys(addresses)), expected, bound, parse_address(shown) if shown else None, key,
             Path(folder) if folder else None, config,
-            seconds(environment, "GOSSIP_MUST_JOIN") if options.join_or_fail_s is None else options.join_or_fail_s,
+            seconds_in(environment, "GOSSIP_MUST_JOIN") if options.join_or_fail_s is None else options.join_or_fail_s,
             tuple(sources),
-            members(environment.get("GOSSIP_WAIT_FOR", "1") if options.wait_for is None else options.wait_for),
-            waited(seconds(environment, "GOSSIP_WAIT_S") if options.wait_s is None else options.wait_s),
-            paged(options.page or environment.get("GOSSIP_PAGE"), key), others,
-            traced(options.trace or environment.get("GOSSIP_TRACE")),
-            remembered(options.memory_dir or environment.get("GOSSIP_MEMORY_DIR")),
-            faulty(options.on_fault or environment.get("GOSSIP_ON_FAULT") or "restart"),
+            checked_members(environment.get("GOSSIP_WAIT_FOR", "1") if options.wait_for is None else options.wait_for),
+            checked_wait_s(seconds_in(environment, "GOSSIP_WAIT_S") if options.wait_s is None else options.wait_s),
+            page_address(options.page or environment.get("GOSSIP_PAGE"), key), others,
+            timeline_file(options.trace or environment.get("GOSSIP_TRACE")),
+            vectors_folder(options.memory_dir or environment.get("GOSSIP_MEMORY_DIR")),
+            checked_on_fault(options.on_fault or environment.get("GOSSIP_ON_FAULT") or "restart"),
         )  # fmt: skip
 
 
-def seconds(environment: Mapping[str, str], name: str) -> float | None:
+def seconds_in(environment: Mapping[str, str], name: str) -> float | None:
     """Return the seconds in a variable; None if it is not set."""
     text = environment.get(name, "")
     if not text:
@@ -166,7 +166,7 @@ def seconds(environment: Mapping[str, str], name: str) -> float | None:
     return value
 
 
-def members(count: object) -> int:
+def checked_members(count: object) -> int:
     """Return the number of members to wait for. Raises ConfigError."""
     with contextlib.suppress(ValueError):
         count = int(count or "1") if isinstance(count, str) else count
@@ -175,7 +175,7 @@ def members(count: object) -> int:
     return count
 
 
-def waited(wait_s: float | None) -> float:
+def checked_wait_s(wait_s: float | None) -> float:
     """Return the time to wait in seconds. Raises ConfigError."""
     if wait_s is None:
         return WAIT_S
@@ -184,14 +184,14 @@ def waited(wait_s: float | None) -> float:
     return wait_s
 
 
-def faulty(on_fault: object) -> str:
+def checked_on_fault(on_fault: object) -> str:
     """Return ``on_fault`` unchanged. Raises ConfigError for anything but 'restart' and 'raise'."""
     if on_fault not in ON_FAULT:
         raise ConfigError(f"on_fault is {on_fault!r}: give 'restart' or 'raise'.")
     return str(on_fault)
 
 
-def traced(file: str | os.PathLike[str] | None) -> Path | None:
+def timeline_file(file: str | os.PathLike[str] | None) -> Path | None:
     """Return the file for a timeline. Raises ConfigError if its folder does not exist."""
     path = Path(file).resolve() if file else None
     if path is not None and not path.parent.is_dir():
@@ -199,7 +199,7 @@ def traced(file: str | os.PathLike[str] | None) -> Path | None:
     return path
 
 
-def remembered(folder: str | os.PathLike[str] | None) -> Path | None:
+def vectors_folder(folder: str | os.PathLike[str] | None) -> Path | None:
     """Return the folder for vectors in files. Raises ConfigError if it does not exist."""
     path = Path(folder).resolve() if folder else None
     if path is not None and not path.is_dir():
@@ -207,7 +207,7 @@ def remembered(folder: str | os.PathLike[str] | None) -> Path | None:
     return path
 
 
-def paged(where: str | None, secret: bytes | None) -> Address | None:
+def page_address(where: str | None, secret: bytes | None) -> Address | None:
     """Return the page's address. Raises ConfigError if the page cannot exist or cannot be protected."""
     if not where:
         return None
@@ -222,7 +222,7 @@ def paged(where: str | None, secret: bytes | None) -> Address | None:
     return address
 
 
-def invited(source: SeedSource) -> bytes | None:
+def secret_of_invite(source: SeedSource) -> bytes | None:
     """Return the secret of an invite in a seed file that exists already.
 
     A later invite is too late, since a node uses a secret or none from its first connection on.
@@ -238,7 +238,7 @@ def invited(source: SeedSource) -> bytes | None:
     return None
 
 
-def advertised(settings: Settings, bound: Address | None, known: Iterable[Address] = ()) -> Address | None:
+def advertised_address(settings: Settings, bound: Address | None, known: Iterable[Address] = ()) -> Address | None:
     """Return the address that others should dial, or None where this node does not listen.
 
     Args:
@@ -254,10 +254,10 @@ def advertised(settings: Settings, bound: Address | None, known: Iterable[Addres
     met = next((address for address in known if not is_loopback(address.host)), ELSEWHERE)
     target = settings.seeds[0] if settings.seeds else settings.others or met
     host = routed(target, bound.host == "::" and ":" in target.host)
-    return Address(host or outward(ELSEWHERE), bound.port)
+    return Address(host or outward_address(ELSEWHERE), bound.port)
 
 
-def outward(target: Address) -> str:
+def outward_address(target: Address) -> str:
     """Return this machine's address on the way to ``target``, which is loopback only if the machine has no other."""
     host = routed(target, ":" in target.host)
     if host is None or is_loopback(host):  # A machine's own name often means loopback.

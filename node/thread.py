@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import trio
 
 from gossip.errors import FaultError, LocalError
-from node.faults import first_cause, place, report_to
+from node.faults import first_cause, place_of, report_to
 
 __all__ = ["Clock", "Main", "NetworkThread"]
 
@@ -22,10 +22,10 @@ class Main(Protocol):
     async def main(self, started: Callable[[], None]) -> None:
         """Run to the end; ``started()`` says that it is ready."""
 
-    def failed(self, error: Exception) -> None:
+    def on_call_failed(self, error: Exception) -> None:
         """Handle an error of a call that the training thread made into the network thread."""
 
-    def recovers(self, error: BaseException) -> bool:
+    def can_recover(self, error: BaseException) -> bool:
         """Return True to call ``main`` again after an error that ended trio's loop.
 
         False passes the error to the training thread.
@@ -72,19 +72,19 @@ class NetworkThread:
             await main.main(self.begun.set)
 
         try:
-            while self.ends(main, begin):
+            while self.run_once(main, begin):
                 """Begin again after a fault of trio's loop itself."""
         finally:
             self.ended.set()
             self.begun.set()
 
-    def ends(self, main: Main, begin: Callable[[], Awaitable[None]]) -> bool:
+    def run_once(self, main: Main, begin: Callable[[], Awaitable[None]]) -> bool:
         """Run trio's loop to its end. Return True if another one has to follow."""
         try:
             trio.run(begin, clock=Clock())
         except BaseException as error:
             cause = first_cause(error)
-            if self.begun.is_set() and main.recovers(cause):
+            if self.begun.is_set() and main.can_recover(cause):
                 return True
             self.failure = cause
         return False
@@ -111,7 +111,7 @@ class NetworkThread:
             function(*args)
         except Exception as error:
             assert self.main is not None
-            self.main.failed(error)
+            self.main.on_call_failed(error)
 
     @property
     def forked(self) -> bool:
@@ -130,7 +130,7 @@ class NetworkThread:
                 raise self.failure
             raise FaultError(
                 f"The network side of this node ended by a fault of this library, and it trains with nobody: "
-                f"{type(self.failure).__name__} in {place(self.failure)}. Report the traceback {report_to()}."
+                f"{type(self.failure).__name__} in {place_of(self.failure)}. Report the traceback {report_to()}."
             ) from self.failure
 
     def join(self, timeout_s: float) -> None:

@@ -137,7 +137,7 @@ def test_an_effect_of_vectors(played):
 def test_a_figure_of_a_node_and_one_of_a_simulation(played):
     seen = played["figures"]
     assert seen["row"]["exchanging"] == 0
-    assert seen["line"].endswith("  0 under way")
+    assert seen["line"].endswith("  0 now")
     assert "| `exchanging` | now | exchanges | log, line, `node.metrics()` |" in seen["page"]
     assert seen["head"].endswith(",events,furthest")
     assert min(seen["furthest"][1:]) > 0
@@ -221,17 +221,17 @@ def effect():
     swarm = Swarm(0, NetworkModel(), Config())
     host = swarm.hosts[swarm.add_peer(np.zeros(8, np.float32))]
     vectors, forgotten = type(host.averager.vectors), []
-    usual, vectors.forget = vectors.forget, lambda self: forgotten.append("sim")
+    usual, vectors.forget_snapshot = vectors.forget_snapshot, lambda self: forgotten.append("sim")
     swarm.perform(host, [Outdate()])
-    vectors.forget = usual
+    vectors.forget_snapshot = usual
 
     async def node():
         node = runtime()
         vector = node.streams.pool.take()
-        node.streams.pool.keep(vector)
-        before = node.streams.pool.recall() is vector
+        node.streams.pool.keep_snapshot(vector)
+        before = node.streams.pool.take_last_snapshot() is vector
         node.perform([Outdate()])
-        forgotten.append(("node", before, node.streams.pool.recall() is None))
+        forgotten.append(("node", before, node.streams.pool.take_last_snapshot() is None))
 
     trio.run(node)
     return forgotten
@@ -247,7 +247,7 @@ def read_figures():
     small = dict(peers=6, duration_s=8.0, task=dict(dataset="averaging", elements=8))
     result = simulate(Scenario.from_mapping(small), progress=False)
     return {
-        "row": row, "line": node_figures.line_of(row), "page": node_figures.page(),
+        "row": row, "line": node_figures.line_of(row), "page": node_figures.reference_page(),
         "head": result.csv_text().splitlines()[0], "furthest": list(result.column("furthest")),
         "report": pages.rows_table(result), "sim_page": figures.page(),
     }

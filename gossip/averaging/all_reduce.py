@@ -28,26 +28,9 @@ class GroupAverage:
     """One member's side of an all-reduce. A member's place is its index in ``members``."""
 
     __slots__ = (
-        "codec",
-        "config",
-        "difference",
-        "effect",
-        "excluded_places",
-        "is_averaging",
-        "is_released",
-        "is_reported",
-        "members",
-        "missing_means",
-        "missing_values",
-        "ours",
-        "place",
-        "row_memory",
-        "rows",
-        "session",
-        "slice_mean",
-        "slice_squares",
-        "slices",
-        "vectors",
+        "codec", "config", "difference", "effect", "excluded_places", "is_averaging", "is_released", "is_reported",
+        "members", "missing_means", "missing_values", "ours", "place", "row_memory", "rows", "session", "slice_mean",
+        "slice_squares", "slices", "vectors",
     )  # fmt: skip
 
     def __init__(self, effect: Gather, snapshot: Vector, codec: Codec, config: Config, vectors: Vectors) -> None:

@@ -27,22 +27,8 @@ class PairAverage:
     """
 
     __slots__ = (
-        "codec",
-        "decoded_ours",
-        "difference",
-        "difference_sq",
-        "elements",
-        "is_complete",
-        "ours",
-        "own_sq",
-        "partner",
-        "positions",
-        "receiver",
-        "receives",
-        "sends",
-        "session",
-        "spread",
-        "vectors",
+        "codec", "decoded_ours", "difference", "difference_sq", "elements", "is_complete", "ours", "own_sq", "partner",
+        "positions", "receiver", "receives", "sends", "session", "spread", "vectors",
     )  # fmt: skip
 
     def __init__(

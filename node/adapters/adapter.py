@@ -83,7 +83,7 @@ class Adapter:
         raise NotImplementedError
 
     @property
-    def feeds(self) -> bool:
+    def has_data(self) -> bool:
         """Return True if samplers give data: a loop over an empty sampler ends at once."""
         return not self.over
 
@@ -130,7 +130,7 @@ class Adapter:
         if any(member.state == "alive" for member in self.node.members[1:]):
             self.node.settle(self.settle_s)
 
-    def kept(self) -> dict[str, Any] | None:
+    def node_state(self) -> dict[str, Any] | None:
         """Return the node's state for a checkpoint; None if there has been no node."""
         if self.node is not None:
             self.saved = self.node.state_dict()
@@ -142,7 +142,7 @@ class Adapter:
             assert self.node is not None
             self.running = False
             try:
-                self.kept()
+                self.node_state()
             finally:
                 self.node.close()
 
@@ -184,7 +184,7 @@ class ScaleWatch:
     On CUDA a scale is read once it has arrived, so that no step waits: a later step is then reported as skipped.
     """
 
-    MOST = 64  # The most steps that a host can be ahead of its device.
+    MAX_COPIES = 64  # The most steps that a host can be ahead of its device.
 
     def __init__(self, scaler: Any) -> None:
         self.scaler = scaler
@@ -192,13 +192,13 @@ class ScaleWatch:
         self.skipped = 0  # Skipped steps that no call has reported yet.
         self.scale = 0.0 if scaler is None else float(scaler.get_scale())
 
-    def left_out(self) -> bool:
+    def was_skipped(self) -> bool:
         """Return True if a step was skipped; call it once after each step."""
         scale = getattr(self.scaler, "_scale", None)
         if not isinstance(scale, torch.Tensor) or not scale.is_cuda:
             before, self.scale = self.scale, 0.0 if self.scaler is None else float(self.scaler.get_scale())
             return self.scale < before
-        if len(self.copies) < self.MOST:
+        if len(self.copies) < self.MAX_COPIES:
             host = torch.empty(scale.shape, dtype=scale.dtype, pin_memory=True)
             host.copy_(scale, non_blocking=True)
             self.copies.append((host, torch.cuda.current_stream(scale.device).record_event()))
@@ -233,14 +233,14 @@ class EpochSampler(Sampler[int]):
         node = self.adapter.node
         assert node is not None
         if node is not self.node:
-            self.node, self.passes = node, self.again_and_again(self.share(node))
+            self.node, self.passes = node, self.endless_passes(self.share(node))
         return islice(self.passes, len(self))
 
     def share(self, node: Node) -> Iterable[Any]:
         """Return the share; each iteration over it is a pass."""
         return node.sampler(self.length)
 
-    def again_and_again(self, share: Iterable[Any]) -> Iterator[int]:
+    def endless_passes(self, share: Iterable[Any]) -> Iterator[int]:
         """Yield pass after pass; the next epoch continues an unfinished pass. The share of a pass may be empty."""
-        while self.adapter.feeds:
+        while self.adapter.has_data:
             yield from share

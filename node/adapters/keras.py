@@ -56,7 +56,7 @@ class KerasGossip(Block, keras.callbacks.Callback):  # type: ignore[misc]
         return self
 
     @property
-    def feeds(self) -> bool:
+    def has_data(self) -> bool:
         """Return True always: ``fit`` needs a batch before it checks whether there is anything to train."""
         return True
 

@@ -111,7 +111,7 @@ class LightningGossip(Adapter, Callback):  # type: ignore[misc]
             return  # Gradients are being accumulated.
         self.steps = trainer.global_step
         samples, self.seen = self.seen, 0
-        if self.scale.left_out():
+        if self.scale.was_skipped():
             return
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if loss is not None and pl_module.automatic_optimization:
@@ -127,7 +127,7 @@ class LightningGossip(Adapter, Callback):  # type: ignore[misc]
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        return {"node": self.kept()}
+        return {"node": self.node_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.saved = state_dict["node"]

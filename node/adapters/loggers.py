@@ -32,9 +32,9 @@ class Exporter:
         self.node, self.log, self.every_s = node, log, every_s
         self.logged_at = time.monotonic()
         self.last: ExchangeEvent | None = None  # Replaced whole by the thread of callbacks.
-        self.take_back = node.on("exchange.done", self.heard)
+        self.remove_callback = node.on("exchange.done", self.on_exchange)
 
-    def heard(self, event: ExchangeEvent) -> None:
+    def on_exchange(self, event: ExchangeEvent) -> None:
         self.last = event
 
     def __call__(self) -> None:
@@ -53,7 +53,7 @@ class Exporter:
 
     def close(self) -> None:
         """Log once more and stop; call it inside the node's block."""
-        self.take_back()
+        self.remove_callback()
         self.write()
 
 

@@ -98,7 +98,7 @@ class TransformersGossip(Block, TrainerCallback, ExportableState):  # type: igno
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         trainer = self.trainer
-        if not self.scale.left_out():  # accelerate's own answer is wrong for fused optimizers, like the default one.
+        if not self.scale.was_skipped():  # accelerate's own answer is wrong for fused optimizers, like the default one.
             samples = trainer._train_batch_size * trainer.current_gradient_accumulation_steps
             if self.step(self.loss, samples):
                 control.should_training_stop = True
@@ -135,7 +135,7 @@ class TransformersGossip(Block, TrainerCallback, ExportableState):  # type: igno
             self.settle()
 
     def state(self) -> dict[str, Any]:
-        return {"args": {}, "attributes": {"saved": self.kept()}}
+        return {"args": {}, "attributes": {"saved": self.node_state()}}
 
 
 class WholeSampler(EpochSampler):

@@ -16,7 +16,7 @@ from typing import Any
 from gossip.errors import DataError
 from node.cli.local import Screen, ending_on_signals
 from node.local import ERROR_LINES, POLL_PERIOD_S, Child, LocalSwarm, last_lines
-from node.settings import paged
+from node.settings import page_address
 
 __all__ = ["DemoResult", "run_demo"]
 
@@ -59,7 +59,7 @@ def run_demo(
         ConfigError: A package that the page needs is missing.
     """
     if page:
-        paged("127.0.0.1:0", None)
+        page_address("127.0.0.1:0", None)
     if importlib.util.find_spec("sklearn") is None:
         raise DataError("The demo trains on scikit-learn's digits: pip install 'gossip-trainer[examples]'.")
     with ending_on_signals(), tempfile.TemporaryDirectory(prefix="gossip-demo-") as name:

@@ -11,17 +11,17 @@ from gossip.errors import ConfigError, LocalError
 from gossip.ids import Address, parse_address
 from node.observe.status import query
 
-__all__ = ["asked", "tables"]
+__all__ = ["query_nodes", "scenario_tables"]
 
-MOST = 32  # Nodes that are asked: a plan is about links, and more nodes add nothing.
-LONGEST_S = 60.0  # A longer round trip is taken for false.
-FASTEST_MB_S = 1e5  # A faster rate is taken for false.
+MAX_NODES = 32  # Nodes that are asked: a plan is about links, and more nodes add nothing.
+MAX_RTT_S = 60.0  # A longer round trip is taken for false.
+MAX_RATE_MB_S = 1e5  # A faster rate is taken for false.
 TIMEOUT_S = 5.0
 
 Answer = Mapping[str, Any]
 
 
-def asked(addresses: Sequence[Address], secret: bytes | None) -> list[Answer]:
+def query_nodes(addresses: Sequence[Address], secret: bytes | None) -> list[Answer]:
     """Return the status of these nodes, and of the members that they name, as far as those can be reached.
 
     Raises :class:`LocalError` if one of ``addresses`` does not answer.
@@ -31,7 +31,8 @@ def asked(addresses: Sequence[Address], secret: bytes | None) -> list[Answer]:
         one = query(address, secret, TIMEOUT_S)
         answers[one["id"]] = one
     for member in [member for one in list(answers.values()) for member in one["members"]]:
-        if len(answers) < MOST and member["id"] not in answers and member["state"] == "alive" and member["address"]:
+        is_new = member["id"] not in answers and member["state"] == "alive"
+        if len(answers) < MAX_NODES and is_new and member["address"]:
             try:
                 one = query(parse_address(member["address"]), secret, TIMEOUT_S)
             except (ConfigError, LocalError):
@@ -40,7 +41,7 @@ def asked(addresses: Sequence[Address], secret: bytes | None) -> list[Answer]:
     return list(answers.values())
 
 
-def tables(answers: Sequence[Answer]) -> dict[str, Any]:
+def scenario_tables(answers: Sequence[Answer]) -> dict[str, Any]:
     """Return a scenario's tables in which each node is a region of its own.
 
     A round trip is the smaller of what its two ends measured. A rate is the best that an exchange of the node reached.
@@ -57,9 +58,9 @@ def tables(answers: Sequence[Answer]) -> dict[str, Any]:
             if there is None or there == here:
                 continue
             rtt_s, mb_s = member["rtt_s"], member["mb_s"]
-            if between(rtt_s, LONGEST_S):
+            if is_within(rtt_s, MAX_RTT_S):
                 seen.setdefault((min(here, there), max(here, there)), []).append(rtt_s)
-            if between(mb_s, FASTEST_MB_S):
+            if is_within(mb_s, MAX_RATE_MB_S):
                 rates[here], rates[there] = max(rates[here], mb_s), max(rates[there], mb_s)
     if not seen:
         raise LocalError(
@@ -84,5 +85,5 @@ def tables(answers: Sequence[Answer]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def between(value: Any, most: float) -> bool:
+def is_within(value: Any, most: float) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= most and math.isfinite(value)

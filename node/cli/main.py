@@ -90,7 +90,7 @@ def run(script: Path, args: Sequence[str], settings: RunSettings) -> int:
     except Exception as error:
         print_script_error(error, str(script))
         return 1
-    if running.made():
+    if running.has_made_node():
         return 0
     print(f"gossip: {script} has ended and made no Node, so it was in no swarm. {WITH_NODE}.", file=sys.stderr)
     return 2
@@ -123,7 +123,7 @@ def tell_of_missing_node(script: Path, log: Path | None) -> None:
     since_s = time.monotonic()
     while time.monotonic() - since_s < NODELESS_S:
         time.sleep(NODELESS_S / 20)
-        if running.made():
+        if running.has_made_node():
             return
         if is_importing(threading.main_thread()):
             since_s = time.monotonic()
@@ -153,7 +153,7 @@ def leave(_signal: int, _frame: FrameType | None) -> NoReturn:
 
     If an import catches the exception raised here, the script ends when it begins to train.
     """
-    leaving.ask()
+    leaving.request_stop()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     raise SystemExit(143)
 
@@ -281,7 +281,7 @@ def local(
     """Run a swarm of processes on this machine; return the worst of their exit codes."""
     from node.cli.local import run_local
     from node.local import TOGETHER_S
-    from node.settings import traced  # Imported here, because it imports trio.
+    from node.settings import timeline_file  # Imported here, because it imports trio.
 
     check_script(script)
     if wait_for is not None and wait_for > nodes:
@@ -290,7 +290,14 @@ def local(
         Config.from_toml(config)
     wait = (nodes if wait_for is None else wait_for, TOGETHER_S if wait_s is None else wait_s)
     return run_local(
-        script, args, nodes=nodes, threads=threads, wait_for=wait, config=config, log_dir=log_dir, trace=traced(trace)
+        script,
+        args,
+        nodes=nodes,
+        threads=threads,
+        wait_for=wait,
+        config=config,
+        log_dir=log_dir,
+        trace=timeline_file(trace),
     )
 
 
@@ -385,10 +392,10 @@ def ask(address: str, secret_file: Path | None, timeout_s: float) -> dict[str, A
 # -- gossip plan -------------------------------------------------------------------------------------------------------
 def links(addresses: Sequence[str], *, secret_file: Path | None) -> dict[str, Any]:
     """Return the links among the nodes of a running swarm, as tables of a scenario's file."""
-    from node.cli.links import asked, tables
+    from node.cli.links import query_nodes, scenario_tables
 
     secret = None if secret_file is None else read_secret(secret_file)
-    return tables(asked([parse_address(address) for address in addresses], secret))
+    return scenario_tables(query_nodes([parse_address(address) for address in addresses], secret))
 
 
 def shown(value: Any) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["picture_of", "run_top"]
 
-ROWS = 60  # Members shown: the height of a terminal.
+MAX_ROWS = 60  # Members shown: the height of a terminal.
 ORDER = {"alive": 0, "suspect": 1, "dead": 2, "left": 3}
 
 
@@ -61,7 +61,7 @@ def picture_of(answer: Mapping[str, Any], before: Mapping[str, Any] | None, pass
     others = sorted(answer["members"], key=lambda one: (ORDER.get(one["state"], 4), one["id"]))
     old = {} if before is None else {one["id"]: one for one in before["members"]} | {before["id"]: before["metrics"]}
     table = Table("member", "state", "steps", "samples", "loss", "samples/s", "address", expand=True)
-    for member in [mine, *others][:ROWS]:
+    for member in [mine, *others][:MAX_ROWS]:
         pace = rate(old.get(member["id"], {}).get("samples"), member.get("samples"), passed_s)
         cells = (member["id"][:8], member["state"], *map(shown, map(member.get, ("steps", "samples", "loss"))), pace)
         table.add_row(*map(Text, (*cells, member["address"] or "-")), style="dim" if member["state"] != "alive" else "")
@@ -69,17 +69,17 @@ def picture_of(answer: Mapping[str, Any], before: Mapping[str, Any] | None, pass
     up, down = (rate(earlier.get(name), metrics.get(name), passed_s, 1e-6) for name in ("bytes_sent", "bytes_received"))
     head = (
         f"node {answer['id'][:8]}  swarm {answer['swarm']!r}  {shown(metrics.get('members_alive'))} alive  "
-        f"{named(metrics.get('swarm_samples'), 'sample')}  distance {shown(metrics.get('consensus_distance'))}  "
-        f"{up}/{down} MB/s  {named(metrics.get('exchanges_done'), 'exchange')}"
+        f"{count_text(metrics.get('swarm_samples'), 'sample')}  distance {shown(metrics.get('consensus_distance'))}  "
+        f"{up}/{down} MB/s  {count_text(metrics.get('exchanges_done'), 'exchange')}"
     )
     failed = ", ".join(f"{reason} {count}" for reason, _, count in metrics.get("failures") or ())
-    hidden = len(others) + 1 - ROWS
+    hidden = len(others) + 1 - MAX_ROWS
     foot = [f"failed: {failed}"] if failed else []
     foot += [f"and {hidden:,} more"] if hidden > 0 else []
     return Group(Text(head), table, *map(Text, foot))
 
 
-def named(value: Any, noun: str) -> str:
+def count_text(value: Any, noun: str) -> str:
     """Return another node's count with its noun; a dash if it sent none."""
     return quantity(value, noun) if type(value) is int else f"- {noun}s"
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gossip.ids import PeerId
 
-__all__ = ["I64", "MAX_BUCKETS", "Part", "Pass", "of_rank", "owned", "share_size"]
+__all__ = ["I64", "MAX_BUCKETS", "Part", "Pass", "owned_buckets", "rank_share", "share_size"]
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
@@ -46,7 +46,7 @@ class Part:
     given: I64
 
     @classmethod
-    def again(
+    def recomputed(
         cls, length: int, number: int, me: PeerId, rivals: tuple[PeerId, ...], seed: int | None, last: int
     ) -> Part:
         """Recompute a part from its saved form.
@@ -82,15 +82,15 @@ class Pass:
     ) -> None:  # fmt: skip
         self.length, self.number, self.seed, self.me = length, number, seed, me
         self.members, self.changes = members, changes
-        self.seen: int | None = None  # The value of ``changes`` at the last division.
+        self.seen_changes: int | None = None  # The value of ``changes`` at the last division.
         self.parts: list[Part] = []  # Given in this life, before the last change of members.
         self.given = np.zeros(length, dtype=np.bool_)  # (samples,), True if given before the last change of members.
         self.rivals: tuple[PeerId, ...] | None = None
         # (owned and not given before that change,), in order of giving.
         self.pending: I64 = np.empty(0, dtype=np.int64)
         self.position = 0  # The number of pending indices that were given.
-        self.before = list(before)
-        for part in self.before:
+        self.earlier_parts = list(before)
+        for part in self.earlier_parts:
             self.given[part.given] = True
 
     def take(self, count: int, whole: bool = False, ranks: int = 1) -> I64:
@@ -99,7 +99,7 @@ class Pass:
         The length of a share is arbitrary, and a last batch of one sample would fail in BatchNorm. Rather than leave
         one sample to each of the ``ranks``, the batch before the last gives some of its own.
         """
-        self.look()
+        self.follow_changes()
         left = len(self.pending) - self.position - count
         if 0 < left <= ranks and count > 2 * ranks and not whole:
             count -= ranks
@@ -110,17 +110,17 @@ class Pass:
         return taken
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Return True if nothing is left with the present members."""
-        self.look()
-        return self.exhausted
+        self.follow_changes()
+        return self.is_exhausted
 
-    def look(self) -> None:
+    def follow_changes(self) -> None:
         """Divide the dataset again if members came or went."""
         # Read the counter before the members: a change between the two is then seen at the next batch.
         now = self.changes()
-        if now != self.seen:
-            self.seen = now
+        if now != self.seen_changes:
+            self.seen_changes = now
             self.divide()
 
     def divide(self) -> None:
@@ -142,19 +142,19 @@ class Pass:
         return Part(self.me, self.rivals, self.seed, self.pending[:count].copy())
 
     @property
-    def exhausted(self) -> bool:
+    def is_exhausted(self) -> bool:
         """Return True if nothing was left when indices were last taken."""
         return self.position == len(self.pending)
 
     @property
-    def total(self) -> int:
+    def given_count(self) -> int:
         """Return the number of indices given in this life."""
         return sum(len(part.given) for part in self.parts) + self.position
 
     def given_parts(self, count: int) -> list[Part]:
         """Return the indices given in all lives; of this life the first ``count``, the trained ones."""
         parts = [*self.parts, self.part(self.position)] if self.position else self.parts
-        found = list(self.before)
+        found = list(self.earlier_parts)
         for part in parts:
             if count > 0:
                 found.append(Part(part.me, part.rivals, part.seed, part.given[:count]))
@@ -162,7 +162,7 @@ class Pass:
         return found
 
 
-def of_rank(taken: I64, rank: int, ranks: int) -> I64:
+def rank_share(taken: I64, rank: int, ranks: int) -> I64:
     """Return one rank's part of the indices that its node takes.
 
     All ranks get equally many, since they wait for each other's gradients at each step. If their number is no
@@ -173,7 +173,7 @@ def of_rank(taken: I64, rank: int, ranks: int) -> I64:
     return np.resize(taken, -(-len(taken) // ranks) * ranks)[rank::ranks]
 
 
-def owned(buckets: int, me: PeerId, members: Sequence[PeerId], salt: bytes) -> npt.NDArray[np.bool_]:
+def owned_buckets(buckets: int, me: PeerId, members: Sequence[PeerId], salt: bytes) -> npt.NDArray[np.bool_]:
     """Return the buckets that ``me`` owns, as (buckets,) bool.
 
     It owns a bucket if no rival has a higher weight, or an equal one and a smaller id.
@@ -202,7 +202,7 @@ def owned(buckets: int, me: PeerId, members: Sequence[PeerId], salt: bytes) -> n
 
 
 def buckets_of(length: int, me: PeerId, members: Sequence[PeerId], number: int) -> npt.NDArray[np.bool_]:
-    return owned(min(length, MAX_BUCKETS), me, members, b"share %d %d " % (length, number))
+    return owned_buckets(min(length, MAX_BUCKETS), me, members, b"share %d %d " % (length, number))
 
 
 def share_size(length: int, me: PeerId, members: Sequence[PeerId], number: int) -> int:

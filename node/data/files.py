@@ -9,7 +9,7 @@ from torch.utils.data import get_worker_info
 
 from gossip.errors import ConfigError, DataError
 from gossip.ids import PeerId
-from node.data.division import Pass, of_rank
+from node.data.division import Pass, rank_share
 from node.data.sampler import Sharers
 
 __all__ = ["FileShards"]
@@ -62,10 +62,10 @@ class FileShards(Iterable[str]):
         left = self.epochs
         while left is None or left > 0:
             left = None if left is None else left - 1
-            number = self.begin()
-            yield from self.one_pass(number)
+            number = self.begin_pass()
+            yield from self.pass_files(number)
 
-    def begin(self) -> int:
+    def begin_pass(self) -> int:
         """Return the number of the pass that begins now. It is counted at once, so that ``break`` skips the rest."""
         number = self.next_number
         if self.samples is not None:
@@ -73,7 +73,7 @@ class FileShards(Iterable[str]):
         self.next_number = number + 1
         return number
 
-    def one_pass(self, number: int) -> Iterator[str]:
+    def pass_files(self, number: int) -> Iterator[str]:
         """Yield the files of one pass for this process: its rank of the node, and its worker of the rank."""
         sharers, worker = self.sharers, get_worker_info()
         rank, ranks = sharers.rank, sharers.ranks
@@ -81,7 +81,7 @@ class FileShards(Iterable[str]):
         turn, count, mine = 0, 1 if worker is None else worker.num_workers, 0 if worker is None else worker.id
         while len(taken := one.take(ranks)):
             if turn % count == mine:
-                yield self.files[int(of_rank(taken, rank, ranks)[0])]
+                yield self.files[int(rank_share(taken, rank, ranks)[0])]
             turn += 1
         if not turn and not mine:
             yield self.files[hash_of(sharers.me(), number) % len(self.files)]

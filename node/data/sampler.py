@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, Sampler
 
 from gossip.errors import ConfigError, DataError
 from gossip.ids import PeerId, quantity
-from node.data.division import Part, Pass, of_rank, share_size
+from node.data.division import Part, Pass, rank_share, share_size
 from node.data.sharding import length_of_items
 
 __all__ = ["Samplers", "ShareBatchSampler", "ShareSampler", "Sharers"]
@@ -90,7 +90,7 @@ class ShareSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         one, sharers = self.begin(), self.sharers
         while len(taken := one.take(sharers.ranks)):
-            yield int(of_rank(taken, sharers.rank, sharers.ranks)[0])
+            yield int(rank_share(taken, sharers.rank, sharers.ranks)[0])
 
     def __len__(self) -> int:
         return -(-self.share // self.sharers.ranks)
@@ -115,13 +115,13 @@ class ShareSampler(Sampler[int]):
         number = max(self.next_number, sharers.swarm_samples() // self.length)
         before = self.before if number == self.next_number else []
         one = Pass(self.length, number, self.seed, sharers.me(), sharers.members, sharers.changes, before)
-        if before and one.over:
+        if before and one.is_over:
             one = Pass(self.length, number + 1, self.seed, sharers.me(), sharers.members, sharers.changes)
         trained = sharers.own_samples()
         # The loader has taken all of the last pass, but its loop may still train on it: the new pass begins after it.
-        if self.begun and self.begun[-1][0].exhausted:
+        if self.begun and self.begun[-1][0].is_exhausted:
             last, since = self.begun[-1]
-            trained = max(trained, since + last.total)
+            trained = max(trained, since + last.given_count)
         self.next_number, self.before = one.number + 1, []
         self.begun = [*self.begun[-1:], (one, trained)]
         return one
@@ -156,7 +156,7 @@ class ShareSampler(Sampler[int]):
         all members, some indices are given again. Raises DataError for a malformed state, and for one of another
         length.
         """
-        number, parts = parsed(state, self.length)
+        number, parts = parse_state(state, self.length)
         self.next_number, self.before, self.begun = number, parts, []
 
 
@@ -171,7 +171,7 @@ class ShareBatchSampler(BatchSampler):
     def __iter__(self) -> Iterator[list[int]]:
         one, sharers = self.sampler.begin(), self.sampler.sharers
         while len(batch := one.take(self.batch_size * sharers.ranks, self.drop_last, sharers.ranks)):
-            yield of_rank(batch, sharers.rank, sharers.ranks).tolist()
+            yield rank_share(batch, sharers.rank, sharers.ranks).tolist()
 
     def __len__(self) -> int:
         share, batch = self.sampler.share, self.batch_size * self.sampler.sharers.ranks
@@ -271,7 +271,7 @@ def length_of(dataset: Any) -> int:
     return length_of_items(dataset)
 
 
-def parsed(state: Any, length: int) -> tuple[int, list[Part]]:
+def parse_state(state: Any, length: int) -> tuple[int, list[Part]]:
     """Return the pass of a state, and the parts of it that were given."""
     try:
         samples, number, given = state["samples"], state["pass"], state["given"]
@@ -289,5 +289,5 @@ def parsed(state: Any, length: int) -> tuple[int, list[Part]]:
         raise DataError("This is no state of a sampler: give what its state_dict() returned.")
     if samples != length:
         raise DataError(f"The sampler's state is of {samples:,} samples, this dataset has {length:,}: leave it out.")
-    parts = [Part.again(length, number, me, rivals, seed, last) for me, rivals, seed, last in rows]
+    parts = [Part.recomputed(length, number, me, rivals, seed, last) for me, rivals, seed, last in rows]
     return cast(int, number), parts

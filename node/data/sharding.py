@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
 from gossip.errors import ConfigError, DataError
 from gossip.ids import PeerId
-from node.data.division import I64, Pass, of_rank
+from node.data.division import I64, Pass, rank_share
 
 __all__ = ["Shard", "length_of_items", "samples_in"]
 
@@ -97,7 +97,7 @@ class Shard:
             seed = 0 if self._shuffle else None
             one = Pass(self._length, number, seed, self._me, self._members, self._epoch_of_members)
             while len(batch := one.take(self._batch_size * self._ranks, ranks=self._ranks)):
-                yield self._fetch(of_rank(batch, self._rank, self._ranks))
+                yield self._fetch(rank_share(batch, self._rank, self._ranks))
 
 
 def samples_in(dataset: Any) -> int:

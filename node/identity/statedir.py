@@ -27,8 +27,8 @@ BOOK_RECORDS = 1_024  # As many as membership saves, enough to find any swarm ag
 MAX_EXTRA = 64  # Values that newer versions may append.
 CHECKSUM_BYTES = 8
 OF_THIS_PROCESS = "another node of this process"
-HELD: set[Path] = set()  # Directories of this process's nodes, which the file lock cannot tell apart.
-os.register_at_fork(after_in_child=HELD.clear)
+LOCKED_FOLDERS: set[Path] = set()  # Directories of this process's nodes, which the file lock cannot tell apart.
+os.register_at_fork(after_in_child=LOCKED_FOLDERS.clear)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +57,13 @@ class StateDir:
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        self.damaged = ""
+        self.damage = ""
         self._failing = False  # The last write failed, and that was reported.
         self.holder = ""  # The holder of the directory, if it is not this node.
         self._lock: int | None = None
         self._extra: tuple[Any, ...] = ()  # Values of a newer version that ran here before, written back unchanged.
 
-    def take(self) -> bool:
+    def lock(self) -> bool:
         """Lock the directory until :meth:`release` or the end of the process; return False if another node has it.
 
         The swarm would take two nodes with one key for one member, and each would train alone.
@@ -71,7 +71,7 @@ class StateDir:
         if self.path is None or self._lock is not None:
             return True
         place = self.path.resolve()
-        if place in HELD:
+        if place in LOCKED_FOLDERS:
             self.holder = OF_THIS_PROCESS
             return False
         try:
@@ -93,12 +93,12 @@ class StateDir:
             os.ftruncate(file, 0)
             os.write(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         self._lock = file
-        HELD.add(place)
+        LOCKED_FOLDERS.add(place)
         return True
 
     def release(self) -> None:
         if self._lock is not None and self.path is not None:
-            HELD.discard(self.path.resolve())
+            LOCKED_FOLDERS.discard(self.path.resolve())
             os.close(self._lock)
             self._lock = None
 
@@ -113,7 +113,7 @@ class StateDir:
         file = self.path / "members.bin"
         try:
             with file.open("rb") as opened:
-                memory = parse(opened.read(MAX_BOOK_BYTES + 1))
+                memory = parse_book(opened.read(MAX_BOOK_BYTES + 1))
         except FileNotFoundError:
             return Memory()
         except Exception as error:  # A damaged file can make msgpack raise anything.
@@ -121,7 +121,7 @@ class StateDir:
             with contextlib.suppress(OSError):
                 file.replace(aside)
             reason = str(error) if isinstance(error, NewerFormatError) else type(error).__name__
-            self.damaged = (
+            self.damage = (
                 f"The address book {file} could not be read ({reason}) and was set aside as {aside.name}; this node "
                 "needs a seed to find its swarm."
             )
@@ -130,35 +130,35 @@ class StateDir:
         return memory
 
     @property
-    def ending(self) -> Path | None:
+    def finished_file(self) -> Path | None:
         """Return the file that names the run that was finished here."""
         return None if self.path is None else self.path / "finished"
 
     @property
-    def final(self) -> Path | None:
+    def final_checkpoint(self) -> Path | None:
         """Return the file of that run's checkpoint."""
         return None if self.path is None else self.path / "final.safetensors"
 
-    def finished(self) -> bytes:
+    def finished_run(self) -> bytes:
         """Return the id of the run that was finished here; empty if there is none, or the file cannot be read."""
-        if self.ending is None:
+        if self.finished_file is None:
             return b""
         try:
-            with self.ending.open("rb") as file:
+            with self.finished_file.open("rb") as file:
                 return from_hex(file.read(64).decode("ascii").strip()) or b""
         except (OSError, ValueError):
             return b""
 
-    def finish(self, run_id: bytes) -> str:
+    def store_finished(self, run_id: bytes) -> str:
         """Store that this run is finished.
 
         Returns:
             A sentence if that failed, for example on a full disk; the stored state then stays. Otherwise an empty text.
         """
-        if self.ending is None:
+        if self.finished_file is None:
             return ""
         try:
-            replace(self.ending, (run_id.hex() + "\n").encode("ascii"))
+            write_whole(self.finished_file, (run_id.hex() + "\n").encode("ascii"))
         except OSError as error:
             return (
                 f"The end of this run cannot be written to {self.path} ({error.strerror}): a node that starts "
@@ -178,7 +178,7 @@ class StateDir:
         incarnation, samples = min(incarnation, MAX_INT - 1), min(samples, MAX_INT - 1)
         data = msgpack.packb([VERSION, incarnation, samples, rows, *self._extra], use_bin_type=True)
         try:
-            replace(self.path / "members.bin", data + checksum(data))
+            write_whole(self.path / "members.bin", data + checksum(data))
         except OSError as error:
             told, self._failing = self._failing, True
             text = f"The address book in {self.path} cannot be written ({error.strerror}): training goes on, and the "
@@ -187,7 +187,7 @@ class StateDir:
         return f"The address book in {self.path} can be written again." if told else ""
 
 
-def replace(file: Path, data: bytes) -> None:
+def write_whole(file: Path, data: bytes) -> None:
     """Write the file whole, or leave the old one. Raises OSError."""
     temporary = file.with_suffix(f".{os.getpid()}.tmp")
     try:
@@ -203,7 +203,7 @@ def checksum(data: bytes) -> bytes:
     return xxhash.xxh3_64_digest(data)
 
 
-def parse(data: bytes) -> Memory:
+def parse_book(data: bytes) -> Memory:
     """Return the contents of an address book; raise ValueError, or an error of msgpack, for damaged data."""
     body = data[:-CHECKSUM_BYTES]
     # Without the checksum a flipped bit in a count would get into our signed record, which all members would refuse.

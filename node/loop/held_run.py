@@ -20,10 +20,10 @@ from node.model import checkpoint
 from node.model.state import State
 from node.observe import notices
 from node.observe.members import SwarmView
-from node.storage.fetching import fetched
-from node.storage.older import kept_names
+from node.storage.fetching import fetched_copy
+from node.storage.older import checked_keep
 from node.storage.uploads import CheckpointUploads
-from node.storage.urls import beside, is_url, shown
+from node.storage.urls import beside, is_url, public_url
 
 __all__ = ["LOADED_STATE", "HeldRun", "NoRanks", "OtherRanks", "check_state"]
 
@@ -112,7 +112,7 @@ class HeldRun:
             state: The metadata, by default :meth:`state_dict`.
             keep: The number of checkpoints to keep under this name.
         """
-        kept_names(keep)  # It raises for an impossible number.
+        checked_keep(keep)  # It raises for an impossible number.
         if is_url(path):
             with self.uploads.spool(str(path), keep, self.folder()) as place:
                 self.save(place, state)
@@ -127,9 +127,9 @@ class HeldRun:
         """Continue the run of the checkpoint at a path or URL, and return the checkpoint's metadata."""
         if is_url(path):
             self.uploads.wait(self.ranks.send_heartbeat, str(path))  # This node may still be uploading it.
-            with fetched(str(path), self.folder(), self.ranks.send_heartbeat) as copy:
+            with fetched_copy(str(path), self.folder(), self.ranks.send_heartbeat) as copy:
                 saved = self.live.archive.load(copy)
-            return self.restore(saved, shown(str(path)))
+            return self.restore(saved, public_url(str(path)))
         return self.restore(self.live.archive.load(path), str(path))
 
     def restore(self, saved: checkpoint.Checkpoint, origin: str) -> dict[str, Any]:
@@ -230,7 +230,7 @@ class HeldRun:
                 os.link(self.before_merge_path, place)  # A later save replaces the first name, and not this one.
         except (OSError, CheckpointError):
             return ""
-        return f", and go to {shown(url)}"
+        return f", and go to {public_url(url)}"
 
     def folder(self) -> Path:
         """Return the folder for this node's own files: the state directory, or a temporary one.
@@ -264,10 +264,10 @@ class HeldRun:
         Otherwise the program would evaluate untrained weights, and save them over its checkpoint.
         """
         state_dir = self.network.service.state_dir
-        if state_dir.final is None or not state_dir.finished():
+        if state_dir.final_checkpoint is None or not state_dir.finished_run():
             return
         try:
-            self.load(state_dir.final)
+            self.load(state_dir.final_checkpoint)
         except CheckpointError as error:
             raise LocalError(
                 f"The run of the state directory {state_dir.path} is finished, and its weights cannot be taken: "
@@ -276,7 +276,7 @@ class HeldRun:
 
     def save_final(self) -> None:
         """Save the final weights in the state directory, for a later start at which no member may have them."""
-        path = self.network.service.state_dir.final
+        path = self.network.service.state_dir.final_checkpoint
         if path is not None:
             try:
                 self.save(path)

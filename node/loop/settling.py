@@ -12,8 +12,8 @@ from node.loop.held_run import HeldRun
 from node.loop.live import LiveModel
 from node.loop.network_side import NetworkSide
 from node.network.service import REPORT_S
-from node.observe.figures import known
-from node.observe.reduced import Figures, settles
+from node.observe.figures import none_if_nan
+from node.observe.reduced import Figures, is_settling
 
 __all__ = ["SETTLED", "BoundaryVisitor", "Settling"]
 
@@ -79,7 +79,7 @@ class Settling:
         self.live.average.on_settled(mixes_before)
         if not self.live.outer.is_plain:
             self.live.reset_outer()
-        distance: float | None = known(self.network.peer.exchanges.consensus_distance)
+        distance: float | None = none_if_nan(self.network.peer.exchanges.consensus_distance)
         return distance
 
     def wait_for_settlers(self, wait_s: float) -> bool:
@@ -119,11 +119,11 @@ class Settling:
             return None
         run = self.network.peer.view.run_id
         here = [one for one, state in found[0] if state in PRESENT and one.ready and one.run_id == run]
-        return sum(not (record.finished or settles(record)) for record in here)
+        return sum(not (record.finished or is_settling(record)) for record in here)
 
     def announce_settling(self, on: bool) -> None:
         """Announce whether this loop settles, until its next step."""
-        packed = self.own_figures.settle(on, self.network.peer.view.run_id, self.run.swarm_samples)
+        packed = self.own_figures.pack_settling(on, self.network.peer.view.run_id, self.run.swarm_samples)
         self.network.report_to_peer(lambda peer, now: peer.publish_figures(packed, now))
 
     def finish_exchanges(self, seconds: float) -> None:
@@ -146,7 +146,7 @@ class Settling:
         self.network.report_to_peer(lambda peer, now: peer.finish(now))
         self.network.sync()
         self.run.save_final()
-        if warning := self.network.service.state_dir.finish(self.network.peer.view.run_id):
+        if warning := self.network.service.state_dir.store_finished(self.network.peer.view.run_id):
             self.network.notify("state", warning)
         now = time.monotonic()
         until, quiet_at = now + seconds, now + FAREWELL_S

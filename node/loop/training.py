@@ -107,7 +107,7 @@ class TrainingSide:
         if self.service.runtime is not None:
             raise LocalError(running.USED)
         self.network.thread.check()  # A closed node must not appear on the network.
-        if leaving.asked():
+        if leaving.is_stop_requested():
             raise SystemExit(128 + signal.SIGTERM)
         self.owner = owner or self
         before = running.enter(self.owner)
@@ -129,7 +129,7 @@ class TrainingSide:
                 self.run.continue_run(self.run.early_state, LOADED_STATE, lambda: None)
             self.startup.wait_for_others(began)
             if self.timeline is not None:
-                self.timeline.spent("join", time.monotonic() - began)
+                self.timeline.record_time("join", time.monotonic() - began)
         except BaseException:
             self.stop()
             raise
@@ -205,7 +205,7 @@ class TrainingSide:
     def reduce(self, figures: Mapping[str, Any]) -> dict[str, Reduced]:
         """Send these figures to the other members, and reduce the figures of all members by name."""
         own = self.settling.own_figures
-        packed = own.tell(figures, self.network.peer.view.run_id, self.run.swarm_samples)
+        packed = own.pack(figures, self.network.peer.view.run_id, self.run.swarm_samples)
         records: list[MemberRecord] = []
 
         def tell() -> None:
@@ -217,7 +217,7 @@ class TrainingSide:
         self.network.thread.call(tell)
         self.network.sync()
         self.network.thread.check()
-        return reduce(own.told, records)
+        return reduce(own.values, records)
 
     def metrics(self) -> Metrics:
         return Metrics.of(self.source())
@@ -248,7 +248,7 @@ class TrainingSide:
             self.wait_for_mix()
         self.overheads_s.append(time.perf_counter() - start)
         if self.timeline is not None:
-            self.timeline.stepped(self.run.steps, self.overheads_s[-1])
+            self.timeline.record_step(self.run.steps, self.overheads_s[-1])
 
     def apply_correction(self, correction: Correction) -> None:
         """Correct the last steps for the bias of this node's data, unless an exchange is changing the correction."""
@@ -385,7 +385,7 @@ class TrainingSide:
         began = time.monotonic()
         distance = self.settling.settle(seconds, wait_s)
         if self.timeline is not None:
-            self.timeline.spent("settle", time.monotonic() - began)
+            self.timeline.record_time("settle", time.monotonic() - began)
         return distance
 
     def finish(self, seconds: float) -> None:

@@ -11,7 +11,7 @@ import trio
 from gossip.errors import RemoteError
 from gossip.ids import MemberRecord, PeerId, short
 from gossip.wire.messages import Close, Hello, Message
-from node.faults import leaves
+from node.faults import leaf_errors
 from node.links.frame_reader import FrameReader
 from node.links.link import Link, refuse_lane
 from node.links.stripes import Lane
@@ -141,7 +141,7 @@ class LinkLife:
         if isinstance(error, RemoteError):
             raise error
         self.runtime.faults.contain(error, f"A message from {short(self.link.peer)}", "its link is closed")
-        kind = type(next(leaves(error))).__name__
+        kind = type(next(leaf_errors(error))).__name__
         self.link.send(Close("fault", f"your message caused a fault here ({kind}).", ()))
 
     def on_remote_error(self, group: BaseExceptionGroup[RemoteError]) -> None:

@@ -51,7 +51,7 @@ from node.network.transfers.log import ExchangeLog
 from node.network.transfers.streams import SharedModel, Streams
 from node.observe.events import NodeEvent
 from node.observe.losses import Losses
-from node.observe.stalls import STANDS_S, Stalls
+from node.observe.stalls import STALL_AFTER_S, Stalls
 from node.transport.blocking_io import BlockingIoPool
 from node.transport.seeds import SeedLookup
 
@@ -349,7 +349,7 @@ class Runtime:
 
     async def watch_for_stalls(self) -> None:
         """Poll the links for bytes of vectors, and now and then look for stalls of the loop, streams and links."""
-        every_s, next_at = min(self.config.stall_s / 4, STANDS_S / 4), self.now
+        every_s, next_at = min(self.config.stall_s / 4, STALL_AFTER_S / 4), self.now
         while True:
             await trio.sleep(min(every_s, POLL_S))
             now = self.now
@@ -358,8 +358,8 @@ class Runtime:
                     self.peer.on_proof_of_life(link.peer, now)
             if now >= next_at:
                 next_at = now + every_s
-                self.stalls.look(now)
-                self.losses.look(now)
+                self.stalls.check(now)
+                self.losses.check_links(now)
                 self.close_stalled_links(now)
 
     def close_stalled_links(self, now: float) -> None:

@@ -33,7 +33,7 @@ from gossip.membership.protocol import Membership
 from gossip.peer import Peer
 from gossip.selection.graphs import Graph
 from gossip.selection.registry import selector_of
-from node.faults import LATER_S, Faults, first_cause, place, report_to, trace
+from node.faults import LATER_S, Faults, first_cause, place_of, report_to, trace_of
 from node.identity.keys import Identity, keep_secret, verify
 from node.identity.statedir import OF_THIS_PROCESS, Memory, StateDir
 from node.links.connector import Access
@@ -50,7 +50,7 @@ from node.observe.figures import Reading, Source
 from node.observe.listeners import Listeners
 from node.observe.members import Member, SwarmView, members_of
 from node.observe.notices import LOGGER
-from node.settings import Settings, advertised
+from node.settings import Settings, advertised_address
 from node.transport.seeds import SeedLookup
 from node.transport.tcp import TcpNetwork
 from node.transport.tls import swarm_contexts
@@ -100,7 +100,7 @@ class WebPage(Protocol):
     @property
     def server(self) -> PageServer: ...
 
-    def heard(self, event: NodeEvent) -> None:
+    def on_event(self, event: NodeEvent) -> None:
         """Show an event."""
 
     def link(self, seen: Address) -> str:
@@ -176,12 +176,12 @@ class Service:
             try:
                 await self.run_once(started, nursery, page_at)
             except Exception as error:
-                if not self.recovers(error):
+                if not self.can_recover(error):
                     self.close_console()
                     raise
         self.close_console()
 
-    def recovers(self, error: BaseException) -> bool:
+    def can_recover(self, error: BaseException) -> bool:
         """Handle a fault that ended the network side, whose tasks have all ended. Return True if another one starts.
 
         The error ends the node if no network side has started, with ``on_fault = "raise"``, and if it is a LocalError,
@@ -196,7 +196,7 @@ class Service:
         if self.settings.on_fault == "raise":
             self.report_fault(cause, "and on_fault says to raise it")
             return False
-        self.pause_s = self.faults.restart(time.monotonic())
+        self.pause_s = self.faults.count_restart(time.monotonic())
         self.is_restarting = True
         if self.runtime is not None:
             self.runtime.fail(error)  # The runtime may not know of the fault.
@@ -223,7 +223,7 @@ class Service:
         assert self.leaving is not None
         self.leaving.set()
 
-    def failed(self, error: Exception) -> None:
+    def on_call_failed(self, error: Exception) -> None:
         """Handle a fault in a function that the training thread passed to the network thread: end the network side."""
         if self.runtime is not None:
             self.runtime.fail(error)
@@ -251,11 +251,11 @@ class Service:
             self.notify("restarted", f"The network side cannot begin anew, and is tried again: {cause}")
             return
         sentence = (
-            f"A fault of this library ({type(cause).__name__} in {place(cause)}) ended the network side, {end}. "
+            f"A fault of this library ({type(cause).__name__} in {place_of(cause)}) ended the network side, {end}. "
             f"Report the traceback, which the log has, {report_to()}."
         )
-        self.announce(NoticeEvent("restarted", time.time(), sentence), traceback=trace(cause))
-        notices.log(self.identity.id.hex(), "restarted", f"The traceback to report:\n{trace(cause)}", True)
+        self.announce(NoticeEvent("restarted", time.time(), sentence), traceback=trace_of(cause))
+        notices.log(self.identity.id.hex(), "restarted", f"The traceback to report:\n{trace_of(cause)}", True)
 
     async def serve_page(self) -> None:
         """Serve the page for the node's whole life, across network sides."""
@@ -276,7 +276,7 @@ class Service:
     async def lock_state_dir(self) -> None:
         """Lock the state directory, and take the identity that it holds. Raises IdentityError if it is in use."""
         with trio.move_on_after(HANDOVER_S):
-            while not self.state_dir.take():  # noqa: ASYNC110 - another process has to release it
+            while not self.state_dir.lock():  # noqa: ASYNC110 - another process has to release it
                 await trio.sleep(0.1)
             if not self.has_started:
                 # Two processes may have made keys at once, of which one is left.
@@ -305,7 +305,9 @@ class Service:
                 self.stored = self.state_dir.read()
                 self.incarnation = self.stored.incarnation + 1
             lookup = SeedLookup(settings.seeds, settings.expected, settings.sources, settings.secret, bound)
-            peer = self.make_peer(advertised(settings, bound, self.remembered_addresses), lookup, trio.current_time())
+            peer = self.make_peer(
+                advertised_address(settings, bound, self.remembered_addresses), lookup, trio.current_time()
+            )
             shown = str(peer.membership.me.address or bound or "no address: it only dials out")
             if self.console is None:
                 self.console = Console.from_environment(time.time(), self.identity.id.hex(), shown, os.environ)
@@ -320,8 +322,8 @@ class Service:
                 self.has_shown_address = True
                 self.announce_address(nursery, shown, page_at)
             self.save_address_book(runtime)
-            if self.state_dir.damaged and is_first:
-                self.notify("state", self.state_dir.damaged)
+            if self.state_dir.damage and is_first:
+                self.notify("state", self.state_dir.damage)
             await self.run_until_leaving(runtime, started)
         finally:
             network.close()
@@ -336,7 +338,7 @@ class Service:
         self.listeners.post(NoticeEvent("listening", time.time(), f"This node listens on {where}."))
         if self.page is not None and page_at is not None:
             settings = dataclasses.replace(self.settings, advertise=None)
-            seen = advertised(settings, page_at, self.remembered_addresses) or page_at
+            seen = advertised_address(settings, page_at, self.remembered_addresses) or page_at
             self.notify("page", f"The page of this node: {self.page.link(seen)}")
             nursery.start_soon(self.serve_page)
 
@@ -383,7 +385,7 @@ class Service:
             settings.expected,
             lookup.is_needed,
             self.stored.book,
-            self.state_dir.finished(),
+            self.state_dir.finished_run(),
             must_join=settings.join_or_fail_s is not None,
             wait_until=now + settings.wait_s if settings.wait_for > 1 else -math.inf,
         )
@@ -427,10 +429,10 @@ class Service:
         """
         self.listeners.post(event)
         if self.page is not None:
-            self.page.heard(event)
+            self.page.on_event(event)
         if not isinstance(event, ExchangeEvent):
             if self.console is not None:
-                self.console.event(event.at_s, event.kind, str(event), **fields)
+                self.console.write_event(event.at_s, event.kind, str(event), **fields)
         elif self.logs_exchanges:
             notices.log(self.identity.id.hex(), event.kind, str(event), False)
 
@@ -447,7 +449,7 @@ class Service:
             self.console.tick(time.time(), self.loop.figures)
         except Exception as error:
             self.faults.contain(error, "A reading of the figures", "the next is in a second")
-        return min(self.console.pace_s, POLL_S)
+        return min(self.console.tick_period_s, POLL_S)
 
     async def poll(self, runtime: Runtime) -> None:
         """Check the run and the members once a second, and write progress as often as a terminal shows it.

@@ -27,7 +27,7 @@ REWRITE_PERIOD_S = 0.25  # On a terminal: as fast as an eye can follow numbers.
 LINE_PERIOD_S = 10.0  # In a file: 360 lines an hour.
 ROW_PERIOD_S = 1.0  # The period at which members' own counts arrive.
 SPARSE_PERIOD_S = 10.0  # Between the rows of a long run: about 9,000 rows a day, 3 MB.
-DENSE = 60  # Between these two periods: a row for each sixtieth of the time since the start.
+DENSE_SHARE = 60  # Between these two periods a row comes after each sixtieth of the time since the start.
 
 
 class Console:
@@ -61,11 +61,11 @@ class Console:
         self._stream: TextIO | None = (stream or sys.stderr) if line else None
         self._terminal = self._stream is not None and self._stream.isatty()
         self._line_period_s = REWRITE_PERIOD_S if self._terminal else LINE_PERIOD_S
-        self.pace_s = min(ROW_PERIOD_S, self._line_period_s)  # The period at which to call tick.
+        self.tick_period_s = min(ROW_PERIOD_S, self._line_period_s)  # The period at which to call tick.
         self._log = None if log is None else _Log.open(log)
         self._began_s = self._row_s = self._line_s = now_s
         self._rates = _Rates(now_s)
-        self.event(now_s, "listening", f"Node {node_id[:8]} listens on {address}.", address=address)
+        self.write_event(now_s, "listening", f"Node {node_id[:8]} listens on {address}.", address=address)
 
     @classmethod
     def from_environment(cls, now_s: float, node_id: str, address: str, environment: Mapping[str, str]) -> Self:
@@ -79,15 +79,15 @@ class Console:
         embedded = "GOSSIP_PROGRESS" not in environment
         return cls(now_s, node_id, address, log=Path(log) if log else None, line=line, embedded=embedded)
 
-    def tick(self, now_s: float, look: Callable[[], Reading]) -> None:
-        """Write the line and the row that are due; ``look`` is called only when one is."""
+    def tick(self, now_s: float, read: Callable[[], Reading]) -> None:
+        """Write the line and the row that are due; ``read`` is called only when one is."""
         # A clock set back must not silence the output until it has caught up, hence the absolute difference.
-        row_period_s = min(max(ROW_PERIOD_S, (self._row_s - self._began_s) / DENSE), SPARSE_PERIOD_S)
+        row_period_s = min(max(ROW_PERIOD_S, (self._row_s - self._began_s) / DENSE_SHARE), SPARSE_PERIOD_S)
         row_due = self._log is not None and abs(now_s - self._row_s) >= row_period_s
         line_due = self._stream is not None and abs(now_s - self._line_s) >= self._line_period_s
         if not row_due and not line_due:
             return
-        figures = self._with_rates(now_s, look())
+        figures = self._with_rates(now_s, read())
         if row_due:
             self._row_s = now_s
             self._write_row(now_s, {"event": "progress", **figures})
@@ -100,7 +100,7 @@ class Console:
             else:
                 self._print(f"{line}\n")
 
-    def event(self, now_s: float, kind: str, sentence: str, **fields: Any) -> None:
+    def write_event(self, now_s: float, kind: str, sentence: str, **fields: Any) -> None:
         """Print a sentence at once with the node's id, and log it as a row."""
         self._write_row(now_s, {"event": kind, "sentence": sentence, **fields})
         shown = sentence if kind == "listening" else f"{self._id[:8]}  {sentence}"
@@ -124,7 +124,7 @@ class Console:
         self._closed = True
 
     def _with_rates(self, now_s: float, figures: Reading) -> Reading:
-        return {**figures, **self._rates.of(now_s, figures)}
+        return {**figures, **self._rates.update(now_s, figures)}
 
     def _write_row(self, now_s: float, row: dict[str, Any]) -> None:
         if self._log is None:
@@ -160,7 +160,8 @@ class _Rates:
         self._counts = dict.fromkeys([figure.rate_of for figure in RATES], 0)
         self._rates = {figure.name: 0.0 for figure in RATES}
 
-    def of(self, now_s: float, row: Reading) -> dict[str, float]:
+    def update(self, now_s: float, row: Reading) -> dict[str, float]:
+        """Return the rates by name, computed anew if a window of ``ROW_PERIOD_S`` has passed."""
         passed_s = now_s - self._since_s
         if abs(passed_s) >= ROW_PERIOD_S:
             if passed_s > 0:
@@ -173,7 +174,7 @@ class _Rates:
 
 
 class _Log:
-    """JSON lines, each appended by one write, so that a kill costs at most one row."""
+    """A file of JSON lines, each appended by one write, so that a kill costs at most one row."""
 
     def __init__(self, path: Path, handle: int) -> None:
         self.path = path
@@ -192,9 +193,10 @@ class _Log:
 
     def write(self, row: Mapping[str, Any]) -> str | None:
         """Write a row; return None, or the reason why that failed."""
-        text = json.dumps({key: _finite(value) for key, value in row.items()}, separators=(",", ":"), allow_nan=False)
+        values = {key: _finite_or_none(value) for key, value in row.items()}
+        text = json.dumps(values, separators=(",", ":"), allow_nan=False)
         data = (text + "\n").encode()
-        self._follow()
+        self._reopen_if_rotated()
         try:
             if os.write(self._handle, data) != len(data):  # The disk filled up in the middle of a row.
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -203,7 +205,7 @@ class _Log:
             return error.strerror or "unknown"
         return None
 
-    def _follow(self) -> None:
+    def _reopen_if_rotated(self) -> None:
         """Reopen the log if its name no longer leads to this file, because it was rotated.
 
         Devices are not checked. If the name cannot be opened, rows go on into the old file.
@@ -222,7 +224,7 @@ class _Log:
             os.close(self._handle)
 
 
-def _finite(value: Any) -> Any:
+def _finite_or_none(value: Any) -> Any:
     """Return the value, or None if it is not finite: JSON has no NaN, so a diverged loss becomes null."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 

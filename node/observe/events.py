@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 __all__ = ["ExchangeEvent", "MemberEvent", "NodeEvent", "NoticeEvent", "RunEvent", "StalledEvent"]
 
-SAID = {"alive": "is alive", "suspect": "does not answer", "dead": "is dead", "left": "has left"}
+STATE_TEXTS = {"alive": "is alive", "suspect": "does not answer", "dead": "is dead", "left": "has left"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +36,21 @@ class RunEvent(NoticeEvent):
 
 @dataclass(frozen=True, slots=True)
 class StalledEvent(NoticeEvent):
-    """The loop has reached no step boundary for ``seconds`` (``stalled``), or reaches one again (``moving``)."""
+    """A loop that has reached no step boundary for ``seconds`` (``stalled``), or reaches one again (``moving``)."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class MemberEvent(NodeEvent):
-    """A member's state changed: alive, suspect, dead or left. With ``before`` None the member is new."""
+    """A change of a member's state: alive, suspect, dead or left. With ``before`` None the member is new."""
 
     id: str  # 32 hexadecimal digits.
     before: str | None
     after: str
 
     def __str__(self) -> str:
-        return f"Member {self.id[:8]} {SAID[self.after]}."
+        return f"Member {self.id[:8]} {STATE_TEXTS[self.after]}."
 
 
 @dataclass(frozen=True, slots=True)

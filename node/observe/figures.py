@@ -24,13 +24,13 @@ if TYPE_CHECKING:  # A command that shows rows of a log starts without these mod
 
 __all__ = [
     "FIGURES", "HEADINGS", "MEASURED", "RATES", "STATUS", "VERSION", "Figure", "Reading", "Source", "columns_of",
-    "known", "line_of", "page", "reading", "status_reading", "status_values", "table_of",
+    "line_of", "none_if_nan", "reading", "reference_page", "status_reading", "status_values", "table_of",
 ]  # fmt: skip
 
 Reading = dict[str, Any]
 """A snapshot of a node: its logged figures by name, None where a value is not known."""
 
-SHOWN = 16  # Rows of a table in `gossip status`: refusals, misbehaviour or recent mixes.
+SHOWN_ROWS = 16  # Rows of a table in `gossip status`: refusals, misbehaviour or recent mixes.
 SHORTENED = ("clipped", "budget")  # Reasons for which a vector is shortened and mixed, not refused.
 HEAD = """\
 # Every figure
@@ -62,25 +62,24 @@ class Source:
     samples: int
     swarm_samples: int
     exchange_s: Iterable[float] = ()  # Durations of recent exchanges.
-    # Durations of recent calls of `node.step`.
-    overhead_s: Iterable[float] = ()
+    overhead_s: Iterable[float] = ()  # Durations of recent calls of `node.step`.
     events_dropped: int = 0
     mixes: Iterable[tuple[str, str, float]] = ()  # Recent mixes: partner, codec, age in seconds.
     faults: int = 0
     restarts: int = 0
 
 
-def count(value: int | None) -> str:
+def count_text(value: int | None) -> str:
     return f"{value or 0:,}"
 
 
-def pace(row: Reading) -> str:
+def interval_text(row: Reading) -> str:
     """Return the mixing interval and codec as the end of a sentence; empty text if mixes are timed by the clock."""
     steps = row.get("interval_steps")
     return "" if steps is None else f", every {quantity(steps, 'step')} in {row.get('codec')}"
 
 
-def megabytes(value: int | None) -> str:
+def megabytes_text(value: int | None) -> str:
     return f"{(value or 0) / 1e6:,.1f}"
 
 
@@ -88,7 +87,7 @@ def loss_text(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-def seconds(value: float | None) -> str:
+def seconds_text(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f} s (median)"
 
 
@@ -100,7 +99,7 @@ class Figure:
         name: Its name in the log.
         meaning: A description for users.
         unit: Its unit.
-        of: A function that reads it; None for a rate, which follows from ``rate_of``.
+        of: A function that reads it from a :class:`Source`; None for a rate, which follows from ``rate_of``.
         text: A function that formats its value; the value None means unknown.
         rate_of: The figure in bytes of which this one is the rate in MB/s.
         logged: The log has it.
@@ -134,25 +133,25 @@ def median(values: Iterable[float]) -> float | None:
     return statistics.median(found) if found else None
 
 
-def refused(at: Source) -> tuple[tuple[str, str, int], ...]:
+def refusals_of(at: Source) -> tuple[tuple[str, str, int], ...]:
     """Return the members that were refused most often, and the reasons.
 
     Vectors that a filter shortens do not count, since honest members with their own data often send such vectors.
     :class:`gossip.misbehaviour.MisbehaviourLog` reports members that send too many.
     """
     whole = [item for item in at.peer.exchanges.refusals.counts.items() if item[0][1] not in SHORTENED]
-    counts = sorted(whole, key=lambda item: item[1], reverse=True)[:SHOWN]
+    counts = sorted(whole, key=lambda item: item[1], reverse=True)[:SHOWN_ROWS]
     return tuple((partner.hex(), code, count) for (partner, code), count in counts)
 
 
-def company(row: Reading) -> str:
+def members_text(row: Reading) -> str:
     """Return the number of members as text. Rows of a log, which `gossip local` reads, have no ``ready``."""
     if not row.get("ready", True):
         return "joining"
     return "alone" if row["alone"] else quantity(row["members_alive"], "member")
 
 
-def installed() -> str:
+def installed_version() -> str:
     """Return the version of this library, or "unknown" for a folder that is not installed."""
     try:
         return metadata.version("gossip-trainer")
@@ -160,25 +159,25 @@ def installed() -> str:
         return "unknown"
 
 
-VERSION = installed()
+VERSION = installed_version()
 
 # In the order of the line and the table, the most important first, since a narrow terminal cuts the line. Readers of
 # `gossip status` identify figures by position: append new ones behind the others.
 FIGURES = (
     Figure(
-        "steps", "steps of this node's training loop", "local steps", lambda at: at.steps, count,
+        "steps", "steps of this node's training loop", "local steps", lambda at: at.steps, count_text,
         status=True, line="step {steps}", table=("steps", "{steps}"), column="steps",
         metric="gossip_steps_total",
     ),
     Figure(
-        "samples", "samples that this node has trained on", "samples", lambda at: at.samples, count,
+        "samples", "samples that this node has trained on", "samples", lambda at: at.samples, count_text,
         status=True, line="samples {samples} of {swarm_samples}",
         table=("samples", "{samples} of the swarm's {swarm_samples}"), column="samples",
         metric="gossip_samples_total",
     ),
     Figure(
         "swarm_samples", "samples behind the weights of its run, including those of members that left", "samples",
-        lambda at: at.swarm_samples, count, status=True,
+        lambda at: at.swarm_samples, count_text, status=True,
         metric="gossip_swarm_samples",
     ),
     Figure(
@@ -187,36 +186,36 @@ FIGURES = (
         metric="gossip_loss",
     ),
     Figure(
-        "members_alive", "members alive, this node included", "members", lambda at: at.peer.view.alive_count, count,
-        status=True, line=company,
-        table=("members", lambda row: "alone" if row["alone"] else count(row["members_alive"])),
+        "members_alive", "members alive, this node included", "members", lambda at: at.peer.view.alive_count, count_text,
+        status=True, line=members_text,
+        table=("members", lambda row: "alone" if row["alone"] else count_text(row["members_alive"])),
     ),
     Figure(
-        "exchanges_done", "finished exchanges", "exchanges", lambda at: at.peer.exchanges.done_count, count,
+        "exchanges_done", "finished exchanges", "exchanges", lambda at: at.peer.exchanges.done_count, count_text,
         status=True, line=lambda row: quantity(row["exchanges_done"], "exchange")
-        + (f" ({row['exchanges_failed']:,} failed)" if row["exchanges_failed"] else "") + pace(row),
+        + (f" ({row['exchanges_failed']:,} failed)" if row["exchanges_failed"] else "") + interval_text(row),
         table=("exchanges", "{exchanges_done} done, {exchanges_failed} failed"), column="exchanges",
         metric="gossip_exchanges_done_total",
     ),
     Figure(
         "exchanges_failed", "failed exchanges, including unanswered offers", "exchanges",
-        lambda at: at.peer.exchanges.failures, count, status=True, column="failed",
+        lambda at: at.peer.exchanges.failures, count_text, status=True, column="failed",
     ),
     Figure(
         "exchange_seconds", "median of recent exchanges, from the request for a snapshot to the mix", "s",
-        lambda at: median(at.exchange_s), seconds, table=("an exchange takes", "{exchange_seconds}"),
+        lambda at: median(at.exchange_s), seconds_text, table=("an exchange takes", "{exchange_seconds}"),
     ),
     Figure(
         "step_overhead_seconds", "median of recent calls of `node.step`", "s", lambda at: median(at.overhead_s),
         logged=False, metric="gossip_step_overhead_seconds",
     ),
     Figure(
-        "bytes_sent", "bytes sent over all links", "bytes", lambda at: at.links.bytes_sent, megabytes,
+        "bytes_sent", "bytes sent over all links", "bytes", lambda at: at.links.bytes_sent, megabytes_text,
         status=True, table=("sent, received", "{bytes_sent} MB, {bytes_received} MB"), column="MB sent",
         metric="gossip_sent_bytes_total",
     ),
     Figure(
-        "bytes_received", "bytes received over all links", "bytes", lambda at: at.links.bytes_received, megabytes,
+        "bytes_received", "bytes received over all links", "bytes", lambda at: at.links.bytes_received, megabytes_text,
         status=True,
         metric="gossip_received_bytes_total",
     ),
@@ -244,7 +243,7 @@ FIGURES = (
     ),
     Figure("mb_s_received", "rate over about the last second", "MB/s", text="{:.1f}".format, rate_of="bytes_received"),
     Figure(
-        "refused", "the most frequent refusals: member, reason, count", "", refused,
+        "refused", "the most frequent refusals: member, reason, count", "", refusals_of,
         logged=False, status=True, heading="refused, from",
     ),
     Figure(
@@ -260,11 +259,13 @@ FIGURES = (
     ),
     Figure(
         "suspicious", "members that misbehave: member, how, count", "",
-        lambda at: tuple(islice(at.peer.misbehaviour.rows(), SHOWN)), logged=False, status=True, heading="misbehaves",
+        lambda at: tuple(islice(at.peer.misbehaviour.rows(), SHOWN_ROWS)), logged=False, status=True,
+        heading="misbehaves",
     ),
     Figure(
         "mixed", "recent partners: member, codec, seconds ago", "",
-        lambda at: tuple(at.mixes)[-SHOWN:], logged=False, status=True, heading="mixed with", heads=("codec", "s ago"),
+        lambda at: tuple(at.mixes)[-SHOWN_ROWS:], logged=False, status=True, heading="mixed with",
+        heads=("codec", "s ago"),
     ),
     Figure(
         "failures", "failed exchanges by reason", "exchanges",
@@ -296,12 +297,12 @@ FIGURES = (
     ),
     Figure(
         "interval_steps", "local steps between two mixes at present; null if timed by the clock", "local steps",
-        lambda at: at.peer.schedule.every, count, status=True,
+        lambda at: at.peer.schedule.every, count_text, status=True,
     ),
     Figure(
         "codec", "the codec of the last exchange; of the configuration before the first", "",
         lambda at: next((codec for _, codec, _ in reversed(tuple(at.mixes))), at.peer.config.codec_name), status=True,
-        table=("mixes", lambda row: pace(row).removeprefix(", ") or f"in {row.get('codec')}"),
+        table=("mixes", lambda row: interval_text(row).removeprefix(", ") or f"in {row.get('codec')}"),
     ),
 )  # fmt: skip
 MEASURED = tuple(figure for figure in FIGURES if figure.of is not None and not figure.heading)
@@ -310,19 +311,19 @@ STATUS = tuple(figure for figure in FIGURES if figure.status)
 HEADINGS = {figure.name: (figure.heading, *figure.heads) for figure in FIGURES if figure.heading}
 
 
-def known(value: Any) -> Any:
+def none_if_nan(value: Any) -> Any:
     """Return the value, or None for NaN."""
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def reading(at: Source) -> Reading:
     """Return the logged figures except rates, which follow from two readings."""
-    return {figure.name: known(figure.of(at)) for figure in FIGURES if figure.logged and figure.of is not None}
+    return {figure.name: none_if_nan(figure.of(at)) for figure in FIGURES if figure.logged and figure.of is not None}
 
 
 def status_reading(at: Source) -> Reading:
     """Return the figures of `gossip status`."""
-    return {figure.name: known(figure.of(at)) for figure in STATUS if figure.of is not None}
+    return {figure.name: none_if_nan(figure.of(at)) for figure in STATUS if figure.of is not None}
 
 
 def status_values(at: Source) -> tuple[Any, ...]:
@@ -330,7 +331,7 @@ def status_values(at: Source) -> tuple[Any, ...]:
     return tuple(status_reading(at).values())
 
 
-def told(templates: Iterable[str | Callable[[Reading], str]], row: Reading) -> list[str]:
+def fill_templates(templates: Iterable[str | Callable[[Reading], str]], row: Reading) -> list[str]:
     """Fill templates with the figures of a reading as text."""
     texts = {figure.name: figure.text(row[figure.name]) for figure in FIGURES if figure.name in row}
     return [one.format_map(texts) if isinstance(one, str) else one(row) for one in templates]
@@ -338,13 +339,13 @@ def told(templates: Iterable[str | Callable[[Reading], str]], row: Reading) -> l
 
 def line_of(row: Reading) -> str:
     """Return a reading with its rates as one line."""
-    return "  ".join(told([figure.line for figure in FIGURES if figure.line], row))
+    return "  ".join(fill_templates([figure.line for figure in FIGURES if figure.line], row))
 
 
 def table_of(row: Reading) -> list[tuple[str, str]]:
     """Return a node's whole run as rows of name and value."""
     tables = [figure.table for figure in FIGURES if figure.table is not None]
-    return list(zip([what for what, _ in tables], told([text for _, text in tables], row), strict=True))
+    return list(zip([what for what, _ in tables], fill_templates([text for _, text in tables], row), strict=True))
 
 
 def columns_of(row: Reading) -> dict[str, str]:
@@ -352,7 +353,7 @@ def columns_of(row: Reading) -> dict[str, str]:
     return {figure.column: figure.text(row.get(figure.name)) for figure in FIGURES if figure.column}
 
 
-def page() -> str:
+def reference_page() -> str:
     """Return the part of docs/figures.md that is about a node."""
     lines = []
     for figure in FIGURES:
@@ -366,4 +367,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(page())
+    sys.stdout.write(reference_page())

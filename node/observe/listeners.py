@@ -1,4 +1,4 @@
-"""Event listeners, called in a thread of their own, and a history of recent events."""
+"""Event listeners, which are called in a thread of their own, and a history of recent events."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from node.observe.notices import LEVELS
 
 __all__ = ["Callback", "Listeners"]
 
-KEPT = 1_024  # Events in the history: half a megabyte, and minutes of a busy node's exchanges.
-WAITING = 1_024  # Events queued for slow callbacks, some seconds' worth; further ones are dropped.
+MAX_HISTORY = 1_024  # Events in the history: half a megabyte, and minutes of a busy node's exchanges.
+MAX_QUEUED_EVENTS = 1_024  # Events queued for slow callbacks, some seconds' worth; further ones are dropped.
 
 Callback = Callable[[NodeEvent], object]
 
 
 @dataclass(slots=True, eq=False)
 class Listener:
+    """A program's callback for the events of a kind, of a group of kinds, or of all ("*")."""
+
     kind: str
     callback: Callback
-    told: bool = False  # Its exception has been logged.
+    is_failure_logged: bool = False  # Its exception has been logged.
 
-    def accepts_from(self, event: NodeEvent) -> bool:
+    def matches(self, event: NodeEvent) -> bool:
         return self.kind in ("*", event.kind) or event.kind.startswith(self.kind + ".")
 
 
@@ -42,9 +44,9 @@ class Listeners:
 
     def __init__(self, node_id: Callable[[], str]) -> None:
         self.node_id = node_id
-        self.late: deque[NodeEvent] = deque(maxlen=KEPT)
+        self.recent_events: deque[NodeEvent] = deque(maxlen=MAX_HISTORY)
         self.listeners: tuple[Listener, ...] = ()  # Replaced whole, because the network thread reads it.
-        self.changing = threading.Lock()
+        self.lock = threading.Lock()
         self.queue: SimpleQueue[tuple[NodeEvent, tuple[Listener, ...]] | None] = SimpleQueue()
         self.dropped = 0
         self.thread: threading.Thread | None = None
@@ -64,30 +66,31 @@ class Listeners:
         if not callable(callback):
             raise ConfigError(f"The callback for {kind!r} is {callback!r}, which cannot be called.")
         one = Listener(kind, callback)
-        with self.changing:
+        with self.lock:
             self.listeners = (*self.listeners, one)
 
         def take_back() -> None:
-            with self.changing:
+            with self.lock:
                 self.listeners = tuple(other for other in self.listeners if other is not one)
 
         return take_back
 
     def history(self) -> tuple[NodeEvent, ...]:
         """Return recent events, newest last."""
-        with self.changing:
-            return tuple(self.late)
+        with self.lock:
+            return tuple(self.recent_events)
 
     # -- the network's thread ------------------------------------------------------------------------------------
     def post(self, event: NodeEvent) -> None:
         """Record an event and queue it for listeners. Never waits and never raises."""
-        with self.changing:  # Others hold it only while they copy a thousand references.
-            self.late.append(event)
+        with self.lock:  # Others hold it only while they copy a thousand references.
+            self.recent_events.append(event)
         if self.listeners:
-            self.hand_on(event)
+            self.queue_event(event)
 
-    def hand_on(self, event: NodeEvent) -> None:
-        if self.queue.qsize() >= WAITING:
+    def queue_event(self, event: NodeEvent) -> None:
+        """Queue an event for listeners, whose thread starts with the first one; drop it if the queue is full."""
+        if self.queue.qsize() >= MAX_QUEUED_EVENTS:
             self.dropped += 1
             if self.dropped == 1:
                 text = "The callbacks of node.on are too slow: events are dropped, and counted."
@@ -96,24 +99,24 @@ class Listeners:
         self.queue.put((event, self.listeners))
         if self.thread is None:
             with contextlib.suppress(RuntimeError):  # No thread can be started now; try again at the next event.
-                thread = threading.Thread(target=self.run, name="gossip-events", daemon=True)
+                thread = threading.Thread(target=self.call_listeners, name="gossip-events", daemon=True)
                 thread.start()
                 self.thread = thread
 
     # -- the thread of its own -----------------------------------------------------------------------------------
-    def run(self) -> None:
+    def call_listeners(self) -> None:
         while (item := self.queue.get()) is not None:
             event, listeners = item
             for one in listeners:
-                if one.accepts_from(event) and one in self.listeners:
-                    self.call(one, event)
+                if one.matches(event) and one in self.listeners:
+                    self.call_back(one, event)
 
-    def call(self, one: Listener, event: NodeEvent) -> None:
+    def call_back(self, one: Listener, event: NodeEvent) -> None:
         try:
             one.callback(event)
         except BaseException as error:  # SystemExit too: it would end this thread alone.
-            if not one.told:
-                one.told = True
+            if not one.is_failure_logged:
+                one.is_failure_logged = True
                 text = f"The callback of node.on for {one.kind!r} raised, and is called again."
                 notices.log(self.node_id(), "callback", text, True, error)
 

@@ -1,4 +1,4 @@
-"""Detection of links that one connection does not fill: they get more, and the user learns once that bbr would help."""
+"""Detection of links that one connection does not fill: they get more, and a notice says once that bbr would help."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from node.transport.loss import PathRecord
 
 __all__ = ["Losses"]
 
-LOOK_S = 1.0  # The interval between two looks.
-LEAST_BYTES = 65_536  # Bytes sent since the last look, below which a link is not worth two system calls.
+CHECK_PERIOD_S = 1.0  # Less than the seconds in which a user would notice a slow link.
+MIN_BYTES = 65_536  # A link that has sent less since the last check is not worth two system calls.
 
 
 class Losses:
@@ -24,33 +24,34 @@ class Losses:
     def __init__(
         self, links: Links, on_event: Callable[[str, str], None], widen: Callable[[Link], None] = lambda link: None
     ) -> None:
-        """``widen`` is called at every look for every link that one connection does not fill."""
+        """Make a monitor; it calls ``widen`` at every check for every link that one connection does not fill."""
         self.links, self.on_event, self.widen = links, on_event, widen
-        self.seen: WeakKeyDictionary[Link, tuple[int, PathRecord]] = WeakKeyDictionary()  # With the bytes sent by then.
-        self.looked_at, self.said = -math.inf, False
+        # For each link the bytes that it had sent at the last check, and what is known of its path.
+        self.records: WeakKeyDictionary[Link, tuple[int, PathRecord]] = WeakKeyDictionary()
+        self.checked_at, self.is_reported = -math.inf, False
 
-    def look(self, now: float) -> None:
-        """Check all links, at most once per LOOK_S."""
-        if now - self.looked_at < LOOK_S:
+    def check_links(self, now: float) -> None:
+        """Check all links, at most once per ``CHECK_PERIOD_S``."""
+        if now - self.checked_at < CHECK_PERIOD_S:
             return
-        self.looked_at = now
+        self.checked_at = now
         lossy = 0
         for link in self.links.all():
-            before, path = self.seen.get(link) or (0, PathRecord())
-            if link.sent_bytes - before >= LEAST_BYTES:
-                self.look_at(link, path)
+            before, path = self.records.get(link) or (0, PathRecord())
+            if link.sent_bytes - before >= MIN_BYTES:
+                self.check_link(link, path)
             lossy += path.loss is not None
             if path.is_narrow:
                 self.widen(link)
         self.links.lossy_links = lossy
 
-    def look_at(self, link: Link, path: PathRecord) -> None:
-        self.seen[link] = link.sent_bytes, path
+    def check_link(self, link: Link, path: PathRecord) -> None:
+        self.records[link] = link.sent_bytes, path
         plain = socket_of(link.stream)
         if plain is not None:
             path.update(*plain.tcp_info())
-        if path.loss is not None and not self.said:
-            self.said = True  # The cause is this machine's TCP, so naming the first link suffices.
+        if path.loss is not None and not self.is_reported:
+            self.is_reported = True  # The cause is this machine's TCP, so naming the first link suffices.
             share, at_ms = f"{100 * path.loss.share:.1f} %", f"{1e3 * path.loss.rtt_s:.0f} ms"
             self.on_event("lossy", (
                 f"Of what goes to member {short(link.peer)} {share} is lost on its way, and this machine's TCP (cubic) "

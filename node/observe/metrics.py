@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
-from node.observe.figures import MEASURED, Source, known
+from node.observe.figures import MEASURED, Source, none_if_nan
 
 __all__ = ["Metrics"]
 
@@ -20,7 +20,7 @@ class Metrics(Mapping[str, Any]):
 
     @classmethod
     def of(cls, at: Source) -> Self:
-        return cls({figure.name: known(figure.of(at)) for figure in MEASURED if figure.of is not None})
+        return cls({figure.name: none_if_nan(figure.of(at)) for figure in MEASURED if figure.of is not None})
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]

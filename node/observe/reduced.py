@@ -14,9 +14,9 @@ from gossip.errors import ConfigError
 from gossip.ids import MemberRecord
 from gossip.wire.records import MAX_EXTRA_BYTES, clamp_field, is_keepable
 
-__all__ = ["Figures", "Reduced", "reduce", "settles", "told_in"]
+__all__ = ["Figures", "Reduced", "is_settling", "reduce", "values_in"]
 
-SETTLING = ""  # The name under which a loop reports that it waits in settle; no figure has this name.
+SETTLING = ""  # The name under which a loop says that it waits in settle; no figure has this name.
 
 Values = dict[str, tuple[float, int]]
 """Figures by name: the value, and the swarm's samples when it was measured."""
@@ -44,22 +44,22 @@ class Figures:
 
     def __init__(self) -> None:
         self.run = b""  # The run on whose weights they were measured.
-        self.told: Values = {}
-        self.settling = False  # Our loop waits in settle, so that others in settle need not wait for it.
+        self.values: Values = {}
+        self.is_settling = False  # Our loop waits in settle: others in settle need not wait for it.
 
-    def settle(self, on: bool, run: bytes, swarm_samples: int) -> bytes:
+    def pack_settling(self, on: bool, run: bytes, swarm_samples: int) -> bytes:
         """Return the packed figures for our record, when the loop begins or ends to settle."""
-        self.settling = on
-        return self.tell({}, run, swarm_samples)
+        self.is_settling = on
+        return self.pack({}, run, swarm_samples)
 
-    def tell(self, figures: Mapping[str, Any], run: bytes, swarm_samples: int) -> bytes:
+    def pack(self, figures: Mapping[str, Any], run: bytes, swarm_samples: int) -> bytes:
         """Return the packed figures for our record; empty if there are none.
 
         A value that is not finite removes its figure.
 
         Raises :class:`ConfigError` for a value that is no number, and for more than a record has room for.
         """
-        told = dict(self.told) if run == self.run else {}
+        told = dict(self.values) if run == self.run else {}
         for name, given in figures.items():
             value = number_of(name, given)
             told.pop(name, None)
@@ -74,11 +74,12 @@ class Figures:
                 f"The figures {', '.join(told)} take {len(packed)} bytes, and a member's record has room for {room}: "
                 "tell fewer of them, or by shorter names."
             )
-        self.run, self.told = run, told
-        return settled if self.settling else packed
+        self.run, self.values = run, told
+        return settled if self.is_settling else packed
 
 
 def number_of(name: object, value: Any) -> float:
+    """Return a figure's value as a float. Raises ConfigError for a name that is no text, and for no number."""
     if not isinstance(name, str) or not name:
         raise ConfigError(f"A figure's name is {name!r}: give a text.")
     try:
@@ -87,7 +88,7 @@ def number_of(name: object, value: Any) -> float:
         raise ConfigError(f"Figure {name!r} is no number ({error}): give a float, or a tensor of one.") from None
 
 
-def told_in(record: MemberRecord) -> Values:
+def values_in(record: MemberRecord) -> Values:
     """Return the figures in a member's record. Others pass them on unchecked, so malformed ones are ignored."""
     packed = record.extra[0] if record.extra else None
     if type(packed) is not bytes:
@@ -105,22 +106,22 @@ def told_in(record: MemberRecord) -> Values:
     return told
 
 
-def settles(record: MemberRecord) -> bool:
+def is_settling(record: MemberRecord) -> bool:
     """Return True if the record says that its owner's loop waits in settle."""
-    return SETTLING in told_in(record)
+    return SETTLING in values_in(record)
 
 
 def reduce(own: Values, records: Iterable[MemberRecord]) -> dict[str, Reduced]:
     """Return each figure reduced over ``own`` and these records."""
     rows: dict[str, list[tuple[float, int]]] = {}
-    for told in (own, *map(told_in, records)):
+    for told in (own, *map(values_in, records)):
         for name, row in told.items():
             if name:
                 rows.setdefault(name, []).append(row)
-    return {name: reduced([value for value, _ in row], min(at for _, at in row)) for name, row in rows.items()}
+    return {name: reduce_values([value for value, _ in row], min(at for _, at in row)) for name, row in rows.items()}
 
 
-def reduced(values: list[float], oldest: int) -> Reduced:
+def reduce_values(values: list[float], oldest: int) -> Reduced:
     total = sum(values)  # fsum would raise where a liar's values exceed the range of a float.
     return Reduced(
         total / len(values), statistics.median(values), total, min(values), max(values), len(values), oldest

@@ -1,4 +1,4 @@
-"""A node's answer to a status query, page by page, and the query."""
+"""The status of a node, which it sends page by page, and the query of a node that joins nothing."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from node.identity.keys import Identity
 from node.links.frame_reader import FrameReader
 from node.links.handshake import Greeter
 from node.links.pool import Links
-from node.observe.figures import HEADINGS, SHOWN, STATUS, Source, status_values
+from node.observe.figures import HEADINGS, SHOWN_ROWS, STATUS, Source, status_values
 from node.transport.byte_stream import ByteStream
 from node.transport.tcp import TcpNetwork
 from node.transport.tls import TlsStream, swarm_contexts
 
-__all__ = ["PAGE", "ask_figures", "query", "status_page"]
+__all__ = ["PAGE_MEMBERS", "query", "query_figures", "status_page"]
 
-PAGE = 100  # Members of at most 400 B (a host name has 255) in one header of 64 KiB.
-MAX_ROWS = 50_000  # Members that we ask for: 40 MB, twice what a table holds, since any node may be answering.
-MAX_TEXT = 300  # Characters: an address.
+PAGE_MEMBERS = 100  # Members of a page: at most 400 B each (a host name has 255) in one header of 64 KiB.
+MAX_ROWS = 50_000  # Members that are read: 40 MB, twice what a table holds, since any node may be answering.
+MAX_TEXT = 300  # Characters of a text that is shown: enough for an address.
 AFTER_ALL = b"\xff" * 16  # No member's id comes after it.
 METRICS = ("id", "address", "swarm", *(figure.name for figure in STATUS))
 """The metrics of a reply in their order; later versions append theirs."""
@@ -55,9 +55,9 @@ def status_page(
         (record.id, str(record.address) if record.address else None, state.value, record.steps, record.samples,
          record.loss, record.ready, peer.membership.rtt_s(record.id),
          peer.exchanges.durations.rate(record.id))
-        for _, record, state in rows[:PAGE]
+        for _, record, state in rows[:PAGE_MEMBERS]
     )  # fmt: skip
-    return StatusReply((me.id.hex(), address, swarm, *figures), page, len(rows) > PAGE)
+    return StatusReply((me.id.hex(), address, swarm, *figures), page, len(rows) > PAGE_MEMBERS)
 
 
 def query(address: Address, secret: bytes | None = None, timeout_s: float = 5.0) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def query(address: Address, secret: bytes | None = None, timeout_s: float = 5.0)
     Raises LocalError in one sentence if nothing answers there, or the secret is wrong.
     """
     try:
-        return trio.run(ask, address, secret, timeout_s)
+        return trio.run(query_node, address, secret, timeout_s)
     except RefusedError as error:
         raise LocalError(str(error)) from error
     except (OSError, RemoteError, trio.TooSlowError) as error:
@@ -74,15 +74,15 @@ def query(address: Address, secret: bytes | None = None, timeout_s: float = 5.0)
         raise LocalError(f"No node answers at {address}: is it running, is the address right, and {how}?") from error
 
 
-async def ask_figures(address: Address, secret: bytes | None, timeout_s: float) -> dict[str, Any]:
+async def query_figures(address: Address, secret: bytes | None, timeout_s: float) -> dict[str, Any]:
     """Query as :func:`query` does, in the caller's trio loop, for the node's own figures.
 
     At most a page of its members is read, whatever it sends. Raises OSError, RemoteError, trio.TooSlowError.
     """
-    return await ask(address, secret, timeout_s, AFTER_ALL)
+    return await query_node(address, secret, timeout_s, AFTER_ALL)
 
 
-async def ask(address: Address, secret: bytes | None, timeout_s: float, after: bytes = b"") -> dict[str, Any]:
+async def query_node(address: Address, secret: bytes | None, timeout_s: float, after: bytes = b"") -> dict[str, Any]:
     """Query a node for its figures and for members with ids larger than ``after``."""
     with trio.fail_after(timeout_s):
         stream: ByteStream = await TcpNetwork(None, timeout_s).connect(address)
@@ -112,9 +112,9 @@ async def read_pages(stream: ByteStream, reader: FrameReader, after: bytes = b""
         if len(members) >= MAX_ROWS:
             raise ProtocolError("The node names more members than a swarm can have.")
     values = (*reply.metrics, *[None] * len(METRICS))
-    metrics = {name: plain(value) for name, value in zip(METRICS, values, strict=False)}
+    metrics = {name: printable(value) for name, value in zip(METRICS, values, strict=False)}
     for name in HEADINGS:
-        metrics[name] = refused_of(values[METRICS.index(name)])
+        metrics[name] = rows_of(values[METRICS.index(name)])
     identity = metrics.pop("id")
     if not isinstance(identity, str) or len(identity) != 32 or set(identity) - set("0123456789abcdef"):
         raise ProtocolError("The node's answer is not a status.")
@@ -142,23 +142,23 @@ def member_of(row: Any, after: bytes) -> dict[str, Any]:
     if type(peer) is not bytes or len(peer) != 16 or peer <= after:
         raise ProtocolError("The node's answer is not a status.")
     values = (*row[1:], *[None] * 8)
-    where, state, steps, samples, loss, ready, rtt_s, mb_s = (plain(value) for value in values[:8])
+    where, state, steps, samples, loss, ready, rtt_s, mb_s = (printable(value) for value in values[:8])
     return {
         "id": peer.hex(), "address": where, "state": state, "steps": steps, "samples": samples, "loss": loss,
         "ready": ready, "rtt_s": rtt_s, "mb_s": mb_s,
     }  # fmt: skip
 
 
-def refused_of(value: Any) -> tuple[tuple[Any, ...], ...]:
+def rows_of(value: Any) -> tuple[tuple[Any, ...], ...]:
     """Return the rows (member, code, count) of a figure of that shape; malformed rows are left out."""
     rows = value if isinstance(value, tuple) else ()
     return tuple(
-        tuple(plain(item) for item in row[:3]) for row in rows[:SHOWN]
+        tuple(printable(item) for item in row[:3]) for row in rows[:SHOWN_ROWS]
         if isinstance(row, tuple) and len(row) >= 3
     )  # fmt: skip
 
 
-def plain(value: Any) -> Any:
+def printable(value: Any) -> Any:
     """Return a value that is safe to show, a number or a short printable text, and None for any other."""
     if isinstance(value, str):
         return value if len(value) <= MAX_TEXT and value.isprintable() else None

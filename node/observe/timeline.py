@@ -15,7 +15,7 @@ from node.observe.listeners import Listeners
 
 __all__ = ["LoopTimeline"]
 
-BEGUN = 1_024  # Exchanges that have begun and not ended; more than run at the same time.
+MAX_STREAM_BEGINS = 1_024  # Exchanges that have begun and not ended; more than run at the same time.
 
 
 class LoopTimeline:
@@ -36,7 +36,7 @@ class LoopTimeline:
         self.me = ""
         self.node: NodeTimeline | None = None  # From the node's start on.
         self.visit: Visit | None = None  # The latest visit to the step boundary, until its span is written.
-        self.begun: dict[int, float] = {}  # By session, when the streams began.
+        self.stream_begins: dict[int, float] = {}  # By session, when the streams began.
 
     def start(self, me: str) -> None:
         """Begin to record, under this id."""
@@ -44,7 +44,7 @@ class LoopTimeline:
         self.listeners.on("*", self.on_event)
 
     # -- the training thread ---------------------------------------------------------------------------------------
-    def stepped(self, steps: int, seconds: float) -> None:
+    def record_step(self, steps: int, seconds: float) -> None:
         """Record a call of ``step()`` that has just returned, after this many seconds."""
         if self.node is None:
             return
@@ -53,7 +53,7 @@ class LoopTimeline:
         self.node.record_step(steps, now - seconds, now, **figures)
         self.add_copies()
 
-    def spent(self, name: str, seconds: float) -> None:
+    def record_time(self, name: str, seconds: float) -> None:
         """Record this many seconds, which end now, that the loop spent on something other than steps."""
         if self.node is not None:
             now, self.visit = time.time(), None
@@ -87,11 +87,11 @@ class LoopTimeline:
             name = f"{event.id[:8]} {event.after}" if isinstance(event, MemberEvent) else event.kind
             self.node.record_event(name, event.at_s, text=str(event))
         elif event.kind == "exchange.begun":
-            self.begun[event.session] = event.at_s
-            if len(self.begun) > BEGUN:
-                del self.begun[next(iter(self.begun))]
+            self.stream_begins[event.session] = event.at_s
+            if len(self.stream_begins) > MAX_STREAM_BEGINS:
+                del self.stream_begins[next(iter(self.stream_begins))]
         else:
-            begun_s = self.begun.pop(event.session, None)
+            begun_s = self.stream_begins.pop(event.session, None)
             self.node.record_exchange(
                 event.session, (self.me, *event.partners), event.at_s - event.seconds, begun_s, event.at_s,
                 event.reason, codec=event.codec, bytes_sent=event.bytes_sent, bytes_received=event.bytes_received,

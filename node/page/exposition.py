@@ -11,11 +11,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from gossip.effects import MemberState
 from gossip.exchange.session_table import REASONS
 from node.observe.events import ExchangeEvent
-from node.observe.figures import FIGURES, VERSION, Source, known
+from node.observe.figures import FIGURES, VERSION, Source, none_if_nan
 
-__all__ = ["KIND", "Exposition"]
+__all__ = ["CONTENT_TYPE", "Exposition"]
 
-KIND = prometheus_client.CONTENT_TYPE_LATEST
+CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 # Bounds of the histogram's buckets, from small models to slow links.
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -35,11 +35,13 @@ class Exposition:
         )  # fmt: skip
         self.registry.register(self)
 
-    def heard(self, event: ExchangeEvent) -> None:
+    def on_exchange(self, event: ExchangeEvent) -> None:
+        """Count a finished exchange in the histogram."""
         if event.kind == "exchange.done":
             self.seconds.observe(event.seconds)
 
-    def text(self, source: Source) -> bytes:
+    def render(self, source: Source) -> bytes:
+        """Return all metrics in Prometheus's text format."""
         self.source = source
         try:
             text: bytes = prometheus_client.generate_latest(self.registry)
@@ -58,7 +60,7 @@ class Exposition:
         for figure in FIGURES:
             if not figure.metric or figure.of is None:
                 continue
-            value = known(figure.of(at))
+            value = none_if_nan(figure.of(at))
             if value is None:
                 continue
             of = CounterMetricFamily if figure.metric.endswith("_total") else GaugeMetricFamily

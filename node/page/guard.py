@@ -11,10 +11,10 @@ from http import HTTPStatus
 from gossip.ids import Address
 from node.transport.tcp import is_loopback
 
-__all__ = ["OPEN", "Guard", "token_of"]
+__all__ = ["OPEN_PATH", "Guard", "token_of"]
 
 TOKEN_DIGITS = 32  # Hexadecimal: 128 bits, which cannot be guessed.
-OPEN = "/healthz"  # Open to launchers that can send no token: it only says whether this node trains.
+OPEN_PATH = "/healthz"  # Open to launchers that can send no token: it only says whether this node trains.
 
 
 def token_of(secret: bytes) -> str:
@@ -47,32 +47,32 @@ class Guard:
         """Return the link that a user opens."""
         return f"http://{shown}/" + (f"?token={self.token}" if self.token else "")
 
-    def refuses(
+    def refusal(
         self, path: str, query: str, host: str, authorization: str, cookie: str
     ) -> tuple[HTTPStatus, str] | None:
         """Return the status and sentence of a refusal, or None to admit. Texts are as the visitor sent them."""
-        if path == OPEN:
+        if path == OPEN_PATH:
             return None
         if self.token is None:
             if is_own_name(host):
                 return None
             return HTTPStatus.FORBIDDEN, "This page answers on its machine alone: open it as http://127.0.0.1:PORT/."
-        if self.brings_token(query) or self.same(authorization.removeprefix("Bearer ")):
+        if self.brings_token(query) or self.is_token(authorization.removeprefix("Bearer ")):
             return None
-        if any(self.same(part.strip().removeprefix("gossip_page=")) for part in cookie.split(";")[:32]):
+        if any(self.is_token(part.strip().removeprefix("gossip_page=")) for part in cookie.split(";")[:32]):
             return None
         sentence = "This page is its swarm's: open the link that the node printed at its start, or send its token."
         return HTTPStatus.UNAUTHORIZED, sentence
 
     def brings_token(self, query: str) -> bool:
         """Return True if the token is in the address. It is then moved from there to a cookie."""
-        return any(self.same(part.removeprefix("token=")) for part in query.split("&")[:32])
+        return any(self.is_token(part.removeprefix("token=")) for part in query.split("&")[:32])
 
     def cookie(self) -> str:
         # Lax and not Strict, so that the link works from a message. The page offers nothing to change.
         return f"gossip_page={self.token}; Path=/; HttpOnly; SameSite=Lax; Max-Age=604800"
 
-    def same(self, text: str) -> bool:
+    def is_token(self, text: str) -> bool:
         return self.token is not None and hmac.compare_digest(text.encode(errors="replace"), self.token.encode())
 
 

@@ -21,21 +21,22 @@ from node.faults import Faults
 from node.links.connector import Connector
 from node.observe.events import ExchangeEvent, NodeEvent
 from node.observe.figures import Source, status_reading
-from node.observe.status import ask_figures
-from node.page.exposition import KIND, Exposition
-from node.page.guard import OPEN, Guard
+from node.observe.status import query_figures
+from node.page.exposition import CONTENT_TYPE, Exposition
+from node.page.guard import OPEN_PATH, Guard
 from node.page.picture import SwarmPicture
 from node.page.web import Answer, Asked, WebServer
 
 __all__ = ["Page"]
 
-LOOK_S = 1.0  # Seconds between two looks at the swarm.
-WALK_SHARE = 100.0  # Pause after a look, as a multiple of its duration: it walks the table, 16 ms for 10,000 members.
-STREAMS = 16  # Concurrent event streams, of 20 kB a second each.
-ASKED = 8  # Members queried per second while a page is open: 32 take four seconds.
-ASK_S = 2.0  # Limit for an answer, a third of the age at which a row is old.
-SENTENCES = 50  # Recent sentences that a page begins with.
-SENTENCE = 400  # Characters of each sentence.
+UPDATE_PERIOD_S = 1.0  # Seconds between two updates of the picture.
+# Pause after an update, as a multiple of its duration: it walks the table of members, 16 ms for 10,000 of them.
+WALK_SHARE = 100.0
+MAX_STREAMS = 16  # Concurrent event streams, of 20 kB a second each.
+MAX_QUERIES = 8  # Members queried per second while a page is open: 32 take four seconds.
+ASK_S = 2.0  # Seconds for an answer, a third of the age at which a row is old.
+MAX_SENTENCES = 50  # Recent sentences that a page begins with.
+MAX_CHARACTERS = 400  # Characters of each sentence.
 HEALTHY_S = 30.0  # Seconds without a step boundary that count as healthy: an evaluation may take this long.
 # The same as a multiple of the longest time between two boundaries so far; the larger limit counts.
 HEALTHY_TIMES = 3.0
@@ -82,11 +83,11 @@ class Page:
         self.source: Callable[[], Source] | None = None
         self.contain: Callable[[Exception], None] = lambda error: None
         self.sentences: list[dict[str, Any]] = []
-        self.counted = 0  # Number of sentences so far.
-        self.watching = 0
-        self.state = b""  # The event of the last look, which all streams send.
-        self.looked = trio.Event()
-        self.asking = trio.CapacityLimiter(ASKED)
+        self.sentence_count = 0  # Number of sentences so far, which numbers the next one.
+        self.open_streams = 0
+        self.state = b""  # The event of the last update, which all streams send.
+        self.updated = trio.Event()
+        self.query_limiter = trio.CapacityLimiter(MAX_QUERIES)
         self.longest_s = 0.0  # The longest time between two boundaries, as seen here.
 
     def link(self, seen: Address) -> str:
@@ -103,12 +104,12 @@ class Page:
             while True:
                 began = time.perf_counter()
                 try:
-                    self.look(runtime(), source, self.picture, nursery)
+                    self.update(runtime(), source, self.picture, nursery)
                 except Exception as error:
                     self.contain(error)
-                await trio.sleep(max(LOOK_S, WALK_SHARE * (time.perf_counter() - began)))
+                await trio.sleep(max(UPDATE_PERIOD_S, WALK_SHARE * (time.perf_counter() - began)))
 
-    def look(
+    def update(
         self, runtime: WatchedNode, source: Callable[[], Source], picture: SwarmPicture, nursery: trio.Nursery
     ) -> None:
         """Update the picture, query members if a page is open, and wake the event streams."""
@@ -117,58 +118,59 @@ class Page:
         stood_s = runtime.now - peer.view.boundary_at
         if peer.view.ready and stood_s < self.patience_s:  # A stall must not raise its own limit.
             self.longest_s = max(self.longest_s, stood_s)
-        picture.look([(peer.membership.me, MemberState.ALIVE), *peer.membership.members()], own, now)
-        if self.watching:
-            for who, address in picture.next_to_ask(ASKED, now):
-                nursery.start_soon(self.ask, runtime.connector, picture, who, address)
+        picture.update([(peer.membership.me, MemberState.ALIVE), *peer.membership.members()], own, now)
+        if self.open_streams:
+            for who, address in picture.take_next_queries(MAX_QUERIES, now):
+                nursery.start_soon(self.query_member, runtime.connector, picture, who, address)
             self.state = self.state_of(picture)
-        looked, self.looked = self.looked, trio.Event()
+        looked, self.updated = self.updated, trio.Event()
         looked.set()
 
     def state_of(self, picture: SwarmPicture) -> bytes:
+        """Return the event that open pages get once a second."""
         status, why = self.health()
         return event_of("state", {**picture.state(), "health": why, "healthy": status is HTTPStatus.OK})
 
-    async def ask(self, connector: Connector, picture: SwarmPicture, who: PeerId, text: str) -> None:
+    async def query_member(self, connector: Connector, picture: SwarmPicture, who: PeerId, text: str) -> None:
         """Query one member for its own figures, within the dial budget; its row stays if it does not answer."""
-        if self.asking.available_tokens < 1:
+        if self.query_limiter.available_tokens < 1:
             return
-        async with self.asking:
+        async with self.query_limiter:
             try:
                 address = parse_address(text)
                 if not connector.may_dial(address) or not connector.budget.charge(address, trio.current_time()):
                     return
-                answer = await ask_figures(address, self.secret, ASK_S)
+                answer = await query_figures(address, self.secret, ASK_S)
                 if answer["id"] == who.hex():
                     connector.budget.mark_proven(address)
-                    picture.answered(who, answer["metrics"], time.monotonic())
+                    picture.on_answer(who, answer["metrics"], time.monotonic())
             except (OSError, RemoteError, LocalError, trio.TooSlowError):
                 pass
             except Exception as error:
                 self.contain(error)
 
-    def heard(self, event: NodeEvent) -> None:
+    def on_event(self, event: NodeEvent) -> None:
         """Record an event of this node."""
         if isinstance(event, ExchangeEvent):
-            self.exposition.heard(event)
+            self.exposition.on_exchange(event)
         else:
-            self.counted += 1
-            said = {"number": self.counted, "at": round(event.at_s, 1), "text": str(event)[:SENTENCE]}
+            self.sentence_count += 1
+            said = {"number": self.sentence_count, "at": round(event.at_s, 1), "text": str(event)[:MAX_CHARACTERS]}
             self.sentences.append(said)
-            del self.sentences[:-SENTENCES]
+            del self.sentences[:-MAX_SENTENCES]
 
     # -- answers ---------------------------------------------------------------------------------------------------
     async def answer(self, asked: Asked) -> Answer:
         headers, path = asked.headers, asked.path
-        refusal = self.guard.refuses(
+        refusal = self.guard.refusal(
             path, asked.query, headers.get("host", ""), headers.get("authorization", ""), headers.get("cookie", "")
         )
         if refusal is not None:
             status, sentence = refusal
             return Answer(f"{sentence}\n".encode(), status=status)
-        return replace(await self.found(asked), admitted=path != OPEN)
+        return replace(await self.route(asked), admitted=path != OPEN_PATH)
 
-    async def found(self, asked: Asked) -> Answer:
+    async def route(self, asked: Asked) -> Answer:
         """Answer a request that the guard admits."""
         path = asked.path
         if path == "/" and self.guard.brings_token(asked.query):
@@ -185,17 +187,17 @@ class Page:
                 status, sentence = self.health()
                 return Answer(f"{sentence}\n".encode(), status=status)
             case "/metrics":
-                return Answer(self.exposition.text(self.source()), KIND)
+                return Answer(self.exposition.render(self.source()), CONTENT_TYPE)
             case "/events":
-                if self.watching >= STREAMS:
-                    sentence = f"{STREAMS} pages of this node are open already: close one."
+                if self.open_streams >= MAX_STREAMS:
+                    sentence = f"{MAX_STREAMS} pages of this node are open already: close one."
                     return Answer(f"{sentence}\n".encode(), status=HTTPStatus.SERVICE_UNAVAILABLE)
                 return Answer(b"", "text/event-stream", stream=self.events(self.picture))
         return Answer(b"There is no such page.\n", status=HTTPStatus.NOT_FOUND)
 
     async def events(self, picture: SwarmPicture) -> AsyncGenerator[bytes, None]:
-        """Yield the initial event and then one per look. Nothing is queued: a slow reader gets fewer events."""
-        self.watching += 1
+        """Yield the initial event and then one per update. Nothing is queued: a slow reader gets fewer events."""
+        self.open_streams += 1
         try:
             yield event_of(
                 "begin", {"settings": settings_of(self.config), "swarm": self.config.swarm, **picture.history()}
@@ -207,10 +209,10 @@ class Page:
                     said = late[-1]["number"]
                     yield event_of("sentences", late)
                 yield state
-                await self.looked.wait()
+                await self.updated.wait()
                 state = self.state
         finally:
-            self.watching -= 1
+            self.open_streams -= 1
 
     @property
     def patience_s(self) -> float:
@@ -242,4 +244,4 @@ def settings_of(config: Config) -> dict[str, str]:
     """Return every key whose value is not the default, with the value as text."""
     plain = Config()
     values = {field.name: (getattr(config, field.name), getattr(plain, field.name)) for field in fields(config)}
-    return {name: str(value)[:SENTENCE] for name, (value, default) in values.items() if value != default}
+    return {name: str(value)[:MAX_CHARACTERS] for name, (value, default) in values.items() if value != default}

@@ -11,15 +11,15 @@ from typing import Any
 
 from gossip.effects import MemberState
 from gossip.ids import MemberRecord, PeerId
-from node.observe.figures import SHOWN
+from node.observe.figures import SHOWN_ROWS
 
 __all__ = ["Curve", "SwarmPicture", "number"]
 
-ROWS = 256  # Members shown: a longer page is unreadable, and takes 64 KiB to send each second.
-TRACED = 64  # Members whose losses are kept: 20 kB each.
-POINTS = 512  # Points of one curve: the columns of a chart on a telephone.
+MAX_ROWS = 256  # Members shown: a longer page is unreadable, and takes 64 KiB to send each second.
+MAX_CURVES = 64  # Members whose losses are kept: 20 kB each.
+MAX_POINTS = 512  # Points of one curve: the columns of a chart on a telephone.
 OLD_S = 6.0  # Seconds since its last answer after which a row is old: two queries went unanswered.
-NAMED = 40  # Characters of a version, a codec or a reason that are shown.
+MAX_CHARACTERS = 40  # Characters of a version, a codec or a reason that are shown.
 PACE_S = 10.0  # The window for samples per second: steps may take seconds, and exchanges change the swarm's count.
 
 
@@ -37,19 +37,19 @@ class Curve:
             return
         self.skipped = 0
         self.points.append(point)
-        if len(self.points) >= POINTS:
+        if len(self.points) >= MAX_POINTS:
             del self.points[1::2]
             self.stride *= 2
 
 
 @dataclass(slots=True)
-class Answered:
+class MemberAnswer:
     """A member's last answer, checked, and its time."""
 
     at: float  # On the clock of time.monotonic.
     row: dict[str, Any]
-    sent: float | None = None  # MB/s since the answer before.
-    received: float | None = None
+    sent_mb_s: float | None = None  # MB/s since the answer before.
+    received_mb_s: float | None = None
     samples_s: float | None = None  # Samples per second since then.
 
 
@@ -79,35 +79,36 @@ class SwarmPicture:
         self.me = me
         self.rows: list[dict[str, Any]] = []
         self.hidden = 0  # Members beyond ROWS.
-        self.told: dict[PeerId, Answered] = {}
-        self.asked: dict[PeerId, float] = {}  # The time of the last query to each member.
+        self.answers: dict[PeerId, MemberAnswer] = {}
+        self.queried_at: dict[PeerId, float] = {}  # The time of the last query to each member.
         self.losses: dict[PeerId, Curve] = {}
         # (unix seconds, consensus distance, MB/s up, MB/s down, samples per second of this node and of the swarm)
-        self.own = Curve()
+        self.own_curve = Curve()
         self.paces = Pace(), Pace()  # For this node's samples and for the swarm's.
 
     # -- members and this node -------------------------------------------------------------------------------------
-    def look(self, members: Iterable[tuple[MemberRecord, MemberState]], own: Mapping[str, Any], now: float) -> None:
+    def update(self, members: Iterable[tuple[MemberRecord, MemberState]], own: Mapping[str, Any], now: float) -> None:
         """Record the members that this node knows and its own figures, as in a status; call it about once a second."""
-        self.answered(self.me, own, now)
-        mine = self.told[self.me]
+        self.on_answer(self.me, own, now)
+        mine = self.answers[self.me]
         counts = mine.row["samples"], mine.row["swarm_samples"]
         paces = [pace.add(now, count) for pace, count in zip(self.paces, counts, strict=True)]
         mine.samples_s = paces[0]
         order = {MemberState.ALIVE: 0, MemberState.SUSPECT: 1, MemberState.DEAD: 2, MemberState.LEFT: 3}
         found = sorted(members, key=lambda one: (one[0].id != self.me, order[one[1]], one[0].id))
-        self.hidden = max(0, len(found) - ROWS)
-        del found[ROWS:]
+        self.hidden = max(0, len(found) - MAX_ROWS)
+        del found[MAX_ROWS:]
         self.rows = [self.row(record, state, now) for record, state in found]
         here = {record.id for record, _ in found}
-        for known in (self.told, self.asked, self.losses):
+        for known in (self.answers, self.queried_at, self.losses):
             for gone in known.keys() - here:
                 del known[gone]
-        for record, _ in found[:TRACED]:
-            self.trace(record)
-        self.own.add(round(time.time(), 1), mine.row["consensus_distance"], mine.sent, mine.received, *paces)
+        for record, _ in found[:MAX_CURVES]:
+            self.add_loss(record)
+        distance = mine.row["consensus_distance"]
+        self.own_curve.add(round(time.time(), 1), distance, mine.sent_mb_s, mine.received_mb_s, *paces)
 
-    def trace(self, record: MemberRecord) -> None:
+    def add_loss(self, record: MemberRecord) -> None:
         """Add the member's loss to its curve, if it has trained since the last point."""
         progress = self.progress(record)
         steps, loss = progress["steps"], progress["loss"]
@@ -125,7 +126,7 @@ class SwarmPicture:
         They come from its last answer, which counts only this life, as its other figures do. Without an answer they
         come from its record, which counts all its lives.
         """
-        told = self.told.get(record.id)
+        told = self.answers.get(record.id)
         said = {"steps": record.steps, "samples": record.samples, "loss": number(record.loss)}
         if told is not None and None not in (told.row["steps"], told.row["samples"]):
             said = {name: told.row[name] for name in said}
@@ -133,41 +134,41 @@ class SwarmPicture:
 
     def row(self, record: MemberRecord, state: MemberState, now: float) -> dict[str, Any]:
         """Return the row of one member, from its record and its last answer."""
-        told = self.told.get(record.id)
+        told = self.answers.get(record.id)
         return {
             "address": None if record.address is None else str(record.address), "ready": record.ready,
             **({} if told is None else told.row), **self.progress(record),
             "id": record.id.hex(), "state": state.value, "self": record.id == self.me,
-            "mb_s_sent": None if told is None else told.sent,
-            "mb_s_received": None if told is None else told.received,
+            "mb_s_sent": None if told is None else told.sent_mb_s,
+            "mb_s_received": None if told is None else told.received_mb_s,
             "samples_s": None if told is None else told.samples_s,
             "answered_s": None if told is None else round(now - told.at, 1),
             "old": state in (MemberState.DEAD, MemberState.SUSPECT) or (
-                told is not None and now - told.at > OLD_S and self.asked.get(record.id, 0.0) > told.at
+                told is not None and now - told.at > OLD_S and self.queried_at.get(record.id, 0.0) > told.at
             ),
         }  # fmt: skip
 
     # -- answers of members ----------------------------------------------------------------------------------------
-    def answered(self, peer: PeerId, metrics: Mapping[str, Any], now: float) -> None:
+    def on_answer(self, peer: PeerId, metrics: Mapping[str, Any], now: float) -> None:
         """Record a member's own figures. Only their shape can be checked."""
         row = row_of(metrics)
-        before, told = self.told.get(peer), Answered(now, row)
+        before, told = self.answers.get(peer), MemberAnswer(now, row)
         if before is not None and now > before.at:
             passed_s = now - before.at
-            told.sent = rate(before.row["bytes_sent"], row["bytes_sent"], passed_s)
-            told.received = rate(before.row["bytes_received"], row["bytes_received"], passed_s)
+            told.sent_mb_s = rate(before.row["bytes_sent"], row["bytes_sent"], passed_s)
+            told.received_mb_s = rate(before.row["bytes_received"], row["bytes_received"], passed_s)
             told.samples_s = rate(before.row["samples"], row["samples"], passed_s, 1.0)
-        self.told[peer] = told
+        self.answers[peer] = told
 
-    def next_to_ask(self, count: int, now: float) -> list[tuple[PeerId, str]]:
+    def take_next_queries(self, count: int, now: float) -> list[tuple[PeerId, str]]:
         """Return dialable live members, the ones queried longest ago first, and count them as queried now."""
         can = [
             (PeerId(bytes.fromhex(row["id"])), row["address"]) for row in self.rows
             if row["address"] and row["state"] in ("alive", "suspect") and not row["self"]
         ]  # fmt: skip
-        can.sort(key=lambda one: self.asked.get(one[0], -math.inf))
+        can.sort(key=lambda one: self.queried_at.get(one[0], -math.inf))
         for peer, _ in can[:count]:
-            self.asked[peer] = now
+            self.queried_at[peer] = now
         return can[:count]
 
     # -- data for a page -------------------------------------------------------------------------------------------
@@ -175,12 +176,12 @@ class SwarmPicture:
         """Return the data that a page begins with."""
         return {
             "losses": {peer.hex(): trace.points for peer, trace in self.losses.items()},
-            "own": self.own.points,
+            "own": self.own_curve.points,
         }  # fmt: skip
 
     def state(self) -> dict[str, Any]:
         """Return the data that a page gets once a second."""
-        return {"members": self.rows, "hidden": self.hidden, "own": self.own.points[-1:]}
+        return {"members": self.rows, "hidden": self.hidden, "own": self.own_curve.points[-1:]}
 
 
 def row_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,7 +200,7 @@ def row_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 def rows_of(value: Any) -> Iterable[Sequence[Any]]:
     given = value if isinstance(value, tuple | list) else ()
-    return [one for one in given[:SHOWN] if isinstance(one, tuple | list) and len(one) >= 3]
+    return [one for one in given[:SHOWN_ROWS] if isinstance(one, tuple | list) and len(one) >= 3]
 
 
 def number(value: Any) -> float | int | None:
@@ -210,7 +211,7 @@ def number(value: Any) -> float | int | None:
 
 
 def text(value: Any) -> str:
-    return value[:NAMED] if isinstance(value, str) and value.isprintable() else ""
+    return value[:MAX_CHARACTERS] if isinstance(value, str) and value.isprintable() else ""
 
 
 def rate(before: float | None, after: float | None, passed_s: float, unit: float = 1e6) -> float | None:

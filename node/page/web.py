@@ -19,8 +19,8 @@ from node.transport.tcp import listening
 
 __all__ = ["Answer", "Asked", "WebServer"]
 
-WAITING = 64  # Connections without an admitted request: a browser opens six. Beyond it see ``drop_one``.
-ADMITTED = 64  # Connections whose request the guard has admitted: only event streams last.
+MAX_WAITING = 64  # Connections without an admitted request: a browser opens six. Beyond it see ``drop_one``.
+MAX_ADMITTED = 64  # Connections whose request the guard has admitted: only event streams last.
 REQUEST_BYTES = 16_384  # Limit on a request's line and headers; a body is refused.
 REQUEST_S = 5.0  # Limit for a request to arrive.
 SEND_S = 10.0  # Limit for sending a piece of an answer: a visitor that does not read is disconnected.
@@ -81,7 +81,7 @@ class WebServer:
         self.admitted: set[trio.socket.SocketType] = set()
 
     @property
-    def open(self) -> int:
+    def open_connections(self) -> int:
         """Return the number of open connections."""
         return len(self.waiting) + len(self.admitted)
 
@@ -112,12 +112,12 @@ class WebServer:
                     await trio.sleep(0.1)
                     continue
                 keep_from_children(accepted)
-                if len(self.waiting) >= WAITING:
-                    self.drop_one()
+                if len(self.waiting) >= MAX_WAITING:
+                    self.drop_oldest()
                 self.waiting[accepted] = neighbourhood(str(where[0]))
-                nursery.start_soon(self.talk, accepted)
+                nursery.start_soon(self.handle_connection, accepted)
 
-    def drop_one(self) -> None:
+    def drop_oldest(self) -> None:
         """Close the oldest waiting connection of the network that has the most of them."""
         crowd = Counter(self.waiting.values())
         most = max(crowd.values())
@@ -127,15 +127,16 @@ class WebServer:
 
     def admit(self, sock: trio.socket.SocketType) -> bool:
         """Count a connection among the admitted ones; return False if there are too many."""
-        if sock not in self.waiting or len(self.admitted) >= ADMITTED:
+        if sock not in self.waiting or len(self.admitted) >= MAX_ADMITTED:
             return False
         del self.waiting[sock]
         self.admitted.add(sock)
         return True
 
-    async def talk(self, sock: trio.socket.SocketType) -> None:
+    async def handle_connection(self, sock: trio.socket.SocketType) -> None:
+        """Answer the request of a connection, and close it."""
         try:
-            await self.exchange(trio.SocketStream(sock), h11.Connection(h11.SERVER, REQUEST_BYTES))
+            await self.answer_request(trio.SocketStream(sock), h11.Connection(h11.SERVER, REQUEST_BYTES))
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
             pass  # The visitor is gone, too slow, or dropped.
         except Exception as error:
@@ -145,13 +146,14 @@ class WebServer:
             self.admitted.discard(sock)
             sock.close()
 
-    async def exchange(self, stream: trio.SocketStream, http: h11.Connection) -> None:
+    async def answer_request(self, stream: trio.SocketStream, http: h11.Connection) -> None:
         try:
             with trio.fail_after(REQUEST_S):
-                request = await self.request(stream, http)
+                request = await self.read_request(stream, http)
         except h11.RemoteProtocolError:
             if http.our_state is h11.IDLE or http.our_state is h11.SEND_RESPONSE:
-                await self.send(stream, http, Answer(b"That is no request.\n", status=HTTPStatus.BAD_REQUEST), False)
+                answer = Answer(b"That is no request.\n", status=HTTPStatus.BAD_REQUEST)
+                await self.send_response(stream, http, answer, False)
             return
         if request is None:
             return
@@ -163,9 +165,9 @@ class WebServer:
             answer = await self.answer(Asked(path, query, headers))
             if answer.admitted and not self.admit(stream.socket):
                 answer = TOO_MANY
-        await self.send(stream, http, answer, request.method == b"HEAD")
+        await self.send_response(stream, http, answer, request.method == b"HEAD")
 
-    async def request(self, stream: trio.SocketStream, http: h11.Connection) -> h11.Request | None:
+    async def read_request(self, stream: trio.SocketStream, http: h11.Connection) -> h11.Request | None:
         """Return the complete request; None from a visitor that sends nothing. Raises RemoteProtocolError."""
         asked: h11.Request | None = None
         while True:
@@ -181,23 +183,24 @@ class WebServer:
             else:
                 return None
 
-    async def send(self, stream: trio.SocketStream, http: h11.Connection, answer: Answer, head: bool) -> None:
+    async def send_response(self, stream: trio.SocketStream, http: h11.Connection, answer: Answer, head: bool) -> None:
         headers = [*HEADERS, *answer.headers, ("Content-Type", answer.kind)]
         if answer.stream is None:
             headers.append(("Content-Length", str(len(answer.body))))
-        await self.piece(stream, http.send(h11.Response(
+        await self.send_piece(stream, http.send(h11.Response(
             status_code=answer.status.value, headers=headers, reason=answer.status.phrase.encode()
         )))  # fmt: skip
         if head:
             return
-        await self.piece(stream, http.send(h11.Data(answer.body)))
+        await self.send_piece(stream, http.send(h11.Data(answer.body)))
         if answer.stream is not None:
             async with contextlib.aclosing(answer.stream) as pieces:
                 async for piece in pieces:
-                    await self.piece(stream, http.send(h11.Data(piece)))
-        await self.piece(stream, http.send(h11.EndOfMessage()))
+                    await self.send_piece(stream, http.send(h11.Data(piece)))
+        await self.send_piece(stream, http.send(h11.EndOfMessage()))
 
-    async def piece(self, stream: trio.SocketStream, data: bytes | None) -> None:
+    async def send_piece(self, stream: trio.SocketStream, data: bytes | None) -> None:
+        """Send bytes within ``SEND_S``. Raises trio.TooSlowError."""
         if data:
             with trio.fail_after(SEND_S):
                 await stream.send_all(data)

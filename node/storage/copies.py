@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from gossip.errors import CheckpointError
-from node.storage.urls import shown
+from node.storage.urls import public_url
 
-__all__ = ["FOLDER", "LOOK_S", "PERMANENT", "LocalCopy", "folder_in", "opened", "persist"]
+__all__ = ["CHECK_PERIOD_S", "FOLDER", "PERMANENT", "LocalCopy", "folder_in", "open_store", "retry"]
 
 ATTEMPTS: Final = 5  # Stores of clouds retry by themselves, so this outlasts a restart of a server, not an outage.
 FIRST_WAIT_S: Final = 1.0  # Doubled after each attempt: 15 s in all.
 STALL_S: Final = 300.0  # The time without a moved byte: 100 MB, sent as one piece, take this at 3 Mbit/s.
-LOOK_S: Final = 0.1  # Interval of the checks whether a store has finished.
+CHECK_PERIOD_S: Final = 0.1  # Interval of the checks whether a store has finished.
 FOLDER: Final = "upload-"
 PERMANENT: Final = (
     FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError, ImportError, NotImplementedError,
@@ -49,28 +49,28 @@ class LocalCopy:
         return self.folder / self.url.partition("?")[0].rpartition("/")[2]
 
     @property
-    def store(self) -> str:
+    def store_name(self) -> str:
         """Return the part of the URL that names its store: protocol and host or bucket."""
-        return "/".join(shown(self.url).split("/")[:3])
+        return "/".join(public_url(self.url).split("/")[:3])
 
     @property
-    def where(self) -> str:
+    def shown_url(self) -> str:
         """Return the URL for users."""
-        return shown(self.url)
+        return public_url(self.url)
 
     @property
     def stall_s(self) -> float:
         return STALL_S
 
     @property
-    def stalls(self) -> bool:
+    def is_stalled(self) -> bool:
         return time.monotonic() - self.moved_at > STALL_S
 
-    def moved(self, *_: object, **__: object) -> None:
+    def on_moved(self, *_: object, **__: object) -> None:
         self.moved_at = time.monotonic()
 
 
-def opened(url: str) -> tuple[Any, str]:
+def open_store(url: str) -> tuple[Any, str]:
     """Return the store and the checkpoint's path there. May connect."""
     from fsspec.core import url_to_fs
 
@@ -79,7 +79,7 @@ def opened(url: str) -> tuple[Any, str]:
     return store, path
 
 
-def persist(work: Callable[[], None]) -> None:
+def retry(work: Callable[[], None]) -> None:
     """Call ``work`` until it succeeds, ATTEMPTS times at most. Raise its last exception."""
     for attempt in range(ATTEMPTS):
         try:
@@ -97,5 +97,5 @@ def folder_in(home: Path, url: str) -> Path:
     try:
         return Path(tempfile.mkdtemp(prefix=FOLDER, dir=home))
     except OSError as error:
-        text = f"{shown(url)} needs a local file on its way, and no folder for it can be made in {home}"
+        text = f"{public_url(url)} needs a local file on its way, and no folder for it can be made in {home}"
         raise CheckpointError(f"{text} ({error.strerror}): give room there.") from error

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gossip.errors import CheckpointError
-from node.storage.copies import LOOK_S, PERMANENT, LocalCopy, folder_in, opened, persist
-from node.storage.urls import check, named, reason
+from node.storage.copies import CHECK_PERIOD_S, PERMANENT, LocalCopy, folder_in, open_store, retry
+from node.storage.urls import check_url, error_text, with_ending
 
-__all__ = ["fetched"]
+__all__ = ["fetched_copy"]
 
 
 @contextlib.contextmanager
-def fetched(url: str, home: Path, beat: Callable[[], None] = lambda: None) -> Iterator[Path]:
+def fetched_copy(url: str, home: Path, beat: Callable[[], None] = lambda: None) -> Iterator[Path]:
     """Yield a local copy of a checkpoint in a store, and delete it at the end.
 
     Errors inside the block that name the copy name the URL instead.
@@ -30,14 +30,14 @@ def fetched(url: str, home: Path, beat: Callable[[], None] = lambda: None) -> It
     Raises:
         CheckpointError: In one sentence.
     """
-    check(url)
-    copy = LocalCopy(named(url), folder_in(home, url), home)
+    check_url(url)
+    copy = LocalCopy(with_ending(url), folder_in(home, url), home)
     try:
         fetch(url, copy, beat)
         try:
             yield copy.file
         except CheckpointError as error:
-            raise CheckpointError(str(error).replace(str(copy.file), copy.where)) from error
+            raise CheckpointError(str(error).replace(str(copy.file), copy.shown_url)) from error
     finally:
         shutil.rmtree(copy.folder, ignore_errors=True)
 
@@ -49,17 +49,17 @@ def fetch(url: str, copy: LocalCopy, beat: Callable[[], None]) -> None:
 
     def run() -> None:
         try:
-            persist(lambda: get(url, copy))
+            retry(lambda: download(url, copy))
         except Exception as error:  # A store's package may raise anything.
             failures.append(error)
         finally:
             done.set()
 
     threading.Thread(target=run, name="gossip-fetch", daemon=True).start()
-    where = copy.where
-    while not done.wait(LOOK_S):
+    where = copy.shown_url
+    while not done.wait(CHECK_PERIOD_S):
         beat()
-        if copy.stalls:
+        if copy.is_stalled:
             raise CheckpointError(
                 f"Could not read {where}: the store gives nothing for {copy.stall_s:g} s; look at it and at the "
                 "network."
@@ -67,7 +67,7 @@ def fetch(url: str, copy: LocalCopy, beat: Callable[[], None]) -> None:
     if not failures:
         return
     (error,) = failures
-    why = reason(error, url)
+    why = error_text(error, url)
     if isinstance(error, FileNotFoundError):
         raise CheckpointError(f"There is no checkpoint at {where}; check the URL.") from error
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -81,16 +81,16 @@ def fetch(url: str, copy: LocalCopy, beat: Callable[[], None]) -> None:
     raise CheckpointError(f"Could not read {where}: {why}; check the URL, the store and the network.") from error
 
 
-def get(url: str, copy: LocalCopy) -> None:
+def download(url: str, copy: LocalCopy) -> None:
     from fsspec.callbacks import Callback
 
-    copy.moved()
-    callback = Callback(hooks={"moved": copy.moved})
-    store, path = opened(copy.url)
+    copy.on_moved()
+    callback = Callback(hooks={"moved": copy.on_moved})
+    store, path = open_store(copy.url)
     try:
         store.get_file(path, str(copy.file), callback=callback)
     except FileNotFoundError:
         if copy.url == url:
             raise
-        store, path = opened(url)  # The file may have another origin and no ending.
+        store, path = open_store(url)  # The file may have another origin and no ending.
         store.get_file(path, str(copy.file), callback=callback)

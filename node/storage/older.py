@@ -10,21 +10,21 @@ from typing import Any, Final
 
 from gossip.errors import CheckpointError
 
-__all__ = ["keep_older", "keep_older_there", "kept_names", "numbered"]
+__all__ = ["checked_keep", "keep_older", "keep_older_in_store", "numbered_name"]
 
-MOST_KEPT: Final = 100  # Each save renames all older ones.
+MAX_KEPT: Final = 100  # Each save renames all older ones.
 
 
-def numbered(name: str, older: int) -> str:
+def numbered_name(name: str, older: int) -> str:
     """Return the name of an older checkpoint: run.1.safetensors is the one before run.safetensors."""
     stem, dot, suffix = name.rpartition(".")
     return f"{stem}.{older}{dot}{suffix}" if older else name
 
 
-def kept_names(keep: object) -> int:
+def checked_keep(keep: object) -> int:
     """Return the number of checkpoints to keep under one name. Raise CheckpointError if it is none."""
-    if not isinstance(keep, int) or isinstance(keep, bool) or not 1 <= keep <= MOST_KEPT:
-        raise CheckpointError(f"keep is {keep!r}: give how many checkpoints to keep, from 1 to {MOST_KEPT}.")
+    if not isinstance(keep, int) or isinstance(keep, bool) or not 1 <= keep <= MAX_KEPT:
+        raise CheckpointError(f"keep is {keep!r}: give how many checkpoints to keep, from 1 to {MAX_KEPT}.")
     return keep
 
 
@@ -41,7 +41,10 @@ def keep_older(files: Sequence[Path], keep: int, folder: Path) -> None:
     """
     for older in range(keep - 1, 0, -1):
         for file in files:
-            newer, place = file.with_name(numbered(file.name, older - 1)), file.with_name(numbered(file.name, older))
+            newer, place = (
+                file.with_name(numbered_name(file.name, older - 1)),
+                file.with_name(numbered_name(file.name, older)),
+            )
             if not newer.exists():
                 continue
             if older == 1:  # A second name: a kill from here on leaves the newest checkpoint in its place.
@@ -54,11 +57,11 @@ def keep_older(files: Sequence[Path], keep: int, folder: Path) -> None:
             os.replace(newer, place)
 
 
-def keep_older_there(store: Any, paths: Sequence[str], keep: int) -> None:
+def keep_older_in_store(store: Any, paths: Sequence[str], keep: int) -> None:
     """Do as :func:`keep_older` in a store, which copies its own files."""
     for older in range(keep - 1, 0, -1):
         for path in paths:
             folder, slash, name = path.rpartition("/")
-            newer, place = (folder + slash + numbered(name, number) for number in (older - 1, older))
+            newer, place = (folder + slash + numbered_name(name, number) for number in (older - 1, older))
             if store.exists(newer):
                 store.cp_file(newer, place)

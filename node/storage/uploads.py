@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Final
 
 from gossip.errors import CheckpointError
-from node.storage.copies import FOLDER, LOOK_S, PERMANENT, LocalCopy, folder_in, opened, persist
-from node.storage.older import keep_older_there
-from node.storage.urls import BUCKETS, check, named, reason, shown
+from node.storage.copies import CHECK_PERIOD_S, FOLDER, PERMANENT, LocalCopy, folder_in, open_store, retry
+from node.storage.older import keep_older_in_store
+from node.storage.urls import BUCKETS, check_url, error_text, public_url, with_ending
 
 __all__ = ["CheckpointUploads"]
 
 ATOMIC: Final = BUCKETS
 """Object stores, whose put shows an object whole or not at all. Elsewhere a file is renamed when it is complete."""
-WAITING: Final = 4  # Checkpoints that wait for the one being sent. Each takes its size on the local disk.
+MAX_WAITING: Final = 4  # Checkpoints that wait for the one being sent. Each takes its size on the local disk.
 QUIET_S: Final = 2.0  # Leaving takes about a second without an upload: say why it takes longer.
 UNSENT: Final = "unsent.safetensors"
 
@@ -42,8 +42,8 @@ class CheckpointUploads:
         self.waiting: deque[LocalCopy] = deque()
         self.sending: LocalCopy | None = None
         self.thread: threading.Thread | None = None
-        self.failing: set[str] = set()  # Stores whose failure was told; some few of a program.
-        self.shifted: set[str] = set()  # URLs whose older checkpoints have made room already.
+        self.failing_stores: set[str] = set()  # Stores whose failure was told; some few of a program.
+        self.shifted_urls: set[str] = set()  # URLs whose older checkpoints have made room already.
         self.token = secrets.token_hex(4)  # Two nodes may write to one URL.
 
     @contextlib.contextmanager
@@ -58,8 +58,8 @@ class CheckpointUploads:
         Raises:
             CheckpointError: The URL cannot be used, or the file could not be written.
         """
-        check(url)
-        url = named(url)
+        check_url(url)
+        url = with_ending(url)
         if self.thread is None:
             for left in home.glob(f"{FOLDER}*"):  # An earlier process was killed.
                 shutil.rmtree(left, ignore_errors=True)
@@ -69,32 +69,32 @@ class CheckpointUploads:
         except BaseException as error:
             shutil.rmtree(upload.folder, ignore_errors=True)
             if isinstance(error, CheckpointError):
-                where = f"{upload.file}, from where it goes to {shown(url)}"
+                where = f"{upload.file}, from where it goes to {public_url(url)}"
                 raise CheckpointError(str(error).replace(str(upload.file), where)) from error
             raise
-        self.add(upload)
+        self.queue(upload)
 
-    def add(self, upload: LocalCopy) -> None:
+    def queue(self, upload: LocalCopy) -> None:
         """Send this checkpoint. It replaces one of the same URL that still waits."""
         with self.changed:
             out = [one for one in self.waiting if one.url == upload.url]
             for one in out:
                 self.waiting.remove(one)
             self.waiting.append(upload)
-            late = self.waiting.popleft() if len(self.waiting) > WAITING else None
-            stuck = self.sending if self.sending is not None and self.sending.stalls else None
+            late = self.waiting.popleft() if len(self.waiting) > MAX_WAITING else None
+            stuck = self.sending if self.sending is not None and self.sending.is_stalled else None
             if self.thread is None:
-                self.thread = threading.Thread(target=self.run, name="gossip-storage", daemon=True)
+                self.thread = threading.Thread(target=self.send_queued, name="gossip-storage", daemon=True)
                 self.thread.start()
         for one in (*out, *([late] if late else [])):
             shutil.rmtree(one.folder, ignore_errors=True)
         if late is not None:
             text = "is slower than the checkpoints come, and the oldest that waits is given up: save less often."
-            self.fails(late, f"{late.store} {text}")
+            self.report_failure(late, f"{late.store_name} {text}")
         if stuck is not None:
-            self.fails(stuck, stuck_text(stuck))
+            self.report_failure(stuck, stuck_text(stuck))
 
-    def run(self) -> None:
+    def send_queued(self) -> None:
         """Send what waits, and end."""
         while True:
             with self.changed:
@@ -103,30 +103,30 @@ class CheckpointUploads:
                     self.changed.notify_all()
                     return
                 upload = self.sending = self.waiting.popleft()
-                upload.moved()
+                upload.on_moved()
             try:
-                persist(lambda: self.put(upload))  # noqa: B023 (called before the next one)
+                retry(lambda: self.send(upload))  # noqa: B023 (called before the next one)
             except Exception as error:  # A store's package may raise anything.
-                self.give_up(upload, error)
+                self.on_failed(upload, error)
             else:
-                self.sent(upload)
+                self.on_sent(upload)
 
-    def put(self, upload: LocalCopy) -> None:
+    def send(self, upload: LocalCopy) -> None:
         """Send the files of one checkpoint, and replace each as a whole. The description comes first."""
         from fsspec.callbacks import Callback
 
-        upload.moved()
-        store, path = opened(upload.url)
+        upload.on_moved()
+        store, path = open_store(upload.url)
         atomic = not ATOMIC.isdisjoint([store.protocol] if isinstance(store.protocol, str) else store.protocol)
         folder = path[: len(path) - len(upload.file.name)]
         if not atomic and folder.strip("/"):  # An object store has no folders, and may take one for a bucket to make.
             store.makedirs(folder.rstrip("/"), exist_ok=True)
         files = sorted(upload.folder.iterdir(), key=lambda file: file == upload.file)
-        if upload.keep > 1 and upload.url not in self.shifted:
-            keep_older_there(store, [folder + file.name for file in files], upload.keep)
-            self.shifted.add(upload.url)  # A later attempt would push the older ones out.
+        if upload.keep > 1 and upload.url not in self.shifted_urls:
+            keep_older_in_store(store, [folder + file.name for file in files], upload.keep)
+            self.shifted_urls.add(upload.url)  # A later attempt would push the older ones out.
         for file in files:
-            place, callback = folder + file.name, Callback(hooks={"moved": upload.moved})
+            place, callback = folder + file.name, Callback(hooks={"moved": upload.on_moved})
             if atomic:
                 store.put_file(str(file), place, callback=callback)
                 continue
@@ -138,32 +138,36 @@ class CheckpointUploads:
                 with contextlib.suppress(Exception):
                     store.rm_file(part)
                 raise
-        self.shifted.discard(upload.url)
+        self.shifted_urls.discard(upload.url)
 
-    def sent(self, upload: LocalCopy) -> None:
+    def on_sent(self, upload: LocalCopy) -> None:
         shutil.rmtree(upload.folder, ignore_errors=True)
-        if upload.store in self.failing:
-            self.failing.discard(upload.store)
+        if upload.store_name in self.failing_stores:
+            self.failing_stores.discard(upload.store_name)
             (upload.home / UNSENT).unlink(missing_ok=True)
-            self.notice("stored", f"Checkpoints are stored at {upload.store} again, the last as {upload.where}.")
+            self.notice(
+                "stored", f"Checkpoints are stored at {upload.store_name} again, the last as {upload.shown_url}."
+            )
 
-    def give_up(self, upload: LocalCopy, error: Exception) -> None:
+    def on_failed(self, upload: LocalCopy, error: Exception) -> None:
         """Keep the checkpoint here, in place of the one that was given up before it, and tell the first time."""
         kept = upload.home / UNSENT
         with contextlib.suppress(OSError):
             os.replace(upload.file, kept)
         shutil.rmtree(upload.folder, ignore_errors=True)
-        where, why = upload.where, reason(error, upload.url)
+        where, why = upload.shown_url, error_text(error, upload.url)
         if isinstance(error, PERMANENT):
             text = f"The store refuses {where} ({why}): look at its name, credentials and permissions"
         else:
             text = f"The checkpoint cannot be stored at {where} ({why}): look at the store and the network"
-        self.fails(upload, f"{text}; training goes on, the next save tries again, and this one is kept in {kept}.")
+        self.report_failure(
+            upload, f"{text}; training goes on, the next save tries again, and this one is kept in {kept}."
+        )
 
-    def fails(self, upload: LocalCopy, sentence: str) -> None:
+    def report_failure(self, upload: LocalCopy, sentence: str) -> None:
         """Tell that a store fails, unless it was told."""
-        if upload.store not in self.failing:
-            self.failing.add(upload.store)
+        if upload.store_name not in self.failing_stores:
+            self.failing_stores.add(upload.store_name)
             self.notice("storage", sentence)
 
     def wait(self, beat: Callable[[], None] = lambda: None, url: str | None = None) -> None:
@@ -171,16 +175,16 @@ class CheckpointUploads:
 
         ``beat`` is called about ten times a second meanwhile.
         """
-        place, began, told = None if url is None else named(url), time.monotonic(), False
+        place, began, told = None if url is None else with_ending(url), time.monotonic(), False
         while True:
             with self.changed:
                 sending = self.sending
                 ours = [one for one in (sending, *self.waiting) if one is not None and place in (None, one.url)]
                 if self.thread is None or not ours:
                     return
-                self.changed.wait(LOOK_S)
-            if sending is not None and sending.stalls:
-                self.fails(sending, stuck_text(sending))
+                self.changed.wait(CHECK_PERIOD_S)
+            if sending is not None and sending.is_stalled:
+                self.report_failure(sending, stuck_text(sending))
                 return
             if not told and url is None and time.monotonic() - began > QUIET_S:
                 told = True
@@ -190,11 +194,11 @@ class CheckpointUploads:
 
 def left_text(upload: LocalCopy) -> str:
     return (
-        f"This node has left, and its checkpoint is still on its way to {upload.store}: the program ends when it is "
-        "there."
+        f"This node has left, and its checkpoint is still on its way to {upload.store_name}: the program ends when it "
+        "is there."
     )
 
 
 def stuck_text(upload: LocalCopy) -> str:
-    text = f"The store takes nothing of {upload.where} for {upload.stall_s:g} s: look at it and at the network"
+    text = f"The store takes nothing of {upload.shown_url} for {upload.stall_s:g} s: look at it and at the network"
     return f"{text}; training goes on, and the checkpoint is in {upload.file} while this program runs."

@@ -8,7 +8,7 @@ from typing import Final
 
 from gossip.errors import CheckpointError
 
-__all__ = ["SUFFIX", "beside", "check", "is_url", "named", "reason", "shown"]
+__all__ = ["SUFFIX", "beside", "check_url", "error_text", "is_url", "public_url", "with_ending"]
 
 SUFFIX: Final = ".safetensors"
 URL: Final = re.compile(r"(?:[a-z0-9+.-]+::)*[a-z][a-z0-9+.-]+://")
@@ -31,17 +31,19 @@ def is_url(path: str | os.PathLike[str]) -> bool:
     return False
 
 
-def shown(url: str) -> str:
+def public_url(url: str) -> str:
     """Return the URL without user, password and query, which may hold a key."""
     return re.sub(r"(?<=://)[^/@]*@", "", url).partition("?")[0]
 
 
-def named(url: str) -> str:
+def with_ending(url: str) -> str:
     """Return the URL with an ending. Raise CheckpointError if it names no file."""
     name = url.rpartition("/")[2]
     rest = url.partition("://")[2]
     if not name or (protocol(url) in BUCKETS and "/" not in rest):
-        raise CheckpointError(f"{shown(url)} names no file; give one, as {shown(url).rstrip('/')}/run{SUFFIX}.")
+        raise CheckpointError(
+            f"{public_url(url)} names no file; give one, as {public_url(url).rstrip('/')}/run{SUFFIX}."
+        )
     return url if "." in name or "?" in name else url + SUFFIX
 
 
@@ -51,35 +53,35 @@ def protocol(url: str) -> str:
 
 def beside(url: str, word: str) -> str:
     """Return the URL of another checkpoint in the same folder: run.<word>.safetensors."""
-    return re.sub(r"(\.[^./]+)$", rf".{word}\1", named(url).partition("?")[0])
+    return re.sub(r"(\.[^./]+)$", rf".{word}\1", with_ending(url).partition("?")[0])
 
 
-def check(url: str) -> None:
+def check_url(url: str) -> None:
     """Raise CheckpointError if no checkpoint can go there, before anything is written. Opens no connection."""
-    named(url)
+    with_ending(url)
     try:
         from fsspec import get_filesystem_class
     except ImportError as error:
         raise CheckpointError(
-            f"{shown(url)} is a URL, which needs fsspec: pip install 'gossip-trainer[storage]', or give a path."
+            f"{public_url(url)} is a URL, which needs fsspec: pip install 'gossip-trainer[storage]', or give a path."
         ) from error
     for name in url.partition("://")[0].split("::"):
         try:
             get_filesystem_class(name)
         except ImportError as error:
             raise CheckpointError(
-                f"{shown(url)} needs a package that is not installed ({reason(error, url)}): install it, or give a "
-                "path."
+                f"{public_url(url)} needs a package that is not installed ({error_text(error, url)}): install it, or "
+                "give a path."
             ) from error
         except ValueError as error:
             raise CheckpointError(
-                f"{shown(url)} begins with {name!r}, which fsspec does not know: correct it, or install the package "
-                "that brings it."
+                f"{public_url(url)} begins with {name!r}, which fsspec does not know: correct it, or install the "
+                "package that brings it."
             ) from error
 
 
-def reason(error: BaseException, url: str) -> str:
+def error_text(error: BaseException, url: str) -> str:
     """Return what an error says, in one line."""
     text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-    text = " ".join(text.replace(url, shown(url)).split())[:REASON_CHARACTERS].rstrip(". ")
+    text = " ".join(text.replace(url, public_url(url)).split())[:REASON_CHARACTERS].rstrip(". ")
     return text[:1].lower() + text[1:] if text[1:2].islower() else text

@@ -15,7 +15,7 @@ from gossip.errors import ConfigError
 
 __all__ = ["FileVectors"]
 
-LEAST_ELEMENTS: Final = 65_536  # Smaller vectors are in memory: they are little to keep, and each would be a file.
+MIN_ELEMENTS: Final = 65_536  # Smaller vectors are in memory: they are little to keep, and each would be a file.
 MB: Final = 1e6
 
 
@@ -57,7 +57,7 @@ class FileVectors:
 
     def vector(self, elements: int) -> Vector:
         """Return a vector of zeros whose file is deleted when it is no longer used."""
-        if elements < LEAST_ELEMENTS:
+        if elements < MIN_ELEMENTS:
             return Vector(np.zeros(elements, np.float32), is_transient=True)
         try:
             with tempfile.TemporaryFile(dir=self.folder) as file:

@@ -282,7 +282,7 @@ class Training:
         return visit
 
     def check_recovery(self, host: Host) -> None:
-        """Report to the peer if its weights, which were not is_finite, have become is_finite again."""
+        """Report to the peer if its weights, which were not finite, have become finite again."""
         self.compute_pending_steps(host)
         if is_finite(host.vector):
             self.perform(host, host.peer.on_mended(self.events.now))
@@ -371,7 +371,7 @@ class Training:
 
 
 def has_weights(host: Host) -> bool:
-    """Return True if the loop takes steps: it has weights, even if they are not is_finite, which it cannot see."""
+    """Return True if the loop takes steps: it has weights, even if they are not finite, which it cannot see."""
     return host.peer.view.ready or not host.peer.view.sound
 
 

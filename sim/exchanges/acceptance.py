@@ -88,7 +88,7 @@ class Acceptance:
         filtered = weights.tolist()
         sides = zip(rows.tolist(), partners.tolist(), apart_sq.tolist(), intervals.tolist(), strict=True)
         for place, (row, partner, square, trained) in enumerate(sides):
-            factor, reasons = self.filters[row].take(
+            factor, reasons = self.filters[row].take_share(
                 cast(PeerId, partner), filtered[place], square, self.elements, self.ready_rows, trained
             )
             if reasons:

@@ -290,7 +290,7 @@ class Trainer:
         self.runtime.averager.use_copies(visit)
 
     def report(self, visit: Visit) -> None:
-        self.runtime.averager.visited(visit, self.steps, self.steps, None)
+        self.runtime.averager.on_visit(visit, self.steps, self.steps, None)
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:

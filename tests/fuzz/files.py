@@ -68,7 +68,7 @@ class Books(OnDisk):
         def act() -> None:
             (self.folder / "members.bin").write_bytes(data)
             (self.folder / "finished").write_bytes(data)
-            assert len(StateDir(self.folder).finished()) in (0, 16)
+            assert len(StateDir(self.folder).finished_run()) in (0, 16)
             memory = StateDir(self.folder).read()
             assert isinstance(memory, Memory)
             assert type(memory.incarnation) is type(memory.samples) is int

@@ -188,8 +188,8 @@ def store(monkeypatch):
     monkeypatch.setattr(MemoryFileSystem, "store", {})  # Examples of the documents save there as well.
     Faulty.goes_on.set()
     monkeypatch.setattr(copies, "FIRST_WAIT_S", 0.001)
-    monkeypatch.setattr(uploads, "LOOK_S", 0.01)
-    monkeypatch.setattr(fetching, "LOOK_S", 0.01)
+    monkeypatch.setattr(uploads, "CHECK_PERIOD_S", 0.01)
+    monkeypatch.setattr(fetching, "CHECK_PERIOD_S", 0.01)
     yield Faulty
     Faulty.goes_on.set()
     MemoryFileSystem.store.clear()

@@ -437,7 +437,7 @@ def test_a_layer_that_is_added_later_is_refused_and_not_left_out_in_silence(quic
     with Node(given, config=quick) as node:
         node.step()
         given.add_module("activation", nn.ReLU())  # nothing of it could be exchanged
-        node._training.loop.visit(0.0, due=True)
+        node._training.loop.visit(0.0, is_mix_due=True)
         node._training.live.state.buffer(1)
         given.add_module("head", nn.Linear(4, 2))
         with pytest.raises(LayoutError, match=r"head\.weight.*new Node") as error:

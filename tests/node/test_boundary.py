@@ -195,7 +195,7 @@ def test_a_spare_whose_copy_ends_between_two_looks_is_not_lost():
     tasks = []
     node.streams.spawn = lambda task, *arguments: tasks.append((task, arguments))
     Copy.looks = 0
-    node.averager.visited(Visit(spare_copy=node.streams.pool.take(), copies=[Copy()]), 1, 1, None)
+    node.averager.on_visit(Visit(spare_copy=node.streams.pool.take(), copies=[Copy()]), 1, 1, None)
 
     async def later():
         for task, arguments in tasks:

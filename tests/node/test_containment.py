@@ -28,7 +28,7 @@ from gossip.wire.messages import (
     Settled,
     StatusQuery,
 )
-from node.faults import TOLD, Faults
+from node.faults import MAX_LOGGED_PLACES, Faults
 from node.network import link_reader
 from node.network.link_life import LinkLife
 from node.network.link_reader import FloodError
@@ -147,13 +147,13 @@ async def test_the_other_side_hears_of_a_fault_and_not_its_text():
 def test_so_many_places_of_faults_are_told_and_no_more():
     told = []
     faults = Faults(lambda kind, sentence: told.append(sentence))
-    for line in range(2 * TOLD):
+    for line in range(2 * MAX_LOGGED_PLACES):
         try:
             exec(compile("\n" * line + "1 / 0", f"made_{line}.py", "exec"))
         except ZeroDivisionError as error:
             faults.contain(error, "A test", "nothing has happened")
-    assert len(told) == TOLD
-    assert faults.count == 2 * TOLD
+    assert len(told) == MAX_LOGGED_PLACES
+    assert faults.count == 2 * MAX_LOGGED_PLACES
     assert told[0] == "A test raised ZeroDivisionError in made_0.py:1, a fault of this library; nothing has happened."
 
 

@@ -38,13 +38,13 @@ def full(monkeypatch):
 
 def test_the_end_of_a_run_that_cannot_be_written_is_told_and_leaves_the_earlier_one(tmp_path, full):
     state = StateDir(tmp_path)
-    assert state.finish(FIRST) == ""
+    assert state.store_finished(FIRST) == ""
     full()
-    assert state.finish(SECOND) == (
+    assert state.store_finished(SECOND) == (
         f"The end of this run cannot be written to {tmp_path} (No space left on device): a node that starts "
         "there alone trains again."
     )
-    assert state.finished() == FIRST
+    assert state.finished_run() == FIRST
     assert os.listdir(tmp_path) == ["finished"]
 
 

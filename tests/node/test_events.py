@@ -19,7 +19,7 @@ from gossip.exchange.session_table import REASONS
 from node import Node
 from node.network.transfers.log import OFFER_FAILURES
 from node.observe.events import ExchangeEvent, MemberEvent, NoticeEvent, RunEvent
-from node.observe.listeners import KEPT, WAITING, Listeners
+from node.observe.listeners import MAX_HISTORY, MAX_QUEUED_EVENTS, Listeners
 from node.observe.notices import LEVELS
 from tests.agreement.memory_network import Trainer
 from tests.agreement.scenario import Scenario, identity, run_nodes
@@ -129,16 +129,18 @@ def test_a_slow_one_holds_up_nobody_and_what_is_too_much_is_dropped_and_counted(
     listeners.on("*", slow)
     listeners.post(notice(number=-1))
     assert standing.wait(10)
-    for number in range(WAITING + 50):
+    for number in range(MAX_QUEUED_EVENTS + 50):
         listeners.post(notice(number=number))  # would stand here for ever
     assert listeners.dropped == 50
-    assert len(listeners.history()) == KEPT
-    assert listeners.history()[-1] == notice(number=WAITING + 49)
+    assert len(listeners.history()) == MAX_HISTORY
+    assert listeners.history()[-1] == notice(number=MAX_QUEUED_EVENTS + 49)
     assert [record.message for record in caplog.records if "too slow" in record.message] != []
     assert len(caplog.records) == 1, "said once"
     hold.set()
-    until(lambda: len(heard) == WAITING + 1)
-    assert [event.sentence for event in heard] == [str(number) for number in range(-1, WAITING)], "in their order"
+    until(lambda: len(heard) == MAX_QUEUED_EVENTS + 1)
+    assert [event.sentence for event in heard] == [str(number) for number in range(-1, MAX_QUEUED_EVENTS)], (
+        "in their order"
+    )
 
 
 def test_closing_waits_for_what_is_waiting_and_not_for_one_that_stands(until):

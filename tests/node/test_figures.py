@@ -12,7 +12,16 @@ import pytest
 
 from gossip.kernel import implementation
 from node import Metrics
-from node.observe.figures import FIGURES, VERSION, Source, page, reading, refused, status_reading, status_values
+from node.observe.figures import (
+    FIGURES,
+    VERSION,
+    Source,
+    reading,
+    reference_page,
+    refusals_of,
+    status_reading,
+    status_values,
+)
 from node.observe.status import METRICS
 from sim import Scenario
 from tests.harness.marks import slow
@@ -30,7 +39,7 @@ def source() -> Source:
 
 
 def test_the_page_is_what_the_rows_say():
-    assert page() in PAGE.read_text(encoding="utf-8"), "make reference writes it anew"
+    assert reference_page() in PAGE.read_text(encoding="utf-8"), "make reference writes it anew"
 
 
 def test_the_log_has_these_figures_and_what_is_not_known_is_null():
@@ -47,7 +56,7 @@ def test_an_honest_member_whose_vector_was_shortened_is_not_among_the_refused():
     at = source()
     for code in ("clipped", "clipped", "budget", "norm"):
         at.peer.exchanges.refusals.add(at.peer.membership.me.id, code)
-    assert refused(at) == ((at.peer.membership.me.id.hex(), "norm", 1),)
+    assert refusals_of(at) == ((at.peer.membership.me.id.hex(), "norm", 1),)
 
 
 ONE_PACE = {"kind": "constant", "value_s": 1.0}

@@ -8,7 +8,7 @@ from torch import nn
 from gossip.errors import ConfigError, LocalError
 from gossip.ids import Address
 from node import Node
-from node.settings import NodeOptions, Settings, advertised
+from node.settings import NodeOptions, Settings, advertised_address
 from node.transport.launch import other_hosts
 from tests.node.conftest import QUICK
 
@@ -72,7 +72,7 @@ def test_a_node_listens_where_the_other_hosts_of_its_launch_reach_it(secret):
         "a name that is loopback here"
     )
     everywhere = gathered({**named, "GOSSIP_LISTEN": "0.0.0.0:7700"})
-    assert advertised(everywhere, everywhere.listen) == Address("10.0.0.2", 7700)
+    assert advertised_address(everywhere, everywhere.listen) == Address("10.0.0.2", 7700)
 
 
 @pytest.mark.usefixtures("routes")
@@ -80,10 +80,14 @@ def test_a_node_that_returns_without_its_launcher_shows_its_address_on_the_way_t
     """Its machine's default route may lead into another network, in which nobody reaches it."""
     settings, anywhere = gathered({"GOSSIP_SECRET_FILE": str(secret)}), Address("0.0.0.0", 7700)
     known = [Address("127.0.0.1", 7701), Address("10.0.0.1", 7700)]
-    assert advertised(settings, anywhere, known) == Address("10.0.0.2", 7700)
-    assert advertised(settings, anywhere, known[:1]) == Address("192.168.7.5", 7700), "nothing is learned from loopback"
+    assert advertised_address(settings, anywhere, known) == Address("10.0.0.2", 7700)
+    assert advertised_address(settings, anywhere, known[:1]) == Address("192.168.7.5", 7700), (
+        "nothing is learned from loopback"
+    )
     seeded = gathered({"GOSSIP_SECRET_FILE": str(secret), "GOSSIP_SEEDS": "10.9.9.9:7700"})
-    assert advertised(seeded, anywhere, known) == Address("192.168.7.5", 7700), "a seed is said, and counts first"
+    assert advertised_address(seeded, anywhere, known) == Address("192.168.7.5", 7700), (
+        "a seed is said, and counts first"
+    )
 
 
 @pytest.mark.usefixtures("routes")

@@ -42,7 +42,7 @@ def test_a_local_swarm_has_one_seed_and_one_thread_each(tmp_path, local_command,
         tmp_path,
         """
         progress.tick(1.0, lambda: figures(12, 100))
-        progress.event(2.0, "alone", "This node is alone.")
+        progress.write_event(2.0, "alone", "This node is alone.")
         progress.close(3.0, figures(34, 100))
         print("noise")
         print(json.dumps([bool(seeds), os.environ["OMP_NUM_THREADS"], sys.argv[1:]]))
@@ -280,10 +280,10 @@ PLOT = """
         joined.unlink(missing_ok=True)  # of a demo before this one
         first.write_text(f"127.0.0.1:{{server.getsockname()[1]}}")
     elif seeds != first.read_text():  # the newcomer, through another than the first
-        progress.event(0.5, "joined", "Took the weights.")
+        progress.write_event(0.5, "joined", "Took the weights.")
         joined.touch()
     if "GOSSIP_PAGE" in os.environ:
-        progress.event(0.2, "page", "The page of this node: http://" + os.environ["GOSSIP_PAGE"] + "/")
+        progress.write_event(0.2, "page", "The page of this node: http://" + os.environ["GOSSIP_PAGE"] + "/")
     progress.tick(1.0, lambda: figures(10, half))
     while seeds is None or not joined.exists():  # the first stays until it is killed
         time.sleep(0.02)

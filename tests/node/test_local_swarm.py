@@ -149,7 +149,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(arguments, sentence,
 
 
 def test_no_more_are_added_than_one_machine_is_to_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(local, "NODES", 1)
+    monkeypatch.setattr(local, "MAX_NODES", 1)
     with LocalSwarm(script_of(tmp_path, "import time; time.sleep(60)"), nodes=1) as swarm:
         with pytest.raises(LocalError, match=r"1 nodes run on this machine: kill one"):
             swarm.add(seed="127.0.0.1:1")

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from node.links.pool import Links
-from node.observe.losses import LEAST_BYTES, LOOK_S, Losses
+from node.observe.losses import CHECK_PERIOD_S, MIN_BYTES, Losses
 from node.transport import loss
 from node.transport.byte_stream import PlainStream
 from node.transport.loss import BUSY_US, MIN_RTT_US, RETRANSMITTED, RTT_US, SENT, PathRecord
@@ -85,22 +85,22 @@ def test_it_is_said_once_counted_as_long_as_it_is_so_and_widened(monkeypatch):
     losses = Losses(links, lambda *notice: said.append(notice), widened.append)
     for n in range(10):
         for stand in stands:
-            stand.sent_bytes += LEAST_BYTES
-        losses.look(n * LOOK_S)
-        losses.look((n + 0.5) * LOOK_S)  # sooner than a look is due
+            stand.sent_bytes += MIN_BYTES
+        losses.check_links(n * CHECK_PERIOD_S)
+        losses.check_links((n + 0.5) * CHECK_PERIOD_S)  # sooner than a look is due
     assert [kind for kind, _ in said] == ["lossy"]
     assert "1a2b3c4d 1.0 %" in said[0][1]
     assert "modprobe tcp_bbr" in said[0][1]
     assert links.lossy_links == 1
     assert set(widened) == {stands[0]}
-    losses.look(20 * LOOK_S)
+    losses.check_links(20 * CHECK_PERIOD_S)
     assert links.lossy_links == 1, "nothing was sent since: it is not looked at, and told would be empty"
     links.by_peer = {}
-    losses.look(30 * LOOK_S)
+    losses.check_links(30 * CHECK_PERIOD_S)
     assert links.lossy_links == 0
     del stand, stands[:], widened[:]
     gc.collect()
-    assert len(losses.seen) == 0
+    assert len(losses.records) == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="struct tcp_info is Linux's")

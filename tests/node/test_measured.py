@@ -9,7 +9,7 @@ import pytest
 from gossip import __main__ as command
 from gossip.errors import LocalError
 from gossip.ids import parse_address
-from node.cli.links import asked, tables
+from node.cli.links import query_nodes, scenario_tables
 from sim.planner.world import World
 from tests.node.trainees import alive, linear, mixed
 
@@ -31,7 +31,7 @@ def test_a_node_tells_of_its_links_and_one_address_is_enough(train, until, capsy
 
     def known():
         try:
-            return tables(asked([parse_address(first.node.address)], None))
+            return scenario_tables(query_nodes([parse_address(first.node.address)], None))
         except LocalError:
             return None
 
@@ -50,7 +50,7 @@ def test_a_node_tells_of_its_links_and_one_address_is_enough(train, until, capsy
 
 
 def test_what_is_measured_is_a_world():
-    table = tables([answer(A, b=(0.05, 2.0), c=(0.1, None)), answer(B, a=(0.06, 1.0)), answer(C)])
+    table = scenario_tables([answer(A, b=(0.05, 2.0), c=(0.1, None)), answer(B, a=(0.06, 1.0)), answer(C)])
     latency = table["network"]["latency"]
     assert latency["rtt_ms"] == [[0, 50, 100], [50, 0, 75], [100, 75, 0]], (
         "the lesser of both, and where unknown the usual"
@@ -62,10 +62,10 @@ def test_what_is_measured_is_a_world():
 @pytest.mark.parametrize("rtt", [None, "0.1", -1.0, 0, 1e9, float("nan"), float("inf"), True, 2**80])
 def test_what_cannot_be_is_not_taken_for_a_link(rtt):
     with pytest.raises(LocalError, match="know no round trip"):
-        tables([answer(A, b=(rtt, rtt)), answer(B)])
+        scenario_tables([answer(A, b=(rtt, rtt)), answer(B)])
 
 
 def test_nodes_that_nobody_asked_are_no_part_of_it():
-    table = tables([answer(A, b=(0.05, 1e9), d=(0.001, 50.0)), answer(B)])
+    table = scenario_tables([answer(A, b=(0.05, 1e9), d=(0.001, 50.0)), answer(B)])
     assert table["peers"] == 2
     assert [each["rate_mbit_s"] for each in table["fleet"]] == [100, 100], "a rate that cannot be is none"

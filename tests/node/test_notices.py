@@ -24,8 +24,8 @@ import sys, logging
 {setup}
 from node.observe.console import Console
 progress = Console.from_environment(0.0, "3f2a91bc" + 24 * "0", "127.0.0.1:7700", {variables})
-progress.event(0.0, "alone", "This node is alone.")
-progress.event(0.0, "joined", "Took the weights.")
+progress.write_event(0.0, "alone", "This node is alone.")
+progress.write_event(0.0, "joined", "Took the weights.")
 """
 
 
@@ -101,7 +101,7 @@ def kinds(call: ast.Call) -> list[str]:
         said = call.args[0]
     elif (
         name in ("event", "notify_once") and len(call.args) > 1
-    ):  # console.event(now, kind), notify_once(sentence, kind)
+    ):  # console.write_event(now, kind), notify_once(sentence, kind)
         said = call.args[1]
     else:
         return []

@@ -113,7 +113,7 @@ def test_the_log_holds_one_row_a_second_and_each_event_and_the_end(tmp_path):
     for tenth in range(1, 21):
         row = figures(bytes_sent=tenth * 100_000, bytes_received=0)
         progress.tick(START_S + tenth / 10, lambda row=row: row)
-    progress.event(START_S + 2.5, "alone", "This node is alone.", members=1)
+    progress.write_event(START_S + 2.5, "alone", "This node is alone.", members=1)
     progress.close(START_S + 3, figures(steps=1300))
     rows = rows_of(log)
     sentence = "Node 3f2a91bc listens on 127.0.0.1:7700."
@@ -223,7 +223,7 @@ def test_a_full_disk_turns_the_log_off_with_one_notice_and_training_goes_on():
     progress, stream = start(log=Path("/dev/full"))
     for second in range(1, 10):
         progress.tick(START_S + second, figures)
-    progress.event(START_S + 9, "alone", "This node is alone.")
+    progress.write_event(START_S + 9, "alone", "This node is alone.")
     notice = "The log /dev/full cannot be written (No space left on device) and is off from here; training goes on."
     assert stream.getvalue().splitlines() == [
         notice, "Node 3f2a91bc listens on 127.0.0.1:7700.", "3f2a91bc  This node is alone.",
@@ -269,7 +269,7 @@ def test_nothing_is_written_after_the_close(tmp_path):
     progress.close(START_S + 1, figures())
     written = stream.getvalue(), (tmp_path / "log").read_bytes()
     progress.tick(START_S + 60, figures)
-    progress.event(START_S + 61, "left", "Late.")
+    progress.write_event(START_S + 61, "left", "Late.")
     assert (stream.getvalue(), (tmp_path / "log").read_bytes()) == written
 
 

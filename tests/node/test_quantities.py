@@ -6,7 +6,7 @@ import pytest
 
 from gossip.ids import quantity
 from gossip.state_transfer.runs import Run, merging
-from node.cli.top import named
+from node.cli.top import count_text
 from node.observe.figures import line_of
 from tests.harness.world import peer_id
 from tests.sim.fake_results import fake_result
@@ -17,11 +17,11 @@ from tests.sim.fake_results import fake_result
 )
 def test_a_count_has_the_form_and_the_separators_that_people_expect(number, said):
     assert quantity(number, "sample") == said
-    assert named(number, "sample") == said
+    assert count_text(number, "sample") == said
 
 
 def test_what_another_node_does_not_say_has_a_dash():
-    assert named(None, "sample") == "- samples"
+    assert count_text(None, "sample") == "- samples"
 
 
 def test_the_live_line_counts_one_member_and_one_exchange():

@@ -15,7 +15,7 @@ from gossip.errors import ConfigError
 from gossip.ids import MemberRecord, PeerId
 from gossip.wire.records import MAX_EXTRA_BYTES, is_keepable
 from node import Node
-from node.observe.reduced import Figures, Reduced, reduce, settles, told_in
+from node.observe.reduced import Figures, Reduced, is_settling, reduce, values_in
 from tests.node.conftest import QUICK
 
 RUN, OTHER = b"r" * 16, b"o" * 16
@@ -27,61 +27,61 @@ def telling(packed: object) -> MemberRecord:
 
 
 def said(**figures: float) -> MemberRecord:
-    return telling(Figures().tell(figures, RUN, 100))
+    return telling(Figures().pack(figures, RUN, 100))
 
 
 def test_what_one_tells_others_read():
-    packed = Figures().tell({"accuracy": torch.tensor(0.5), "seen": 360}, RUN, 1_000)
-    assert told_in(telling(packed)) == {"accuracy": (0.5, 1_000), "seen": (360.0, 1_000)}
+    packed = Figures().pack({"accuracy": torch.tensor(0.5), "seen": 360}, RUN, 1_000)
+    assert values_in(telling(packed)) == {"accuracy": (0.5, 1_000), "seen": (360.0, 1_000)}
 
 
 def test_figures_told_at_different_times_stand_side_by_side():
     own = Figures()
-    own.tell({"accuracy": 0.5}, RUN, 1_000)
-    packed = own.tell({"loss": 2.0}, RUN, 2_000)
-    assert told_in(telling(packed)) == {"accuracy": (0.5, 1_000), "loss": (2.0, 2_000)}
-    assert told_in(telling(own.tell({"accuracy": 0.75}, RUN, 3_000)))["accuracy"] == (0.75, 3_000)
+    own.pack({"accuracy": 0.5}, RUN, 1_000)
+    packed = own.pack({"loss": 2.0}, RUN, 2_000)
+    assert values_in(telling(packed)) == {"accuracy": (0.5, 1_000), "loss": (2.0, 2_000)}
+    assert values_in(telling(own.pack({"accuracy": 0.75}, RUN, 3_000)))["accuracy"] == (0.75, 3_000)
 
 
 def test_another_run_begins_without_figures():
     own = Figures()
-    own.tell({"accuracy": 0.5}, RUN, 1_000)
-    assert own.tell({}, OTHER, 0) == b""
-    assert own.told == {}
+    own.pack({"accuracy": 0.5}, RUN, 1_000)
+    assert own.pack({}, OTHER, 0) == b""
+    assert own.values == {}
 
 
 def test_that_a_loop_settles_is_told_beside_its_figures_and_is_none_of_them():
     own = Figures()
-    own.tell({"accuracy": 0.5}, RUN, 1_000)
-    here = telling(own.settle(True, RUN, 2_000))
-    assert settles(here)
-    assert settles(telling(own.tell({"loss": 1.0}, RUN, 3_000)))
+    own.pack({"accuracy": 0.5}, RUN, 1_000)
+    here = telling(own.pack_settling(True, RUN, 2_000))
+    assert is_settling(here)
+    assert is_settling(telling(own.pack({"loss": 1.0}, RUN, 3_000)))
     assert list(reduce({}, [here])) == ["accuracy"]
-    assert not settles(telling(own.settle(False, RUN, 4_000)))
-    assert not settles(RECORD)
+    assert not is_settling(telling(own.pack_settling(False, RUN, 4_000)))
+    assert not is_settling(RECORD)
     with pytest.raises(ConfigError, match="name is ''"):
-        own.tell({"": 1.0}, RUN, 5_000)
+        own.pack({"": 1.0}, RUN, 5_000)
 
 
 def test_what_is_not_finite_is_told_no_more():
     own = Figures()
-    own.tell({"loss": 1.0, "seen": 1}, RUN, 1_000)
-    assert told_in(telling(own.tell({"loss": math.nan}, RUN, 2_000))) == {"seen": (1.0, 1_000)}
-    assert own.tell({"seen": math.inf}, RUN, 3_000) == b""
+    own.pack({"loss": 1.0, "seen": 1}, RUN, 1_000)
+    assert values_in(telling(own.pack({"loss": math.nan}, RUN, 2_000))) == {"seen": (1.0, 1_000)}
+    assert own.pack({"seen": math.inf}, RUN, 3_000) == b""
 
 
 @pytest.mark.parametrize("figures", [{"a": "much"}, {"a": torch.zeros(2)}, {"a": None}, {1: 1.0}, {"a": 10**400}])
 def test_what_is_no_number_is_refused(figures):
     with pytest.raises(ConfigError, match=r"give a (float|text)"):
-        Figures().tell(figures, RUN, 0)
+        Figures().pack(figures, RUN, 0)
 
 
 def test_more_than_a_record_has_room_for_is_refused_and_changes_nothing():
     own = Figures()
-    before = own.tell({f"validation/{number}": 0.5 for number in range(8)}, RUN, 10**9)
+    before = own.pack({f"validation/{number}": 0.5 for number in range(8)}, RUN, 10**9)
     with pytest.raises(ConfigError, match=r"validation/9 take 281 bytes, .* has room for 241: tell fewer"):
-        own.tell({"validation/8": 0.5, "validation/9": 0.5}, RUN, 10**9)
-    assert own.tell({}, RUN, 0) == before
+        own.pack({"validation/8": 0.5, "validation/9": 0.5}, RUN, 10**9)
+    assert own.pack({}, RUN, 0) == before
     assert is_keepable((b"x" * (MAX_EXTRA_BYTES - 3),))
     assert not is_keepable((b"x" * (MAX_EXTRA_BYTES - 2),))
 
@@ -112,7 +112,7 @@ def test_a_liar_moves_the_mean_and_hardly_the_median():
     ids=repr,
 )  # fmt: skip
 def test_whatever_else_stands_there_is_nothing(packed):
-    assert told_in(telling(packed)) == {}
+    assert values_in(telling(packed)) == {}
 
 
 @given(st.binary(max_size=MAX_EXTRA_BYTES - 3))

@@ -13,7 +13,7 @@ import trio
 from gossip.averaging.boundary import Adoption, Boundary, Update
 from gossip.averaging.vectors import Vector
 from gossip.errors import LocalError, RemoteError
-from node.faults import first_cause, trace
+from node.faults import first_cause, trace_of
 from node.loop.ranks.boundary import RanksBoundary
 from node.model.backup import KeptWeights
 from node.model.pool import VectorPool
@@ -87,7 +87,7 @@ def test_a_traceback_obeys_no_terminal():
     try:
         raise RemoteError("x", "\x1b[2J\n of a stranger")
     except RemoteError as error:
-        told = trace(error)
+        told = trace_of(error)
     assert "\x1b" not in told
     assert told.splitlines()[-1] == r"RemoteError: '\x1b[2J\n of a stranger'"
 

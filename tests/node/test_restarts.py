@@ -28,9 +28,9 @@ def pair():
 
 def test_after_three_restarts_within_ten_minutes_it_is_tried_once_a_minute():
     found = Faults(lambda kind, sentence: None)
-    assert [found.restart(at) for at in (0.0, 100.0, 200.0)] == [SOON_S] * 3
-    assert [found.restart(at) for at in (300.0, 360.0, 700.0)] == [LATER_S] * 3
-    assert found.restart(1_400.0) == SOON_S
+    assert [found.count_restart(at) for at in (0.0, 100.0, 200.0)] == [SOON_S] * 3
+    assert [found.count_restart(at) for at in (300.0, 360.0, 700.0)] == [LATER_S] * 3
+    assert found.count_restart(1_400.0) == SOON_S
     assert found.restarts == 7
 
 

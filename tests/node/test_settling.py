@@ -7,7 +7,7 @@ import threading
 import time
 
 from node.loop.settling import SETTLED
-from node.observe.reduced import settles
+from node.observe.reduced import is_settling
 from tests.node.trainees import linear, mixed, spread
 
 
@@ -49,7 +49,7 @@ def test_whoever_settles_waits_for_a_slower_node_and_both_end_with_the_same_weig
     second.leave.set()
     # They train on, and so nobody need be waited for at what was: the word is taken back.
     until(lambda: first.side.settling.settled_at is None and second.side.settling.settled_at is None)
-    until(lambda: sharing(second) and not any(settles(one) for one in sharing(second)))
+    until(lambda: sharing(second) and not any(is_settling(one) for one in sharing(second)))
 
 
 def test_whoever_waits_to_settle_waits_for_nobody_that_leaves_or_has_finished(train, until):

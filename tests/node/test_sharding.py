@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from gossip.errors import ConfigError, DataError
 from gossip.ids import PeerId
-from node.data.division import MAX_BUCKETS, owned
+from node.data.division import MAX_BUCKETS, owned_buckets
 from node.data.sampler import Sharers
 from node.data.sharding import Shard
 from tests.theory.rendezvous import owners
@@ -56,7 +56,7 @@ def indices(shard):
 def test_every_bucket_has_one_owner_and_both_ways_of_asking_agree(buckets, members, salt):
     winners = owners(buckets, members, salt)
     for index, member in enumerate(members):
-        np.testing.assert_array_equal(owned(buckets, member, members, salt), winners == index)
+        np.testing.assert_array_equal(owned_buckets(buckets, member, members, salt), winners == index)
 
 
 def test_the_weight_is_splitmix64_as_published():
@@ -116,7 +116,7 @@ def test_ten_thousand_members_share_4096_buckets():
     crowd = [PeerId(n.to_bytes(16, "big")) for n in range(10_000)]
     winners = owners(4096, crowd, b"s")
     some = int(winners[0])
-    np.testing.assert_array_equal(owned(4096, crowd[some], crowd, b"s"), winners == some)
+    np.testing.assert_array_equal(owned_buckets(4096, crowd[some], crowd, b"s"), winners == some)
     # 4,096 draws among 10,000: 10,000 (1 - (1 - 1e-4)^4096) = 3,361 different ones expected, sd under 30.
     assert abs(len(set(winners.tolist())) - 3361) < 150
 

@@ -16,7 +16,7 @@ from gossip.wire.records import MAX_INT
 from node import Node
 from node.identity.keys import InviteToken, new_secret, read_secret
 from node.identity.statedir import VERSION, Memory, StateDir, checksum
-from node.settings import NodeOptions, Settings, advertised, own_addresses
+from node.settings import NodeOptions, Settings, advertised_address, own_addresses
 from tests.harness import warm
 
 BOOK = [
@@ -48,7 +48,7 @@ def test_no_bit_of_an_address_book_flips_unnoticed(tmp_path):
         file.write_bytes(flipped)
         state = StateDir(tmp_path)
         assert state.read() == Memory()
-        assert "set aside" in state.damaged
+        assert "set aside" in state.damage
     for length in range(len(whole)):
         file.write_bytes(whole[:length])
         assert StateDir(tmp_path).read() == Memory()
@@ -66,8 +66,8 @@ def test_a_format_that_cannot_be_read_is_set_aside_and_both_are_named(tmp_path):
     written(tmp_path, VERSION + 3, "other")
     state = StateDir(tmp_path)
     assert state.read() == Memory()
-    assert f"format {VERSION + 3}" in state.damaged
-    assert f"reads {VERSION}" in state.damaged
+    assert f"format {VERSION + 3}" in state.damage
+    assert f"reads {VERSION}" in state.damage
     assert (tmp_path / "members.newer").exists()
     assert not (tmp_path / "members.damaged").exists()
 
@@ -77,7 +77,7 @@ def test_counts_that_cannot_be_are_damage_whatever_the_checksum_says(tmp_path):
         written(tmp_path, VERSION, *counts, [])
         state = StateDir(tmp_path)
         assert state.read() == Memory()
-        assert state.damaged
+        assert state.damage
 
 
 # -- one node each -----------------------------------------------------------------------------------------------------
@@ -85,20 +85,20 @@ HOLDS = """
 import sys
 from pathlib import Path
 from node.identity.statedir import StateDir
-print(StateDir(Path(sys.argv[1])).take(), flush=True)
+print(StateDir(Path(sys.argv[1])).lock(), flush=True)
 sys.stdin.read()
 """
 
 
 def test_a_directory_belongs_to_one_node_until_it_ends(tmp_path):
     state = StateDir(tmp_path / "new")
-    assert state.take()
-    assert state.take()
+    assert state.lock()
+    assert state.lock()
     other = StateDir(tmp_path / "new")
-    assert not other.take()
+    assert not other.lock()
     assert other.holder == "another node of this process"
     state.release()
-    assert other.take()
+    assert other.lock()
     other.release()
 
 
@@ -106,11 +106,11 @@ def test_a_directory_that_another_process_holds_is_free_when_it_was_killed(tmp_p
     with warm.Python("-c", HOLDS, tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout.readline() == "True\n"
         state = StateDir(tmp_path)
-        assert not state.take()
+        assert not state.lock()
         assert f"process {holder.pid} on " in state.holder
         holder.kill()
         holder.wait()
-        assert state.take()
+        assert state.lock()
         state.release()
 
 
@@ -229,7 +229,7 @@ def test_without_a_default_route_an_address_that_others_reach_is_shown(own, show
     monkeypatch.setattr("node.settings.routed", lambda _target, _v6: None)
     monkeypatch.setattr("node.settings.own_addresses", lambda: iter(own))
     settings = gathered(None)
-    assert advertised(settings, Address("0.0.0.0", 7700)) == Address(shown, 7700)
+    assert advertised_address(settings, Address("0.0.0.0", 7700)) == Address(shown, 7700)
 
 
 def test_the_kernel_names_the_addresses_of_its_interfaces():

@@ -148,15 +148,15 @@ def test_a_store_that_hangs_does_not_stop_the_loop_and_the_newest_checkpoint_fol
 def test_checkpoints_of_many_names_do_not_fill_the_disk(quick, store):
     with Node(linear(), config=quick) as node:
         store.goes_on.clear()
-        for step in range(uploads.WAITING + 4):
+        for step in range(uploads.MAX_WAITING + 4):
             node.save(f"faulty://b/run-{step}")
-        assert len(list(node._training.run.own_folder.iterdir())) == uploads.WAITING + 1
+        assert len(list(node._training.run.own_folder.iterdir())) == uploads.MAX_WAITING + 1
         (told,) = notices(node, "storage")
         assert told == (
             "faulty://b is slower than the checkpoints come, and the oldest that waits is given up: save less often."
         )
         store.goes_on.set()
-    newest = {f"/b/run-{step}.safetensors" for step in range(4, uploads.WAITING + 4)}
+    newest = {f"/b/run-{step}.safetensors" for step in range(4, uploads.MAX_WAITING + 4)}
     assert newest < set(store.store)
 
 

@@ -15,8 +15,8 @@ from gossip.errors import CheckpointError
 from node import Node
 from node.model import checkpoint
 from node.storage import copies
-from node.storage.older import numbered
-from node.storage.urls import beside, is_url, reason, shown
+from node.storage.older import numbered_name
+from node.storage.urls import beside, error_text, is_url, public_url
 from tests.node.stores import drained, linear
 from tests.node.test_bad_input import one_sentence
 
@@ -150,15 +150,15 @@ def test_a_local_disk_without_room_is_named_with_the_store(quick, store, monkeyp
 
 
 def test_keys_in_a_url_are_not_shown():
-    assert shown("ftp://user:word@host/run?token=1") == "ftp://host/run"
+    assert public_url("ftp://user:word@host/run?token=1") == "ftp://host/run"
     error = ConnectionError("no answer from ftp://user:word@host/run")
-    assert "word" not in reason(error, "ftp://user:word@host/run")
+    assert "word" not in error_text(error, "ftp://user:word@host/run")
 
 
 def test_names_of_other_checkpoints():
     assert beside("s3://b/run", "before-merge") == "s3://b/run.before-merge.safetensors"
-    assert numbered("run.safetensors", 0) == "run.safetensors"
-    assert [numbered(name, 2) for name in ("run.safetensors", "run.json")] == [
+    assert numbered_name("run.safetensors", 0) == "run.safetensors"
+    assert [numbered_name(name, 2) for name in ("run.safetensors", "run.json")] == [
         "run.2.safetensors", "run.2.json",
     ]  # fmt: skip
     assert is_url("simplecache::s3://b/run")

@@ -257,8 +257,8 @@ async def test_over_its_link_alone_chunks_come_in_order():
 @pytest.fixture
 def held_up(monkeypatch):
     """Every connection is, and looked at all the time."""
-    monkeypatch.setattr(losses, "LOOK_S", 0.0)
-    monkeypatch.setattr(losses, "LEAST_BYTES", 0)
+    monkeypatch.setattr(losses, "CHECK_PERIOD_S", 0.0)
+    monkeypatch.setattr(losses, "MIN_BYTES", 0)
     monkeypatch.setattr(PathRecord, "is_narrow", True)
 
 

@@ -187,7 +187,7 @@ def test_a_fault_is_told_with_its_traceback_and_counted(pair, caplog):
     assert "Report the traceback" in caplog.text
     assert "in raises" in caplog.text
     assert pair.node.metrics().network_restarts == restarts > 0
-    assert f"gossip_network_restarts_total {restarts}.0" in Exposition().text(pair.side.source()).decode()
+    assert f"gossip_network_restarts_total {restarts}.0" in Exposition().render(pair.side.source()).decode()
     assert "restarted" in [event.kind for event in pair.node.history()]
 
 

@@ -105,7 +105,7 @@ def test_the_error_follows_the_disagreement_and_not_the_weights(codec):
 
 def test_without_bounds_nothing_is_encoded(codec):
     assert codec.needs_spread
-    with pytest.raises(AssertionError, match=r"bound\(spread\) first"):
+    with pytest.raises(AssertionError, match=r"with_bounds\(spread\) first"):
         codec.encode(np.ones(8, np.float32), bytearray(codec.encoded_bytes(8)))
     with pytest.raises(AssertionError, match="no exchange has shown"):
         codec.with_bounds(Spread(8))

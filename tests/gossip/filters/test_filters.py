@@ -178,7 +178,7 @@ def test_a_far_one_whose_distances_were_long_takes_all_of_what_others_take_littl
         side.local.elements = 400
         for peer in PEERS[:MIN_PARTNERS]:
             saw(side.exchanges.filter, peer, square, 400)
-        side.exchanges.filter.spare = 0.0
+        side.exchanges.filter.saved_radii = 0.0
     a, b = far.exchanges, near.exchanges
     a.begin_mix(0.0)
     [offered] = a.on_snapshotted(1, 0.0)

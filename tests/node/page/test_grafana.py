@@ -30,7 +30,7 @@ def exposed():
     peer.membership.update_me(1e9, loss=0.25)
     peer.exchanges.last_squares.append((0.5, 1.0))
     links = SimpleNamespace(bytes_sent=1234, bytes_received=56, ignored_messages=3)
-    text = Exposition().text(Source(peer, links, 7, 28, 30, (0.5,), (1e-6,)))
+    text = Exposition().render(Source(peer, links, 7, 28, 30, (0.5,), (1e-6,)))
     samples = [one for family in parser.text_string_to_metric_families(text.decode()) for one in family.samples]
     return {sample.name: set(sample.labels) for sample in samples}
 
@@ -59,7 +59,7 @@ def test_every_metric_is_on_the_dashboard_and_in_its_table(exposed):
 def test_the_histogram_counts_what_was_done():
     exposition = Exposition()
     done, failed = (ExchangeEvent(f"exchange.{end}", 0.0, 7, ("ab" * 16,), "fp32", 0.3) for end in ("done", "failed"))
-    exposition.heard(done), exposition.heard(failed)
+    exposition.on_exchange(done), exposition.on_exchange(failed)
     assert exposition.registry.get_sample_value("gossip_exchange_seconds_count") == 1
     assert exposition.registry.get_sample_value("gossip_exchange_seconds_bucket", {"le": "0.5"}) == 1
     assert exposition.registry.get_sample_value("gossip_exchange_seconds_bucket", {"le": "0.25"}) == 0

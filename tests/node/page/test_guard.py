@@ -18,7 +18,7 @@ AWAY = Address("192.0.2.7", 7780)
 @pytest.mark.parametrize("host", ["127.0.0.1:7780", "localhost:7780", "localhost", "[::1]:7780", "[::1]", "127.0.0.1"])
 def test_on_loopback_whoever_asks_for_loopback_is_let_in(host):
     guard = Guard.of(Address("127.0.0.1", 7780), SECRET)
-    assert guard.refuses("/", "", host, "", "") is None
+    assert guard.refusal("/", "", host, "", "") is None
     assert guard.link(Address("127.0.0.1", 7780)) == "http://127.0.0.1:7780/"
 
 
@@ -26,7 +26,7 @@ def test_on_loopback_whoever_asks_for_loopback_is_let_in(host):
     "host", ["evil.example", "evil.example:7780", "", "127.0.0.1.evil.example:7780", "::1]", "a:b:c"]
 )
 def test_a_name_that_only_leads_here_reads_nothing(host):
-    status, sentence = Guard.of(Address("127.0.0.1", 7780), None).refuses("/events", "", host, "", "")
+    status, sentence = Guard.of(Address("127.0.0.1", 7780), None).refusal("/events", "", host, "", "")
     assert status is HTTPStatus.FORBIDDEN
     assert host not in sentence or not host
 
@@ -34,16 +34,16 @@ def test_a_name_that_only_leads_here_reads_nothing(host):
 def test_off_loopback_the_swarms_token_opens_it_as_link_header_or_cookie_and_nothing_else_does():
     guard, token = Guard.of(AWAY, SECRET), token_of(SECRET)
     assert guard.link(AWAY) == f"http://192.0.2.7:7780/?token={token}"
-    assert guard.refuses("/", f"token={token}", "any", "", "") is None
-    assert guard.refuses("/metrics", "", "any", f"Bearer {token}", "") is None
-    assert guard.refuses("/events", "", "any", "", f"other=1; gossip_page={token}") is None
+    assert guard.refusal("/", f"token={token}", "any", "", "") is None
+    assert guard.refusal("/metrics", "", "any", f"Bearer {token}", "") is None
+    assert guard.refusal("/events", "", "any", "", f"other=1; gossip_page={token}") is None
     wrong = token_of(b"t" * 32)
     for query, bearer, cookie in (
         ("", "", ""), (f"token={wrong}", "", ""), ("", f"Bearer {wrong}", ""), ("", "Bearer ", ""), ("token=", "", ""),
         ("", "", f"gossip_page={wrong}"), ("", "", "gossip_page="), ("token=\xff", "\xff", "\xff"),
     ):  # fmt: skip
-        assert guard.refuses("/", query, "127.0.0.1", bearer, cookie)[0] is HTTPStatus.UNAUTHORIZED
-    assert guard.refuses("/healthz", "", "any", "", "") is None, "launchers send no token, and it says next to nothing"
+        assert guard.refusal("/", query, "127.0.0.1", bearer, cookie)[0] is HTTPStatus.UNAUTHORIZED
+    assert guard.refusal("/healthz", "", "any", "", "") is None, "launchers send no token, and it says next to nothing"
 
 
 def test_a_token_follows_from_the_secret_and_is_no_part_of_it():

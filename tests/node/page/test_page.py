@@ -230,12 +230,12 @@ def test_idle_sockets_keep_no_monitor_out(guarded, until):
             one = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
             if number % 2:
                 one.sendall(b"GET /healthz HTTP/1.1\r\nHost: ")  # a request that never ends
-        until(lambda: server.open > 0)
+        until(lambda: server.open_connections > 0)
         for target in ("/healthz", "/metrics"):
             began = time.monotonic()
             assert get(port, target, token)[0] == 200
             assert time.monotonic() - began < 1.0
-        assert server.open <= web.WAITING
+        assert server.open_connections <= web.MAX_WAITING
 
 
 def test_a_stream_outlasts_any_number_of_idle_sockets(train, until, stream):
@@ -244,30 +244,30 @@ def test_a_stream_outlasts_any_number_of_idle_sockets(train, until, stream):
     events = stream(port)
     events.next("state")
     with contextlib.ExitStack() as stack:
-        for _ in range(2 * web.WAITING):
+        for _ in range(2 * web.MAX_WAITING):
             stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-        until(lambda: len(server.waiting) == web.WAITING)
+        until(lambda: len(server.waiting) == web.MAX_WAITING)
         events.next("state")
         events.next("state")
         assert len(server.admitted) == 1
 
 
 def test_admitted_visitors_are_bounded_and_strangers_still_learn_the_health(guarded, until, monkeypatch):
-    monkeypatch.setattr(web, "ADMITTED", 1)
+    monkeypatch.setattr(web, "MAX_ADMITTED", 1)
     node, port, token = guarded
     with socket.create_connection(("127.0.0.1", port)) as watching:
         watching.sendall(f"GET /events HTTP/1.1\r\nHost: a\r\nAuthorization: {token['Authorization']}\r\n\r\n".encode())
-        until(lambda: node.side.service.page.watching == 1)
+        until(lambda: node.side.service.page.open_streams == 1)
         assert get(port, "/metrics", token)[0] == 503
         assert get(port, "/healthz")[0] == 200
-    until(lambda: node.side.service.page.server.open == 0)
+    until(lambda: node.side.service.page.server.open_connections == 0)
     assert get(port, "/metrics", token)[0] == 200
 
 
 def test_one_that_asks_nothing_or_reads_nothing_is_let_go(train, until, monkeypatch):
     monkeypatch.setattr(web, "REQUEST_S", 0.2)
     monkeypatch.setattr(web, "SEND_S", 0.2)
-    monkeypatch.setattr(page, "LOOK_S", 0.001)
+    monkeypatch.setattr(page, "UPDATE_PERIOD_S", 0.001)
     monkeypatch.setattr(page, "WALK_SHARE", 1.0)
     node = train(model(), **PAGE)
     port, service = port_of(node), node.side.service
@@ -276,9 +276,9 @@ def test_one_that_asks_nothing_or_reads_nothing_is_let_go(train, until, monkeypa
     deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     deaf.connect(("127.0.0.1", port))
     deaf.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    until(lambda: service.page.watching == 1)
-    until(lambda: service.page.server.open == 0, 60.0)
-    assert service.page.watching == 0
+    until(lambda: service.page.open_streams == 1)
+    until(lambda: service.page.server.open_connections == 0, 60.0)
+    assert service.page.open_streams == 0
     silent.close(), deaf.close()
 
 
@@ -308,14 +308,14 @@ def test_whatever_is_sent_is_answered_with_a_sentence_or_closed_and_is_no_fault_
 
 
 def test_so_many_streams_and_no_more(train, until, stream, monkeypatch):
-    monkeypatch.setattr(page, "STREAMS", 2)
+    monkeypatch.setattr(page, "MAX_STREAMS", 2)
     node = train(model(), **PAGE)
     opened = [stream(port_of(node)) for _ in range(2)]
     for one in opened:
         one.next("state")
     assert get(port_of(node), "/events")[0] == 503
     opened[0].close()
-    until(lambda: node.side.service.page.watching < 2)
+    until(lambda: node.side.service.page.open_streams < 2)
     assert get(port_of(node), "/healthz")[0] == 200
 
 
@@ -338,7 +338,7 @@ def test_a_port_that_is_taken_is_said_in_a_sentence():
 
 def test_a_fault_of_the_page_is_told_and_the_node_trains_on(train, until, monkeypatch):
     node = train(model(), **PAGE)
-    monkeypatch.setattr(page.SwarmPicture, "look", lambda *_: 1 / 0)
+    monkeypatch.setattr(page.SwarmPicture, "update", lambda *_: 1 / 0)
     until(lambda: [event for event in node.node.history() if event.kind == "fault"])
     (fault,) = [str(event) for event in node.node.history() if event.kind == "fault"]
     assert fault.startswith("The page raised ZeroDivisionError in ")

@@ -9,7 +9,7 @@ import pytest
 
 from gossip.effects import MemberState
 from gossip.ids import Address, MemberRecord
-from node.page.picture import OLD_S, POINTS, ROWS, TRACED, Curve, SwarmPicture
+from node.page.picture import MAX_CURVES, MAX_POINTS, MAX_ROWS, OLD_S, Curve, SwarmPicture
 
 ME = bytes(16)
 
@@ -23,7 +23,7 @@ def looked(picture, others=(), now=100.0, **own):
     members = [(member(0), MemberState.ALIVE)] + [
         one if isinstance(one, tuple) else (one, MemberState.ALIVE) for one in others
     ]
-    picture.look(members, {"steps": 5, "loss": 1.0, "bytes_sent": 0, "bytes_received": 0} | own, now)
+    picture.update(members, {"steps": 5, "loss": 1.0, "bytes_sent": 0, "bytes_received": 0} | own, now)
     return {row["id"]: row for row in picture.rows}
 
 
@@ -36,10 +36,10 @@ def test_a_member_that_was_never_asked_has_what_its_record_says():
 def test_one_that_does_not_answer_keeps_its_last_row_marked_old():
     picture, other = SwarmPicture(ME), member(1)
     looked(picture, [other])
-    assert picture.next_to_ask(8, 100.0) == [(other.id, "127.0.0.1:7001")]
-    picture.answered(other.id, {"steps": 9, "samples": 36, "exchanges_done": 3}, 100.5)
+    assert picture.take_next_queries(8, 100.0) == [(other.id, "127.0.0.1:7001")]
+    picture.on_answer(other.id, {"steps": 9, "samples": 36, "exchanges_done": 3}, 100.5)
     assert looked(picture, [other], 101.0)[other.id.hex()]["old"] is False
-    picture.next_to_ask(8, 101.0)
+    picture.take_next_queries(8, 101.0)
     row = looked(picture, [other], 100.5 + OLD_S + 1)[other.id.hex()]
     assert (row["old"], row["steps"], row["exchanges_done"], row["answered_s"]) == (True, 9, 3, OLD_S + 1)
 
@@ -48,7 +48,7 @@ def test_all_figures_of_a_row_are_of_one_life():
     """The record of one that was started again counts its earlier lives as well, and what it tells does not."""
     picture, other = SwarmPicture(ME), member(1, steps=1000, samples=4000, loss=0.9)
     looked(picture, [other])
-    picture.answered(other.id, {"steps": 3, "samples": 12, "loss": 0.5, "exchanges_done": 1}, 100.5)
+    picture.on_answer(other.id, {"steps": 3, "samples": 12, "loss": 0.5, "exchanges_done": 1}, 100.5)
     row = looked(picture, [other], 101.0)[other.id.hex()]
     assert (row["steps"], row["samples"], row["loss"], row["exchanges_done"]) == (3, 12, 0.5, 1)
 
@@ -56,7 +56,7 @@ def test_all_figures_of_a_row_are_of_one_life():
 def test_the_line_of_one_that_began_anew_begins_anew():
     picture, other = SwarmPicture(ME), member(1)
     for steps, loss in ((10, 1.0), (20, 0.5), (2, 0.4)):
-        picture.answered(other.id, {"steps": steps, "samples": steps, "loss": loss}, 100.0 + steps)
+        picture.on_answer(other.id, {"steps": steps, "samples": steps, "loss": loss}, 100.0 + steps)
         looked(picture, [other])
     assert picture.losses[other.id].points == [(2, 0.4)]
 
@@ -64,8 +64,8 @@ def test_the_line_of_one_that_began_anew_begins_anew():
 def test_nobody_is_old_for_not_having_been_asked():
     picture, other = SwarmPicture(ME), member(1)
     looked(picture, [other])
-    picture.next_to_ask(8, 100.0)
-    picture.answered(other.id, {"steps": 9}, 100.5)
+    picture.take_next_queries(8, 100.0)
+    picture.on_answer(other.id, {"steps": 9}, 100.5)
     assert looked(picture, [other], 1000.0)[other.id.hex()]["old"] is False, "nobody watched meanwhile"
 
 
@@ -74,14 +74,14 @@ def test_the_dead_are_old_and_still_there():
     looked(picture, [other])
     row = looked(picture, [(other, MemberState.DEAD)], 101.0)[other.id.hex()]
     assert (row["state"], row["old"], row["loss"]) == ("dead", True, 0.25)
-    assert picture.next_to_ask(8, 101.0) == []
+    assert picture.take_next_queries(8, 101.0) == []
 
 
 def test_those_are_asked_first_who_were_asked_the_longest_ago():
     picture = SwarmPicture(ME)
     looked(picture, [member(number) for number in range(1, 6)])
-    first = {peer for peer, _ in picture.next_to_ask(3, 1.0)}
-    second = {peer for peer, _ in picture.next_to_ask(3, 2.0)}
+    first = {peer for peer, _ in picture.take_next_queries(3, 1.0)}
+    second = {peer for peer, _ in picture.take_next_queries(3, 2.0)}
     assert len(first) == len(second) == 3
     assert first | second == {member(number).id for number in range(1, 6)}
 
@@ -106,24 +106,24 @@ def test_samples_a_second_are_those_of_the_last_ten_seconds():
     picture = SwarmPicture(ME)
     for second in range(60):
         looked(picture, now=100.0 + second, samples=100 * (second // 4), swarm_samples=100 * second)
-    own, swarm = picture.own.points[-1][4:]
+    own, swarm = picture.own_curve.points[-1][4:]
     assert own == pytest.approx(25, rel=0.25)
     assert swarm == pytest.approx(100)
     looked(picture, now=160.0, samples=0, swarm_samples=0)
-    assert picture.own.points[-1][4:] == (None, None), "another run begins anew"
+    assert picture.own_curve.points[-1][4:] == (None, None), "another run begins anew"
 
 
 def test_samples_a_second_of_a_member_follow_from_two_answers():
     picture, other = SwarmPicture(ME), member(1)
-    picture.answered(other.id, {"samples": 100}, 100.0)
-    picture.answered(other.id, {"samples": 140}, 102.0)
+    picture.on_answer(other.id, {"samples": 100}, 100.0)
+    picture.on_answer(other.id, {"samples": 140}, 102.0)
     assert looked(picture, [other], 102.0)[other.id.hex()]["samples_s"] == 20
 
 
 def test_whatever_a_member_says_a_row_has_short_texts_and_numbers_that_json_has():
     picture, other = SwarmPicture(ME), member(1, loss=math.nan)
     for now in (1.0, 2.0):
-        picture.answered(other.id, HOSTILE, now)
+        picture.on_answer(other.id, HOSTILE, now)
         row = looked(picture, [other], now)[other.id.hex()]
     assert [row[name] for name in ("steps", "loss", "samples", "exchanges_done", "bytes_sent")] == [
         0,
@@ -142,24 +142,24 @@ def test_ten_thousand_members_make_no_more_rows_and_lines_than_are_shown():
     for turn in range(3):  # others each time, as one who makes identities would have it
         others = [member(1 + turn * 5_000 + number, loss=1.0) for number in range(5_000)]
         looked(picture, others, 100.0 + turn)
-        picture.next_to_ask(10_000, 100.0 + turn)
-        for other in others[:ROWS]:
-            picture.answered(other.id, {"steps": 1}, 100.0 + turn)
+        picture.take_next_queries(10_000, 100.0 + turn)
+        for other in others[:MAX_ROWS]:
+            picture.on_answer(other.id, {"steps": 1}, 100.0 + turn)
     looked(picture, others, 200.0)
-    assert len(picture.rows) == ROWS
-    assert picture.hidden == 5_001 - ROWS
-    assert len(picture.losses) <= TRACED
-    assert max(map(len, (picture.told, picture.asked))) <= ROWS
+    assert len(picture.rows) == MAX_ROWS
+    assert picture.hidden == 5_001 - MAX_ROWS
+    assert len(picture.losses) <= MAX_CURVES
+    assert max(map(len, (picture.answers, picture.queried_at))) <= MAX_ROWS
 
 
-@pytest.mark.parametrize("count", [10, POINTS - 1, 10 * POINTS + 3, 1000 * POINTS])
+@pytest.mark.parametrize("count", [10, MAX_POINTS - 1, 10 * MAX_POINTS + 3, 1000 * MAX_POINTS])
 def test_a_line_keeps_its_whole_length_in_so_many_points(count):
     line = Curve()
     for number in range(count):
         line.add(number, 0.5)
     steps = [point[0] for point in line.points]
-    assert len(steps) <= POINTS
-    assert len(steps) >= min(count, POINTS // 2) - 1
+    assert len(steps) <= MAX_POINTS
+    assert len(steps) >= min(count, MAX_POINTS // 2) - 1
     assert steps == sorted(set(steps))
     assert steps[0] == 0
     assert steps[-1] >= count - 2 * line.stride

@@ -158,8 +158,8 @@ def test_a_browser_shows_how_one_is_killed_and_another_joins(train, browser, tmp
         train(nn.Linear(4, 2), work=lambda: 0.75, seeds=[first.node.address])
         wait(lambda rows: len(rows) == 3 and [row[1] for row in rows].count("alive") == 2)
         wait(lambda rows: len(rows) == 3 and rows[-1][1].startswith("dead"))
-    page.sentences.append({"number": page.counted + 1, "at": 1.0, "text": HOSTILE})
-    page.counted += 1
+    page.sentences.append({"number": page.sentence_count + 1, "at": 1.0, "text": HOSTILE})
+    page.sentence_count += 1
     wait(lambda rows: HOSTILE in shown.evaluate("document.getElementById('sentences').textContent"))
     assert HOSTILE[:40] in shown.evaluate("document.getElementById('members').textContent")
     assert shown.evaluate("document.querySelectorAll('img, main script, body b b').length") == 0

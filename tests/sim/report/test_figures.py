@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from node.observe.figures import page as figures_of_a_node
+from node.observe.figures import reference_page
 from sim.report.figures import SUMMARY, page
 from tests.sim.fake_results import fake_result
 
@@ -12,7 +12,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "figures.md"
 
 
 def test_the_page_is_what_the_rows_say():
-    assert PAGE.read_text(encoding="utf-8") == figures_of_a_node() + page(), "make reference writes it anew"
+    assert PAGE.read_text(encoding="utf-8") == reference_page() + page(), "make reference writes it anew"
 
 
 def test_a_summary_has_its_keys_in_this_order():
