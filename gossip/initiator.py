@@ -121,6 +121,9 @@ class Initiator:
     def adapt_interval(self) -> None:
         """Choose the interval anew from the cost of exchanges."""
         local = self.local
-        self.schedule.adapt_interval(local.steps, local.boundary_at, self.exchanges.usual_cost(), local.machine)
+        exchanges = self.exchanges
+        self.schedule.adapt_interval(
+            local.steps, local.boundary_at, exchanges.usual_cost(), local.machine, exchanges.own_results.are_failing
+        )
         local.every = self.schedule.every
         local.progress.set_interval(local.every)

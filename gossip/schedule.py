@@ -38,7 +38,7 @@ class Schedule:
         # Upper bounds of both, however many mixes others initiate.
         self.latest_steps, self.latest_at = math.inf, math.inf
         self.pace = 1.0
-        self.every: int | None = config.first_interval  # Local steps between two mixes, before ``pace``.
+        self.every: int | None = config.interval_steps  # Local steps between two mixes, before ``pace``.
         self.is_behind = False  # The last mix took so long that the next was due before its end.
         self.spans: deque[float] = deque(maxlen=MAX_SPANS)  # Seconds of one step, between the last mixes.
         self.last_mix: tuple[int, float] | None = None  # Steps and time at the last mix.
@@ -97,7 +97,9 @@ class Schedule:
                 self.latest_at = max(min(self.due_at, now) + (1 + jitter) * interval, now + interval / 4)
             self.due_at = min(self.earned_at, self.latest_at)
 
-    def adapt_interval(self, steps: int, boundary_at: float, exchange: ExchangeCost | None, machine: Machine) -> None:
+    def adapt_interval(
+        self, steps: int, boundary_at: float, exchange: ExchangeCost | None, machine: Machine, is_failing: bool = False
+    ) -> None:
         """Choose the interval anew after a mix from the cost of exchanges, if the configuration leaves it open.
 
         Args:
@@ -105,6 +107,7 @@ class Schedule:
             boundary_at: The time of that boundary.
             exchange: The present cost of an exchange; None before the first.
             machine: The cost factors of this machine.
+            is_failing: True if many of the last exchanges that this peer began have failed.
         """
         if not self.config.auto_interval or self.every is None:
             return
@@ -114,7 +117,7 @@ class Schedule:
         if exchange is None or len(self.spans) < MIN_SPANS:
             return
         step_s = sorted(self.spans)[len(self.spans) // 2]
-        wanted = mix_interval(step_s, exchange, machine, self.config.internal.mixing_share)
+        wanted = mix_interval(step_s, exchange, machine, self.config.internal.mixing_share, is_failing)
         if not self.every / SAME <= wanted <= self.every * SAME:
             self.every = wanted
 

@@ -119,7 +119,7 @@ class RunningSimulation:
     def interval_s(self) -> float:
         """Return the approximate time between two mixes of a peer, in virtual seconds."""
         gossip, step_s = self.scenario.gossip, self.scenario.compute.step_s.mean
-        by_steps = math.inf if gossip.first_interval is None else gossip.first_interval * step_s
+        by_steps = math.inf if gossip.interval_steps is None else gossip.interval_steps * step_s
         return min(by_steps, gossip.mix_every_s or math.inf)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gossip.codecs import AUTO, CODECS, COMPILED, ExchangeCost, mix_interval
+from gossip.codecs import AUTO, NOMINAL_STEPS
 from gossip.config.filters import AUTO_FILTER, FILTERS
 from gossip.config.internal import Internal
 from gossip.config.keys import MOST_PARTNERS, Keys
@@ -12,8 +12,6 @@ from gossip.config.mixings import MIXINGS
 
 __all__ = ["NOMINAL_STEPS", "PLAIN", "Derived"]
 
-NOMINAL_STEPS = 8  # Local steps in an interval if no number is set, and as versions count if nodes choose their own.
-SAMPLE = 1 << 16  # Elements whose encoded bytes are counted.
 INTERNAL = Internal()
 PLAIN = (0.0, 1.0)  # Momentum and rate without an outer step.
 
@@ -84,7 +82,7 @@ class Derived(Keys):
     def interval_steps(self) -> int | None:
         """Return the local steps in an interval as versions count them; None with a clock alone.
 
-        All nodes of a swarm must have the same number.
+        All nodes of a swarm must have the same number. A node that chooses its interval begins with it.
         """
         steps = self.mix_every_steps
         if steps is None and self.mix_every_s is not None:
@@ -95,15 +93,6 @@ class Derived(Keys):
     def codec_name(self) -> str:
         """Return the codec; if left open, "auto" if each node chooses its own interval, else fp32."""
         return self.codec or (AUTO if self.auto_interval else "fp32")
-
-    @property
-    def first_interval(self) -> int | None:
-        """Return the local steps between two mixes before any measurement, which the codec's bytes allow."""
-        if not self.auto_interval:
-            return self.interval_steps
-        codec = CODECS["int8" if self.codec_name == AUTO else self.codec_name]
-        usual = ExchangeCost(SAMPLE, codec.name, codec.encoded_bytes(SAMPLE), 0.0)
-        return mix_interval(0.0, usual, COMPILED, self.internal.mixing_share)
 
     @property
     def averaged(self) -> int:

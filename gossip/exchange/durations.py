@@ -1,4 +1,4 @@
-"""Durations of exchanges: how long one with a partner may take, and how long a wait usually takes.
+"""Durations and results of exchanges: how long one may take, how long a wait usually takes, and whether many fail.
 
 The usual wait is the time after which an exchange is *backgrounded*: it goes on without a slot (see ``transitions``).
 """
@@ -6,6 +6,7 @@ The usual wait is the time after which an exchange is *backgrounded*: it goes on
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Collection
 
 from gossip.ids import PeerId
@@ -17,6 +18,7 @@ __all__ = [
     "WAITS_PER_PARTNER",
     "WAIT_PARTNERS",
     "Durations",
+    "OwnResults",
     "Waits",
     "median",
     "spread",
@@ -33,6 +35,8 @@ WAIT_PARTNERS = 16  # Number of last partners whose waits count: a partner that 
 # Number of waits between two computations of the limit. A computation sorts WAIT_PARTNERS * WAITS_PER_PARTNER = 64
 # waits, which at every exchange would be the slowest part of a mix.
 WAITS_PER_UPDATE = 8
+
+LAST_RESULTS, MANY_FAILURES = 8, 2  # Of our own exchanges: members that come and go fail fewer.
 
 
 class Durations:
@@ -125,3 +129,19 @@ def wait_limit_s(waits_s: Collection[float]) -> float:
     """
     middle, deviation = spread(waits_s)
     return max(2 * middle, middle + 6 * deviation)
+
+
+class OwnResults:
+    """The results of the last exchanges that this peer began."""
+
+    def __init__(self) -> None:
+        self.failed: deque[bool] = deque(maxlen=LAST_RESULTS)
+
+    def add(self, failed: bool) -> None:
+        """Record that an exchange has finished or failed."""
+        self.failed.append(failed)
+
+    @property
+    def are_failing(self) -> bool:
+        """Return True if two of the last eight or more failed, which is rare among members that come and go."""
+        return sum(self.failed) >= MANY_FAILURES

@@ -362,6 +362,7 @@ class Exchanges(Ledger[AnySession]):
             sent_bytes = CODECS[exchange.codec].encoded_bytes(exchange.elements)
             self.durations.add(partner, seconds, sent_bytes)
             if exchange.is_initiator:
+                self.own_results.add(failed=False)
                 whole_s = exchange.answer_s + seconds
                 self.last_costs[partner] = ExchangeCost(exchange.elements, exchange.codec, sent_bytes, whole_s)
             self.partners.note_rate(partner, seconds)

@@ -225,6 +225,7 @@ class Exchange(Session):
     def leave_silent_partner(self, code: str, now: float) -> list[Effect]:
         """Count an offer without an answer as failed, and ask the next partner."""
         self.exchanges.count_failure(code)
+        self.exchanges.own_results.add(failed=True)
         self.exchanges.partners.note_failure(self.partner, now, silent=True)
         return self.ask_next_partner(now)
 
@@ -413,6 +414,8 @@ class Exchange(Session):
         """Count the failure for this reason, hold it against the partner unless it is innocent, and drop."""
         exchanges = self.exchanges
         exchanges.count_failure(code)
+        if self.is_initiator:
+            exchanges.own_results.add(failed=True)
         if code == "overflow":
             # The measured distance was too small. The next exchange of this part, with any partner, uses a codec that
             # needs no bound on the distance, and measures it anew.

@@ -11,7 +11,7 @@ from gossip.codecs import ExchangeCost
 from gossip.config import Config
 from gossip.config.filters import FILTERS
 from gossip.effects import Effect, Release
-from gossip.exchange.durations import WAIT_PARTNERS, Durations
+from gossip.exchange.durations import WAIT_PARTNERS, Durations, OwnResults
 from gossip.exchange.session import Local, Session
 from gossip.exchange.transitions import State
 from gossip.ids import PeerId
@@ -63,6 +63,7 @@ class Ledger(Generic[AnySession]):
         self.own_exchanges: dict[int, AnySession] = {}  # Exchanges of our own mix: one, or one for each partner.
         self.outcomes = Recent[OutcomeKey, bool](MAX_OUTCOMES)  # For partners that ask: True if it has happened.
         self.durations = Durations()
+        self.own_results = OwnResults()
         # The cost of the last exchange with each partner that we chose.
         self.last_costs = Recent[PeerId, ExchangeCost](WAIT_PARTNERS)
         self.refusals = Refusals()

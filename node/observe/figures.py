@@ -186,8 +186,8 @@ FIGURES = (
         metric="gossip_loss",
     ),
     Figure(
-        "members_alive", "members alive, this node included", "members", lambda at: at.peer.view.alive_count, count_text,
-        status=True, line=members_text,
+        "members_alive", "members alive, this node included", "members", lambda at: at.peer.view.alive_count,
+        count_text, status=True, line=members_text,
         table=("members", lambda row: "alone" if row["alone"] else count_text(row["members_alive"])),
     ),
     Figure(

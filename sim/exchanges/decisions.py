@@ -233,9 +233,15 @@ class Decisions:
     def on_unreached(self, exchange: PairExchange, attempt: int) -> None:
         """Count the failure of an offer to a dead peer, and ask another one."""
         if attempt == exchange.attempt and not exchange.ended:
-            self.failures += 1
-            self.strangers.note_slow(exchange.initiator, exchange.responder, self.events.now)
+            self.note_failure(exchange.initiator, exchange.responder)
             self.on_busy(exchange, attempt)
+
+    def note_failure(self, peer: int, partner: int, is_own: bool = True) -> None:
+        """Count a failed exchange of a peer; ``is_own`` is True if it initiated it."""
+        self.failures += 1
+        self.strangers.note_slow(peer, partner, self.events.now)
+        if is_own and self.intervals is not None:
+            self.intervals.note_failure(peer)
 
     def make_room(self, peer: int, sender: int) -> bool:
         """Return True if the peer accepts an offer: it has a free slot and has not just mixed with the sender.
@@ -405,11 +411,10 @@ class Decisions:
         peer, partner = exchange.peer_and_partner(side)
         if exchange not in self.exchanges[peer]:
             return  # This peer is gone as well.
-        self.failures += 1
+        self.note_failure(peer, partner, is_own=side == INITIATOR)
         snapshot_steps = exchange.responder_steps if side else exchange.initiator_steps
         steps = max(snapshot_steps, self.clocks.next_boundary(peer, self.events.now))
         self.tape.append(peer, steps, DROP, exchange.number, side)
-        self.strangers.note_slow(peer, partner, self.events.now)
         self.remove(exchange, side)
         if side == INITIATOR and not exchange.backgrounded & 1:
             self.back_off(peer)

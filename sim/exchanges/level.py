@@ -123,7 +123,7 @@ class ExchangeLevel:
     def interval_steps(self) -> int | None:
         """Return the local steps between two mixes, of the median peer that is up."""
         steps = sorted(self.decisions.interval_steps(peer) for peer in self.decisions.alive)
-        return steps[len(steps) // 2] if steps else self.decisions.config.first_interval
+        return steps[len(steps) // 2] if steps else self.decisions.config.interval_steps
 
     @property
     def mixes(self) -> int:

@@ -37,7 +37,7 @@ def test_the_lan_preset_is_the_defaults_and_the_others_change_how_long_a_node_wa
     assert Config.lan() == Config()
     wan, lan, datacentre = Config.wan(), Config.lan(), Config.datacentre()
     assert datacentre.stall_s < lan.stall_s < wan.stall_s
-    assert {config.for_training(False).first_interval for config in (wan, lan, datacentre)} == {2}
+    assert all(config.for_training(False).auto_interval for config in (wan, lan, datacentre))
     assert wan.chunk_elements < datacentre.chunk_elements
 
 
@@ -286,25 +286,24 @@ def test_a_training_loop_takes_nolocos_outer_step_and_a_correction_where_nothing
 
 
 @pytest.mark.parametrize(
-    ("given", "interval", "codec", "first"),
+    ("given", "interval", "codec"),
     [
-        ({}, "auto", "auto", 2),
-        ({"codec": "fp32"}, "auto", "fp32", 8),
-        ({"codec": "bf16"}, "auto", "bf16", 4),
-        ({"codec": "int4"}, "auto", "int4", 1),
-        ({"filter": "none"}, "auto", "auto", 2),
-        ({"mix_every_steps": 8}, 8, "fp32", 8),
-        ({"mix_every_steps": "auto", "codec": "fp32"}, "auto", "fp32", 8),
-        ({"mix_every_s": 30.0}, None, "fp32", None),
-        ({"max_version_gap": 1.0}, None, "fp32", 8),
-        ({"consensus_target": 4.0}, None, "fp32", 8),
-        ({"preset": "wan"}, "auto", "auto", 2),
-        ({"preset": "datacentre"}, "auto", "auto", 2),
+        ({}, "auto", "auto"),
+        ({"codec": "fp32"}, "auto", "fp32"),
+        ({"codec": "int4"}, "auto", "int4"),
+        ({"filter": "none"}, "auto", "auto"),
+        ({"mix_every_steps": 8}, 8, "fp32"),
+        ({"mix_every_steps": "auto", "codec": "fp32"}, "auto", "fp32"),
+        ({"mix_every_s": 30.0}, None, "fp32"),
+        ({"max_version_gap": 1.0}, None, "fp32"),
+        ({"consensus_target": 4.0}, None, "fp32"),
+        ({"preset": "wan"}, "auto", "auto"),
+        ({"preset": "datacentre"}, "auto", "auto"),
     ],
 )
-def test_a_training_loop_chooses_interval_and_codec_where_the_interval_is_left_out(given, interval, codec, first):
+def test_a_training_loop_chooses_interval_and_codec_where_the_interval_is_left_out(given, interval, codec):
     config = Config.from_mapping(given).for_training(False)
-    assert (config.mix_every_steps, config.codec_name, config.first_interval) == (interval, codec, first)
+    assert (config.mix_every_steps, config.codec_name) == (interval, codec)
     assert config.for_training(False) is config, "nothing is open any more"
 
 

@@ -35,7 +35,7 @@ def played(**changes):
 
 @pytest.mark.parametrize("fidelity", ["whole", "exchange"])
 def test_peers_on_good_links_mix_every_2_steps_in_int8_and_send_what_fp32_every_8_sends(fidelity):
-    interval, mixes, sent = played(fidelity=fidelity)
+    interval, mixes, sent = played(steps=600, fidelity=fidelity)  # They begin with 8.
     every_8 = simulate(scenario(codec="fp32", mix_every_steps=8), progress=False).summary
     assert interval == 2
     assert mixes == pytest.approx(1 / 2, rel=0.1)
@@ -89,13 +89,14 @@ def test_a_number_that_is_given_stays_on_any_link():
 
 def test_both_levels_choose_the_same_intervals_and_learn_as_much():
     slow = {"rate_mbit_s": 0.1}
-    for changes in ({}, {"network": slow}):
+    # On slow links the intervals are about 6 steps. A peer at 5 in place of 6 mixes a fifth more often.
+    for changes, within in (({}, 0.02), ({"network": slow}, 0.1)):
         whole, fast = (
             simulate(scenario(steps=400, fidelity=fidelity, **changes), progress=False).summary
             for fidelity in ("whole", "exchange")
         )
         for figure in ("node_updates", "bytes_sent"):
-            assert fast[figure] == pytest.approx(whole[figure], rel=0.05), figure
+            assert fast[figure] == pytest.approx(whole[figure], rel=within), figure
         assert abs(fast["interval_steps"] - whole["interval_steps"]) <= 1
         assert fast["accuracy"]["mean"] == pytest.approx(whole["accuracy"]["mean"], abs=0.02)
 
