@@ -94,7 +94,7 @@ class Watched:
         def late(session: int, position: int, at: float) -> list[Any]:
             if at < now + seconds:
                 self.swarm.events.push(
-                    now + seconds, host.happen, lambda: host.perform(collected(session, position, self.swarm.now))
+                    now + seconds, host.on_soon, lambda: host.perform(collected(session, position, self.swarm.now))
                 )
                 return []
             return collected(session, position, at)

@@ -6,16 +6,7 @@ import numpy as np
 
 from gossip.codecs.base import ALIGN, BLOCK_ELEMENTS, Buffer, Codec, Floats, block_peaks
 from gossip.codecs.blockwise import Int4, Int8
-from gossip.codecs.choice import (
-    AUTO,
-    COMPILED,
-    NOMINAL_STEPS,
-    NUMPY,
-    ExchangeCost,
-    Machine,
-    fastest_codec,
-    mix_interval,
-)
+from gossip.codecs.choice import AUTO, COMPILED, NUMPY, ExchangeCost, Machine, fastest_codec, mix_interval
 from gossip.codecs.floats import Bf16, Fp16, Fp32
 from gossip.codecs.moniqua import Moniqua4, Overflow
 from gossip.codecs.spread import Spread
@@ -23,7 +14,7 @@ from gossip.errors import ConfigError, LocalError
 from gossip.kernel.squares import squares
 
 __all__ = [
-    "ALIGN", "AUTO", "BLOCK_ELEMENTS", "CODECS", "COMPILED", "NOMINAL_STEPS", "NUMPY", "Bf16", "Buffer", "Codec",
+    "ALIGN", "AUTO", "BLOCK_ELEMENTS", "CODECS", "COMPILED", "NUMPY", "Bf16", "Buffer", "Codec",
     "ExchangeCost", "Floats", "Fp16", "Fp32", "Int4", "Int8", "Machine", "Moniqua4", "Overflow", "Spread",
     "fastest_codec", "get_codec", "leaner", "mix_interval", "needs_spread", "self_test",
 ]  # fmt: skip

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gossip.codecs import AUTO, NOMINAL_STEPS
+from gossip.codecs import AUTO
+from gossip.codecs.choice import NOMINAL_STEPS
 from gossip.config.filters import AUTO_FILTER, FILTERS
 from gossip.config.internal import Internal
 from gossip.config.keys import MOST_PARTNERS, Keys

@@ -187,9 +187,8 @@ class Training:
                 self.draw_step_ends(host)
             at = host.cursor
             when = ends[bisect_right(ends, when, at)]
-            initiator = host.peer.initiator
-            if self.mixes_by_steps and not initiator.is_blocked:
-                due = at + max(initiator.due_steps - host.steps - 1, 0)
+            if self.mixes_by_steps and not host.peer.initiator.is_blocked:
+                due = at + max(host.peer.initiator.due_steps - host.steps - 1, 0)
                 if due < len(ends) and ends[due] < when:
                     when = ends[due]
         if when < host.visit_at or host.visit_at <= self.events.now:
@@ -214,12 +213,12 @@ class Training:
 
     def on_slot_freed(self, host: Host) -> None:
         """Bring the next visit forward if the end of an exchange makes the next mix due before it."""
-        initiator, now = host.peer.initiator, self.events.now
+        peer, now = host.peer, self.events.now
         if host.pause is not None:
             self.schedule_poll(host)
-        elif self.mixes_by_steps and host.is_training and not initiator.is_blocked and host.visit_at > now:
+        elif self.mixes_by_steps and host.is_training and not peer.initiator.is_blocked and host.visit_at > now:
             ended = self.uncounted_steps(host, now)
-            due = host.cursor + max(initiator.due_steps - host.steps - 1, ended)
+            due = host.cursor + max(peer.initiator.due_steps - host.steps - 1, ended)
             if due < len(host.step_ends) and host.step_ends[due] < host.visit_at:
                 self.schedule_visit(host, host.step_ends[due])
 

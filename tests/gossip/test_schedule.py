@@ -264,9 +264,9 @@ def adapted(made, seconds, step_s=0.1, mixes=8, first=0, every=2):
     return made.every
 
 
-def test_a_node_begins_with_what_its_codecs_bytes_allow():
+def test_a_node_begins_with_eight_steps_whatever_its_codec():
     begins = {codec: schedule(mix_every_steps="auto", codec=codec).every for codec in ("auto", "fp32", "int4")}
-    assert begins == {"auto": 2, "fp32": 8, "int4": 1}
+    assert begins == {"auto": 8, "fp32": 8, "int4": 8}
 
 
 def test_the_interval_follows_what_exchanges_take_and_small_changes_do_not_move_it():
@@ -278,12 +278,11 @@ def test_the_interval_follows_what_exchanges_take_and_small_changes_do_not_move_
 
 def test_nothing_is_concluded_from_few_mixes_nor_from_one_long_pause():
     made = chooses()
-    assert adapted(made, 5.0, mixes=4) == 2  # three spans between four mixes
+    assert adapted(made, 5.0, mixes=4) == 8  # three spans between four mixes
     made = chooses()
     assert adapted(made, 0.8) == 8
-    made.adapt_interval(
-        16, 1_000.0, ExchangeCost(1_000, "int8", 1_004, 0.8), COMPILED
-    )  # an evaluation of a quarter of an hour
+    usual = ExchangeCost(1_000, "int8", 1_004, 0.8)
+    made.adapt_interval(16, 1_000.0, usual, COMPILED)  # An evaluation of a quarter of an hour.
     assert made.every == 8
 
 

@@ -61,7 +61,7 @@ def write_secret(path):
 def test_with_an_unreachable_seed_a_node_waits_says_so_and_starts_alone(quick, tmp_path, monkeypatch):
     monkeypatch.setenv("GOSSIP_LOG", str(tmp_path / "log"))
     seed = f"127.0.0.1:{free_port()}"
-    with Node(model(), seeds=[seed], config=replace(quick, join_timeout_s=0.5)) as node:
+    with Node(model(), seeds=[seed], config=replace(quick, join_timeout_s=1.0)) as node:
         for _ in range(10):
             node.step()
         assert node.metrics().steps == 10

@@ -153,7 +153,7 @@ def test_a_copy_whose_exchange_made_way_is_the_snapshot_of_the_one_that_it_made_
     if decided:
         averager.boundary.begin_update()
     node.averager.use_copies(done)
-    assert not peer.view.concerns(99)
+    assert not peer.view.needs_snapshot(99)
     assert (session in averager.snapshots) is not decided
     assert (session in averager.boundary.requests) is decided
     if decided:

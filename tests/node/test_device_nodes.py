@@ -199,7 +199,7 @@ def test_ranks_on_the_device_hold_the_same_weights(train, monkeypatch):
     play(ranks)
     assert [rank.error for rank in ranks] == [None, None]
     assert torch.equal(ranks[0].result, ranks[1].result)
-    assert str(group.channels[1].place) == "cuda:0"
+    assert str(group.channels[1].device) == "cuda:0"
 
 
 def test_a_skipped_step_is_seen_without_a_wait(accelerator):

@@ -40,7 +40,7 @@ def test_a_node_counts_in_the_script_and_in_a_process_that_it_starts(tmp_path, t
 
 def test_a_script_that_trains_without_a_node_is_told_so_while_it_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cli, "NODELESS_S", 0.2)
-    monkeypatch.setattr(cli.running, "made", lambda: False)
+    monkeypatch.setattr(cli.running, "has_made_node", lambda: False)
     imports = iter([True, True, False, False])
     monkeypatch.setattr(cli, "is_importing", lambda _thread: next(imports, False))
     log = tmp_path / "log.jsonl"
@@ -55,7 +55,7 @@ def test_a_script_that_trains_without_a_node_is_told_so_while_it_runs(tmp_path, 
 
 def test_a_script_with_a_node_is_told_nothing_while_it_runs(monkeypatch, capsys):
     monkeypatch.setattr(cli, "NODELESS_S", 0.2)
-    monkeypatch.setattr(cli.running, "made", lambda: True)
+    monkeypatch.setattr(cli.running, "has_made_node", lambda: True)
     cli.tell_of_missing_node(Path("train.py"), None)
     assert capsys.readouterr().err == ""
 

@@ -44,7 +44,7 @@ def test_a_partner_that_reads_and_sends_nothing_has_stalled():
 
 @in_trio
 def test_what_is_all_here_is_waited_for_by_what_we_send():
-    sessions, session, _ = under_way(SimpleNamespace(done=True), sent=False)
+    sessions, session, _ = under_way(SimpleNamespace(is_complete=True), sent=False)
     session.heard_at -= 100.0
     assert sessions.stalled_sessions(session.moved_at + 2.9, 3.0) == []
     assert sessions.stalled_sessions(session.moved_at + 3.1, 3.0) == [session]

@@ -374,7 +374,7 @@ def test_overlapping_mixes_count_each_piece_of_local_progress_once(size):
     first = one.x - steps[1]
     second = one.x.copy()
     shift = one.mix(first, zero)
-    one.mix(second, zero, since=shift)
+    one.mix(second, zero, added_since=shift)
     other.x += steps[0]
     shift = other.mix(other.x.copy(), zero)
     other.x += steps[1]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gossip.codecs import COMPILED, NOMINAL_STEPS, ExchangeCost, mix_interval
+from gossip.codecs import COMPILED, ExchangeCost, mix_interval
+from gossip.codecs.choice import NOMINAL_STEPS
 from gossip.exchange.durations import LAST_RESULTS, MANY_FAILURES, OwnResults
 from sim import Scenario, simulate
 

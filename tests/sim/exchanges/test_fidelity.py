@@ -234,7 +234,7 @@ def test_a_diverging_swarm_refuses_what_is_no_number():
 
 
 def test_what_the_filter_cuts_off_is_counted(monkeypatch):
-    monkeypatch.setattr(Clip, "usual", 0.7)
+    monkeypatch.setattr(Clip, "usual_distances", 0.7)
     summary = simulate(scenario(gossip=Config(mix_every_steps=2)), progress=False).summary
     assert summary["refused"]["clipped"] > 0
 

@@ -295,7 +295,7 @@ def test_where_scenarios_differ_is_spelled_out_although_one_names_a_preset():
 
 def test_more_scenarios_than_colours_are_told_apart_by_their_dashes():
     count = 2 * len(panels.COLOURS)
-    looks = {(panels.colour(number), panels.dash(number)) for number in range(count)}
+    looks = {(panels.colour_of(number), panels.dash_of(number)) for number in range(count)}
     assert len(looks) == count
 
 
