@@ -24,7 +24,9 @@ __all__ = ["Run", "RunChoice", "outranks"]
 ALL_WAIT_S = 2.0  # Time without ready members before the smallest id begins the run.
 HEARSAY_S = 6.0  # Extra time while a smaller id is known by hearsay.
 CHECK_S = 1.0  # Interval between two comparisons of the runs.
-STALEMATE_S = 120.0  # Time after which, of two runs in a stalemate, the one with fewer members gives way.
+# Time after which, of two runs in a stalemate, the one with fewer members gives way. With as many members it is that with
+# the smaller id, and after twice this time either.
+STALEMATE_S = 120.0
 MEND_S, MAX_MEND_S = 1.0, 256.0  # Delay from spoiled weights to fetching others; doubles if these spoil again.
 SOUND_S = 60.0  # Weights that spoil later than this are not blamed on the last transfer.
 EQUAL_SHARE = 1 / 64  # Relative difference of samples up to which two runs count as equal.
@@ -136,9 +138,13 @@ class RunChoice:
             return False
         if outranks(theirs, ours) and (theirs.members >= ours.members or self.own.trial.can_judge):
             return True
-        if now - self.divided_since <= STALEMATE_S:
+        waited_s = now - self.divided_since
+        if waited_s <= STALEMATE_S:
             return False
-        return theirs.members > ours.members or (theirs.members == ours.members and theirs.run_id > ours.run_id)
+        if theirs.members != ours.members:
+            return theirs.members > ours.members
+        # The others may count more members of theirs than we have met, and would wait for us for ever.
+        return theirs.run_id > ours.run_id or waited_s > 2 * STALEMATE_S
 
     def should_serve(self, record: MemberRecord | None, now: float) -> bool:
         """Return True if this member gets our weights. If so, the caller stops our own transfer."""

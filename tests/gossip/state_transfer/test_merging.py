@@ -182,6 +182,23 @@ def test_after_long_the_run_with_fewer_members_gives_way():
     assert lefts[0].run_id == run_id
 
 
+def test_a_run_that_has_not_met_all_members_of_the_other_gives_way_in_the_end():
+    """Two that nobody can dial never meet: one counts one member on either side, and the third counts two and one."""
+    swarm = World(1)
+    first = swarm.start(run_id=b"\x01" * 16, step_s=0.2)
+    second = swarm.start(0, dialable=False, step_s=0.2)
+    swarm.until(swarm.agreed, 30.0)
+    fast = swarm.start(run_id=b"\xff" * 16, dialable=False, step_s=0.02)
+    swarm.run(60.0)
+    fast.perform([Dial(address_of(0))])
+    swarm.run(STALEMATE_S + 30.0)
+    assert fast.run_id == b"\xff" * 16, "it has more samples, as many members and the larger id"
+    assert first.peer.run_choice.run(fast.run_id).members == 1
+    assert fast.peer.run_choice.run(first.run_id).members == 1
+    swarm.run(STALEMATE_S + 30.0)
+    assert first.run_id == second.run_id == fast.run_id == b"\x01" * 16
+
+
 @pytest.mark.parametrize("mode", ["ask", slow("never")])
 def test_without_consent_runs_stay_apart_and_a_person_hears_of_it(mode):
     swarm, lefts, rights = apart(2, 2, right_later_s=60.0, config=Config(merge=mode))
