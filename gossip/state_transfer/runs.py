@@ -24,8 +24,8 @@ __all__ = ["Run", "RunChoice", "outranks"]
 ALL_WAIT_S = 2.0  # Time without ready members before the smallest id begins the run.
 HEARSAY_S = 6.0  # Extra time while a smaller id is known by hearsay.
 CHECK_S = 1.0  # Interval between two comparisons of the runs.
-# Time after which, of two runs in a stalemate, the one with fewer members gives way. With as many members it is that with
-# the smaller id, and after twice this time either.
+# Time after which, of two runs in a stalemate, the one with fewer members gives way. With as many members it is the one
+# with the smaller id, and after twice this time either of them.
 STALEMATE_S = 120.0
 MEND_S, MAX_MEND_S = 1.0, 256.0  # Delay from spoiled weights to fetching others; doubles if these spoil again.
 SOUND_S = 60.0  # Weights that spoil later than this are not blamed on the last transfer.
