@@ -6,7 +6,7 @@ import math
 
 from gossip.config import Config
 from gossip.filters.budget import Budget
-from gossip.filters.rule import MIN_ELEMENTS, Filter, Here
+from gossip.filters.rule import MIN_ELEMENTS, Filter, PresentAmong
 from gossip.ids import PeerId
 from gossip.recent import Recent
 
@@ -81,19 +81,21 @@ class Clip(Filter):
             self.largest_movement = max(self.largest_movement, distance)
 
     def take_share(
-        self, partner: PeerId, weight: float, difference_sq: float, size: int, here: Here, at: float
-    ) -> tuple[float, tuple[str, ...]]:
+        self, partner: PeerId, weight: float, difference_sq: float, size: int, present_among: PresentAmong,
+        intervals: float,
+    ) -> tuple[float, tuple[str, ...]]:  # fmt: skip
         radius = self.radius(size)  # It follows from earlier exchanges alone.
         taken, reach = self.clip_to_radius(difference_sq, radius)
         why: tuple[str, ...] = ("clipped",) if taken < 1.0 else ()
         self.mean_squares[partner] = difference_sq / size
         if size < MIN_ELEMENTS:
             return taken, why
-        moves, left = 2.0 * weight * taken * reach, self.budget.moves_left(partner, at, here)
+        moves = 2.0 * weight * taken * reach  # A move is half a radius.
+        left = self.budget.moves_left(partner, intervals, present_among)
         if moves > left:
             kept = rounded_share(left, moves)
             taken, moves, why = taken * kept, moves * kept, (*why, "budget")
-        self.budget.add(partner, moves, at)
+        self.budget.add(partner, moves, intervals)
         return taken, why
 
     def clip_to_radius(self, difference_sq: float, radius: float) -> tuple[float, float]:

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from gossip.arithmetic.group_mean import norm_refusal
 from gossip.config import Config
-from gossip.filters.budget import Here
+from gossip.filters.budget import PresentAmong
 from gossip.ids import PeerId
 
-__all__ = ["MIN_ELEMENTS", "Filter", "Floats", "Here"]
+__all__ = ["MIN_ELEMENTS", "Filter", "Floats", "PresentAmong"]
 
 Floats = NDArray[np.float32]
 # With fewer elements a distance is one draw and not the mean of many, so that no distance is usual.
@@ -46,8 +46,9 @@ class Filter:
         return norm_refusal(difference_sq, own_sq, size, self.config.internal.norm_bound)
 
     def take_share(
-        self, partner: PeerId, weight: float, difference_sq: float, size: int, here: Here, at: float
-    ) -> tuple[float, tuple[str, ...]]:
+        self, partner: PeerId, weight: float, difference_sq: float, size: int, present_among: PresentAmong,
+        intervals: float,
+    ) -> tuple[float, tuple[str, ...]]:  # fmt: skip
         """Return the share of an accepted difference that is taken, and the reasons if it is below 1.
 
         Args:
@@ -55,8 +56,8 @@ class Filter:
             weight: The share of the difference that would move us.
             difference_sq: ``|theirs - mine|^2`` over ``size`` elements.
             size: The number of elements that are mixed.
-            here: Returns those of some members that are present.
-            at: The intervals that this node has trained.
+            present_among: Returns those of some members that are present.
+            intervals: The intervals that this node has trained.
         """
         return 1.0, ()
 

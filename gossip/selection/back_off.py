@@ -1,6 +1,16 @@
 """Back-off: partners that failed an exchange are not asked for a while.
 
-This is local: it tells other peers nothing about whether a partner is alive.
+There are two degrees:
+
+- A partner *in back-off* is not asked for an exchange. A silent one, which did not answer an offer, is in back-off and
+  not shunned. The first sign of life ends it.
+- A *shunned* partner is in back-off, and its own offers are declined too. Its stream stalled, its bytes were wrong or
+  its COMMIT was missing, and it held a slot until that was detected. Only time or a finished exchange ends this. A new
+  link changes nothing, or an attacker could clear its record with one connection.
+
+Silence neither shortens nor softens a shunning that still lasts.
+
+Back-off is local: it tells other peers nothing about whether a partner is alive.
 """
 
 from __future__ import annotations
@@ -10,64 +20,68 @@ from dataclasses import dataclass
 from gossip.ids import PeerId
 from gossip.recent import Recent
 
-__all__ = ["MAX_BENCHED", "BackOff"]
+__all__ = ["MAX_FAILED", "RETRY_AFTER_S", "SILENT_FACTOR", "BackOff"]
 
-# 10 s, 20 s ... 160 s: one failure costs others half a second of a slot, and a repaired link is soon noticed.
+# Back-off grows to 16 times the first one: failures then cost little, and a repaired link is still soon noticed.
 MAX_DOUBLINGS = 4
-SILENT_SHARE = 0.25  # Share of that time for a silent partner: it has wasted no stream, and may have been busy.
-PARDON_S = 1.0  # If no other partner is left, a failed one is tried again after this time.
-MAX_BENCHED = 256  # Partners remembered, as many as there may be links.
+SILENT_FACTOR = 0.25  # Back-off of a silent partner is shorter: it has wasted no stream, and may have been busy.
+RETRY_AFTER_S = 1.0  # If no other partner is left, a failed one may be asked again after this time.
+MAX_FAILED = 256  # Partners remembered, as many as there may be links.
 
 
 @dataclass(slots=True)
-class Benched:
-    """A partner in back-off."""
+class FailedPartner:
+    """A partner that has failed since its last finished exchange; its back-off lasts until ``until``."""
 
-    since: float
+    failed_at: float  # The time of the last failure.
     until: float
     failure_count: int  # Failures in a row.
-    is_shunned: bool  # Its own offers are declined too.
+    is_shunned: bool
 
 
 class BackOff:
-    """The partners in back-off, whose time doubles with each failure in a row.
+    """The partners that failed, and their back-off, which doubles with each failure in a row.
 
-    *Silence*, an offer without an answer, only keeps us from asking, and ends with the first sign of life. A stalled
-    stream, wrong bytes or a missing COMMIT hold a slot until they are detected. Offers of such a partner are declined
-    too. A new link changes nothing, or an attacker could clear its record with one connection.
+    Args:
+        first_s: The back-off after the first failure, in seconds.
     """
 
     def __init__(self, first_s: float) -> None:
-        self.first_s = first_s  # Back-off after the first failure.
-        self.benched = Recent[PeerId, Benched](MAX_BENCHED)  # The one that failed longest ago first.
+        self.first_s = first_s
+        self.failed = Recent[PeerId, FailedPartner](MAX_FAILED)  # The one that failed longest ago comes first.
 
     def note_failure(self, peer: PeerId, now: float, silent: bool = False) -> None:
-        before = self.benched.get(peer)
-        failure_count = 0 if before is None else before.failure_count
-        seconds = self.first_s * 2 ** min(failure_count, MAX_DOUBLINGS) * (SILENT_SHARE if silent else 1.0)
-        benched = self.benched[peer] = Benched(now, now + seconds, failure_count + 1, not silent)
-        if before is not None and before.is_shunned and before.until > now:
-            benched.until, benched.is_shunned = max(benched.until, before.until), True
+        """Begin a back-off after a failed exchange; shun the partner unless it was only ``silent``."""
+        before = self.failed.get(peer)
+        earlier_failures = 0 if before is None else before.failure_count
+        seconds = self.first_s * 2 ** min(earlier_failures, MAX_DOUBLINGS) * (SILENT_FACTOR if silent else 1.0)
+        after = self.failed[peer] = FailedPartner(now, now + seconds, earlier_failures + 1, not silent)
+        if before is not None and before.is_shunned and before.until > now:  # The shunning still lasts.
+            after.until, after.is_shunned = max(after.until, before.until), True
 
     def note_success(self, peer: PeerId) -> None:
-        self.benched.pop(peer, None)
+        """Forget the failures of a partner after a finished exchange."""
+        self.failed.pop(peer, None)
 
     def note_sign_of_life(self, peer: PeerId) -> None:
-        """End the back-off of a partner that was only silent."""
-        benched = self.benched.get(peer)
-        if benched is not None and not benched.is_shunned:
-            del self.benched[peer]
+        """Forget the failures of a partner whose last failure was only silence."""
+        failed = self.failed.get(peer)
+        if failed is not None and not failed.is_shunned:
+            del self.failed[peer]
 
-    def is_benched(self, peer: PeerId, now: float) -> bool:
+    def is_in_back_off(self, peer: PeerId, now: float) -> bool:
         """Return True if the partner must not be asked now."""
-        benched = self.benched.get(peer)
-        return benched is not None and now < benched.until
+        failed = self.failed.get(peer)
+        return failed is not None and now < failed.until
 
     def is_shunned(self, peer: PeerId, now: float) -> bool:
-        """Return True if the partner's own offers must be declined too."""
-        benched = self.benched.get(peer)
-        return benched is not None and benched.is_shunned and now < benched.until
+        """Return True if the partner's own offers must be declined now."""
+        failed = self.failed.get(peer)
+        return failed is not None and failed.is_shunned and now < failed.until
 
-    def pardonable(self, now: float) -> list[PeerId]:
-        """Return the partners in back-off that may be tried again, the one that failed longest ago first."""
-        return [peer for peer, benched in self.benched.items() if now - benched.since >= PARDON_S]
+    def last_resorts(self, now: float) -> list[PeerId]:
+        """Return failed partners to ask if no other is left, the one that failed longest ago first.
+
+        A second after its failure any partner may be asked, even if its back-off lasts.
+        """
+        return [peer for peer, failed in self.failed.items() if now - failed.failed_at >= RETRY_AFTER_S]

@@ -26,7 +26,7 @@ from gossip.wire.messages import MAX_GROUP
 __all__ = ["Partners"]
 
 MIN_GAP = 0.5  # Least intervals between two mixes that one partner asks for: at most two of three mixes are with it.
-MAX_PARDONED = 4  # Partners in back-off that are tried if no other is left.
+MAX_LAST_RESORTS = 4  # Partners in back-off that are tried if no other is left.
 # After this many failures with unproven partners, we are wary. A machine that dies causes a single failure.
 WARY_FAILURES = 2
 WARY_S = 5.0  # Ten times as long as a silent partner holds a slot.
@@ -66,7 +66,7 @@ class Partners:
         self.last_mixes = Recent[PeerId, LastMix](MAX_MIXED)
         self.unproven_failures = 0  # Failures with unproven partners, minus exchanges with such partners.
         self.wary_until = -math.inf  # Until then unproven partners are neither asked nor accepted.
-        self.pardoned: PeerId | None = None  # May be chosen in back-off, since no other partner is left.
+        self.last_resort: PeerId | None = None  # May be chosen in back-off, since no other partner is left.
 
     # -- for the selector ----------------------------------------------------------------------------------------
     @property
@@ -92,7 +92,7 @@ class Partners:
         record = self.members.record(peer)
         return (
             record is not None and record.ready and record.run_id == self.local.run_id
-            and (peer == self.pardoned or not self.back_off.is_benched(peer, self.now))
+            and (peer == self.last_resort or not self.back_off.is_in_back_off(peer, self.now))
             and (record.address is not None or self.is_linked(peer))
         )  # fmt: skip
 
@@ -112,11 +112,11 @@ class Partners:
         if left or (is_wary and familiar):
             return self.rng.choice(left) if left else None
         chosen = self.draw(asked)
-        if chosen is None and not asked and self.back_off.benched:
-            for peer in self.back_off.pardonable(now)[:MAX_PARDONED]:
-                self.pardoned = peer
+        if chosen is None and not asked and self.back_off.failed:
+            for peer in self.back_off.last_resorts(now)[:MAX_LAST_RESORTS]:
+                self.last_resort = peer
                 chosen = chosen or self.draw(asked)
-            self.pardoned = None
+            self.last_resort = None
         return chosen
 
     def familiar_partners(self) -> list[PeerId]:

@@ -181,7 +181,7 @@ class Carrier:
         rate, rtt = self.flows.offered_rate(host.index, to.index), 2 * self.latency(host.index, to.index)
         back = Back(self.line_to(to, host), self.flows.offered_rate(to.index, host.index)) if duplex else None
         wire_bytes, ceiling, late_s = transport.stream(line, size_bytes, rate, rtt, self.events.now, back)
-        self.note_queueing(host, line.queue_s, wire_bytes / rate + late_s)
+        self.note_queueing(host, line.queue_delay_s, wire_bytes / rate + late_s)
         finish = partial(self.on_last_byte_sent, host, to, line, late_s, *callbacks)
         return self.flows.start(host.index, to.index, wire_bytes, finish, ceiling, size_bytes)
 

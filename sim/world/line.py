@@ -30,24 +30,25 @@ class Line:
     """
 
     __slots__ = (
-        "active_s", "back", "connections", "drawn", "flat_s", "free_at", "held", "key", "log_arrives", "loss",
-        "more_lines", "peak", "plateau", "prediction", "queue_s", "reno", "sending_s", "sent_segments", "striped_from",
-        "threshold", "until_loss", "until_probe_s", "used_at", "window",
+        "back", "connections", "curve_s", "drawn", "free_at", "held", "key", "log_arrives", "loss", "more_lines",
+        "peak", "plateau", "plateau_at_s", "prediction", "queue_delay_s", "reno_window", "sending_s", "sent_segments",
+        "striped_from", "threshold", "until_loss", "until_probe_s", "used_at", "window",
     )  # fmt: skip
 
     def __init__(self, key: int, now: float, loss: float = 0.0) -> None:
         self.key, self.drawn = key, 0
         self.loss, self.log_arrives = loss, math.log1p(-loss)
         self.window = FIRST_SEGMENTS
-        self.threshold = math.inf  # The end of cubic's slow start, in segments.
+        # Below this window cubic is in slow start. Infinite until the first slow start ends.
+        self.threshold = math.inf
         self.peak = 0.0  # cubic's window at its last loss; 0: there was none.
-        self.active_s = -1.0  # Seconds of sending since cubic's slow growth began; below 0: it has not.
-        # Height and time of the flat part of cubic's curve, and the window that Reno would have.
-        self.plateau = self.flat_s = self.reno = 0.0
+        self.curve_s = -1.0  # Seconds of sending since cubic's curve began; below 0: there is no curve.
+        # Of that curve: the height of its flat part, the time of it, and the window that Reno would have now.
+        self.plateau = self.plateau_at_s = self.reno_window = 0.0
         self.prediction: Prediction | None = None
         self.until_loss = -1  # Segments until the next loss; below 0: not drawn yet.
         self.until_probe_s = -1.0  # Seconds of use until bbr's next PROBE_RTT; below 0: not drawn yet.
-        self.queue_s = 0.0  # The average delay at this sender for other packets while its latest stream is sent.
+        self.queue_delay_s = 0.0  # The average delay at this sender for other packets while its latest stream is sent.
         self.used_at = now
         self.free_at = now  # Data sent on it arrives no earlier: TCP keeps order.
         self.back: Line | None = None  # The reverse direction, of an open link.
@@ -65,6 +66,25 @@ class Line:
         """Return when the connection was last used, in either direction."""
         back = self.back
         return self.free_at if back is None or back.free_at < self.free_at else back.free_at
+
+    @property
+    def has_left_slow_start(self) -> bool:
+        """Return True once cubic's first slow start has ended; after idling a line may be in another one."""
+        return self.threshold < math.inf
+
+    @property
+    def had_loss(self) -> bool:
+        """Return True if cubic has ever seen a loss on this line."""
+        return self.peak > 0.0
+
+    @property
+    def has_curve(self) -> bool:
+        """Return True if cubic's window follows a curve, which began after the last loss."""
+        return self.curve_s >= 0.0
+
+    def end_curve(self) -> None:
+        """End cubic's curve."""
+        self.curve_s = -1.0
 
     def draw(self) -> float:
         """Return a hash of a counter, above 0 and below 1, which is independent of other lines."""

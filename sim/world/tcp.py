@@ -14,8 +14,8 @@ it fills the queue before the slowest link, and two streams that meet wait in ea
 round with a loss does not grow its window. Every ten seconds of use it nearly stops for 200 ms to measure the round
 trip (PROBE_RTT).
 
-A queue also delays other packets (``Line.queue_s``): messages that a sender has for others meanwhile. Not modelled:
-queues that streams of several links share; lost acknowledgements.
+A queue also delays other packets (``Line.queue_delay_s``): messages that a sender has for others meanwhile. Not
+modelled: queues that streams of several links share; lost acknowledgements.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from sim.scenario.conditions import Congestion
 from sim.world import cubic, striping
-from sim.world.cubic import BETA, GROWTH, HYSTART_ROUND, RENO
+from sim.world.cubic import GROWTH, HYSTART_DELAY_FACTOR, LOSS_FACTOR, RENO_SEGMENTS
 from sim.world.line import FIRST_SEGMENTS, Line, Prediction
 
 __all__ = ["Back", "Passage", "Transport", "syn_again_s"]
@@ -174,10 +174,10 @@ class Transport:
         if back is not None and back.line.used_at <= now:
             lines.append(back.line)
             rates.append(back.rate / packet_bytes)
-        queue_s = max(QUEUE_S, LEAST_QUEUE_BYTES / packet_bytes / min(rates))
+        queue_capacity_s = max(QUEUE_S, LEAST_QUEUE_BYTES / packet_bytes / min(rates))
         for each in lines:
             self.shrink_idle(each, rtt, now)
-        took_s = cubic.send_together(lines, segments, rates, rtt, queue_s)
+        took_s = cubic.send_together(lines, segments, rates, rtt, queue_capacity_s)
         if len(lines) == 2:
             lines[1].prediction = Prediction(now, segments, took_s[1] - segments / rates[1])
         return took_s[0] - segments / pace
@@ -189,7 +189,7 @@ class Transport:
         but the next one does.
         """
         took_s, window, had_loss, left = 0.0, line.window, False, segments
-        line.queue_s = 0.0
+        line.queue_delay_s = 0.0
         full = pace * rtt if rtt else 0.0  # A rate may be infinite.
         while window < full:
             if left <= window:
@@ -202,7 +202,7 @@ class Transport:
                 window *= GROWTH
         line.window = min(window, full) if full > FIRST_SEGMENTS else FIRST_SEGMENTS
         full_s = left / pace
-        line.queue_s = STANDING * (rtt + QUANTA / pace) * full_s / (took_s + full_s) if rtt else 0.0
+        line.queue_delay_s = STANDING * (rtt + QUANTA / pace) * full_s / (took_s + full_s) if rtt else 0.0
         return took_s + full_s
 
     def draw_loss_among(self, line: Line, segments: float) -> bool:
@@ -256,7 +256,7 @@ class Transport:
             line.until_loss = self.draw_until_loss(line)
             flight = line.window  # Segments sent until the loss is known.
             cubic.note_loss(line)
-            line.window = line.threshold = max(2.0, float(int(BETA * flight)))
+            line.window = line.threshold = max(2.0, float(int(LOSS_FACTOR * flight)))
             if left < flight:
                 return took_s + left / pace + self.recovery_s(line, left, segments, pace, rtt)
             took_s += max(flight / pace, rtt)
@@ -280,7 +280,7 @@ class Transport:
             if left <= line.window:
                 return left * max(1 / pace, rtt / line.window)
             took_s, left = REORDERED * rtt, left - line.window
-        while line.window < min(line.threshold, HYSTART_ROUND * full):
+        while line.window < min(line.threshold, HYSTART_DELAY_FACTOR * full):
             if left <= line.window:
                 if loses:
                     line.window = min(line.window + (GROWTH - 1) * left, line.threshold)
@@ -292,7 +292,7 @@ class Transport:
             window = line.window
             if left <= window:
                 if loses:
-                    line.window += RENO * left / window
+                    line.window += RENO_SEGMENTS * left / window
                 return took_s + max(left / window * rtt, left / pace)
             took_s += rtt
             left -= window

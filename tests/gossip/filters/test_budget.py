@@ -94,7 +94,7 @@ def test_as_many_partners_are_remembered_as_are_met_in_the_time():
     budget = Budget()
     for number in range(3 * MAX_PARTNERS):
         budget.add(PEERS[number % 100], 0.1, float(number))
-    assert len(budget._moved) == MAX_PARTNERS
+    assert len(budget._movements) == MAX_PARTNERS
 
 
 @pytest.mark.parametrize("count", [3, 7, 31, 200])

@@ -42,7 +42,8 @@ class Victim:
     def push(self, direction: np.ndarray, at: float) -> None:
         """Mix with the liar, and note the largest radius and budget of it so far."""
         self.radius = max(self.radius, self.filter.radius(ELEMENTS))
-        moved = sorted(self.filter.budget.movement_of(peer, at) for peer in self.filter.budget._moved if peer != LIAR)
+        budget = self.filter.budget
+        moved = sorted(budget.movement_of(peer, at) for peer in budget._movements if peer != LIAR)
         self.budget = max(self.budget, MEDIAN_FACTOR * moved[len(moved) // 2] + SPARE_MOVES)
         added = self.take(LIAR, self.weights + self.filter.longest_whole(ELEMENTS) * direction, at)
         self.weights = self.weights + added

@@ -122,7 +122,7 @@ def test_back_off_binds_whoever_wasted_a_stream_when_it_offers_too():
     assert not made.is_declined(b, 30.0)
     made.note_failure(c, 40.0, silent=True)
     assert not made.is_declined(c, 40.1), "one that was silent shows that it is there"
-    assert not made.back_off.is_benched(c, 40.1)
+    assert not made.back_off.is_in_back_off(c, 40.1)
 
 
 @pytest.mark.parametrize("clock", [False, True])

@@ -110,7 +110,7 @@ def test_values_that_no_peer_may_take_are_left_out_and_counted(kind: str) -> Non
     assert {(partner, code) for partner, code in counted} == {
         (swarm.hosts[3].id, "not-finite" if kind == "nan" else "norm")
     }
-    assert swarm.hosts[0].peer.partners.back_off.is_benched(swarm.hosts[3].id, swarm.now)
+    assert swarm.hosts[0].peer.partners.back_off.is_in_back_off(swarm.hosts[3].id, swarm.now)
     exchange(swarm, 0)
     assert not np.array_equal(matrix, before), "without it they mix"
 

@@ -146,7 +146,7 @@ def test_messages_wait_in_the_queue_that_a_stream_of_their_senders_keeps(congest
         began, found = swarm.now, []
         ended.clear()
         carrier.stream(host, to, 1_000_000, True, lambda: None, lambda *_: None, 0, lambda _: ended.append(swarm.now))
-        means.append(host.lines[to.id].queue_s)
+        means.append(host.lines[to.id].queue_delay_s)
         message(third, host, others)
         while not ended:
             message(host, third, found)

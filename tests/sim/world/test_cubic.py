@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.world.cubic import BETA, note_loss, send_together, shrink_idle
+from sim.world.cubic import LOSS_FACTOR, note_loss, send_together, shrink_idle
 from sim.world.line import FIRST_SEGMENTS, Line
 from sim.world.tcp import Back, Transport
 
@@ -87,7 +87,7 @@ def test_packets_beside_an_exchange_find_the_queue_that_they_found_over_linux(
         asker, asked = rng.sample(lines, 2)
         tcp.stream(asked, size, rate, RTT, now, Back(asker, rate))
         tcp.stream(asker, size, rate, RTT, now + RTT / 2, Back(asked, rate))
-        waits_ms.append(1e3 * lines[0].queue_s)
+        waits_ms.append(1e3 * lines[0].queue_delay_s)
         now += 1.6
     if first_ms is not None:
         assert waits_ms[0] == pytest.approx(first_ms, abs=10)
@@ -118,7 +118,7 @@ def test_a_window_that_the_queue_cannot_hold_overflows_it():
     send_together([above], 1.1 * above.window, [PACKETS], RTT, 0.1)
     assert below.peak == 0.0 or below.peak > most
     assert above.peak == pytest.approx(1.05 * most)
-    assert above.window == above.threshold == pytest.approx(BETA * above.peak)
+    assert above.window == above.threshold == pytest.approx(LOSS_FACTOR * above.peak)
 
 
 def test_a_deeper_queue_lets_a_window_grow_larger():
