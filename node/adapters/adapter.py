@@ -1,4 +1,4 @@
-"""The common part of the framework callbacks: own the node, divide its data, and close it."""
+"""The common part of the callbacks for frameworks: make the node, divide its data, and close it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.utils.data import Sampler
 from gossip.errors import LocalError
 from node.node import Node
 
-__all__ = ["Adapter", "Block", "EpochSampler", "ScaleWatch"]
+__all__ = ["Adapter", "ContextAdapter", "EpochSampler", "ScaleWatch"]
 
 
 class Adapter:
@@ -40,8 +40,8 @@ class Adapter:
         inspect.signature(Node).bind(None, None, **options)  # Report a misspelled option before training begins.
         self.samples, self.settle_s, self.options = samples, settle_s, options
         self.node: Node | None = None
-        self.running = False
-        self.concluded = False
+        self.running = False  # The node is in the swarm: from `begin` to `close`.
+        self.concluded = False  # The weights are the final ones. This implies `over`; `conclude` sets it.
         self.saved: dict[str, Any] | None = None  # The node's state for a checkpoint.
         self.ranks = 1  # The number of processes that form this node.
 
@@ -63,7 +63,7 @@ class Adapter:
 
     @property
     def over(self) -> bool:
-        """Return True if there is nothing left to train."""
+        """Return True if there is nothing left to train: the run was finished, or has its samples."""
         node = self.node
         if node is None:
             return False
@@ -79,27 +79,29 @@ class Adapter:
 
     # -- for the frameworks' callbacks -----------------------------------------------------------------------------
     def ready(self) -> None:
-        """Start the node unless it runs: a sampler may be used before the framework reports that training begins."""
+        """Begin unless the node is running: a sampler may be used before the framework reports that training begins."""
         raise NotImplementedError
 
     @property
     def has_data(self) -> bool:
-        """Return True if samplers give data: a loop over an empty sampler ends at once."""
+        """Return True if samplers still give indices. After the run they give none, which ends the framework's loop."""
         return not self.over
 
-    def share_model(self, ranks: int) -> None:
+    def form_node(self, ranks: int) -> None:
         """Form one node from ``ranks`` processes that train one model, each with its own callback."""
         self.ranks = ranks
         if ranks > 1:
             self.options.setdefault("group", dist.group.WORLD)
 
     def begin(self, model: Any, optimizer: Any = None) -> None:
+        """Make the node of this model, from the saved state if there is one, and join the swarm."""
         node = Node(model, optimizer, **self.options)
         if self.saved is not None:
             node.load_state_dict(self.saved)
         self.node = node.start()
-        self.running, self.concluded = True, node.finished  # A late-comer already has the final weights.
-        self.conclude()
+        self.running = True
+        self.concluded = node.finished  # A node that joins a finished run has got the final weights.
+        self.conclude()  # A run may have all its samples when it is resumed, and no node has finished it.
 
     def step(self, loss: Any, samples: int) -> bool:
         """Report a step of the framework's optimizer.
@@ -114,7 +116,11 @@ class Adapter:
         return self.conclude()
 
     def conclude(self) -> bool:
-        """If the run has ended, settle on its final weights, which newcomers then get; return True once done."""
+        """Settle on the final weights and publish them to newcomers, once the run is over.
+
+        Returns:
+            True if the weights are the final ones.
+        """
         if self.over and not self.concluded:
             assert self.node is not None
             self.settle()
@@ -123,11 +129,12 @@ class Adapter:
         return self.concluded
 
     def settle(self) -> None:
-        """Mix without training, if there is a live member to mix with."""
+        """Mix without training, if there is a live member to mix with; final weights stay as they are."""
         if not self.running or self.concluded:
             return
         assert self.node is not None
-        if any(member.state == "alive" for member in self.node.members[1:]):
+        others = self.node.members[1:]  # The first is this node.
+        if any(member.state == "alive" for member in others):
             self.node.settle(self.settle_s)
 
     def node_state(self) -> dict[str, Any] | None:
@@ -137,7 +144,7 @@ class Adapter:
         return self.saved
 
     def close(self) -> None:
-        """Leave the swarm; a second call does nothing."""
+        """Keep the node's state and leave the swarm; a second call does nothing."""
         if self.running:
             assert self.node is not None
             self.running = False
@@ -147,18 +154,18 @@ class Adapter:
                 self.node.close()
 
 
-class Block(Adapter):
-    """An adapter for frameworks that do not report failures of training to their callbacks.
+class ContextAdapter(Adapter):
+    """An adapter for frameworks that do not tell their callbacks when training fails.
 
-    A ``with`` block around the training closes the node however it ends; a silent member would delay others.
+    Train inside its ``with`` block, which closes the node even then. A member that vanished would delay others.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.entered = self.left = False
+        self.entered = self.exited = False
 
     def __enter__(self) -> Self:
-        if self.left:
+        if self.exited:
             raise LocalError(f"This {type(self).__name__} was used already: make a new one for each block.")
         self.entered = True
         return self
@@ -166,10 +173,11 @@ class Block(Adapter):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.entered, self.left = False, True
+        self.entered, self.exited = False, True
         self.close()
 
     def check_entered(self) -> None:
+        """Raise LocalError outside the block."""
         if not self.entered:
             name = type(self).__name__
             raise LocalError(f"Train inside the block: with {name}(...) as gossip. Leaving it takes the node away.")
@@ -181,10 +189,11 @@ class ScaleWatch:
     The scaler skips a step with non-finite gradients, or makes a fused optimizer skip it, and reports it nowhere. But
     its scale falls with each skipped step, and only then. ``scaler`` is None where there is none.
 
-    On CUDA a scale is read once it has arrived, so that no step waits: a later step is then reported as skipped.
+    On CUDA the scale is copied to the host in the background, so that training does not wait for the device. A skipped
+    step is then known a few steps later, and the call for a later step reports it.
     """
 
-    MAX_COPIES = 64  # The most steps that a host can be ahead of its device.
+    MAX_COPIES = 64  # Pending copies of scales: a host is hardly more steps ahead of its device.
 
     def __init__(self, scaler: Any) -> None:
         self.scaler = scaler
@@ -192,8 +201,8 @@ class ScaleWatch:
         self.skipped = 0  # Skipped steps that no call has reported yet.
         self.scale = 0.0 if scaler is None else float(scaler.get_scale())
 
-    def was_skipped(self) -> bool:
-        """Return True if a step was skipped; call it once after each step."""
+    def take_skipped_step(self) -> bool:
+        """Return True if a step was skipped that no call has reported yet; call it once after each step."""
         scale = getattr(self.scaler, "_scale", None)
         if not isinstance(scale, torch.Tensor) or not scale.is_cuda:
             before, self.scale = self.scale, 0.0 if self.scaler is None else float(self.scaler.get_scale())
@@ -237,7 +246,7 @@ class EpochSampler(Sampler[int]):
         return islice(self.passes, len(self))
 
     def share(self, node: Node) -> Iterable[Any]:
-        """Return the share; each iteration over it is a pass."""
+        """Return the node's share of the data; each iteration over it is a pass of the swarm."""
         return node.sampler(self.length)
 
     def endless_passes(self, share: Iterable[Any]) -> Iterator[int]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gossip.arithmetic.layout import Kind, Layout, Segment
 from gossip.errors import ConfigError, LayoutError
-from node.adapters.adapter import Block
+from node.adapters.adapter import ContextAdapter
 from node.model.state import State
 
 __all__ = ["KerasGossip", "KerasWeights"]
@@ -19,7 +19,7 @@ __all__ = ["KerasGossip", "KerasWeights"]
 Floats = NDArray[np.float32]
 
 
-class KerasGossip(Block, keras.callbacks.Callback):  # type: ignore[misc]
+class KerasGossip(ContextAdapter, keras.callbacks.Callback):  # type: ignore[misc]
     """A Keras callback, for the torch and jax backends.
 
     ``with KerasGossip(model, batch_size=16, samples=100_000, seeds=[...]) as gossip: model.fit(...,

@@ -62,7 +62,7 @@ class LightningGossip(Adapter, Callback):  # type: ignore[misc]
                 f"{type(strategy).__name__} does not hold the whole model in each of its {trainer.world_size} "
                 'processes: give the Trainer strategy="ddp", whose processes are one node.'
             )
-        self.share_model(trainer.world_size)
+        self.form_node(trainer.world_size)
         self.trainer = trainer
         trainer.save_checkpoint = partial(self.agree_and_save, trainer.save_checkpoint)
 
@@ -111,7 +111,7 @@ class LightningGossip(Adapter, Callback):  # type: ignore[misc]
             return  # Gradients are being accumulated.
         self.steps = trainer.global_step
         samples, self.seen = self.seen, 0
-        if self.scale.was_skipped():
+        if self.scale.take_skipped_step():
             return
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if loss is not None and pl_module.automatic_optimization:

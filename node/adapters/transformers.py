@@ -10,13 +10,13 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_callback import DefaultFlowCallback, ExportableState
 
 from gossip.errors import ConfigError, LocalError
-from node.adapters.adapter import Block, EpochSampler, ScaleWatch
+from node.adapters.adapter import ContextAdapter, EpochSampler, ScaleWatch
 from node.node import Node
 
 __all__ = ["TransformersGossip"]
 
 
-class TransformersGossip(Block, TrainerCallback, ExportableState):  # type: ignore[misc]
+class TransformersGossip(ContextAdapter, TrainerCallback, ExportableState):  # type: ignore[misc]
     """A callback for the Trainer of transformers.
 
     ``with TransformersGossip(trainer, samples=100_000, seeds=[...]): trainer.train()``. An optimizer step is one of the
@@ -50,7 +50,7 @@ class TransformersGossip(Block, TrainerCallback, ExportableState):  # type: igno
                 "DeepSpeed keeps another part of the optimizer in each process: start this Trainer without it; several "
                 "processes of torchrun are one node."
             )
-        self.share_model(trainer.args.world_size)
+        self.form_node(trainer.args.world_size)
         if trainer.args.restore_callback_states_from_checkpoint:
             raise ConfigError(
                 "Leave restore_callback_states_from_checkpoint out: it would put another object in this callback's "
@@ -98,7 +98,8 @@ class TransformersGossip(Block, TrainerCallback, ExportableState):  # type: igno
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         trainer = self.trainer
-        if not self.scale.was_skipped():  # accelerate's own answer is wrong for fused optimizers, like the default one.
+        # accelerate's own answer is wrong for fused optimizers, like the default one.
+        if not self.scale.take_skipped_step():
             samples = trainer._train_batch_size * trainer.current_gradient_accumulation_steps
             if self.step(self.loss, samples):
                 control.should_training_stop = True

@@ -21,19 +21,22 @@ __all__ = [
     "add",
     "add_and_read",
     "add_at",
+    "are_float32_on_cpu",
     "count_elements",
     "device_runs",
     "host_tensor",
     "is_kernel_faster",
-    "is_plain",
     "merge",
     "pieces_in_range",
     "views_like",
 ]
 
-LARGE_ELEMENTS = 1 << 20  # The least vector for our kernel. For smaller ones torch's foreach calls are as fast.
-LEAST_ELEMENTS = 1 << 12  # The least tensor that gets a call of its own within a large vector.
-BLOCK_ELEMENTS = 1 << 16  # The size of a block; two of 256 KiB stay in the L2 cache.
+MIN_KERNEL_ELEMENTS = 1 << 20  # Size of a vector from which our kernel is faster than torch's foreach calls.
+# Size of a tensor from which it gets a call of our kernel of its own; smaller ones share torch's foreach calls.
+MIN_KERNEL_TENSOR_ELEMENTS = 1 << 12
+# Size of a block where torch does the kernel's work: a tensor's block and the vector's, 256 KiB each, stay in the L2
+# cache.
+BLOCK_ELEMENTS = 1 << 16
 
 
 def host_tensor(vector: Floats, expected: int) -> Tensor:
@@ -84,42 +87,44 @@ def device_runs(tensors: list[Tensor], vector: Floats) -> Iterator[tuple[torch.d
         start = end
 
 
-def is_plain(live: Sequence[Tensor]) -> bool:
-    """Return True if the tensors are float32 on the CPU, like a host vector."""
+def are_float32_on_cpu(live: Sequence[Tensor]) -> bool:
+    """Return True if all tensors are float32 on the CPU, like a host vector."""
     return all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in live)
 
 
 def is_kernel_faster(live: Sequence[Tensor], elements: int) -> bool:
     """Return True if one pass of our kernel is faster than torch's calls for these tensors."""
-    return is_large_for_kernel(elements) and is_plain(live)
+    return has_kernel_for(elements) and are_float32_on_cpu(live)
 
 
-def is_large_for_kernel(elements: int) -> bool:
-    """Return True if one pass of our kernel is faster than torch's calls for so many elements of plain tensors."""
-    return kernel.passes is not None and elements >= LARGE_ELEMENTS
+def has_kernel_for(elements: int) -> bool:
+    """Return True if our kernel was compiled, and a vector of this size is large enough for it."""
+    is_compiled = kernel.passes is not None
+    return is_compiled and elements >= MIN_KERNEL_ELEMENTS
 
 
 @torch.no_grad()
-def add_and_read(live: list[Tensor], flat: Tensor, weight: float | None = None, read: bool = True) -> bool | None:
+def add_and_read(live: list[Tensor], flat: Tensor, weight: float | None = None, copy_back: bool = True) -> bool | None:
     """Add ``weight * flat`` to ``live``, then copy ``live`` into ``flat``, in one pass over the memory.
 
     Args:
-        live: Tensors of which :func:`is_plain` is true.
-        flat: A vector of as many elements.
+        live: Tensors for which :func:`are_float32_on_cpu` is true.
+        flat: A vector of as many elements, which is overwritten: with the sums if ``copy_back``, else with values of
+            no meaning.
         weight: The factor; None adds nothing.
-        read: True to copy the result into ``flat``.
+        copy_back: True to copy the sums into ``flat``.
 
     Returns:
         True if all values are finite, False if one is not, None if that was not checked.
     """
     small: list[Tensor] = []
     small_pieces: list[Tensor] = []
-    rows: list[tuple[Tensor, Tensor]] = []  # Large tensors, each with its piece of the vector, both flat.
-    by_kernel = is_large_for_kernel(flat.numel())
-    least = LEAST_ELEMENTS if by_kernel else BLOCK_ELEMENTS
+    large_pairs: list[tuple[Tensor, Tensor]] = []  # Large tensors, each with its piece of the vector, both flat.
+    by_kernel = has_kernel_for(flat.numel())
+    min_large_elements = MIN_KERNEL_TENSOR_ELEMENTS if by_kernel else BLOCK_ELEMENTS
     for tensor, piece in zip(live, views_like(flat, live), strict=True):
-        if tensor.numel() >= least and tensor.is_contiguous():
-            rows.append((tensor.detach().view(-1), piece.view(-1)))
+        if tensor.numel() >= min_large_elements and tensor.is_contiguous():
+            large_pairs.append((tensor.detach().view(-1), piece.view(-1)))
         else:
             small.append(tensor)
             small_pieces.append(piece)
@@ -127,44 +132,48 @@ def add_and_read(live: list[Tensor], flat: Tensor, weight: float | None = None, 
         if weight != 1.0:
             torch._foreach_mul_(small_pieces, weight)
         torch._foreach_add_(small, small_pieces)
-    if small and read:
+    if small and copy_back:
         torch._foreach_copy_(small_pieces, small)
     if not by_kernel:
-        add_and_read_blocks(rows, weight, read)
+        add_and_read_blocks(large_pairs, weight, copy_back)
         return None
-    arrays = [(tensor.numpy(), piece.numpy()) for tensor, piece in rows]
-    large_finite = add_read(arrays, weight, read, torch.get_num_threads())
+    arrays = [(tensor.numpy(), piece.numpy()) for tensor, piece in large_pairs]
+    large_finite = add_read(arrays, weight, copy_back, torch.get_num_threads())
     return large_finite and all(is_finite(piece.view(-1).numpy()) for piece in small_pieces)
 
 
-def add_and_read_blocks(rows: list[tuple[Tensor, Tensor]], weight: float | None, read: bool) -> None:
-    """Do the kernel's work with torch, in blocks that stay in cache between the two calls."""
-    for tensor, piece in rows:
+def add_and_read_blocks(pairs: list[tuple[Tensor, Tensor]], weight: float | None, copy_back: bool) -> None:
+    """Do the kernel's work with torch: add and copy block by block, so that each block stays in cache meanwhile."""
+    for tensor, piece in pairs:
         blocks = zip(torch.split(tensor, BLOCK_ELEMENTS), torch.split(piece, BLOCK_ELEMENTS), strict=True)
         for live, values in blocks:
             if weight is not None:
                 live.add_(values if weight == 1.0 else values.mul_(weight))
-            if read:
+            if copy_back:
                 values.copy_(live)
 
 
 def add(live: list[Tensor], flat: Tensor, weight: float = 1.0) -> None:
-    """Add ``weight * flat`` to the tensors. ``flat`` is overwritten unless the weight is 1."""
+    """Add ``weight * flat`` to the tensors, each in its own dtype. ``flat`` is overwritten unless the weight is 1."""
     if weight != 1.0:
         flat.mul_(weight)
     torch._foreach_add_(live, views_like(flat, live))
 
 
-def add_at(live: Tensor, at: Tensor, values: Tensor) -> None:
+def add_at(live: Tensor, positions: Tensor, values: Tensor) -> None:
     """Add ``values`` to one tensor at these distinct positions, in the tensor's own dtype, rounded once."""
     flat = live.view(-1) if live.is_contiguous() else live.reshape(-1)
-    flat.index_copy_(0, at, (flat.index_select(0, at) + values).to(live.dtype))
-    if flat.data_ptr() != live.data_ptr():
+    flat.index_copy_(0, positions, (flat.index_select(0, positions) + values).to(live.dtype))
+    is_copy = flat.data_ptr() != live.data_ptr()  # A tensor that is not contiguous was copied.
+    if is_copy:
         live.copy_(flat.view(live.shape))
 
 
 def merge(live: list[Tensor], flat: Tensor, weight: float) -> None:
-    """Add ``weight * (flat - live)``, computed in float32, because half precision would round the difference first."""
+    """Move the tensors towards ``flat``: ``live += weight * (flat - live)``. ``flat`` is overwritten.
+
+    The difference is computed in float32, because half precision would round it first.
+    """
     pieces = views_like(flat, live)
     current = [tensor.float() for tensor in live]  # float32 tensors are not copied.
     torch._foreach_sub_(pieces, current)

@@ -31,11 +31,11 @@ from node.model.flat import (
     add,
     add_and_read,
     add_at,
+    are_float32_on_cpu,
     count_elements,
     device_runs,
     host_tensor,
     is_kernel_faster,
-    is_plain,
     merge,
     pieces_in_range,
     views_like,
@@ -203,7 +203,7 @@ class ModelState(State):
             if run.device.type == "cuda":
                 with memory_errors():
                     flat = torch.cat([tensor.reshape(-1).index_select(0, at).float() for tensor, at, _, _ in pieces])
-                found.append(self._downloads.begin(run.device, [flat], values, lasting=True))
+                found.append(self._downloads.begin(run.device, [flat], values, constant=True))
                 continue
             for tensor, at, low, high in pieces:
                 values[low:high].copy_(tensor.reshape(-1).index_select(0, at))
@@ -242,7 +242,7 @@ class ModelState(State):
     def add_weighted(self, shift: Floats, weight: float) -> Copies:
         live = self._weights(shift)
         if is_kernel_faster(live, shift.size):
-            add_and_read(live, host_tensor(shift, count_elements(live)), weight, read=False)
+            add_and_read(live, host_tensor(shift, count_elements(live)), weight, copy_back=False)
             return Copies()
         return self._apply(shift, partial(add, weight=weight))
 
@@ -253,7 +253,7 @@ class ModelState(State):
         Return False, with nothing changed, for tensors that gain nothing from it.
         """
         live = self._weights(shift)
-        if not is_plain(live):
+        if not are_float32_on_cpu(live):
             return False
         self.finite = add_and_read(live, host_tensor(shift, count_elements(live)), weight)
         return True

@@ -1,4 +1,8 @@
-"""Metrics in Prometheus's text format, from the rows of :mod:`node.observe.figures`, and a histogram of exchanges."""
+"""A node's metrics in Prometheus's text format.
+
+They are the rows of :mod:`node.observe.figures`, a histogram of exchanges, counts of failures and members by label, and
+the version.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +20,26 @@ from node.observe.figures import FIGURES, VERSION, Source, none_if_nan
 __all__ = ["CONTENT_TYPE", "Exposition"]
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
-# Bounds of the histogram's buckets, from small models to slow links.
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+# Upper bounds of the histogram's buckets in seconds, from small models to slow links.
+BUCKET_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class Exposition:
     """The metrics of one node, in a registry of its own, since a process may hold several nodes.
 
-    Labels come from this library only: labels chosen by others (ids, codes, addresses) could make any number of series.
+    Each value of a label is a series of its own, so labels hold only words of this library. Texts from other peers
+    (ids, addresses, the reasons that they state) could make any number of series.
     """
 
     def __init__(self) -> None:
-        self.source: Source | None = None
+        self.source: Source | None = None  # Set only during a call of `render`.
         self.registry = prometheus_client.CollectorRegistry(auto_describe=False)
         self.seconds = prometheus_client.Histogram(
-            "gossip_exchange_seconds", "From the request for a snapshot to the mix, of finished exchanges.",
-            registry=self.registry, buckets=SECONDS,
+            "gossip_exchange_seconds",
+            "Duration of finished exchanges, from the request for the snapshot to the mix, in seconds.",
+            registry=self.registry, buckets=BUCKET_BOUNDS_S,
         )  # fmt: skip
-        self.registry.register(self)
+        self.registry.register(self)  # The registry calls `describe` now, and `collect` for each text.
 
     def on_exchange(self, event: ExchangeEvent) -> None:
         """Count a finished exchange in the histogram."""
@@ -50,31 +56,32 @@ class Exposition:
             self.source = None
 
     def describe(self) -> list[Any]:
-        """Return no names up front, since :meth:`collect` gives them."""
+        """Return no metrics. Their names would only let the registry refuse another collector with the same ones."""
         return []
 
     def collect(self) -> Iterator[Any]:
-        at = self.source
-        if at is None:
+        """Yield the metrics for the registry, and none outside :meth:`render`: no source is known there."""
+        source = self.source
+        if source is None:
             return
         for figure in FIGURES:
             if not figure.metric or figure.of is None:
                 continue
-            value = none_if_nan(figure.of(at))
+            value = none_if_nan(figure.of(source))
             if value is None:
                 continue
-            of = CounterMetricFamily if figure.metric.endswith("_total") else GaugeMetricFamily
-            yield of(figure.metric.removesuffix("_total"), figure.meaning + ".", value=float(value))
-        failed = CounterMetricFamily("gossip_exchanges_failed", "Failed exchanges by reason.", labels=["reason"])
+            family = CounterMetricFamily if figure.metric.endswith("_total") else GaugeMetricFamily
+            yield family(figure.metric.removesuffix("_total"), figure.meaning + ".", value=float(value))
+        failed = CounterMetricFamily("gossip_exchanges_failed", "Exchanges that failed, by reason.", labels=["reason"])
         for reason in (*sorted(REASONS), "other"):
-            failed.add_metric([reason], at.peer.exchanges.failures_by_reason.get(reason, 0))
+            failed.add_metric([reason], source.peer.exchanges.failures_by_reason.get(reason, 0))
         yield failed
-        states = dict.fromkeys(MemberState, 0)
-        states[MemberState.ALIVE] = 1  # This node.
-        for _, state in at.peer.membership.members():
-            states[state] += 1
-        members = GaugeMetricFamily("gossip_members", "Known members, this node included.", labels=["state"])
-        for state, count in states.items():
+        counts = dict.fromkeys(MemberState, 0)
+        counts[MemberState.ALIVE] = 1  # This node, which its table of members leaves out.
+        for _, state in source.peer.membership.members():
+            counts[state] += 1
+        members = GaugeMetricFamily("gossip_members", "Known members by state, this node included.", labels=["state"])
+        for state, count in counts.items():
             members.add_metric([state.value], count)
         yield members
-        yield InfoMetricFamily("gossip_build", "The installed version.", value={"version": VERSION})
+        yield InfoMetricFamily("gossip_build", "The installed version of gossip.", value={"version": VERSION})

@@ -12,7 +12,7 @@ from gossip.codecs import AUTO
 from gossip.config.mixings import MIXINGS
 from gossip.config.selections import SELECTIONS
 from gossip.wire.messages import MAX_GROUP
-from sim.report.units import NOTHING, count_text, duration_text
+from sim.report.units import ABSENT, count_text, duration_text
 from sim.scenario.conditions import NetworkCut
 from sim.scenario.fidelity import Fidelity, fidelity_of
 from sim.scenario.fleet import PeerSpec
@@ -270,7 +270,7 @@ def differences(scenarios: Sequence[Scenario]) -> dict[str, list[str]]:
     """Return the dotted keys in which scenarios differ, except names, with the value in each scenario."""
     tables = [dict(flat_keys(scenario)) for scenario in scenarios]
     keys = dict.fromkeys(key for table in tables for key in table)
-    values_of = {key: [table.get(key, NOTHING) for table in tables] for key in keys if key != "name"}
+    values_of = {key: [table.get(key, ABSENT) for table in tables] for key in keys if key != "name"}
     return {key: values for key, values in values_of.items() if len(set(values)) > 1}
 
 

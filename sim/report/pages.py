@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from sim.report import charts, describe, html, plots
 from sim.report.figures import HISTORY
 from sim.report.result import Result
-from sim.report.units import NOTHING, bytes_text, count_text, duration_text, figure_text, share_text
+from sim.report.units import ABSENT, bytes_text, count_text, duration_text, figure_text, share_text
 
 __all__ = ["comparison", "report"]
 
@@ -39,7 +39,7 @@ def comparison(results: Sequence[Result]) -> str:
     left_out = len(different) - len(keys)
     shown = [result.figures() for result in results]
     heads = dict.fromkeys(head for figures in shown for head in figures)
-    groups = {"At the end": [(head, *(figures.get(head, NOTHING) for figures in shown)) for head in heads]}
+    groups = {"At the end": [(head, *(figures.get(head, ABSENT) for figures in shown)) for head in heads]}
     if keys:
         groups["Where they differ"] = [(key, *different[key]) for key in keys]
     title = " · ".join(names) if len(names) <= 4 else f"{len(names)} scenarios"

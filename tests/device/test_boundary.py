@@ -109,8 +109,8 @@ def test_weights_that_are_replaced_have_all_updates_first(accelerator):
 
 def test_a_large_model_takes_no_memory_for_a_mix(accelerator, monkeypatch):
     """Beyond 256 MB, here 400 bytes: two portions of an update, and none for a copy."""
-    monkeypatch.setattr(Downloads, "STAGED_ELEMENTS", 100)
-    monkeypatch.setattr(Downloads, "DIRECT_ELEMENTS", 10)
+    monkeypatch.setattr(Downloads, "MAX_STAGED_ELEMENTS", 100)
+    monkeypatch.setattr(Downloads, "MIN_DIRECT_ELEMENTS", 10)
     monkeypatch.setattr(Uploads, "AHEAD_ELEMENTS", 50)
     monkeypatch.setattr(Uploads, "PORTION_ELEMENTS", 50)
     loop = Loop()
@@ -131,8 +131,8 @@ def test_a_large_model_takes_no_memory_for_a_mix(accelerator, monkeypatch):
 
 
 def test_a_copy_of_weights_that_change_outside_the_optimizer_is_of_no_use(accelerator, monkeypatch):
-    monkeypatch.setattr(Downloads, "STAGED_ELEMENTS", 0)
-    monkeypatch.setattr(Downloads, "DIRECT_ELEMENTS", 1)
+    monkeypatch.setattr(Downloads, "MAX_STAGED_ELEMENTS", 0)
+    monkeypatch.setattr(Downloads, "MIN_DIRECT_ELEMENTS", 1)
     loop = Loop()
     out = loop.state.buffer(SIZE)
     for torn in (False, True, False):
@@ -149,8 +149,8 @@ def test_a_copy_of_weights_that_change_outside_the_optimizer_is_of_no_use(accele
 
 
 def test_captured_steps_are_copied_through_memory_of_their_own(accelerator, monkeypatch):
-    monkeypatch.setattr(Downloads, "STAGED_ELEMENTS", 0)
-    monkeypatch.setattr(Downloads, "DIRECT_ELEMENTS", 1)
+    monkeypatch.setattr(Downloads, "MAX_STAGED_ELEMENTS", 0)
+    monkeypatch.setattr(Downloads, "MIN_DIRECT_ELEMENTS", 1)
     loop, graph = Loop(), torch.cuda.CUDAGraph()
     out = loop.state.buffer(SIZE)
     loop.state.begin_read(out).wait()

@@ -17,8 +17,8 @@ ORDERS = 6
 @pytest.fixture
 def large(monkeypatch):
     """Treat a small model as one that is copied in place and changed in portions."""
-    monkeypatch.setattr(Downloads, "STAGED_ELEMENTS", 0)
-    monkeypatch.setattr(Downloads, "DIRECT_ELEMENTS", 4)
+    monkeypatch.setattr(Downloads, "MAX_STAGED_ELEMENTS", 0)
+    monkeypatch.setattr(Downloads, "MIN_DIRECT_ELEMENTS", 4)
     monkeypatch.setattr(Uploads, "AHEAD_ELEMENTS", 20)
     monkeypatch.setattr(Uploads, "PORTION_ELEMENTS", 7)
 

@@ -33,7 +33,7 @@ def uneven():
 def way(request, monkeypatch):
     """Small vectors go by torch, and where no compiler was all; here all as large ones do, in one thread or in some."""
     monkeypatch.setattr(kernel, "passes", None if request.param == "torch" else passes())
-    monkeypatch.setattr(flat, "LARGE_ELEMENTS", 1)
+    monkeypatch.setattr(flat, "MIN_KERNEL_ELEMENTS", 1)
     if request.param == "threads":
         monkeypatch.setattr(live, "THREAD_ELEMENTS", 1)
         monkeypatch.setattr(torch, "get_num_threads", lambda: 5)

@@ -90,8 +90,8 @@ def test_no_step_and_no_mix_waits_for_the_device(accelerator, pair, mixes, optio
 
 
 def test_a_large_model_is_copied_in_place_and_changed_in_portions(accelerator, pair, mixes, monkeypatch):
-    monkeypatch.setattr(Downloads, "STAGED_ELEMENTS", 0)
-    monkeypatch.setattr(Downloads, "DIRECT_ELEMENTS", 16)
+    monkeypatch.setattr(Downloads, "MAX_STAGED_ELEMENTS", 0)
+    monkeypatch.setattr(Downloads, "MIN_DIRECT_ELEMENTS", 16)
     monkeypatch.setattr(Uploads, "AHEAD_ELEMENTS", 100)
     monkeypatch.setattr(Uploads, "PORTION_ELEMENTS", 50)
     trainees = pair()
@@ -138,8 +138,8 @@ def test_a_loop_that_writes_weights_elsewhere_is_noticed_and_copied_first_from_t
     train, mixes, until, monkeypatch
 ):
     """An exchange whose copy was pending is given up, with a notice; one whose copy had finished is not."""
-    monkeypatch.setattr(Downloads, "STAGED_ELEMENTS", 0)
-    monkeypatch.setattr(Downloads, "DIRECT_ELEMENTS", 16)
+    monkeypatch.setattr(Downloads, "MAX_STAGED_ELEMENTS", 0)
+    monkeypatch.setattr(Downloads, "MIN_DIRECT_ELEMENTS", 16)
     trainees = []
     for seed in range(2):
         model, optimizer, work = trainee(seed)
@@ -215,8 +215,8 @@ def test_a_skipped_step_is_seen_without_a_wait(accelerator):
         scaler.step(optimizer)
         scaler.update()
         before = 0 if accelerator is None else len(accelerator.waits)
-        skips += watch.was_skipped()
+        skips += watch.take_skipped_step()
         assert accelerator is None or len(accelerator.waits) == before
     torch.cuda.synchronize()
-    skips += sum(watch.was_skipped() for _ in range(3))
+    skips += sum(watch.take_skipped_step() for _ in range(3))
     assert skips == 2

@@ -118,7 +118,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_all_ranks_hold_the_same_after_every_step_beside_another_node(train, way, monkeypatch):
-    monkeypatch.setattr(vectors, "LARGE_ELEMENTS", 1)  # as large models are copied and added to
+    monkeypatch.setattr(vectors, "MIN_KERNEL_ELEMENTS", 1)  # as large models are copied and added to
     changed, change = [], Follower.apply_change
     monkeypatch.setattr(Follower, "apply_change", lambda side, told: (changed.append(told), change(side, told)))
     options, changes = WAYS[way]

@@ -20,71 +20,80 @@ __all__ = ["Downloads"]
 class Downloads:
     """Copies from one model's live tensors to the host.
 
-    A small model is first copied on its device, which takes microseconds, and from there to the host. In a large model
-    only unprotected tensors are copied so: buffers, tensors without an optimizer, and small ones. The others go to the
-    host from their own memory, and the guard makes their optimizer wait.
+    Training goes on during a copy, which must not see later values. There are three ways to copy a tensor:
+
+    - **Staged**: copy it on its device, which takes microseconds, and copy that copy to the host. This is the way of
+      small models. In a large model it is the way of small tensors, and of tensors that are not guarded: buffers, and
+      parameters without an optimizer.
+    - **Direct**: copy it to the host from its own memory. The guard makes its optimizer's next step wait for that. This
+      is the way of the large guarded tensors of a large model.
+    - **Blocking**: copy it directly, and make all later work on the device wait. It remains for tensors to be staged if
+      the device has no room for another copy.
     """
 
-    STAGED_ELEMENTS = 1 << 26  # A model up to 256 MB of float32 is copied on its device as a whole.
-    DIRECT_ELEMENTS = 1 << 16  # Smaller tensors are copied on the device: a copy of their own takes mostly its call.
+    MAX_STAGED_ELEMENTS = 1 << 26  # A model of up to 256 MB of float32 is staged as a whole.
+    MIN_DIRECT_ELEMENTS = 1 << 16  # Smaller tensors are staged: the call for a direct copy takes longer than the copy.
 
     def __init__(self, streams: CopyStreams, guard: StepGuard) -> None:
         self.streams, self.guard = streams, guard
 
     @torch.no_grad()
-    def begin(self, device: torch.device, live: Sequence[Tensor], host: Tensor, lasting: bool = False) -> Copies:
+    def begin(self, device: torch.device, live: Sequence[Tensor], host: Tensor, constant: bool = False) -> Copies:
         """Begin to copy these tensors, all on this device, into ``host``.
 
         Args:
             device: The device.
             live: The tensors.
             host: A vector for all their elements; page-locked, or the host waits.
-            lasting: True if nothing will change the tensors, which then need no copy on the device.
+            constant: True if nothing will change the tensors. They are copied directly, without a guard.
 
         Raises:
             MemoryError: The device has no memory for it. Nothing writes to ``host``.
         """
         current, side = torch.cuda.current_stream(device), self.streams.of(device, "down")
         self.guard.arm()
-        protected = self.guard.protected_tensors() if host.numel() > self.STAGED_ELEMENTS else set()
+        guarded = self.guard.guarded_tensors() if host.numel() > self.MAX_STAGED_ELEMENTS else set()
 
         def is_direct(tensor: Tensor) -> bool:
-            return lasting or (id(tensor) in protected and tensor.numel() >= self.DIRECT_ELEMENTS)
+            return constant or (id(tensor) in guarded and tensor.numel() >= self.MIN_DIRECT_ELEMENTS)
 
         sources: list[Tensor] = []
-        pieces: list[Tensor] = []  # The parts of `host` for them.
-        direct: list[Tensor] = []
+        targets: list[Tensor] = []  # The parts of `host` for the sources.
+        to_guard: list[Tensor] = []  # Sources whose optimizer must wait for the copy.
         training_waits, start = False, 0
-        for from_own_memory, run in groupby(live, key=is_direct):
+        for are_direct, run in groupby(live, key=is_direct):
             tensors = list(run)
             stop = start + count_elements(tensors)
-            piece, start = host[start:stop], stop
-            staged = None if from_own_memory else self.copy_on_device(device, tensors)
-            if staged is not None:
+            target, start = host[start:stop], stop
+            if are_direct:
+                sources += tensors
+                targets += views_like(target, tensors)
+                if not constant:
+                    to_guard += tensors
+            elif (staged := self.copy_on_device(device, tensors)) is not None:
                 sources.append(staged)
-                pieces.append(piece)
-                continue
-            sources += tensors
-            pieces += views_like(piece, tensors)
-            if from_own_memory:
-                direct += tensors
-            else:
-                training_waits = True  # The device has no room for another copy.
+                targets.append(target)
+            else:  # The device has no room for another copy.
+                sources += tensors
+                targets += views_like(target, tensors)
+                training_waits = True
         side.wait_stream(current)
         try:
-            with self.streams.copying(device, "down", host.numel()):  # A conversion takes memory for its tensor.
-                torch._foreach_copy_(pieces, sources, non_blocking=True)
+            with self.streams.copying(device, "down", host.numel()):
+                # This may lack memory: torch converts a tensor of another dtype into a temporary one on the device.
+                torch._foreach_copy_(targets, sources, non_blocking=True)
                 flags = self.begin_finite_check(sources)
         except torch.OutOfMemoryError as error:
             side.synchronize()  # Nothing may write to the host vector any more, nor read what trains.
             raise MemoryError(str(error)) from error
         for source in sources:
             source.record_stream(side)  # Keep the allocator from reusing the memory during the copy.
-        event = side.record_event()
+        copied = side.record_event()
         if training_waits:
-            current.wait_event(event)
-        watches = (self.guard.protect(device, event, direct),) if direct and not lasting else ()
-        return Copies((event,), flags, watches)
+            current.wait_event(copied)
+        # A watch notices changes that did not wait for the copy.
+        watches = (self.guard.delay_steps(device, copied, to_guard),) if to_guard else ()
+        return Copies((copied,), flags, watches)
 
     def copy_on_device(self, device: torch.device, tensors: list[Tensor]) -> Tensor | None:
         """Return a flat copy of the tensors on their device; None if there is no room."""
@@ -102,7 +111,8 @@ class Downloads:
         """
         flag = torch.empty((), dtype=torch.bool, pin_memory=True)
         try:
-            norms = torch._foreach_norm([source for source in sources if source.numel()], math.inf)  # NaN stays NaN.
+            # The largest absolute value of each tensor; one NaN makes it NaN.
+            norms = torch._foreach_norm([source for source in sources if source.numel()], math.inf)
             flag.copy_(torch.isfinite(torch.stack([norm.float() for norm in norms])).all(), non_blocking=True)
         except torch.OutOfMemoryError:
             return ()

@@ -17,7 +17,7 @@ __all__ = ["StepGuard"]
 class StepGuard:
     """A wait for copies in progress, before each optimizer step and each change by this library.
 
-    Only the training thread uses it. Tensors are *protected* once their optimizer was seen to step through Python,
+    Only the training thread uses it. Tensors are *guarded* once their optimizer was seen to step through Python,
     because a captured or compiled step changes weights without a call to the guard. A loop that writes weights
     elsewhere must do so before ``node.step()``. A change that is noticed invalidates the copy, but one through
     ``.data`` is not noticed.
@@ -27,7 +27,7 @@ class StepGuard:
         self.optimizers = optimizers
         self.is_armed = False
         self.stepped_optimizers: set[int] = set()  # Ids of the optimizers that were seen to step through Python.
-        self.is_blind = False  # Weights have changed in ways that the guard does not see, so nothing is protected.
+        self.is_blind = False  # Weights have changed in ways that the guard does not see, so nothing is guarded.
         self.pending: list[tuple[torch.device, torch.cuda.Event, TornWatch]] = []
 
     def arm(self) -> None:
@@ -52,15 +52,15 @@ class StepGuard:
             self.stepped_optimizers.add(id(optimizer))
             self.order_after_copies()
 
-    def protected_tensors(self) -> set[int]:
-        """Return the ids of the protected tensors, which change only after a wait."""
+    def guarded_tensors(self) -> set[int]:
+        """Return the ids of the guarded tensors, which change only after a wait."""
         self.is_blind |= any([watch.check() for _, _, watch in self.pending])
         if self.is_blind:
             return set()
         groups = [group for one in self.optimizers if id(one) in self.stepped_optimizers for group in one.param_groups]
         return {id(tensor) for group in groups if not group.get("capturable") for tensor in group["params"]}
 
-    def protect(self, device: torch.device, event: torch.cuda.Event, tensors: Sequence[Tensor]) -> TornWatch:
+    def delay_steps(self, device: torch.device, event: torch.cuda.Event, tensors: Sequence[Tensor]) -> TornWatch:
         """Let later changes of these tensors wait for the event, which follows a copy that reads them."""
         watch = TornWatch(tensors)
         self.pending = [row for row in self.pending if not self.is_over(*row)]
