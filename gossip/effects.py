@@ -1,4 +1,18 @@
-"""Effects: the actions that a peer asks its driver for. The driver performs them in order and never awaits between."""
+"""Effects: the actions that a peer asks its driver for.
+
+The driver performs them in order and never awaits between. Methods ``on_...`` are reports: the driver calls them on the
+peer when an action has ended. CONTRACT.md lists the reports of each effect, failures included.
+
+Terms:
+
+- A *session* is the number under which a peer carries out one exchange, or one transfer of a piece to a newcomer.
+- A *step boundary* is the moment inside ``node.step()`` at which the weights do not change. Only there the driver may
+  copy or change weights that are trained.
+- A *snapshot* is a copy that is taken at a boundary; ``on_snapshotted`` reports it, and with it that the training loop
+  goes on. ``on_recalled`` reports a copy that needed no boundary: an earlier snapshot, or frozen weights. The loop may
+  be paused.
+- A *piece* is a range of the state that a newcomer fetches, of weights or of optimizer state.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +26,12 @@ from gossip.wire.messages import Message
 __all__ = [
     "Adopt", "Confirm", "CopyFrozen", "CopyPiece", "Dial", "Effect", "Gather", "HashFrozen", "LookUp",
     "MemberChanged", "MemberState", "Merge", "Mix", "Notice", "ReceivePiece", "Release", "Rename", "Restore", "Send",
-    "Serve", "Snapshot", "Transfer", "TryDial", "UseLastSnapshot",
+    "SendPiece", "Snapshot", "Transfer", "TryDial", "UseLastSnapshot",
 ]  # fmt: skip
 
 
 class MemberState(Enum):
-    """The state in which we hold a member."""
+    """The state of a member, as far as we know."""
 
     ALIVE = "alive"
     SUSPECT = "suspect"
@@ -67,8 +81,8 @@ class Snapshot:
     """Copy the weights that exchanges carry at the next step boundary for this session; report ``on_snapshotted``.
 
     ``part`` names the elements that the exchange mixes; the others may be left out. ``pushes`` is the number of
-    partners that this snapshot is pushed to (0: it is exchanged). The mass that they get is taken from the model's at
-    the same boundary, and reported.
+    partners that this snapshot is pushed to (0: it is exchanged). Take the mass that they get from the model's mass at
+    the same boundary, and report it.
     """
 
     session: int
@@ -92,7 +106,7 @@ class CopyPiece:
 class UseLastSnapshot:
     """Use the last snapshot of the weights for this session, since the training loop is paused; report ``on_recalled``.
 
-    If there is none, take one at the next boundary, as for Snapshot.
+    If there is none, take one at the next boundary and report ``on_snapshotted``, as for Snapshot.
     """
 
     session: int
@@ -151,26 +165,31 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Apply ``x += shift(snapshot, difference, weight)`` at the next step boundary, since all sides have committed.
+    """Mix the session's vectors into the weights at the next step boundary, since all sides have committed.
 
-    ``plain``: take the mean, without outer momentum. ``credit``: the weight of this mix in
-    :class:`gossip.arithmetic.correction.Correction`. ``every``: the local steps of an interval from now on, for the
-    correction (0: no change).
+    The *difference* is the partner's vector (in a group: the mean) minus the session's snapshot. The outer step turns
+    ``weight`` times the difference into a shift (:meth:`gossip.arithmetic.mixing.OuterStep.shift`); ``weight`` is a
+    share from 0 to 1. Add the shift to the weights and overwrite nothing, so that steps taken meanwhile are kept.
+
+    ``plain``: leave out the outer momentum, so that the shift is the weighted difference itself. The other two fields
+    are for :meth:`gossip.arithmetic.correction.Correction.learn`. ``credit``: how much the correction learns from this
+    mix, from 0 to 1. ``interval_steps``: the number of local steps between two mixes from now on (0: as before).
     """
 
     session: int
     weight: float
     plain: bool = False
     credit: float = 0.0
-    every: int = 0
+    interval_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Apply a pushed vector: at the next step boundary ``x += m / (M + m) (p - x)``, then ``M += m``.
+    """Merge a pushed vector into the weights at the next step boundary: ``x += m / (M + m) (p - x)``, then ``M += m``.
 
-    ``M`` is the model's mass and ``p`` the received vector. If the session received no vector, a push of ours
-    failed, and its own snapshot is merged back.
+    ``x`` are the weights, ``M`` is the model's mass, and ``m`` is ``mass``, which came with the vector ``p``. A session
+    without a received vector is a failed push of ours. Its own snapshot is then ``p``, so that the mass that it took
+    comes back.
     """
 
     session: int
@@ -179,9 +198,10 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class Rename:
-    """Move the snapshot of ``session`` to ``to``, a session number that the last partner does not know.
+    """Move the snapshot of ``session`` to the new session number ``to``, and drop data that arrives for ``session``.
 
-    Drop data that still arrives for ``session``.
+    The snapshot goes to another partner. The last one knows only the old number, so that its late messages and chunks
+    cannot count as the next one's.
     """
 
     session: int
@@ -196,8 +216,11 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Serve:
-    """Stream elements [start, stop) of the session's snapshot to a newcomer, as raw float32."""
+class SendPiece:
+    """Stream elements [start, stop) of the session's copy to a newcomer, as raw float32.
+
+    Report ``on_served`` at the end, or ``on_failed``. ReceivePiece is the newcomer's end.
+    """
 
     session: int
     partner: PeerId
@@ -207,10 +230,10 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class ReceivePiece:
-    """Receive elements [start, stop) into the joining vector of ``size`` elements.
+    """Receive elements [start, stop) from a donor into the joining vector, which has ``size`` elements.
 
-    Report ``on_collected`` as chunks arrive, and ``on_failed`` if they stop. ``compare``: leave the vector unchanged,
-    and report ``on_compared`` with the distance of the received elements from it.
+    Report ``on_collected`` as chunks arrive, or ``on_failed`` if they stop. ``compare``: leave the vector unchanged,
+    and report ``on_compared`` with the distance of the received elements from it. SendPiece is the donor's end.
     """
 
     session: int
@@ -225,9 +248,9 @@ class ReceivePiece:
 class Adopt:
     """Overwrite the weights (and optimizer state) with the joining vector; report ``on_adopted``.
 
-    Do so at the next step boundary: the vector is complete. ``trial``: keep the old weights until Confirm or Restore,
+    The vector is complete; do so at the next step boundary. ``trial``: keep the old weights until Confirm or Restore,
     and report their distance from the new ones. If they cannot be kept, do not overwrite them; report ``on_not_kept``.
-    ``frozen``: False if the vector lacks the frozen weights, and those that are here stay.
+    ``frozen``: False if the vector lacks the frozen weights, so that the present ones stay.
     """
 
     optimizer_keys: tuple[str, ...]
@@ -238,12 +261,12 @@ class Adopt:
 
 @dataclass(frozen=True, slots=True)
 class Confirm:
-    """End a trial with the new weights: the old ones may be freed."""
+    """End a trial and keep the new weights; free the old ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """End a trial with the old weights: restore them at the next step boundary, and report ``on_restored``."""
+    """End a trial and restore the old weights at the next step boundary; report ``on_restored``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +288,6 @@ class Notice:
 
 Effect = (
     Send | Dial | LookUp | TryDial | Snapshot | CopyPiece | UseLastSnapshot | CopyFrozen | HashFrozen | Transfer
-    | Gather | Mix | Merge | Rename | Release | Serve | ReceivePiece | Adopt | Confirm | Restore | MemberChanged
+    | Gather | Mix | Merge | Rename | Release | SendPiece | ReceivePiece | Adopt | Confirm | Restore | MemberChanged
     | Notice
 )  # fmt: skip

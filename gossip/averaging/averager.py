@@ -51,7 +51,7 @@ from gossip.effects import (
     ReceivePiece,
     Rename,
     Restore,
-    Serve,
+    SendPiece,
     Snapshot,
     Transfer,
     UseLastSnapshot,
@@ -338,7 +338,7 @@ class Averager:
             driver.perform(peer.on_collected(effect.session, effect.stop, driver.now))
         return True
 
-    def served_snapshot(self, effect: Serve) -> Vector | None:
+    def served_snapshot(self, effect: SendPiece) -> Vector | None:
         """Return the snapshot that holds a newcomer's piece, or None."""
         snapshot = self.snapshots.get(effect.session)
         return snapshot if snapshot is not None and snapshot.has_piece(effect.start, effect.stop) else None

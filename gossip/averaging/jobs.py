@@ -75,8 +75,8 @@ class MixJob:
     """A job that turns a finished exchange into an update of the model, or pushed weights that came back."""
 
     __slots__ = (
-        "added_since", "averager", "credit", "difference", "elements", "every", "is_late", "leaves_weight", "mass",
-        "newer_sums", "outside_replacements", "own_sq", "plain", "positions", "result", "snapshot", "weight",
+        "added_since", "averager", "credit", "difference", "elements", "interval_steps", "is_late", "leaves_weight",
+        "mass", "newer_sums", "outside_replacements", "own_sq", "plain", "positions", "result", "snapshot", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -96,7 +96,8 @@ class MixJob:
         """
         self.averager, self.snapshot, self.difference, self.positions = averager, snapshot, difference, positions
         mix = effect if isinstance(effect, Mix) else Mix(effect.session, 0.0)
-        self.weight, self.plain, self.credit, self.every = mix.weight, mix.plain, mix.credit, mix.every
+        self.weight, self.plain = mix.weight, mix.plain
+        self.credit, self.interval_steps = mix.credit, mix.interval_steps
         self.mass = effect.mass if isinstance(effect, Merge) else None
         self.own_sq = own_sq
         self.is_late = False  # A mix with a newer snapshot has taken place.
@@ -145,7 +146,7 @@ class MixJob:
         if correction is not None:
             with averager.lock:
                 if self.is_current:
-                    correction.learn(difference.array, self.weight, self.credit, self.own_sq, self.every)
+                    correction.learn(difference.array, self.weight, self.credit, self.own_sq, self.interval_steps)
         if self.leaves_weight:
             return
         own = snapshot if self.snapshot.cut is None else snapshot[: self.snapshot.elements]

@@ -114,5 +114,5 @@ class Pair(Exchange):
         counts = 0.0
         if exchanges.config.kappa:
             counts = float(credit(self.trained_intervals, self.partner_trained_intervals, self.accepted_share))
-        every = (local.every or 0) if exchanges.config.auto_interval else 0
-        return [Mix(self.session, self.weight, local.settling, counts, every), *self.end(DONE)]
+        interval_steps = (local.every or 0) if exchanges.config.auto_interval else 0
+        return [Mix(self.session, self.weight, local.settling, counts, interval_steps), *self.end(DONE)]

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from gossip.config import Config
-from gossip.effects import CopyFrozen, CopyPiece, Effect, Release, Send, Serve, Snapshot, UseLastSnapshot
+from gossip.effects import CopyFrozen, CopyPiece, Effect, Release, Send, SendPiece, Snapshot, UseLastSnapshot
 from gossip.exchange.session import Local
 from gossip.ids import PeerId
 from gossip.wire.messages import Abort, Busy, Fetch, Refuse, Serving
@@ -112,7 +112,7 @@ class Donor:
         local, fetch = self.local, piece.fetch
         return [
             Send(piece.newcomer, Serving(session, local.version, local.run_id, fetch.optimizer_keys, ())),
-            Serve(session, piece.newcomer, fetch.start, fetch.stop),
+            SendPiece(session, piece.newcomer, fetch.start, fetch.stop),
         ]
 
     def end(self, session: int) -> list[Effect]:

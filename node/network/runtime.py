@@ -23,7 +23,7 @@ from gossip.effects import (
     Release,
     Rename,
     Send,
-    Serve,
+    SendPiece,
     Snapshot,
     Transfer,
     TryDial,
@@ -234,8 +234,8 @@ class Runtime:
                 self.connector.dial(address, expect)
             case ReceivePiece():
                 streams.receive_piece(effect)
-            case Serve():
-                streams.serve(effect)
+            case SendPiece():
+                streams.send_piece(effect)
             case LookUp():
                 self.start_seed_lookup()
             case TryDial(asker, address):

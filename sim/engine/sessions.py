@@ -23,7 +23,7 @@ from gossip.effects import (
     ReceivePiece,
     Release,
     Rename,
-    Serve,
+    SendPiece,
     Snapshot,
     Transfer,
 )  # fmt: skip
@@ -42,9 +42,10 @@ MAX_DURATIONS = 65_536  # Durations kept; when full, every second one is dropped
 
 
 class Sessions:
-    """The sessions of all hosts: performs Snapshot, Transfer, Gather, Mix, Merge, Rename, Release, ReceivePiece, Serve.
+    """The sessions of all hosts.
 
-    It reports their outcomes to the averagers and peers.
+    It performs Snapshot, Transfer, Gather, Mix, Merge, Rename, Release, ReceivePiece and SendPiece, and reports their
+    outcomes to the averagers and peers.
     """
 
     def __init__(
@@ -234,7 +235,7 @@ class Sessions:
         else:
             host.averager.report_failed_soon(effect.session, "broken")
 
-    def serve(self, host: Host, effect: Serve) -> None:
+    def send_piece(self, host: Host, effect: SendPiece) -> None:
         """Stream a piece of a snapshot to a joining peer."""
         snapshot = host.averager.served_snapshot(effect)
         if snapshot is None or not self.links.is_linked(host, effect.partner):

@@ -25,7 +25,7 @@ from gossip.effects import (
     Release,
     Rename,
     Send,
-    Serve,
+    SendPiece,
     Snapshot,
     Transfer,
     TryDial,
@@ -107,7 +107,7 @@ class Swarm:
         self.performers: dict[type, Callable[[Host, Any], None]] = dict.fromkeys(PERFORM, self.perform_averaging) | {
             Send: self.links.send, Dial: self.links.dial, TryDial: self.links.try_dial,
             Snapshot: sessions.snapshot, Transfer: sessions.transfer, Gather: sessions.gather, Mix: sessions.mix,
-            Merge: sessions.merge, Rename: sessions.rename, Release: sessions.release, Serve: sessions.serve,
+            Merge: sessions.merge, Rename: sessions.rename, Release: sessions.release, SendPiece: sessions.send_piece,
             ReceivePiece: sessions.receive_piece, Notice: self.ignore, MemberChanged: self.ignore,
         }  # fmt: skip
 

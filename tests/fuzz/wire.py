@@ -12,7 +12,19 @@ import msgpack
 from gossip.arithmetic.layout import Layout, Segment
 from gossip.config import Config
 from gossip.discovery import Bootstrap
-from gossip.effects import Adopt, CopyPiece, Dial, Gather, Mix, ReceivePiece, Send, Serve, Snapshot, Transfer, TryDial
+from gossip.effects import (
+    Adopt,
+    CopyPiece,
+    Dial,
+    Gather,
+    Mix,
+    ReceivePiece,
+    Send,
+    SendPiece,
+    Snapshot,
+    Transfer,
+    TryDial,
+)
 from gossip.errors import ProtocolError, RemoteError
 from gossip.exchange.session import LocalModel
 from gossip.ids import MemberRecord, peer_id_of
@@ -285,7 +297,8 @@ class Messages(Target):
                 data = encode(effect.message)
                 assert decode(data[PREFIX_BYTES:]) == effect.message
             elif isinstance(
-                effect, Snapshot | CopyPiece | Transfer | Gather | ReceivePiece | Serve | Adopt | Dial | TryDial | Mix
+                effect,
+                Snapshot | CopyPiece | Transfer | Gather | ReceivePiece | SendPiece | Adopt | Dial | TryDial | Mix,
             ):
                 self.todo.append(effect)
         del self.todo[:-64]
@@ -298,7 +311,7 @@ class Messages(Target):
         match effect:
             case Snapshot(session) | CopyPiece(session):
                 self.perform(peer.on_snapshotted(session, now, rng.choice((0.0, 0.5)), rng.choice((math.nan, 1.0))))
-            case Transfer() | Gather() | ReceivePiece() | Serve() if rng.random() < 0.3:
+            case Transfer() | Gather() | ReceivePiece() | SendPiece() if rng.random() < 0.3:
                 self.perform(
                     peer.on_failed(effect.session, rng.choice(("broken", "checksum", "overflow", "stalled")), now)
                 )
@@ -308,7 +321,7 @@ class Messages(Target):
                 self.perform(peer.on_gathered(effect.session, *squares, set(), now))
             case ReceivePiece():
                 self.perform(peer.on_collected(effect.session, effect.stop, now))
-            case Serve():
+            case SendPiece():
                 self.perform(peer.on_served(effect.session, now))
             case Adopt() if peer.joining.phase.name == "ADOPTING":
                 self.perform(peer.on_adopted(now))

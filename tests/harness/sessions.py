@@ -32,7 +32,7 @@ class Session:
     theirs: Number | None = None
     transfer: effects.Transfer | None = None
     collect: effects.ReceivePiece | None = None
-    serve: effects.Serve | None = None
+    serve: effects.SendPiece | None = None
     gather: effects.Gather | None = None
     values: dict[PeerId, Number] = field(default_factory=dict)  # of a group: what came of each one's vector,
     means: dict[PeerId, Number] = field(default_factory=dict)  # and of each one's mean
@@ -118,7 +118,7 @@ class Sessions:
                     table.pop(number, None)
                 if session is not None and session.given and not session.reported:
                     self.model.merges.append((session.given, session.total))  # it goes nowhere
-            case effects.Serve(number, partner, start):
+            case effects.SendPiece(number, partner, start):
                 session, link = self.sessions[number], self.bound.get(number)
                 if session.value is None or link is None or link.other(self).id != partner:
                     self.later(0.0, self.call, "on_failed", number, "broken")

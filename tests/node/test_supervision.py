@@ -29,7 +29,7 @@ from gossip.effects import (
     Rename,
     Restore,
     Send,
-    Serve,
+    SendPiece,
     Snapshot,
     Transfer,
     TryDial,
@@ -71,7 +71,7 @@ EFFECTS = [
     Send(NOBODY, Reach()), Dial(Address("127.0.0.1", 1)), LookUp(), TryDial(NOBODY, Address("127.0.0.1", 1)),
     Snapshot(1), CopyPiece(1, 0, 1), UseLastSnapshot(1), CopyFrozen(1, 0, 1), HashFrozen(0, 1),
     Transfer(1, NOBODY, "fp32"), Gather(1, (), 0, "fp32"), Mix(1, 0.5), Merge(1, 0.5), Rename(1, 2),
-    Release(1), Serve(1, NOBODY, 0, 1), ReceivePiece(1, NOBODY, 0, 1, 1), Adopt((), ()), Confirm(), Restore(),
+    Release(1), SendPiece(1, NOBODY, 0, 1), ReceivePiece(1, NOBODY, 0, 1, 1), Adopt((), ()), Confirm(), Restore(),
     MemberChanged(NOBODY, None, MemberState.ALIVE), Notice("fault", ""),
 ]  # fmt: skip
 

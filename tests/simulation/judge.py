@@ -18,7 +18,7 @@ from gossip.effects import (
     Release,
     Rename,
     Send,
-    Serve,
+    SendPiece,
     Snapshot,
     Transfer,
 )  # fmt: skip
@@ -93,7 +93,7 @@ class Judge:
                     world.fail("one Release for each session", f"{host} is told {effect}")
                 if session is not None and session.given and not session.reported and not self.returned(host, number):
                     session.given = 0
-            case Transfer() | Gather() | Mix() | Merge() | Rename() | Serve():
+            case Transfer() | Gather() | Mix() | Merge() | Rename() | SendPiece():
                 if session is None:
                     world.fail("effects refer to live sessions", f"{host} is told {effect}")
                 self.session_told(host, effect, session)

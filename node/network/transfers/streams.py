@@ -19,7 +19,7 @@ from gossip.averaging.jobs import Job
 from gossip.averaging.streams import ComparingReceiver, DifferenceReceiver, PieceReceiver, Sender
 from gossip.averaging.vectors import Floats, Vector
 from gossip.codecs import Codec, get_codec
-from gossip.effects import Effect, Gather, Merge, Mix, ReceivePiece, Rename, Serve, Snapshot, Transfer
+from gossip.effects import Effect, Gather, Merge, Mix, ReceivePiece, Rename, SendPiece, Snapshot, Transfer
 from gossip.exchange.session import State
 from gossip.ids import PeerId
 from gossip.peer import Peer
@@ -361,7 +361,7 @@ class Streams:
         self.sessions.links[effect.session] = link
         self.sessions.add(StreamSession(effect.session, effect.partner, link, receiver=receiver))
 
-    def serve(self, effect: Serve) -> None:
+    def send_piece(self, effect: SendPiece) -> None:
         """Send a piece of the weights to a newcomer."""
         snapshot, link = self.averager.served_snapshot(effect), self.sessions.links.get(effect.session)
         if snapshot is None or link is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gossip.effects import CopyFrozen, CopyPiece, Release, Send, Serve, Snapshot, UseLastSnapshot
+from gossip.effects import CopyFrozen, CopyPiece, Release, Send, SendPiece, Snapshot, UseLastSnapshot
 from gossip.exchange.session import Local
 from gossip.state_transfer.donating import ASLEEP, MAX_SERVED, PIECE_ELEMENTS, PIECES, Donor, max_piece_elements
 from gossip.wire.messages import Abort, Busy, Fetch, Refuse, Serving
@@ -23,7 +23,8 @@ def test_a_donor_says_what_it_has_and_serves_a_snapshot():
     assert survey == [Send(A, Serving(1, 2.0, RUN_ID, ("m",), scalars))]
     assert donating.table == {}
     assert donating.on_fetch(A, Fetch(2, ("m",), SIZE, SIZE + 500), 0.0) == [CopyPiece(2, SIZE, SIZE + 500)]
-    assert donating.on_snapshotted(2) == [Send(A, Serving(2, 2.0, RUN_ID, ("m",), ())), Serve(2, A, SIZE, SIZE + 500)]
+    given = [Send(A, Serving(2, 2.0, RUN_ID, ("m",), ())), SendPiece(2, A, SIZE, SIZE + 500)]
+    assert donating.on_snapshotted(2) == given
     assert donating.end(2) == [Release(2)]
     assert donating.end(2) == donating.on_snapshotted(2) == []
 
@@ -81,7 +82,7 @@ def test_who_stands_gives_an_earlier_snapshot_of_the_weights_and_one_only(stood_
         effects = donating.tick(donating.deadline)
     assert effects == [UseLastSnapshot(1)]
     assert donating.tick(stood_s + 3.0) == []
-    given = [Send(A, Serving(1, 2.0, RUN_ID, ("m",), ())), Serve(1, A, 0, SIZE)]
+    given = [Send(A, Serving(1, 2.0, RUN_ID, ("m",), ())), SendPiece(1, A, 0, SIZE)]
     assert donating.on_snapshotted(1) == given
     assert donating.on_snapshotted(1) == [], "one of the next boundary comes too late"
 
@@ -94,7 +95,8 @@ def test_a_donor_gives_what_is_frozen_whether_it_stands_or_not_and_the_optimizer
     assert donating.tick(donating.deadline) == [Send(A, Refuse(3, ASLEEP)), Release(3)]
     assert donating.on_fetch(A, Fetch(1, ("m",), SIZE, SIZE + 300), 60.0) == [CopyFrozen(1, SIZE, SIZE + 300)]
     assert donating.tick(60.0 + CONFIG.reply_timeout_s / 2) == []
-    assert donating.on_snapshotted(1) == [Send(A, Serving(1, 0.0, RUN_ID, ("m",), ())), Serve(1, A, SIZE, SIZE + 300)]
+    given = [Send(A, Serving(1, 0.0, RUN_ID, ("m",), ())), SendPiece(1, A, SIZE, SIZE + 300)]
+    assert donating.on_snapshotted(1) == given
     for start, stop in ((SIZE - 1, SIZE + 1), (SIZE + 299, SIZE + 301), (SIZE + 300, SIZE + 801)):
         assert donating.on_fetch(A, Fetch(2, ("m",), start, stop), 60.0) == [Send(A, Refuse(2, "range"))]
 
