@@ -6,6 +6,11 @@ allocates.
 
 Additions of newer versions are skipped: unknown keys, and unknown messages if the sender's Hello named a newer version.
 Additions to a record are kept, since its owner signed them. All of this counts against the limits of a header.
+
+Every field has a reader and a writer, by the form of its :class:`~gossip.wire.messages.Kind`:
+
+- ``read_...`` turns a value from msgpack into one of ours, and raises ValueError if a correct peer does not send it.
+- ``write_...`` turns a value of ours into one for msgpack, which the receiver's reader accepts.
 """
 
 from __future__ import annotations
@@ -43,27 +48,26 @@ PREFIX = struct.Struct(">4sII")
 PREFIX_BYTES = PREFIX.size
 MAX_HEADER_BYTES = 65_536  # A full Records message fits, whatever its records hold.
 MAX_BODY_BYTES = 4 << 20  # The largest chunk that a Config allows, in float32.
-MAX_INT = 2**63 - 1
+MAX_INT = 2**63 - 1  # The largest integer without a smaller limit: it fits a signed 64-bit integer.
 MAX_HINT_EXTRA = 4  # Values that newer versions may add to a hint.
-CLAIM_FIELDS = 4
 MAX_DEPTH = 4  # Depth of nested values: a layout's summary needs three.
 
 
 def encode(message: Message, body_bytes: int = 0) -> bytes:
     """Return the prefix and header of a frame; the caller sends ``body_bytes`` of body after it.
 
-    Numbers and texts outside the bounds of their fields are clamped to values that the receiver accepts. So a
-    figure of ours never ends a link.
+    Numbers and texts outside the bounds of their fields are clamped to values that the receiver accepts. So a field's
+    value never ends a link.
 
     Raises:
-        ValueError: The header is over its limit, which no figure can cause.
+        ValueError: The header is over its limit, which no number and no text can cause.
     """
     cls = type(message)
     header: dict[str, Any] = {"t": TAGS[cls]}
     for name, kind, _, write in CODERS[cls]:
         value = getattr(message, name)
         if write is None or (write is write_int and type(value) is int and 0 <= value <= kind.bound):
-            header[name] = value  # The usual case, which saves a call.
+            header[name] = value  # The usual case. Without the writer it is faster.
         else:
             header[name] = write(value, kind.bound)
     try:
@@ -78,7 +82,11 @@ def encode(message: Message, body_bytes: int = 0) -> bytes:
 
 
 def read_prefix(prefix: bytes | bytearray | memoryview) -> tuple[int, int]:
-    """Return (header bytes, body bytes) from the 12 bytes of a prefix. Raise ProtocolError over a limit."""
+    """Return the lengths (header, body) in bytes that a prefix of 12 bytes states.
+
+    Raises:
+        ProtocolError: It is no prefix, or a length is over its limit.
+    """
     if len(prefix) != PREFIX_BYTES:
         raise ProtocolError(f"A frame's prefix has {len(prefix)} bytes instead of {PREFIX_BYTES}.")
     magic, header_bytes, body_bytes = PREFIX.unpack(prefix)
@@ -121,7 +129,7 @@ def decode(header: bytes | bytearray | memoryview, body_bytes: int = 0, newer: b
         raise ProtocolError("A frame holds a message of unknown type.")
     if body_bytes and cls is not Chunk:
         raise ProtocolError(f"A {TAGS[cls]} message came with a body; only chunks have one.")
-    if cls is Hello and not must_read_hello(table.get("version_min"), table.get("version_max")):
+    if cls is Hello and has_no_common_version(table.get("version_min"), table.get("version_max")):
         return Hello(table["version_min"], table["version_max"], "", "", (), None)
     values = []
     for name, kind, read, _ in CODERS[cls]:
@@ -132,7 +140,7 @@ def decode(header: bytes | bytearray | memoryview, body_bytes: int = 0, newer: b
             continue
         value = table[name]
         if read is read_int and type(value) is int and 0 <= value <= kind.bound:
-            values.append(value)  # The fields of a chunk are integers; this saves a call for each.
+            values.append(value)  # Without the reader it is faster: all fields of a chunk are integers.
             continue
         try:
             values.append(read(value, kind.bound))
@@ -142,15 +150,13 @@ def decode(header: bytes | bytearray | memoryview, body_bytes: int = 0, newer: b
     return built
 
 
-def must_read_hello(oldest: Any, newest: Any) -> bool:
-    """Return True if the rest of a Hello must be read, given its two version numbers.
+def has_no_common_version(oldest: Any, newest: Any) -> bool:
+    """Return True if a Hello names a valid range of protocol versions, and we speak none of them.
 
-    If we do not speak its version, only the two version numbers count: both sides name them when they disconnect. The
-    other fields may hold anything.
+    Its other fields may then hold anything and are not read. Both sides name the two numbers when they disconnect.
     """
-    if type(oldest) is not int or type(newest) is not int or not 0 <= oldest <= newest <= 255:
-        return True  # The readers of these fields refuse them.
-    return oldest <= VERSION_MAX and newest >= VERSION_MIN
+    is_valid = type(oldest) is int and type(newest) is int and 0 <= oldest <= newest <= 255
+    return is_valid and (oldest > VERSION_MAX or newest < VERSION_MIN)
 
 
 def unique_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
@@ -162,27 +168,32 @@ def unique_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 # -- records -----------------------------------------------------------------------------------------------------
+# An update is a record or a hint. Both are lists on the wire, and their lengths tell them apart: a hint with all
+# additions of newer versions has fewer values than a record.
 RECORD_FIELDS = tuple(field.name for field in dataclasses.fields(MemberRecord) if field.name != "extra")
-HINT_FIELDS = len(dataclasses.fields(Hint))  # With MAX_HINT_EXTRA they are fewer than a record's, so the two differ.
-LOSS = RECORD_FIELDS.index("loss")
-VERSION = RECORD_FIELDS.index("version")
+HINT_FIELDS = tuple(field.name for field in dataclasses.fields(Hint))
+LOSS_PLACE = RECORD_FIELDS.index("loss")
+ROUNDS_PLACE = RECORD_FIELDS.index("version")  # Mixing rounds behind the member's weights; no protocol version.
 
 
-def pack_record(record: MemberRecord) -> list[Any]:
+def write_record(record: MemberRecord) -> list[Any]:
+    """Return the values of a record in the order of its fields, and additions of a newer version at the end."""
     values = [getattr(record, name) for name in RECORD_FIELDS]
-    values[LOSS] = None if record.loss is None else float(record.loss)
-    values[VERSION] = float(record.version)  # The reader refuses an int.
+    # The reader refuses an int where it expects a float.
+    values[LOSS_PLACE] = None if record.loss is None else float(record.loss)
+    values[ROUNDS_PLACE] = float(record.version)
     values += record.extra
     return values
 
 
-def pack_update(update: Update) -> list[Any]:
+def write_update(update: Update) -> list[Any]:
     if isinstance(update, Hint):
-        return [update.peer, update.incarnation, update.dead, update.by, update.signature]
-    return pack_record(update)
+        return [getattr(update, name) for name in HINT_FIELDS]
+    return write_record(update)
 
 
 def read_record(value: Any) -> MemberRecord:
+    """Return the record of a list of values. Its caller checks the signature (:func:`gossip.wire.records.check`)."""
     known = len(RECORD_FIELDS)
     if not isinstance(value, list) or not known <= len(value) <= known + MAX_EXTRA:
         raise ValueError
@@ -192,37 +203,42 @@ def read_record(value: Any) -> MemberRecord:
     (peer, key, incarnation, sequence, left, address, homes, ready, run_id, steps, samples, progress, loss,
      version, finished, signature) = value[:known]  # fmt: skip
     return MemberRecord(
-        id=read_id(peer), public_key=read_bytes(key, 32), incarnation=read_int(incarnation, MAX_INT),
+        id=read_id(peer), public_key=read_bytes(key, max_bytes=32), incarnation=read_int(incarnation, MAX_INT),
         sequence=read_int(sequence, MAX_INT), left=read_bool(left), address=read_address(address),
-        homes=tuple(read_id(home) for home in read_list(homes, 3)), ready=read_bool(ready),
-        run_id=read_bytes(run_id, 16), steps=read_int(steps, MAX_INT), samples=read_int(samples, MAX_INT),
+        homes=tuple(read_id(home) for home in read_list(homes, max_items=3)), ready=read_bool(ready),
+        run_id=read_bytes(run_id, max_bytes=16), steps=read_int(steps, MAX_INT), samples=read_int(samples, MAX_INT),
         progress=read_int(progress, MAX_INT),
         loss=None if loss is None else read_float(loss), version=read_float(version), finished=read_bool(finished),
-        signature=read_bytes(signature, 64), extra=extra,
+        signature=read_bytes(signature, max_bytes=64), extra=extra,
     )  # fmt: skip
 
 
 def read_update(value: Any) -> Update:
-    if isinstance(value, list) and HINT_FIELDS <= len(value) <= HINT_FIELDS + MAX_HINT_EXTRA:
-        peer, incarnation, dead, by, signature = value[:HINT_FIELDS]
-        accuser, signed = read_id(by), read_bytes(signature, 64)
-        return Hint(read_id(peer), read_int(incarnation, MAX_INT), read_bool(dead), accuser, signed)
-    return read_record(value)
+    known = len(HINT_FIELDS)
+    is_hint = isinstance(value, list) and known <= len(value) <= known + MAX_HINT_EXTRA
+    if not is_hint:
+        return read_record(value)
+    peer, incarnation, dead, by, signature = value[:known]
+    return Hint(
+        peer=read_id(peer), incarnation=read_int(incarnation, MAX_INT), dead=read_bool(dead), by=read_id(by),
+        signature=read_bytes(signature, max_bytes=64),
+    )  # fmt: skip
 
 
 def read_address(value: Any) -> Address | None:
     if value is None:
         return None
-    host, port = read_list(value, 2)
-    name = read_text(host, 255)
+    host, port = read_list(value, max_items=2)
+    name = read_text(host, max_characters=255)
     if not is_host_name(name):
         raise ValueError
     return Address(name, read_int(port, 65_535))
 
 
-# -- plain values -------------------------------------------------------------------------------------------------
-def read_int(value: Any, bound: int) -> int:
-    if type(value) is not int or not 0 <= value <= bound:
+# -- readers of plain values --------------------------------------------------------------------------------------
+# All readers and writers take the bound of the field's kind, and those without a bound ignore it.
+def read_int(value: Any, max_value: int) -> int:
+    if type(value) is not int or not 0 <= value <= max_value:
         raise ValueError
     return value
 
@@ -239,15 +255,15 @@ def read_bool(value: Any, _: int = 0) -> bool:
     return value
 
 
-def read_text(value: Any, bound: int) -> str:
+def read_text(value: Any, max_characters: int) -> str:
     # Control characters could command a terminal.
-    if type(value) is not str or len(value) > bound or not value.isprintable():
+    if type(value) is not str or len(value) > max_characters or not value.isprintable():
         raise ValueError
     return value
 
 
-def read_bytes(value: Any, bound: int) -> bytes:
-    if type(value) is not bytes or len(value) > bound:
+def read_bytes(value: Any, max_bytes: int) -> bytes:
+    if type(value) is not bytes or len(value) > max_bytes:
         raise ValueError
     return value
 
@@ -258,26 +274,30 @@ def read_id(value: Any, _: int = 0) -> PeerId:
     return PeerId(value)
 
 
-def read_list(value: Any, bound: int) -> list[Any]:
-    if type(value) is not list or len(value) > bound:
+def read_list(value: Any, max_items: int) -> list[Any]:
+    if type(value) is not list or len(value) > max_items:
         raise ValueError
     return value
 
 
 def read_scalar(value: Any) -> tuple[str, float]:
-    name, number = read_list(value, 2)
-    return read_text(name, 64), read_float(number)
+    name, number = read_list(value, max_items=2)
+    return read_text(name, max_characters=64), read_float(number)
+
+
+CLAIM_FIELDS = tuple(field.name for field in dataclasses.fields(Claim))
 
 
 def read_claim(value: Any, _: int = 0) -> Claim:
-    if type(value) is not list or len(value) != CLAIM_FIELDS:
+    """Return the progress that one side of an exchange states; :class:`gossip.ids.Claim` describes its numbers."""
+    if type(value) is not list or len(value) != len(CLAIM_FIELDS):
         raise ValueError
     return Claim(*[read_int(number, MOST_SAMPLES) for number in value])
 
 
-def read_any(value: Any, bound: int) -> Any:
+def read_any(value: Any, max_items: int) -> Any:
     """Return plain nested values for display or comparison; their users check them again."""
-    return tuple(read_nested(item, 1) for item in read_list(value, bound))
+    return tuple(read_nested(item, 1) for item in read_list(value, max_items))
 
 
 def read_nested(value: Any, depth: int) -> Any:
@@ -293,9 +313,9 @@ def read_nested(value: Any, depth: int) -> Any:
     raise ValueError
 
 
-# -- our own values, made acceptable for the readers --------------------------------------------------------------
-def write_int(value: Any, bound: int) -> int:
-    return value if type(value) is int and 0 <= value <= bound else clamp_count(value, bound)
+# -- writers of plain values: they clamp our own to what the readers accept ---------------------------------------
+def write_int(value: Any, max_value: int) -> int:
+    return value if type(value) is int and 0 <= value <= max_value else clamp_count(value, max_value)
 
 
 def write_float(value: Any, _: int = 0) -> float:
@@ -303,10 +323,14 @@ def write_float(value: Any, _: int = 0) -> float:
     return value if type(value) is float and math.isfinite(value) else clamp_float(value)
 
 
-def write_text(value: str, bound: int) -> str:
-    if len(value) <= bound and value.isprintable():
+def write_text(value: str, max_characters: int) -> str:
+    if len(value) <= max_characters and value.isprintable():
         return value
-    return "".join(letter if letter.isprintable() else "?" for letter in value[:bound])
+    return "".join(letter if letter.isprintable() else "?" for letter in value[:max_characters])
+
+
+def write_claim(value: Claim, _: int = 0) -> list[int]:
+    return [write_int(getattr(value, name), MOST_SAMPLES) for name in CLAIM_FIELDS]
 
 
 def write_any(value: Any, _: int = 0) -> Any:
@@ -328,7 +352,7 @@ Convert = Callable[[Any, int], Any]
 
 
 class Coder(NamedTuple):
-    """How one field of a message is read and written; ``write`` is None if it is written unchanged."""
+    """The reader and writer of one field of a message; ``write`` is None if the value is sent as it is."""
 
     name: str
     kind: Kind
@@ -346,23 +370,21 @@ READERS: dict[str, Convert] = {
     "ids": lambda value, bound: tuple(read_id(item) for item in read_list(value, bound)),
     "record?": lambda value, _: None if value is None else read_record(value),
     "updates": lambda value, bound: tuple(read_update(item) for item in read_list(value, bound)),
-    "names": lambda value, bound: tuple(read_text(item, 64) for item in read_list(value, bound)),
+    "names": lambda value, bound: tuple(read_text(item, max_characters=64) for item in read_list(value, bound)),
     "scalars": lambda value, bound: tuple(read_scalar(item) for item in read_list(value, bound)),
     "claim": read_claim,
     "any": read_any,
 }
-WRITERS: dict[str, Convert] = {  # Other forms are written unchanged.
+WRITERS: dict[str, Convert] = {  # Values of other forms are sent as they are.
     "int": write_int,
     "float": write_float,
     "bool": lambda value, _: bool(value),
     "text": write_text,
-    "record?": lambda value, _: None if value is None else pack_record(value),
-    "updates": lambda value, _: [pack_update(update) for update in value],
-    "names": lambda value, _: [write_text(item, 64) for item in value],
+    "record?": lambda value, _: None if value is None else write_record(value),
+    "updates": lambda value, _: [write_update(update) for update in value],
+    "names": lambda value, _: [write_text(item, max_characters=64) for item in value],
     "scalars": lambda value, _: [(write_text(name, 64), write_float(number)) for name, number in value],
-    "claim": lambda value, _: [
-        write_int(number, MOST_SAMPLES) for number in (value.samples, value.most, value.members, value.interval)
-    ],
+    "claim": write_claim,
     "any": write_any,
 }
 FIELDS: dict[type, tuple[tuple[str, Kind], ...]] = {

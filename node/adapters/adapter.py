@@ -41,7 +41,7 @@ class Adapter:
         self.samples, self.settle_s, self.options = samples, settle_s, options
         self.node: Node | None = None
         self.running = False  # The node is in the swarm: from `begin` to `close`.
-        self.concluded = False  # The weights are the final ones. This implies `over`; `conclude` sets it.
+        self.concluded = False  # The weights are the final ones. This implies `over`.
         self.saved: dict[str, Any] | None = None  # The node's state for a checkpoint.
         self.ranks = 1  # The number of processes that form this node.
 
@@ -63,7 +63,7 @@ class Adapter:
 
     @property
     def over(self) -> bool:
-        """Return True if there is nothing left to train: the run was finished, or has its samples."""
+        """Return True if nothing is left to train: a node has finished the run, or the swarm has its samples."""
         node = self.node
         if node is None:
             return False

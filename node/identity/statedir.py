@@ -16,7 +16,7 @@ import msgpack
 import xxhash
 
 from gossip.ids import MemberRecord, from_hex
-from gossip.wire.frames import pack_record, read_record
+from gossip.wire.frames import read_record, write_record
 from gossip.wire.records import MAX_INT
 
 __all__ = ["OF_THIS_PROCESS", "Memory", "StateDir"]
@@ -174,7 +174,7 @@ class StateDir:
         """
         if self.path is None:
             return ""
-        rows = [pack_record(record) for record in book[:BOOK_RECORDS]]
+        rows = [write_record(record) for record in book[:BOOK_RECORDS]]
         incarnation, samples = min(incarnation, MAX_INT - 1), min(samples, MAX_INT - 1)
         data = msgpack.packb([VERSION, incarnation, samples, rows, *self._extra], use_bin_type=True)
         try:

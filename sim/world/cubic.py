@@ -13,8 +13,9 @@ window, and the stream with the smaller one sends only its share of the rate.
 
 - In *slow start*, while the window is below the threshold, it grows 1.9-fold. The first slow start has no threshold.
   It ends at a loss, or when HyStart (Ha and Rhee, 2011) sees that round trips become longer.
-- Afterwards (*congestion avoidance*) it follows RFC 9438's curve or Reno's window, whichever is larger, and grows by
-  at least a twentieth before the first loss. The curve's clock runs only while the stream sends.
+- Afterwards (*congestion avoidance*) it is the larger one of two, and grows by at least a twentieth before the first
+  loss. One is RFC 9438's curve. It rises to a plateau, at the window of the last loss, and later beyond it. Its clock
+  runs only while the stream sends. The other is the window that Reno, an older algorithm, would have.
 
 A window that overflows its queue shrinks to 0.7, and a new curve begins.
 

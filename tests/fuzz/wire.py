@@ -129,7 +129,7 @@ class Records(Target):
     def __init__(self, rng: Random) -> None:
         super().__init__(rng)
         world = World()
-        self.samples = [frames.pack_record(make_record(rng, world)) for _ in range(8)]
+        self.samples = [frames.write_record(make_record(rng, world)) for _ in range(8)]
 
     def prepare(self) -> tuple[object, Callable[[], object]]:
         rng = self.rng
@@ -140,7 +140,7 @@ class Records(Target):
             record = frames.read_record(msgpack.unpackb(pack(value), raw=False, strict_map_key=False))
             payload(record)
             check(record, verify if really else trusting)
-            assert frames.read_record(msgpack.unpackb(msgpack.packb(frames.pack_record(record)), raw=False)) == record
+            assert frames.read_record(msgpack.unpackb(msgpack.packb(frames.write_record(record)), raw=False)) == record
 
         return value, act
 
