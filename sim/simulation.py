@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gossip.codecs import COMPILED
+from gossip.codecs import COMPILED, Machine
 from gossip.config import Config
 from gossip.errors import ConfigError, LocalError
 from gossip.timeline import TimelineWriter
@@ -137,7 +137,7 @@ class ExchangeSimulation(RunningSimulation):
                 f"the fast level cannot represent the buffers of task.model = {scenario.task.model!r}",
             )
         weight = scenario.task.weight(learners.elements)
-        network, machine = build_network(scenario, weight), dataclasses.replace(COMPILED, element_weight=weight)
+        network, machine = build_network(scenario, weight), machine_of(learners, weight)
         self.level: ExchangeLevel = ExchangeLevel(scenario, names, network, learners, sessions_of(scenario), machine)
         self.measures = Measures(self.level, scenario, learners)
 
@@ -164,7 +164,7 @@ class Simulation(RunningSimulation):
         self.swarm = Swarm(
             seed, build_network(scenario, weight), with_scaled_deadlines(scenario.config, weight),
             trainer=self.learners if scenario.trains else None, ideal=is_ideal, parameters=self.learners.parameters,
-            machine=dataclasses.replace(COMPILED, element_weight=weight),
+            machine=machine_of(self.learners, weight),
         )  # fmt: skip
         self.swarm.timeline = timeline
         self.times = StepTimes(scenario.compute, seed, scenario.fleet)
@@ -264,6 +264,11 @@ def build_network(scenario: Scenario, weight: float) -> NetworkModel:
             f"{gossip.hello_timeout_s:g} s)."
         )
     return network
+
+
+def machine_of(learners: Learners, weight: float) -> Machine:
+    """Return what exchanges cost each peer; an element of a vector stands for ``weight`` real ones."""
+    return dataclasses.replace(COMPILED, element_weight=weight, has_buffers=learners.elements > learners.parameters)
 
 
 def with_scaled_deadlines(config: Config, weight: float) -> Config:

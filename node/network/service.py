@@ -378,7 +378,9 @@ class Service:
         rng = random.Random(secrets.randbits(64))
         model = LocalModel(
             layout.fingerprint, layout.exchanged, self.live.state.trained_elements, layout.size - layout.exchanged,
-            measure_codecs(kernel.implementation()),
+            dataclasses.replace(
+                measure_codecs(kernel.implementation()), has_buffers=layout.exchanged > layout.parameters
+            ),
         )  # fmt: skip
         bootstrap = Bootstrap(
             lookup.fixed,
