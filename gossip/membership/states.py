@@ -41,6 +41,7 @@ MAX_ACCUSERS = 4  # The first and three confirmations: more change nothing.
 # Hints of one sender that we believe: two frames of them, when many members die at once.
 HINTS_PER_S, HINTS_BURST = 8.0, 64.0
 NEWCOMERS_PER_S = 1_000.0  # New members a second, after a burst as large as the largest table.
+MIN_STALE = 64  # Stale suspicions beyond those of the members, below which none is looked for.
 REPEAT_S = 1.0  # Minimum time between two warnings, answers or digests for one member.
 
 
@@ -277,16 +278,21 @@ class MemberStates:
     def _set_expiry(self, entry: Entry, expires_at: float) -> None:
         entry.expires_at = expires_at
         heapq.heappush(self._suspicions, (expires_at, entry.record.id))
+        if len(self._suspicions) > 2 * len(self._table.entries) + MIN_STALE:
+            # Members that are accused and refute again and again leave stale entries behind.
+            self._suspicions = [suspicion for suspicion in {*self._suspicions} if self._is_current(*suspicion)]
+            heapq.heapify(self._suspicions)
         self._update_deadline()
+
+    def _is_current(self, expires_at: float, peer: PeerId) -> bool:
+        """Return True if this member's suspicion runs out at this time."""
+        entry = self._table.entries.get(peer)
+        return entry is not None and entry.state is SUSPECT and entry.expires_at == expires_at
 
     def _update_deadline(self) -> None:
         """Drop stale timers in front, which would wake the driver for nothing, and set the deadline."""
-        suspicions, entries = self._suspicions, self._table.entries
-        while suspicions:
-            expires_at, peer = suspicions[0]
-            entry = entries.get(peer)
-            if entry is not None and entry.state is SUSPECT and entry.expires_at == expires_at:
-                break
+        suspicions = self._suspicions
+        while suspicions and not self._is_current(*suspicions[0]):
             heapq.heappop(suspicions)
         self.deadline = suspicions[0][0] if suspicions else math.inf
 

@@ -41,7 +41,7 @@ BOUNDS = {
     "membership._table._hashes": 256,
     "membership._table._buckets": 256,
     "membership._detector._timers": 512,  # probes of ours and for others; stale ones go as they reach the front
-    "membership._states._suspicions": 4_096,
+    "membership._states._suspicions": 1_264,  # twice the members, and 64
     "membership._introductions._host_tokens": 1_024,
 }
 TABLES = frozenset({dict, list, set, deque, OrderedDict, Recent})
