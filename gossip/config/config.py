@@ -18,7 +18,7 @@ from gossip.config.derived import PLAIN, Derived
 from gossip.config.internal import Internal
 from gossip.config.methods import METHODS, method
 from gossip.config.removed import KEYS, check_removed
-from gossip.config.rules import check_together
+from gossip.config.rules import check_together, interval_conflict
 from gossip.config.setting import check, settings_of, shown
 from gossip.errors import ConfigError
 
@@ -75,8 +75,8 @@ class Config(Derived):
         if given or quasi_global or not self.paired or self.partners != 1 or self.part != "all":
             return self
         kappa = KAPPA if self.correction is None and self.interval_steps is not None else self.correction
-        every, controlled = self.mix_every_steps, (self.mix_every_s, self.max_version_gap, self.consensus_target)
-        if every is None and controlled == (None, None, None):
+        every = self.mix_every_steps
+        if every is None and self.mix_every_s is None and interval_conflict(self) is None:
             every = AUTO
         return dataclasses.replace(
             self, outer_momentum=NOLOCO[0], outer_rate=NOLOCO[1], correction=kappa, mix_every_steps=every

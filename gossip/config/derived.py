@@ -11,7 +11,7 @@ from gossip.config.internal import Internal
 from gossip.config.keys import MOST_PARTNERS, Keys
 from gossip.config.mixings import MIXINGS
 
-__all__ = ["NOMINAL_STEPS", "PLAIN", "Derived"]
+__all__ = ["PLAIN", "Derived"]
 
 INTERNAL = Internal()
 PLAIN = (0.0, 1.0)  # Momentum and rate without an outer step.

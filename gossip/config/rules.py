@@ -9,14 +9,14 @@ from gossip.config.keys import MOST_PARTNERS
 from gossip.config.selections import SELECTIONS
 from gossip.errors import ConfigError
 
-__all__ = ["check_together"]
+__all__ = ["check_together", "interval_conflict"]
 
 
 def check_together(config: Derived) -> None:
     """Raise :class:`ConfigError` for the first combination that cannot work."""
     checks = (
-        check_auto_interval, check_correction, check_pushes, check_groups, check_staleness, check_selection, check_part,
-        check_filter,
+        *([interval_conflict] if config.auto_interval else []), check_correction, check_pushes, check_groups,
+        check_staleness, check_selection, check_part, check_filter,
     )  # fmt: skip
     for check in checks:
         if reason := check(config):
@@ -113,10 +113,8 @@ def check_staleness(config: Derived) -> str | None:
     return None
 
 
-def check_auto_interval(config: Derived) -> str | None:
-    """Return why an automatic interval does not fit the other settings, or None."""
-    if not config.auto_interval:
-        return None
+def interval_conflict(config: Derived) -> str | None:
+    """Return why a node with these settings cannot choose its own interval, or None."""
     auto = 'mix_every_steps = "auto"'
     if not config.paired or config.partners != 1:
         return f"{auto} is for pairs with one partner at a time: name a number of steps, or use mixing = 'pair'."

@@ -143,5 +143,5 @@ class OwnResults:
 
     @property
     def are_failing(self) -> bool:
-        """Return True if two of the last eight or more failed, which is rare among members that come and go."""
+        """Return True if at least two of the last eight failed, which is rare among members that come and go."""
         return sum(self.failed) >= MANY_FAILURES

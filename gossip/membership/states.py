@@ -253,9 +253,9 @@ class MemberStates:
         """Declare members DEAD whose suspicion ran out, or probe them first."""
         while self._suspicions and self._suspicions[0][0] <= now:
             expires_at, peer = heapq.heappop(self._suspicions)
-            entry = self._table.entries.get(peer)
-            if entry is None or entry.state is not SUSPECT or entry.expires_at != expires_at:
+            if not self._is_current(expires_at, peer):
                 continue
+            entry = self._table.entries[peer]
             is_heard = entry.alive_at >= now - self._config.internal.probe_period_s
             if is_heard or (len(entry.accusers) == 1 and entry.was_contacted and not entry.is_accused_by(self._my_id)):
                 # It may not have heard of the suspicion, or it has one accuser only. The probe tells it, and decides.

@@ -60,9 +60,8 @@ class Decisions:
         self.retry_at = [0.0] * peers
         self.due_at = [math.inf] * peers  # Time of the valid event for the next mix; other events are void.
         self.counted_steps = [0] * peers  # Step count at its last update.
-        self.mixed_with = [
-            Recent[int, int](MAX_MIXED) for _ in range(peers)
-        ]  # Step count at the last mix, by recent partner.
+        # Step count at the last mix, by recent partner.
+        self.mixed_with = [Recent[int, int](MAX_MIXED) for _ in range(peers)]
         self.last_partner = [-1] * peers
         self.strangers = Strangers(self.exchanges, self.mixed_with)
         self.answer_waits: dict[int, Waits] = {}  # The durations of answers, by peer.
@@ -78,11 +77,9 @@ class Decisions:
         """Let a peer that has received the run's weights take part from now on."""
         self.ready[peer] = True
         self.retry_at[peer], self.waits_for_slot[peer], self.due_at[peer] = 0.0, False, math.inf
-        schedule = self.schedules[peer]
-        schedule.due_steps = schedule.earned_steps = self.counted_steps[
-            peer
-        ]  # A node's new life counts from 0 instead.
-        schedule.begin(self.counted_steps[peer], self.events.now)
+        schedule, steps = self.schedules[peer], self.counted_steps[peer]  # A node's new life counts from 0 instead.
+        schedule.due_steps = schedule.earned_steps = steps
+        schedule.begin(steps, self.events.now)
         self.schedule_check(peer)
 
     def is_candidate(self, peer: int) -> bool:

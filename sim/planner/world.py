@@ -72,7 +72,7 @@ class World:
             table["seed"] = seed
         length_s = table.pop("duration_s", None)
         try:
-            # Candidates with other codecs or groups need the whole level, and all are compared at one level.
+            # Candidates with groups or parts need the whole level, and all are compared at one level.
             ends = {"duration_s": 1.0 if length_s is None else length_s, "fidelity": "whole"}
             scenario = Scenario.from_mapping(table | ends)
         except ConfigError as error:
