@@ -21,7 +21,7 @@ from sim.scenario.scenario import Scenario
 
 __all__ = ["Assignment", "Workers", "cores", "play"]
 
-STOP_S = 5.0  # Time for partial results to arrive after ^C; one event of the largest model takes less.
+STOP_S = 60.0  # Time for partial results to arrive after ^C: the models' exchanges so far are replayed first.
 REPORTED = (ConfigError, DataError, LocalError)  # Errors that keep their type on the way from a worker.
 
 
@@ -170,7 +170,10 @@ class Workers:
         return f"{self.jobs[number].title}: its process was ended {how}{fewer}"
 
     def stop(self) -> list[tuple[int, Result]]:
-        """Interrupt all runs in progress, and return their numbers and partial results in order."""
+        """Interrupt all runs in progress, and return their numbers and partial results in order.
+
+        A further ^C raises KeyboardInterrupt here, so the user need not wait.
+        """
         for connection in self.busy:
             self.processes[connection].terminate()
         partial, until = list[tuple[int, Result]](), time.monotonic() + STOP_S

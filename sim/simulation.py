@@ -24,6 +24,7 @@ from gossip.timeline import TimelineWriter
 from sim.engine.level import WholeLevel
 from sim.engine.swarm import Swarm
 from sim.exchanges.level import ExchangeLevel
+from sim.interrupt import interrupt
 from sim.learning.learners import Learners
 from sim.report.measures import Level
 from sim.report.result import Progress, Result
@@ -357,23 +358,23 @@ def play_at(
     if scenario.report.every_s is not None and scenario.duration_s is not None:
         row_share = scenario.report.every_s / scenario.duration_s
     next_row, started, shown_at, was_stopped = row_share, Elapsed.now(), 0.0, False
-    try:
-        for _ in simulation.slices():
-            if scenario.fidelity == "auto" and simulation.is_stranded:
-                raise Beyond(
-                    "No peer that holds weights is left, and the fast level begins no new run.",
-                    "the fast level begins no new run where no peer that holds weights is left",
-                )
-            done, now = simulation.done, time.perf_counter()
-            if done >= next_row - 1e-9 or done >= 1.0:
-                add_row()
-                next_row += row_share * max(1, math.ceil((done - next_row) / row_share + 1e-9))
-            if now - shown_at > REDRAW_S or done >= 1.0:
-                shown_at, passed_s, events = now, now - started.wall_s, level.handled_events
-                left_s = passed_s * (1 - done) / done if done > 0 else math.inf
-                progress(Progress(level.now, done, events, events / max(passed_s, 1e-9), left_s))
-    except KeyboardInterrupt:
-        was_stopped = True  # Perhaps in the middle of an event, so no further row can be measured.
+    with interrupt.deferred():
+        try:
+            for _ in simulation.slices():
+                check_fidelity(simulation)
+                done, now = simulation.done, time.perf_counter()
+                if done >= next_row - 1e-9 or done >= 1.0:
+                    add_row()
+                    next_row += row_share * max(1, math.ceil((done - next_row) / row_share + 1e-9))
+                if now - shown_at > REDRAW_S or done >= 1.0:
+                    shown_at, passed_s, events = now, now - started.wall_s, level.handled_events
+                    left_s = passed_s * (1 - done) / done if done > 0 else math.inf
+                    progress(Progress(level.now, done, events, events / max(passed_s, 1e-9), left_s))
+            interrupt.check()
+        except KeyboardInterrupt:
+            if interrupt.is_pending:  # The second ^C, perhaps in the middle of an event: no figure can be trusted.
+                raise
+            was_stopped = True
     spent = Elapsed.now().since(started)
     summary = measures.summary(
         history[-1], fidelity, done=round(simulation.done, 4) if was_stopped else 1.0, wall_s=spent.wall_s,
@@ -383,6 +384,15 @@ def play_at(
     if was_stopped:
         raise Stopped(result)
     return result
+
+
+def check_fidelity(simulation: RunningSimulation) -> None:
+    """Raise Beyond if the fast level was chosen automatically and the swarm has reached a state that it cannot play."""
+    if simulation.scenario.fidelity == "auto" and simulation.is_stranded:
+        raise Beyond(
+            "No peer that holds weights is left, and the fast level begins no new run.",
+            "the fast level begins no new run where no peer that holds weights is left",
+        )
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from sim.interrupt import interrupt
+
 __all__ = ["Events"]
 
 BULK = 1 << 60  # Larger than any event count, so that bulk events sort last within an instant.
@@ -43,9 +45,13 @@ class Events:
         heapq.heappush(self._heap, (when, BULK + self._pushed_events, handler, *args))
 
     def run_until(self, when: float) -> None:
-        """Run all events due up to and including ``when``, also those pushed meanwhile."""
+        """Run all events due up to and including ``when``, also those pushed meanwhile.
+
+        Raises:
+            KeyboardInterrupt: ^C is pending. The state is that between two events.
+        """
         heap, immediate = self._heap, self._immediate
-        while True:
+        while not interrupt.is_pending:
             if immediate and (not heap or immediate[0] < heap[0]):
                 event = immediate.popleft()
             elif heap and heap[0][0] <= when:
@@ -55,6 +61,7 @@ class Events:
             self.now = event[0]
             self.handled_events += 1
             event[2](*event[3:])
+        interrupt.check()
         self.now = max(self.now, when)
 
     def log(self, host: int, source: int, code: int) -> None:
