@@ -41,7 +41,6 @@ BOUNDS = {
     "membership._table._hashes": 256,
     "membership._table._buckets": 256,
     "membership._detector._timers": 512,  # probes of ours and for others; stale ones go as they reach the front
-    "membership._states._suspicions": 1_264,  # twice the members, and 64
     "membership._introductions._host_tokens": 1_024,
 }
 TABLES = frozenset({dict, list, set, deque, OrderedDict, Recent})
@@ -93,8 +92,10 @@ def check_bounds(world: World, host: Host) -> None:
     """The tables of one peer, and the exchanges in it."""
     peer = host.peer
     known = len(world.hosts) + sum(getattr(one, "sybils", 0) + 8 for one in world.hosts if one.liar)
+    entries = 64 + 2 * known
+    bounds = BOUNDS | {"membership._states._suspicions": 64 + 2 * entries}  # MIN_STALE, and two for each entry
     for path, size in tables(peer):
-        bound = BOUNDS.get(path, 64 + 2 * known)
+        bound = bounds.get(path, entries)
         if size > bound:
             world.fail("every table is bounded", f"{host!r}: {path} holds {size}, and may {bound}")
     check_exchanges(world, host)
