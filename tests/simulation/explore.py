@@ -2,6 +2,7 @@
 
 python -m tests.simulation SEED                one schedule, its trace, and how it ends
 python -m tests.simulation --seeds 100000      many; each failure with the command that replays it
+python -m tests.simulation --no-large --seeds 100000    without the one in 2,000 that is large, four times as fast
 python -m tests.simulation --large --seeds 10  hundreds of peers, a hundred runs or hours of virtual time in each
 python -m tests.simulation --mutants           each planted bug, and the first seed that shows it
 """
@@ -175,7 +176,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="of the one seed: faults for no longer")
     parser.add_argument("--honest", action="store_true", help="of the one seed: without its liars")
     parser.add_argument("--apart", action="store_true", help="of the one seed: as it was before mixes were to overlap")
-    parser.add_argument("--large", action="store_true", default=None, help="hundreds of peers, or hours, in each")
+    parser.add_argument(
+        "--large", action=argparse.BooleanOptionalAction, help="hundreds of peers, or hours, in each; or in none"
+    )
     asked = parser.parse_args()
     if asked.mutants:
         sys.exit(1 if find_all() else 0)
