@@ -83,7 +83,8 @@ class HeldRun:
         """Return the number of samples that this run's weights were trained on, by all members together.
 
         An exchange may lower the node's own number, as :mod:`gossip.exchange.progress` explains. So the largest number
-        of the run is returned. It falls only when the node settles or takes another run.
+        of the run is returned. It falls only when the node settles or takes another run. Parts of a swarm that trained
+        apart count as their mean when they meet, as their weights do.
         """
         view, (last_view, largest) = self.view, self.shown_samples
         samples = view.samples_at(self.samples)
