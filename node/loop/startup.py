@@ -85,10 +85,10 @@ class Startup:
                         f"came to this node at {address} ({self.network.runtime.connector.seeds.why_alone()}): it does "
                         "not train alone. Look whether the others run and can reach this address."
                     )
+                present = f"{here} is" if here == 1 else f"{here} are"
                 text = (
-                    f"Waited {wait_s:g} s for {quantity(count, 'member')}, of whom {here} are here "
-                    "with the weights, this one included: this node goes on with them, and with the others when they "
-                    "come."
+                    f"Waited {wait_s:g} s for {quantity(count, 'member')}, of whom {present} here with the weights, "
+                    "this one included: this node goes on, and mixes with the others when they come."
                 )
                 self.network.notify("waited", text)
                 return

@@ -49,7 +49,11 @@ def test_who_waited_long_enough_goes_on_and_says_how_many_came(launch, until, ca
     assert time.monotonic() - began >= 0.6
     until(lambda: waited(caplog))
     assert len(waited(caplog)) == 1
-    assert "Waited 0.6 s for 2 members, of whom 1 are here with the weights, this one included" in waited(caplog)[0]
+    assert "Waited 0.6 s for 2 members, of whom 1 is here with the weights, this one included" in waited(caplog)[0]
+    second = launch(model(1), seeds=[first.made.address], wait_for=3, wait_s=0.6)
+    assert second.running.wait(30)
+    until(lambda: len(waited(caplog)) == 2)
+    assert "for 3 members, of whom 2 are here with the weights, this one included" in waited(caplog)[1]
 
 
 def test_who_waits_for_others_begins_no_run_of_its_own_meanwhile(launch, until, caplog, tmp_path):
