@@ -31,8 +31,10 @@ from node.identity.keys import new_secret as make_secret
 __all__ = ["RunSettings", "demo", "invite", "local", "run", "secret", "status", "top"]
 
 
-# A script may read its data for this long after its last import. Then its user is told that it has made no Node.
-NODELESS_S = 15.0
+# Time from a script's last import until its user is told that it made no Node. Building a model takes less. A script is
+# judged wrongly if it reads data for longer, or if processes that it started still import their libraries. It then
+# prints a needless line, which says "if it trains by now". A longer time costs users without a Node as much training.
+NODELESS_S = 5.0
 WITH_NODE = "Put 'with Node(model, optimizer) as node:' around its loop"
 
 

@@ -53,6 +53,31 @@ def test_a_script_that_trains_without_a_node_is_told_so_while_it_runs(tmp_path, 
     assert said in row["sentence"]
 
 
+class Clock:
+    """A clock that only sleep() moves."""
+
+    now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def time(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+def test_a_script_without_a_node_is_told_so_five_seconds_after_its_last_import(monkeypatch, capsys):
+    clock = Clock()
+    monkeypatch.setattr(cli, "time", clock)
+    monkeypatch.setattr(cli.running, "has_made_node", lambda: False)
+    monkeypatch.setattr(cli, "is_importing", lambda _thread: clock.now < 60.0)
+    cli.tell_of_missing_node(Path("train.py"), None)
+    assert "has made no Node yet" in capsys.readouterr().err
+    assert 64.0 < clock.now < 66.0
+
+
 def test_a_script_with_a_node_is_told_nothing_while_it_runs(monkeypatch, capsys):
     monkeypatch.setattr(cli, "NODELESS_S", 0.2)
     monkeypatch.setattr(cli.running, "has_made_node", lambda: True)
