@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ import torch
 from gossip.errors import LocalError
 from gossip.ids import parse_address
 from node import Node
+from node.loop.held_run import HeldRun, NoRanks
 from node.model import checkpoint
+from node.observe.members import SwarmView
 from tests.harness.configs import tuned
 from tests.node.conftest import Trainee
 from tests.node.trainees import linear, spread
@@ -20,6 +23,27 @@ from tests.node.trainees import linear, spread
 
 def trained(trainee):
     return trainee.node.metrics().samples
+
+
+def test_the_number_that_is_shown_falls_only_in_another_run_or_after_settling():
+    service = SimpleNamespace(view=SwarmView(run=b"a", swarm_samples=1000, own_samples=300, sharers=4))
+    held = HeldRun(SimpleNamespace(backup=SimpleNamespace()), SimpleNamespace(service=service), None, NoRanks())
+
+    def shown(**changes):
+        service.view = dataclasses.replace(service.view, **changes)
+        return held.swarm_samples
+
+    held.samples = 310
+    assert shown() == 1000 + 4 * 10
+    assert shown(swarm_samples=900) == 1040, "an exchange lowered the node's own number"
+    assert shown(sharers=1) == 1040, "members left"
+    held.samples = 500
+    assert shown() == 900 + 200
+    assert shown(swarm_samples=950, own_samples=500) == 1100
+    assert shown(swarm_samples=950, own_samples=500, settled=1) == 950, "the nodes have settled on it"
+    assert shown(swarm_samples=940) == 950
+    assert shown(run=b"b", swarm_samples=7) == 7, "of the other run"
+    assert shown(swarm_samples=6) == 7
 
 
 def test_resuming_with_a_state_directory_counts_nothing_twice(train, until, tmp_path):
