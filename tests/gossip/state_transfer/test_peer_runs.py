@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections import deque
+from dataclasses import replace
 
 import pytest
 
 from gossip.effects import Dial, Send
 from gossip.state_transfer.joining import Phase
 from gossip.state_transfer.runs import Run, outranks
-from gossip.wire.messages import Busy, Fetch, Offer, Refuse
+from gossip.wire.messages import Busy, Fetch, Gossip, Offer, Refuse
 from tests.harness.configs import tuned
 from tests.harness.marks import rest_is_slow
-from tests.harness.world import World, address_of
+from tests.harness.world import World, address_of, peer_id
 
 G1, G2, G3 = b"1" * 16, b"2" * 16, b"3" * 16
 
@@ -238,3 +240,63 @@ def test_of_members_that_must_join_and_find_no_run_none_begins_one():
         node.peer.run_choice.must_join = True
     swarm.run(60.0)
     assert not any(node.peer.view.ready for node in nodes)
+
+
+# -- liars that name runs ----------------------------------------------------------------------------------------------
+CLAIMED_RUNS = 66  # Two more than a node remembers, once.
+
+
+def remembered(peer, run_ids):
+    """Return those of these runs that a peer or any of its parts still holds."""
+    found, seen, left = set(), set(), [peer]
+    while left:
+        one = left.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, bytes):
+            found |= {one} & run_ids
+        elif isinstance(one, dict):
+            left += [*one, *one.values()]
+        elif isinstance(one, list | tuple | set | frozenset | deque):
+            left += one
+        elif type(one).__module__.startswith("gossip."):
+            names = [name for kind in type(one).__mro__ for name in getattr(kind, "__slots__", ())]
+            left += [getattr(one, name, None) for name in names]
+            left += vars(one).values() if hasattr(one, "__dict__") else ()
+    return found
+
+
+@pytest.mark.parametrize("claimant", ["told of", "linked"])
+def test_a_member_of_one_huge_run_after_another_ends_nobody_and_fills_no_table(claimant):
+    swarm, rng = World(3), random.Random(3)
+    first, second, liar = swarm.swarm(3)
+    honest = (first, second)
+    swarm.until(swarm.agreed, 30.0)
+    swarm.run(10.0)
+    run_id, mine = first.run_id, liar.peer.membership.me
+    if claimant == "told of":
+        mine = replace(mine, id=peer_id(20), address=address_of(20))
+    claimed, believed = set(), 0
+    for _ in range(3):
+        for _ in range(CLAIMED_RUNS):
+            known = [node.peer.membership.record(mine.id) or mine for node in honest]
+            newest = max(known, key=lambda record: (record.incarnation, record.sequence))
+            claims = {"run_id": rng.randbytes(16), "samples": 2**50, "progress": 2**50, "ready": True}
+            claim = replace(newest, sequence=newest.sequence + 1, **claims)
+            claimed.add(claim.run_id)
+            for node in honest:
+                node.perform(node.peer.receive(liar.id, Gossip((claim,)), swarm.now))
+                believed += node.peer.membership.record(mine.id) == claim
+            swarm.run(0.05)
+        for settles in (True, False):
+            for node in honest:
+                node.perform(node.peer.settle(settles, swarm.now))
+            swarm.run(5.0)
+    assert believed == 2 * len(claimed) == 2 * 3 * CLAIMED_RUNS
+    assert all(len(remembered(node.peer, claimed)) < CLAIMED_RUNS for node in honest)
+    assert {node.run_id for node in honest} == {run_id}
+    assert all(node.peer.local.progress.samples < 2 * 3 * node.steps for node in honest)
+    before = [len(node.mixes) for node in honest]
+    swarm.run(20.0)
+    assert all(len(node.mixes) > count for node, count in zip(honest, before, strict=True))
