@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,26 +37,41 @@ from gossip.effects import (
     UseLastSnapshot,
 )
 from gossip.handlers import HANDLERS
-from gossip.ids import Address
-from gossip.peer import Peer
+from gossip.ids import Address, PeerId
+from gossip.membership.protocol import Membership
+from gossip.peer import MEMBERSHIP, Peer
 from gossip.wire.messages import (
     Abort,
     Accept,
+    Ack,
     Begin,
     Busy,
+    Close,
     Commit,
+    Digest,
     Fetch,
+    Gossip,
     Invite,
     Joined,
+    Nack,
     Offer,
     Outcome,
+    Ping,
+    PingReq,
     Reach,
     Reached,
+    Records,
     Refuse,
     Serving,
     Settled,
+    StatusQuery,
+    Widen,
 )
+from node.links.connector import Connector
+from node.network import link_reader
 from node.network.runtime import REPORTS, Runtime
+from node.network.striping import Striping
+from node.network.transfers.streams import Streams
 from node.page.exposition import Exposition
 from tests.node.conftest import end, until
 from tests.node.faulty import Pair, crash, raises
@@ -67,6 +83,16 @@ MESSAGES = [
     Invite(1, "", b"", 0.0, "fp32"), Joined(1, 0.0, "fp32"), Begin(1, (), 0.0, "fp32"), Busy(1), Refuse(1, "layout"),
     Abort(1, "late"), Fetch(1, (), 0, 0), Serving(1, 0.0, b"", (), ()), Reach(), Reached(True),
 ]  # fmt: skip
+MEMBERSHIP_MESSAGES = [
+    Ping(1, ()), Ack(1, ()), PingReq(1, PeerId(NOBODY), ()), Nack(1), Gossip(()), Digest(b""), Records((), b""),
+]  # fmt: skip
+# What the reader of a link does not pass to the peer: a message, the function that it leads to, and the part of the
+# network side whose method that is.
+DISPATCHED = {
+    StatusQuery: (StatusQuery(b""), link_reader, "status_page", None),
+    Close: (Close("version", "Another version.", ()), Connector, "notify_once", "connector"),
+    Widen: (Widen(1), Striping, "on_widen", "striping"),
+}
 EFFECTS = [
     Send(NOBODY, Reach()), Dial(Address("127.0.0.1", 1)), LookUp(), TryDial(NOBODY, Address("127.0.0.1", 1)),
     Snapshot(1), CopyPiece(1, 0, 1), UseLastSnapshot(1), CopyFrozen(1, 0, 1), HashFrozen(0, 1),
@@ -89,32 +115,72 @@ def pair():
 
 def test_every_handler_effect_and_report_is_tried():
     assert {type(message) for message in MESSAGES} == set(HANDLERS)
+    assert {type(message) for message in MEMBERSHIP_MESSAGES} == MEMBERSHIP
     assert {type(effect) for effect in EFFECTS} == set(Effect.__args__)
     assert all(callable(getattr(Peer, report)) for report in REPORTS)
 
 
-@pytest.mark.parametrize("message", MESSAGES, ids=named)
-def test_a_fault_at_a_message_ends_its_link_alone(pair, message, monkeypatch):
-    peer, found = pair.side.network.peer, pair.service.faults
-    restarts, count, left = found.restarts, found.count, [1]
-    plain = HANDLERS[type(message)]
+def raise_once(monkeypatch, owner, name, is_meant=lambda *_: True):
+    """Let the next call of a function raise whose arguments are meant."""
+    plain, left = getattr(owner, name), [1]
 
-    def handler(who, *rest):
-        if who is peer and left[0]:
+    def function(*arguments):
+        if left[0] and is_meant(*arguments):
             left[0] -= 1
             raise ZeroDivisionError
-        return plain(who, *rest)
+        return plain(*arguments)
 
-    monkeypatch.setitem(HANDLERS, type(message), handler)
+    monkeypatch.setattr(owner, name, function)
+
+
+def a_fault_ends_its_link_alone(pair, message):
+    """The second node sends this message (none: it sends such by itself), at which the first has a fault."""
+    peer, found = pair.side.network.peer, pair.service.faults
+    restarts, count = found.restarts, found.count
     other = pair.trainees[1].side
     until(lambda: other.network.runtime.links.newest(peer.id) is not None)
-    other.network.thread.call(lambda: other.network.runtime.links.newest(peer.id).send(message))
-    other.network.thread.call(lambda: other.network.runtime.links.flush())
+    if message is not None:
+        other.network.thread.call(lambda: other.network.runtime.links.newest(peer.id).send(message))
+        other.network.thread.call(lambda: other.network.runtime.links.flush())
     until(lambda: found.count == count + 1)
     before = peer.exchanges.done_count
     until(lambda: peer.exchanges.done_count > before)
     assert pair.side.network.peer is peer, "the network side stays"
     assert found.restarts == restarts
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=named)
+def test_a_fault_at_a_message_ends_its_link_alone(pair, message, monkeypatch):
+    peer, handlers = pair.side.network.peer, SimpleNamespace(handler=HANDLERS[type(message)])
+    raise_once(monkeypatch, handlers, "handler", lambda who, *_: who is peer)
+    monkeypatch.setitem(HANDLERS, type(message), handlers.handler)
+    a_fault_ends_its_link_alone(pair, message)
+
+
+@pytest.mark.parametrize("message", MEMBERSHIP_MESSAGES, ids=named)
+def test_a_fault_at_a_message_of_the_membership_ends_its_link_alone(pair, message, monkeypatch):
+    members = pair.side.network.peer.membership
+    raise_once(
+        monkeypatch, Membership, "receive", lambda who, _, one, __: who is members and type(one) is type(message)
+    )
+    a_fault_ends_its_link_alone(pair, message)
+
+
+@pytest.mark.parametrize("kind", DISPATCHED, ids=lambda kind: kind.__name__)
+def test_a_fault_at_a_message_that_concerns_a_link_ends_that_link_alone(pair, kind, monkeypatch):
+    """The status page, the end of a link, and its lanes."""
+    message, owner, name, part = DISPATCHED[kind]
+    runtime = pair.side.network.runtime
+    ours = None if part is None else getattr(runtime, part)
+    raise_once(monkeypatch, owner, name, lambda who, *_: ours is None or who is ours)
+    a_fault_ends_its_link_alone(pair, message)
+
+
+@pytest.mark.parametrize("name", ["buffer_for", "on_body"])
+def test_a_fault_at_a_chunk_ends_its_link_alone(pair, name, monkeypatch):
+    streams = pair.side.network.runtime.streams
+    raise_once(monkeypatch, Streams, name, lambda who, *_: who is streams)
+    a_fault_ends_its_link_alone(pair, None)
 
 
 @pytest.mark.parametrize("effect", EFFECTS, ids=named)
