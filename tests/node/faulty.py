@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import numpy as np
@@ -53,15 +54,35 @@ class Pair:
         """No restart was lately."""
         self.service.faults._restarted.clear()
 
+    @contextlib.contextmanager
+    def books_of_next_peers(self):
+        """Collect the address book that each next peer of the first node is made with, before it has any link."""
+        books, make_peer = [], self.service.make_peer
+
+        def make(*arguments):
+            peer = make_peer(*arguments)
+            books.append(book_of(peer))
+            return peer
+
+        self.service.make_peer = make
+        try:
+            yield books
+        finally:
+            del self.service.make_peer
+
     def begins_anew(self, fault, soon=True):
         """``fault`` makes one in the network side. Another comes in time, is linked and mixes, while the loop goes
         on."""
         self.forgive()
         old, restarts = self.side.network.runtime, self.service.faults.restarts
         steps, samples, run = self.side.run.steps, self.node.swarm_samples, self.side.network.peer.view.run_id
+        book, outer = book_of(old.peer), self.side.live.outer
         began = time.monotonic()
-        fault()
-        until(lambda: self.side.network.runtime is not old, AGAIN_S if soon else 20.0)
+        with self.books_of_next_peers() as books:
+            fault()
+            until(lambda: self.side.network.runtime is not old, AGAIN_S if soon else 20.0)
+        assert books == [book] != [set()]
+        assert self.side.live.outer is outer
         until(lambda: self.mixes() and len(self.side.network.runtime.links))
         assert time.monotonic() - began < 10.0
         assert self.service.faults.restarts == restarts + 1
@@ -70,6 +91,10 @@ class Pair:
         assert self.side.network.peer.view.run_id == run
         assert self.node.swarm_samples >= samples
         assert self.trainees[0].error is None
+
+
+def book_of(peer):
+    return {(record.id, record.address) for record in peer.membership.book()}
 
 
 def raises():

@@ -133,6 +133,7 @@ def test_a_script_that_does_not_parse_is_shown_where_it_breaks(tmp_path):
         ("raise KeyboardInterrupt", 130, ""),
         ("from gossip.errors import *; raise ConfigError('codec is unknown.')", 2, "gossip: codec is unknown.\n"),
         ("from gossip.errors import *; raise LocalError('Port 7 is in use.')", 3, "gossip: Port 7 is in use.\n"),
+        ("from gossip.errors import *; raise FaultError('A fault ended it.')", 4, "gossip: A fault ended it.\n"),
         ("from gossip.errors import *; raise RefusedError('secret', 'Wrong secret.')", 3, "gossip: Wrong secret.\n"),
     ],
 )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import threading
 import time
 import urllib.request
 
 import numpy as np
 import pytest
 
+from gossip.averaging.boundary import Boundary
 from gossip.errors import ConfigError, FaultError, LocalError
 from gossip.peer import Peer
 from node import Node, faults
@@ -63,18 +66,39 @@ def test_a_loop_whose_network_side_rests_trains_on_alone_and_each_call_returns(r
     assert trainee.left_in_s < 2.0
 
 
+def told_by(stream, word):
+    """Return the first sentence with this word in an open stream of the page's events."""
+    for line in stream:
+        if line.startswith(b"event: sentences"):
+            told = json.loads(stream.readline().removeprefix(b"data: "))
+            for sentence in told:
+                if word in sentence["text"]:
+                    return sentence["text"]
+    return ""
+
+
 def test_the_page_is_served_while_the_network_side_rests():
     made = Pair(page="127.0.0.1:0")
     try:
-        made.service.faults._restarted.extend([time.monotonic()] * 3)
-        made.call(raises)
-        until(lambda: made.service.is_backing_off)
         port = made.service.page.server.sock.getsockname()[1]
 
+        def ask(path):
+            return urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10)
+
         def answer(path):
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as opened:
+            with ask(path) as opened:
                 return opened.read().decode()
 
+        made.service.faults._restarted.extend([time.monotonic()] * 3)
+        with ask("/events") as stream:
+            assert told_by(stream, "page of this node")
+            made.call(raises)
+            told = told_by(stream, "A fault of this library (ZeroDivisionError in faulty.py:")
+        assert "ended the network side, which is tried again every 60 s while the loop trains on alone" in told
+        assert "Report the traceback" in told
+        until(lambda: made.service.is_backing_off)
+        with ask("/events") as stream:
+            assert told_by(stream, "A fault of this library") == told, "who opens the page later reads it too"
         assert answer("/healthz").startswith("Steps advance, alone")
         assert "gossip_network_restarts_total 1.0" in answer("/metrics")
     finally:
@@ -95,6 +119,40 @@ def test_what_is_trained_while_the_network_side_rests_counts_when_it_is_back(pai
     until(lambda: pair.side.network.runtime is not old and pair.mixes())
     assert not pair.service.is_backing_off
     assert pair.side.network.peer.local.progress.samples >= progress + pair.side.network.peer.local.samples - trained
+
+
+def test_the_next_network_side_goes_on_from_the_same_outer_step(monkeypatch):
+    made = Pair(config=dataclasses.replace(QUICK, outer_momentum=0.5))
+    live, seen, held, released = made.side.live, [], threading.Event(), threading.Event()
+    try:
+        made.trainees[1].do(lambda node: made.trainees[1].model["x"].fill(5.0))
+        until(lambda: live.outer._momentum.any())
+
+        def hold(node):  # At no boundary, so that no exchange moves the outer step.
+            held.set()
+            released.wait(20)
+
+        def restart(self):  # No task of the old network side runs by then.
+            plain(self)
+            seen.append((live.outer._phi.copy(), live.outer._momentum.copy()))
+
+        plain = Boundary.restart
+        monkeypatch.setattr(Boundary, "restart", restart)
+        old, holding = made.side.network.runtime, threading.Thread(target=made.trainees[0].do, args=(hold,))
+        holding.start()
+        assert held.wait(20)
+        made.call(raises)
+        until(lambda: made.side.network.runtime is not old and len(made.side.network.runtime.links))
+        ((phi, momentum),) = seen
+        assert momentum.any()
+        assert np.array_equal(live.outer._phi, phi)
+        assert np.array_equal(live.outer._momentum, momentum)
+        released.set()
+        holding.join()
+        until(made.mixes)
+    finally:
+        released.set()
+        end(made.trainees)
 
 
 def test_a_port_that_another_has_taken_meanwhile_ends_no_node(pair, monkeypatch):
