@@ -93,7 +93,7 @@ def trainer(kind, seconds, with_node, seed):
     from torch import nn
     from torch.nn import functional as F
 
-    from node import Node
+    from node import Config, Node
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -140,7 +140,7 @@ def trainer(kind, seconds, with_node, seed):
     if not with_node:
         print(json.dumps([train(lambda loss: None), 0, 0.0]), flush=True)
         return
-    with Node(model, optimizer, seeds=[seed] if seed else ()) as me:
+    with Node(model, optimizer, seeds=[seed] if seed else (), config=Config(mix_every_steps=8)) as me:
         print(me.address, flush=True)
         while not select.select([sys.stdin], [], [], 0.005)[0]:
             me._training.visit()
