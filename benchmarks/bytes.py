@@ -53,9 +53,11 @@ COMMON = {
     "fidelity": "whole",
     "network": {"latency": {"kind": "constant", "value_ms": 5}, "rate_mbit_s": 100},
 }
+# The default of its day. The default since has the correction (decision 94) and chooses codec and interval (107).
+UNCORRECTED = "fp32, outer momentum, no correction"
 FAMILIES: dict[str, list[dict[str, Any]]] = {
     "fp32": [{"codec": "fp32", "mix_every_steps": every} for every in (8, 32, 128)],
-    "fp32, outer momentum (the default)": [OUTER | {"codec": "fp32", "mix_every_steps": 8}],
+    UNCORRECTED: [OUTER | {"codec": "fp32", "mix_every_steps": 8}],
     "bf16": [{"codec": "bf16", "mix_every_steps": every} for every in (8, 64)],
     "int8": [{"codec": "int8", "mix_every_steps": every} for every in (8, 40, 104)],
     "int4": [{"codec": "int4", "mix_every_steps": every} for every in (8, 24, 56)],
@@ -77,7 +79,7 @@ WITHIN = FREE | {"codec": "moniqua4", "mix_every_steps": 14}  # WITHIN and BEST 
 BEST = FREE | {"part": "fragments 8", "codec": "int8", "mix_every_steps": 14}
 GPT_FAMILIES: dict[str, list[dict[str, Any]]] = {
     "fp32": [{"codec": "fp32", "mix_every_steps": 8}, FREE | {"codec": "fp32", "mix_every_steps": 56}],
-    "fp32, outer momentum (the default)": [OUTER | {"codec": "fp32", "mix_every_steps": 8}],
+    UNCORRECTED: [OUTER | {"codec": "fp32", "mix_every_steps": 8}],
     "bf16": [FREE | {"codec": "bf16", "mix_every_steps": 16}],
     "int8": [FREE | {"codec": "int8", "mix_every_steps": 12}],
     "int4": [FREE | {"codec": "int4", "mix_every_steps": 56}],
@@ -321,6 +323,11 @@ What a node sends, all of it counted, against what comes of it; every configurat
 steps. Figures are of the mean node at the end, local steps since its last mix included; "of the average
 model" is what `settle` leaves. Differences below the spread over the seeds are noise.
 
+No row is of the default of an untouched `Config()`, which chooses codec and interval. Two aims are missed: a loss
+within 1 % of synchronous training at 400 times fewer bytes (7.1 % at 357 times), and within 0.3 % at 16 times (3.0 %).
+Models of 1 to 10 million parameters, 16 nodes, non-IID text, and three seeds for most rows of the small GPT were not
+played.
+
 ```
 make bench-bytes
 ```
@@ -354,9 +361,9 @@ def document(before: str, played: dict[str, str]) -> str:
 NOTES = [
     "The rate rises to 0.005 over 900 steps and falls to 0 by half a cosine, for all alike. \"Loss more\" is beside",
     "fp32 every 8 steps with the plain mean, over the same seeds. Nothing is clipped (`filter = \"none\"`) but in that",
-    "base and in the default. The base is of the filter as it was when both sides cut alike: 1.875 on seed 1, where",
-    "nothing clipped gives 1.878 and the filter of now 1.888, so that \"loss more\" is on the strict side. It is not",
-    "synchronous training, which the table of the small GPT above has.", "",
+    "base and in the row without correction. The base is of the filter as it was when both sides cut alike: 1.875 on",
+    "seed 1, where nothing clipped gives 1.878 and the filter of now 1.888, so that \"loss more\" is on the strict",
+    "side. It is not synchronous training, which the table of the small GPT above has.", "",
 ]  # fmt: skip
 
 

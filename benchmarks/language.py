@@ -75,8 +75,8 @@ def moniqua(every: int, **more: Any) -> dict[str, Any]:
 
 
 SYNC = "synchronous"
-DEFAULT = "default, fp32 every 8"
-INT8 = "default, int8 every 2"
+CORRECTED = "outer step and correction, fp32 every 8"
+INT8 = "outer step and correction, int8 every 2"
 M28, M56 = "moniqua4 every 28, outer 0.3/0.9", "moniqua4 every 56, outer 0.3/0.9"
 F56 = "moniqua4, an eighth every 7 (fragments 8), outer 0.3/0.9"
 EVERY_2 = {"codec": "int8", "mix_every_steps": 2}
@@ -85,18 +85,19 @@ EVERY_STEP = FREE | {"codec": "fp32", "mixing": "group", "group_size": 0, "mix_e
 UNCORRECTED = EVERY_8 | {"correction": 0.0, "outer_momentum": 0.5, "outer_rate": 0.7}
 ROWS: list[Row] = [  # in the order of the runs, the most important rows first
     Row("muon", SYNC, None),
-    Row("muon", DEFAULT, EVERY_8),
+    Row("muon", CORRECTED, EVERY_8),
     Row("muon", INT8, EVERY_2),
+    Row("muon", "default", {}, rate_of=INT8),  # nodes choose codec and interval
     Row("muon", M28, moniqua(28, **GENTLER)),
     Row("adamw", SYNC, None),
     Row("muon", ALWAYS, EVERY_STEP, slack=1.8),
-    Row("adamw", DEFAULT, EVERY_8),
+    Row("adamw", CORRECTED, EVERY_8),
     Row("muon", M56, moniqua(56, **GENTLER), rate_of=M28),
-    Row("muon", f"{DEFAULT}, correction off", UNCORRECTED, rate_of=DEFAULT),
+    Row("muon", "outer step, fp32 every 8", UNCORRECTED, rate_of=CORRECTED),
     Row("muon", f"{M28}, correction 0.1", moniqua(28, **GENTLER, correction=0.1), rate_of=M28),
     Row("adamw", M28, moniqua(28, **GENTLER)),
     Row("muon", F56, moniqua(7, **GENTLER, part="fragments 8"), rate_of=M28),
-    Row("adamw", f"{DEFAULT}, correction off", UNCORRECTED, rate_of=DEFAULT),
+    Row("adamw", "outer step, fp32 every 8", UNCORRECTED, rate_of=CORRECTED),
     Row("adamw", INT8, EVERY_2),
     Row("adamw", ALWAYS, EVERY_STEP, slack=1.8),
     Row("adamw", M56, moniqua(56, **GENTLER), rate_of=M28),
