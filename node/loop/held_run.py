@@ -179,7 +179,8 @@ class HeldRun:
         load_weights()
         self.ranks.on_replaced()
         self.live.boundary.mass = 1.0
-        weights = None if self.live.outer.is_plain else self.live.pool.take()
+        outer = self.live.outer
+        weights = None if outer.is_plain and outer.correction is None else self.live.pool.take()
         if weights is not None:
             self.live.state.read(weights.array)
         resumed = threading.Event()

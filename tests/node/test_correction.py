@@ -12,6 +12,7 @@ from torch import nn
 
 from gossip.config import Config
 from node import Node
+from node.loop.live import LiveModel, Trained
 from node.model.optimizers import Optimizers
 from node.model.snapshot import ModelState
 from tests.node.conftest import QUICK
@@ -65,10 +66,32 @@ def test_a_node_that_takes_other_weights_forgets_what_it_learned(train, until):
     assert not correction.pull.any()
 
 
-def test_groups_of_ranks_pushes_and_plain_means_that_are_asked_for_have_none():
+@pytest.mark.parametrize("changes", [{"outer_momentum": 0.0}, {"mixing": "push-sum"}, {"mixing": "group"}])
+def test_groups_pushes_and_plain_means_that_are_asked_for_have_none(changes):
     assert Node(linear(1), config=Config())._training.live.outer.correction is not None
-    assert Node(linear(1), config=Config(outer_momentum=0.0))._training.live.outer.correction is None
-    assert Node(linear(1), config=Config(mixing="push-sum"))._training.live.outer.correction is None
+    assert Node(linear(1), config=Config(**changes))._training.live.outer.correction is None
+
+
+@pytest.mark.parametrize("is_single", [True, False])
+def test_nodes_of_several_ranks_have_none(is_single):
+    trained = Trained(linear(1), Optimizers(None))
+    live = LiveModel(trained, Config().for_training(False), is_single_rank=is_single)
+    assert (live.outer.correction is not None) == is_single
+
+
+@pytest.mark.parametrize("outer", [(0.0, 1.0), (0.5, 0.7)], ids=["plain mean", "outer step"])
+def test_a_node_that_loads_a_checkpoint_forgets_what_it_learned(outer, tmp_path):
+    config = replace(CORRECTED, outer_momentum=outer[0], outer_rate=outer[1])
+    model = linear(1)
+    with Node(linear(2), config=config) as node:
+        node.save(tmp_path / "run")
+    with Node(model, config=config) as node:
+        correction = node._training.live.outer.correction
+        correction.learn(np.ones(correction.size, np.float32), 0.5, 1.0, 1e6)
+        assert correction.pull.any()
+        node.load(tmp_path / "run")
+        assert spread(model, linear(2)) == 0
+        assert not correction.pull.any()
 
 
 def test_a_loop_without_an_optimizer_may_say_its_learning_rate(train, until):
