@@ -17,6 +17,7 @@ import trio
 import trio._core._run as scheduler
 import trio.testing
 
+from gossip.arithmetic.correction import Correction, steps_between_parts
 from gossip.arithmetic.mixing import OuterStep
 from gossip.averaging.boundary import Boundary, Visit
 from gossip.config import Config
@@ -32,6 +33,7 @@ from node.model.snapshot import ModelState
 from node.network.runtime import Runtime
 from node.observe.events import ExchangeEvent, NodeEvent
 from node.transport.byte_stream import BrokenLinkError, ByteStream
+from sim.engine.host import Lessons
 from sim.engine.training import REPORT_S, next_poll
 from sim.world.network import NetworkModel
 from tests.memory_stream import MemoryStream, memory_stream_pair
@@ -194,6 +196,12 @@ class Trainer:
         self.loop.reported_at = trio.current_time()
         self.outer = OuterStep(vector.size, *config.outer, config.averaged)
         self.outer.reset(vector)
+        self.correction: Correction | None = None
+        if config.kappa and config.interval_steps:
+            numbers = vector.size, vector.size, config.kappa, config.interval_steps
+            # A node learns as soon as an exchange ends, and the simulator at the next boundary. So learn there too.
+            self.correction, self.outer.correction = Correction(*numbers), Lessons(*numbers)
+        self.corrected_at_step = 0
         self.pool, self.outer_lock = pool, nullcontext()
         self.faults = Faults(self.notify)
         access = Access(Port(world, index, address), Greeter(config.swarm, state.layout))
@@ -252,6 +260,8 @@ class Trainer:
             if self.peer.view.ready:
                 self.steps += 1
                 self.on_step(self.index, self.vector, self.steps)
+                if self.correction is not None:
+                    self.correct(self.correction)
                 self.loop.step(self.steps, trio.current_time())
             else:
                 self.loop.visit(trio.current_time())
@@ -259,6 +269,14 @@ class Trainer:
             if self.loop.is_lockstep:
                 await self.hold(when)
             when = trio.current_time() + self.step_s
+
+    def correct(self, correction: Correction) -> None:
+        """Correct the last steps as a Node does, in numpy: torch rounds once where numpy rounds twice."""
+        steps = self.steps - self.corrected_at_step
+        if steps >= steps_between_parts(correction.interval_steps):
+            self.corrected_at_step = self.steps
+            if correction.pull is not None:
+                self.vector += np.float32(correction.step_factor(steps)) * correction.pull
 
     async def hold(self, since: float) -> None:
         """As a Node does, with the simulator's looks."""
@@ -278,10 +296,15 @@ class Trainer:
 
     # -- the loop's owner ----------------------------------------------------------------------------------------
     def on_replaced(self, weights: np.ndarray) -> None:
-        self.outer.reset(weights)
+        self.outer.replace(weights)
+        if self.correction is not None:
+            self.correction.reset()
 
     def on_mixed(self, updates: object) -> None:
-        """Nothing is kept of it."""
+        if self.correction is not None:
+            assert isinstance(self.outer.correction, Lessons)
+            for shift, credit, own_sq, every in self.outer.correction.take():
+                self.correction.learn(shift, 1.0, credit, own_sq, every)
 
     def is_copy_due(self) -> bool:
         return False

@@ -20,8 +20,11 @@ from gossip.membership.protocol import Membership
 from gossip.peer import Peer
 from node.identity.keys import Identity, verify
 from node.model.snapshot import ModelState
+from sim.arrays import F64, I64
 from sim.engine.host import Host
 from sim.engine.swarm import Swarm
+from sim.engine.training import OneByOne
+from sim.learning.corrections import Corrections
 from sim.seeds import derive
 from sim.world.network import NetworkModel
 from tests.agreement import memory_network
@@ -32,6 +35,7 @@ ELEMENTS = 2_500  # three chunks, the last one short
 STEP_S = 0.1
 LEAVING_S = 1.0
 FEW = 20  # less than a node keeps
+MOST_PEERS = 8
 
 Floats = np.ndarray
 
@@ -81,10 +85,13 @@ class Outcome:
     refusals: dict[tuple[PeerId, str], int]  # what a filter refused or cut off
     mass: float  # of push-sum
     draws: str
+    pull: bytes = field(repr=False)  # what the correction learned
     vector: bytes = field(repr=False)
 
     @classmethod
-    def of(cls, peer: Peer, steps: int, mass: float, vector: Floats, exchange_s: Sequence[float]) -> Outcome:
+    def of(
+        cls, peer: Peer, steps: int, mass: float, vector: Floats, exchange_s: Sequence[float], pull: Floats | None
+    ) -> Outcome:
         return cls(
             peer.view.ready, peer.local.run_id, peer.local.version, steps, peer.membership.me.incarnation,
             (peer.exchanges.done_count, peer.exchanges.failures),
@@ -92,7 +99,8 @@ class Outcome:
             frozenset(peer.linked_peers),
             {who: list(past) for who, past in peer.exchanges.durations.durations_s.items()},
             list(exchange_s[-FEW:]), dict(peer.exchanges.refusals.counts), mass,
-            hashlib.sha256(repr(peer.rng.getstate()).encode()).hexdigest(), vector.tobytes(),
+            hashlib.sha256(repr(peer.rng.getstate()).encode()).hexdigest(),
+            b"" if pull is None or not pull.any() else pull.tobytes(), vector.tobytes(),
         )  # fmt: skip
 
     @property
@@ -162,10 +170,35 @@ def address_of(index: int) -> Address:
 
 
 # -- the simulator ---------------------------------------------------------------------------------------------------
+class CorrectedSteps(OneByOne):
+    """Steps one by one, corrected by the arithmetic that the simulator's learners use."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__([], lambda index, vector, steps: train(index, vector, steps))
+        self.corrections = Corrections(MOST_PEERS, ELEMENTS, config)
+
+    def train(self, rows: I64, counts: I64) -> None:
+        for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
+            host = self.hosts[row]
+            for step in range(host.computed_steps - count + 1, host.computed_steps + 1):
+                self.on_step(row, host.vector, step)
+                self.corrections.apply(host.vector[None], np.array([row]), np.array([step]), np.zeros(1))
+
+    def on_weights_replaced(self, row: int) -> None:
+        self.corrections.reset(row)
+
+    def learn_correction(self, rows: I64, shifts: Floats, credits: F64, own_sq: F64, every: I64 | None = None) -> None:
+        self.corrections.learn(rows, shifts, credits, own_sq, np.zeros(len(rows)), every)
+
+
 class Simulated(Driver):
     def __init__(self, scenario: Scenario) -> None:
         super().__init__(scenario)
-        self.swarm = Swarm(0, Wires(clock=lambda: self.swarm.now), scenario.config, train)
+        wires = Wires(clock=lambda: self.swarm.now)
+        self.steps = CorrectedSteps(scenario.config) if scenario.config.kappa else None
+        self.swarm = Swarm(0, wires, scenario.config, None if self.steps else train, self.steps)
+        if self.steps is not None:
+            self.steps.hosts = self.swarm.hosts
         self.swarm.run_until(START_S)
         self.took: dict[int, list[float]] = {}  # how long mixes did
         self.count, self.swarm.sessions.count_mix = self.swarm.sessions.count_mix, self.counted
@@ -205,9 +238,12 @@ def simulate(scenario: Scenario) -> dict[int, Outcome]:
     for host in driver.swarm.alive():
         driver.swarm.training.report_steps(host)  # the last steps too, which it had no reason to count yet
     return {
-        host.index: Outcome.of(host.peer, host.steps, host.boundary.mass, host.vector, driver.took.get(host.index, []))
+        host.index: Outcome.of(
+            host.peer, host.steps, host.boundary.mass, host.vector, driver.took.get(host.index, []),
+            None if driver.steps is None else driver.steps.corrections.pull[host.row],
+        )
         for host in driver.swarm.alive()
-    }
+    }  # fmt: skip
 
 
 # -- real runtimes ---------------------------------------------------------------------------------------------------
@@ -253,8 +289,9 @@ def run_nodes(scenario: Scenario) -> dict[int, Outcome]:
                     node.check()
                     node.peer.update_counts(node.steps, node.steps)
                     found[index] = Outcome.of(
-                        node.peer, node.steps, node.boundary.mass, node.vector, node.runtime.streams.durations
-                    )
+                        node.peer, node.steps, node.boundary.mass, node.vector, node.runtime.streams.durations,
+                        None if node.correction is None else node.correction.pull,
+                    )  # fmt: skip
             nursery.cancel_scope.cancel()
 
     memory_network.run(main)

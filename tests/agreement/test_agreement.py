@@ -70,6 +70,24 @@ def test_three_peers_join_through_one_seed_and_mix(changes: dict[str, Any]) -> N
     assert not np.array_equal(ends[1].values, start_vector(1))
 
 
+def test_both_learn_the_pull_of_each_peers_own_data_and_correct_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the outer step, and a direction of its own in which each peer is pulled at every step."""
+    pulls = [np.random.default_rng((7, index)).normal(size=scenario.ELEMENTS).astype(np.float32) for index in range(3)]
+
+    def pulled(index: int, vector: Floats, steps: int) -> None:
+        # Too short for the limit of a correction, which counts a norm that is summed chunk by chunk.
+        vector += np.float32(0.002) * pulls[index]
+
+    monkeypatch.setattr(scenario, "train", pulled)
+    config = tuned(chunk_elements=1024, mix_every_steps=8, correction=0.2, outer_momentum=0.5, outer_rate=0.7)
+    ends = both(Scenario(trio_of_peers(), 30.0, config))
+    assert all(end.exchanges[0] > 20 for end in ends.values())
+    mean = np.mean(pulls, axis=0)
+    for index, end in ends.items():  # Each learned to go against the direction that is its own.
+        against = np.frombuffer(end.pull, np.float32)
+        assert np.corrcoef(against, mean - pulls[index])[0, 1] > 0.9
+
+
 METHODS: dict[str, dict[str, Any]] = {
     "int8": {"codec": "int8"},
     "int4": {"codec": "int4"},
