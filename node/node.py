@@ -227,8 +227,9 @@ class Node:
     ) -> FileShards:
         """Return this node's share of data files, for a dataset that reads them as a stream.
 
-        Each ``iter`` of the result gives names, for an ``IterableDataset`` of your own, ``webdataset.WebDataset`` or
-        the like. Files of members that die are given to others, and a newcomer takes over its share.
+        Each ``iter`` of the result gives names, for an ``IterableDataset`` of your own or a pipeline of webdataset
+        (docs/node.md). Files of members that die are given to others, and a newcomer takes over its share. A list of
+        the names would not follow them: ``list`` raises DataError without ``epochs``.
 
         Args:
             files: Paths, URLs or other texts, the same on all nodes. Give several per node: shares of few files are

@@ -55,8 +55,21 @@ class FileShards(Iterable[str]):
         self.next_number = 0  # The number of the next pass.
 
     def __len__(self) -> int:
-        """Return the number of all files, of this node and of others."""
+        """Return the number of all files, of this node and of others.
+
+        Raises:
+            DataError: The files come without end. ``list`` asks for a length before it begins, and would fill the
+                memory.
+        """
+        if self.epochs is None:
+            raise DataError(
+                "These files come without end, so they have no length and make no list: iterate over them "
+                "(docs/node.md has it for webdataset), or give epochs=1 for the files of one pass."
+            )
         return len(self.files)
+
+    def __bool__(self) -> bool:
+        return True
 
     def __iter__(self) -> Iterator[str]:
         left = self.epochs

@@ -11,29 +11,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from gossip.errors import ConfigError, DataError
-from gossip.ids import PeerId
-from node.data.files import FileShards
-from node.data.sampler import Sharers
-
-IDS = [PeerId(bytes([n]) * 16) for n in range(64)]
-FILES = [f"part-{n:03}.txt" for n in range(100)]
-
-
-class Swarm:
-    """Members that a test changes."""
-
-    def __init__(self, *members):
-        self.alive, self.changed, self.trained = list(members), 0, 0
-
-    def set(self, *members):
-        self.alive = list(members)
-        self.changed += 1
-
-    def shards(self, files=FILES, me=IDS[0], epochs=1, shuffle=True, samples=None, rank=0, ranks=1):
-        sharers = Sharers(
-            lambda: me, lambda: self.alive, lambda: self.changed, lambda: self.trained, lambda: 0, rank, ranks
-        )
-        return FileShards(files, epochs, shuffle, samples, sharers)
+from tests.node.sharers import FILES, IDS, Swarm
 
 
 def test_members_that_agree_on_the_pass_read_every_file_once():
@@ -130,6 +108,16 @@ def test_what_cannot_be_divided_is_refused_in_one_sentence():
         swarm.shards(samples=0)
     assert list(swarm.shards(files="one.txt")) == ["one.txt"]
     assert len(swarm.shards()) == 100
+
+
+@pytest.mark.parametrize("collect", [list, tuple, sorted, len])
+def test_an_endless_share_is_refused_where_somebody_makes_a_list_of_it(collect):
+    """webdataset.WebDataset and others call ``list``, which would fill the memory."""
+    shards = Swarm(*IDS[:5]).shards(epochs=None)
+    with pytest.raises(DataError, match="These files come without end"):
+        collect(shards)
+    assert shards, "a dataset may ask whether it was given any"
+    assert len(list(itertools.islice(shards, 300))) == 300
 
 
 def test_two_nodes_divide_files_while_they_train(train, until):
