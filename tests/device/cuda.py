@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 from collections.abc import Iterator
 from unittest import mock
 
@@ -15,6 +16,9 @@ from tests.device.device import Device, Graph
 from tests.device.tensors import Dispatch
 
 __all__ = ["simulated"]
+
+# torch says this once in a process; here it is said at each call.
+PROTOTYPE = "Synchronization debug mode is a prototype feature and does not yet detect all synchronizing operations"
 
 
 @contextlib.contextmanager
@@ -102,6 +106,10 @@ def simulated(kind: str = "cuda", seed: int = 0) -> Iterator[Device]:
             for work in self.graph.work:
                 on.run(work)
 
+    def set_sync_debug_mode(mode):
+        warnings.warn(PROTOTYPE, UserWarning, stacklevel=2)
+        on.strict = mode in ("error", 2)
+
     def register(at, size, flags=0):
         on.pinned.ranges[at] = at + size
         return 0
@@ -115,7 +123,7 @@ def simulated(kind: str = "cuda", seed: int = 0) -> Iterator[Device]:
         "default_stream": lambda device=None: _Stream(on, on.default),
         "stream": stream, "synchronize": lambda device=None: on.synchronize(), "CUDAGraph": CUDAGraph, "graph": graph,
         "is_current_stream_capturing": lambda: on.graph is not None, "empty_cache": lambda: None,
-        "set_sync_debug_mode": lambda mode: setattr(on, "strict", mode in ("error", 2)),
+        "set_sync_debug_mode": set_sync_debug_mode,
         "memory_allocated": lambda device=None: on.memory.bytes,
         "max_memory_allocated": lambda device=None: on.memory.peak_bytes,
         "max_memory_reserved": lambda device=None: on.memory.peak_bytes,

@@ -141,6 +141,7 @@ def test_parts_land_where_they_belong(device, part, train, until):
 
 
 # -- beside training -------------------------------------------------------------------------------------------------
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")  # of torch, once in a process
 def test_the_loss_is_read_without_waiting_for_the_device(device, train, until):
     trainee = train(model(device), config=PLAIN)
 
