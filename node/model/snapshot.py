@@ -84,6 +84,8 @@ class ModelState(State):
         self.layout = self._tensors.layout
         self._exchanged = sum(segment.kind != "frozen" for segment in self.layout.segments)  # A number of tensors.
         self.locks = self.device is not None
+        if self.locks:  # Then the first copy of a trained model finds its optimizers seen, and waits in their steps.
+            self._guard.arm()
         self.weighs = is_kernel_faster(self._tensors.current()[: self._exchanged], self.layout.exchanged)
 
     @property
@@ -152,17 +154,21 @@ class ModelState(State):
         return self.device is None
 
     def read(self, out: Floats) -> None:
-        """Copy the live tensors into ``out``."""
-        self.begin_read(out).wait()
+        """Copy the live tensors into ``out``. On CUDA this takes no memory for another copy, because nothing trains."""
+        self._read_weights(out, constant=True).wait()
 
     def begin_read(self, out: Floats) -> Copies:
         """Begin to read the weights as they are now. On CUDA later steps overlap with the copy and do not change it."""
+        return self._read_weights(out)
+
+    def _read_weights(self, out: Floats, constant: bool = False) -> Copies:
+        """Begin to read the weights; ``constant`` is as for :meth:`Downloads.begin`."""
         began = time.perf_counter()
         live = self._weights(out)
         if is_kernel_faster(live, out.size):
             copies, self.finite = Copies(), add_and_read(live, host_tensor(out, count_elements(live)))
         else:
-            copies, self.finite = self._begin_read(live, out), None
+            copies, self.finite = self._begin_read(live, out, constant), None
         self.locks = bool(copies.events)  # The program may have moved the model to a device, or back.
         self.copy_s = time.perf_counter() - began
         return copies
@@ -181,11 +187,11 @@ class ModelState(State):
         )
 
     @torch.no_grad()
-    def _begin_read(self, tensors: list[Tensor], out: Floats) -> Copies:
+    def _begin_read(self, tensors: list[Tensor], out: Floats, constant: bool = False) -> Copies:
         found: list[Copies] = []
         for device, live, host in device_runs(tensors, out):
             if device.type == "cuda":
-                found.append(self._downloads.begin(device, live, host))
+                found.append(self._downloads.begin(device, live, host, constant))
             else:
                 torch._foreach_copy_(views_like(host, live), live)
         return combined(found)

@@ -130,6 +130,27 @@ def test_a_large_model_takes_no_memory_for_a_mix(accelerator, monkeypatch):
         assert torch.cuda.max_memory_allocated() - before <= 4 * 3 * 50 + 16
 
 
+def test_neither_the_first_read_nor_the_first_snapshot_takes_memory_for_another_copy(accelerator, monkeypatch):
+    monkeypatch.setattr(Downloads, "MAX_STAGED_ELEMENTS", 100)
+    monkeypatch.setattr(Downloads, "MIN_DIRECT_ELEMENTS", 10)
+    loop = Loop()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    vector = loop.pool.take()
+    loop.state.read(vector.array)
+    assert set(vector.array.tolist()) == {1.0}
+    assert torch.cuda.max_memory_allocated() - before < 4 * SIZE
+    loop.step()
+    loop.weights.grad = None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    visit, vector = loop.snapshot()
+    finished(visit)
+    assert set(vector.array.tolist()) == {2.0}
+    assert torch.cuda.max_memory_allocated() - before < 4 * SIZE
+
+
 def test_a_copy_of_weights_that_change_outside_the_optimizer_is_of_no_use(accelerator, monkeypatch):
     monkeypatch.setattr(Downloads, "MAX_STAGED_ELEMENTS", 0)
     monkeypatch.setattr(Downloads, "MIN_DIRECT_ELEMENTS", 1)

@@ -57,9 +57,16 @@ def test_positions_of_a_cut_go_to_the_device_once(accelerator):
     runs = state._positions.of(places, state._tensors.current())
     state.begin_read_at(out, places).wait()
     assert state._positions.of(places, state._tensors.current()) is runs
+    del runs
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
     for _ in range(10):
         state._positions.of(places.copy(), state._tensors.current())
     assert len(state._positions.kept) == state._positions.MAX_SETS
+    if accelerator is not None:  # A real allocator rounds such sizes up.
+        added = state._positions.MAX_SETS - 1
+        assert torch.cuda.max_memory_allocated() - before <= 8 * added * places.size
 
 
 @cuda

@@ -46,9 +46,9 @@ class DevicePositions:
 
 
 class Places:
-    """The last few sets of positions on their devices: that of the next mix, and the sampled ones of every snapshot."""
+    """The last few sets of positions on their devices: those of exchanges in progress, of the next mix, and sampled."""
 
-    MAX_SETS = 4
+    MAX_SETS = 4  # Each takes 8 bytes an element.
 
     def __init__(self) -> None:
         self.kept: OrderedDict[int, tuple[Positions, list[torch.device], list[DevicePositions]]] = OrderedDict()
@@ -64,10 +64,11 @@ class Places:
             return device_positions(positions, live)
         entry = self.kept.pop(id(positions), None)  # It holds the array too, so that no other array has its id.
         if entry is None or entry[0] is not positions or entry[1] != devices:
+            entry = None
+            while len(self.kept) >= self.MAX_SETS:  # First, to make room for the next set.
+                self.kept.popitem(last=False)
             entry = positions, devices, device_positions(positions, live)
         self.kept[id(positions)] = entry
-        while len(self.kept) > self.MAX_SETS:
-            self.kept.popitem(last=False)
         return entry[2]
 
 
