@@ -89,6 +89,17 @@ class Host(harness.Host):
     def __repr__(self) -> str:
         return f"{'liar' if self.liar else 'node'}{self.number}"
 
+    def start(self) -> None:
+        super().start()
+        if self.world.votes_every_s:
+            self.later(self.world.votes_every_s, self.vote)
+
+    def vote(self) -> None:
+        """Count the votes on the end of the run, as a driver does now and then."""
+        self.later(self.world.votes_every_s, self.vote)
+        if not self.left:
+            self.call("count_votes")
+
     # -- stopped -------------------------------------------------------------------------------------------------
     def happen(self, what: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         if self.stopped and not self.gone:

@@ -65,7 +65,8 @@ class Judge:
         self.clips = FILTERS[world.config.filter_name].cuts
         self.done = self.one_sided = self.clipped = 0
         self.overlapping = 0  # the most mixes of one host that streamed at once
-        self.ended_runs: set[bytes] = set()  # those of which an honest member said that it is finished
+        self.ended_runs: set[bytes] = set()  # those that the owner of an honest member ended
+        self.finishers: dict[bytes, set[PeerId]] = {}  # the honest members that hold each run to be finished
         self.merged_at: list[tuple[float, Host, bytes]] = []  # which weights were taken lately, and by whom
         self.blurred = False  # honest members were taken for others under way, and sums are not known
         self.signed: dict[PeerId, int] = {}  # the highest incarnation of lives that are over
@@ -405,16 +406,33 @@ class Judge:
             self.merged_at = lately
             if sum(one[1:] == (host, host.run_id) for one in lately) > 2:
                 self.world.fail("nobody goes to and fro between two runs", f"{host}: {sentence}")
-        if kind == "finished" and "members hold" in sentence:
-            self.finished(host, sentence)
+        if kind == "finished":
+            if "members hold" in sentence:
+                self.voted(host, sentence)
+            self.finished(host)
 
-    def finished(self, host: Host, sentence: str) -> None:
-        """An honest member must have said so, where fewer than half of those that the host knows of the run lie."""
-        by_id, peer = self.world.by_id, host.peer
-        others = [by_id[record.id] for record in peer.membership.run_members(peer.view.run_id) if record.id in by_id]
-        liars = sum(other.liar for other in others)
-        if peer.view.run_id not in self.ended_runs and 2 * liars < len(others) + 1:
+    def ended_by_owner(self, host: Host) -> None:
+        self.ended_runs.add(host.peer.view.run_id)
+        self.finished(host)
+
+    def finished(self, host: Host) -> None:
+        """It holds its run to be finished: as its owner said, as most members or donors say."""
+        self.finishers.setdefault(host.peer.view.run_id, set()).add(host.id)
+
+    def voted(self, host: Host, sentence: str) -> None:
+        """Honest members that hold so, with all liars, must be more than half of the run's members, the host included.
+
+        A member that is gone may have one vote more, until a new member takes its place.
+        """
+        run_id, membership = host.peer.view.run_id, host.peer.membership
+        present = {record.id for record in membership.run_members(run_id)}
+        honest = self.finishers.get(run_id, set()) - {host.id}
+        liars = {other.id for other in self.world.hosts if other.liar}
+        if run_id not in self.ended_runs and 2 * len(present & liars) < len(present) + 1:
             self.world.fail("only honest members end a run", f"{host}: {sentence}")
+        voters = honest | liars
+        if 2 * len(voters & present) + len(voters - present) <= len(present) + 1:
+            self.world.fail("a run ends by most of its members", f"{host}: {sentence}")
 
     # -- members -------------------------------------------------------------------------------------------------
     def changed(self, host: Host, effect: MemberChanged) -> None:

@@ -59,6 +59,7 @@ class Large(Schedule):
         self.joiners = own.choice([0.0, 0.0, 0.5, 1.0])  # the share of newcomers that must join
         self.samples = own.choice([1, 16])  # of a step
         self.ends_runs = own.random() < 0.2
+        self.world.votes_every_s = 10.0 if self.liars or self.ends_runs else 0.0
         network = self.world.network
         network.latency_s = own.choice([0.001, 0.02, 0.1, 0.4])
         network.slow_streams = own.choice([1.0, 5.0, 20.0])
@@ -160,7 +161,7 @@ class Large(Schedule):
         share = self.own.choice([0.1, 0.4, 0.9])
         for host in self.world.honest:
             if host.peer.view.ready and self.own.random() < share:
-                self.world.judge.ended_runs.add(host.peer.view.run_id)
+                self.world.judge.ended_by_owner(host)
                 host.call("finish")
 
     def crash(self) -> None:

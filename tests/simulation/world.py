@@ -30,6 +30,7 @@ class World(harness.World):
         self.exact = exact
         self.tell = tell
         self.rng = random.Random(f"world {seed}")
+        self.votes_every_s = 0.0  # how often hosts count votes on the end of a run; 0: nobody says that one has ended
         self.digest = 0  # of all that was delivered, so that two processes can compare
         self.network = Network(self)
         self.judge = Judge(self)
