@@ -20,6 +20,7 @@ HUGE = 2**50
 EXTREMES = (5e-324, 2.0**-1074 * 3, 1e-310, float(MAX), 0.0)  # values that the wire format accepts
 BEYOND = (float("inf"), float("-inf"), float("nan"), 1e308, -1.0)  # values that the wire format refuses
 SILENT_S = 3.0
+MIXED_S = 3.0  # time for two exchanges with each node, where a member then has a vote
 HUGE_CLAIM = Claim(HUGE, HUGE, HUGE, HUGE)
 
 
@@ -88,12 +89,20 @@ async def liars(foe: Foe) -> None:
             nursery.start_soon(member.offer_for_ever, 0.2)
 
 
-@attack("four identities at a time join, say that the run is finished, and leave, one after another", named="")
+@attack(
+    "identities that join, finish exchanges, say that the run is finished, and leave, one after another",
+    partners=1,
+    named="",
+)
 async def finishers(foe: Foe) -> None:
     while True:
-        async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as nursery:  # those that have left stay linked until four have
             for _ in range(4):
-                member = await Foe(foe.target, nursery).member(listen=False)
+                member = await Foe(foe.target, nursery).member(listen=False, mixes=True)
+                nursery.start_soon(member.offer_for_ever, 0.2)
+                with trio.move_on_after(MIXED_S):
+                    while member.mixed < 2 * len(foe.target.nodes):  # noqa: ASYNC110 - an attack has time
+                        await trio.sleep(0.02)
                 await member.tell(Gossip((member.update(finished=True),)))
                 await trio.sleep(0.5)
                 await member.tell(Gossip((member.update(left=True),)))
