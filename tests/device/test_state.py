@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import safetensors.torch
@@ -10,7 +12,8 @@ from torch import nn
 
 from gossip.errors import CheckpointError, LayoutError
 from node.loop.ranks.channel import GroupChannel
-from node.loop.ranks.mirror import with_places, with_tensors
+from node.loop.ranks.mirror import Mirror, with_places, with_tensors
+from node.loop.ranks.ranks import Ranks
 from node.model import checkpoint
 from node.model.backup import KeptWeights
 from node.model.optimizers import Optimizers
@@ -170,16 +173,16 @@ def test_an_optimizers_state_from_another_rank_goes_into_the_memory_that_is_ther
     held = dict(optimizer.state[weight])
     sent: list = []
     described = with_places(held, weight, sent)
-
-    def receive(place, parameter, before):
-        host = torch.full(place.shape, 5.0)
-        return before.copy_(host) if before is not None else host.to(parameter.device)
+    ranks = mock.Mock(spec=Ranks, broadcast=lambda host: host.fill_(5.0))
+    receive = Mirror(ModelState(model, optimizer), Optimizers(optimizer), ranks).receive_tensor
 
     taken = with_tensors(described, weight, receive, optimizer.state[weight])
     assert all(taken[key] is held[key] for key in held)
     assert float(taken["exp_avg"].sum()) == 5.0 * weight.numel()
     fresh = with_tensors(described, weight, receive)
     assert all(fresh[key].is_cuda and fresh[key] is not held[key] for key in held)
+    wider = with_tensors(described, weight, receive, {key: torch.zeros(2, device="cuda") for key in held})
+    assert [wider[key].shape for key in held] == [held[key].shape for key in held]
 
 
 @cuda
