@@ -18,6 +18,7 @@ jnp = jax.numpy
 from sklearn.datasets import load_digits  # noqa: E402
 from sklearn.model_selection import train_test_split  # noqa: E402
 
+from node.adapters import jax as adapter  # noqa: E402
 from node.adapters.jax import Arriving, Pytree  # noqa: E402
 
 pytestmark = pytest.mark.frameworks
@@ -185,13 +186,17 @@ def test_any_piece_is_a_copy_of_what_lies_there(tree):
             np.testing.assert_array_equal(out, full[start : start + out.size])
 
 
+def copied(copy):
+    until(copy.done, 10)
+
+
 def test_what_is_added_is_added_to_floats_alone_and_nothing_is_written_to():
     value = {"w": jnp.ones((2, 3)), "h": jnp.ones(2, jnp.bfloat16), "n": jnp.arange(3), "s": 2.0}
     tree = Pytree(value)
     assert [(s.name, s.dtype) for s in tree.layout.segments] == [("h", "bfloat16"), ("w", "float32")]
     shift = np.arange(8, dtype=np.float32)
-    tree.add(shift)
-    shift[:] = 99  # the vector is used again at once
+    copied(tree.add(shift))
+    shift[:] = 99  # the vector is used again
     assert tree.value["h"].tolist() == [1, 2]
     assert tree.value["w"].tolist() == [[3, 4, 5], [6, 7, 8]]
     assert tree.value["n"] is value["n"]
@@ -223,7 +228,7 @@ def test_a_mapping_of_jax_arrays_is_refused_and_left_alone():
 
 
 def test_a_large_vector_is_copied_by_a_thread_of_its_own(monkeypatch):
-    monkeypatch.setattr(Arriving, "LARGE_ELEMENTS", 4)
+    monkeypatch.setattr(adapter, "LARGE_ELEMENTS", 4)
     tree = Pytree({"w": jnp.arange(8.0)})
     out = np.full(8, np.nan, np.float32)
     copy = tree.begin_read(out)
@@ -233,3 +238,75 @@ def test_a_large_vector_is_copied_by_a_thread_of_its_own(monkeypatch):
     assert out.tolist() == list(range(8))
     assert copy._copying is not None
     assert copy.done()
+
+
+class Broken:
+    """A vector that the device cannot bring."""
+
+    def is_ready(self):
+        return True
+
+    def __array__(self, *_):
+        raise RuntimeError("the device is gone")
+
+
+@pytest.mark.parametrize("large", [4, 1 << 20])
+def test_a_copy_that_fails_says_so_once_the_network_asks(large, monkeypatch):
+    """Not in the first call, which is the training thread's: it takes such a copy for one that holds the weights."""
+    monkeypatch.setattr(adapter, "LARGE_ELEMENTS", large)
+    copy = Arriving(Broken(), np.zeros(8, np.float32))
+    assert not copy.done()
+    until(copy.done, 10)
+    assert copy.failure == "RuntimeError: the device is gone"
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("large", [4, 1 << 20])
+def test_an_update_goes_to_the_device_ahead_and_its_vector_is_free_once_it_is_there(dtype, large, monkeypatch):
+    monkeypatch.setattr(adapter, "LARGE_ELEMENTS", large)
+    tree = Pytree({"w": jnp.arange(1 << 16, dtype=dtype), "n": jnp.arange(3)})
+    before = np.empty(tree.layout.size, np.float32)
+    tree.read(before)
+    random = np.random.default_rng(0)
+    for share in (None, 0.25):
+        values = tree.buffer(tree.layout.size)
+        values[:] = random.standard_normal(tree.layout.size)
+        expected = before + values if share is None else before + np.float32(share) * (values - before)
+        upload = tree.begin_upload(values)
+        copied(upload)
+        values[:] = np.nan
+        changed = upload.add() if share is None else upload.merge(share)
+        assert changed.done()
+        tree.value = jax.tree.map(lambda leaf: leaf + 0, tree.value)  # A step, which may be given the old buffers.
+        after = np.empty_like(before)
+        tree.read(after)
+        np.testing.assert_allclose(after, jnp.asarray(expected, dtype).astype(jnp.float32), rtol=1e-6, atol=1e-6)
+        before = after
+
+
+def test_an_update_that_is_added_before_it_is_there_keeps_its_vector_busy():
+    tree = Pytree({"w": jnp.zeros(1 << 22)})
+    values = np.ones(1 << 22, np.float32)
+    pending = tree.begin_upload(values).add()
+    copied(pending)
+    values[:] = np.nan
+    assert float(tree.value["w"].min()) == 1.0
+
+
+def test_a_device_without_memory_costs_an_exchange_and_not_the_loop(monkeypatch):
+    """The step boundary takes a MemoryError for that; a JaxRuntimeError would leave ``node.step``."""
+
+    def full(*_, **__):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 32 bytes.")
+
+    tree = Pytree({"w": jnp.zeros(8)})
+    out = np.zeros(8, np.float32)
+    monkeypatch.setattr(tree, "_flat", full)
+    for call in (tree.begin_read, tree.read):
+        with pytest.raises(MemoryError, match="RESOURCE_EXHAUSTED"):
+            call(out)
+    monkeypatch.setattr(jax, "device_put", full)
+    assert tree.begin_upload(out) is None, "the boundary tries again"
+    with pytest.raises(MemoryError, match="no memory for a copy of the update"):
+        tree.add(out)
+    assert tree.value["w"].tolist() == [0] * 8

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gossip.arithmetic.layout import Layout, Segment
+from gossip.config import Config
 from gossip.errors import CheckpointError, ConfigError, LayoutError
 from node import Node
 from node.model.loss import LastLoss
@@ -222,3 +223,42 @@ def test_a_loss_that_its_device_has_not_computed_is_not_waited_for():
     assert last.read() == 2.0, "of the last that was there"
     other.ready = True
     assert last.read() == 1.0
+
+
+class Unreadable(Plain):
+    """A state whose copies fail while ``fails`` is set, and leave the vector as it was."""
+
+    fails = False
+
+    def begin_read(self, out):
+        return Failed() if self.fails else super().begin_read(out)
+
+
+class Failed:
+    failure = "RuntimeError: no such device"
+
+    def __init__(self):
+        self.asked = 0
+
+    def done(self):
+        self.asked += 1
+        return self.asked > 1
+
+
+def test_a_copy_that_fails_costs_the_exchange_and_neither_the_loop_nor_the_next_one(train, until, caplog):
+    config = Config(mix_every_steps=2, join_timeout_s=3.0, filter="none")
+    state, other = (Unreadable(*drawn(seed)) for seed in range(2))
+    first = train(other, config=config)
+    second = train(state, config=config, seeds=[first.node.address])
+    until(lambda: second.node.metrics().exchanges_done)
+    before, state.fails = state.w.copy(), True
+    until(lambda: [record.kind for record in caplog.records].count("device"))
+    done, steps = second.node.metrics().exchanges_done, second.node.metrics().steps
+    until(lambda: second.node.metrics().steps > steps + 50)
+    assert second.node.metrics().exchanges_done <= done + 1, "one whose copy was there may have ended since"
+    assert np.isfinite(state.w).all()
+    assert np.abs(state.w - before).max() < 10
+    state.fails = False
+    until(lambda: second.node.metrics().exchanges_done > done + 2)
+    assert [record.kind for record in caplog.records].count("device") == 1, "it is told once"
+    assert "could not be copied from the model's device (RuntimeError: no such device)" in caplog.text
