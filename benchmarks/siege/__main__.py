@@ -5,8 +5,9 @@
 Each attack meets a fresh swarm of four nodes with TLS. A run has some seconds of calm, then the attack, then the
 recovery. The results are compared with the calm of the same run. Exchanges with honest partners per step must reach
 90 % of the calm; if the attacker finishes exchanges as a member may, its fair share is deducted. Accuracy may fall by
-one point and memory may grow by 64 MB. The swarm must recover within 10 s after the attack, and one line of a log must
-name the attacker. Prints the table of docs/results/sieges.md.
+one point and memory may grow by 64 MB. Sample counts may grow 1.2 times as fast as by their rule, under which a step
+counts for every member in contact. The swarm must recover within 10 s after the attack, and one line of a log must name
+the attacker. Prints the table of docs/results/sieges.md.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from attack import ATTACKS, Attack
 from foe import Foe, Target
 from fortress import Fortress
 from swarm_lab import Patient
-from verdict import BUDGET_MB, Verdict, accuracy, mixing, names, progressed, resident
+from verdict import BUDGET_MB, Verdict, accuracy, contacts, mixing, names, progressed, resident
 from verdict import steps as steps_of
 
 __all__ = ["claims", "floods", "pieces", "samples", "stalls", "strangers"]
@@ -96,6 +97,7 @@ def play(attack: Attack, siege_s: float) -> Verdict:
         if steps_of(nodes, began, gone) < 0.5 * expected:
             verdict.faults.append(f"steps at {100 * steps_of(nodes, began, gone) / expected:.0f} %")
         verdict.progress = progressed(nodes, began + GRACE_S, gone, digits_node.BATCH)
+        verdict.usual = contacts(nodes, began + GRACE_S, gone) / NODES
         verdict.well_s = well_after(nodes, gone, before, newcomer)
         end = time.monotonic()
         verdict.accuracy = accuracy(nodes, end - 1.0, end) - usual
@@ -179,7 +181,8 @@ def main() -> None:
         figures = {
             v.attack.name: {
                 "mixing": v.mixing, "accuracy": v.accuracy, "memory_mb": v.memory_mb, "pause_s": v.pause_s,
-                "moved": v.moved, "progress": v.progress, "well_s": v.well_s, "named": v.named, "faults": v.faults,
+                "moved": v.moved, "progress": v.progress, "usual": v.usual, "well_s": v.well_s, "named": v.named,
+                "faults": v.faults,
             }
             for v in verdicts
         }  # fmt: skip

