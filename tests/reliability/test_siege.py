@@ -17,10 +17,10 @@ from gossip.wire.messages import MESSAGES
 SIEGE = Path(__file__).parents[2] / "benchmarks" / "siege"
 QUICK = [
     "version", "richer", "accept-stall", "offer-stall", "third-party", "accusations", "garbage", "moniqua", "extremes",
-    "colluders", "slow-pieces", "nan-pieces", "nan-chunks", "stripes", "new-runs", "sleeper", "finishers",
+    "colluders", "nan-pieces", "nan-chunks", "stripes", "new-runs", "sleeper", "finishers",
 ]  # fmt: skip
 # What docs/results/sieges.md says that some do not keep in so short a time.
-MISSES = {"slow-pieces": "named by nobody", "nan-chunks": "named by nobody", "sleeper": "progress "}
+MISSES = {"nan-chunks": "named by nobody", "sleeper": "progress "}
 
 
 @pytest.fixture
