@@ -2,10 +2,10 @@
 
     python benchmarks/averaged.py [--cell "digits, IID"]... [--seeds 3] [--joining]
 
-Cells are those of benchmarks/methods.py, with the default settings. The columns are ways to obtain one model from a
-node. Figures are accuracies in % of the mean node, and in brackets of the worst node, over the seeds. --joining
-simulates churn with newcomers that fetch their donors' averages instead of their weights. It takes 15 minutes of one
-core.
+Cells are those of benchmarks/methods.py, with the default settings where none are named: nodes choose their interval
+and codec. The columns are ways to obtain one model from a node. Figures are accuracies in % of the mean node, and in
+brackets of the worst node, over the seeds. --joining simulates churn with newcomers that fetch their donors' averages
+instead of their weights. It takes half an hour of one core.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from collections import defaultdict
 
 import numpy as np
 import torch
-from methods import JOBS, SLICE_S, Row, after_mixes, scenario
+from methods import JOBS, SLICE_S, STEP_S, Row, after_mixes, scenario
 
 from gossip.averaging.boundary import Boundary
 from node.loop.average import FACTOR
@@ -21,22 +21,27 @@ from sim.scenario.scenario import Scenario
 from sim.simulation import Simulation
 
 FACTORS = (0.5, FACTOR, 0.9)
+MANY = "digits, 128 nodes"  # as many steps in all as the other runs on digits
+WORLDS = JOBS | {MANY: {"peers": 128, "steps": 240}}
 ADAMW = {"name": "adamw", "lr": 0.003}
-PLAIN = {"outer_momentum": 0.0, "outer_rate": 1.0, "correction": 0.0}
-CELLS = {  # data set, condition, learning rate, changes of the default settings, another optimizer
+PLAIN = {"outer_momentum": 0.0, "outer_rate": 1.0, "correction": 0.0, "mix_every_steps": 8}
+CELLS = {  # world, condition, learning rate, changes of the default settings, another optimizer
     "digits, IID": ("digits", "iid", 1.0, {}, None),
     "digits, Dirichlet 0.1": ("digits", "dirichlet", 0.3, {}, None),
+    "the same, every 8 steps": ("digits", "dirichlet", 0.3, {"mix_every_steps": 8}, None),
     "the same at rate 0.1": ("digits", "dirichlet", 0.1, {}, None),
     "the same, 30 % failing": ("digits", "loss", 0.3, {}, None),
+    "the same, churn": ("digits", "churn", 0.3, {}, None),
     "the same, every 32 steps": ("digits", "dirichlet", 0.3, {"mix_every_steps": 32}, None),
     "the same, AdamW": ("digits", "dirichlet", 0.0, {}, ADAMW),
-    "the same, plain mean": ("digits", "dirichlet", 0.3, PLAIN, None),
-    "the same, groups": ("digits", "dirichlet", 0.3, {"mixing": "group"}, None),
-    "the same, push-sum": ("digits", "dirichlet", 0.3, {"mixing": "push-sum", "filter": "none"}, None),
+    "the same, plain mean, every 8 steps": ("digits", "dirichlet", 0.3, PLAIN, None),
+    "the same, groups every 8 steps": ("digits", "dirichlet", 0.3, {"mixing": "group"}, None),
+    "the same, push-sum every 8 steps": ("digits", "dirichlet", 0.3, {"mixing": "push-sum", "filter": "none"}, None),
     "the same, 4 fragments every 2": (
         "digits", "dirichlet", 0.3,
         {"part": "fragments 4", "mix_every_steps": 2, "outer_momentum": 0.5, "outer_rate": 0.7}, None,
     ),
+    "digits, Dirichlet 0.1, 128 nodes at rate 0.6": (MANY, "dirichlet", 0.6, {}, None),
     "Fashion-MNIST, IID": ("fashion-mnist", "iid", 1.0, {}, None),
     "Fashion-MNIST, Dirichlet 0.1": ("fashion-mnist", "dirichlet", 0.3, {}, None),
 }  # fmt: skip
@@ -86,11 +91,11 @@ def watched(simulation, averages):
     return lambda: setattr(Boundary, "visit", plain)
 
 
-def run(simulation, dataset):
-    steps, peers = JOBS[dataset]["steps"], JOBS[dataset]["peers"]
+def run(simulation, world):
+    steps, peers = WORLDS[world]["steps"], WORLDS[world]["peers"]
     swarm = simulation.swarm
     with np.errstate(all="ignore"):
-        while swarm.training.steps < steps * peers and swarm.now < 8 * steps * 0.1:
+        while swarm.training.steps < steps * peers and swarm.now < 8 * steps * STEP_S:
             swarm.events.run_until(swarm.now + SLICE_S)
             for host in swarm.hosts:
                 if not host.gone:
@@ -99,8 +104,9 @@ def run(simulation, dataset):
     return [host.row for host in swarm.hosts if not host.gone and host.peer.view.ready]
 
 
-def built(dataset, condition, rate, changes, optimizer, seed):
-    table = scenario((dataset, condition, Row("averaged", changes), seed, rate))
+def built(world, condition, rate, changes, optimizer, seed):
+    table = scenario((world.partition(",")[0], condition, Row("averaged", changes), seed, rate))
+    table["peers"], table["duration_s"] = WORLDS[world]["peers"], WORLDS[world]["steps"] * STEP_S
     if optimizer is not None:
         table["task"]["optimizer"] = optimizer
     return Simulation(Scenario.from_mapping(table))
