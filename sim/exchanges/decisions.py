@@ -175,7 +175,8 @@ class Decisions:
             return
         peer, is_backgrounded, partner = exchange.initiator, exchange.backgrounded & 1, None
         if not is_backgrounded and len(exchange.asked) < exchange.max_asked:
-            partner = self.choose_partner(peer, exchange.asked, is_retry=True)
+            excluded = exchange.asked | self.overlapping_partners(peer, exchange)
+            partner = self.choose_partner(peer, excluded, is_retry=True)
         if partner is not None:
             self.send_offer(exchange, partner)
             return
@@ -183,6 +184,16 @@ class Decisions:
         if not is_backgrounded:
             self.back_off(peer)
         self.on_slot_freed(peer)
+
+    def overlapping_partners(self, peer: int, offer: PairExchange) -> set[int]:
+        """Return the partners of the other exchanges that take slots, if mixes overlap: these have different partners.
+
+        One of them may have begun while ``offer`` was waiting for its answer.
+        """
+        if not self.is_overlapping(peer):
+            return set()
+        others = (other for other in self.exchanges[peer] if other is not offer and not other.is_backgrounded_at(peer))
+        return {other.partner_of(peer) for other in others}
 
     def abandon_offer(self, exchange: PairExchange) -> None:
         exchange.ended = BOTH

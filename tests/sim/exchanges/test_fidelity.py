@@ -15,6 +15,7 @@ from gossip.errors import ConfigError
 from gossip.filters.clip import Clip
 from sim.exchanges import level
 from sim.exchanges.models import Models
+from sim.exchanges.pair_exchange import BOTH
 from sim.report.describe import in_words
 from sim.scenario.scenario import (
     ChurnSpec,
@@ -252,6 +253,19 @@ def test_nothing_is_kept_of_exchanges_that_are_over():
     assert level.live_peers < 40
     under_way = {one.number for table in level.decisions.exchanges for one in table}
     assert set(level.models.snapshots) <= under_way | {code >> 8 for code in level.tape.codes}
+
+
+def test_a_retried_offer_goes_to_nobody_who_mixes_with_the_peer_already(monkeypatch):
+    """It crossed the other exchange, which its initiator then gave up while the responder held it for ever."""
+    monkeypatch.setattr(Models, "replay", lambda *_, **__: None)
+    lan = NetworkSpec(latency=Distribution.constant(0.005), rate_mbit_s=Rate(100, 100))
+    every_step = Config(mix_every_steps=1, codec="int8")
+    played = scenario(peers=4, duration_s=60.0, network=lan, gossip=every_step, report=ReportSpec(every_s=60.0))
+    level = ExchangeSimulation(played).level
+    level.run_until(60.0)
+    decisions = level.decisions
+    assert not [one for table in decisions.exchanges for one in table if one.ended == BOTH]
+    assert decisions.mixes > 0.9 * 4 * level.clocks.next_boundary(0, 60.0)
 
 
 def test_a_newcomer_begins_among_its_donors():
