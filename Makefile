@@ -22,7 +22,7 @@ OWN := not netns and not frameworks and not engines and not built
 FASHION_MNIST := $(or $(GOSSIP_FASHION_MNIST),/usr/share/datasets/fashion-mnist)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-frameworks test-engines test-netns explore explore-mutants lint types bench bench-codecs bench-micro bench-wan bench-bytes bench-sim bench-methods bench-goodput bench-storm bench-lanes bench-links bench-wide bench-replay accelerator convergence reliability siege chaos soak reference docs notebooks test-notebooks dist data clean
+.PHONY: help demo test test-slow test-frameworks test-engines test-netns explore explore-mutants lint types bench bench-codecs bench-micro bench-wan bench-bytes bench-sim bench-methods bench-interval bench-goodput bench-storm bench-lanes bench-links bench-wide bench-replay accelerator convergence reliability siege chaos soak reference docs notebooks test-notebooks dist data clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1:/p' Makefile | awk -F: '{ printf "make %-16s %s\n", $$1, $$2 }'
@@ -82,6 +82,9 @@ bench-sim: $(READY) ## measure the simulator; beside gossipy with GOSSIPY=/path/
 
 bench-methods: $(READY) ## play every published method in the simulator, an hour; goes on where it was interrupted
 	$(PY) benchmarks/methods.py
+
+bench-interval: $(READY) ## compare the default's interval and codec with fixed pairs, an hour; goes on where it was interrupted
+	$(PY) benchmarks/interval.py
 
 bench-goodput: $(READY) ## simulate 1.2 million chips that fail once a year each, half an hour; goes on where it was interrupted
 	$(PY) benchmarks/goodput.py

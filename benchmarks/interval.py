@@ -1,25 +1,33 @@
 """A comparison of mixing intervals and codecs: automatic choice, fixed settings and consensus control.
 
-    python benchmarks/interval.py [--seeds 3] [--play] [--row NAME]...    the grid of decisions 96 and 107
-    python benchmarks/interval.py --control [--seeds 3]                   a fixed interval against consensus control
+    python benchmarks/interval.py [--seeds 3] [--setting NAME]... [--page]    the grid: writes docs/results/interval.md
+    python benchmarks/interval.py --control [--seeds 3]                       a fixed interval against consensus control
 
-Peers learn digits for 30,720 steps in total, in batches of 8 with steps of 0.1 s and the default method. A figure of
-the grid is the mean node's accuracy in %, as the mean of four measurements in the last tenth of a run. Finished runs
-are cached in runs/interval.jsonl; without --play the table has only those. A run takes 5 to 12 seconds of one core.
+Peers of the grid train 30,720 steps in total on digits, or 7,680 on Fashion-MNIST, in batches of 8 with steps of 0.1 s
+and the default method. The page compares the default with fixed pairs of an interval and a codec that send the same
+bytes. A figure is the mean node's accuracy in %, as the mean of four measurements in the last tenth of a run. A run
+takes 4 to 40 seconds of one core. Finished runs are cached in runs/interval.jsonl. The cache does not notice changed
+code; remove the file then. --page plays nothing and writes the page from the cache.
 """
 
 import argparse
+import dataclasses
+import datetime
 import json
 import statistics
 import sys
 from pathlib import Path
 
 import torch
+from interval_page import write_page
 
 from sim import Scenario, simulate
 
-CACHE = Path(__file__).resolve().parent.parent / "runs" / "interval.jsonl"
-STEP_S, ALL_STEPS, LOOKS = 0.1, 960 * 32, 40
+ROOT = Path(__file__).resolve().parent.parent
+CACHE = ROOT / "runs" / "interval.jsonl"
+PAGE = ROOT / "docs" / "results" / "interval.md"
+STEP_S, LOOKS = 0.1, 40
+ALL_STEPS = {"digits": 960 * 32, "fashion-mnist": 480 * 16}
 COMPUTE = {"step_s": {"kind": "uniform", "low_s": 0.95 * STEP_S, "high_s": 1.05 * STEP_S}}
 NETWORKS = {
     "LAN": {"latency": {"kind": "constant", "value_ms": 5}, "rate_mbit_s": 100},
@@ -27,23 +35,41 @@ NETWORKS = {
 }
 UNEVEN = {"kind": "dirichlet", "alpha": 0.1}
 PARTITIONS = {"IID": {"kind": "iid"}, "Dirichlet 0.1": UNEVEN}
-# Learning rate by (data, nodes, links). It is higher for many nodes with few steps each.
-WORLDS = {
-    ("Dirichlet 0.1", 16, "LAN"): 0.3, ("Dirichlet 0.1", 32, "LAN"): 0.3, ("Dirichlet 0.1", 128, "LAN"): 0.6,
-    ("Dirichlet 0.1", 32, "internet"): 0.3, ("IID", 32, "LAN"): 1.0, ("IID", 128, "LAN"): 1.0,
-}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """What the runs of one row of the page have in common."""
+
+    data: str
+    peers: int
+    links: str
+    rate: float  # learning rate; higher for many nodes with few steps each
+    dataset: str = "digits"
+
+    @property
+    def name(self):
+        return f"{self.dataset}, {self.data}, {self.peers} nodes, {self.links}"
+
+
+WORLDS = [
+    *(World("IID", peers, "LAN", 1.0) for peers in (4, 16, 32, 128, 256)),
+    *(World("Dirichlet 0.1", peers, "LAN", 0.3) for peers in (4, 16, 32)),
+    *(World("Dirichlet 0.1", peers, "LAN", 0.6) for peers in (128, 256)),
+    World("IID", 32, "internet", 1.0),
+    World("Dirichlet 0.1", 32, "internet", 0.3),
+    World("Dirichlet 0.1", 16, "LAN", 0.015, "fashion-mnist"),
+]
+DEFAULT, BUDGET, COSTLY = "the default", "fp32 every 8", "moniqua4 every 1"
 SETTINGS = {
-    "fp32 every 8": {"codec": "fp32", "mix_every_steps": 8},
+    DEFAULT: {},
+    BUDGET: {"codec": "fp32", "mix_every_steps": 8},
+    "bf16 every 4": {"codec": "bf16", "mix_every_steps": 4},
     "int8 every 2": {"codec": "int8", "mix_every_steps": 2},
     "int8 every 4": {"codec": "int8", "mix_every_steps": 4},
-    "moniqua4 every 1": {"codec": "moniqua4", "mix_every_steps": 1},
-    "moniqua4 every 2": {"codec": "moniqua4", "mix_every_steps": 2},
-    "int8 every 2, kappa 0.1": {
-        "codec": "int8", "mix_every_steps": 2, "correction": 0.1, "outer_momentum": 0.5, "outer_rate": 0.7,
-    },
-    "int8 every 1, twice the bytes": {"codec": "int8", "mix_every_steps": 1},
-    "the default": {},
-}  # fmt: skip
+    "int4 every 1": {"codec": "int4", "mix_every_steps": 1},
+    COSTLY: {"codec": "moniqua4", "mix_every_steps": 1},  # played message by message, in three times the time
+}
 
 # -- consensus control -------------------------------------------------------------------------------------------------
 STEPS, PEERS = 960, 32
@@ -89,25 +115,24 @@ def control(seeds):
 
 
 # -- the grid ----------------------------------------------------------------------------------------------------------
-def key_of(world, settings, seed):
-    return json.dumps([*world, SETTINGS[settings], WORLDS[world], seed], sort_keys=True)
+def key_of(world, setting, seed):
+    return json.dumps([dataclasses.astuple(world), SETTINGS[setting], seed], sort_keys=True)
 
 
-def play(world, settings, seed):
+def play(world, setting, seed):
     """Simulate a run, and return its figures at the end."""
-    data, peers, network = world
-    end = ALL_STEPS // peers * STEP_S
-    task = {"partition": PARTITIONS[data], "optimizer": {"lr": WORLDS[world]}}
+    steps = ALL_STEPS[world.dataset] // world.peers
+    end = steps * STEP_S
+    task = {"dataset": world.dataset, "partition": PARTITIONS[world.data], "optimizer": {"lr": world.rate}}
     report = {"every_s": end / LOOKS}
-    played = scenario(seed, peers, end, task, NETWORKS[network], SETTINGS[settings], report=report)
+    played = scenario(seed, world.peers, end, task, NETWORKS[world.links], SETTINGS[setting], report=report)
     result = simulate(played, progress=False)
     looks = result.history[-4:]
     return {
         "mean": statistics.mean(look["accuracy_mean"] for look in looks),
         "worst": statistics.mean(look["accuracy_min"] for look in looks),
-        "average": looks[-1]["accuracy_average_model"],
-        "mb": looks[-1]["bytes_sent"] / peers / 1e6, "mixes": looks[-1]["mixes"],
-        "interval": result.summary["interval_steps"],
+        "mb": looks[-1]["bytes_sent"] / world.peers / 1e6, "mixes": looks[-1]["mixes"],
+        "interval": result.summary["interval_steps"], "date": datetime.date.today().isoformat(),
     }  # fmt: skip
 
 
@@ -116,55 +141,52 @@ def read_cache():
     return {line["key"]: line for line in map(json.loads, lines)}
 
 
-def play_grid(seeds, rows):
-    """Simulate the runs that are not cached; the first seed of all cells comes before the second seed."""
+def cells(seeds, settings):
+    """Yield the runs of the grid in the order of playing.
+
+    The first seed of all cells comes before the second one. The costly setting comes last, and has one seed.
+    """
+    for seed in range(1, seeds + 1):
+        for setting in settings:
+            if setting != COSTLY:
+                yield from ((world, setting, seed) for world in WORLDS)
+    if COSTLY in settings:
+        yield from ((world, COSTLY, 1) for world in WORLDS)
+
+
+def play_grid(seeds, settings):
+    """Simulate the runs that are not cached, and cache each as it ends."""
     cache = read_cache()
     CACHE.parent.mkdir(exist_ok=True)
+    left = [cell for cell in cells(seeds, settings) if key_of(*cell) not in cache]
+    print(f"{len(left)} runs to play", file=sys.stderr, flush=True)
     with CACHE.open("a", encoding="utf-8") as file:
-        for seed in range(1, seeds + 1):
-            for settings in rows:
-                for world in WORLDS:
-                    key = key_of(world, settings, seed)
-                    if key not in cache:
-                        figures = play(world, settings, seed)
-                        file.write(json.dumps({"key": key, **figures}) + "\n")
-                        file.flush()
-                        print(f"{world} {settings} {seed}: {100 * figures['mean']:.1f} %", file=sys.stderr, flush=True)
-
-
-def cell(lines):
-    if not lines:
-        return "–"  # noqa: RUF001  a dash for a cell without runs
-    mean, worst, sent = (statistics.mean(line[name] for line in lines) for name in ("mean", "worst", "mb"))
-    return f"{100 * mean:.1f} ({100 * worst:.0f}) {sent:.2f}" + ("" if len(lines) > 1 else " *")
-
-
-def print_grid(seeds, rows):
-    cache = read_cache()
-    print("| mean (worst) MB | " + " | ".join(f"{data}, {peers}, {net}" for data, peers, net in WORLDS) + " |")
-    print("|---" * (1 + len(WORLDS)) + "|")
-    for settings in rows:
-        keys = [[key_of(world, settings, seed) for seed in range(1, seeds + 1)] for world in WORLDS]
-        cells = [cell([cache[key] for key in row if key in cache]) for row in keys]
-        if set(cells) != {cell([])}:
-            print(f"| {settings} | " + " | ".join(cells) + " |")
-    print("\n*: one seed")
+        for world, setting, seed in left:
+            figures = play(world, setting, seed)
+            file.write(json.dumps({"key": key_of(world, setting, seed), **figures}) + "\n")
+            file.flush()
+            print(f"{world.name}, {setting}, {seed}: {100 * figures['mean']:.1f} %", file=sys.stderr, flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--play", action="store_true", help="play what is missing of the grid first")
-    parser.add_argument("--row", action="append", choices=SETTINGS, help="only this row; may be repeated")
+    parser.add_argument("--setting", action="append", choices=SETTINGS, help="only this setting; may be repeated")
+    parser.add_argument("--page", action="store_true", help="play nothing: write the page from what was played")
     parser.add_argument("--control", action="store_true", help="a fixed interval beside consensus control")
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.control:
         control(args.seeds)
         return
-    if args.play:
-        play_grid(args.seeds, args.row or SETTINGS)
-    print_grid(args.seeds, args.row or SETTINGS)
+    if not args.page:
+        play_grid(args.seeds, args.setting or list(SETTINGS))
+    cache = read_cache()
+    figures = {}
+    for world, setting, seed in cells(args.seeds, SETTINGS):
+        line = cache.get(key_of(world, setting, seed))
+        figures.setdefault((world.name, setting), {}).update({seed: line} if line else {})
+    write_page(PAGE, figures, list(SETTINGS), DEFAULT, BUDGET, COSTLY)
 
 
 if __name__ == "__main__":
