@@ -130,6 +130,13 @@ METHODS = {
             needs="node.QuasiGlobal as the optimizer",
         ),
         Method(
+            "proxskip",
+            "ProxSkip",
+            "Guo et al., 2023, arXiv:2310.07983",
+            {"mix_every_steps": 8, "correction": 0.2},
+            differs="random pairs instead of a graph; the correction takes 0.2 of a mix's displacement, and is limited",
+        ),
+        Method(
             "moniqua",
             "Moniqua",
             "Lu and De Sa, ICML 2020, arXiv:2002.11787",

@@ -25,6 +25,7 @@ PUBLISHED = {
     "streaming-diloco": {"part": "fragments 4", "codec": "int4"},
     "sparta": {"part": "mask 0.005", "mix_every_steps": 1},
     "qg-dsgdm": {"mixing": "pair", "mix_every_steps": 1},
+    "proxskip": {"mixing": "pair", "selection": "uniform", "correction": 0.2, "outer_momentum": 0.0, "outer_rate": 1.0},
     "moniqua": {"codec": "moniqua4"},
     "clippedgossip": {"filter": "clip", "partners": 0},
     "balance": {"filter": "balance", "filter_limit": None},
