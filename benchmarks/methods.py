@@ -6,16 +6,19 @@
 Each method takes the same number of local steps with the same optimizer at its learning rate in RATES. The optimizer is
 SGD without momentum, or with quasi-global momentum if that is the method. Each method mixes as often as its
 configuration says, which its bytes show. Finished runs are cached in runs/methods.jsonl as long as their settings stay
-the same. The cache does not notice changed code; then use --fresh. --tune simulates digits at three rates a method and
-prints RATES.
+the same. The cache does not notice changed code; then use --fresh. Means over the seeds are kept in
+docs/results/methods.json, each with the day on which it was played, and the page is written from that file: so a part
+can be played anew. --tune simulates digits at three rates a method and prints RATES.
 """
 
 import argparse
 import dataclasses
+import datetime
 import json
 import math
 import multiprocessing
 import signal
+import statistics
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -35,6 +38,7 @@ from sim.simulation import Simulation
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / "runs" / "methods.jsonl"
 PAGE = ROOT / "docs" / "results" / "methods.md"
+MEANS = PAGE.with_suffix(".json")
 PROCESSES = 2  # each run takes one core
 
 STEP_S = 0.1  # duration of a step, +-5 %
@@ -82,10 +86,12 @@ RATES = {
     "diloco": (0.3, 0.3),
     "diloco, H 8": (0.3, 0.3),
     "noloco": (0.3, 0.3),
+    "noloco, H 8": (1.0, 0.3),
     "streaming-diloco": (0.3, 0.3),
     "streaming-diloco, H 8": (1.0, 0.3),
     "sparta": (0.3, 0.3),
     "qg-dsgdm": (0.1, 0.3),
+    "proxskip": (1.0, 0.3),
     "moniqua": (1.0, 0.3),
     "clippedgossip": (1.0, 0.3),
     "balance": (0.3, 0.1),
@@ -93,8 +99,8 @@ RATES = {
     "default": (1.0, 0.3),
     "default, every 8 steps": (1.0, 0.3),
     "default, no correction": (1.0, 0.3),
-    "default, plain mean": (1.0, 0.3),
-    "default, quasi-global": (0.3, 0.3),
+    "plain mean, every 8 steps": (1.0, 0.3),
+    "quasi-global, every 8 steps": (0.3, 0.3),
     "one-way push": (1.0, 1.0),
 }
 
@@ -125,8 +131,8 @@ def rows(peers):
         Row("default", {}),
         Row("default, every 8 steps", {"mix_every_steps": 8}),
         Row("default, no correction", {"correction": 0.0}),
-        Row("default, plain mean", {"outer_momentum": 0.0, "outer_rate": 1.0}),
-        Row("default, quasi-global", {}, True),
+        Row("plain mean, every 8 steps", {"outer_momentum": 0.0, "outer_rate": 1.0}),
+        Row("quasi-global, every 8 steps", {"mix_every_steps": 8}, True),
         Row("one-way push", {"mixing": "row-stochastic", "filter": "none"}),
     ]
     # Drop a row if a later one has the same settings under another name.
@@ -316,13 +322,47 @@ def play_all(jobs, cache, fresh=False):
                 continue
             line = {
                 "key": key, "world": world_of(job), "quasi_global": job[2].quasi_global, "config": config_of(job),
-                "figures": figures,
+                "figures": figures, "played": datetime.date.today().isoformat(),
             }  # fmt: skip
             cache[key] = line
             file.write(json.dumps(line) + "\n")
             file.flush()
             shown = f"{100 * figures['mixed']:.1f} %, {figures['cpu_s']:.0f} s of CPU"
             print(f"{number}/{len(left)} {' '.join(map(str, key))}: {shown}", file=sys.stderr, flush=True)
+
+
+# -- means over the seeds ----------------------------------------------------------------------------------------------
+def found_runs(jobs, cache):
+    """Return the cached runs of these jobs by (dataset, condition, row)."""
+    found = {}
+    for job in jobs:
+        line = known(job, cache)
+        if line:
+            found.setdefault((job[0], job[1], job[2].name), []).append(line)
+    return found
+
+
+def mean_of(lines):
+    """Return the mean of each figure over the seeds, the spread of two of them, and the day of the last run."""
+    figures = [line["figures"] for line in lines]
+    names = [name for name in figures[0] if all(name in run for run in figures)]
+    cell = {name: round(statistics.mean(run[name] for run in figures), 5) for name in names if name != "cpu_s"}
+    for name in ("mixed", "now"):
+        spread = statistics.stdev(run[name] for run in figures) if len(figures) > 1 else 0.0
+        cell[f"{name}_spread"] = round(spread, 5)
+    return cell | {"seeds": len(lines), "played": max(line.get("played", "2026-11-25") for line in lines)}
+
+
+def read_means():
+    """Return the means that were kept, by (dataset, condition, row)."""
+    lines = json.loads(MEANS.read_text(encoding="utf-8")) if MEANS.exists() else []
+    return {tuple(key): cell for key, cell in lines}
+
+
+def write_means(means):
+    """Write the means, one line each, so that a difference of two versions shows what was played anew."""
+    lines = [json.dumps([list(key), cell]) for key, cell in sorted(means.items())]
+    MEANS.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
 
 
 def tuning(found):
@@ -365,19 +405,18 @@ def main():
     ]
     if not args.page:
         play_all(jobs, cache, args.fresh)
-    figures = {}
-    for dataset, condition, row, seed, rate in jobs:
-        line = known((dataset, condition, row, seed, rate), cache)
-        figures.setdefault((dataset, condition, row.name), []).extend([line["figures"]] if line else [])
-    rates = {row.name: tuple(rate_of(row, condition, cache) for condition in TUNED) for row in found["digits"]}
+    means = read_means()
+    for (dataset, condition, name), lines in found_runs(jobs, cache).items():
+        cell, before = mean_of(lines), means.get((dataset, condition, name))
+        if before is None or (cell["seeds"], cell["played"]) >= (before["seeds"], before["played"]):
+            means[dataset, condition, name] = cell
+    write_means(means)
+    every = rows(JOBS["digits"]["peers"])
+    rates = {row.name: tuple(rate_of(row, condition, cache) for condition in TUNED) for row in every}
     world = {
         "jobs": JOBS, "conditions": CONDITIONS, "quasi_global": QUASI_GLOBAL, "seeds": args.seeds, "step_s": STEP_S,
-        "runs": (sum(map(len, figures.values())), len(jobs)),
     }  # fmt: skip
-    if args.method or args.condition or args.dataset:
-        print("A part was asked for, and the page needs all: run without --method, --condition and --dataset.")
-        return
-    write_page(PAGE, figures, [row.name for row in found["digits"]], rates, world)
+    write_page(PAGE, means, [row.name for row in every], rates, world)
 
 
 if __name__ == "__main__":
