@@ -204,10 +204,10 @@ def filled(text, **indents):
 # -- aimed, reached ----------------------------------------------------------------------------------------------------
 AIMED = """Before the correction was built, a study in synchronous rounds played it with a quasi-global momentum at
 every node, three seeds. Its figures were the aims. Two things differ here: nodes are asynchronous, with uneven
-intervals and mixes that land while a node trains; and the momentum was not built, since it cost a GPT with AdamW 10
-% more loss ([decision 94](../decisions/0094-a-correction-of-own-data.md)). "Synchronous group" is "{group}": a mean
-of up to 16 nodes, each of which waits for all, at {bytes} times the default's bytes. The row of 128 nodes is at any
-instant, of [interval and codec](interval.md); the others are just after a mix."""
+intervals and mixes that land while a node trains; and the momentum was not built, since it costs a GPT with AdamW 6
+% more loss at its best rate ([decision 94](../decisions/0094-a-correction-of-own-data.md)). "Synchronous group" is
+"{group}": a mean of up to 16 nodes, each of which waits for all, at {bytes} times the default's bytes. The row of 128
+nodes is at any instant, of [interval and codec](interval.md); the others are just after a mix."""
 # (what, dataset, condition, aimed in %); None for a world of another page.
 AIMS = [
     ("digits, Dirichlet 0.1, 32 nodes", ("digits", "dirichlet"), 96.8),
