@@ -81,23 +81,23 @@ class Pytree(State):
         with memory_errors():
             np.copyto(out, np.asarray(self._flat(self._floats())))
 
-    def add(self, shift: Floats) -> Uploading:
-        return Uploading(self, shift).add()
+    def add(self, shift: Floats) -> JaxUpload:
+        return JaxUpload(self, shift).add()
 
-    def merge(self, vector: Floats, ratio: float) -> Uploading:
-        return Uploading(self, vector).merge(ratio)
+    def merge(self, vector: Floats, ratio: float) -> JaxUpload:
+        return JaxUpload(self, vector).merge(ratio)
 
-    def begin_upload(self, values: Floats) -> Uploading | None:
+    def begin_upload(self, values: Floats) -> JaxUpload | None:
         """Begin to copy an update to the device, ahead of the call that adds it. Any thread may call it.
 
         Returns:
             The upload; None if the device has no memory for it.
         """
-        upload = Uploading(self, values)
+        upload = JaxUpload(self, values)
         return None if upload.done() and upload.there is None else upload
 
     def write(self, vector: Floats) -> None:
-        self._put(self._placed(Uploading(self, vector).wait()))
+        self._put(self._placed(JaxUpload(self, vector).wait()))
 
     def change(self, compiled: Callable[..., list[Any]], *values: Any) -> None:
         """Replace the averaged arrays by what ``compiled`` makes of them and of these values."""
@@ -150,7 +150,7 @@ class Pytree(State):
         ]
 
 
-class Uploading:
+class JaxUpload:
     """An update's values on their way to the device: a :class:`gossip.averaging.model.Upload`.
 
     Once it is done the host's values are free, also after :meth:`add` or :meth:`merge`, which return this object. A
@@ -191,13 +191,13 @@ class Uploading:
         with memory_errors():
             return self.there.block_until_ready()
 
-    def add(self) -> Uploading:
+    def add(self) -> JaxUpload:
         return self._change(self._tree._shifted)
 
-    def merge(self, ratio: float) -> Uploading:
+    def merge(self, ratio: float) -> JaxUpload:
         return self._change(self._tree._merged, np.float32(ratio))
 
-    def _change(self, compiled: Callable[..., list[Any]], *values: Any) -> Uploading:
+    def _change(self, compiled: Callable[..., list[Any]], *values: Any) -> JaxUpload:
         if self.there is None or self.done():
             self.wait()  # It raises what went wrong with the copy, before the weights depend on it.
         self._tree.change(compiled, self.there, *values)
