@@ -14,6 +14,11 @@ from node.data.sampler import Sharers
 
 __all__ = ["FileShards"]
 
+ENDLESS = (
+    "These files come without end, so they have no length and make no list: iterate over them (docs/node.md has it for "
+    "webdataset), or give epochs=1 for the files of one pass."
+)
+
 
 class FileShards(Iterable[str]):
     """This node's share of ``files``, one name at a time, divided again as members come and go.
@@ -55,17 +60,19 @@ class FileShards(Iterable[str]):
         self.next_number = 0  # The number of the next pass.
 
     def __len__(self) -> int:
-        """Return the number of all files, of this node and of others.
+        """Return the number of all files, of this node and of others. Raise TypeError if they come without end."""
+        if self.epochs is None:
+            raise TypeError(ENDLESS)
+        return len(self.files)
+
+    def __length_hint__(self) -> int:
+        """Return the same, for ``list``, which asks before it begins: an endless list would fill the memory.
 
         Raises:
-            DataError: The files come without end. ``list`` asks for a length before it begins, and would fill the
-                memory.
+            DataError: The files come without end. Unlike a TypeError it ends ``list``.
         """
         if self.epochs is None:
-            raise DataError(
-                "These files come without end, so they have no length and make no list: iterate over them "
-                "(docs/node.md has it for webdataset), or give epochs=1 for the files of one pass."
-            )
+            raise DataError(ENDLESS)
         return len(self.files)
 
     def __bool__(self) -> bool:
