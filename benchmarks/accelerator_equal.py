@@ -8,7 +8,9 @@ one task stop at the same total of samples. Accuracy, in percent, and loss, in n
 ``settle``, as means of all nodes and seeds.
 
 Each node is a process, and trains on random batches. It first takes steps without a swarm, at the same time as the
-others. A step ends with a pause of a fixed length, so a wait for others would show in a node's steps a second.
+others. A step ends with a pause of a fixed length, so a wait for others would show in a node's steps a second. A swarm
+on the GPU and one on the CPU run at once. That of uneven nodes, whose pace counts, runs by itself. With fewer than 12
+cores there is one seed instead of three.
 ``make accelerator`` runs this. Without a GPU, or with ``--simulated``, sizes are tiny and figures mean nothing.
 """
 
@@ -24,7 +26,6 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ from sim.learning.models import ByteGPT, mlp
 
 CONTEXT = 64  # Bytes of a GPT's window.
 HELD_OUT = 256  # Windows in the test.
-SAMPLES = {"digits": 60_000, "gpt": 32_000}  # Of a whole swarm.
+SAMPLES = {"digits": 40_000, "gpt": 24_000}  # Of a whole swarm.
 RUN_S = 100.0  # The most that one swarm may take on a GPU; 10 times as long on a simulated one.
 PAUSE_S = 0.005
 BATCH = 16
@@ -51,6 +52,9 @@ SWARMS = {  # The task, and the device and the pause of each node.
     "GPT, CPU": ("gpt", [("cpu", PAUSE_S)] * 2),
     "GPT, GPU": ("gpt", [("cuda", PAUSE_S)] * 2),
 }
+TURNS = [("digits, CPU", "GPT, GPU"), ("digits, GPU", "GPT, CPU"), ("digits, one GPU and two CPUs",)]  # Run at once.
+SEEDS = {"digits": 3, "gpt": 1}
+CORES = 12  # For the eleven processes of a turn with all seeds, and this one.
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,14 +210,21 @@ def figures(runs: list[list[dict[str, Any]]]) -> dict[str, Any]:
 
 
 def measure(simulated: bool) -> None:
-    seeds = range(1 if simulated else 3)
-    at_once = 1 if (os.cpu_count() or 1) < 12 else len(seeds)
-    with ThreadPoolExecutor(at_once) as pool:
-        for name, (task, nodes) in SWARMS.items():
-            progress(f"{name}: {len(seeds) if task == 'digits' else 1} seeds")
-            asked = seeds if task == "digits" else seeds[:1]
-            runs = pool.map(partial(play, task, nodes, simulated), asked)
-            say("equal", swarm=name, task=task, **figures(list(runs)))
+    most = 1 if simulated or (os.cpu_count() or 1) < CORES else max(SEEDS.values())
+    for names in TURNS:
+        progress(f"at once: {'; '.join(names)}")
+        with ThreadPoolExecutor(len(names) * most) as pool:
+            runs = {
+                name: [pool.submit(play, *SWARMS[name], simulated, seed) for seed in range(min(most, seeds_of(name)))]
+                for name in names
+            }
+            for name in names:
+                rows = [run.result() for run in runs[name]]
+                say("equal", swarm=name, task=SWARMS[name][0], **figures(rows))
+
+
+def seeds_of(name: str) -> int:
+    return SEEDS[SWARMS[name][0]]
 
 
 def main() -> None:

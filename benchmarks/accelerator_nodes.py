@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import select
 import subprocess
 import sys
@@ -20,12 +21,15 @@ from gossip.config import Config
 from node import Node
 
 ALONE_STEPS = 24  # Steps without a node, before and after each row.
+ALONE_S = 3.0  # The most that they take; MIN_STEPS are taken in any case.
+MIN_STEPS = 4
+MEASURED_S = 18.0  # The most that a row's steps take on a GPU; those from one mix to the next in any case.
 WAIT_S = 100.0  # The most that a join, or a mix, may take.
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A mix every so many steps, the steps to measure, and settings other than the default ones."""
+    """A mix every so many steps, the most steps to measure, and settings other than the default ones."""
 
     every: int
     steps: int
@@ -33,7 +37,11 @@ class Row:
 
 
 def measure(shapes: dict[str, Shape], rows: list[Row], simulated: Any) -> None:
-    """Print a figure for each model and row. ``simulated`` is the simulated device, or None."""
+    """Print a figure for each model and row, the largest model first: time may be short.
+
+    ``simulated`` is the simulated device, or None. It takes all steps of a row, whose time means nothing.
+    """
+    measured_s = MEASURED_S if simulated is None else math.inf
     for name, shape in shapes.items():
         told = [sys.executable, "-m", "benchmarks.accelerator", "nodes", "--partner", name]
         with Partner([*told, "--simulated"] if simulated else told) as other:
@@ -41,7 +49,12 @@ def measure(shapes: dict[str, Shape], rows: list[Row], simulated: Any) -> None:
             other.answers("ready")
             for row in rows:
                 progress(f"two nodes of {name} parameters, a mix every {row.every} steps {row.settings or ''}")
-                say("nodes", model=name, parameters=elements(loop.model), **loop.measured(row, other, simulated))
+                say(
+                    "nodes",
+                    model=name,
+                    parameters=elements(loop.model),
+                    **loop.measured(row, other, simulated, measured_s),
+                )
         del loop
         torch.cuda.empty_cache()
 
@@ -53,7 +66,7 @@ class Loop:
         self.model, self.optimizer, self.train = model, optimizer, train
         self.longest_s = 0.0
 
-    def measured(self, row: Row, other: Partner, simulated: Any) -> dict[str, Any]:
+    def measured(self, row: Row, other: Partner, simulated: Any, measured_s: float) -> dict[str, Any]:
         """Return the figures of one row."""
         before_s, peak, reserved = self.alone()
         with Node(self.model, self.optimizer, config=Config(mix_every_steps=row.every, **row.settings)) as node:
@@ -64,7 +77,7 @@ class Loop:
             other.answers("joined")
             self.mix(node)  # The first one locks memory that later ones use again.
             done = exchanges(node)
-            took_s = seconds(lambda: [self.step(node) for _ in range(row.steps)])
+            steps, took_s = timed(lambda: self.step(node), row.steps, row.every, measured_s)
             mixes = exchanges(node) - done
             memory = {"memory_bytes": torch.cuda.max_memory_allocated() - peak}
             memory["reserved_bytes"] = torch.cuda.max_memory_reserved() - reserved
@@ -76,10 +89,10 @@ class Loop:
         after_s, _, _ = self.alone()
         without_s = (before_s + after_s) / 2
         return {
-            "every": row.every, "settings": row.settings, "steps": row.steps, "mixes": mixes,
-            "step_s": took_s / row.steps, "step_without_s": [before_s, after_s],
-            "lost": took_s / row.steps / without_s - 1,
-            "lost_a_mix_s": (took_s - row.steps * without_s) / mixes if mixes else None,
+            "every": row.every, "settings": row.settings, "steps": steps, "mixes": mixes,
+            "step_s": took_s / steps, "step_without_s": [before_s, after_s],
+            "lost": took_s / steps / without_s - 1,
+            "lost_a_mix_s": (took_s - steps * without_s) / mixes if mixes else None,
             "longest_step_s": longest_s, "waits": len(waited), "waits_at": sorted(set(waited)), **memory,
         }  # fmt: skip
 
@@ -87,8 +100,8 @@ class Loop:
         """Train without a node; return the seconds of a step, and the peaks of the device's memory."""
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        took_s = seconds(lambda: [self.train() for _ in range(ALONE_STEPS)])
-        return took_s / ALONE_STEPS, torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+        steps, took_s = timed(self.train, ALONE_STEPS, MIN_STEPS, ALONE_S)
+        return took_s / steps, torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
 
     def step(self, node: Node) -> None:
         loss = self.train()
@@ -107,6 +120,21 @@ class Loop:
             self.step(node)
             if time.monotonic() > end:
                 raise TimeoutError(f"no join or no mix within {WAIT_S:g} s")
+
+
+def timed(step: Callable[[], object], most: int, every: int, limit_s: float) -> tuple[int, float]:
+    """Take ``most`` steps, or fewer if another ``every`` of them would exceed the limit.
+
+    The device is waited for once in ``every`` steps, in which a mix falls: a queue of work has no pace.
+
+    Returns:
+        The steps, a multiple of ``every``, and their seconds.
+    """
+    steps, took_s = 0, 0.0
+    while steps < most and (not steps or took_s * (steps + every) <= limit_s * steps):
+        took_s += seconds(lambda: [step() for _ in range(every)])
+        steps += every
+    return steps, took_s
 
 
 class Partner(subprocess.Popen[str]):

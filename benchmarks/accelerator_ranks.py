@@ -2,9 +2,11 @@
 
     torchrun --standalone --nproc-per-node 1 -m benchmarks.accelerator_ranks nccl
     torchrun --standalone --nproc-per-node 2 -m benchmarks.accelerator_ranks gloo
+    torchrun --standalone --nproc-per-node 1 -m benchmarks.accelerator_ranks nccl --sharded
 
 Rank 0 prints a line of JSON: the exchanges, and whether all ranks hold the same finite weights. NCCL refuses two ranks
-on one GPU. A simulated device has no NCCL and no tensors that gloo could send: then gloo sums copies on the host.
+on one GPU. A simulated device has no NCCL and no tensors that gloo could send: then gloo sums copies on the host. With
+``--sharded`` the rank's model is one of ``fully_shard``; without a GPU that runs over gloo on the host itself.
 """
 
 from __future__ import annotations
@@ -32,14 +34,15 @@ CONFIG = Config(mix_every_steps=EVERY, join_timeout_s=10.0)
 class Beside(threading.Thread):
     """The whole node, with a loop of its own in a thread of rank 0."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
         super().__init__(daemon=True)
-        self.address = ""
+        self.device, self.address = device, ""
         self.ready, self.stopping = threading.Event(), threading.Event()
 
     def run(self) -> None:
-        torch.cuda.set_device(0)
-        model, optimizer = trained(seed=100)
+        if self.device == "cuda":
+            torch.cuda.set_device(0)
+        model, optimizer = trained(100, self.device)
         try:
             with Node(model, optimizer, config=CONFIG) as node:
                 self.address = node.address
@@ -53,14 +56,21 @@ class Beside(threading.Thread):
             self.ready.set()
 
 
-def trained(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+def trained(seed: int, device: str, sharded: bool = False) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)).to("cuda")
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)).to(device)
+    if sharded:
+        from torch.distributed.device_mesh import DeviceMesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = DeviceMesh.from_group(dist.group.WORLD, device)
+        for part in (model[0], model[2], model):
+            fully_shard(part, mesh=mesh)
     return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
 
 def gradients(model: nn.Module) -> Tensor:
-    batch = torch.randn(8, WIDTH).to("cuda")
+    batch = torch.randn(8, WIDTH).to(next(model.parameters()).device)
     model.zero_grad()
     loss = (model(batch) - batch).square().mean()
     loss.backward()
@@ -74,55 +84,65 @@ def total(tensor: Tensor, simulated: bool) -> Tensor:
     return summed.to(tensor.device)
 
 
-def train(simulated: bool) -> None:
+def train(simulated: bool, device: str, sharded: bool) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
-    beside = Beside() if rank == 0 else None
+    beside = Beside(device) if rank == 0 else None
     if beside is not None:
         beside.start()
         beside.ready.wait(LIMIT_S)
-    model, optimizer = trained(seed=rank)
+    model, optimizer = trained(rank, device, sharded)
     seeds = [] if beside is None else [beside.address]
     steps, longest_s, until = 0, 0.0, time.monotonic() + LIMIT_S
     with Node(model, optimizer, seeds=seeds, config=CONFIG, group=dist.group.WORLD) as node:
-        more = torch.ones(1, device="cuda")
+        more = torch.ones(1, device=device)
         while more.item():
             loss = gradients(model)
             for parameter in model.parameters():
                 assert parameter.grad is not None
-                parameter.grad.copy_(total(parameter.grad, simulated) / size)
+                if not sharded:  # fully_shard has summed them.
+                    parameter.grad.copy_(total(parameter.grad, simulated) / size)
             optimizer.step()
             began = time.perf_counter()
             node.step(loss=loss, samples=8)
             longest_s, steps = max(longest_s, time.perf_counter() - began), steps + 1
             goes_on = node.metrics().exchanges_done < EXCHANGES and time.monotonic() < until
-            more = total(torch.full((1,), float(goes_on), device="cuda"), simulated)
+            more = total(torch.full((1,), float(goes_on), device=device), simulated)
         node.settle(0.5)
         exchanges = node.metrics().exchanges_done
-        weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+        weights = torch.cat([whole(parameter).flatten() for parameter in model.parameters()])
         same = bool((total(weights, simulated) - size * weights).abs().max() < 1e-5 * size)
         finite = bool(weights.isfinite().all())
     if beside is not None:
         beside.stopping.set()
         beside.join(10.0)
         say(
-            "ranks", backend=dist.get_backend(), ranks=size, steps=steps, exchanges=exchanges, longest_step_s=longest_s,
-            right=same and finite and exchanges >= EXCHANGES,
+            "ranks", backend=dist.get_backend(), ranks=size, sharded=sharded, steps=steps, exchanges=exchanges,
+            longest_step_s=longest_s, right=same and finite and exchanges >= EXCHANGES,
         )  # fmt: skip
     if not (same and finite and exchanges >= EXCHANGES):
         raise SystemExit(f"{exchanges} exchanges; weights are the same: {same}, finite: {finite}")
 
 
+def whole(parameter: Tensor) -> Tensor:
+    """Return a parameter without its gradient, and all of one whose parts lie on several ranks."""
+    tensor = parameter.detach()
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("backend", choices=["nccl", "gloo"])
+    parser.add_argument("--sharded", action="store_true", help="a model of fully_shard")
     parser.add_argument("--simulated", action="store_true")
     asked = parser.parse_args()
     simulated = asked.simulated or not torch.cuda.is_available()
-    with accelerator(simulated, seed=int(os.environ["RANK"])):
-        torch.cuda.set_device(0)
+    device = "cpu" if simulated and asked.sharded else "cuda"
+    with accelerator(simulated and device == "cuda", seed=int(os.environ["RANK"])):
+        if device == "cuda":
+            torch.cuda.set_device(0)
         dist.init_process_group("gloo" if simulated else asked.backend, timeout=timedelta(seconds=LIMIT_S))
         try:
-            train(simulated)
+            train(simulated, device, asked.sharded)
         finally:
             dist.destroy_process_group()
 

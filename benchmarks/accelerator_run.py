@@ -4,8 +4,8 @@
 
 The parts run one after the other. A part that fails or takes too long is reported, and the next one runs. On a GPU the
 figures go to docs/results/accelerator.json, and as tables to docs/results/accelerator.md. Without one, or with
-``--simulated``, everything runs to its end on a simulated device with tiny sizes, and writes neither. docs/gpu.md says
-what a bare machine needs.
+``--simulated``, everything runs to its end on a simulated device with tiny sizes, and writes neither.
+docs/development.md#on-a-gpu says what a bare machine needs.
 
 The exit code is 0 if every part ran and, on a GPU, every aim was met; 1 if a part failed; 2 if an aim was missed.
 """
@@ -55,17 +55,18 @@ def parts(simulated: bool) -> list[Part]:
     marked = [str(path) for path in files if "mark.cuda" in path.read_text(encoding="utf-8")]
     flag, which = (["--simulated"], "cuda and not slow") if simulated else ([], "cuda")
 
-    def ranks(count: int, backend: str) -> list[str]:
+    def ranks(count: int, backend: str, *options: str) -> list[str]:
         launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-        return [*launch, "-m", "benchmarks.accelerator_ranks", backend, *flag]
+        return [*launch, "-m", "benchmarks.accelerator_ranks", backend, *options, *flag]
 
     return [
         Part("tests", 80, ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", which, *marked]),
         Part("one rank, NCCL", 35, ranks(1, "nccl")),
         Part("two ranks, gloo", 35, ranks(2, "gloo")),
+        Part("sharded, NCCL", 30, ranks(1, "nccl", "--sharded")),
         Part("copies", 50, ["-m", "benchmarks.accelerator", "copies", *flag]),
-        Part("nodes", 165, ["-m", "benchmarks.accelerator", "nodes", *flag]),
-        Part("equal", 105, ["-m", "benchmarks.accelerator_equal", *flag]),
+        Part("nodes", 140, ["-m", "benchmarks.accelerator", "nodes", *flag]),
+        Part("equal", 100, ["-m", "benchmarks.accelerator_equal", *flag]),
     ]
 
 
