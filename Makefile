@@ -22,7 +22,7 @@ OWN := not netns and not frameworks and not engines and not built
 FASHION_MNIST := $(or $(GOSSIP_FASHION_MNIST),/usr/share/datasets/fashion-mnist)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-frameworks test-engines test-netns explore explore-mutants lint types bench bench-codecs bench-micro bench-wan bench-bytes bench-sim bench-methods bench-interval bench-goodput bench-storm bench-lanes bench-links bench-wide bench-replay accelerator convergence reliability siege chaos soak reference docs notebooks test-notebooks dist data clean
+.PHONY: help demo test test-slow test-frameworks test-engines test-netns explore explore-mutants lint types bench bench-codecs bench-micro bench-wan bench-bytes bench-sim bench-methods bench-interval bench-goodput bench-storm bench-lanes bench-links bench-wide bench-attackers bench-replay accelerator convergence reliability siege chaos soak reference docs notebooks test-notebooks dist data clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1:/p' Makefile | awk -F: '{ printf "make %-16s %s\n", $$1, $$2 }'
@@ -94,6 +94,11 @@ bench-storm: $(READY) ## kill, stop and cut off eight nodes as ft-diloco does, 6
 
 bench-links: $(READY) ## measure raw TCP streams on emulated links, minutes; needs root, gcc and /dev/net/tun
 	$(PY) benchmarks/links.py $(if $(CSV),--csv $(CSV))
+
+bench-attackers: $(READY) ## what attackers do to honest nodes, and how often nodes diverge, simulated: an hour of one core
+	$(PY) benchmarks/attackers.py --filter none --filter clip --filter "clip, every 8 steps" --filter "clip, no correction" \
+		--attack nobody --attack sign-flip --attack alie --attack ipm --attack dissensus
+	$(PY) benchmarks/attackers.py --astray --filter clip --seeds 6
 
 bench-wide: $(READY) ## what becomes of a link's time where a mix is wanted at every step, simulated: half a minute
 	$(PY) benchmarks/wide.py

@@ -1,12 +1,16 @@
 """The harm that attackers do to honest peers with each filter: of forty peers 10 or 20 % send false vectors.
 
-    python benchmarks/attackers.py [--dataset digits] [--filter clip]... [--attack dissensus]... [--seeds 3]
-                                   [--rounds 100] [--costs | --astray [--rate 0.3]] [--out FILE]
+    python benchmarks/attackers.py [--dataset digits] [--partition IID] [--filter clip]... [--attack dissensus]...
+                                   [--share 0.1]... [--seeds 3] [--seconds 80] [--costs | --astray [--rate 0.3]]
+                                   [--out FILE]
+
+The filter "clip" is the default with all its other settings: nodes choose interval and codec. They choose int8 and come
+to mix every 2 steps in this network, which has no latency and 100 Mbit/s. All columns train for the same time.
 
 Each cell is the mean accuracy of the honest peers in % over the seeds, and in brackets that of the worst honest peer of
-any seed. A run takes a few seconds of one core on digits and four times as many on Fashion-MNIST. --astray has no
-attackers: a learning rate of 1.0 makes nodes diverge for a while, and the table states how often and for how long, and
-the accuracy of the mean and the worst node over time. The worst node at one instant depends on chance.
+any seed. A run takes 5 to 20 seconds of one core on digits and more on Fashion-MNIST. --astray has no attackers: a
+learning rate of 1.0 makes nodes diverge for a while, and the table states how often and for how long, and the accuracy
+of the mean and the worst node over time. The worst node at one instant depends on chance.
 """
 
 import argparse
@@ -26,6 +30,7 @@ from sim.simulation import Simulation
 FILTERS = {
     "none": {},
     "clip": {"filter": "clip"},
+    "clip, every 8 steps": {"filter": "clip", "mix_every_steps": 8},
     "clip, no correction": {"filter": "clip", "correction": 0.0},
     "clip, radius 0.5": {"filter": "clip", "filter_limit": 0.5},
     "balance": {"filter": "balance"},
@@ -39,13 +44,13 @@ PARTITIONS = {"IID": {"kind": "iid"}, "Dirichlet 1.0": {"kind": "dirichlet", "al
 TASKS = {"digits": {}, "fashion-mnist": {"samples_per_peer": 400}}  # limited so that a run takes seconds
 
 
-def scenario(dataset, partition, rule, kind, share, seed, rounds):
-    """Return the scenario of one run; ideal membership and a network without delays isolate the attack's effect."""
+def scenario(dataset, partition, rule, kind, share, seed, seconds):
+    """Return the scenario of one run; ideal membership and a network without latency isolate the attack's effect."""
     table = {
-        "name": "attackers", "seed": seed, "peers": 40, "rounds": rounds, "fidelity": "whole",
+        "name": "attackers", "seed": seed, "peers": 40, "duration_s": seconds, "fidelity": "whole",
         "task": {"dataset": dataset, "partition": partition, "optimizer": {"lr": 0.1}} | TASKS[dataset],
-        "gossip": {"mix_every_steps": 8, "filter": "none"} | rule,
-        "network": {"latency": {"kind": "constant", "value_ms": 0}},
+        "gossip": {"filter": "none"} | rule,
+        "network": {"latency": {"kind": "constant", "value_ms": 0}, "rate_mbit_s": 100},
         "membership": {"mode": "ideal"},
     }  # fmt: skip
     if share:
@@ -57,7 +62,7 @@ def cell(args, dataset, partition, rule, kind, share, changes=None):
     """Simulate a cell of the table, and return "mean (worst)" over the seeds."""
     means, worst = [], []
     for seed in range(1, args.seeds + 1):
-        run = scenario(dataset, partition, rule, kind, share, seed, args.rounds)
+        run = scenario(dataset, partition, rule, kind, share, seed, args.seconds)
         run = run.replace(**changes) if changes else run
         try:
             accuracy = simulate(run, progress=False).summary["accuracy"]
@@ -71,13 +76,14 @@ def cell(args, dataset, partition, rule, kind, share, changes=None):
 def tables(args):
     """Yield the lines of the Markdown tables as they are measured."""
     for dataset in args.dataset or ["digits"]:
-        for name, partition in PARTITIONS.items():
+        for name in args.partition or PARTITIONS:
+            partition = PARTITIONS[name]
             yield f"\n### {dataset}, {name}\n"
             filters = args.filter or list(FILTERS)
             yield "| attackers | " + " | ".join(filters) + " |"
             yield "|---|" + "---|" * len(filters)
             for kind, share in ATTACKS:
-                if args.attack and kind not in args.attack:
+                if (args.attack and kind not in args.attack) or (share and args.share and share not in args.share):
                     continue
                 who = kind if not share else f"{100 * share:.0f} % {kind}"
                 cells = [cell(args, dataset, partition, rule, kind, share) for rule in map(FILTERS.get, filters)]
@@ -87,10 +93,10 @@ def tables(args):
 # Scenarios without attackers, which measure what a filter costs if honest models are far apart.
 DIRICHLET = {"task.partition": {"kind": "dirichlet", "alpha": 0.1}}
 PLAIN = {"gossip.outer_momentum": 0.0, "gossip.outer_rate": 1.0}
-MASK = {"gossip.part": "mask 0.05", "gossip.mix_every_steps": 1, "rounds": 800.0}
+MASK = {"gossip.part": "mask 0.05", "gossip.mix_every_steps": 1}
 PROTOCOL = {"membership.mode": "protocol", "gossip.internal": Internal(heal_period_s=3.0), "duration_s": 70.0}
 IID = {"task.partition": {"kind": "iid"}}
-SLOW = {"compute": {"step_s": 0.1, "stragglers": {"share": 0.2, "slowdown": 40}}, "rounds": None, "duration_s": 120.0}
+SLOW = {"compute": {"step_s": 0.1, "stragglers": {"share": 0.2, "slowdown": 40}}, "duration_s": 120.0}
 CUT = {"network.partitions": [{"at_s": 20.0, "until_s": 60.0, "groups": 2}]}
 CHURN = {"churn": {"up": {"kind": "exponential", "mean": 30}, "down": {"kind": "exponential", "mean": 10}}}
 COSTS = {
@@ -119,19 +125,24 @@ def costs(args):
 # A node is astray below this accuracy, while the others are at 96 %. It is measured only after SETTLED_S, because all
 # nodes start with a low accuracy.
 ASTRAY, SETTLED_S = 0.8, 16.0
+LOOK_S = 8 * methods.STEP_S
 WAYS = {
-    "the default": {}, "no correction": {"correction": 0.0}, "plain mean": {"outer_momentum": 0.0, "outer_rate": 1.0},
-}  # fmt: skip
+    "the default": {},
+    "every 8 steps": {"mix_every_steps": 8},
+    "no correction": {"correction": 0.0},
+    "no correction, every 8 steps": {"correction": 0.0, "mix_every_steps": 8},
+    "plain mean, every 8 steps": {"outer_momentum": 0.0, "outer_rate": 1.0},
+}
 
 
 def astray(args):
     """Yield a table of how often nodes are astray: digits, IID, 32 peers.
 
-    Each interval, 0.8 s, measures the accuracy of every node just after its last mix. The accuracies are means over the
-    moments of the second half of the run, ± the standard error over seeds.
+    Each 0.8 s the accuracy of every node just after its last mix is measured. The accuracies are means over the moments
+    of the second half of the run, ± the standard error over seeds.
     """
     yield f"\n### digits, IID, rate {args.rate:g}, nobody attacks\n"
-    yield "| | filter | mean node | worst node | node-time astray | times | mean length, mixes | longest |"
+    yield "| | filter | mean node | worst node | node-time astray | times | mean length, s | longest, s |"
     yield "|---|---|---|---|---|---|---|---|"
     for way, changes in WAYS.items():
         for rule in args.filter or ("none", "clip"):
@@ -146,7 +157,7 @@ def astray(args):
             figures = (with_error(means, 2), with_error(worst, 1), f"{with_error(share, 1)} %")
             yield (
                 f"| {way} | {rule} | {' | '.join(figures)} | {len(lengths)} | "
-                f"{statistics.mean(lengths or [0]):.1f} | {max(lengths, default=0)} |"
+                f"{LOOK_S * statistics.mean(lengths or [0]):.1f} | {LOOK_S * max(lengths, default=0):.1f} |"
             )
 
 
@@ -165,7 +176,7 @@ def over_time(changes, seed, rate):
     moments = []
     with np.errstate(all="ignore"):  # a diverging model is a result and no error
         while swarm.now < methods.JOBS["digits"]["steps"] * methods.STEP_S:
-            swarm.events.run_until(swarm.now + 8 * methods.STEP_S)
+            swarm.events.run_until(swarm.now + LOOK_S)
             for host in swarm.hosts:
                 swarm.training.count_steps(host, swarm.now)
             if swarm.now > SETTLED_S:
@@ -177,10 +188,12 @@ def over_time(changes, seed, rate):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", action="append", choices=list(TASKS))
+    parser.add_argument("--partition", action="append", choices=list(PARTITIONS))
     parser.add_argument("--filter", action="append", choices=list(FILTERS), help="one column; may be repeated")
     parser.add_argument("--attack", action="append", choices=("nobody", *KINDS), help="one kind; may be repeated")
+    parser.add_argument("--share", action="append", type=float, choices=(0.1, 0.2), help="of attackers")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rounds", type=float, default=100.0)
+    parser.add_argument("--seconds", type=float, default=80.0, help="of virtual time; a step takes 0.1")
     parser.add_argument("--costs", action="store_true", help="nobody attacks, in harder worlds")
     parser.add_argument("--astray", action="store_true", help="nobody attacks, at a rate that throws nodes off")
     parser.add_argument("--rate", type=float, default=1.0, help="the learning rate of --astray")
