@@ -16,7 +16,10 @@ PATIENCE_S = 300.0  # without a step: a framework is imported in seconds, or in 
 
 
 class Play:
-    """``gossip run EXAMPLE --folder FOLDER`` in ``folder``; ``kill`` is SIGKILL."""
+    """``gossip run EXAMPLE --folder FOLDER`` in ``folder``; ``kill`` is SIGKILL.
+
+    With ``--alone`` the example makes no Node, which ``gossip run`` takes for a mistake, so ``python`` runs it.
+    """
 
     def __init__(self, script, folder, *args, seed=None, environment=None):
         folder.mkdir(parents=True, exist_ok=True)
@@ -26,14 +29,11 @@ class Play:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("GOSSIP_")}
         options = ["--quiet", "--threads", "1", "--log", str(self.log), *(["--seed", seed] if seed else [])]
         self.out, self.err = (folder / f"{self.number}.{kind}" for kind in ("out", "err"))
+        launcher = [] if "--alone" in args else ["-m", "gossip", "run", *options]
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    *("-m", "gossip", "run", *options, str(EXAMPLES / script), "--folder", str(folder)),
-                    *args,
-                ],
-                env={**inherited, **(environment or {}), "PYTHONUNBUFFERED": "1"},
+                [sys.executable, *launcher, str(EXAMPLES / script), "--folder", str(folder), *args],
+                env={**inherited, **(environment or {}), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL, stdout=out, stderr=err,
             )  # fmt: skip
 
