@@ -40,7 +40,7 @@ class GroupAverage:
         self.slices = member_slices(ours.size, len(effect.members))
         own = self.slices[self.place]
         length = own.stop - own.start
-        self.row_memory = vectors.take(ours.size + (MAX_GROUP + 1) * ALIGN)  # Slices consist of whole blocks.
+        self.row_memory = vectors.take_scratch(ours.size + (MAX_GROUP + 1) * ALIGN)  # Slices consist of whole blocks.
         # All members' values of our slice: (members, length).
         self.rows: Floats = self.row_memory.array[: len(self.members) * length].reshape(len(self.members), length)
         self.difference: Vector | None = vectors.take(ours.size)  # The means minus our vector, until it is taken.

@@ -125,7 +125,7 @@ class Averager:
     def request_copy(self, session: int, pushes: int = 0, cut: Cut | None = None) -> None:
         """Request a snapshot at the next boundary, in memory that exists by then.
 
-        A pending update brings memory of its own, which the snapshot can use.
+        A pending update of all elements brings memory of its own, which the snapshot can use.
 
         Args:
             session: Session of the snapshot.
@@ -133,7 +133,8 @@ class Averager:
             cut: The elements to copy; None for all.
         """
         boundary = self.boundary
-        if boundary.pending_updates or self.vectors.has_free(boundary.copied_elements(cut)):
+        brings_memory = cut is None and boundary.pending_updates
+        if brings_memory or self.vectors.has_free(boundary.copied_elements(cut), cut):
             boundary.request_snapshot(session, None, pushes, cut)
         else:
             self.driver.run_job(AllocateSnapshotJob(self, session, pushes, cut))
@@ -154,7 +155,9 @@ class Averager:
         """Draw the positions of our next mix's part now, as that takes as long as the copy when the mix is due."""
         if part is not self.next_part:
             self.next_part = part
-            self.boundary.next_cut = self.cut_of(part, 0)
+            cut = self.boundary.next_cut = self.cut_of(part, 0)
+            if cut is not None and not self.vectors.has_free(self.boundary.copied_elements(cut), cut):
+                self.driver.run_job(AllocateSnapshotJob(self, None, 0, cut))
 
     def on_snapshot(self, session: int, vector: Vector, mass: float) -> None:
         """Take the copy that a session requested, or return it to the pool if the session has ended.

@@ -342,7 +342,7 @@ class Boundary:
     def has_memory_for(self, cut: Cut | None, copies: dict[Subset, Vector]) -> bool:
         """Return True if a copy that no session has requested needs no new memory."""
         part = ALL if cut is None else cut.part
-        return part in copies or self.vectors.has_free(self.copied_elements(cut))
+        return part in copies or self.vectors.has_free(self.copied_elements(cut), cut)
 
     def begin_copy(self, visit: Visit, cut: Cut | None, copies: dict[Subset, Vector]) -> Vector | None:
         """Begin to copy the live weights, or only the cut. Requests of a visit for the same part share one copy.

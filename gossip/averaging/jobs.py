@@ -128,7 +128,7 @@ class MixJob:
         for other in newer_snapshots.values():
             is_new = other.added_since is None
             if other.added_since is None:
-                other.added_since = averager.vectors.take(snapshot.elements)
+                other.added_since = averager.vectors.take_scratch(snapshot.elements)
             other.added_since.users += 1
             self.newer_sums.append((other.added_since, is_new))
 
@@ -272,23 +272,24 @@ class AllocatePieceJob:
 
 
 class AllocateSnapshotJob:
-    """A job that allocates the memory of a snapshot, if more exchanges are in progress than ever before."""
+    """A job that allocates the memory of a snapshot, and requests it unless the session is None."""
 
     __slots__ = ("averager", "cut", "elements", "pushes", "session")
 
-    def __init__(self, averager: JobOwner, session: int, pushes: int, cut: Cut | None) -> None:
+    def __init__(self, averager: JobOwner, session: int | None, pushes: int, cut: Cut | None) -> None:
         self.averager, self.session, self.pushes, self.cut = averager, session, pushes, cut
         self.elements = averager.boundary.copied_elements(cut)
 
     def run(self) -> None:
-        self.averager.vectors.reserve(self.elements)
+        self.averager.vectors.reserve(self.elements, self.cut)
 
     def finish(self) -> None:
-        if self.averager.peer.view.needs_snapshot(self.session):
+        if self.session is not None and self.averager.peer.view.needs_snapshot(self.session):
             self.averager.boundary.request_snapshot(self.session, None, self.pushes, self.cut)
 
     def fail(self) -> None:
-        self.averager.report_not_taken(self.session)
+        if self.session is not None:
+            self.averager.report_not_taken(self.session)
 
 
 class AverageSliceJob:

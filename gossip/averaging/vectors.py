@@ -78,10 +78,13 @@ class Vectors(Protocol):
     def take(self, elements: int) -> Vector:
         """Return an uninitialised vector of ``elements`` floats."""
 
-    def has_free(self, elements: int) -> bool:
-        """Return True if :meth:`take` would return a vector whose memory exists, or is too small to matter."""
+    def take_scratch(self, elements: int) -> Vector:
+        """Return an uninitialised vector that is neither copied from the model nor added to it."""
 
-    def reserve(self, elements: int) -> None:
+    def has_free(self, elements: int, cut: Cut | None = None) -> bool:
+        """Return True if a snapshot of ``elements`` floats, of this cut, takes memory that exists, or is small."""
+
+    def reserve(self, elements: int, cut: Cut | None = None) -> None:
         """Allocate memory so that :meth:`has_free` is true, in a thread that may wait."""
 
     def take_transient(self, elements: int) -> Vector:

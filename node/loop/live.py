@@ -9,12 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from gossip.arithmetic.correction import Correction
+from gossip.arithmetic.correction import Correction, fresh_zeros
 from gossip.arithmetic.mixing import OuterStep
 from gossip.averaging.boundary import Boundary, Update
 from gossip.config import Config
@@ -24,7 +25,7 @@ from node.model.checkpoint import Archive
 from node.model.optimizers import Optimizers
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
-from node.model.state import State
+from node.model.state import Floats, State
 from node.network.hints import WakeEvent
 from node.storage.vectors import FileVectors
 
@@ -53,6 +54,15 @@ class Trained:
         """Return the state that reads and writes the model as a flat vector."""
         model = self.model if self.given_state is None else self.given_state
         return model if isinstance(model, State) else ModelState(model, self.optimizers, self.frozen)
+
+
+def correction_vector(state: State, files: FileVectors | None, elements: int) -> Floats:
+    """Return zeros for a correction: page-locked if the model's vectors are, because each addition is an upload."""
+    if state.locks:
+        vector = state.buffer(elements)
+        vector.fill(0.0)
+        return vector
+    return fresh_zeros(elements) if files is None else files.zeros(elements)
 
 
 class LiveModel:
@@ -96,8 +106,8 @@ class LiveModel:
             )
         if files is not None:
             self.outer.zeros = self.backup.zeros = files.zeros
-            if self.outer.correction is not None:
-                self.outer.correction.zeros = files.zeros
+        if self.outer.correction is not None:
+            self.outer.correction.zeros = partial(correction_vector, self.state, files)
         self.outer_lock = threading.Lock()  # The training thread resets the outer step that the network's threads move.
         self.archive = Archive(self.state, self.optimizers)
         self.has_weights = False  # True once mixing has started from weights, the node's own or others'.

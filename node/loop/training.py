@@ -86,7 +86,7 @@ class TrainingSide:
         self.learning_rate = math.nan  # As the loop passes it; used if no optimizer has one.
         self.overheads_s: deque[float] = deque(maxlen=512)  # Durations of the last calls of `step`.
         self.optimizer_reported_at = self.view_refreshed_at = -math.inf
-        self.corrected_at_step = 0
+        self.corrected_at_step = self.correcting_steps = 0  # The last correction's step; the steps of one in progress.
         self.previous_handler: Any = None  # The handler of SIGTERM before ours; None if ours is not installed.
         self.owner: running.Side = self  # The side that the program closes.
         trace = settings.trace
@@ -251,18 +251,26 @@ class TrainingSide:
             self.timeline.record_step(self.run.steps, self.overheads_s[-1])
 
     def apply_correction(self, correction: Correction) -> None:
-        """Correct the last steps for the bias of this node's data, unless an exchange is changing the correction."""
-        steps = self.run.steps - self.corrected_at_step
-        if steps < steps_between_parts(correction.interval_steps) or not self.live.outer_lock.acquire(blocking=False):
+        """Correct the last steps for the bias of this node's data, unless an exchange is changing the correction.
+
+        A model on a device may take several boundaries for it.
+        """
+        steps = self.correcting_steps or self.run.steps - self.corrected_at_step
+        is_due = self.correcting_steps or steps >= steps_between_parts(correction.interval_steps)
+        if not is_due or not self.live.outer_lock.acquire(blocking=False):
             return
+        is_done: bool | None = True
         try:
             rate = self.live.optimizers.learning_rate
             correction.rate = self.learning_rate if math.isnan(rate) else rate
-            if correction.pull is not None:
-                self.live.state.add_scaled(correction.pull, correction.step_factor(steps), correction.version)
+            factor = correction.step_factor(steps)
+            if correction.pull is not None and (self.correcting_steps or factor):
+                is_done = self.live.state.add_scaled(correction.pull, factor, correction.version)
         finally:
             self.live.outer_lock.release()
-        self.corrected_at_step = self.run.steps
+        if not self.correcting_steps:
+            self.corrected_at_step = self.run.steps
+        self.correcting_steps = steps if is_done is False else 0
 
     def wait_for_mix(self) -> None:
         """Wait at this boundary for a mix that takes longer than ``max_version_gap`` allows, until it is applied."""

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 
-from gossip.averaging.vectors import Floats, Lease, Vector
+from gossip.averaging.vectors import Cut, Floats, Lease, Vector
 from node.model.state import State
 from node.storage.vectors import FileVectors
 
@@ -62,24 +62,37 @@ class VectorPool:
                 return array
         return self.state.buffer(elements)
 
-    def has_free(self, elements: int) -> bool:
+    def has_free(self, elements: int, cut: Cut | None = None) -> bool:
         """Return True if :meth:`take` needs no fresh pages, which cost four times as much as a copy into them.
 
-        Locking pages costs far more, and may wait for the device. So there must be memory for the difference too.
+        Locking pages costs far more, and may wait for the device. So there must be memory for the difference too, and
+        the cut's positions must be there.
         """
-        if self.state.locks:
-            return elements < self.MAPPED_ELEMENTS or len(self.free_arrays.get(elements, ())) > 1
-        return elements < self.SMALL_ELEMENTS or bool(self.free_arrays.get(elements))
+        return not self.missing_sizes(elements, cut) and (cut is None or self.state.has_positions(cut.positions))
 
-    def reserve(self, elements: int) -> None:
+    def missing_sizes(self, elements: int, cut: Cut | None) -> list[int]:
+        """Return the sizes of the arrays that are missing for a snapshot of so many elements, and its difference."""
+        sizes, least = [elements], self.SMALL_ELEMENTS
+        if self.state.locks:
+            sizes, least = [elements, elements if cut is None else cut.positions.size], self.MAPPED_ELEMENTS
+        return [
+            size for number, size in enumerate(sizes)
+            if size >= least and len(self.free_arrays.get(size, ())) <= sizes[:number].count(size)
+        ]  # fmt: skip
+
+    def reserve(self, elements: int, cut: Cut | None = None) -> None:
         """Allocate and write to the arrays that :meth:`has_free` lacks, in a thread that may wait."""
-        for _ in range(2 if self.state.locks else 1):
-            if self.has_free(elements):
-                return
-            fresh = self.allocate(elements)
+        if cut is not None:
+            self.state.prepare_positions(cut.positions)
+        for size in self.missing_sizes(elements, cut):
+            fresh = self.allocate(size)
             fresh.fill(0.0)
             with self.lock:
                 self.keep_free(fresh)
+
+    def take_scratch(self, elements: int) -> Vector:
+        """Return a vector that no copy from or to a device uses. It needs no page-locked memory."""
+        return self.take_mapped(elements) if self.state.locks else self.take(elements)
 
     def take_transient(self, elements: int) -> Vector:
         """Return a vector outside the pool, whose memory returns to the system when it is given back."""
@@ -135,7 +148,7 @@ class VectorPool:
                 self.keep_free(vector.array)
             if since is not None:
                 since.users -= 1
-                if not since.users:
+                if not since.users and not since.is_transient:
                     self.keep_free(since.array)
 
     def keep_free(self, array: Floats) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,9 +22,9 @@ from gossip.errors import LayoutError
 from node.model.device.copies import Copies, combined, memory_errors
 from node.model.device.downloads import Downloads
 from node.model.device.guard import StepGuard
-from node.model.device.lasting import LastingValues
 from node.model.device.places import Places
 from node.model.device.streams import CopyStreams
+from node.model.device.sweeps import ScaledAddition
 from node.model.device.times import CopyTimes
 from node.model.device.uploads import Change, Uploading, Uploads, Work
 from node.model.flat import (
@@ -78,9 +78,10 @@ class ModelState(State):
         self._model, self._tensors = model, LiveTensors(model, frozen)
         given = optimizers if isinstance(optimizers, Optimizers) else Optimizers(optimizers)
         self._state = OptimizerState(self._tensors, given)
-        self._streams, self._guard, self._positions = CopyStreams(), StepGuard(given.all), Places()
+        self._streams, self._guard = CopyStreams(), StepGuard(given.all)
+        self._positions = Places(self._streams)
         self._downloads, self._uploads = Downloads(self._streams, self._guard), Uploads(self._streams)
-        self._lasting = LastingValues()
+        self._scaled = ScaledAddition(self._streams)
         self.layout = self._tensors.layout
         self._exchanged = sum(segment.kind != "frozen" for segment in self.layout.segments)  # A number of tensors.
         self.locks = self.device is not None
@@ -196,6 +197,21 @@ class ModelState(State):
                 torch._foreach_copy_(views_like(host, live), live)
         return combined(found)
 
+    def positions_by_tensor(self, positions: Positions) -> Iterator[tuple[int, Tensor]]:
+        """Yield the numbers of tensors that have some of these ascending positions, and each one's on its device."""
+        live = self._tensors.current()
+        for run in self._positions.of(positions, live):
+            for (number, _, _), (_, at, _, _) in zip(run.tensors, run.pieces(live), strict=True):
+                yield number, at
+
+    def has_positions(self, positions: Positions) -> bool:
+        return self.device is None or self._positions.holds(positions)
+
+    def prepare_positions(self, positions: Positions) -> None:
+        if self.device is not None:
+            with contextlib.suppress(torch.OutOfMemoryError, LayoutError):  # The boundary raises it, which it concerns.
+                self._positions.of(positions, self._tensors.current())
+
     @torch.no_grad()
     def begin_read_at(self, out: Floats, positions: Positions) -> Copies:
         """Begin to read the weights at these ascending positions, which must not change; ``out`` has as many."""
@@ -265,19 +281,10 @@ class ModelState(State):
         return True
 
     @torch.no_grad()
-    def add_scaled(self, values: Floats, factor: float, version: int) -> None:
-        """Add ``factor * values`` with one foreach call for each device, where a copy of the values is kept."""
-        for device, live, host in device_runs(self._weights(values), values):
-            if device.type == "cpu":
-                add_scaled(live, host, factor)
-                continue
-            self._guard.order_after_copies()
-            try:
-                kept = self._lasting.of(device, host, version)
-            except torch.OutOfMemoryError:
-                self._uploads.prepare(device, live, host, partial(add_scaled, factor=factor))()
-            else:
-                add_scaled(live, kept, factor)
+    def add_scaled(self, values: Floats, factor: float, version: int) -> bool:
+        """Add ``factor * values``: on CUDA page-locked values, a part at each boundary."""
+        self._guard.order_after_copies()
+        return self._scaled.add(list(device_runs(self._weights(values), values)), factor, version)
 
     def merge(self, vector: Floats, weight: float) -> Copies:
         """Add ``weight * (vector - weights)``, as :meth:`add`."""
@@ -416,10 +423,6 @@ def device_of(state: State) -> torch.device | None:
     """Return the CUDA device of a model, None if it has none."""
     device: torch.device | None = getattr(state, "device", None)
     return device
-
-
-def add_scaled(live: list[Tensor], flat: Tensor, factor: float) -> None:
-    torch._foreach_add_(live, views_like(flat, live), alpha=factor)
 
 
 def add_pieces(pieces: list[tuple[Tensor, Tensor, int, int]], _: list[Tensor], values: Tensor) -> None:

@@ -33,10 +33,10 @@ class VectorState(ABC):
     required.
 
     **Threads.** The training thread makes nearly all calls, inside ``node.step()`` and related calls, so they need no
-    lock. Any thread may call :meth:`buffer`, :meth:`read_frozen`, :meth:`begin_upload` and a
-    :class:`~gossip.averaging.model.Pending`'s ``done``. The network's thread calls :meth:`enter_thread` when it starts,
-    and :meth:`begin_read_at` once before the first step, while the training thread waits. A vector argument belongs to
-    the state until the call returns, or until the returned Pending is done.
+    lock. Any thread may call :meth:`buffer`, :meth:`read_frozen`, :meth:`begin_upload`, :meth:`has_positions`,
+    :meth:`prepare_positions` and a :class:`~gossip.averaging.model.Pending`'s ``done``. The network's thread calls
+    :meth:`enter_thread` when it starts, and :meth:`begin_read_at` once before the first step, while the training thread
+    waits. A vector argument belongs to the state until the call returns, or until the returned Pending is done.
     """
 
     layout: Layout
@@ -97,6 +97,13 @@ class VectorState(ABC):
         out[:] = self._read(self.layout.exchanged)[positions]
         return None
 
+    def has_positions(self, positions: Positions) -> bool:
+        """Return True if :meth:`prepare_positions` has nothing to do for these."""
+        return True
+
+    def prepare_positions(self, positions: Positions) -> None:  # noqa: B027 (most models need nothing)
+        """Prepare for reading and adding at these positions, in a worker thread: copy them to a device, for example."""
+
     def read_frozen(self, out: Floats, start: int) -> None:
         """Read the ``"frozen"`` elements from ``start`` on into ``out``.
 
@@ -117,12 +124,17 @@ class VectorState(ABC):
         shift *= np.float32(weight)
         return self.add(shift)
 
-    def add_scaled(self, values: Floats, factor: float, version: int) -> None:
+    def add_scaled(self, values: Floats, factor: float, version: int) -> bool | None:
         """Add ``factor * values`` to the weights; ``values`` stay unchanged.
 
-        They are added repeatedly. ``version`` changes with their contents, so that a device may cache a copy.
+        They are added repeatedly. ``version`` changes with their contents.
+
+        Returns:
+            False if a part is still to be added: then each later boundary calls again, with the values, the factor and
+            the version as they are then, until the result is another.
         """
         self.add(np.float32(factor) * values)
+        return True
 
     def add_read(self, shift: Floats, weight: float) -> bool:
         """Add ``weight * shift`` to the weights, then set ``shift[:] = weights``.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from gossip.arithmetic.mixing import subtract
-from gossip.averaging.vectors import Floats, Positions, Vector
+from gossip.averaging.vectors import Cut, Floats, Positions, Vector
 
 __all__ = ["Floats", "HostVectors", "KeptVector", "VectorModel"]
 
@@ -113,10 +113,13 @@ class HostVectors:
     def take(self, elements: int) -> Vector:
         return Vector(np.empty(elements, np.float32))
 
-    def has_free(self, elements: int) -> bool:
+    def take_scratch(self, elements: int) -> Vector:
+        return self.take(elements)
+
+    def has_free(self, elements: int, cut: Cut | None = None) -> bool:
         return True
 
-    def reserve(self, elements: int) -> None:
+    def reserve(self, elements: int, cut: Cut | None = None) -> None:
         """Do nothing: memory is always at hand."""
 
     def take_transient(self, elements: int) -> Vector:

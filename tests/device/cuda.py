@@ -11,6 +11,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from trio._core import _thread_cache
 
 from tests.device.device import Device, Graph
 from tests.device.tensors import Dispatch
@@ -132,12 +133,14 @@ def simulated(kind: str = "cuda", seed: int = 0) -> Iterator[Device]:
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(threading.Thread, "_bootstrap_inner", bootstrap))
+        # Trio keeps idle workers, and those of before know no device, or another one.
+        stack.enter_context(mock.patch.object(_thread_cache, "THREAD_CACHE", _thread_cache.ThreadCache()))
         if kind == "cuda":
             for name, value in patches.items():
                 stack.enter_context(mock.patch.object(torch.cuda, name, value))
         for owner, name, value in (
             (Tensor, "to", to), (Tensor, "cuda", lambda tensor, *args, **kwargs: tensor.to(on.torch, **kwargs)),
-            (Tensor, "pin_memory", lambda tensor, *args: on.pinned.add(tensor.clone())),
+            (Tensor, "pin_memory", lambda tensor, *args: on.page_lock(tensor.clone())),
             (Tensor, "is_pinned", lambda tensor, *args: on.pinned.holds(tensor)),
             (Optimizer, "_group_tensors_by_device_and_dtype", staticmethod(groups)),
             (Tensor, "cpu", lambda tensor, **kwargs: tensor.to("cpu", **kwargs)),

@@ -55,6 +55,7 @@ class Device:
         self.default = self.queues.new("default")
         self.here = threading.local()  # Each thread has a current stream.
         self.waits: list[Wait] = []
+        self.locking_bytes = 256 << 10  # Page-locking so much takes long, and may wait for the device.
         self.strict = False  # torch.cuda.set_sync_debug_mode("error")
 
     @property
@@ -95,6 +96,13 @@ class Device:
             if self.strict:
                 raise RuntimeError(f"called a synchronizing CUDA operation ({what})")
         self.queues.finish(self.queues.mark(queue or self.current))
+
+    def page_lock(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Remember fresh page-locked memory. It counts as a wait, except in a worker thread of trio."""
+        is_worker = " from " in threading.current_thread().name
+        if self.kind == "cuda" and tensor.nbytes >= self.locking_bytes and not is_worker:
+            self.waits.append(noted("page-locking"))
+        return self.pinned.add(tensor)
 
     def synchronize(self) -> None:
         with self.queues.lock:

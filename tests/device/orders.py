@@ -49,7 +49,7 @@ def wrong_values(seed: int, dtype: torch.dtype = torch.float32, own_stream: bool
         before = len(on.waits)
         free = [there.state.buffer(there.state.size()) for _ in range(8)]
         reading, adding = [], []
-        pull, version = np.ones(there.state.size(), np.float32), 0
+        pull, version = there.state.buffer(there.state.size()), 0
         if own_stream:
             on.here.stream = torch.cuda.Stream().queue
         for _ in range(CALLS):
@@ -65,8 +65,9 @@ def wrong_values(seed: int, dtype: torch.dtype = torch.float32, own_stream: bool
                 case "scaled":
                     pull += rng.randint(0, 1)
                     version += 1
-                    for side in (there, here):
-                        side.state.add_scaled(pull, 2.0, version)
+                    here.state.add_scaled(pull, 2.0, version)
+                    while not there.state.add_scaled(pull, 2.0, version):
+                        on.queues.drift()
                 case kind if free:
                     vector = free.pop()
                     if kind in ("read", "part", "piece"):

@@ -203,7 +203,7 @@ def moved(on: Device, source: Tensor, kwargs: dict) -> Tensor:
     host = torch.empty_strided(like.shape, like.stride(), dtype=dtype)
     if to.type == on.kind:
         return copied(on, DeviceTensor(host, on.block(host), on), source, late)
-    return copied(on, on.pinned.add(host) if late else host, source, late)
+    return copied(on, on.page_lock(host) if late else host, source, late)
 
 
 def copied(on: Device, target: Tensor, source: Tensor, late: bool) -> Tensor:
@@ -236,9 +236,9 @@ def on_host(on: Device, func: Any, args: tuple, kwargs: dict) -> Any:
     if func is aten.is_pinned.default:
         return on.pinned.holds(args[0])
     if func in (aten._pin_memory.default, aten.pin_memory.default):
-        return on.pinned.add(args[0].clone())
+        return on.page_lock(args[0].clone())
     if kwargs.get("pin_memory"):
-        return on.pinned.add(func(*args, **kwargs | {"pin_memory": False}))
+        return on.page_lock(func(*args, **kwargs | {"pin_memory": False}))
     return func(*args, **kwargs)
 
 

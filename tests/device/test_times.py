@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -52,6 +53,15 @@ def test_copies_in_both_directions_are_recorded_once_they_have_ended(accelerator
     ends = [began, *(at for one in (down, *ups) for at in (one.begin_s, one.end_s)), time.time()]
     slack_s = 0.01  # Of the clocks of a real device and its host.
     assert all(later >= earlier - slack_s for earlier, later in pairwise(ends))
+
+
+def test_uploads_of_positions_and_of_a_correction_are_recorded(accelerator, state, monkeypatch):
+    monkeypatch.setattr(Uploads, "PORTION_ELEMENTS", 200)
+    record, pull = state.record_copies(), state.buffer(SIZE)
+    state.prepare_positions(np.arange(50))
+    while not state.add_scaled(pull, 2.0, 1):
+        torch.cuda.synchronize()
+    assert [(up.direction, up.size_bytes) for up in record.ended()] == [("up", 400), *[("up", 800)] * 3]
 
 
 def test_no_copy_is_recorded_where_nobody_asks(state, monkeypatch):

@@ -30,13 +30,13 @@ def pair(train):
     return start
 
 
-def trainee(seed, dtype=torch.float32, scaled=False):
+def trainee(seed, dtype=torch.float32, scaled=False, width=16):
     """A small model on the device, its optimizer, and a step of training that waits for nothing."""
     torch.manual_seed(seed)
-    between = nn.BatchNorm1d(16) if dtype == torch.float32 else nn.Tanh()
-    model = nn.Sequential(nn.Linear(16, 16), between, nn.Linear(16, 4)).to("cuda", dtype)
+    between = nn.BatchNorm1d(width) if dtype == torch.float32 else nn.Tanh()
+    model = nn.Sequential(nn.Linear(width, width), between, nn.Linear(width, 4)).to("cuda", dtype)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=True)
-    batch = torch.arange(16, device="cuda").to(dtype).expand(8, 16).contiguous()
+    batch = torch.arange(16, device="cuda").to(dtype).repeat(8, width // 16)
     scaler = torch.amp.GradScaler("cuda", enabled=scaled, init_scale=4.0)
 
     def work():
@@ -87,6 +87,17 @@ def test_no_step_and_no_mix_waits_for_the_device(accelerator, pair, mixes, optio
         one.side.optimizer_reported_at = -math.inf  # A report of the optimizer's state is due.
     mixes(trainees, 3)
     assert {(wait.what, wait.ours) for wait in accelerator.waits if wait.ours} == set()
+
+
+@pytest.mark.parametrize("options", [{}, {"part": "fragments 2", "filter": "none"}], ids=["plain", "parts"])
+def test_no_step_and_no_mix_locks_pages(accelerator, pair, mixes, options):
+    """Neither in the loop's thread nor in the network's: workers do, also before the first mix."""
+    if accelerator is None:
+        pytest.skip("fresh page-locked memory is counted on the simulated device only")
+    trainees = pair(Config(**QUICK, **options), width=512)  # 260,000 parameters: each vector is more than 256 KB.
+    accelerator.waits.clear()
+    mixes(trainees, 3)
+    assert {(wait.what, wait.ours, wait.thread) for wait in accelerator.waits if wait.ours} == set()
 
 
 def test_a_large_model_is_copied_in_place_and_changed_in_portions(accelerator, pair, mixes, monkeypatch):

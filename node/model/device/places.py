@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import groupby
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gossip.errors import LayoutError
+from node.model.device.streams import CopyStreams
 from node.model.state import Positions
 
 __all__ = ["DevicePositions", "Places"]
@@ -46,11 +48,15 @@ class DevicePositions:
 
 
 class Places:
-    """The last few sets of positions on their devices: those of exchanges in progress, of the next mix, and sampled."""
+    """The last few sets of positions on their devices: those of exchanges in progress, of the next mix, and sampled.
+
+    Thread-safe: a worker may bring positions to the device before the training thread needs them.
+    """
 
     MAX_SETS = 4  # Each takes 8 bytes an element.
 
-    def __init__(self) -> None:
+    def __init__(self, streams: CopyStreams) -> None:
+        self.streams, self.lock = streams, threading.Lock()
         self.kept: OrderedDict[int, tuple[Positions, list[torch.device], list[DevicePositions]]] = OrderedDict()
 
     def of(self, positions: Positions, live: list[Tensor]) -> list[DevicePositions]:
@@ -61,18 +67,28 @@ class Places:
         """
         devices = [tensor.device for tensor in live]
         if all(device.type == "cpu" for device in devices):  # Without a copy to a device nothing is worth keeping.
-            return device_positions(positions, live)
-        entry = self.kept.pop(id(positions), None)  # It holds the array too, so that no other array has its id.
-        if entry is None or entry[0] is not positions or entry[1] != devices:
-            entry = None
+            return device_positions(positions, live, self.streams)
+        with self.lock:
+            entry = self.kept.get(id(positions))  # It holds the array too, so that no other array has its id.
+            if entry is not None and entry[0] is positions and entry[1] == devices:
+                self.kept.move_to_end(id(positions))
+                return entry[2]
+            self.kept.pop(id(positions), None)
             while len(self.kept) >= self.MAX_SETS:  # First, to make room for the next set.
                 self.kept.popitem(last=False)
-            entry = positions, devices, device_positions(positions, live)
-        self.kept[id(positions)] = entry
+        entry = positions, devices, device_positions(positions, live, self.streams)
+        with self.lock:
+            self.kept[id(positions)] = entry
         return entry[2]
 
+    def holds(self, positions: Positions) -> bool:
+        """Return True if these positions are on their devices, or on their way there."""
+        with self.lock:
+            entry = self.kept.get(id(positions))
+            return entry is not None and entry[0] is positions
 
-def device_positions(positions: Positions, live: list[Tensor]) -> list[DevicePositions]:
+
+def device_positions(positions: Positions, live: list[Tensor], streams: CopyStreams) -> list[DevicePositions]:
     """Divide positions in the whole vector among devices and tensors, and copy them there."""
     ends = np.cumsum([tensor.numel() for tensor in live])
     if positions.size and not 0 <= positions[0] <= positions[-1] < ends[-1]:
@@ -87,13 +103,15 @@ def device_positions(positions: Positions, live: list[Tensor]) -> list[DevicePos
         counts = [high - low for _, low, high in run]
         relative = positions[first:last] - np.repeat(starts[[number for number, _, _ in run]], counts)
         tensors = tuple((number, low - first, high - first) for number, low, high in run)
-        runs.append(DevicePositions(device, first, last, tensors, *upload(torch.from_numpy(relative), device)))
+        runs.append(DevicePositions(device, first, last, tensors, *upload(torch.from_numpy(relative), device, streams)))
     return runs
 
 
-def upload(host: Tensor, device: torch.device) -> tuple[Tensor, torch.cuda.Event | None]:
-    """Copy to the device; CUDA takes page-locked memory without a wait."""
+def upload(host: Tensor, device: torch.device, streams: CopyStreams) -> tuple[Tensor, torch.cuda.Event | None]:
+    """Copy positions to the device; CUDA takes page-locked memory without a wait."""
     if device.type != "cuda":
         return host.to(device), None
-    there = host.pin_memory().to(device, non_blocking=True)
-    return there, torch.cuda.current_stream(device).record_event()
+    locked = host.pin_memory()
+    with streams.copying(device, "up", 2 * host.numel()):  # A position takes as much as two float32 elements.
+        there = locked.to(device, non_blocking=True)
+    return there, streams.of(device, "up").record_event()

@@ -142,7 +142,7 @@ class Streams:
 
     def run_job(self, job: Job) -> None:
         """Run a job inline if it is small and none is queued; otherwise queue it."""
-        if self.queued_jobs or job.elements > INLINE_ELEMENTS:
+        if self.queued_jobs or job.elements > self.inline_elements:
             self.queued_jobs += 1
             self.jobs_in.send_nowait(job)
             return
@@ -152,11 +152,16 @@ class Streams:
         except Exception as error:
             self.on_job_failed(job, error)
 
+    @property
+    def inline_elements(self) -> int:
+        """Return the size of the largest job that runs inline. Page-locking, which jobs may do, takes long."""
+        return VectorPool.MAPPED_ELEMENTS if self.pool.state.locks else INLINE_ELEMENTS
+
     async def run_jobs(self) -> None:
         """Run the queued jobs in order, because weights to adopt must wait for the updates before them."""
         async for job in self.jobs_out:
             try:
-                if job.elements > INLINE_ELEMENTS:
+                if job.elements > self.inline_elements:
                     await trio.to_thread.run_sync(job.run)
                 else:
                     job.run()
