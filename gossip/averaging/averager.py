@@ -31,7 +31,7 @@ from gossip.averaging.jobs import (
     MixJob,
     PrepareOuterStepJob,
 )  # fmt: skip
-from gossip.averaging.model import is_torn, result_is_finite
+from gossip.averaging.model import is_torn
 from gossip.averaging.pair import PairAverage
 from gossip.averaging.reports import Reports
 from gossip.averaging.vectors import Cut, Floats, Vector, Vectors
@@ -57,7 +57,9 @@ from gossip.effects import (
     UseLastSnapshot,
 )  # fmt: skip
 
-__all__ = ["PERFORM", "Averager"]
+__all__ = ["CHECKED_BESIDE_ELEMENTS", "PERFORM", "Averager"]
+
+CHECKED_BESIDE_ELEMENTS = 1 << 20  # So many elements take about a millisecond to check, so a driver does it elsewhere.
 
 
 class Averager:
@@ -398,8 +400,8 @@ class Averager:
             driver.perform(peer.on_restored(driver.now))
 
     def use_copies(self, visit: Visit) -> None:
-        """Use the copies of a visit once they are done; its updates are in the model."""
-        if visit.copies:
+        """Use the copies of a visit once they are done and checked; its updates are in the model."""
+        if visit.copies or visit.unchecked_vectors(CHECKED_BESIDE_ELEMENTS):
             self.driver.await_copies(visit, self.on_copied)
         else:
             self.on_copied(visit)
@@ -412,9 +414,7 @@ class Averager:
                 self.movement.add_merge(update.merge_sample, share)
         for vector in visit.busy_vectors:
             self.vectors.give(vector)
-        for vector, copy in visit.finite_checks:
-            if vector.is_finite is None:
-                vector.is_finite = result_is_finite(copy)
+        visit.unchecked_vectors(0)  # It records what the copies have found.
         if visit.failed_sessions or visit.lost_updates or any(is_torn(copy) for copy in visit.copies):
             self.give_up_copies(visit)
         is_current = visit.decided_updates == boundary.decided_updates

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from gossip.arithmetic.mixing import push_mass
 from gossip.arithmetic.subsets import ALL, Subset
-from gossip.averaging.model import Backup, Model, Pending, Upload
+from gossip.averaging.model import Backup, Model, Pending, Upload, result_is_finite
 from gossip.averaging.vectors import Cut, Floats, Positions, Vector, Vectors
 
 __all__ = ["Adoption", "Boundary", "Update", "Visit"]
@@ -78,6 +78,19 @@ class Visit:
     def has_replaced(self) -> bool:
         """Return True if other weights replaced the present ones, or should have."""
         return self.adopted or self.restored or bool(self.backup_failure)
+
+    def unchecked_vectors(self, least_elements: int) -> list[Vector]:
+        """Return the copies of so many elements of which it is unknown whether all values are finite.
+
+        The copies are done: what they have found themselves is recorded first.
+        """
+        for vector, _ in self.finite_checks:
+            results = [result_is_finite(copy) for other, copy in self.finite_checks if other is vector]
+            if vector.is_finite is None and None not in results:
+                vector.is_finite = all(results)
+        copied = [*(vector for _, vector, _ in self.snapshots), self.spare_copy, self.newcomers_copy]
+        unique = {id(vector): vector for vector in copied if vector is not None}
+        return [one for one in unique.values() if one.is_finite is None and one.array.size >= least_elements]
 
     def await_copy(self, copy: Pending | None, vector: Vector | None = None) -> bool:
         """Record a copy that is in progress, into ``vector`` alone. Return False if there is none to wait for."""
@@ -363,9 +376,9 @@ class Boundary:
             else:
                 elements, sampled = cut.positions.size, self.sampled_positions
                 vector.cut = cut
-                pending = visit.await_copy(model.begin_read_at(vector.array[:elements], cut.positions))
+                pending = visit.await_copy(model.begin_read_at(vector.array[:elements], cut.positions), vector)
                 if sampled is not None:
-                    visit.await_copy(model.begin_read_at(vector.array[elements:], sampled))
+                    visit.await_copy(model.begin_read_at(vector.array[elements:], sampled), vector)
         except MemoryError:
             if pending:
                 visit.busy_vectors.append(vector)  # It is given back once nothing writes to it.

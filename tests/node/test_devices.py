@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from gossip.arithmetic.mixing import is_finite
+from gossip.averaging import averager
 from gossip.averaging.boundary import Boundary
 from gossip.config import Config
 from node.model.pool import VectorPool
 from node.model.quasi_global import QuasiGlobal
 from node.model.snapshot import ModelState
+from node.network.transfers import streams
 
 CUDA = pytest.param("cuda", marks=pytest.mark.cuda)
 QUICK = {"mix_every_steps": 2, "join_timeout_s": 3.0}
@@ -138,6 +142,25 @@ def test_parts_land_where_they_belong(device, part, train, until):
     trainees.append(train(models[1], config=config, seeds=[trainees[0].node.address]))
     trainees[1].do(lambda node: fill(models[1], 1.0))
     until(lambda: float((flat(models[0]) - flat(models[1])).abs().max()) < 1e-4)
+
+
+def test_large_copies_that_do_not_say_whether_they_are_finite_are_checked_in_a_worker(train, until, monkeypatch):
+    trainees = [train(model("cpu"), config=Config(part="fragments 2", filter="none", **QUICK))]
+    seeds = [trainees[0].node.address]
+    trainees.append(train(model("cpu", 1), config=Config(part="fragments 2", filter="none", **QUICK), seeds=seeds))
+    after(until, trainees, 1)
+    threads = []
+
+    def check(array):
+        threads.append(threading.current_thread().name)
+        return is_finite(array)
+
+    for module in (averager, streams):
+        monkeypatch.setattr(module, "CHECKED_BESIDE_ELEMENTS", 0)
+        monkeypatch.setattr(module, "is_finite", check)
+    after(until, trainees, 3)
+    assert len(threads) > 3
+    assert all(" from " in name for name in threads), "as trio names its workers"
 
 
 # -- beside training -------------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 import trio
 
-from gossip.arithmetic.mixing import OuterStep
-from gossip.averaging.averager import Averager
+from gossip.arithmetic.mixing import OuterStep, is_finite
+from gossip.averaging.averager import CHECKED_BESIDE_ELEMENTS, Averager
 from gossip.averaging.boundary import Boundary, Visit
 from gossip.averaging.jobs import Job
 from gossip.averaging.streams import ComparingReceiver, DifferenceReceiver, PieceReceiver, Sender
@@ -176,7 +176,7 @@ class Streams:
         job.fail()
 
     def await_copies(self, visit: Visit, report: Callable[[Visit], None]) -> None:
-        if all(copy.done() for copy in visit.copies):
+        if all(copy.done() for copy in visit.copies) and not visit.unchecked_vectors(CHECKED_BESIDE_ELEMENTS):
             self.report_copies(visit, report)
         else:
             self.spawn(self.wait_for_copies, visit, report)
@@ -184,6 +184,8 @@ class Streams:
     async def wait_for_copies(self, visit: Visit, report: Callable[[Visit], None]) -> None:
         while not all(copy.done() for copy in visit.copies):  # noqa: ASYNC110 - a CUDA event can only be polled
             await trio.sleep(0.001)
+        for vector in visit.unchecked_vectors(CHECKED_BESIDE_ELEMENTS):
+            vector.is_finite = await trio.to_thread.run_sync(is_finite, vector.array)
         self.report_copies(visit, report)
 
     def report_copies(self, visit: Visit, report: Callable[[Visit], None]) -> None:
