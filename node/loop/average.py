@@ -220,11 +220,8 @@ class TensorStore:
         return bool(given)
 
     def _mix_in_part(self, live: list[Tensor], share: float, part: Positions) -> None:
-        ends = np.cumsum([tensor.numel() for tensor in live])
-        bounds = [0, *np.searchsorted(part, ends).tolist()]
-        for index in np.flatnonzero(np.diff(bounds)).tolist():
-            tensor, start = live[index], int(ends[index]) - live[index].numel()
-            at = torch.from_numpy(part[bounds[index] : bounds[index + 1]] - start).to(tensor.device)
+        for index, at in self._state.positions_by_tensor(part):
+            tensor = live[index]
             average = self._average(index, tensor).view(-1)
             now = tensor.reshape(-1).index_select(0, at).to(average.dtype)
             average.index_copy_(0, at, now if share == 1.0 else average.index_select(0, at).lerp_(now, share))

@@ -128,7 +128,13 @@ def test_every_operation_does_the_same_as_on_a_whole_model(world, way):
     assert pieces[0] == pieces[1]
     assert pair.sharded.sound()
     given[7] = np.nan
-    pair.sharded.write(given)
+    for expected in (True, False):
+        pair.sharded.begin_read(pair.sharded.buffer(size))
+        assert pair.sharded.finite is expected
+        assert pair.sharded.begin_read_piece(piece, 4).finite is expected
+        assert pair.sharded.begin_read_at(spots[:3], np.array([3, 7, 41])).finite is expected
+        assert pair.sharded.begin_read_piece(piece, 8).finite
+        pair.sharded.write(given)
     assert not pair.sharded.sound()
 
 

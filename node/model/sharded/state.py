@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,16 @@ from node.model.tensors import plain_name, refuse_other_tensors
 __all__ = ["ShardedState"]
 
 STAGED_BYTES = 64 << 20  # A copy of 64 MB takes a hundred times as long as its announcement.
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRead:
+    """A read that is done, whose values the ranks have checked. A :class:`gossip.averaging.model.Pending`."""
+
+    finite: bool
+
+    def done(self) -> bool:
+        return True
 
 
 class ShardedState(State):
@@ -69,36 +79,42 @@ class ShardedState(State):
         tell("operation", operation)
         return self.work.perform(operation)
 
-    def _on_array(self, operation: Operation, array: NDArray[Any]) -> None:
-        """Do an operation with all elements of an array. Stage it in shared memory if the ranks do not map it."""
+    def _on_array(self, operation: Operation, array: NDArray[Any]) -> bool:
+        """Do an operation with all elements of an array. Stage it in shared memory if the ranks do not map it.
+
+        Return True if all ranks report success.
+        """
         operation = replace(operation, elements=array.size, wide=array.dtype == np.float64)
         found = self._memory.locate(array)
         if found is not None:
             number, offset = found
-            self.announce(replace(operation, memory=number, offset=offset))
-            return
+            return self.announce(replace(operation, memory=number, offset=offset)) == self.work.group.size
         number, staging = self._stage()
-        staged = staging.view(array.dtype)
+        staged, succeeds = staging.view(array.dtype), True
         for low in range(0, array.size, staged.size):
             part = array[low : low + staged.size]
             copy = staged[: part.size]
             if operation.kind != "read":
                 copy[:] = part
-            self.announce(replace(operation, start=operation.start + low, elements=part.size, memory=number))
+            done = self.announce(replace(operation, start=operation.start + low, elements=part.size, memory=number))
+            succeeds = succeeds and done == self.work.group.size
             if operation.kind == "read":
                 part[:] = copy
+        return succeeds
 
-    def _on_positions(self, kind: str, values: Floats, positions: Positions) -> None:
-        """Do an operation at these positions."""
+    def _on_positions(self, kind: str, values: Floats, positions: Positions) -> bool:
+        """Do an operation at these positions. Return True if all ranks report success."""
         number, staging = self._stage()
-        most = staging.size // 3
+        most, succeeds = staging.size // 3, True
         for low in range(0, positions.size, most):
             at, part = positions[low : low + most], values[low : low + most]
             staging[: 2 * at.size].view(np.int64)[:] = at
             staged = staging[2 * at.size : 3 * at.size]
             staged[:] = part
-            self.announce(Operation(kind, elements=at.size, memory=number))
+            done = self.announce(Operation(kind, elements=at.size, memory=number))
+            succeeds = succeeds and done == self.work.group.size
             part[:] = staged
+        return succeeds
 
     def _stage(self) -> tuple[int, Floats]:
         """Return the number of the staging memory, which all ranks map, and the memory itself."""
@@ -127,26 +143,27 @@ class ShardedState(State):
             self._sample = None
 
     def read(self, out: Floats) -> None:
-        self._on_array(Operation("read"), out)
+        self.finite = self._on_array(Operation("read"), out)
 
     def begin_read(self, out: Floats) -> None:
         began = time.perf_counter()
         self.read(out)
         self.copy_s = time.perf_counter() - began
 
-    def begin_read_piece(self, out: Floats, start: int) -> None:
-        self._on_array(Operation("read", start), out)
+    def begin_read_piece(self, out: Floats, start: int) -> FinishedRead:
+        return FinishedRead(self._on_array(Operation("read", start), out))
 
-    def begin_read_optimizer(self, out: Floats, start: int) -> None:
-        self._on_array(Operation("read", start, keys=self.optimizer_keys), out)
+    def begin_read_optimizer(self, out: Floats, start: int) -> FinishedRead:
+        return FinishedRead(self._on_array(Operation("read", start, keys=self.optimizer_keys), out))
 
-    def begin_read_at(self, out: Floats, positions: Positions) -> None:
+    def begin_read_at(self, out: Floats, positions: Positions) -> FinishedRead | None:
         if self._thread is None or threading.current_thread() is self._thread:
-            self._on_positions("read_at", out, positions)
-        elif self._sample is not None and np.array_equal(self._sample[0], positions):
+            return FinishedRead(self._on_positions("read_at", out, positions))
+        if self._sample is not None and np.array_equal(self._sample[0], positions):
             out[:] = self._sample[1]
         else:
             out[:] = np.nan  # The network thread cannot read other weights, and takes NaN for unknown.
+        return None
 
     def read_frozen(self, out: Floats, start: int) -> None:
         first = start - self.layout.exchanged

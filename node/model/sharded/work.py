@@ -6,15 +6,20 @@ All of them map the vector's memory, so that each rank copies its own part in an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
+from operator import attrgetter
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gossip.arithmetic.mixing import is_finite
 from gossip.errors import ConfigError, LayoutError
+from node.model.device.uploads import Uploads
 from node.model.flat import add_at
 from node.model.optimizer_state import OptimizerState
 from node.model.optimizers import Optimizers
@@ -99,6 +104,23 @@ class Operation:
         """Return True if a correct rank 0 can have sent the operation, for a memory of so many bytes."""
         inside = self.offset >= 0 and self.offset % 4 == 0 and self.offset + self.size <= memory
         return self.kind in WORK and inside and min(self.start, self.elements) >= 0
+
+
+@dataclass(frozen=True, slots=True)
+class PositionRun:
+    """This rank's part of some positions, in consecutive shards on one device.
+
+    Attributes:
+        device: The device.
+        values: The values at all positions, on the host.
+        indices: The indices of this rank's positions among all, on the host.
+        pieces: Each shard, its positions in the flattened part on the device, and their range in ``indices``.
+    """
+
+    device: torch.device
+    values: Tensor
+    indices: Tensor
+    pieces: list[tuple[LocalShard, Tensor, int, int]]
 
 
 class ShardWork:
@@ -187,13 +209,20 @@ class ShardWork:
         memory = self.memory.bytes_of(operation.memory)[operation.offset : operation.offset + operation.size]
         return torch.from_numpy(memory.view(np.float64 if operation.wide else np.float32))
 
-    def _matching_positions(self, operation: Operation) -> Iterator[tuple[LocalShard, Tensor, Tensor, Tensor]]:
-        """Yield each shard, its positions in the flattened part, their indices among all positions, and all values."""
+    def _matching_positions(self, operation: Operation) -> Iterator[PositionRun]:
+        """Yield this rank's positions by device. One copy brings them there, since each copy waits for the device."""
         memory = self.memory.bytes_of(operation.memory)[: operation.size]
         positions, values = memory[: 8 * operation.elements].view(np.int64), memory[8 * operation.elements :]
-        for shard, indices, in_part in matching_positions(self._shards(operation), positions):
-            at = torch.from_numpy(in_part).to(shard.tensor.device)
-            yield shard, at, torch.from_numpy(indices), torch.from_numpy(values.view(np.float32))
+        found = matching_positions(self._shards(operation), positions)
+        for device, group in groupby(found, key=lambda row: row[0].tensor.device):
+            rows = list(group)
+            ends = np.cumsum([0, *(in_part.size for _, _, in_part in rows)]).tolist()
+            at = torch.from_numpy(np.concatenate([in_part for _, _, in_part in rows])).to(device)
+            yield PositionRun(
+                device, torch.from_numpy(values.view(np.float32)),
+                torch.from_numpy(np.concatenate([indices for _, indices, _ in rows])),
+                [(row[0], at[low:high], low, high) for row, (low, high) in zip(rows, pairwise(ends), strict=True)],
+            )  # fmt: skip
 
     def _shards(self, operation: Operation) -> Iterator[LocalShard]:
         """Yield this rank's parts of the tensors that an operation concerns."""
@@ -224,10 +253,14 @@ class ShardWork:
             for state in [one.state.get(parameter, {})] for key in sorted(state, key=str) if is_sharded(state[key])
         ]  # fmt: skip
 
-    def _read(self, operation: Operation) -> None:
+    def _read(self, operation: Operation) -> bool:
+        """Read this rank's part. Return True if all of it is finite."""
+        read: list[Tensor] = []
         for shard, part, values in matching_views(self._shards(operation), self._host(operation), operation.start):
             if shard.box.owns:
                 values.copy_(part.cpu())  # Half precision is widened on the host, and takes no memory of the device.
+                read.append(part)
+        return are_finite(read)
 
     def _write(self, operation: Operation) -> None:
         for _, part, values in matching_views(self._shards(operation), self._host(operation), operation.start):
@@ -243,14 +276,23 @@ class ShardWork:
                 part, values, lambda live, other: live.add_(other - live.to(other.dtype), alpha=operation.weight)
             )
 
-    def _read_at(self, operation: Operation) -> None:
-        for shard, at, indices, values in self._matching_positions(operation):
-            if shard.box.owns:
-                values[indices] = shard.tensor.reshape(-1).index_select(0, at).to("cpu", torch.float32)
+    def _read_at(self, operation: Operation) -> bool:
+        """Read this rank's part. Return True if all of it is finite."""
+        finite = True
+        for run in self._matching_positions(operation):
+            owned = [(shard, at, low, high) for shard, at, low, high in run.pieces if shard.box.owns]
+            if owned:
+                read = [shard.tensor.reshape(-1).index_select(0, at).to(torch.float32) for shard, at, _, _ in owned]
+                here = torch.cat(read).cpu()
+                run.values[torch.cat([run.indices[low:high] for _, _, low, high in owned])] = here
+                finite = finite and is_finite(here.numpy())
+        return finite
 
     def _add_at(self, operation: Operation) -> None:
-        for shard, at, indices, values in self._matching_positions(operation):
-            add_at(shard.tensor, at, values[indices].to(shard.tensor.device))
+        for run in self._matching_positions(operation):
+            added = run.values[run.indices].to(run.device)
+            for shard, at, low, high in run.pieces:
+                add_at(shard.tensor, at, added[low:high])
 
     def _create(self, operation: Operation) -> None:
         examples = self.state.examples(operation.keys, dict(operation.scalars))
@@ -266,7 +308,7 @@ class ShardWork:
     @torch.no_grad()
     def sound(self) -> bool:
         """Return True if all weights that this rank holds are finite."""
-        return all(bool(torch.isfinite(local_part(tensor)).all()) for tensor in self.tensors.current())
+        return are_finite([local_part(tensor) for tensor in self.tensors.current()])
 
     def _plain(self, operation: Operation) -> None:
         """Broadcast the tensors that no vector holds, integers for example."""
@@ -290,14 +332,35 @@ class ShardWork:
         return dict(zip(map(id, self.tensors.current()), np.cumsum([0, *sizes[:-1]]).tolist(), strict=True))
 
 
+def are_finite(tensors: Sequence[Tensor]) -> bool:
+    """Return True if all values are finite. The host waits once for each device."""
+    floats = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
+    flags = []
+    for _, group in groupby(floats, key=attrgetter("device")):
+        # The largest absolute value of each tensor; one NaN makes it NaN.
+        norms = torch._foreach_norm(list(group), math.inf)
+        flags.append(torch.isfinite(torch.stack([norm.double() for norm in norms])).all())
+    return all(map(bool, flags))
+
+
 def change_tensor(tensor: Tensor, values: Tensor, change: Callable[[Tensor, Tensor], object]) -> None:
-    """Call ``change(tensor, values)`` on the tensor's device, or on a host copy if the device has too little memory."""
-    try:
+    """Call ``change`` with rows of the tensor and their values, some at a time on a device.
+
+    If the device has too little memory, call it with a host copy of them.
+    """
+    if not tensor.is_cuda:
         change(tensor, values.to(tensor.device))
-    except torch.OutOfMemoryError:
-        copy = tensor.cpu()
-        change(copy, values)
-        tensor.copy_(copy)
+        return
+    rows = max(1, Uploads.PORTION_ELEMENTS * max(len(tensor), 1) // max(tensor.numel(), 1)) if tensor.dim() else 0
+    for live, host in zip(*(torch.split(one, rows) if rows else [one] for one in (tensor, values)), strict=True):
+        try:
+            # torch keeps page-locked memory, so that only the first portions lock it.
+            staged = torch.empty(host.shape, dtype=host.dtype, pin_memory=True).copy_(host)
+            change(live, staged.to(tensor.device, non_blocking=True))
+        except torch.OutOfMemoryError:
+            copy = live.cpu()
+            change(copy, host)
+            live.copy_(copy)
 
 
 WORK: dict[str, Callable[[ShardWork, Operation], bool | None]] = {

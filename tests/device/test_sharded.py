@@ -1,0 +1,83 @@
+"""A rank's part in operations on a sharded model, with parts on the device: few copies, and little memory for them."""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+import pytest
+import torch
+
+from node.model.device.uploads import Uploads
+from node.model.sharded.shards import LocalShard, ShardBox
+from node.model.sharded.work import Operation, ShardWork, change_tensor
+
+pytestmark = pytest.mark.cuda
+ROWS, COLUMNS, PARTS = 8, 10, 5
+
+
+class Work(ShardWork):
+    """A rank that owns some whole tensors, and maps the memory of one operation."""
+
+    def __init__(self) -> None:
+        box = ShardBox((ROWS, COLUMNS), (slice(0, ROWS), slice(0, COLUMNS)), True)
+        size = ROWS * COLUMNS
+        self.parts = [torch.ones(ROWS, COLUMNS, device="cuda") for _ in range(PARTS)]
+        self.shards = [LocalShard(part, size * number, box) for number, part in enumerate(self.parts)]
+        self.bytes = np.frombuffer(mmap.mmap(-1, 1 << 16), np.uint8)
+        self.memory = self
+
+    def bytes_of(self, number):
+        return self.bytes
+
+    def _shards(self, operation):
+        return iter(self.shards)
+
+
+def waits_of(accelerator):
+    return None if accelerator is None else len(accelerator.waits)
+
+
+def test_positions_in_any_number_of_tensors_take_one_copy_in_each_direction(accelerator):
+    work = Work()
+    places = np.arange(0, PARTS * ROWS * COLUMNS, 7)
+    work.bytes[: 8 * places.size].view(np.int64)[:] = places
+    values = work.bytes[8 * places.size : 12 * places.size].view(np.float32)
+    values[:] = np.arange(places.size)
+    torch.cuda.synchronize()
+    before = waits_of(accelerator)
+    with torch.no_grad():
+        work._add_at(Operation("add_at", elements=places.size))
+        added = waits_of(accelerator)
+        values.fill(0.0)
+        assert work._read_at(Operation("read_at", elements=places.size))
+    assert accelerator is None or (added - before, len(accelerator.waits) - added) == (2, 2)
+    assert values.tolist() == [1.0 + number for number in range(places.size)]
+
+
+def test_a_read_says_whether_all_values_are_finite(accelerator):
+    work = Work()
+    operation = Operation("read", elements=PARTS * ROWS * COLUMNS)
+    with torch.no_grad():
+        assert work._read(operation)
+        work.parts[3][2, 5] = float("nan")
+        assert not work._read(operation)
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+@pytest.mark.parametrize("shape", [(40, 5), (200,), ()])
+def test_a_part_is_changed_in_page_locked_portions_and_nothing_waits(accelerator, monkeypatch, shape, is_full):
+    if accelerator is None:
+        pytest.skip("waits and memory are counted on the simulated device only")
+    monkeypatch.setattr(Uploads, "PORTION_ELEMENTS", 20)
+    part, values = torch.ones(shape, device="cuda"), torch.arange(float(torch.empty(shape).numel())).view(shape)
+    torch.cuda.synchronize()
+    accelerator.waits.clear()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    accelerator.memory.limit_bytes = before if is_full else float("inf")
+    change_tensor(part, values, lambda live, added: live.add_(added, alpha=2.0))
+    assert bool(accelerator.waits) is is_full
+    torch.cuda.synchronize()
+    assert torch.cuda.max_memory_allocated() - before <= 2 * 4 * 20
+    assert torch.equal(part.cpu(), 1.0 + 2.0 * values)
