@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from gossip.arithmetic.subsets import Subset
 from gossip.averaging.boundary import Adoption, Boundary, Update
+from gossip.averaging.vectors import Cut
 from node.model.backup import KeptWeights
 from node.model.device.downloads import Downloads
 from node.model.device.uploads import Uploads
@@ -191,6 +194,40 @@ def test_captured_steps_are_copied_through_memory_of_their_own(accelerator, monk
     assert loop.values() == {16.0}
 
 
+def test_a_compiled_step_is_copied_through_memory_of_its_own(accelerator, monkeypatch):
+    """Its calls of Python happen once, while torch traces it."""
+    monkeypatch.setattr(Downloads, "MAX_STAGED_ELEMENTS", 0)
+    monkeypatch.setattr(Downloads, "MIN_DIRECT_ELEMENTS", 1)
+    loop = Loop()
+    out = loop.state.buffer(SIZE)
+    loop.step()
+    assert loop.state.begin_read(out).watches
+    with monkeypatch.context() as tracing:
+        tracing.setattr(torch.compiler, "is_compiling", lambda: True)
+        loop.state._guard.before_step(loop.optimizer)
+    assert not loop.state.begin_read(out).watches
+
+
+@pytest.mark.parametrize("staged_elements", [0, 1 << 26])
+def test_a_loop_on_a_stream_of_its_own(accelerator, monkeypatch, staged_elements):
+    monkeypatch.setattr(Downloads, "MAX_STAGED_ELEMENTS", staged_elements)
+    monkeypatch.setattr(Downloads, "MIN_DIRECT_ELEMENTS", 1)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        loop = Loop()
+        loop.step()
+        for expected in (2.0, 6.0, 10.0):
+            visit, vector = loop.snapshot()
+            loop.step()
+            finished(visit)
+            assert set(vector.array.tolist()) == {expected}
+            loop.pool.give(vector)
+            loop.brings(2.0)
+            torch.cuda.synchronize()
+            finished(loop.visit())
+            loop.step()
+            assert loop.values() == {expected + 4.0}
+
+
 def test_weights_on_trial_are_put_back_with_the_optimizers_state(accelerator):
     loop = Loop(momentum=0.5)
     loop.step()
@@ -205,6 +242,39 @@ def test_weights_on_trial_are_put_back_with_the_optimizers_state(accelerator):
     assert loop.values() == {2.0}
     loop.step(0.0)
     assert loop.values() == {2.5}, "with the momentum of before"
+
+
+def test_a_large_half_precision_tensor_is_widened_in_portions(accelerator, monkeypatch):
+    monkeypatch.setattr(Downloads, "MAX_STAGED_ELEMENTS", 0)
+    monkeypatch.setattr(Downloads, "MIN_DIRECT_ELEMENTS", 1)
+    monkeypatch.setattr(Downloads, "PORTION_ELEMENTS", 50)
+    loop = Loop(torch.bfloat16)
+    loop.step()
+    loop.weights.grad = None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.max_memory_allocated()
+    visit, vector = loop.snapshot()
+    finished(visit)
+    assert set(vector.array.tolist()) == {2.0}
+    assert vector.is_finite is None
+    assert not visit.unchecked_vectors(0)
+    if accelerator is not None:  # A real allocator rounds such sizes up.
+        assert torch.cuda.max_memory_allocated() - before <= 4 * 50 + 100, "and some numbers for the check"
+
+
+@pytest.mark.parametrize(("value", "place", "expected"), [(1.0, 0, True), (math.nan, 3, False), (math.inf, 590, False)])
+def test_whether_a_part_and_its_sample_are_finite_comes_with_the_copy(accelerator, value, place, expected):
+    loop, cut = Loop(), Cut(Subset("fragment", index=0, count=2), np.arange(300))
+    loop.boundary.sampled_positions = np.arange(0, SIZE, 10)
+    with torch.no_grad():
+        loop.weights[place] = value
+    loop.boundary.request_snapshot(1, cut=cut)
+    visit = loop.visit()
+    finished(visit)
+    assert visit.unchecked_vectors(0) == []
+    ((_, vector, _),) = visit.snapshots
+    assert vector.is_finite is expected
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------

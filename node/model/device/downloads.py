@@ -33,6 +33,7 @@ class Downloads:
 
     MAX_STAGED_ELEMENTS = 1 << 26  # A model of up to 256 MB of float32 is staged as a whole.
     MIN_DIRECT_ELEMENTS = 1 << 16  # Smaller tensors are staged: the call for a direct copy takes longer than the copy.
+    PORTION_ELEMENTS = 1 << 24  # A tensor of another type takes 64 MB to convert.
 
     def __init__(self, streams: CopyStreams, guard: StepGuard) -> None:
         self.streams, self.guard = streams, guard
@@ -66,16 +67,18 @@ class Downloads:
             stop = start + count_elements(tensors)
             target, start = host[start:stop], stop
             if are_direct:
-                sources += tensors
-                targets += views_like(target, tensors)
+                pieces = self.widened_pieces(tensors)
+                sources += pieces
+                targets += views_like(target, pieces)
                 if not constant:
                     to_guard += tensors
             elif (staged := self.copy_on_device(device, tensors)) is not None:
                 sources.append(staged)
                 targets.append(target)
             else:  # The device has no room for another copy.
-                sources += tensors
-                targets += views_like(target, tensors)
+                pieces = self.widened_pieces(tensors)
+                sources += pieces
+                targets += views_like(target, pieces)
                 training_waits = True
         side.wait_stream(current)
         try:
@@ -94,6 +97,14 @@ class Downloads:
         # A watch notices changes that did not wait for the copy.
         watches = (self.guard.delay_steps(device, copied, to_guard),) if to_guard else ()
         return Copies((copied,), flags, watches)
+
+    def widened_pieces(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Split large tensors of another type: torch makes a float32 copy of each piece on the device."""
+        pieces: list[Tensor] = []
+        for tensor in tensors:
+            is_split = tensor.dtype != torch.float32 and tensor.is_contiguous()
+            pieces += torch.split(tensor.detach().view(-1), self.PORTION_ELEMENTS) if is_split else [tensor]
+        return pieces
 
     def copy_on_device(self, device: torch.device, tensors: list[Tensor]) -> Tensor | None:
         """Return a flat copy of the tensors on their device; None if there is no room."""
