@@ -248,13 +248,16 @@ def test_values_are_added_a_few_portions_at_a_boundary_and_nothing_waits(acceler
 def test_values_that_change_while_they_are_uploaded_are_uploaded_again(accelerator, sweeping):
     model, state, pull = sweeping
     assert not state.add_scaled(pull, 2.0, 1)
-    pull.fill(1.0)  # Another thread, before the copy has ended.
     accelerator.synchronize()
+    pull.fill(1.0)  # By another thread.
     assert not state.add_scaled(pull, 2.0, 2)
-    pull[300:] = 5.0
     accelerator.synchronize()
-    factor = 2.0
-    while not state.add_scaled(pull, factor, 3):
+    pull[:300] = 4.0
+    assert not state.add_scaled(pull, 2.0, 3)
+    accelerator.synchronize()
+    pull[:] = 1.0
+    pull[300:] = 5.0
+    while not state.add_scaled(pull, 2.0, 4):
         accelerator.synchronize()
     assert weights_of(model) == {3.0, 11.0}
     assert model["w"][:300].tolist() == [3.0] * 300
