@@ -50,6 +50,7 @@ def wrong_values(seed: int, dtype: torch.dtype = torch.float32, own_stream: bool
         free = [there.state.buffer(there.state.size()) for _ in range(8)]
         reading, adding = [], []
         pull, version = there.state.buffer(there.state.size()), 0
+        pull += np.arange(pull.size) % 7  # Portions differ.
         if own_stream:
             on.here.stream = torch.cuda.Stream().queue
         for _ in range(CALLS):
