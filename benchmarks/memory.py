@@ -1,0 +1,98 @@
+"""The memory of a node, in bytes a parameter, beyond the model itself: in memory and in files.
+
+    python benchmarks/memory.py [--parameters 100000000] [--mixes 3]
+
+Two nodes of one process each mix with the default settings; the model is one tensor without an optimizer. "In memory"
+is the growth of ``RssAnon`` from before the Node is made until after the mixes, as /proc has it, and "in files" that of
+``RssFile`` and ``RssShmem``. The first run is without ``memory_dir``, the second with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gossip.config import Config
+from node import Node
+
+WAIT_S = 600.0  # The most that the mixes may take.
+
+
+def resident() -> dict[str, int]:
+    """Return the resident bytes of this process, of memory and of files."""
+    text = Path("/proc/self/status").read_text(encoding="utf-8")
+    kib = {name: int(value) for name, value in re.findall(r"^Rss(\w+):\s+(\d+) kB", text, re.MULTILINE)}
+    return {"memory": 1024 * kib["Anon"], "files": 1024 * (kib["File"] + kib["Shmem"])}
+
+
+def hold(parameters: int, mixes: int, folder: str | None, seeds: list[str]) -> None:
+    """Be one node. The first prints its address; each prints its bytes, and ends once a line comes."""
+    torch.set_num_threads(1)
+    weights = torch.full((parameters,), float(len(seeds)))
+    before, until = resident(), time.monotonic() + WAIT_S
+    with Node({"weights": weights}, seeds=seeds, config=Config(), memory_dir=folder) as node:
+        print(json.dumps(node.address), flush=True)
+        while node.metrics().exchanges_done < mixes:
+            node.step(samples=1)
+            time.sleep(0.05)
+            if time.monotonic() > until:
+                raise SystemExit(f"fewer than {mixes} mixes within {WAIT_S:g} s")
+        found = resident()
+        print(json.dumps({name: found[name] - before[name] for name in found}), flush=True)
+        while time.monotonic() < until:  # The other one may need this node for its mixes, until both are killed.
+            node.step(samples=1)
+            time.sleep(0.05)
+
+
+def play(parameters: int, mixes: int, folder: str | None) -> list[dict[str, int]]:
+    """Run both nodes, and return what each has taken."""
+    started: list[subprocess.Popen[str]] = []
+    seeds: list[str] = []
+    try:
+        for _ in range(2):
+            told = json.dumps([parameters, mixes, folder, seeds])
+            started.append(subprocess.Popen([sys.executable, __file__, "--node", told], stdout=-1, text=True))
+            seeds = [answer(started[-1])]
+        return [answer(process) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def answer(process: subprocess.Popen[str]) -> Any:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise SystemExit(f"A node ended with code {process.wait()}.")
+    return json.loads(line)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parameters", type=int, default=100_000_000)
+    parser.add_argument("--mixes", type=int, default=3)
+    parser.add_argument("--node", type=json.loads, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.node:
+        hold(*args.node)
+        return
+    print("| | in memory, bytes a parameter | in files |\n|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        for name, where in (("without memory_dir", None), ("with it", folder)):
+            found = play(args.parameters, args.mixes, where)
+            cells = [", ".join(f"{one[kind] / args.parameters:.2f}" for one in found) for kind in ("memory", "files")]
+            print(f"| {name} | {cells[0]} | {cells[1]} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
