@@ -19,7 +19,7 @@ from gossip.effects import CopyPiece, Effect, Merge, Mix
 
 __all__ = [
     "AdoptJob", "AllocatePieceJob", "AllocateSnapshotJob", "AverageSliceJob", "Driver", "Job", "JobOwner", "MixJob",
-    "PrepareOuterStepJob",
+    "PrepareOuterStepJob", "allocates",
 ]  # fmt: skip
 
 
@@ -27,7 +27,8 @@ class Job(Protocol):
     """Arithmetic on whole vectors, of ``elements`` elements in all.
 
     ``run`` touches only its own vectors and may run in any thread. ``finish`` follows where effects are performed, in
-    the order in which jobs were given. ``fail`` replaces both if either raises an error.
+    the order in which jobs were given. ``fail`` replaces both if either raises an error. An attribute ``allocates`` may
+    be True (:func:`allocates`).
     """
 
     elements: int
@@ -35,6 +36,11 @@ class Job(Protocol):
     def run(self) -> None: ...
     def finish(self) -> None: ...
     def fail(self) -> None: ...
+
+
+def allocates(job: Job) -> bool:
+    """Return True if a job's ``run`` allocates a vector, which may take much longer than arithmetic on it."""
+    return bool(getattr(job, "allocates", False))
 
 
 class Driver(Protocol):
@@ -131,6 +137,12 @@ class MixJob:
                 other.added_since = averager.vectors.take_scratch(snapshot.elements)
             other.added_since.users += 1
             self.newer_sums.append((other.added_since, is_new))
+
+    @property
+    def allocates(self) -> bool:
+        """Return True for a push that comes back, and for the first lesson of a correction."""
+        correction = self.averager.outer_step.correction
+        return self.difference is None or (correction is not None and correction.pull is None)
 
     def run(self) -> None:
         averager, snapshot, difference = self.averager, self.snapshot.array, self.difference
@@ -249,6 +261,7 @@ class AllocatePieceJob:
     """
 
     __slots__ = ("averager", "effect", "elements", "vector")
+    allocates = True
 
     def __init__(self, averager: JobOwner, effect: CopyPiece) -> None:
         self.averager, self.effect, self.elements = averager, effect, effect.stop - effect.start
@@ -275,6 +288,7 @@ class AllocateSnapshotJob:
     """A job that allocates the memory of a snapshot, and requests it unless the session is None."""
 
     __slots__ = ("averager", "cut", "elements", "pushes", "session")
+    allocates = True
 
     def __init__(self, averager: JobOwner, session: int | None, pushes: int, cut: Cut | None) -> None:
         self.averager, self.session, self.pushes, self.cut = averager, session, pushes, cut

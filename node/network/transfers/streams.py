@@ -15,7 +15,7 @@ import trio
 from gossip.arithmetic.mixing import OuterStep, is_finite
 from gossip.averaging.averager import CHECKED_BESIDE_ELEMENTS, Averager
 from gossip.averaging.boundary import Boundary, Visit
-from gossip.averaging.jobs import Job
+from gossip.averaging.jobs import Job, allocates
 from gossip.averaging.streams import ComparingReceiver, DifferenceReceiver, PieceReceiver, Sender
 from gossip.averaging.vectors import Floats, Vector
 from gossip.codecs import Codec, get_codec
@@ -142,7 +142,7 @@ class Streams:
 
     def run_job(self, job: Job) -> None:
         """Run a job inline if it is small and none is queued; otherwise queue it."""
-        if self.queued_jobs or job.elements > self.inline_elements:
+        if self.queued_jobs or not self.is_inline(job):
             self.queued_jobs += 1
             self.jobs_in.send_nowait(job)
             return
@@ -152,19 +152,19 @@ class Streams:
         except Exception as error:
             self.on_job_failed(job, error)
 
-    @property
-    def inline_elements(self) -> int:
-        """Return the size of the largest job that runs inline. Page-locking, which jobs may do, takes long."""
-        return VectorPool.MAPPED_ELEMENTS if self.pool.state.locks else INLINE_ELEMENTS
+    def is_inline(self, job: Job) -> bool:
+        """Return True if a job runs in trio's thread: a small one, which locks no pages, as that takes long."""
+        locks = self.pool.state.locks and allocates(job)
+        return job.elements <= (VectorPool.MAPPED_ELEMENTS if locks else INLINE_ELEMENTS)
 
     async def run_jobs(self) -> None:
         """Run the queued jobs in order, because weights to adopt must wait for the updates before them."""
         async for job in self.jobs_out:
             try:
-                if job.elements > self.inline_elements:
-                    await trio.to_thread.run_sync(job.run)
-                else:
+                if self.is_inline(job):
                     job.run()
+                else:
+                    await trio.to_thread.run_sync(job.run)
                 job.finish()
             except Exception as error:
                 self.on_job_failed(job, error)
