@@ -222,7 +222,8 @@ def guarded(train, tmp_path):
     return node, port_of(node), {"Authorization": f"Bearer {token_of(read_secret(secret))}"}
 
 
-def test_idle_sockets_keep_no_monitor_out(guarded, until):
+def test_idle_sockets_keep_no_monitor_out(guarded, until, monkeypatch):
+    monkeypatch.setattr(web, "REQUEST_S", 60.0)  # Longer than ``get`` waits: no idle socket goes by itself.
     node, port, token = guarded
     server = node.side.service.page.server
     with contextlib.ExitStack() as stack:
@@ -232,9 +233,7 @@ def test_idle_sockets_keep_no_monitor_out(guarded, until):
                 one.sendall(b"GET /healthz HTTP/1.1\r\nHost: ")  # a request that never ends
         until(lambda: server.open_connections > 0)
         for target in ("/healthz", "/metrics"):
-            began = time.monotonic()
             assert get(port, target, token)[0] == 200
-            assert time.monotonic() - began < 1.0
         assert server.open_connections <= web.MAX_WAITING
 
 
