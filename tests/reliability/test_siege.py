@@ -17,7 +17,7 @@ from gossip.wire.messages import MESSAGES
 SIEGE = Path(__file__).parents[2] / "benchmarks" / "siege"
 QUICK = [
     "version", "richer", "accept-stall", "offer-stall", "third-party", "accusations", "garbage", "moniqua", "extremes",
-    "colluders", "nan-pieces", "nan-chunks", "stripes", "new-runs", "sleeper", "finishers",
+    "colluders", "nan-pieces", "nan-chunks", "stripes", "sleeper",
 ]  # fmt: skip
 # What docs/results/sieges.md says that some do not keep in so short a time.
 MISSES = {"nan-chunks": "named by nobody", "sleeper": "progress "}
