@@ -31,7 +31,7 @@ from gossip.averaging.jobs import (
     MixJob,
     PrepareOuterStepJob,
 )  # fmt: skip
-from gossip.averaging.model import is_torn
+from gossip.averaging.model import copy_failure, is_torn
 from gossip.averaging.pair import PairAverage
 from gossip.averaging.reports import Reports
 from gossip.averaging.vectors import Cut, Floats, Vector, Vectors
@@ -414,9 +414,8 @@ class Averager:
                 self.movement.add_merge(update.merge_sample, share)
         for vector in visit.busy_vectors:
             self.vectors.give(vector)
-        visit.unchecked_vectors(0)  # It records what the copies have found.
-        if visit.failed_sessions or visit.lost_updates or any(is_torn(copy) for copy in visit.copies):
-            self.give_up_copies(visit)
+        visit.record_checks()
+        self.give_up_copies(visit)
         is_current = visit.decided_updates == boundary.decided_updates
         for session, vector, mass in visit.snapshots:
             if not (mass or vector.is_transient or self.peer.view.needs_snapshot(session)):
@@ -443,12 +442,20 @@ class Averager:
             )
         for session in visit.failed_sessions:
             self.driver.call_soon(self.report_not_taken, session)
-        if not any(is_torn(copy) for copy in visit.copies):
+        torn = any(is_torn(copy) for copy in visit.copies)
+        failure = next(filter(None, map(copy_failure, visit.copies)), "")
+        if torn:
+            self.warn_once(
+                "The weights changed outside the optimizer while they were copied, and an exchange is given up: change "
+                "them before node.step(). Copies take their memory on the device first from now on."
+            )
+        if failure:
+            self.warn_once(
+                f"The weights could not be copied from the model's device ({failure}), and an exchange is given up: "
+                "training goes on."
+            )
+        if not torn and not failure:
             return
-        self.warn_once(
-            "The weights changed outside the optimizer while they were copied, and an exchange is given up: change "
-            "them before node.step(). Copies take their memory on the device first from now on."
-        )
         snapshots, visit.snapshots = visit.snapshots, ()
         for session, vector, mass in snapshots:
             self.report_not_taken(session)

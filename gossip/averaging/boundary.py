@@ -79,15 +79,15 @@ class Visit:
         """Return True if other weights replaced the present ones, or should have."""
         return self.adopted or self.restored or bool(self.backup_failure)
 
-    def unchecked_vectors(self, least_elements: int) -> list[Vector]:
-        """Return the copies of so many elements of which it is unknown whether all values are finite.
-
-        The copies are done: what they have found themselves is recorded first.
-        """
+    def record_checks(self) -> None:
+        """Record for each vector whether its copies, which are done, have found all values finite."""
         for vector, _ in self.finite_checks:
             results = [result_is_finite(copy) for other, copy in self.finite_checks if other is vector]
             if vector.is_finite is None and None not in results:
                 vector.is_finite = all(results)
+
+    def unchecked_vectors(self, least_elements: int) -> list[Vector]:
+        """Return the copies of so many elements of which it is not recorded whether all values are finite."""
         copied = [*(vector for _, vector, _ in self.snapshots), self.spare_copy, self.newcomers_copy]
         unique = {id(vector): vector for vector in copied if vector is not None}
         return [one for one in unique.values() if one.is_finite is None and one.array.size >= least_elements]

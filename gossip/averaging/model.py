@@ -26,6 +26,11 @@ def is_torn(copy: Pending) -> bool:
     return bool(getattr(copy, "torn", False))
 
 
+def copy_failure(copy: Pending) -> str:
+    """Return the reason why a finished copy holds no weights, or an empty text."""
+    return str(getattr(copy, "failure", ""))
+
+
 class Upload(Pending, Protocol):
     """An update's values on their way to the model's device. Once they are there, applying them does not wait."""
 

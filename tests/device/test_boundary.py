@@ -259,6 +259,7 @@ def test_a_large_half_precision_tensor_is_widened_in_portions(accelerator, monke
     finished(visit)
     assert set(vector.array.tolist()) == {2.0}
     assert vector.is_finite is None
+    visit.record_checks()
     assert not visit.unchecked_vectors(0)
     if accelerator is not None:  # A real allocator rounds such sizes up.
         assert torch.cuda.max_memory_allocated() - before <= 4 * 50 + 100, "and some numbers for the check"
@@ -273,6 +274,7 @@ def test_whether_a_part_and_its_sample_are_finite_comes_with_the_copy(accelerato
     loop.boundary.request_snapshot(1, cut=cut)
     visit = loop.visit()
     finished(visit)
+    visit.record_checks()
     assert visit.unchecked_vectors(0) == []
     ((_, vector, _),) = visit.snapshots
     assert vector.is_finite is expected

@@ -176,41 +176,23 @@ class Streams:
         job.fail()
 
     def await_copies(self, visit: Visit, report: Callable[[Visit], None]) -> None:
-        if all(copy.done() for copy in visit.copies) and not visit.unchecked_vectors(CHECKED_BESIDE_ELEMENTS):
-            self.report_copies(visit, report)
+        if all(copy.done() for copy in visit.copies) and not self.vectors_to_check(visit):
+            report(visit)
         else:
             self.spawn(self.wait_for_copies, visit, report)
 
     async def wait_for_copies(self, visit: Visit, report: Callable[[Visit], None]) -> None:
         while not all(copy.done() for copy in visit.copies):  # noqa: ASYNC110 - a CUDA event can only be polled
             await trio.sleep(0.001)
-        for vector in visit.unchecked_vectors(CHECKED_BESIDE_ELEMENTS):
+        for vector in self.vectors_to_check(visit):
             vector.is_finite = await trio.to_thread.run_sync(is_finite, vector.array)
-        self.report_copies(visit, report)
-
-    def report_copies(self, visit: Visit, report: Callable[[Visit], None]) -> None:
-        """Report a visit whose copies are done, without its snapshots if a copy has a ``failure``."""
-        failures = [failure for copy in visit.copies if (failure := getattr(copy, "failure", ""))]
-        if failures:
-            self.drop_snapshots(visit, failures[0])
         report(visit)
 
-    def drop_snapshots(self, visit: Visit, failure: str) -> None:
-        """End the exchanges whose vectors hold no weights; training and the other exchanges go on.
-
-        The mass that a pushed snapshot carried is lost, like that of a member that is killed.
-        """
-        self.averager.warn_once(
-            f"The weights could not be copied from the model's device ({failure}), and an exchange is given up: "
-            "training goes on."
-        )
-        for session, vector, _ in visit.snapshots:
-            self.call_soon(self.averager.report_not_taken, session)
-            self.pool.give(vector)
-        for spare in (visit.spare_copy, visit.newcomers_copy):
-            if spare is not None:
-                self.pool.give(spare)
-        visit.snapshots, visit.spare_copy, visit.newcomers_copy = (), None, None
+    @staticmethod
+    def vectors_to_check(visit: Visit) -> list[Vector]:
+        """Return the large vectors whose copies, which are done, did not check for finite values."""
+        visit.record_checks()
+        return visit.unchecked_vectors(CHECKED_BESIDE_ELEMENTS)
 
     # -- an exchange ---------------------------------------------------------------------------------------------
     def fail_later(self, session: int, code: str) -> None:
