@@ -93,8 +93,8 @@ class Peer:
         self.id, self.config, self.rng = me.id, config, rng
         self.local = Local(
             model.fingerprint, model.elements, model.trained_elements, model.frozen_elements, run_id=me.run_id,
-            boundary_at=now, machine=model.machine, every=config.interval_steps,
-            progress=RunProgress(config.interval_steps),
+            boundary_at=now, machine=model.machine, every=config.first_interval,
+            progress=RunProgress(config.first_interval),
         )  # fmt: skip
         self.membership, self.misbehaviour = members, members.misbehaviour
         self.linked_peers: dict[PeerId, float] = {}  # Linked members, and when each last had us dial its address.

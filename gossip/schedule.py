@@ -38,7 +38,7 @@ class Schedule:
         # Upper bounds of both, however many mixes others initiate.
         self.latest_steps, self.latest_at = math.inf, math.inf
         self.pace = 1.0
-        self.every: int | None = config.interval_steps  # Local steps between two mixes, before ``pace``.
+        self.every: int | None = config.first_interval  # Local steps between two mixes, before ``pace``.
         self.is_behind = False  # The last mix took so long that the next was due before its end.
         self.spans: deque[float] = deque(maxlen=MAX_SPANS)  # Seconds of one step, between the last mixes.
         self.last_mix: tuple[int, float] | None = None  # Steps and time at the last mix.

@@ -62,7 +62,8 @@ Floats = NDArray[np.float32]
 BLOCK_ELEMENTS = 32_768  # Elements of one pass in numpy: arrays of 128 KiB stay in cache.
 MAX_INTERVALS = 64.0  # Largest number of intervals since its last mix that a partner may state.
 MAX_STEP_SHARE = 1 / 256  # Longest correction of one step, as a share of the weights' norm.
-# Square of a correction that has learned only noise, as a share of the mean square of the lessons.
+# Square of a correction that has learned only noise, as a share of the mean square of the lessons. The leak shrinks the
+# running mean as well, to 0.37 times the square of steady lessons.
 NOISE_SHARE = 0.4
 LESSON_DECAY = 0.9  # Share of the lessons' running mean square that each exchange keeps.
 LEAK = 0.1  # Share of a correction that each exchange takes away: otherwise pushes in one direction would add up.

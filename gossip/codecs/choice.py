@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "AUTO", "COMPILED", "MAX_INTERVAL_STEPS", "NOMINAL_STEPS", "NUMPY", "ExchangeCost", "Machine", "fastest_codec",
-    "mix_interval",
+    "mix_interval", "steps_for_codec",
 ]  # fmt: skip
 
 AUTO = "auto"
@@ -43,7 +43,10 @@ class Machine:
 
     @property
     def codecs(self) -> tuple[str, ...]:
-        """Return the codecs to choose among: with buffers, only those that round each element by itself."""
+        """Return the codecs to choose among, the leanest last.
+
+        With buffers, these are only those that round each element by itself.
+        """
         return ("fp32", "bf16") if self.has_buffers else tuple(BYTES_SHARE)
 
     def coding_s(self, codec: str) -> float:
@@ -63,7 +66,7 @@ NUMPY = Machine({"fp32": 0.0, "bf16": 0.49, "int8": 0.95})
 BYTES_PER_ELEMENT_STEP = 0.5
 """The most bytes that mixing may send for each element and local step: fp32 every 8 steps."""
 
-NOMINAL_STEPS = 8  # An interval where no number is set, before anything is measured, and as versions count it.
+NOMINAL_STEPS = 8  # An interval where no number is set, as versions count it, and the least while exchanges fail.
 SLACK = 0.05  # The share by which an interval may be shorter than its limits: int8 needs 0.4 % for its scales.
 MAX_INTERVAL_STEPS = 64  # With longer intervals nodes drift apart on any data.
 MIN_STEP_S = 1e-9  # A shorter step was not timed.
@@ -72,14 +75,15 @@ MAX_LINK_SHARE = 1.0
 
 
 def fastest_codec(rate_mb_s: float | None, machine: Machine) -> str:
-    """Return the codec with the least time for sending and coding at this rate; bf16 while the rate is unknown.
+    """Return the codec with the least time for sending and coding at this rate in MB/s.
 
     With the compiled passes int8 wins below 5,000 MB/s, which few sockets exceed. With numpy fp32 wins above about
-    1,000 MB/s, int8 below about 540 MB/s, and bf16 between them. At an infinite rate fp32 wins. Coarser codecs trade
-    accuracy for bytes, so only the user chooses them.
+    1,000 MB/s, int8 below about 540 MB/s, and bf16 between them. At an infinite rate fp32 wins. The leanest codec
+    serves while the rate is unknown, since it wins on most links. Coarser codecs trade accuracy for bytes, so only the
+    user chooses them.
     """
     if rate_mb_s is None or rate_mb_s <= 0:
-        return "bf16"
+        return machine.codecs[-1]
     return min(machine.codecs, key=lambda name: BYTES_SHARE[name] * 1000.0 / rate_mb_s + machine.coding_s(name))
 
 
@@ -118,6 +122,11 @@ def mix_interval(
     work_s = 4e-9 * exchange.elements * machine.work_s(exchange.codec)
     by_time = max(exchange.seconds / MAX_LINK_SHARE, work_s / share) / step_s
     return max(least, whole_steps(max(by_bytes, by_time)))
+
+
+def steps_for_codec(codec: str) -> int:
+    """Return the shortest interval that the bytes of a codec allow; AUTO and coarser codecs count as int8."""
+    return whole_steps(4.0 * BYTES_SHARE.get(codec, BYTES_SHARE["int8"]) / BYTES_PER_ELEMENT_STEP)
 
 
 def whole_steps(steps: float) -> int:

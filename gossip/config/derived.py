@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gossip.codecs import AUTO
-from gossip.codecs.choice import NOMINAL_STEPS
+from gossip.codecs.choice import NOMINAL_STEPS, steps_for_codec
 from gossip.config.filters import AUTO_FILTER, FILTERS
 from gossip.config.internal import Internal
 from gossip.config.keys import MOST_PARTNERS, Keys
@@ -83,12 +83,21 @@ class Derived(Keys):
     def interval_steps(self) -> int | None:
         """Return the local steps in an interval as versions count them; None with a clock alone.
 
-        All nodes of a swarm must have the same number. A node that chooses its interval begins with it.
+        All nodes of a swarm must have the same number.
         """
         steps = self.mix_every_steps
         if steps is None and self.mix_every_s is not None:
             return None
         return steps if isinstance(steps, int) else NOMINAL_STEPS
+
+    @property
+    def first_interval(self) -> int | None:
+        """Return the local steps of a node's first interval; None with a clock alone.
+
+        A node that chooses its interval begins with the shortest that the bytes of its codec allow. The usual distance
+        of :mod:`gossip.filters.clip` is that of earlier exchanges. After a longer interval it would let in lies.
+        """
+        return steps_for_codec(self.codec_name) if self.auto_interval else self.interval_steps
 
     @property
     def codec_name(self) -> str:

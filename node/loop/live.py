@@ -99,7 +99,7 @@ class LiveModel:
         # With max_version_gap the loop waits at its boundary for the update, so it is not uploaded ahead.
         self.boundary.uploads_updates = is_single_rank and config.max_version_gap is None
         self.outer = OuterStep(self.state.layout.parameters, *config.outer, config.averaged)
-        every = config.interval_steps
+        every = config.first_interval
         if config.kappa and every is not None and is_single_rank:
             self.outer.correction = Correction(
                 self.state.layout.exchanged, self.state.layout.parameters, config.kappa, every

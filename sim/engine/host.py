@@ -120,7 +120,7 @@ class Host:
         outer = OuterStep(parameters or vector.size, *config.outer, config.averaged)
         outer.reset(vector)
         if has_correction:
-            outer.correction = Lessons(vector.size, outer.parameters, config.kappa, config.interval_steps or 1)
+            outer.correction = Lessons(vector.size, outer.parameters, config.kappa, config.first_interval or 1)
         vectors = HostVectors(lambda: vector.copy() if prepare_copy(self) else None)
         model, kept = VectorModel(vector), KeptVector(vector)
         self.boundary = Boundary(model, vectors, kept, config.conserves, LOCK, partial(request_visit, self))

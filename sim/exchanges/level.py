@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from gossip.codecs import AUTO, COMPILED, Codec, ExchangeCost, Machine, get_codec
+from gossip.codecs import AUTO, COMPILED, Codec, ExchangeCost, Machine, fastest_codec, get_codec
 from gossip.config import Config
 from gossip.exchange.durations import MIN_WAIT_LIMIT_S
 from sim.arrays import I64
@@ -17,7 +17,7 @@ from sim.exchanges.decisions import Decisions
 from sim.exchanges.intervals import Intervals
 from sim.exchanges.models import Models
 from sim.exchanges.presence import Presence
-from sim.exchanges.streams import Sizes, StreamTimes, is_instant
+from sim.exchanges.streams import Sizes, StreamTimes
 from sim.exchanges.tape import Tape
 from sim.learning.learners import Learners
 from sim.scenario.scenario import Scenario
@@ -53,7 +53,7 @@ class ExchangeLevel:
         for peer, name in enumerate(names):
             network.add(name)
             self.clocks.add(peer, step_times.durations(name))
-        codec = codec_of(config, is_instant(network, peers))
+        codec = codec_of(config)
         self.sizes = Sizes(codec.name, learners.elements)
         has_slow_steps = scenario.compute.step_s.mean > MIN_WAIT_LIMIT_S / 2
         vector_bytes = network.bytes_of(self.sizes.vector_bytes)
@@ -159,9 +159,6 @@ class ExchangeLevel:
         return digest.hexdigest()
 
 
-def codec_of(config: Config, instant: bool) -> Codec:
-    """Return the codec of all exchanges. With "auto" it is the one that peers come to choose for nearly all of them.
-
-    They choose int8 wherever a vector takes a measurable time, and bf16 as long as it takes none.
-    """
-    return get_codec(("bf16" if instant else "int8") if config.codec_name == AUTO else config.codec_name)
+def codec_of(config: Config) -> Codec:
+    """Return the codec of all exchanges. With "auto" it is the one that peers choose at first, and on most links."""
+    return get_codec(fastest_codec(None, COMPILED) if config.codec_name == AUTO else config.codec_name)

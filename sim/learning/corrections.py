@@ -24,7 +24,7 @@ class Corrections:
     """
 
     def __init__(self, peers: int, parameters: int, config: Config) -> None:
-        every = config.interval_steps
+        every = config.first_interval
         assert every is not None, "a correction counts steps"
         self.kappa = config.kappa
         self.every = np.full(peers, every, np.int64)

@@ -197,8 +197,8 @@ class Trainer:
         self.outer = OuterStep(vector.size, *config.outer, config.averaged)
         self.outer.reset(vector)
         self.correction: Correction | None = None
-        if config.kappa and config.interval_steps:
-            numbers = vector.size, vector.size, config.kappa, config.interval_steps
+        if config.kappa and config.first_interval:
+            numbers = vector.size, vector.size, config.kappa, config.first_interval
             # A node learns as soon as an exchange ends, and the simulator at the next boundary. So learn there too.
             self.correction, self.outer.correction = Correction(*numbers), Lessons(*numbers)
         self.corrected_at_step = 0

@@ -264,9 +264,11 @@ def adapted(made, seconds, step_s=0.1, mixes=8, first=0, every=2):
     return made.every
 
 
-def test_a_node_begins_with_eight_steps_whatever_its_codec():
-    begins = {codec: schedule(mix_every_steps="auto", codec=codec).every for codec in ("auto", "fp32", "int4")}
-    assert begins == {"auto": 8, "fp32": 8, "int4": 8}
+def test_a_node_begins_with_the_shortest_interval_that_its_codecs_bytes_allow():
+    codecs = (None, "auto", "fp32", "bf16", "int8", "int4")
+    begins = [schedule(mix_every_steps="auto", codec=codec).every for codec in codecs]
+    assert begins == [2, 2, 8, 4, 2, 2]
+    assert schedule(mix_every_steps=5, codec="int8").every == 5
 
 
 def test_the_interval_follows_what_exchanges_take_and_small_changes_do_not_move_it():
@@ -278,7 +280,7 @@ def test_the_interval_follows_what_exchanges_take_and_small_changes_do_not_move_
 
 def test_nothing_is_concluded_from_few_mixes_nor_from_one_long_pause():
     made = chooses()
-    assert adapted(made, 5.0, mixes=4) == 8  # three spans between four mixes
+    assert adapted(made, 5.0, mixes=4) == 2  # three spans between four mixes
     made = chooses()
     assert adapted(made, 0.8) == 8
     usual = ExchangeCost(1_000, "int8", 1_004, 0.8)

@@ -21,7 +21,7 @@ from tests.gossip.kernel.building import passes
 @pytest.mark.parametrize(
     ("compiled", "rate_mb_s", "codec"),
     [
-        (True, None, "bf16"), (False, None, "bf16"), (True, 0.0, "bf16"),
+        (True, None, "int8"), (False, None, "int8"), (True, 0.0, "int8"),
         (True, 10.0, "int8"), (True, 2_000.0, "int8"), (True, 8_000.0, "bf16"), (True, 20_000.0, "fp32"),
         (False, 10.0, "int8"), (False, 800.0, "bf16"), (False, 2_000.0, "fp32"),
         (True, math.inf, "fp32"), (False, math.inf, "fp32"),
@@ -50,9 +50,9 @@ def test_who_offers_goes_by_its_own_passes_and_the_other_takes_that(compiled, co
 
 def test_a_partner_without_a_past_is_offered_what_the_others_links_bear():
     exchanges = Side(config=Config(codec="auto")).exchanges
-    assert exchanges.offered_codec(B, ALL) == "bf16"
-    exchanges.durations.add(C, 1.0, 10_000_000)
-    assert exchanges.offered_codec(B, ALL) == exchanges.offered_codec(C, ALL) == "int8"
+    assert exchanges.offered_codec(B, ALL) == "int8"
+    exchanges.durations.add(C, 1e-6, 10_000_000)
+    assert exchanges.offered_codec(B, ALL) == exchanges.offered_codec(C, ALL) == "fp32"
 
 
 @pytest.mark.parametrize(("configured", "taken"), [("auto", "int8"), ("fp32", "int8"), ("int4", "int4")])

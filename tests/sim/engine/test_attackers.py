@@ -370,3 +370,18 @@ def test_a_newcomer_is_moved_no_further_by_the_first_it_meets_than_its_donors_we
     """Before its first step, when it knows of no distance of its own."""
     moved, apart = moved_by_the_first_it_meets(kind, learning)
     assert moved <= 0.5 * Clip.usual_distances * max(apart, 1e-3 * math.sqrt(4096)) * 1.1
+
+
+def test_small_lies_do_not_keep_a_swarm_that_chooses_its_interval_from_learning():
+    """A small model and its inner-product lie are nearer to each other than honest models after long intervals.
+
+    Nodes that began with eight steps and came to mix every two took all lies whole, and went back to zero for good.
+    """
+    task = Task(partition={"kind": "dirichlet", "alpha": 1.0}, optimizer=Optimizer(lr=0.1))
+    fast = NetworkSpec(latency=IDEAL["network"].latency, rate_mbit_s=100.0)
+    attackers = AttackersSpec(share=0.2, kind="ipm")
+    run = Scenario(
+        seed=1, peers=40, duration_s=20.0, fidelity="whole", task=task, gossip=Config(), attackers=attackers,
+        **IDEAL | {"network": fast},
+    )  # fmt: skip
+    assert simulate(run, progress=False).summary["accuracy"]["mean"] > 0.6

@@ -35,7 +35,7 @@ def played(**changes):
 
 @pytest.mark.parametrize("fidelity", ["whole", "exchange"])
 def test_peers_on_good_links_mix_every_2_steps_in_int8_and_send_what_fp32_every_8_sends(fidelity):
-    interval, mixes, sent = played(steps=600, fidelity=fidelity)  # They begin with 8.
+    interval, mixes, sent = played(steps=200, fidelity=fidelity)
     every_8 = simulate(scenario(codec="fp32", mix_every_steps=8), progress=False).summary
     assert interval == 2
     assert mixes == pytest.approx(1 / 2, rel=0.1)
@@ -102,14 +102,8 @@ def test_both_levels_choose_the_same_intervals_and_learn_as_much():
 
 
 def test_at_the_fast_level_the_codec_is_what_peers_come_to_choose():
-    config = Config(mix_every_steps="auto")
-    assert codec_of(config, instant=False).name == "int8"
-    assert codec_of(config, instant=True).name == "bf16"
-    assert codec_of(Config(mix_every_steps="auto", codec="int4"), instant=False).name == "int4"
-    everywhere = scenario(
-        codec="auto", network={"latency": {"kind": "constant", "value_ms": 0}, "rate_mbit_s": "unlimited"}
-    )
-    assert ExchangeSimulation(everywhere).level.models.codec.name == "bf16"
+    assert codec_of(Config(mix_every_steps="auto")).name == "int8"
+    assert codec_of(Config(mix_every_steps="auto", codec="int4")).name == "int4"
     assert ExchangeSimulation(scenario()).level.models.codec.name == "int8"
 
 
