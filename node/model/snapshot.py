@@ -26,6 +26,7 @@ from node.model.device.places import Places
 from node.model.device.streams import CopyStreams
 from node.model.device.sweeps import ScaledAddition
 from node.model.device.times import CopyTimes
+from node.model.device.update import UpdateUpload
 from node.model.device.uploads import Change, Uploading, Uploads, Work
 from node.model.flat import (
     add,
@@ -45,7 +46,7 @@ from node.model.optimizers import Optimizers
 from node.model.state import Floats, Positions, State
 from node.model.tensors import LiveTensors, plain_name, refuse_other_tensors
 
-__all__ = ["Copies", "ModelState", "UpdateUpload", "device_of"]
+__all__ = ["Copies", "ModelState", "device_of"]
 
 MAPPED_ELEMENTS = 1 << 16  # The least size of a host vector that gets pages of its own.
 
@@ -305,7 +306,7 @@ class ModelState(State):
             ]
         except LayoutError:
             return None  # The boundary raises it where the user sees it.
-        return UpdateUpload(self, values, parts) if any(parts) else None
+        return UpdateUpload(partial(self._apply, values, ahead=parts), parts) if any(parts) else None
 
     @torch.no_grad()
     def _apply(
@@ -429,28 +430,3 @@ def add_pieces(pieces: list[tuple[Tensor, Tensor, int, int]], _: list[Tensor], v
     """Add its part of ``values`` to each tensor, at the tensor's positions."""
     for tensor, at, low, high in pieces:
         add_at(tensor, at, values[low:high])
-
-
-class UpdateUpload:
-    """An update's values that are being copied to the model's devices. A :class:`gossip.averaging.model.Upload`.
-
-    Args:
-        state: The model.
-        values: The host vector, which must not change until this is done.
-        parts: The upload for each run of the model's devices; None for a run that has none.
-    """
-
-    def __init__(self, state: ModelState, values: Floats, parts: Sequence[Uploading | None]) -> None:
-        self._state, self._values, self._parts = state, values, parts
-
-    def done(self) -> bool:
-        """Return True once applying the values does not wait. Any thread may call it."""
-        return all(part.event.query() for part in self._parts if part is not None)  # type: ignore[no-untyped-call]
-
-    def add(self) -> Copies:
-        """Add the values, as :meth:`ModelState.add`."""
-        return self._state._apply(self._values, add, ahead=self._parts)
-
-    def merge(self, ratio: float) -> Copies:
-        """Merge the values, as :meth:`ModelState.merge`."""
-        return self._state._apply(self._values, partial(merge, weight=ratio), scratch=True, ahead=self._parts)
