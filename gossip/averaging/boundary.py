@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from gossip.arithmetic.mixing import push_mass
 from gossip.arithmetic.subsets import ALL, Subset
-from gossip.averaging.model import Backup, Model, Pending, Upload, result_is_finite
+from gossip.averaging.model import Backup, Model, Pending, Upload, is_narrow, result_is_finite
 from gossip.averaging.vectors import Cut, Floats, Positions, Vector, Vectors
 
 __all__ = ["Adoption", "Boundary", "Update", "Visit"]
@@ -48,7 +48,10 @@ class Adoption:
 
 @dataclass(slots=True)
 class Visit:
-    """The results of one visit of the training loop. Its vectors may be used once all ``copies`` are done."""
+    """The results of one visit of the training loop.
+
+    Its vectors may be used once all ``copies`` are done, and widened where they are narrow.
+    """
 
     updates: Sequence[Update] = ()  # Applied updates. Their vectors are back in the pool, except ``busy_vectors``.
     merged_shares: Sequence[float] = ()  # For each update the share of its vector in the weights; 0 for a difference.
@@ -96,7 +99,7 @@ class Visit:
         """Record a copy that is in progress, into ``vector`` alone. Return False if there is none to wait for."""
         if copy is not None and vector is not None:
             self.finite_checks = (*self.finite_checks, (vector, copy))
-        if copy is None or copy.done():
+        if copy is None or (copy.done() and not is_narrow(copy)):
             return False
         self.copies = (*self.copies, copy)
         return True

@@ -56,7 +56,7 @@ class Driver(Protocol):
         """Run the job, here or in another thread, and finish it here in the order of jobs."""
 
     def await_copies(self, visit: Visit, report: Callable[[Visit], None]) -> None:
-        """Call ``report`` with the visit once its copies are done, and large ones are checked for finite values."""
+        """Call ``report`` with the visit once its copies are done, widened, and if large checked for finite values."""
 
 
 class JobOwner(Protocol):

@@ -6,11 +6,14 @@ from typing import Protocol
 
 from gossip.averaging.vectors import Floats, Positions
 
-__all__ = ["Backup", "Model", "Pending", "Upload", "is_torn", "result_is_finite"]
+__all__ = ["Backup", "Model", "Pending", "Upload", "copy_failure", "is_narrow", "is_torn", "result_is_finite", "widen"]
 
 
 class Pending(Protocol):
-    """A copy in progress. Until it is done, its target must not be read and its source must not be written."""
+    """A copy in progress. Until it is done, its target must not be read and its source must not be written.
+
+    A target that :func:`is_narrow` after that must not be read until it was widened either.
+    """
 
     def done(self) -> bool: ...
 
@@ -29,6 +32,17 @@ def is_torn(copy: Pending) -> bool:
 def copy_failure(copy: Pending) -> str:
     """Return the reason why a finished copy holds no weights, or an empty text."""
     return str(getattr(copy, "failure", ""))
+
+
+def is_narrow(copy: Pending) -> bool:
+    """Return True if a copy has brought, or will bring, half-precision values that are still to be widened."""
+    return bool(getattr(copy, "is_narrow", False))
+
+
+def widen(copy: Pending) -> None:
+    """Widen the half-precision values of a finished copy. That takes as long as a copy of its target."""
+    if is_narrow(copy):
+        copy.widen()  # type: ignore[attr-defined]
 
 
 class Upload(Pending, Protocol):

@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from gossip.errors import LayoutError
 from node.model.device.copies import Copies, combined, memory_errors
 from node.model.device.downloads import Downloads
 from node.model.device.guard import StepGuard
+from node.model.device.halves import crossing_type
 from node.model.device.places import Places
 from node.model.device.streams import CopyStreams
 from node.model.device.sweeps import ScaledAddition
@@ -225,8 +227,11 @@ class ModelState(State):
             pieces, values = run.pieces(live), host[run.start : run.stop]
             if run.device.type == "cuda":
                 with memory_errors():
-                    flat = torch.cat([tensor.reshape(-1).index_select(0, at).float() for tensor, at, _, _ in pieces])
-                found.append(self._downloads.begin(run.device, [flat], values, constant=True))
+                    flat = [
+                        torch.cat([tensor.reshape(-1).index_select(0, at).to(dtype) for tensor, at, _, _ in alike])
+                        for dtype, alike in groupby(pieces, key=lambda piece: crossing_type(piece[0]))
+                    ]
+                found.append(self._downloads.begin(run.device, flat, values, constant=True))
                 continue
             for tensor, at, low, high in pieces:
                 values[low:high].copy_(tensor.reshape(-1).index_select(0, at))

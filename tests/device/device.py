@@ -57,6 +57,7 @@ class Device:
         self.waits: list[Wait] = []
         self.locking_bytes = 256 << 10  # Page-locking so much takes long, and may wait for the device.
         self.strict = False  # torch.cuda.set_sync_debug_mode("error")
+        self.crossed_bytes = {"down": 0, "up": 0}  # Bytes of copies from the device to the host, and to the device.
 
     @property
     def current(self) -> Queue:

@@ -17,11 +17,13 @@ CALLS = 20
 
 
 class Side:
-    """A model with a buffer and its optimizer, on the device or on the host."""
+    """A model with a buffer and its optimizer, on the device or on the host. Without a type it has three."""
 
-    def __init__(self, device: str, dtype: torch.dtype) -> None:
+    def __init__(self, device: str, dtype: torch.dtype | None) -> None:
         torch.manual_seed(1)
-        self.model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).to(dtype)
+        self.model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+        for layer, own in zip(self.model, (torch.bfloat16, torch.float32, torch.float16), strict=True):
+            layer.to(dtype or own)
         with torch.no_grad():
             for tensor in self.model.state_dict().values():
                 tensor.copy_(torch.randint(0, 8, tensor.shape))
@@ -39,7 +41,7 @@ class Side:
         self.optimizer.step()
 
 
-def wrong_values(seed: int, dtype: torch.dtype = torch.float32, own_stream: bool = False) -> int:
+def wrong_values(seed: int, dtype: torch.dtype | None = torch.float32, own_stream: bool = False) -> int:
     """Return how many elements of all reads differ from the host's."""
     rng, wrong = random.Random(seed), 0
     with simulated(seed=seed) as on:
@@ -78,6 +80,7 @@ def wrong_values(seed: int, dtype: torch.dtype = torch.float32, own_stream: bool
                         adding.append((vector, changed(kind, there, here, vector, rng)))
             for row in [row for row in reading if row[-1].done()]:
                 reading.remove(row)
+                row[-1].widen()
                 wrong += differing(row[1], row[2])
                 free.append(row[0])
             for row in [row for row in adding if row[-1].done()]:
@@ -88,6 +91,7 @@ def wrong_values(seed: int, dtype: torch.dtype = torch.float32, own_stream: bool
         torch.cuda.synchronize()
         for _, out, expected, copies in reading:
             assert copies.done()
+            copies.widen()
             wrong += differing(out, expected)
         for mine, theirs in zip(there.model.state_dict().values(), here.model.state_dict().values(), strict=True):
             wrong += differing(mine.float().cpu().numpy(), theirs.float().numpy())

@@ -214,6 +214,8 @@ def copied(on: Device, target: Tensor, source: Tensor, late: bool) -> Tensor:
         on.run(lambda: to.copy_(values))
         return target
     host = to if here else values
+    # Asynchronous copies convert on the device, others on the host.
+    on.crossed_bytes["down" if here else "up"] += (host if late else to if there else values).nbytes
     if target.dtype != source.dtype or not (target.is_contiguous() and source.is_contiguous()):
         # Conversion takes a temporary on the device where the copy is asynchronous.
         size = to.numel() * (to if here else values).element_size() if late else 0

@@ -12,6 +12,7 @@ from torch import nn
 
 from gossip.arithmetic.subsets import Subset
 from gossip.averaging.boundary import Adoption, Boundary, Update
+from gossip.averaging.model import widen
 from gossip.averaging.vectors import Cut
 from node.model.backup import KeptWeights
 from node.model.device.downloads import Downloads
@@ -63,6 +64,8 @@ class Loop:
 def finished(visit):
     torch.cuda.synchronize()
     assert all(copy.done() for copy in visit.copies)
+    for copy in visit.copies:
+        widen(copy)  # As a worker does.
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -124,10 +127,14 @@ def test_a_large_model_takes_no_memory_for_a_mix(accelerator, monkeypatch):
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.max_memory_allocated()
+    if accelerator is not None:
+        accelerator.crossed_bytes["up"] = 0
     loop.brings(2.0)
     torch.cuda.synchronize()
+    assert accelerator is None or accelerator.crossed_bytes["up"] == 4 * 50, "ahead of the boundary"
     visit, vector = loop.snapshot()
     finished(visit)
+    assert accelerator is None or accelerator.crossed_bytes["up"] == 4 * SIZE
     assert set(vector.array.tolist()) == {5.0}
     if accelerator is not None:  # A real allocator rounds such sizes up.
         assert torch.cuda.max_memory_allocated() - before <= 4 * 3 * 50 + 16
@@ -245,11 +252,11 @@ def test_weights_on_trial_are_put_back_with_the_optimizers_state(accelerator):
     assert loop.values() == {2.5}, "with the momentum of before"
 
 
-def test_a_large_half_precision_tensor_is_widened_in_portions(accelerator, monkeypatch):
+def test_a_large_tensor_of_another_type_is_converted_in_portions(accelerator, monkeypatch):
     monkeypatch.setattr(Downloads, "MAX_STAGED_ELEMENTS", 0)
     monkeypatch.setattr(Downloads, "MIN_DIRECT_ELEMENTS", 1)
     monkeypatch.setattr(Downloads, "PORTION_ELEMENTS", 50)
-    loop = Loop(torch.bfloat16)
+    loop = Loop(torch.float64)
     loop.step()
     loop.weights.grad = None
     torch.cuda.synchronize()
@@ -299,7 +306,7 @@ def test_a_snapshot_without_memory_holds_up_training_instead(accelerator):
 
 
 def test_a_snapshot_that_finds_no_memory_costs_a_mix_and_not_the_loop(accelerator):
-    loop = Loop(torch.bfloat16)  # Conversion takes memory in any case.
+    loop = Loop(torch.float64)  # Conversion takes memory in any case.
     full(accelerator)
     accelerator.memory.limit_bytes += 100
     accelerator.queues.pace = 0.0

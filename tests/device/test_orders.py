@@ -7,6 +7,7 @@ import torch
 
 from node.model.device.downloads import Downloads
 from node.model.device.guard import StepGuard
+from node.model.device.halves import HalfPart
 from node.model.device.uploads import Uploads
 from tests.device import cuda, tensors
 from tests.device.orders import wrong_values
@@ -23,13 +24,13 @@ def large(monkeypatch):
     monkeypatch.setattr(Uploads, "PORTION_ELEMENTS", 7)
 
 
-@pytest.mark.parametrize(("dtype", "own_stream"), [(torch.float32, False), (torch.bfloat16, True)])
+@pytest.mark.parametrize(("dtype", "own_stream"), [(torch.float32, False), (torch.bfloat16, True), (None, False)])
 def test_every_order_gives_the_hosts_values(dtype, own_stream):
     assert sum(wrong_values(seed, dtype, own_stream) for seed in range(ORDERS)) == 0
 
 
 @pytest.mark.usefixtures("large")
-@pytest.mark.parametrize(("dtype", "own_stream"), [(torch.float32, True), (torch.bfloat16, False)])
+@pytest.mark.parametrize(("dtype", "own_stream"), [(torch.float32, True), (torch.bfloat16, False), (None, True)])
 def test_every_order_gives_them_for_a_model_that_is_copied_in_place(dtype, own_stream):
     assert sum(wrong_values(seed, dtype, own_stream) for seed in range(ORDERS)) == 0
 
@@ -43,13 +44,20 @@ def test_many_orders_give_the_hosts_values():
 @pytest.mark.parametrize(
     ("owner", "precaution"), [(cuda._Stream, "wait_event"), (tensors.DeviceTensor, "record_stream")]
 )
-def test_without_a_precaution_values_are_wrong(monkeypatch, owner, precaution):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_without_a_precaution_values_are_wrong(monkeypatch, owner, precaution, dtype):
     monkeypatch.setattr(owner, precaution, lambda *arguments: None)
-    assert any(wrong_values(seed) for seed in range(ORDERS))
+    assert any(wrong_values(seed, dtype) for seed in range(ORDERS))
+
+
+def test_half_precision_that_is_not_widened_is_wrong(monkeypatch):
+    monkeypatch.setattr(HalfPart, "widen", lambda part: None)
+    assert any(wrong_values(seed, torch.bfloat16) for seed in range(ORDERS))
 
 
 @pytest.mark.usefixtures("large")
-def test_without_the_guard_values_are_wrong(monkeypatch):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_without_the_guard_values_are_wrong(monkeypatch, dtype):
     def join(guard):
         """Close the watches, and let no stream wait."""
         for _, _, watch in guard.pending:
@@ -57,4 +65,4 @@ def test_without_the_guard_values_are_wrong(monkeypatch):
         guard.pending = []
 
     monkeypatch.setattr(StepGuard, "order_after_copies", join)
-    assert any(wrong_values(seed) for seed in range(ORDERS))
+    assert any(wrong_values(seed, dtype) for seed in range(ORDERS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from gossip.config import Config
 from node.adapters.adapter import Adapter, ScaleWatch
 from node.model.device.downloads import Downloads
+from node.model.device.halves import HalfPart
 from node.model.device.uploads import Uploads
 from tests.node.rank_threads import MemoryGroup, RankThread, play
 
@@ -117,9 +119,15 @@ def test_a_large_model_is_copied_in_place_and_changed_in_portions(accelerator, p
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
-def test_half_precision_models_mix(pair, mixes, dtype):
-    trainees = pair(dtype=dtype)
+@pytest.mark.parametrize("options", [{}, {"part": "fragments 2"}], ids=["whole", "parts"])
+def test_half_precision_models_mix_and_workers_widen_what_they_send(pair, mixes, monkeypatch, dtype, options):
+    trainees, plain = pair(Config(filter="none", **QUICK, **options), dtype=dtype), HalfPart.widen
+    mixes(trainees, 1)
+    threads = []
+    monkeypatch.setattr(HalfPart, "widen", lambda part: (threads.append(threading.current_thread().name), plain(part)))
     mixes(trainees, 2)
+    assert threads
+    assert all(" from " in name for name in threads), "names that trio gives its workers"
     assert all(one.model[0].weight.dtype == dtype for one in trainees)
     assert all(bool(torch.isfinite(weights(one)).all()) for one in trainees)
 
@@ -132,12 +140,13 @@ def test_a_gradient_scaler_beside_a_node(accelerator, pair, mixes):
 
 # -- memory ----------------------------------------------------------------------------------------------------------
 def test_training_goes_on_while_the_device_has_no_memory_for_mixes(accelerator, pair, mixes, until, caplog):
-    """Conversions of half precision find no room; what the loop itself allocates does."""
+    """Conversions to float32 find no room; what the loop itself allocates does."""
     if accelerator is None:
         pytest.skip("fills a simulated device only")
-    trainees = pair(dtype=torch.bfloat16)
+    trainees = pair(dtype=torch.float64, width=32)
     mixes(trainees, 1)
-    accelerator.memory.refuse = lambda size: size >= 4 * 16 * 16  # A whole float32 layer.
+    layer, others = 32 * 32, 32 + 4 * 32 + 4
+    accelerator.memory.refuse = lambda size: size in (4 * layer, 4 * (layer + others))
     until(lambda: any(getattr(record, "kind", "") == "device" for record in caplog.records))
     before = [one.node.metrics().steps for one in trainees]
     until(lambda: all(one.node.metrics().steps > was + 5 for one, was in zip(trainees, before, strict=True)))

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from node.model.device.halves import HalfPart
+
 __all__ = ["Copies", "TornWatch", "combined", "memory_errors"]
 
 
@@ -44,17 +46,20 @@ class TornWatch:
 class Copies:
     """Pending copies between a host array and a device.
 
-    Until they are done, do not use the host array, which a read still writes and an addition still reads.
+    Until they are done, do not use the host array, which a read still writes and an addition still reads. While
+    :attr:`is_narrow`, call :meth:`widen` before using what a read has brought.
 
     Attributes:
         events: Events recorded after the copies.
         flags: Page-locked booleans that say for each device whether all copied values are finite.
         watches: The watches of the live tensors that the copies read.
+        halves: The parts of the host array that arrive in half precision.
     """
 
     events: tuple[torch.cuda.Event, ...] = ()
     flags: tuple[Tensor, ...] = ()
     watches: tuple[TornWatch, ...] = ()
+    halves: tuple[HalfPart, ...] = ()
 
     def done(self) -> bool:
         """Return True once the copies have finished; always True on the CPU. Any thread may call it."""
@@ -64,10 +69,21 @@ class Copies:
             watch.check()
         return True
 
+    @property
+    def is_narrow(self) -> bool:
+        """Return True if half-precision values are still to be widened."""
+        return not all(half.is_widened for half in self.halves)
+
+    def widen(self) -> None:
+        """Widen the half-precision values of finished copies: 1 B parameters take about a second of one core."""
+        for half in self.halves:
+            half.widen()
+
     def wait(self) -> None:
-        """Block until the copies have finished."""
+        """Block until the copies have finished, and widen what they have brought."""
         for event in self.events:
             event.synchronize()
+        self.widen()
 
     @property
     def finite(self) -> bool | None:
@@ -86,7 +102,7 @@ def combined(found: Sequence[Copies]) -> Copies:
         return found[0]
     return Copies(
         tuple(event for one in found for event in one.events), tuple(flag for one in found for flag in one.flags),
-        tuple(watch for one in found for watch in one.watches),
+        tuple(watch for one in found for watch in one.watches), tuple(half for one in found for half in one.halves),
     )  # fmt: skip
 
 

@@ -11,10 +11,38 @@ from torch import Tensor
 
 from node.model.device.copies import Copies
 from node.model.device.guard import StepGuard
+from node.model.device.halves import HalfPart, crossing_type
 from node.model.device.streams import CopyStreams
 from node.model.flat import count_elements, views_like
 
 __all__ = ["Downloads"]
+
+
+class CopyList:
+    """Tensors on a device, and for each the place in a host vector to which it is copied in its own type or as float32.
+
+    Attributes:
+        sources: The tensors.
+        targets: Their places.
+        halves: The parts of the host vector that arrive in half precision.
+    """
+
+    def __init__(self) -> None:
+        self.sources: list[Tensor] = []
+        self.targets: list[Tensor] = []
+        self.halves: list[HalfPart] = []
+
+    def place(self, part: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the place in a part of the host vector at which its values arrive in this type."""
+        if dtype == torch.float32:
+            return part
+        self.halves.append(HalfPart(part, dtype))
+        return self.halves[-1].narrow
+
+    def add(self, tensors: list[Tensor], place: Tensor) -> None:
+        """Add tensors that together have one place."""
+        self.sources += tensors
+        self.targets += views_like(place, tensors)
 
 
 class Downloads:
@@ -29,11 +57,13 @@ class Downloads:
       is the way of the large guarded tensors of a large model.
     - **Blocking**: copy it directly, and make all later work on the device wait. It remains for tensors to be staged if
       the device has no room for another copy.
+
+    Half precision crosses as it is in all three, and the host widens it.
     """
 
-    MAX_STAGED_ELEMENTS = 1 << 26  # A model of up to 256 MB of float32 is staged as a whole.
+    MAX_STAGED_ELEMENTS = 1 << 26  # A model of up to 256 MB of float32, or 128 MB of halves, is staged as a whole.
     MIN_DIRECT_ELEMENTS = 1 << 16  # Smaller tensors are staged: the call for a direct copy takes longer than the copy.
-    PORTION_ELEMENTS = 1 << 24  # A tensor of another type takes 64 MB to convert.
+    PORTION_ELEMENTS = 1 << 24  # A tensor of a type that is converted on the device takes 64 MB there.
 
     def __init__(self, streams: CopyStreams, guard: StepGuard) -> None:
         self.streams, self.guard = streams, guard
@@ -58,58 +88,59 @@ class Downloads:
         def is_direct(tensor: Tensor) -> bool:
             return constant or (id(tensor) in guarded and tensor.numel() >= self.MIN_DIRECT_ELEMENTS)
 
-        sources: list[Tensor] = []
-        targets: list[Tensor] = []  # The parts of `host` for the sources.
-        to_guard: list[Tensor] = []  # Sources whose optimizer must wait for the copy.
+        copies, to_guard = CopyList(), list[Tensor]()  # Tensors whose optimizer must wait for the copy.
+        staged: dict[torch.dtype, list[tuple[list[Tensor], Tensor]]] = {}  # By type: tensors, and their part of `host`.
         training_waits, start = False, 0
-        for are_direct, run in groupby(live, key=is_direct):
+        for (are_direct, dtype), run in groupby(live, key=lambda tensor: (is_direct(tensor), crossing_type(tensor))):
             tensors = list(run)
             stop = start + count_elements(tensors)
-            target, start = host[start:stop], stop
-            if are_direct:
-                pieces = self.widened_pieces(tensors)
-                sources += pieces
-                targets += views_like(target, pieces)
-                if not constant:
-                    to_guard += tensors
-            elif (staged := self.copy_on_device(device, tensors)) is not None:
-                sources.append(staged)
-                targets.append(target)
-            else:  # The device has no room for another copy.
-                pieces = self.widened_pieces(tensors)
-                sources += pieces
-                targets += views_like(target, pieces)
+            target, start = copies.place(host[start:stop], dtype), stop
+            if not are_direct:
+                staged.setdefault(dtype, []).append((tensors, target))
+                continue
+            copies.add(self.converted_pieces(tensors), target)
+            if not constant:
+                to_guard += tensors
+        for dtype, runs in staged.items():
+            flat = self.copy_on_device(device, dtype, [tensor for tensors, _ in runs for tensor in tensors])
+            if flat is None:  # The device has no room for another copy.
                 training_waits = True
+                for tensors, target in runs:
+                    copies.add(self.converted_pieces(tensors), target)
+            else:
+                copies.sources += torch.split(flat, [target.numel() for _, target in runs])
+                copies.targets += [target for _, target in runs]
+        size_bytes = 4 * host.numel() - sum(half.narrow.nbytes for half in copies.halves)
         side.wait_stream(current)
         try:
-            with self.streams.copying(device, "down", host.numel()):
-                # This may lack memory: torch converts a tensor of another dtype into a temporary one on the device.
-                torch._foreach_copy_(targets, sources, non_blocking=True)
-                flags = self.begin_finite_check(sources)
+            with self.streams.copying(device, "down", size_bytes):
+                # This may lack memory: torch converts a tensor to another type in a temporary one on the device.
+                torch._foreach_copy_(copies.targets, copies.sources, non_blocking=True)
+                flags = self.begin_finite_check(copies.sources)
         except torch.OutOfMemoryError as error:
             side.synchronize()  # Nothing may write to the host vector any more, nor read what trains.
             raise MemoryError(str(error)) from error
-        for source in sources:
+        for source in copies.sources:
             source.record_stream(side)  # Keep the allocator from reusing the memory during the copy.
         copied = side.record_event()
         if training_waits:
             current.wait_event(copied)
         # A watch notices changes that did not wait for the copy.
         watches = (self.guard.delay_steps(device, copied, to_guard),) if to_guard else ()
-        return Copies((copied,), flags, watches)
+        return Copies((copied,), flags, watches, tuple(copies.halves))
 
-    def widened_pieces(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Split large tensors of another type: torch makes a float32 copy of each piece on the device."""
+    def converted_pieces(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Split large tensors that cross in another type: torch converts each piece in a copy on the device."""
         pieces: list[Tensor] = []
         for tensor in tensors:
-            is_split = tensor.dtype != torch.float32 and tensor.is_contiguous()
+            is_split = tensor.dtype != crossing_type(tensor) and tensor.is_contiguous()
             pieces += torch.split(tensor.detach().view(-1), self.PORTION_ELEMENTS) if is_split else [tensor]
         return pieces
 
-    def copy_on_device(self, device: torch.device, tensors: list[Tensor]) -> Tensor | None:
-        """Return a flat copy of the tensors on their device; None if there is no room."""
+    def copy_on_device(self, device: torch.device, dtype: torch.dtype, tensors: list[Tensor]) -> Tensor | None:
+        """Return a flat copy of the tensors, in this type, on their device; None if there is no room."""
         try:
-            flat = torch.empty(count_elements(tensors), dtype=torch.float32, device=device)
+            flat = torch.empty(count_elements(tensors), dtype=dtype, device=device)
             torch._foreach_copy_(views_like(flat, tensors), tensors)
         except torch.OutOfMemoryError:
             return None
@@ -121,10 +152,14 @@ class Downloads:
         Return nothing if the device has no room for one number per tensor. Then the host checks, which is much slower.
         """
         flag = torch.empty((), dtype=torch.bool, pin_memory=True)
+        by_type: dict[torch.dtype, list[Tensor]] = {}
+        for source in sources:
+            if source.numel():
+                by_type.setdefault(source.dtype, []).append(source)
         try:
-            # The largest absolute value of each tensor; one NaN makes it NaN.
-            norms = torch._foreach_norm([source for source in sources if source.numel()], math.inf)
-            flag.copy_(torch.isfinite(torch.stack([norm.float() for norm in norms])).all(), non_blocking=True)
+            # The largest absolute value of each tensor; one NaN makes it NaN. torch is fast for tensors of one type.
+            norms = [torch.stack(torch._foreach_norm(group, math.inf)).float() for group in by_type.values()]
+            flag.copy_(torch.isfinite(torch.cat(norms)).all(), non_blocking=True)
         except torch.OutOfMemoryError:
             return ()
         return (flag,)

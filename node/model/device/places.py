@@ -112,6 +112,6 @@ def upload(host: Tensor, device: torch.device, streams: CopyStreams) -> tuple[Te
     if device.type != "cuda":
         return host.to(device), None
     locked = host.pin_memory()
-    with streams.copying(device, "up", 2 * host.numel()):  # A position takes as much as two float32 elements.
+    with streams.copying(device, "up", host.nbytes):
         there = locked.to(device, non_blocking=True)
     return there, streams.of(device, "up").record_event()

@@ -33,11 +33,11 @@ class CopyStreams:
             return stream
 
     @contextlib.contextmanager
-    def copying(self, device: torch.device, direction: Direction, elements: int) -> Iterator[None]:
-        """Run the copies of this block, of so many float32 elements, on the stream of this direction."""
+    def copying(self, device: torch.device, direction: Direction, size_bytes: int) -> Iterator[None]:
+        """Run the copies of this block, of so many bytes, on the stream of this direction."""
         with torch.cuda.stream(self.of(device, direction)):
             if self.times is None:
                 yield
             else:
-                with self.times.timed(device, direction, 4 * elements):
+                with self.times.timed(device, direction, size_bytes):
                     yield

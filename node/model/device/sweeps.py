@@ -136,7 +136,7 @@ class AdditionSweep:
             if last_read is not None:
                 side.wait_event(last_read)
             values = self.buffers[buffer][: stop - start]
-            with self.streams.copying(self.device, "up", stop - start):
+            with self.streams.copying(self.device, "up", 4 * (stop - start)):
                 values.copy_(host[start:stop], non_blocking=True)
             self.arriving.append(ArrivingPortion(values, version, side.record_event()))
 

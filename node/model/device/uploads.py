@@ -58,7 +58,7 @@ class Uploads:
             return None
         side = self.streams.of(device, "up")
         try:
-            with self.streams.copying(device, "up", stop):
+            with self.streams.copying(device, "up", 4 * stop):
                 flat = torch.empty(stop, dtype=torch.float32, device=device)
                 flat.copy_(host[:stop], non_blocking=True)
         except torch.OutOfMemoryError:
@@ -111,7 +111,7 @@ class Uploads:
             values = buffers[number % 2][: stop - start]
             if last_used is not None:
                 side.wait_event(last_used)
-            with self.streams.copying(device, "up", stop - start):
+            with self.streams.copying(device, "up", 4 * (stop - start)):
                 values.copy_(host[start:stop], non_blocking=True)
             arrived = side.record_event()
             current.wait_event(arrived)
@@ -143,7 +143,7 @@ class Uploads:
 
         def work() -> list[torch.cuda.Event]:
             current = torch.cuda.current_stream(device)
-            with self.streams.copying(device, "up", host.numel()):
+            with self.streams.copying(device, "up", host.nbytes):
                 flat.copy_(host, non_blocking=True)
             arrived = side.record_event()
             current.wait_event(arrived)

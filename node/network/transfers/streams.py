@@ -16,6 +16,7 @@ from gossip.arithmetic.mixing import OuterStep, is_finite
 from gossip.averaging.averager import CHECKED_BESIDE_ELEMENTS, Averager
 from gossip.averaging.boundary import Boundary, Visit
 from gossip.averaging.jobs import Job, allocates
+from gossip.averaging.model import is_narrow, widen
 from gossip.averaging.streams import ComparingReceiver, DifferenceReceiver, PieceReceiver, Sender
 from gossip.averaging.vectors import Floats, Vector
 from gossip.codecs import Codec, get_codec
@@ -106,6 +107,8 @@ class Streams:
             pending = pool.state.begin_read_at(sample, movement.positions)
             while not (pending is None or pending.done()):
                 time.sleep(0.001)  # A CUDA event can only be polled.
+            if pending is not None:
+                widen(pending)
             self.averager.start_movement_at(sample)
 
     def allocate_memory(self, vectors: int = 2) -> None:
@@ -176,7 +179,8 @@ class Streams:
         job.fail()
 
     def await_copies(self, visit: Visit, report: Callable[[Visit], None]) -> None:
-        if all(copy.done() for copy in visit.copies) and not self.vectors_to_check(visit):
+        is_done = all(copy.done() and not is_narrow(copy) for copy in visit.copies)
+        if is_done and not self.vectors_to_check(visit):
             report(visit)
         else:
             self.spawn(self.wait_for_copies, visit, report)
@@ -184,6 +188,9 @@ class Streams:
     async def wait_for_copies(self, visit: Visit, report: Callable[[Visit], None]) -> None:
         while not all(copy.done() for copy in visit.copies):  # noqa: ASYNC110 - a CUDA event can only be polled
             await trio.sleep(0.001)
+        for copy in visit.copies:
+            if is_narrow(copy):
+                await trio.to_thread.run_sync(widen, copy)
         for vector in self.vectors_to_check(visit):
             vector.is_finite = await trio.to_thread.run_sync(is_finite, vector.array)
         report(visit)
