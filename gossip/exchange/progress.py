@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Collection
 
 from gossip.ids import MOST_SAMPLES, Claim, PeerId
 
@@ -98,37 +97,32 @@ class RunProgress:
         if not self._step:
             most = min(claim.most for claim in self._partners) if len(self._partners) == LAST_CLAIMS else 0
             return Claim(self.samples, min(most, MOST_SAMPLES), self.contacted)
-        most = min(MAX_EXCHANGE_INTERVALS * self._interval, self._budget - self._spent_now, MOST_SAMPLES)
-        return Claim(self.samples, max(0, most), self.contacted, min(self._own_interval, MOST_SAMPLES))
+        own, interval, budget = self._limits()
+        most = min(MAX_EXCHANGE_INTERVALS * interval, budget - self._spent_now(interval, budget), MOST_SAMPLES)
+        return Claim(self.samples, max(0, most), self.contacted, min(own, MOST_SAMPLES))
 
-    @property
-    def _own_interval(self) -> int:
-        """Return the samples that the node adds between two of its mixes, at least 1."""
-        return max(1, self._step * self._every, (self._added - self._marks[0]) // len(self._marks))
+    def _limits(self) -> tuple[int, int, int]:
+        """Return the samples of three limits.
 
-    @property
-    def _interval(self) -> int:
-        """Return the interval that limits exchanges: the node's own, or its partners' shortest where that is longer."""
-        own = self._own_interval
-        return max(own, min(min((interval for _, interval in self._last), default=own), MAX_INTERVAL_RATIO * own))
+        Returns:
+            The node's own interval: what it adds between two of its mixes, at least 1.
+            The interval that limits exchanges: its own, or its partners' shortest where that is longer.
+            The budget of all exchanges of one interval together.
+        """
+        own = interval = max(1, self._step * self._every, (self._added - self._marks[0]) // len(self._marks))
+        gap = interval
+        # The gaps and intervals of the last partners, of the chosen ones alone if they are enough.
+        last = self._chosen if len(self._chosen) >= MIN_CHOSEN_PARTNERS else self._others.values()
+        if last:
+            gaps, intervals = zip(*last, strict=True)
+            gap = sorted(gaps)[len(gaps) // 4]
+            interval = max(own, min(*intervals, MAX_INTERVAL_RATIO * own))
+        budget = max(int(MIN_BUDGET_INTERVALS * interval), BUDGET_GAPS * gap)
+        return own, interval, min(budget, MAX_BUDGET_INTERVALS * interval)
 
-    @property
-    def _last(self) -> Collection[tuple[int, int]]:
-        """Return the gaps and intervals of the last partners, of the chosen ones alone if they are enough."""
-        return self._chosen if len(self._chosen) >= MIN_CHOSEN_PARTNERS else self._others.values()
-
-    @property
-    def _budget(self) -> int:
-        """Return the samples by which all exchanges of one interval together may move the number."""
-        interval = self._interval
-        gaps = sorted(gap for gap, _ in self._last) or [interval]
-        gap = gaps[len(gaps) // 4]
-        return min(max(int(MIN_BUDGET_INTERVALS * interval), BUDGET_GAPS * gap), MAX_BUDGET_INTERVALS * interval)
-
-    @property
-    def _spent_now(self) -> int:
+    def _spent_now(self, interval: int, budget: int) -> int:
         """Return the used part of the budget, which comes back evenly while the node trains one interval."""
-        return max(0, self._spent - self._budget * (self._added - self._spent_at) // self._interval)
+        return max(0, self._spent - budget * (self._added - self._spent_at) // interval)
 
     def mix(self, ours: Claim, theirs: Claim, partner: PeerId, *, chosen: bool) -> None:
         """Move to the mean of both numbers, as the partner does: the sum stays the same to the last sample.
@@ -150,9 +144,10 @@ class RunProgress:
 
     def _exchange(self, by: int, gap: int, theirs: Claim, partner: PeerId, chosen: bool) -> None:
         self._move(by)
-        spent = self._spent_now
+        _, interval, budget = self._limits()
+        spent = self._spent_now(interval, budget)
         if chosen and self._added == self._spent_at:  # A node that trains nothing at present settles.
-            spent = max(0, spent - self._budget // LAST_EXCHANGES)
+            spent = max(0, spent - budget // LAST_EXCHANGES)
         self._spent, self._spent_at = min(spent + abs(by), MOST_SAMPLES), self._added
         if chosen:
             self._chosen.append((gap, theirs.interval))
