@@ -90,15 +90,15 @@ def cause(figures, world, default, best):
         )
     points, _ = difference(ours, quick)
     steps = statistics.median(run["interval"] for run in ours.values())
-    said.append(
+    compared = (
         f"Compared with {EIGHTHS} the default has {points:+.1f} points, and {average(ours, 'mixes'):.0f} mixes where "
-        f"that has {average(quick, 'mixes'):.0f}:"
+        f"that has {average(quick, 'mixes'):.0f}"
     )
-    said.append(
-        "a node begins with 8 steps until it has timed four intervals, which is a large part of so short a run."
-        if steps <= 2
-        else f"an exchange takes {steps:.0f} steps over these links, and a node lets it end before the next one is due."
-    )
+    if steps > 2:
+        compared += (
+            f": an exchange takes {steps:.0f} steps over these links, and a node lets it end before the next is due"
+        )
+    said.append(compared + ".")
     return " ".join(said)
 
 

@@ -11,6 +11,7 @@ import random
 from collections import deque
 
 from gossip.codecs import ExchangeCost, Machine, mix_interval
+from gossip.codecs.choice import NOMINAL_STEPS
 from gossip.config import Config
 
 __all__ = ["Schedule", "collision_delay_s"]
@@ -115,6 +116,8 @@ class Schedule:
         if before is not None and steps > before[0]:
             self.spans.append((boundary_at - before[1]) / (steps - before[0]))
         if exchange is None or len(self.spans) < MIN_SPANS:
+            if is_failing:
+                self.every = max(self.every, NOMINAL_STEPS)
             return
         step_s = sorted(self.spans)[len(self.spans) // 2]
         wanted = mix_interval(step_s, exchange, machine, self.config.internal.mixing_share, is_failing)
