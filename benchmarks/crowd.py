@@ -44,6 +44,7 @@ from node.links.connector import Access, Connector
 from node.links.handshake import Greeter
 from node.links.link import Link
 from node.links.pool import Links
+from node.links.reading import read_link
 from node.model.snapshot import ModelState
 from node.transport.tcp import TcpNetwork
 from sim.engine.host import Host
@@ -140,7 +141,7 @@ class Gate:
                 link.cancel_scope = nursery.cancel_scope
                 nursery.start_soon(self.write, link)
                 accepts_from = functools.partial(self.on_message, link)
-                await link.read_loop(accepts_from, lambda chunk, size: None, lambda chunk: None)
+                await read_link(link, accepts_from, lambda chunk, size: None, lambda chunk: None)
                 link.finish()
                 nursery.cancel_scope.deadline = trio.current_time() + LAST_WORDS_S
         except* RemoteError:

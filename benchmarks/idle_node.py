@@ -19,7 +19,7 @@ import numpy as np
 from node import Config, Node
 from node.links.link import Link
 from node.links.pool import Links
-from node.network.link_reader import LinkReader
+from node.network.link_life import LinkLife
 
 told: Counter[str] = Counter()
 
@@ -37,7 +37,7 @@ def count(owner: type, method: str, what: str) -> None:
 
 def main(members: int, seeds: list[str]) -> None:
     count(Link, "send", "sent")
-    count(LinkReader, "on_message", "received")
+    count(LinkLife, "on_message", "received")
     count(Links, "add", "new")
     doubts: Counter[str] = Counter()
     with Node({"x": np.zeros(1000, np.float32)}, None, seeds=seeds, config=Config(swarm="small")) as node:

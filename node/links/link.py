@@ -8,14 +8,13 @@ from typing import Protocol
 
 import trio
 
-from gossip.errors import ProtocolError
 from gossip.ids import Address, PeerId
 from gossip.wire.frames import encode
-from gossip.wire.messages import Chunk, Close, Message, Unknown
+from gossip.wire.messages import Close, Message
 from node.links.bulk import Bulk, ChunkMotion, Inflow, SendBatch
-from node.links.frame_reader import FrameReader, do_nothing
+from node.links.frame_reader import FrameReader
 from node.links.stripes import Stripes
-from node.transport.blocking_io import WHOLE_BYTES, BlockingIoPool, BlockingStream
+from node.transport.blocking_io import BlockingIoPool, BlockingStream
 from node.transport.byte_stream import ByteStream, PlainStream
 
 __all__ = ["CONTROL_BURST", "FLUSHED_CHUNKS", "Link", "refuse_lane"]
@@ -397,92 +396,3 @@ class Link:
         self.batch = None
         if batch.bulk is not None and self.bulk.get(batch.session) is not batch.bulk:
             batch.bulk.let_go()
-
-    async def read_loop(
-        self,
-        on_message: Callable[[Message], None],
-        buffer_for: Callable[[Chunk, int], memoryview | None],
-        on_body: Callable[[Chunk], None],
-        inflow_of: Callable[[Chunk], Inflow | None] = lambda chunk: None,
-        on_inflow: Callable[[Chunk], None] = lambda chunk: None,
-    ) -> None:
-        """Read until the other side ends.
-
-        Args:
-            on_message: Called with each message that is not a chunk.
-            buffer_for: Returns the buffer for a chunk's body of this many bytes; None to discard the body.
-            on_body: Called when that buffer is full.
-            inflow_of: Returns the vector of a chunk if an I/O thread may receive the rest of it.
-            on_inflow: Called when the I/O thread has returned, with the first chunk that it received.
-        """
-        got = None
-        while True:
-            got = got or await self.reader.read_message()
-            if got is None:
-                return
-            (message, body_bytes), got = got, None
-            self.used_at = self.clock.current_time()
-            if not isinstance(message, Chunk):
-                if isinstance(message, Unknown):
-                    self.ignored_messages += 1
-                    await self.reader.discard(body_bytes)
-                on_message(message)  # Unknown messages count against the rate limit of the link, too.
-                continue
-            if not body_bytes:
-                raise ProtocolError("A chunk came without a body.")
-            buffer = buffer_for(message, body_bytes)
-            if buffer is None:
-                await self.reader.discard(body_bytes)
-                continue
-            inflow = None if self.io_pool is None or body_bytes < WHOLE_BYTES else inflow_of(message)
-            lent = None if self.io_pool is None or inflow is None else self.io_pool.lend(self.stream)
-            self.motion.is_receiving = True
-            if inflow is None or lent is None:
-                await self.reader.read_exactly(buffer)
-            else:
-                got = await self.receive_in_thread(lent, inflow, message, buffer)
-            self.motion.is_receiving = False
-            if inflow is None or lent is None:
-                on_body(message)
-            else:
-                on_inflow(message)
-
-    async def receive_in_thread(
-        self, lent: BlockingStream, inflow: Inflow, chunk: Chunk, buffer: memoryview
-    ) -> tuple[Message, int] | None:
-        """Receive this chunk and those of the same vector that follow, in an I/O thread.
-
-        Returns:
-            The first message that is not of this vector, as :meth:`FrameReader.read_message` returns it; None if none
-            was read.
-        """
-        assert self.io_pool is not None
-        reader = self.reader
-
-        async def receive_chunks(blocking: BlockingStream) -> tuple[Message, int] | None:
-            last, body = chunk, buffer
-            reader.stream = blocking
-            while True:
-                await reader.read_exactly(body)
-                if not inflow.on_body(last):
-                    return None
-                if not (reader.has_read_ahead or blocking.wait_readable(lambda: inflow.is_over)):
-                    return None
-                got = await reader.read_message()
-                if got is None:
-                    return None
-                message, body_bytes = got
-                if not isinstance(message, Chunk) or message.session != chunk.session or not body_bytes:
-                    return got
-                next_body = inflow.buffer_for(message, body_bytes)
-                if next_body is None:
-                    return got
-                last, body = message, next_body
-
-        self.inflow, before_waiting = inflow, reader.before_waiting
-        before_waiting()
-        reader.before_waiting = do_nothing  # It sends replies, which trio's thread alone may do.
-        try:
-            return await self.io_pool.run(lent, "gossip-receive", receive_chunks)
-        finally:
-            reader.stream, reader.before_waiting, self.inflow = self.stream, before_waiting, None

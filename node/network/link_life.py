@@ -1,48 +1,109 @@
-"""The life of one link of a node, from the finished Hello to the end of its stream. All of it runs in trio's thread."""
+"""The life of one link of a node, from the finished Hello to the end of its stream. All of it runs in trio's thread.
+
+It passes messages to the peer and chunks to the streams, and limits the rate of messages.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import trio
 
-from gossip.errors import RemoteError
+from gossip.config import Config
+from gossip.effects import Effect
+from gossip.errors import ProtocolError, RemoteError
 from gossip.ids import MemberRecord, PeerId, short
-from gossip.wire.messages import Close, Hello, Message
-from node.faults import leaf_errors
+from gossip.peer import Peer
+from gossip.wire.messages import (
+    Accept,
+    Ack,
+    Chunk,
+    Close,
+    Commit,
+    Digest,
+    Fetch,
+    Gossip,
+    Hello,
+    Invite,
+    Message,
+    Nack,
+    Offer,
+    Outcome,
+    Ping,
+    PingReq,
+    Records,
+    StatusQuery,
+    Unknown,
+    Widen,
+)  # fmt: skip
+from node.faults import Faults, leaf_errors
+from node.links.connector import Connector
 from node.links.frame_reader import FrameReader
-from node.links.link import Link, refuse_lane
+from node.links.link import CONTROL_BURST, Link, refuse_lane
+from node.links.pool import Links
+from node.links.reading import read_link
 from node.links.stripes import Lane
-from node.network.link_reader import FloodError, LinkReader, ReaderRuntime
+from node.network.striping import Striping
+from node.network.transfers.log import ExchangeLog
+from node.network.transfers.sessions import StreamSessions
+from node.network.transfers.streams import Streams
+from node.observe.status import status_page
 from node.transport.blocking_io import BlockingIoPool
 from node.transport.byte_stream import BrokenLinkError, ByteStream
 
-__all__ = ["LinkLife"]
+__all__ = ["FloodError", "LinkLife"]
+
+MESSAGES_PER_S = 2_000  # Limit of one link; a member of the largest swarm sends less than a tenth of it.
+# Messages that go to the peer as they are: they begin no session here, and concern neither the link nor a status page.
+PEER_MESSAGES = frozenset({Ping, Ack, PingReq, Nack, Gossip, Digest, Records, Accept, Commit})
+STATUS_COST = 20  # A query for the status counts as so many messages: up to 64 KiB take about a millisecond to write.
 
 
-class LinkRuntime(ReaderRuntime, Protocol):
+class FloodError(ProtocolError):
+    """The other side of a link has exceeded the rate limit."""
+
+
+class LinkRuntime(Protocol):
     """The network side that a link belongs to: a :class:`node.network.runtime.Runtime`."""
 
+    peer: Peer
+    config: Config
+    connector: Connector
+    faults: Faults
+    links: Links
     io_pool: BlockingIoPool
+    sessions: StreamSessions
+    streams: Streams
+    exchange_log: ExchangeLog
+    striping: Striping
     undelivered: dict[PeerId, deque[Message]]
+    read_progress: Callable[[], tuple[int, int]] | None
     is_stopping: bool
 
+    @property
+    def now(self) -> float: ...
+    def perform(self, effects: Iterable[Effect]) -> None: ...
+    def end_batch(self) -> None: ...
     def send(self, to: PeerId, message: Message) -> None: ...
     def report_misbehaviour(self, who: PeerId | str, kind: str) -> None: ...
     def notify(self, kind: str, sentence: str) -> None: ...
 
 
 class LinkLife:
-    """The tasks of one link, and what the peer is told when the link begins and ends."""
+    """The tasks of one link, what it brings, and what the peer is told when it begins and ends."""
 
     def __init__(self, runtime: LinkRuntime, link: Link) -> None:
-        self.runtime, self.link = runtime, link
+        self.runtime, self.link, self.links = runtime, link, runtime.links
+        self.is_observer = False  # The other side is no member, and may only query the status.
+        self.second_began_at, self.messages_this_second = runtime.now, 0
 
     async def run(self, theirs: Hello) -> None:
         """Run the link until its stream ends. A side without a record in its Hello is an observer and no member."""
         runtime, link, member = self.runtime, self.link, theirs.record
+        self.is_observer = member is None
         if member is not None:
             is_full = len(runtime.links) >= runtime.config.internal.max_links
             if runtime.is_stopping or (is_full and not self.close_idle_link()):
@@ -56,12 +117,11 @@ class LinkLife:
             with trio.CancelScope() as scope:
                 link.cancel_scope, link.io_pool = scope, runtime.io_pool
                 async with trio.open_nursery() as nursery:
-                    link_reader = LinkReader(runtime, link, member is None)
-                    link.admit_lane = functools.partial(self.admit_lane, link_reader, nursery)
+                    link.admit_lane = functools.partial(self.admit_lane, nursery)
                     nursery.start_soon(self.send_until_finished, scope)
                     nursery.start_soon(link.cut_when_cancelled)
                     try:
-                        await link_reader.run()
+                        await self.read()
                     except Exception as error:
                         self.on_fault(error)
                     finally:
@@ -103,14 +163,11 @@ class LinkLife:
             if runtime.peer.view.should_send(other, message):
                 runtime.send(other, message)
 
-    def admit_lane(
-        self, link_reader: LinkReader, nursery: trio.Nursery, stream: ByteStream, reader: FrameReader, dialled: bool
-    ) -> bool:  # fmt: skip
+    def admit_lane(self, nursery: trio.Nursery, stream: ByteStream, reader: FrameReader, dialled: bool) -> bool:
         """Start a lane of the link; return False if the link is ending."""
         if self.runtime.is_stopping or self.link.is_ending:
             return False
-        lane = Lane(self.link, stream, reader)
-        nursery.start_soon(lane.run, dialled, link_reader.buffer_for_lane, link_reader.on_body)
+        nursery.start_soon(Lane(self.link, stream, reader).run, dialled, self.buffer_for_lane, self.on_body)
         return True
 
     async def send_until_finished(self, scope: trio.CancelScope) -> None:
@@ -130,6 +187,111 @@ class LinkLife:
             pass
         scope.cancel()
 
+    # -- messages --------------------------------------------------------------------------------------------------
+    async def read(self) -> None:
+        """Read until the other side ends; messages that arrive together are answered together."""
+        link, streams = self.link, self.runtime.streams
+        link.reader.before_waiting = self.runtime.end_batch
+        try:
+            await read_link(
+                link, self.on_message, self.buffer_for, self.on_body, streams.inflow_of, streams.on_progress
+            )  # fmt: skip
+        finally:
+            self.runtime.end_batch()
+
+    def count_messages(self, messages: int) -> None:
+        """Count messages of the current second. Raises FloodError above the limit."""
+        used_at = self.link.used_at
+        if used_at - self.second_began_at >= 1.0:
+            self.second_began_at, self.messages_this_second = used_at, 0
+        self.messages_this_second += messages
+        if self.messages_this_second > MESSAGES_PER_S:
+            raise FloodError("A member sends too many messages.")
+
+    def on_message(self, message: Message) -> None:
+        kind, link, links = type(message), self.link, self.links
+        self.count_messages(STATUS_COST if kind is StatusQuery else 1)
+        links.batch_depth += 1
+        try:
+            if kind in PEER_MESSAGES and not self.is_observer:
+                self.pass_to_peer(message)
+            else:
+                self.dispatch(message)
+        finally:
+            links.batch_depth -= 1
+        if len(link.outbox) >= CONTROL_BURST:
+            links.flush()
+
+    def pass_to_peer(self, message: Message) -> None:
+        """Pass a message to the peer, with the time of its arrival."""
+        runtime, link = self.runtime, self.link
+        runtime.perform(runtime.peer.receive(link.peer, message, link.used_at))
+
+    def dispatch(self, message: Message) -> None:
+        """Handle a message that concerns the link or the status page, or may begin a session."""
+        runtime, link = self.runtime, self.link
+        peer, read_progress = runtime.peer, runtime.read_progress
+        if isinstance(message, Unknown):
+            return
+        if isinstance(message, StatusQuery):
+            progress = (0, 0) if read_progress is None else read_progress()
+            swarm, mixes = runtime.config.swarm, runtime.exchange_log.mixes()
+            faults = runtime.faults.count, runtime.faults.restarts
+            link.send(status_page(peer, self.links, swarm, message.after, mixes, progress, faults))
+        elif isinstance(message, Close):
+            link.is_orderly = link.is_orderly or message.code == "idle"
+            if message.code in ("layout", "swarm", "version"):
+                runtime.connector.notify_once(f"A member refused this node: {message.sentence}")
+        elif isinstance(message, Hello) or self.is_observer:
+            raise ProtocolError("A message came that does not belong here.")
+        elif isinstance(message, Widen):
+            runtime.striping.on_widen(link, message.connections)
+        # No answer would go out on an ending link.
+        elif not (link.is_ending and isinstance(message, Offer | Invite | Fetch)):
+            if isinstance(message, Offer | Invite | Fetch | Outcome) and read_progress is not None:
+                peer.update_counts(*read_progress())
+            if isinstance(message, Offer | Fetch | Outcome):
+                self.begin_session(message)
+            else:
+                self.pass_to_peer(message)
+
+    def begin_session(self, message: Offer | Fetch | Outcome) -> None:
+        """Pass a message to the peer that may begin a session, and bind the session to this link unless it is refused.
+
+        The session is bound before, because it may stream at once.
+        """
+        links, session = self.runtime.sessions.links, message.session
+        is_bound = session in links
+        if not is_bound:
+            links[session] = self.link
+        self.pass_to_peer(message)
+        if not (is_bound or self.runtime.peer.view.is_with(session, self.link.peer)):
+            links.pop(session, None)  # The peer has refused the session.
+
+    # -- chunks ----------------------------------------------------------------------------------------------------
+    def buffer_for(self, chunk: Chunk, body_bytes: int) -> memoryview | None:
+        """Return the buffer for a chunk's body. A chunk of no session has none, and counts as a message."""
+        buffer = self.runtime.streams.buffer_for(self.link, chunk, body_bytes)
+        if buffer is None:
+            self.count_messages(1)
+        return buffer
+
+    async def buffer_for_lane(self, chunk: Chunk, body_bytes: int) -> memoryview | None:
+        """Return the same for a chunk that comes over a lane, once its session is agreed."""
+        buffer = await self.runtime.streams.buffer_once_agreed(self.link, chunk, body_bytes)
+        if buffer is None:
+            self.count_messages(1)
+        return buffer
+
+    def on_body(self, chunk: Chunk) -> None:
+        """Handle a chunk whose body is in its buffer."""
+        self.links.batch_depth += 1
+        try:
+            self.runtime.streams.on_body(self.link, chunk)
+        finally:
+            self.links.batch_depth -= 1
+
+    # -- the end ---------------------------------------------------------------------------------------------------
     def on_fault(self, error: Exception) -> None:
         """Handle a fault of this program that a message caused: only this link ends.
 

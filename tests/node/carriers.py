@@ -19,6 +19,7 @@ from gossip.codecs import get_codec
 from gossip.ids import PeerId
 from node.links.frame_reader import FrameReader
 from node.links.link import Link
+from node.links.reading import read_link
 from node.links.stripes import Lane
 from node.network.transfers.sessions import StreamSession, StreamSessions
 from node.transport.blocking_io import BlockingIoPool
@@ -176,7 +177,8 @@ class End:
         await self.link.write_loop(lambda session: None, lambda session: None)
 
     async def read(self):
-        await self.link.read_loop(
+        await read_link(
+            self.link,
             self.messages.append,
             functools.partial(self.sessions.buffer_for, self.link),
             self.session.on_body,

@@ -29,9 +29,7 @@ from gossip.wire.messages import (
     StatusQuery,
 )
 from node.faults import MAX_LOGGED_PLACES, Faults
-from node.network import link_reader
-from node.network.link_life import LinkLife
-from node.network.link_reader import FloodError
+from node.network.link_life import MESSAGES_PER_S, FloodError, LinkLife
 from node.network.transfers import streams
 from tests.agreement.scenario import Scenario, make_peer
 from tests.node.offline import ELEMENTS, OTHER, in_trio, link, runtime
@@ -223,7 +221,7 @@ async def accepts_from(node, ours, *messages):
             """It is thrown away."""
 
     ours.reader = Reader()
-    await link_reader.LinkReader(node, ours, False).run()
+    await LinkLife(node, ours).read()
 
 
 @in_trio
@@ -254,7 +252,7 @@ async def test_an_offer_that_crosses_the_end_of_an_idle_link_benches_nobody():
     node.perform(peer.exchanges.begin_mix(node.now))
     node.averager.use_copies(node.averager.boundary.visit(lambda vector: None))
     assert ours in node.sessions.links.values()
-    link_reader.LinkReader(node, ours, False).on_message(Close("idle", "", ()))
+    LinkLife(node, ours).on_message(Close("idle", "", ()))
     LinkLife(node, ours).announce_end()
     assert not benched
     assert not peer.exchanges.table
@@ -304,8 +302,8 @@ async def test_an_offer_over_a_link_that_this_node_is_closing_begins_nothing():
 @pytest.mark.parametrize(
     ("message", "allowed"),
     [
-        (Chunk(7, 0, 1, 0), link_reader.MESSAGES_PER_S),
-        (StatusQuery(b""), link_reader.MESSAGES_PER_S // 20),
+        (Chunk(7, 0, 1, 0), MESSAGES_PER_S),
+        (StatusQuery(b""), MESSAGES_PER_S // 20),
         (Outcome(3), 2_000),
     ],
 )

@@ -68,11 +68,11 @@ from gossip.wire.messages import (
     Widen,
 )
 from node.links.connector import Connector
-from node.network import link_reader
+from node.network import link_life
 from node.network.runtime import REPORTS, Runtime
 from node.network.striping import Striping
 from node.network.transfers.streams import Streams
-from node.page.exposition import Exposition
+from node.observe.page.exposition import Exposition
 from tests.node.conftest import end, until
 from tests.node.faulty import Pair, crash, raises
 
@@ -89,7 +89,7 @@ MEMBERSHIP_MESSAGES = [
 # What the reader of a link does not pass to the peer: a message, the function that it leads to, and the part of the
 # network side whose method that is.
 DISPATCHED = {
-    StatusQuery: (StatusQuery(b""), link_reader, "status_page", None),
+    StatusQuery: (StatusQuery(b""), link_life, "status_page", None),
     Close: (Close("version", "Another version.", ()), Connector, "notify_once", "connector"),
     Widen: (Widen(1), Striping, "on_widen", "striping"),
 }
