@@ -103,7 +103,7 @@ class Diary:
             answer["tables"] = tables({"peer": runtime.peer, "runtime": runtime, "pool": side.live.pool})
             done.set()
 
-        side.network.thread.call(ask)
+        side.network.call(ask)
         done.wait(5.0)
         return answer
 

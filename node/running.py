@@ -1,7 +1,7 @@
 """The nodes that run in this process: at most one for each model, and none that the program has dropped.
 
 Two nodes over one model would each add the other's mixes. A notebook cell that runs again makes a second node, and then
-nothing holds the first one to close it.
+nothing holds the first one to close it. The module also holds the flag that this process was asked to stop.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ import weakref
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["CLOSED", "MADE", "USED", "closes_with", "enter", "has_made_node", "leave", "note_made"]
+__all__ = [
+    "CLOSED", "MADE", "USED", "closes_with", "enter", "has_made_node", "is_stop_requested", "leave", "note_made",
+    "request_stop",
+]  # fmt: skip
 
 USED = "This Node was used already: make a new one for each run."
 CLOSED = "This Node is closed, and what is trained reaches no member: make a new Node to go on."
@@ -21,6 +24,7 @@ MADE = "GOSSIP_MADE"  # Names the file by which `gossip run` learns of Nodes in 
 
 _running: list[Side] = []
 _made = False
+_stop_requested = False  # An exception alone can be lost: some imports catch all exceptions, also that of a signal.
 
 
 class Side(Protocol):
@@ -50,6 +54,16 @@ def leave(side: Side) -> None:
 def has_made_node() -> bool:
     """Return True if this process has made a Node, or a process that it started under :data:`MADE` has."""
     return _made or Path(os.environ.get(MADE) or os.devnull).is_file()
+
+
+def request_stop() -> None:
+    """Note that SIGTERM has arrived."""
+    global _stop_requested
+    _stop_requested = True
+
+
+def is_stop_requested() -> bool:
+    return _stop_requested
 
 
 def note_made() -> None:

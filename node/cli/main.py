@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 from gossip.config import Config
 from gossip.errors import ConfigError, GossipError
 from gossip.ids import PeerId, from_hex, parse_address
-from node import leaving, running
+from node import running
 from node.identity.keys import InviteToken, is_invite, keep_secret, parse_invite, read_secret
 from node.identity.keys import new_secret as make_secret
 
@@ -155,7 +155,7 @@ def leave(_signal: int, _frame: FrameType | None) -> NoReturn:
 
     If an import catches the exception raised here, the script ends when it begins to train.
     """
-    leaving.request_stop()
+    running.request_stop()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     raise SystemExit(143)
 

@@ -18,7 +18,6 @@ from node.loop.live import LiveModel
 from node.loop.network_side import NetworkSide
 from node.model import checkpoint
 from node.model.state import State
-from node.observe import notices
 from node.observe.members import SwarmView
 from node.storage.fetching import fetched_copy
 from node.storage.older import checked_keep
@@ -67,7 +66,7 @@ class HeldRun:
         self.own_folder: Path | None = None  # The folder for this node's own files.
         # The file with the weights that this node gave up for another run's.
         self.before_merge_path: Path | None = None
-        self.uploads = CheckpointUploads(self.notify)
+        self.uploads = CheckpointUploads(network.notify)
         self.url: str | None = None  # The URL of the last save to a store.
         self.early_state: Mapping[str, Any] | None = None  # A state that was loaded before the node started.
         self.steps = self.samples = 0  # Those of this loop.
@@ -200,12 +199,12 @@ class HeldRun:
             finally:
                 resumed.set()  # After a fault in here the network side restarts, and the loop must continue.
 
-        if self.network.thread.call(resume):
+        if self.network.call(resume):
             # Wait without a limit. Until the network thread has dropped old updates, the boundary would add them to
             # the new weights.
-            while not resumed.wait(POLL_S) and not self.network.thread.ended.is_set():
+            while not resumed.wait(POLL_S) and not self.network.ended.is_set():
                 pass
-        self.network.thread.check()
+        self.network.check()
 
     # -- files that a node writes by itself --------------------------------------------------------------------------
     def save_before_merge(self) -> None:
@@ -246,11 +245,6 @@ class HeldRun:
             except OSError as error:
                 raise CheckpointError(f"No temporary folder can be made for them: {error.strerror}.") from error
         return self.own_folder
-
-    def notify(self, kind: str, sentence: str) -> None:
-        """Tell the user of an event, even if the network thread has ended."""
-        if not self.network.thread.call(self.network.runtime.notify, kind, sentence):
-            notices.log(self.network.service.identity.id.hex(), kind, sentence, True)
 
     def close(self) -> None:
         """Wait until all uploads have ended, and remove the temporary folder if it is empty."""

@@ -74,7 +74,7 @@ class Settling:
             self.live.outer.forget_momentum()
         self.network.report_to_peer(lambda peer, now: peer.settle(False, now))
         self.finish_exchanges(min(1.0, seconds))
-        self.network.thread.call(self.network.service.on_settled)
+        self.network.call(self.network.service.on_settled)
         self.network.sync()
         self.live.average.on_settled(mixes_before)
         if not self.live.outer.is_plain:
@@ -112,9 +112,9 @@ class Settling:
         """Count the run's members that neither settle nor have finished; None if the network thread is too busy."""
         found: list[list[tuple[MemberRecord, MemberState]]] = []
         self.announce_settling(True)  # Announce it again, because figures are dropped with a run that is given up.
-        self.network.thread.call(lambda: found.append(self.network.peer.membership.members()))
+        self.network.call(lambda: found.append(self.network.peer.membership.members()))
         self.network.sync()
-        self.network.thread.check()
+        self.network.check()
         if not found:
             return None
         run = self.network.peer.view.run_id

@@ -40,7 +40,7 @@ class Startup:
         is_ready = False
         while not is_ready:
             self.live.wake.wait(0.02)
-            self.network.thread.check()
+            self.network.check()
             if service.is_backing_off:
                 raise FaultError(
                     "Could not join: faults of this library end the network side each time that it begins anew. Report "
@@ -93,5 +93,5 @@ class Startup:
                 self.network.notify("waited", text)
                 return
             self.live.wake.wait(0.02)
-            self.network.thread.check()
+            self.network.check()
             self.loop.visit()

@@ -14,13 +14,13 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from gossip.arithmetic.correction import Correction, steps_between_parts
 from gossip.averaging.boundary import Update, Visit
 from gossip.errors import LayoutError, LocalError
 from gossip.ids import MemberRecord, PeerId, from_hex
-from node import leaving, running
+from node import running
 from node.data.sampler import Samplers, Sharers, Sharing
 from node.loop.held_run import LOADED_STATE, HeldRun, NoRanks, OtherRanks
 from node.loop.live import LiveModel
@@ -38,9 +38,6 @@ from node.observe.metrics import Metrics
 from node.observe.reduced import Reduced, reduce
 from node.observe.timeline import LoopTimeline
 from node.settings import Settings
-
-if TYPE_CHECKING:  # The page needs optional packages.
-    from node.page.page import Page
 
 __all__ = ["TrainingSide"]
 
@@ -75,7 +72,7 @@ class TrainingSide:
         self.ranks = NoRanks() if ranks is None else ranks
         self.average = live.average
         self.loop = StepLoop(self.config, live.boundary, self, REPORT_S)
-        self.service = Service(settings, live, self.loop.hints, self, make_page(settings))
+        self.service = Service(settings, live, self.loop.hints, self)
         self.samplers = Samplers(Sharers.of(sharing or self))
         self.network = NetworkSide(self.service)
         self.run = HeldRun(live, self.network, self.samplers, self.ranks)
@@ -106,8 +103,8 @@ class TrainingSide:
         """
         if self.service.runtime is not None:
             raise LocalError(running.USED)
-        self.network.thread.check()  # A closed node must not appear on the network.
-        if leaving.is_stop_requested():
+        self.network.check()  # A closed node must not appear on the network.
+        if running.is_stop_requested():
             raise SystemExit(128 + signal.SIGTERM)
         self.owner = owner or self
         before = running.enter(self.owner)
@@ -116,7 +113,7 @@ class TrainingSide:
         self.handle_sigterm()
         began = time.monotonic()
         try:
-            self.network.thread.start(self.service)
+            self.network.start()
             if before:
                 self.network.notify("replaced", REPLACED)
             if self.timeline is not None:
@@ -140,11 +137,11 @@ class TrainingSide:
 
     def stop(self) -> None:
         """Announce LEFT and stop, within about a second. Do nothing in a forked child, whose parent runs the node."""
-        if self.network.thread.forked:
+        if self.network.forked:
             return
         if self.service.leaving is not None:
-            self.network.thread.call(self.service.leave)
-        self.network.thread.join(2 * LEAVE_S)
+            self.network.call(self.service.leave)
+        self.network.join(2 * LEAVE_S)
         self.service.listeners.close(LEAVE_S)
         if self.timeline is not None:
             self.timeline.close()
@@ -198,7 +195,7 @@ class TrainingSide:
         """Return the members, as of the last quarter of a second, or of the last second if the loop takes no steps."""
         service = self.service
         if time.monotonic() - service.listed_at > REPORT_S:
-            self.network.thread.call(service.list_members)
+            self.network.call(service.list_members)
             self.network.sync()
         return service.members
 
@@ -214,9 +211,9 @@ class TrainingSide:
                 runtime.perform(peer.publish_figures(packed, runtime.now))
             records.extend(peer.membership.run_members(peer.local.run_id))
 
-        self.network.thread.call(tell)
+        self.network.call(tell)
         self.network.sync()
-        self.network.thread.check()
+        self.network.check()
         return reduce(own.values, records)
 
     def metrics(self) -> Metrics:
@@ -303,11 +300,11 @@ class TrainingSide:
 
         Both threads share the pool, so that a vector's return alone need not wake the network thread.
         """
-        self.network.thread.check()
+        self.network.check()
         if self.timeline is not None:
             self.timeline.visit = visit
         if visit.copies or any([update.merge_sample is not None for update in visit.updates]):
-            self.network.call(self.pass_updates, visit)
+            self.network.must_call(self.pass_updates, visit)
 
     def pass_updates(self, visit: Visit) -> None:
         """Pass a visit to the newest averager. Runs in the network thread."""
@@ -336,10 +333,10 @@ class TrainingSide:
             self.optimizer_reported_at = -math.inf if optimizer is None else now
         if now - self.view_refreshed_at > REPORT_S:
             self.view_refreshed_at = now
-            self.network.thread.call(self.service.refresh_view)
+            self.network.call(self.service.refresh_view)
         self.settling.on_step()
         loss = self.loss.read()
-        self.network.call(self.pass_report, self.run.steps, self.run.samples, loss, visit, optimizer)
+        self.network.must_call(self.pass_report, self.run.steps, self.run.samples, loss, visit, optimizer)
         self.check_soundness(runtime)
 
     def is_copy_due(self) -> bool:
@@ -418,15 +415,3 @@ class TrainingSide:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.run.load_state_dict(state)
-
-
-def make_page(settings: Settings) -> Page | None:
-    """Return the page that the settings ask for, or None.
-
-    Its modules are imported here, before the network thread starts, because the import takes a third of a second.
-    """
-    if settings.page is None:
-        return None
-    from node.page.page import Page
-
-    return Page(settings.page, settings.secret, settings.config)

@@ -20,7 +20,7 @@ import secrets
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import trio
 
@@ -35,11 +35,11 @@ from gossip.selection.graphs import Graph
 from gossip.selection.registry import selector_of
 from node.faults import LATER_S, Faults, first_cause, place_of, report_to, trace_of
 from node.identity.keys import Identity, keep_secret, verify
-from node.identity.statedir import OF_THIS_PROCESS, Memory, StateDir
+from node.identity.statedir import OF_THIS_PROCESS, StateDir
 from node.links.connector import Access
 from node.links.handshake import Greeter
-from node.model.state import State
-from node.network.hints import LoopHints, WakeEvent
+from node.network.address_book import AddressBook
+from node.network.hints import LoopHints
 from node.network.runtime import Runtime
 from node.network.transfers.coding import measure_codecs
 from node.network.transfers.streams import SharedModel
@@ -55,23 +55,16 @@ from node.transport.seeds import SeedLookup
 from node.transport.tcp import TcpNetwork
 from node.transport.tls import swarm_contexts
 
+if TYPE_CHECKING:  # The page needs optional packages.
+    from node.observe.page.page import Page
+
 __all__ = ["LEAVE_S", "REPORT_S", "Service"]
 
 REPORT_S = 0.25  # Seconds between two reports of a running loop, by which members and figures lag at most.
 POLL_S = 1.0  # Seconds between two checks whether the run is finished, and which members to store.
-SAVE_S = 30.0  # Seconds between writes of the address book. It is also written when the members have doubled.
 RUN_NOTICES = frozenset({"started", "joined", "merged", "put back", "finished"})  # Notices about the current run.
 LEAVE_S = 1.0  # Seconds for LEFT to be sent.
 HANDOVER_S = 3.0  # Seconds in which a node that has just ended may release this state directory.
-
-
-class NodeModel(SharedModel, Protocol):
-    """The live model of a node as its service uses it: a :class:`node.loop.live.LiveModel`."""
-
-    @property
-    def state(self) -> State: ...
-    @property
-    def wake(self) -> WakeEvent: ...
 
 
 class MeasuredLoop(Protocol):
@@ -84,49 +77,21 @@ class MeasuredLoop(Protocol):
         """Return the source of all figures, for the page."""
 
 
-class PageServer(Protocol):
-    """The listening socket of a page."""
-
-    async def bind(self) -> Address:
-        """Listen, and return the address."""
-
-    def close(self) -> None:
-        """Stop listening."""
-
-
-class WebPage(Protocol):
-    """The page for browsers and monitors, a :class:`node.page.page.Page`."""
-
-    @property
-    def server(self) -> PageServer: ...
-
-    def on_event(self, event: NodeEvent) -> None:
-        """Show an event."""
-
-    def link(self, seen: Address) -> str:
-        """Return the link to the page, as others reach it."""
-
-    async def serve(self, runtime: Callable[[], Runtime], source: Callable[[], Source]) -> None:
-        """Serve the page until cancelled."""
-
-
 class Service:
     """The supervisor of a node's network side, in the network thread.
 
     The training thread reads ``view``, ``hints``, ``members`` and plain numbers of ``runtime``.
     """
 
-    def __init__(
-        self, settings: Settings, live: NodeModel, signals: LoopHints, loop: MeasuredLoop, page: WebPage | None = None
-    ) -> None:
-        self.settings, self.live, self.hints, self.loop, self.page = settings, live, signals, loop, page
+    def __init__(self, settings: Settings, live: SharedModel, hints: LoopHints, loop: MeasuredLoop) -> None:
+        self.settings, self.live, self.hints, self.loop = settings, live, hints, loop
+        self.page = make_page(settings)
         self.identity = Identity.load(settings.state_dir)
         self.state_dir = StateDir(settings.state_dir)
-        self.stored = Memory()  # The address book and numbers that the state directory holds, or would hold.
-        self.incarnation = 0
         self.runtime: Runtime | None = None  # The newest one. After a fault it has ended, until another starts.
         self.read_progress: Callable[[], tuple[int, int]] | None = None  # Returns the loop's steps and samples.
         self.faults = Faults(self.notify)
+        self.book = AddressBook(self.state_dir, self.faults, self.notify)
         self.bound: Address | None = None  # The address on which this node listens, also after a fault.
         self.has_started = False  # A network side has started, at least once.
         self.has_shown_address = False
@@ -223,11 +188,6 @@ class Service:
         assert self.leaving is not None
         self.leaving.set()
 
-    def on_call_failed(self, error: Exception) -> None:
-        """Handle a fault in a function that the training thread passed to the network thread: end the network side."""
-        if self.runtime is not None:
-            self.runtime.fail(error)
-
     async def wait_before_restart(self) -> None:
         """Wait for ``pause_s``, or until this node leaves, and write progress meanwhile."""
         assert self.leaving is not None
@@ -262,16 +222,10 @@ class Service:
         assert self.page is not None
         while True:
             try:
-                await self.page.serve(lambda: self.current_runtime, self.loop.source)
+                await self.page.serve(lambda: cast(Runtime, self.runtime), self.loop.source)
             except Exception as error:
                 self.faults.contain(error, "The page", "it is served anew")
                 await trio.sleep(POLL_S)
-
-    @property
-    def current_runtime(self) -> Runtime:
-        """Return the newest runtime, once there is one."""
-        assert self.runtime is not None
-        return self.runtime
 
     async def lock_state_dir(self) -> None:
         """Lock the state directory, and take the identity that it holds. Raises IdentityError if it is in use."""
@@ -302,12 +256,10 @@ class Service:
         bound = self.bound = await network.bind()
         try:
             if is_first:
-                self.stored = self.state_dir.read()
-                self.incarnation = self.stored.incarnation + 1
+                self.book.read()
             lookup = SeedLookup(settings.seeds, settings.expected, settings.sources, settings.secret, bound)
-            peer = self.make_peer(
-                advertised_address(settings, bound, self.remembered_addresses), lookup, trio.current_time()
-            )
+            address = advertised_address(settings, bound, self.book.addresses)
+            peer = self.make_peer(address, lookup, trio.current_time())
             shown = str(peer.membership.me.address or bound or "no address: it only dials out")
             if self.console is None:
                 self.console = Console.from_environment(time.time(), self.identity.id.hex(), shown, os.environ)
@@ -315,30 +267,24 @@ class Service:
             greeter = Greeter(settings.config.swarm, self.live.state.layout)
             runtime = Runtime(peer, Access(network, greeter, contexts, lookup), self.live, self)
             runtime.read_progress = self.read_progress
-            is_lockstep = settings.config.max_version_gap is not None  # The loop may wait, and is woken then.
-            runtime.on_batch_end = self.update_hints if is_lockstep else partial(self.hints.update_from, peer)
+            runtime.on_batch_end = partial(self.update_hints, peer)
             self.runtime, self.view = runtime, self.view if is_first else self.view.restarted()
             if not self.has_shown_address:
                 self.has_shown_address = True
                 self.announce_address(nursery, shown, page_at)
-            self.save_address_book(runtime)
+            self.book.save(peer)
             if self.state_dir.damage and is_first:
                 self.notify("state", self.state_dir.damage)
             await self.run_until_leaving(runtime, started)
         finally:
             network.close()
 
-    @property
-    def remembered_addresses(self) -> list[Address]:
-        """Return the addresses of members from earlier runs of this node."""
-        return [record.address for record in self.stored.book if record.address is not None]
-
     def announce_address(self, nursery: trio.Nursery, where: str, page_at: Address | None) -> None:
         """Announce this node's address, and start its page."""
         self.listeners.post(NoticeEvent("listening", time.time(), f"This node listens on {where}."))
         if self.page is not None and page_at is not None:
             settings = dataclasses.replace(self.settings, advertise=None)
-            seen = advertised_address(settings, page_at, self.remembered_addresses) or page_at
+            seen = advertised_address(settings, page_at, self.book.addresses) or page_at
             self.notify("page", f"The page of this node: {self.page.link(seen)}")
             nursery.start_soon(self.serve_page)
 
@@ -358,19 +304,19 @@ class Service:
             self.refresh_view()
             self.list_members()
         finally:
-            self.save_address_book(runtime)
+            self.book.save(runtime.peer)
 
     def make_peer(self, address: Address | None, lookup: SeedLookup, now: float) -> Peer:
         """Return a peer, with the run and the numbers of the last one if there was one."""
         identity, settings = self.identity, self.settings
         before = None if self.runtime is None else self.runtime.peer.own_run.state
         record = MemberRecord(
-            identity.id, identity.public_key, self.incarnation, address=address, run_id=secrets.token_bytes(16),
+            identity.id, identity.public_key, self.book.incarnation, address=address, run_id=secrets.token_bytes(16),
         )  # fmt: skip
         if before is not None:
-            self.incarnation = max(self.incarnation, before.incarnation) + 1
+            self.book.incarnation = max(self.book.incarnation, before.incarnation) + 1
             record = dataclasses.replace(
-                record, incarnation=self.incarnation, run_id=before.run_id, steps=before.earlier_steps,
+                record, incarnation=self.book.incarnation, run_id=before.run_id, steps=before.earlier_steps,
                 samples=before.earlier_samples, extra=before.extra,
             )  # fmt: skip
         config, layout = settings.config, self.live.state.layout
@@ -386,7 +332,7 @@ class Service:
             lookup.fixed,
             settings.expected,
             lookup.is_needed,
-            self.stored.book,
+            self.book.stored.book,
             self.state_dir.finished_run(),
             must_join=settings.join_or_fail_s is not None,
             wait_until=now + settings.wait_s if settings.wait_for > 1 else -math.inf,
@@ -399,9 +345,9 @@ class Service:
             peer.continue_from(before, now)
         return peer
 
-    def update_hints(self) -> None:
+    def update_hints(self, peer: Peer) -> None:
         """Update the training loop's hints after a decision, and wake the loop if it may continue."""
-        if self.runtime is not None and self.hints.update_from(self.runtime.peer):
+        if self.hints.update_from(peer):
             self.live.wake.set()
 
     def refresh_view(self) -> None:
@@ -454,12 +400,9 @@ class Service:
         return min(self.console.tick_period_s, POLL_S)
 
     async def poll(self, runtime: Runtime) -> None:
-        """Check the run and the members once a second, and write progress as often as a terminal shows it.
-
-        The address book is written soon after the start, and whenever many members are new. So a node that is killed in
-        its first seconds also finds its swarm again.
-        """
-        polled_at, saved_at, save_s, saved_members = -math.inf, runtime.now, POLL_S, runtime.peer.view.alive_count
+        """Check the run and the members once a second, and write progress as often as a terminal shows it."""
+        polled_at = -math.inf
+        self.book.on_started(runtime.peer, runtime.now)
         while True:
             pause_s = self.write_progress()
             now = runtime.now
@@ -468,20 +411,17 @@ class Service:
                 runtime.perform(runtime.peer.count_votes(now))
                 self.refresh_view()  # A running loop does so too, but a waiting one may not.
                 self.logs_exchanges = LOGGER.isEnabledFor(logging.DEBUG)
-                members = runtime.peer.view.alive_count
-                if members >= 2 * saved_members or now - saved_at >= save_s:
-                    self.save_address_book(runtime)
-                    save_s, saved_at, saved_members = min(2 * save_s, SAVE_S), now, members
+                self.book.save_if_due(runtime.peer, now)
             await trio.sleep(pause_s)
 
-    def save_address_book(self, runtime: Runtime) -> None:
-        """Write the members' addresses to the state directory. If reading the peer fails, the last ones stay."""
-        peer = runtime.peer
-        try:
-            self.stored = Memory(self.incarnation, peer.membership.my_samples, peer.membership.book())
-        except Exception as error:
-            self.faults.contain(error, "A reading of the members", "the last one is kept")
-            return
-        warning = self.state_dir.write(self.stored.incarnation, self.stored.samples, self.stored.book)
-        if warning:
-            self.notify("state", warning)
+
+def make_page(settings: Settings) -> Page | None:
+    """Return the page that the settings ask for, or None.
+
+    Its modules are imported here, before the network thread starts, because the import takes a third of a second.
+    """
+    if settings.page is None:
+        return None
+    from node.observe.page.page import Page
+
+    return Page(settings.page, settings.secret, settings.config)

@@ -79,7 +79,7 @@ class Trainee(threading.Thread):
     def stop(self):
         self.stopping = True
         if not self.running.is_set() and self.made is not None:
-            self.side.network.thread.failure = NEVER_RAN  # Otherwise it waits for members beside the next tests.
+            self.side.network.failure = NEVER_RAN  # Otherwise it waits for members beside the next tests.
         self.join(10)
         assert not self.is_alive()
 

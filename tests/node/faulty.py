@@ -48,7 +48,7 @@ class Pair:
         return self.side.network.peer.exchanges.done_count > 0
 
     def call(self, function):
-        self.side.network.thread.call(function)
+        self.side.network.call(function)
 
     def forgive(self):
         """No restart was lately."""

@@ -359,7 +359,7 @@ def test_a_full_disk_under_the_state_directory_costs_only_the_memory(quick, tmp_
             (disk / "filler").write_bytes(b"x" * 40_000)
             with contextlib.suppress(OSError):
                 (disk / "more").write_bytes(b"x" * 65_536)
-            node._training.service.save_address_book(node._training.network.runtime)
+            node._training.service.book.save(node._training.network.peer)
             node.step()
         with Node(model(), state_dir=disk, config=quick) as node:
             assert node.id == who
@@ -420,7 +420,7 @@ def test_an_error_in_the_loop_ends_the_node_and_reaches_the_caller(quick):
 
     with pytest.raises(ZeroDivisionError):
         run()
-    assert node._training.network.thread.ended.is_set()
+    assert node._training.network.ended.is_set()
 
 
 # Models and optimizers that are not what they seem -------------------------------------------------------------------

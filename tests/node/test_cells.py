@@ -120,10 +120,9 @@ def test_a_state_directory_of_this_process_is_freed_by_closing(tmp_path, monkeyp
 
 def test_a_partner_that_came_late_is_remembered_at_once(train, until, tmp_path):
     ours = train(nn.Linear(2, 2), state_dir=tmp_path)
-    service = ours.side.service
-    writes = []
-    remember = service.save_address_book
-    service.save_address_book = lambda runtime: (writes.append(runtime.peer.view.alive_count), remember(runtime))
+    book, writes = ours.side.service.book, []
+    remember = book.save
+    book.save = lambda peer: (writes.append(peer.view.alive_count), remember(peer))
     until(lambda: len(writes) == 2)  # after one second and three: the next would come after seven
     assert set(writes) == {1}
     theirs = train(nn.Linear(2, 2), seeds=[ours.node.address])

@@ -146,7 +146,7 @@ def test_a_mixing_job_of_earlier_weights_does_not_move_the_outer_step_of_loaded_
     side = second.side
 
     def load(node):
-        averager, pool, call = side.network.runtime.averager, side.live.pool, side.network.thread.call
+        averager, pool, call = side.network.runtime.averager, side.live.pool, side.network.call
         jobs = []
         for _ in range(2):
             snapshot, difference = pool.take(), pool.take()
@@ -156,10 +156,10 @@ def test_a_mixing_job_of_earlier_weights_does_not_move_the_outer_step_of_loaded_
 
         def compute(*what):  # one job runs before the network thread hears of the load, the other afterwards
             jobs[0].run()
-            side.network.thread.call = call
+            side.network.call = call
             return call(*what)
 
-        side.network.thread.call = compute
+        side.network.call = compute
         node.load(tmp_path / "run")
         jobs[1].run()
         for job in jobs:
@@ -185,7 +185,7 @@ def test_load_returns_when_the_network_thread_has_dropped_what_was_pending(train
 
     def load(node):
         monkeypatch.setattr(held_run, "threading", SimpleNamespace(Event=Hasty))
-        side.network.thread.call(lambda: (waits.set(), gate.wait(20)))
+        side.network.call(lambda: (waits.set(), gate.wait(20)))
         waits.wait(10)
         opening = threading.Timer(0.5, gate.set)
         opening.start()

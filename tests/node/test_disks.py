@@ -83,10 +83,10 @@ with Node(nn.Linear(400, 400), config=Config(mix_every_steps=2), state_dir=folde
         node.save(folder / "run")
     except CheckpointError as error:
         print(error)
-    remember = node._training.service.save_address_book
+    remember = node._training.service.book.save
     for _ in range(3):
         node.step(samples=4)
-        node._training.network.thread.call(remember, node._training.network.runtime)
+        node._training.network.call(remember, node._training.network.peer)
     node._training.network.sync()
     node.finish(0.0)
     print(before == (book.read_bytes(), (folder / "run.safetensors").read_bytes()))

@@ -109,7 +109,7 @@ def test_the_hash_is_computed_in_blocks_by_no_thread_that_must_not_wait(train, u
     first = first_of(train, until)
     assert first.side.network.peer.local.frozen_hash == digest_of(0)
     assert sizes == [(1 << 20) + 1, FROZEN - (1 << 20) - 1]
-    assert not {first, threading.main_thread(), first.side.network.thread.thread} & {*threads}
+    assert not {first, threading.main_thread(), first.side.network.thread} & {*threads}
 
 
 def test_a_newcomer_waits_for_its_own_hash_and_answers_probes_meanwhile(train, launch, until, monkeypatch):

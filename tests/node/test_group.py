@@ -218,7 +218,7 @@ def test_weights_on_trial_come_and_go_on_all_ranks(train, until, quick):
     side = pair[0].node._training
     larger.do(lambda node: node.step(samples=10**6))
     address = parse_address(larger.node.address)
-    side.network.thread.call(lambda: side.network.runtime.connector.dial(address, None))
+    side.network.call(lambda: side.network.runtime.connector.dial(address, None))
     until(lambda: side.run.before_merge_path is not None and side.network.peer.joining.failed_trials, seconds=60.0)
     stop_at[0] = side.run.steps + 100
     for rank in pair:

@@ -73,7 +73,7 @@ def test_a_newcomer_is_told_that_nobody_gives_it_the_weights_and_joins_when_some
     donor = train(linear(), config=patient)
     donating = donor.side.network.peer.donating
     others = {number: ServedPiece(b"x" * 16, Fetch(number, (), 0, 1), math.inf) for number in range(MAX_SERVED)}
-    donor.side.network.thread.call(donating.table.update, others)
+    donor.side.network.call(donating.table.update, others)
     until(lambda: len(donating.table) == len(others))
     address, log = donor.node.address, tmp_path / "log"
     monkeypatch.setenv("GOSSIP_LOG", str(log))
@@ -81,7 +81,7 @@ def test_a_newcomer_is_told_that_nobody_gives_it_the_weights_and_joins_when_some
     newcomer.start()
     until(lambda: log.exists() and said(log, "waiting"), 20)
     assert not newcomer.running.is_set()
-    donor.side.network.thread.call(donating.table.clear)
+    donor.side.network.call(donating.table.clear)
     assert newcomer.running.wait(20)
     newcomer.stop()
     assert newcomer.error is None

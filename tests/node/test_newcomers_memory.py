@@ -185,7 +185,7 @@ def test_no_snapshot_is_told_before_the_outer_step_has_begun():
         streams=SimpleNamespace(allocate_memory=lambda: taken.append(side.live.outer.has_weights)),
         peer=SimpleNamespace(local=SimpleNamespace(optimizer_keys=()), view=SimpleNamespace(sound=True)),
     )  # fmt: skip
-    side.network.thread.call = lambda *arguments: told.append(side.live.outer.has_weights) or True
+    side.network.call = lambda *arguments: told.append(side.live.outer.has_weights) or True
     side.report(Visit())
     assert not any(told), "there is nothing to begin with yet"
     told.clear()

@@ -157,7 +157,7 @@ def pull(model, target, rate=0.05):
 
 def introduce(one, other):
     address = parse_address(other.node.address)
-    one.side.network.thread.call(lambda: one.side.network.runtime.connector.dial(address, None))
+    one.side.network.call(lambda: one.side.network.runtime.connector.dial(address, None))
 
 
 def sharers(trainee):

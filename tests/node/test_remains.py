@@ -100,7 +100,7 @@ from node import Node
 
 with Node({"x": np.zeros(8, np.float32)}) as node:
     node.step()
-    node._training.network.thread.call(lambda: [].pop())
+    node._training.network.call(lambda: [].pop())
     for _ in range(100):
         node.step()
         time.sleep(0.01)

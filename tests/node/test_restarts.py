@@ -176,7 +176,7 @@ def test_a_port_that_another_has_taken_meanwhile_ends_no_node(pair, monkeypatch)
 
 def test_a_user_who_asks_for_faults_hears_of_them(train, until):
     trainee = train({"x": np.zeros(8, np.float32)}, on_fault="raise")
-    trainee.side.network.thread.call(raises)
+    trainee.side.network.call(raises)
     until(lambda: trainee.error is not None)
     error, trainee.error = trainee.error, None
     assert isinstance(error, FaultError)
@@ -189,7 +189,7 @@ def test_what_is_the_users_to_mend_still_reaches_the_user(train, until):
         raise LocalError("The disk is gone.")
 
     trainee = train({"x": np.zeros(8, np.float32)})
-    trainee.side.network.thread.call(refuses)
+    trainee.side.network.call(refuses)
     until(lambda: trainee.error is not None)
     error, trainee.error = trainee.error, None
     assert str(error) == "The disk is gone."

@@ -140,8 +140,8 @@ def a_fault_ends_its_link_alone(pair, message):
     other = pair.trainees[1].side
     until(lambda: other.network.runtime.links.newest(peer.id) is not None)
     if message is not None:
-        other.network.thread.call(lambda: other.network.runtime.links.newest(peer.id).send(message))
-        other.network.thread.call(lambda: other.network.runtime.links.flush())
+        other.network.call(lambda: other.network.runtime.links.newest(peer.id).send(message))
+        other.network.call(lambda: other.network.runtime.links.flush())
     until(lambda: found.count == count + 1)
     before = peer.exchanges.done_count
     until(lambda: peer.exchanges.done_count > before)

@@ -82,7 +82,7 @@ def test_members_that_somebody_made_up_end_no_wait(train, launch, until):
         )  # fmt: skip
         made_up.append(signed(record, someone.sign))
     runtime = side.network.runtime
-    side.network.thread.call(lambda: runtime.perform(runtime.peer.receive(sender, Gossip(tuple(made_up)), runtime.now)))
+    side.network.call(lambda: runtime.perform(runtime.peer.receive(sender, Gossip(tuple(made_up)), runtime.now)))
     until(lambda: len(side.network.peer.membership.members()) == 9)
     assert side.network.peer.view.alive_count == 2
     assert not first.running.is_set()

@@ -217,7 +217,7 @@ def test_nodes_with_a_secret_seal_and_those_that_cannot_mix_with_them_in_tls(tra
 
     def older(model):
         trainee = train({"x": model}, secret=secret, config=quick)
-        old.add(trainee.side.network.thread.thread.ident)
+        old.add(trainee.side.network.thread.ident)
         return trainee
 
     first = older(np.zeros(4096, np.float32))

@@ -71,7 +71,7 @@ def test_the_wheel_is_for_every_machine_and_holds_the_packages_and_nothing_else(
         name for name in tracked if name.startswith(PACKAGES)
     }
     assert {re.sub(r".*/licenses/", "", name) for name in names if "/licenses/" in name} == {
-        "LICENSE", "node/page/static/uPlot.LICENSE",
+        "LICENSE", "node/observe/page/static/uPlot.LICENSE",
     }  # fmt: skip
 
 

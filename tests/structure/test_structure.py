@@ -16,9 +16,10 @@ def test_no_imports_go_in_a_circle():
 
 
 def test_an_import_for_type_checkers_counts():
-    wanted = figures.names_in(ast.parse("if TYPE_CHECKING:\n    from node.page.page import Page\nimport math").body)
-    assert wanted == {"math", "node.page.page", "node.page.page.Page"}
-    assert "node.page.page" in figures.imports()["node.loop.training"]
+    code = "if TYPE_CHECKING:\n    from node.observe.page.page import Page\nimport math"
+    wanted = figures.names_in(ast.parse(code).body)
+    assert wanted == {"math", "node.observe.page.page", "node.observe.page.page.Page"}
+    assert "node.observe.page.page" in figures.imports()["node.network.service"]
 
 
 def test_a_circle_would_be_found():

@@ -21,7 +21,7 @@ from gossip.averaging.streams import ComparingReceiver, DifferenceReceiver, Piec
 from gossip.averaging.vectors import Floats, Vector
 from gossip.codecs import Codec, get_codec
 from gossip.effects import Effect, Gather, Merge, Mix, ReceivePiece, Rename, SendPiece, Snapshot, Transfer
-from gossip.exchange.session import State
+from gossip.exchange.session import State as SessionState
 from gossip.ids import PeerId
 from gossip.peer import Peer
 from gossip.wire.messages import Chunk
@@ -30,6 +30,8 @@ from node.links.link import Link
 from node.links.pool import Links
 from node.links.stripes import chunk_elements
 from node.model.pool import VectorPool
+from node.model.state import State
+from node.network.hints import WakeEvent
 from node.network.transfers.gathers import GroupTransfers
 from node.network.transfers.log import ExchangeStats
 from node.network.transfers.sessions import StreamSession, StreamSessions
@@ -44,6 +46,10 @@ INLINE_ELEMENTS = 1 << 20  # Arithmetic on up to 4 MB takes 1 to 2 ms and runs i
 class SharedModel(Protocol):
     """The parts of a model that both threads of a node use: a :class:`node.loop.live.LiveModel`."""
 
+    @property
+    def state(self) -> State: ...
+    @property
+    def wake(self) -> WakeEvent: ...
     @property
     def boundary(self) -> Boundary: ...
     @property
@@ -343,7 +349,7 @@ class Streams:
     def complete_stats(self, stats: ExchangeStats) -> None:
         """Complete an exchange's statistics, while its streams and averages still exist."""
         number, distance_sq = stats.session, math.nan
-        stats.has_succeeded = stats.exchange is not None and stats.exchange.state is State.DONE
+        stats.has_succeeded = stats.exchange is not None and stats.exchange.state is SessionState.DONE
         if not stats.seconds and number in self.requested_at:
             stats.seconds = self.now - self.requested_at[number]
         stream, pair = self.sessions.table.get(number), self.averager.pairs.get(number)

@@ -14,7 +14,7 @@ parser = pytest.importorskip("prometheus_client.parser", reason="the page needs 
 
 from node.observe.events import ExchangeEvent  # noqa: E402
 from node.observe.figures import Source  # noqa: E402
-from node.page.exposition import Exposition  # noqa: E402
+from node.observe.page.exposition import Exposition  # noqa: E402
 from tests.harness.world import World  # noqa: E402
 
 ROOT = Path(__file__).parents[3]

@@ -8,7 +8,7 @@ import pytest
 
 from gossip.errors import ConfigError
 from gossip.ids import Address
-from node.page.guard import Guard, token_of
+from node.observe.page.guard import Guard, token_of
 from node.settings import NodeOptions, Settings
 
 SECRET = b"s" * 32

@@ -21,8 +21,8 @@ from gossip.errors import LocalError  # noqa: E402
 from node import Node  # noqa: E402
 from node.identity.keys import new_secret, read_secret  # noqa: E402
 from node.observe.figures import FIGURES  # noqa: E402
-from node.page import page, web  # noqa: E402
-from node.page.guard import token_of  # noqa: E402
+from node.observe.page import page, web  # noqa: E402
+from node.observe.page.guard import token_of  # noqa: E402
 
 PAGE = {"page": "127.0.0.1:0"}
 
@@ -325,7 +325,7 @@ def test_a_node_leaves_as_quickly_with_a_page_open(train, stream):
     began = time.monotonic()
     node.stop()
     assert time.monotonic() - began < 8
-    assert not node.side.network.thread.thread.is_alive()
+    assert not node.side.network.thread.is_alive()
 
 
 def test_a_port_that_is_taken_is_said_in_a_sentence():

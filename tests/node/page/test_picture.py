@@ -9,7 +9,7 @@ import pytest
 
 from gossip.effects import MemberState
 from gossip.ids import Address, MemberRecord
-from node.page.picture import MAX_CURVES, MAX_POINTS, MAX_ROWS, OLD_S, Curve, SwarmPicture
+from node.observe.page.picture import MAX_CURVES, MAX_POINTS, MAX_ROWS, OLD_S, Curve, SwarmPicture
 
 ME = bytes(16)
 

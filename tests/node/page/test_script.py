@@ -19,7 +19,7 @@ from sim.report.html import STYLE
 from sim.report.plots import COLOURS, DASHES
 from tests.node.page.chromium import Browser, found
 
-SCRIPT = Path(figures.__file__).parents[1] / "page" / "static" / "page.js"
+SCRIPT = Path(figures.__file__).with_name("page") / "static" / "page.js"
 
 
 @pytest.fixture(scope="module")

@@ -21,11 +21,11 @@ from node.faults import Faults
 from node.links.connector import Connector
 from node.observe.events import ExchangeEvent, NodeEvent
 from node.observe.figures import Source, status_reading
+from node.observe.page.exposition import CONTENT_TYPE, Exposition
+from node.observe.page.guard import OPEN_PATH, Guard
+from node.observe.page.picture import SwarmPicture
+from node.observe.page.web import Answer, Asked, WebServer
 from node.observe.status import query_figures
-from node.page.exposition import CONTENT_TYPE, Exposition
-from node.page.guard import OPEN_PATH, Guard
-from node.page.picture import SwarmPicture
-from node.page.web import Answer, Asked, WebServer
 
 __all__ = ["Page"]
 
