@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from swarm_lab import Cut, Lab, Patient, namespaces_missing
 
 from gossip.ids import PeerId
-from node.data.sampler import Sharers
+from node.data.division import Sharers
 from node.data.sharding import Shard
 
 Figures = dict[str, Any]

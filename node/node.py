@@ -18,8 +18,9 @@ from gossip.codecs import self_test
 from gossip.config import Config
 from gossip.errors import ConfigError
 from node import running
+from node.data.division import Sharers
 from node.data.files import FileShards
-from node.data.sampler import ShareBatchSampler, Sharers, ShareSampler
+from node.data.sampler import ShareBatchSampler, ShareSampler
 from node.data.sharding import Shard, samples_in
 from node.loop.live import LiveModel, Trained
 from node.loop.ranks.channel import GroupChannel

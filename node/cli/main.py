@@ -60,6 +60,13 @@ class RunSettings:
     quiet: bool = False
 
 
+# The settings of a run whose variables are GOSSIP_ and their names.
+PASSED = (
+    "listen", "advertise", "state_dir", "must_join", "wait_for", "wait_s", "config", "page", "on_fault", "log", "trace",
+    "memory_dir",
+)  # fmt: skip
+
+
 # -- gossip run --------------------------------------------------------------------------------------------------------
 def run(script: Path, args: Sequence[str], settings: RunSettings) -> int:
     """Run a training script in this process with the settings in its environment; return its exit code.
@@ -187,34 +194,16 @@ def environment_of(settings: RunSettings, environment: Mapping[str, str]) -> dic
         changes |= {"GOSSIP_INSECURE": "1", "GOSSIP_SECRET_FILE": None}  # The option wins over an inherited secret.
     elif secret_file is not None:
         changes |= {"GOSSIP_SECRET_FILE": str(secret_file.resolve()), "GOSSIP_INSECURE": None}
-    if settings.listen:
-        changes["GOSSIP_LISTEN"] = settings.listen
-    if settings.advertise:
-        if parse_address(settings.advertise).port == 0:
-            raise ConfigError(f"--advertise {settings.advertise} cannot be dialled: name the port.")
-        changes["GOSSIP_ADVERTISE"] = settings.advertise
-    if settings.state_dir is not None:
-        changes["GOSSIP_STATE_DIR"] = str(settings.state_dir.resolve())
-    if settings.must_join is not None:
-        changes["GOSSIP_MUST_JOIN"] = f"{settings.must_join:g}"
-    if settings.wait_for is not None:
-        changes["GOSSIP_WAIT_FOR"] = f"{settings.wait_for}"
-    if settings.wait_s is not None:
-        changes["GOSSIP_WAIT_S"] = f"{settings.wait_s:g}"
-    if settings.config is not None:
-        changes["GOSSIP_CONFIG"] = str(settings.config.resolve())
-    if settings.page:
-        changes["GOSSIP_PAGE"] = settings.page
-    if settings.on_fault is not None:
-        changes["GOSSIP_ON_FAULT"] = settings.on_fault
-    if settings.log is not None:
-        if not settings.log.resolve().parent.is_dir():
-            raise ConfigError(f"The log's folder {settings.log.resolve().parent} does not exist: make it first.")
-        changes["GOSSIP_LOG"] = str(settings.log.resolve())  # Absolute, because scripts may change their directory.
-    if settings.trace is not None:
-        changes["GOSSIP_TRACE"] = str(settings.trace.resolve())
-    if settings.memory_dir is not None:
-        changes["GOSSIP_MEMORY_DIR"] = str(settings.memory_dir.resolve())
+    if settings.advertise and parse_address(settings.advertise).port == 0:
+        raise ConfigError(f"--advertise {settings.advertise} cannot be dialled: name the port.")
+    if settings.log is not None and not settings.log.resolve().parent.is_dir():
+        raise ConfigError(f"The log's folder {settings.log.resolve().parent} does not exist: make it first.")
+    for name in PASSED:
+        value = getattr(settings, name)
+        if isinstance(value, Path):
+            value = value.resolve()  # Scripts may change their directory.
+        if value not in (None, ""):
+            changes[f"GOSSIP_{name.upper()}"] = f"{value:g}" if isinstance(value, float) else str(value)
     changes["GOSSIP_PROGRESS"] = "off" if settings.quiet else "line"
     after = {name: value for name, value in {**environment, **changes}.items() if value is not None}
     Settings.gather(NodeOptions(), after)  # Raises what Node would.

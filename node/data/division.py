@@ -10,14 +10,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from gossip.ids import PeerId
 
-__all__ = ["I64", "MAX_BUCKETS", "Part", "Pass", "owned_buckets", "rank_share", "share_size"]
+__all__ = ["I64", "MAX_BUCKETS", "Part", "Pass", "Sharers", "Sharing", "owned_buckets", "rank_share", "share_size"]
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
@@ -30,6 +30,56 @@ their speeds.
 """
 
 _BLOCK: Final = 1 << 20  # Indices hashed at once: 8 MiB per temporary array, whatever the dataset's length.
+
+
+@dataclass(frozen=True, slots=True)
+class Sharers:
+    """The members that share the data and the progress, as this node sees them at the moment."""
+
+    me: Callable[[], PeerId]
+    members: Callable[[], Sequence[PeerId]]
+    changes: Callable[[], int]  # Counts changes of members.
+    swarm_samples: Callable[[], int]
+    own_samples: Callable[[], int]  # The samples that this loop reports as trained.
+    rank: int = 0  # The rank among the processes that form one node and divide its share.
+    ranks: int = 1
+
+    @classmethod
+    def of(cls, side: Sharing) -> Self:
+        """Create a view of this side of a training loop, read whenever it is called."""
+        return cls(
+            lambda: side.me, lambda: side.view.owners, lambda: side.view.changes, lambda: side.swarm_samples,
+            lambda: side.trained_on, side.rank, side.size,
+        )  # fmt: skip
+
+
+class Owners(Protocol):
+    """The members that share the data."""
+
+    @property
+    def owners(self) -> Sequence[PeerId]: ...
+
+    @property
+    def changes(self) -> int: ...
+
+
+class Sharing(Protocol):
+    """The side of a training loop that a sampler needs."""
+
+    rank: int
+    size: int
+
+    @property
+    def me(self) -> PeerId: ...
+
+    @property
+    def view(self) -> Owners: ...
+
+    @property
+    def swarm_samples(self) -> int: ...
+
+    @property
+    def trained_on(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,18 +120,14 @@ class Pass:
             it differently.
         seed: Orders this node's share; None leaves it ascending. It does not affect the division, so nodes with
             different seeds still cover everything.
-        me: This node's id.
-        members: Returns the ids of all live members.
-        changes: Returns a counter that changes whenever that set does.
+        sharers: The members that share the data.
         before: The indices that an earlier life of this loop was given in the same pass.
     """
 
     def __init__(
-        self, length: int, number: int, seed: int | None, me: PeerId, members: Callable[[], Sequence[PeerId]],
-        changes: Callable[[], int], before: Iterable[Part] = (),
-    ) -> None:  # fmt: skip
-        self.length, self.number, self.seed, self.me = length, number, seed, me
-        self.members, self.changes = members, changes
+        self, length: int, number: int, seed: int | None, sharers: Sharers, before: Iterable[Part] = ()
+    ) -> None:
+        self.length, self.number, self.seed, self.me, self.sharers = length, number, seed, sharers.me(), sharers
         self.seen_changes: int | None = None  # The value of ``changes`` at the last division.
         self.parts: list[Part] = []  # Given in this life, before the last change of members.
         self.given = np.zeros(length, dtype=np.bool_)  # (samples,), True if given before the last change of members.
@@ -118,14 +164,14 @@ class Pass:
     def follow_changes(self) -> None:
         """Divide the dataset again if members came or went."""
         # Read the counter before the members: a change between the two is then seen at the next batch.
-        now = self.changes()
+        now = self.sharers.changes()
         if now != self.seen_changes:
             self.seen_changes = now
             self.divide()
 
     def divide(self) -> None:
         """Compute the pending indices anew if the set of members has changed."""
-        rivals = tuple(sorted({*self.members()} - {self.me}))
+        rivals = tuple(sorted({*self.sharers.members()} - {self.me}))
         if rivals == self.rivals:
             return
         if self.position and self.rivals is not None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any, TypeVar
 
 from torch.utils.data import get_worker_info
 
 from gossip.errors import ConfigError, DataError
 from gossip.ids import PeerId
-from node.data.division import Pass, rank_share
-from node.data.sampler import Sharers
+from node.data.division import Pass, Sharers, rank_share
 
 __all__ = ["FileShards"]
+
+T = TypeVar("T")
 
 ENDLESS = (
     "These files come without end, so they have no length and make no list: iterate over them (docs/node.md has it for "
@@ -46,9 +48,8 @@ class FileShards(Iterable[str]):
     """
 
     def __init__(
-        self, files: Iterable[str], epochs: int | None, shuffle: bool, samples: int | None,
-        sharers: Sharers | FrozenSharers,
-    ) -> None:  # fmt: skip
+        self, files: Iterable[str], epochs: int | None, shuffle: bool, samples: int | None, sharers: Sharers
+    ) -> None:
         self.files = [files] if isinstance(files, str) else [str(file) for file in files]
         if not self.files:
             raise DataError("There are no files to divide: give their names.")
@@ -97,7 +98,7 @@ class FileShards(Iterable[str]):
         """Yield the files of one pass for this process: its rank of the node, and its worker of the rank."""
         sharers, worker = self.sharers, get_worker_info()
         rank, ranks = sharers.rank, sharers.ranks
-        one = Pass(len(self.files), number, self.seed, sharers.me(), sharers.members, sharers.changes)
+        one = Pass(len(self.files), number, self.seed, sharers)
         turn, count, mine = 0, 1 if worker is None else worker.num_workers, 0 if worker is None else worker.id
         while len(taken := one.take(ranks)):
             if turn % count == mine:
@@ -108,28 +109,20 @@ class FileShards(Iterable[str]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a worker process that is spawned: the members as they are now."""
-        return self.__dict__ | {"sharers": FrozenSharers(self.sharers)}
+        return self.__dict__ | {"sharers": frozen(self.sharers)}
 
 
-class FrozenSharers:
-    """The sharers as they are now, for another process."""
+def frozen(sharers: Sharers) -> Sharers:
+    """Return the sharers as they are now, for another process."""
+    me, members, samples = sharers.me(), tuple(sharers.members()), sharers.swarm_samples()
+    return Sharers(
+        partial(constant, me), partial(constant, members), partial(constant, 0), partial(constant, samples),
+        partial(constant, 0), sharers.rank, sharers.ranks,
+    )  # fmt: skip
 
-    def __init__(self, sharers: Sharers | FrozenSharers) -> None:
-        self._me, self._members, self._swarm_samples = sharers.me(), tuple(sharers.members()), sharers.swarm_samples()
-        self.rank: int = sharers.rank
-        self.ranks: int = sharers.ranks
 
-    def me(self) -> PeerId:
-        return self._me
-
-    def members(self) -> Sequence[PeerId]:
-        return self._members
-
-    def changes(self) -> int:
-        return 0
-
-    def swarm_samples(self) -> int:
-        return self._swarm_samples
+def constant(value: T) -> T:
+    return value
 
 
 def hash_of(me: PeerId, number: int) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self, cast
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -12,63 +12,13 @@ from torch.utils.data import BatchSampler, Sampler
 
 from gossip.errors import ConfigError, DataError
 from gossip.ids import PeerId, quantity
-from node.data.division import Part, Pass, rank_share, share_size
+from node.data.division import Part, Pass, Sharers, rank_share, share_size
 from node.data.sharding import length_of_items
 
-__all__ = ["Samplers", "ShareBatchSampler", "ShareSampler", "Sharers"]
+__all__ = ["Samplers", "ShareBatchSampler", "ShareSampler"]
 
 MAX_IDS = 128  # Members named in a state, 4 KB. In a larger swarm a resumed pass starts again: a hundredth of the data.
 MAX_LENGTHS = 16  # Dataset lengths in one loop: more than any needs, and a bound for loops that keep making samplers.
-
-
-@dataclass(frozen=True, slots=True)
-class Sharers:
-    """The members that share the data and the progress, as this node sees them at the moment."""
-
-    me: Callable[[], PeerId]
-    members: Callable[[], Sequence[PeerId]]
-    changes: Callable[[], int]  # Counts changes of members.
-    swarm_samples: Callable[[], int]
-    own_samples: Callable[[], int]  # The samples that this loop reports as trained.
-    rank: int = 0  # The rank among the processes that form one node and divide its share.
-    ranks: int = 1
-
-    @classmethod
-    def of(cls, side: Sharing) -> Self:
-        """Create a view of this side of a training loop, read whenever it is called."""
-        return cls(
-            lambda: side.me, lambda: side.view.owners, lambda: side.view.changes, lambda: side.swarm_samples,
-            lambda: side.trained_on, side.rank, side.size,
-        )  # fmt: skip
-
-
-class Owners(Protocol):
-    """The members that share the data."""
-
-    @property
-    def owners(self) -> Sequence[PeerId]: ...
-
-    @property
-    def changes(self) -> int: ...
-
-
-class Sharing(Protocol):
-    """The side of a training loop that a sampler needs."""
-
-    rank: int
-    size: int
-
-    @property
-    def me(self) -> PeerId: ...
-
-    @property
-    def view(self) -> Owners: ...
-
-    @property
-    def swarm_samples(self) -> int: ...
-
-    @property
-    def trained_on(self) -> int: ...
 
 
 class ShareSampler(Sampler[int]):
@@ -114,9 +64,9 @@ class ShareSampler(Sampler[int]):
         sharers = self.sharers
         number = max(self.next_number, sharers.swarm_samples() // self.length)
         before = self.before if number == self.next_number else []
-        one = Pass(self.length, number, self.seed, sharers.me(), sharers.members, sharers.changes, before)
+        one = Pass(self.length, number, self.seed, sharers, before)
         if before and one.is_over:
-            one = Pass(self.length, number + 1, self.seed, sharers.me(), sharers.members, sharers.changes)
+            one = Pass(self.length, number + 1, self.seed, sharers)
         trained = sharers.own_samples()
         # The loader has taken all of the last pass, but its loop may still train on it: the new pass begins after it.
         if self.begun and self.begun[-1][0].is_exhausted:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,32 +11,9 @@ import torch
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
 from gossip.errors import ConfigError, DataError
-from gossip.ids import PeerId
-from node.data.division import I64, Pass, rank_share
+from node.data.division import I64, Pass, Sharers, rank_share
 
 __all__ = ["Shard", "length_of_items", "samples_in"]
-
-
-class DataSharers(Protocol):
-    """The members that share the data, as :class:`node.data.sampler.Sharers`."""
-
-    @property
-    def rank(self) -> int:
-        """Return this process's rank within its node."""
-
-    @property
-    def ranks(self) -> int:
-        """Return the number of ranks of the node."""
-
-    @property
-    def me(self) -> Callable[[], PeerId]: ...
-    @property
-    def members(self) -> Callable[[], Sequence[PeerId]]:
-        """Return the ids of all live members."""
-
-    @property
-    def changes(self) -> Callable[[], int]:
-        """Return a counter that changes whenever that set does; read before every batch."""
 
 
 class Shard:
@@ -68,36 +45,23 @@ class Shard:
     """
 
     def __init__(
-        self,
-        dataset: Any,
-        batch_size: int,
-        shuffle: bool,
-        epochs: int,
-        sharers: DataSharers,
-        first_pass: int = 0,
+        self, dataset: Any, batch_size: int, shuffle: bool, epochs: int, sharers: Sharers, first_pass: int = 0
     ) -> None:
         if batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}; a batch needs at least 1 sample.")
         if epochs < 1:
             raise ConfigError(f"epochs is {epochs}; ask for at least 1 pass.")
         self._length, self._fetch = _open(dataset)
-        self._batch_size = batch_size
-        self._shuffle = shuffle
-        self._epochs = epochs
-        self._me = sharers.me()
-        self._members = sharers.members
-        self._epoch_of_members = sharers.changes
-        self._pass = first_pass
-        self._rank, self._ranks = sharers.rank, sharers.ranks
+        self._batch_size, self._seed, self._epochs = batch_size, 0 if shuffle else None, epochs
+        self._sharers, self._pass = sharers, first_pass
 
     def __iter__(self) -> Iterator[Any]:
+        rank, ranks = self._sharers.rank, self._sharers.ranks
         for _ in range(self._epochs):
-            number = self._pass
+            one = Pass(self._length, self._pass, self._seed, self._sharers)
             self._pass += 1  # Counted before the first batch, so that after `break` the loop goes on with other data.
-            seed = 0 if self._shuffle else None
-            one = Pass(self._length, number, seed, self._me, self._members, self._epoch_of_members)
-            while len(batch := one.take(self._batch_size * self._ranks, ranks=self._ranks)):
-                yield self._fetch(rank_share(batch, self._rank, self._ranks))
+            while len(batch := one.take(self._batch_size * ranks, ranks=ranks)):
+                yield self._fetch(rank_share(batch, rank, ranks))
 
 
 def samples_in(dataset: Any) -> int:

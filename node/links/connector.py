@@ -96,11 +96,6 @@ class LinkOwner(Protocol):
         """Tell the user of an event."""
 
 
-def has_sent(stream: ByteStream) -> bool:
-    """Return True if a byte has come over a stream, or if the stream cannot tell."""
-    return getattr(stream, "has_received", True)
-
-
 class Connector:
     """The connector of one node. It opens links to other nodes and accepts theirs, and passes them to its owner.
 
@@ -127,7 +122,7 @@ class Connector:
         self.budget = DialBudget()
         self.stranger_addresses: set[Address] = set()  # Addresses of strangers that are being dialled.
         self.silent_addresses: OrderedDict[Address, None] = OrderedDict()  # Addresses whose last dial timed out.
-        self.handshake_pool = HandshakePool(self.favoured_hosts, has_sent, owner.on_failed_handshake)
+        self.handshake_pool = HandshakePool(self.favoured_hosts, owner.on_failed_handshake)
         self.notified: set[str] = set()  # The sentences that the user was told.
         self.nursery: trio.Nursery | None = None
         self.is_closed = False

@@ -45,15 +45,13 @@ class HandshakePool:
 
     Args:
         known_hosts: Returns the address ranges of known members' hosts.
-        has_sent: Returns True if a byte has come over a stream.
         on_evicted: Called with the host of each evicted connection.
     """
 
     def __init__(
-        self, known_hosts: Callable[[], Collection[str]], has_sent: Callable[[ByteStream], bool],
-        on_evicted: Callable[[str], None] = lambda host: None,
-    ) -> None:  # fmt: skip
-        self.known_hosts, self.has_sent, self.on_evicted = known_hosts, has_sent, on_evicted
+        self, known_hosts: Callable[[], Collection[str]], on_evicted: Callable[[str], None] = lambda host: None
+    ) -> None:
+        self.known_hosts, self.on_evicted = known_hosts, on_evicted
         self.visitors: dict[Visitor, None] = {}  # The oldest first.
 
     def __len__(self) -> int:
@@ -81,7 +79,9 @@ class HandshakePool:
 
     def evict(self, candidates: list[Visitor], now: float) -> None:
         """Evict the oldest silent connection, or else the oldest one of the host with the most connections."""
-        silent = [one for one in candidates if now - one.came_at > FIRST_FLIGHT_S and not self.has_sent(one.stream)]
+        # A stream that cannot tell whether a byte has come counts as not silent.
+        late = [one for one in candidates if now - one.came_at > FIRST_FLIGHT_S]
+        silent = [one for one in late if not getattr(one.stream, "has_received", True)]
         if silent:
             evicted = silent[0]
         else:

@@ -21,7 +21,8 @@ from gossip.averaging.boundary import Update, Visit
 from gossip.errors import LayoutError, LocalError
 from gossip.ids import MemberRecord, PeerId, from_hex
 from node import running
-from node.data.sampler import Samplers, Sharers, Sharing
+from node.data.division import Sharers, Sharing
+from node.data.sampler import Samplers
 from node.loop.held_run import LOADED_STATE, HeldRun, NoRanks, OtherRanks
 from node.loop.live import LiveModel
 from node.loop.network_side import NetworkSide

@@ -50,6 +50,7 @@ from node.network.striping import Striping
 from node.network.transfers.log import ExchangeLog
 from node.network.transfers.sessions import StreamSessions
 from node.network.transfers.streams import Streams
+from node.observe.figures import Source
 from node.observe.status import status_page
 from node.transport.blocking_io import BlockingIoPool
 from node.transport.byte_stream import BrokenLinkError, ByteStream
@@ -234,10 +235,12 @@ class LinkLife:
         if isinstance(message, Unknown):
             return
         if isinstance(message, StatusQuery):
-            progress = (0, 0) if read_progress is None else read_progress()
-            swarm, mixes = runtime.config.swarm, runtime.exchange_log.mixes()
-            faults = runtime.faults.count, runtime.faults.restarts
-            link.send(status_page(peer, self.links, swarm, message.after, mixes, progress, faults))
+            steps, samples = (0, 0) if read_progress is None else read_progress()
+            source = Source(
+                peer, self.links, steps, samples, peer.local.progress.samples, mixes=runtime.exchange_log.mixes(),
+                faults=runtime.faults.count, restarts=runtime.faults.restarts,
+            )  # fmt: skip
+            link.send(status_page(source, runtime.config.swarm, message.after))
         elif isinstance(message, Close):
             link.is_orderly = link.is_orderly or message.code == "idle"
             if message.code in ("layout", "swarm", "version"):

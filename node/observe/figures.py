@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # A command that shows rows of a log starts without these mod
 
 __all__ = [
     "FIGURES", "HEADINGS", "MEASURED", "RATES", "STATUS", "VERSION", "Figure", "Reading", "Source", "columns_of",
-    "line_of", "none_if_nan", "reading", "reference_page", "status_reading", "status_values", "table_of",
+    "line_of", "none_if_nan", "reading", "reference_page", "status_reading", "table_of",
 ]  # fmt: skip
 
 Reading = dict[str, Any]
@@ -322,13 +322,8 @@ def reading(at: Source) -> Reading:
 
 
 def status_reading(at: Source) -> Reading:
-    """Return the figures of `gossip status`."""
+    """Return the figures of `gossip status`, in the order of ``STATUS``."""
     return {figure.name: none_if_nan(figure.of(at)) for figure in STATUS if figure.of is not None}
-
-
-def status_values(at: Source) -> tuple[Any, ...]:
-    """Return the figures of a page of `gossip status`, in the order of ``STATUS``."""
-    return tuple(status_reading(at).values())
 
 
 def fill_templates(templates: Iterable[str | Callable[[Reading], str]], row: Reading) -> list[str]:

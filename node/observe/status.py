@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import trio
 
 from gossip.errors import LocalError, ProtocolError, RefusedError, RemoteError
 from gossip.ids import Address
-from gossip.peer import Peer
 from gossip.wire.frames import encode
 from gossip.wire.messages import StatusQuery, StatusReply, Unknown
 from node.identity.keys import Identity
 from node.links.frame_reader import FrameReader
 from node.links.handshake import Greeter
-from node.links.pool import Links
-from node.observe.figures import HEADINGS, SHOWN_ROWS, STATUS, Source, status_values
+from node.observe.figures import HEADINGS, SHOWN_ROWS, STATUS, Source, status_reading
 from node.transport.byte_stream import ByteStream
 from node.transport.tcp import TcpNetwork
 from node.transport.tls import TlsStream, swarm_contexts
 
-__all__ = ["PAGE_MEMBERS", "query", "query_figures", "status_page"]
+__all__ = ["AFTER_ALL", "PAGE_MEMBERS", "query", "query_node", "status_page"]
 
 PAGE_MEMBERS = 100  # Members of a page: at most 400 B each (a host name has 255) in one header of 64 KiB.
 MAX_ROWS = 50_000  # Members that are read: 40 MB, twice what a table holds, since any node may be answering.
@@ -31,25 +28,12 @@ METRICS = ("id", "address", "swarm", *(figure.name for figure in STATUS))
 """The metrics of a reply in their order; later versions append theirs."""
 
 
-def status_page(
-    peer: Peer, links: Links, swarm: str, after: bytes, mixes: Iterable[tuple[str, str, float]] = (),
-    counts: tuple[int, int] = (0, 0), faults: tuple[int, int] = (0, 0),
-) -> StatusReply:  # fmt: skip
-    """Return the figures, and the members with ids after ``after`` in order, up to one page.
-
-    Args:
-        peer: The node's peer.
-        links: Its links.
-        swarm: The swarm's name.
-        after: The last id of the page before.
-        mixes: Recent exchanges, as a Source has them.
-        counts: The training loop's steps and samples in this life; the peer's record adds them to those of earlier
-            lives.
-        faults: Contained faults, and restarts of the network side.
-    """
+def status_page(source: Source, swarm: str, after: bytes) -> StatusReply:
+    """Return the figures, and the members with ids after ``after`` in order, up to one page."""
+    peer = source.peer
     me = peer.membership.me
     address = str(me.address) if me.address is not None else None
-    figures = status_values(Source(peer, links, *counts, peer.local.progress.samples, (), (), 0, mixes, *faults))
+    figures = status_reading(source).values()
     rows = sorted((record.id, record, state) for record, state in peer.membership.members() if record.id > after)
     page = tuple(
         (record.id, str(record.address) if record.address else None, state.value, record.steps, record.samples,
@@ -74,16 +58,14 @@ def query(address: Address, secret: bytes | None = None, timeout_s: float = 5.0)
         raise LocalError(f"No node answers at {address}: is it running, is the address right, and {how}?") from error
 
 
-async def query_figures(address: Address, secret: bytes | None, timeout_s: float) -> dict[str, Any]:
-    """Query as :func:`query` does, in the caller's trio loop, for the node's own figures.
-
-    At most a page of its members is read, whatever it sends. Raises OSError, RemoteError, trio.TooSlowError.
-    """
-    return await query_node(address, secret, timeout_s, AFTER_ALL)
-
-
 async def query_node(address: Address, secret: bytes | None, timeout_s: float, after: bytes = b"") -> dict[str, Any]:
-    """Query a node for its figures and for members with ids larger than ``after``."""
+    """Query as :func:`query` does, in the caller's trio loop, for members with ids larger than ``after``.
+
+    After :data:`AFTER_ALL` at most a page of them is read, whatever the node sends.
+
+    Raises:
+        OSError, RemoteError, trio.TooSlowError: The node does not answer.
+    """
     with trio.fail_after(timeout_s):
         stream: ByteStream = await TcpNetwork(None, timeout_s).connect(address)
         try:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from gossip.ids import PeerId
+from node.data.division import Sharers
 from node.data.files import FileShards
-from node.data.sampler import Samplers, Sharers
+from node.data.sampler import Samplers
 
 IDS = [PeerId(bytes([n]) * 16) for n in range(64)]
 FILES = [f"part-{n:03}.txt" for n in range(100)]

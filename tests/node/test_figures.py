@@ -20,7 +20,6 @@ from node.observe.figures import (
     reference_page,
     refusals_of,
     status_reading,
-    status_values,
 )
 from node.observe.status import METRICS
 from sim import Scenario
@@ -92,7 +91,7 @@ def test_a_status_has_its_figures_in_the_order_that_other_versions_read():
         "lossy_links", "wide_links", "faults", "network_restarts",
         "interval_steps", "codec",
     )  # fmt: skip
-    assert status_values(source()) == (
+    assert tuple(status_reading(source()).values()) == (
         7,
         28,
         30,

@@ -49,7 +49,7 @@ class Stream:
 
 
 def handshake_pool(known=()):
-    return HandshakePool(lambda: set(known), lambda stream: stream.has_received)
+    return HandshakePool(lambda: set(known))
 
 
 # -- the pool ----------------------------------------------------------------------------------------------------------

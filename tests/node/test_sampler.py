@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from gossip.errors import ConfigError, DataError
 from node import Node
-from node.data.division import MAX_BUCKETS
-from node.data.sampler import Samplers, Sharers
+from node.data.division import MAX_BUCKETS, Sharers
+from node.data.sampler import Samplers
 from node.data.sharding import Shard
 from tests.node.sharers import IDS, Swarm, flat, groups
 

@@ -14,8 +14,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from gossip.errors import ConfigError, DataError
 from gossip.ids import PeerId
-from node.data.division import MAX_BUCKETS, owned_buckets
-from node.data.sampler import Sharers
+from node.data.division import MAX_BUCKETS, Sharers, owned_buckets
 from node.data.sharding import Shard
 from tests.theory.rendezvous import owners
 

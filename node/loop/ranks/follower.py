@@ -14,7 +14,8 @@ from gossip.averaging.model import Pending
 from gossip.errors import ConfigError, LayoutError, LocalError
 from gossip.ids import PeerId
 from node import running
-from node.data.sampler import Samplers, Sharers
+from node.data.division import Sharers
+from node.data.sampler import Samplers
 from node.loop.average import Average, Part
 from node.loop.held_run import check_state
 from node.loop.live import Trained

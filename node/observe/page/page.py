@@ -25,7 +25,7 @@ from node.observe.page.exposition import CONTENT_TYPE, Exposition
 from node.observe.page.guard import OPEN_PATH, Guard
 from node.observe.page.picture import SwarmPicture
 from node.observe.page.web import Answer, Asked, WebServer
-from node.observe.status import query_figures
+from node.observe.status import AFTER_ALL, query_node
 
 __all__ = ["Page"]
 
@@ -140,7 +140,7 @@ class Page:
                 address = parse_address(text)
                 if not connector.may_dial(address) or not connector.budget.charge(address, trio.current_time()):
                     return
-                answer = await query_figures(address, self.secret, ASK_S)
+                answer = await query_node(address, self.secret, ASK_S, AFTER_ALL)
                 if answer["id"] == who.hex():
                     connector.budget.mark_proven(address)
                     picture.on_answer(who, answer["metrics"], time.monotonic())

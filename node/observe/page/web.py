@@ -80,11 +80,6 @@ class WebServer:
         self.waiting: dict[trio.socket.SocketType, str] = {}
         self.admitted: set[trio.socket.SocketType] = set()
 
-    @property
-    def open_connections(self) -> int:
-        """Return the number of open connections."""
-        return len(self.waiting) + len(self.admitted)
-
     async def bind(self) -> Address:
         """Begin to listen; return the address with its real port. Raises LocalError: port in use, no such address."""
         try:

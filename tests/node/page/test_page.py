@@ -231,10 +231,10 @@ def test_idle_sockets_keep_no_monitor_out(guarded, until, monkeypatch):
             one = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
             if number % 2:
                 one.sendall(b"GET /healthz HTTP/1.1\r\nHost: ")  # a request that never ends
-        until(lambda: server.open_connections > 0)
+        until(lambda: server.waiting)
         for target in ("/healthz", "/metrics"):
             assert get(port, target, token)[0] == 200
-        assert server.open_connections <= web.MAX_WAITING
+        assert len(server.waiting) + len(server.admitted) <= web.MAX_WAITING
 
 
 def test_a_stream_outlasts_any_number_of_idle_sockets(train, until, stream):
@@ -254,12 +254,13 @@ def test_a_stream_outlasts_any_number_of_idle_sockets(train, until, stream):
 def test_admitted_visitors_are_bounded_and_strangers_still_learn_the_health(guarded, until, monkeypatch):
     monkeypatch.setattr(web, "MAX_ADMITTED", 1)
     node, port, token = guarded
+    server = node.side.service.page.server
     with socket.create_connection(("127.0.0.1", port)) as watching:
         watching.sendall(f"GET /events HTTP/1.1\r\nHost: a\r\nAuthorization: {token['Authorization']}\r\n\r\n".encode())
         until(lambda: node.side.service.page.open_streams == 1)
         assert get(port, "/metrics", token)[0] == 503
         assert get(port, "/healthz")[0] == 200
-    until(lambda: node.side.service.page.server.open_connections == 0)
+    until(lambda: not (server.waiting or server.admitted))
     assert get(port, "/metrics", token)[0] == 200
 
 
@@ -270,13 +271,14 @@ def test_one_that_asks_nothing_or_reads_nothing_is_let_go(train, until, monkeypa
     monkeypatch.setattr(page, "WALK_SHARE", 1.0)
     node = train(model(), **PAGE)
     port, service = port_of(node), node.side.service
+    server = service.page.server
     silent = socket.create_connection(("127.0.0.1", port))
     deaf = socket.socket()
     deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     deaf.connect(("127.0.0.1", port))
     deaf.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
     until(lambda: service.page.open_streams == 1)
-    until(lambda: service.page.server.open_connections == 0, 60.0)
+    until(lambda: not (server.waiting or server.admitted), 60.0)
     assert service.page.open_streams == 0
     silent.close(), deaf.close()
 
