@@ -352,7 +352,7 @@ class LocalSwarm:
         return self.children[number]
 
     def _addresses(self) -> list[str]:
-        """Return the addresses of the newest running nodes, at most ``SEEDS``; wait until one listens."""
+        """Return the addresses of the newest running nodes, at most ``MAX_SEEDS``; wait until one listens."""
         before = time.monotonic()
         while running := self.running:
             self.new_rows()

@@ -18,10 +18,8 @@ from gossip.codecs import self_test
 from gossip.config import Config
 from gossip.errors import ConfigError
 from node import running
-from node.data.division import Sharers
 from node.data.files import FileShards
 from node.data.sampler import ShareBatchSampler, ShareSampler
-from node.data.sharding import Shard, samples_in
 from node.loop.live import LiveModel, Trained
 from node.loop.ranks.channel import GroupChannel
 from node.loop.ranks.follower import Follower
@@ -189,14 +187,7 @@ class Node:
         Returns:
             An iterator over batches.
         """
-        training, length = self._training, samples_in(dataset)
-        # Use the swarm's count of passes, so that members agree on the sharding of this one, or our own count if it is
-        # ahead.
-        samplers = training.samplers
-        first = samplers.passes = max(samplers.passes, training.swarm_samples // length)
-        shard = Shard(dataset, batch_size, shuffle, epochs, samplers.sharers, first)
-        samplers.passes += epochs
-        return iter(shard)
+        return iter(self._training.samplers.shard(dataset, batch_size, shuffle, epochs))
 
     def sampler(
         self,
@@ -243,7 +234,7 @@ class Node:
             DataError: There are no files.
             ConfigError: A number is impossible.
         """
-        return FileShards(files, epochs, shuffle, samples, Sharers.of(self._training))
+        return FileShards(files, epochs, shuffle, samples, self._training.samplers.sharers)
 
     def settle(self, seconds: float = 5.0, wait_s: float = 0.0) -> float | None:
         """Mix without training until the nodes agree.

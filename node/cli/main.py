@@ -187,7 +187,7 @@ def environment_of(settings: RunSettings, environment: Mapping[str, str]) -> dic
         if invited is not None:
             if settings.insecure or secret_file is not None:
                 raise ConfigError("An invite carries the swarm's secret: leave out --secret-file and --insecure.")
-            secret_file = keep_invited(invited, settings.state_dir)
+            secret_file = keep_secret(invited, settings.state_dir or folder_of_this_process())
     if not settings.insecure and secret_file is None and (inherited := environment.get("GOSSIP_SECRET_FILE")):
         secret_file = Path(inherited)
     if settings.insecure:
@@ -235,13 +235,6 @@ def resolve_seeds(texts: Sequence[str]) -> tuple[list[str], bytes | None]:
     if len(secrets) > 1:
         raise ConfigError("These invites belong to different swarms: give those of one swarm.")
     return seeds, next(iter(secrets), None)
-
-
-def keep_invited(secret: bytes, state_dir: Path | None) -> Path:
-    """Write an invite's secret into the state directory or a temporary one; only the owner can read it."""
-    if state_dir is not None:
-        return keep_secret(secret, state_dir)
-    return keep_secret(secret, folder_of_this_process())
 
 
 def folder_of_this_process() -> Path:

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from torch.utils.data import get_worker_info
 
 from gossip.errors import ConfigError, DataError
-from gossip.ids import PeerId
 from node.data.division import Pass, Sharers, rank_share
 
 __all__ = ["FileShards"]
@@ -105,7 +104,7 @@ class FileShards(Iterable[str]):
                 yield self.files[int(rank_share(taken, rank, ranks)[0])]
             turn += 1
         if not turn and not mine:
-            yield self.files[hash_of(sharers.me(), number) % len(self.files)]
+            yield self.files[(int.from_bytes(sharers.me()[:8], "little") + number) % len(self.files)]
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a worker process that is spawned: the members as they are now."""
@@ -123,8 +122,3 @@ def frozen(sharers: Sharers) -> Sharers:
 
 def constant(value: T) -> T:
     return value
-
-
-def hash_of(me: PeerId, number: int) -> int:
-    """Return a number that depends on the node and the pass."""
-    return int.from_bytes(me[:8], "little") + number

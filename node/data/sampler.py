@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, Sampler
 from gossip.errors import ConfigError, DataError
 from gossip.ids import PeerId, quantity
 from node.data.division import Part, Pass, Sharers, rank_share, share_size
-from node.data.sharding import length_of_items
+from node.data.sharding import Shard, length_of_items
 
 __all__ = ["Samplers", "ShareBatchSampler", "ShareSampler"]
 
@@ -183,6 +183,14 @@ class Samplers:
         indices = ShareSampler(length_of(dataset), shuffle, seed, sharers)
         self.remember(indices)
         return indices if batch_size is None else ShareBatchSampler(indices, batch_size, drop_last)
+
+    def shard(self, dataset: Any, batch_size: int, shuffle: bool, epochs: int) -> Shard:
+        """Return this node's share of a dataset in batches."""
+        shard = Shard(dataset, batch_size, shuffle, epochs, self.sharers)
+        # Begin at the swarm's count of passes, so that members agree on the division, or at our own if it is ahead.
+        shard.next_pass = max(self.passes, self.sharers.swarm_samples() // shard.length)
+        self.passes = shard.next_pass + epochs
+        return shard
 
     def remember(self, sampler: ShareSampler) -> None:
         length = sampler.length

@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, TensorDataset, default_collate
 from gossip.errors import ConfigError, DataError
 from node.data.division import I64, Pass, Sharers, rank_share
 
-__all__ = ["Shard", "length_of_items", "samples_in"]
+__all__ = ["Shard", "length_of_items"]
 
 
 class Shard:
@@ -36,7 +36,7 @@ class Shard:
         shuffle: Shuffle the share, by ``(pass, me)`` alone; otherwise it is ascending.
         epochs: Passes per iteration.
         sharers: The members that share the data, and this process among them.
-        first_pass: The number of the first pass. Nodes that agree on it divide the dataset without overlap; each number
+        next_pass: The number of the first pass. Nodes that agree on it divide the dataset without overlap; each number
             divides it differently, so that over the passes every node sees all data.
 
     Raises:
@@ -45,28 +45,23 @@ class Shard:
     """
 
     def __init__(
-        self, dataset: Any, batch_size: int, shuffle: bool, epochs: int, sharers: Sharers, first_pass: int = 0
+        self, dataset: Any, batch_size: int, shuffle: bool, epochs: int, sharers: Sharers, next_pass: int = 0
     ) -> None:
         if batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}; a batch needs at least 1 sample.")
         if epochs < 1:
             raise ConfigError(f"epochs is {epochs}; ask for at least 1 pass.")
-        self._length, self._fetch = _open(dataset)
+        self.length, self._fetch = _open(dataset)
         self._batch_size, self._seed, self._epochs = batch_size, 0 if shuffle else None, epochs
-        self._sharers, self._pass = sharers, first_pass
+        self._sharers, self.next_pass = sharers, next_pass
 
     def __iter__(self) -> Iterator[Any]:
         rank, ranks = self._sharers.rank, self._sharers.ranks
         for _ in range(self._epochs):
-            one = Pass(self._length, self._pass, self._seed, self._sharers)
-            self._pass += 1  # Counted before the first batch, so that after `break` the loop goes on with other data.
+            one = Pass(self.length, self.next_pass, self._seed, self._sharers)
+            self.next_pass += 1  # Before the first batch, so that after `break` the loop goes on with other data.
             while len(batch := one.take(self._batch_size * ranks, ranks=ranks)):
                 yield self._fetch(rank_share(batch, rank, ranks))
-
-
-def samples_in(dataset: Any) -> int:
-    """Return the number of samples in a dataset, at least one; raises as :class:`Shard` does."""
-    return _open(dataset)[0]
 
 
 def _open(dataset: Any) -> tuple[int, Callable[[I64], Any]]:

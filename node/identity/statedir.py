@@ -105,7 +105,7 @@ class StateDir:
     def read(self) -> Memory:
         """Return the stored memory, which is empty if there is none.
 
-        A damaged book is set aside, and ``damaged`` reports it. Only the key is essential: a seed, or a member that
+        A damaged book is set aside, and ``damage`` describes it. Only the key is essential: a seed, or a member that
         dials us, restores the book.
         """
         if self.path is None:

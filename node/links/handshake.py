@@ -35,10 +35,6 @@ class Greeter:
     swarm: str
     layout: Layout | None
 
-    def hello(self, record: MemberRecord | None, share: bytes = b"", lanes: bytes = b"", joins: bytes = b"") -> Hello:
-        fingerprint = self.layout.fingerprint if self.layout is not None else ""
-        return Hello(VERSION_MIN, VERSION_MAX, self.swarm, fingerprint, (), record, share, lanes, joins)
-
     async def greet(
         self,
         stream: ByteStream,
@@ -68,7 +64,10 @@ class Greeter:
         Raises:
             RefusedError: The two nodes cannot work together; its text tells the user why.
         """
-        await stream.send_all(encode(self.hello(record, share, lanes, joins)))
+        fingerprint = self.layout.fingerprint if self.layout is not None else ""
+        await stream.send_all(
+            encode(Hello(VERSION_MIN, VERSION_MAX, self.swarm, fingerprint, (), record, share, lanes, joins))
+        )
         try:
             got = await reader.read_message()
         except BrokenLinkError:  # A node that expects TLS resets a plain connection.

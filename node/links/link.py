@@ -244,7 +244,7 @@ class Link:
             self.wake.set()
 
     def send_at_once(self, stream: PlainStream) -> None:
-        """Send up to FLUSHED batches, as far as the kernel takes them at once."""
+        """Send up to ``FLUSHED_CHUNKS`` batches, as far as the kernel takes them at once."""
         for _ in range(FLUSHED_CHUNKS):
             batch = self.take_batch() if self.outbox or self.bulk else None
             if batch is None:

@@ -17,9 +17,9 @@ from torch import nn
 
 from gossip.arithmetic.correction import Correction, fresh_zeros
 from gossip.arithmetic.mixing import OuterStep
-from gossip.averaging.boundary import Boundary, Update
+from gossip.averaging.boundary import Boundary
 from gossip.config import Config
-from node.loop.average import Average
+from node.loop.average import Average, Part
 from node.model.backup import KeptWeights
 from node.model.checkpoint import Archive
 from node.model.optimizers import Optimizers
@@ -131,10 +131,10 @@ class LiveModel:
             self.outer.reset(vector.array)
         self.pool.give(vector)
 
-    def on_mixed(self, updates: Sequence[Update]) -> None:
-        """Handle updates of exchanges that the boundary has added to the model."""
+    def on_mixed(self, parts: Sequence[Part]) -> None:
+        """Handle exchanges that have changed these parts of the model at one boundary."""
         self.optimizers.on_mixed()
-        self.average.on_mixed([update.positions for update in updates])
+        self.average.on_mixed(parts)
 
     def on_replaced(self, vector: Any) -> None:
         """Reset everything that depends on the old weights, after ``vector`` has replaced them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Protocol
+from collections.abc import Callable
 
 from gossip.effects import MemberState
 from gossip.ids import MemberRecord, quantity
@@ -15,7 +15,7 @@ from node.network.service import REPORT_S
 from node.observe.figures import none_if_nan
 from node.observe.reduced import Figures, is_settling
 
-__all__ = ["SETTLED", "BoundaryVisitor", "Settling"]
+__all__ = ["SETTLED", "Settling"]
 
 FAREWELL_S = 0.5  # Time for a newcomer to request the next piece of a finished run's weights.
 PRESENT = MemberState.ALIVE, MemberState.SUSPECT  # Slow machines are often suspected, and still count.
@@ -23,18 +23,11 @@ SETTLED = 1e-4  # Nodes agree if |theirs - ours| / |ours| is below this.
 SETTLED_EXCHANGES = 3  # Exchanges that an agreement takes at least: the first ones may be with the same partner.
 
 
-class BoundaryVisitor(Protocol):
-    """The part of a training loop that visits the step boundary."""
-
-    def visit(self) -> None:
-        """Fulfil the network thread's requests, and report."""
-
-
 class Settling:
     """The waits at the end of training, in the training thread. Each of them visits the boundary meanwhile."""
 
-    def __init__(self, live: LiveModel, network: NetworkSide, run: HeldRun, loop: BoundaryVisitor) -> None:
-        self.live, self.network, self.run, self.loop = live, network, run, loop
+    def __init__(self, live: LiveModel, network: NetworkSide, run: HeldRun, visit: Callable[[], None]) -> None:
+        self.live, self.network, self.run, self.visit = live, network, run, visit
         self.own_figures = Figures()  # The figures of this node that other members get.
         self.settled_at: int | None = None  # The step count at which this loop settled; None once it has continued.
 
@@ -63,7 +56,7 @@ class Settling:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self.live.wake.wait(0.02)
-            self.loop.visit()
+            self.visit()
             if self.network.peer is not peer:  # After a fault the new peer counts from 0.
                 peer, done_before = self.network.peer, 0
             has_mixed = peer.exchanges.done_count - done_before >= SETTLED_EXCHANGES
@@ -101,7 +94,7 @@ class Settling:
                     return waited
                 waited = True
             self.live.wake.wait(0.02)
-            self.loop.visit()
+            self.visit()
         if missing:
             others = quantity(missing, "member") + (" that has" if missing == 1 else " that have")
             text = f"Waited {wait_s:g} s to settle with {others} not come: this node settles without."
@@ -131,7 +124,7 @@ class Settling:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self.live.wake.wait(0.005)
-            self.loop.visit()
+            self.visit()
             if (
                 not self.network.peer.exchanges.table
                 and not self.live.boundary.pending_updates
@@ -152,7 +145,7 @@ class Settling:
         until, quiet_at = now + seconds, now + FAREWELL_S
         while now < until and (now < quiet_at or self.network.peer.view.is_donating):
             self.live.wake.wait(0.02)
-            self.loop.visit()
+            self.visit()
             now = time.monotonic()
             if not self.network.peer.view.finished:  # A fault has replaced the peer meanwhile.
                 self.network.report_to_peer(lambda peer, now: peer.finish(now))

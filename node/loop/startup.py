@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from gossip.errors import FaultError, LocalError
 from gossip.ids import quantity
@@ -10,7 +11,6 @@ from node.faults import report_to
 from node.loop.held_run import HeldRun
 from node.loop.live import LiveModel
 from node.loop.network_side import NetworkSide
-from node.loop.settling import BoundaryVisitor
 from node.settings import Settings
 
 __all__ = ["Startup"]
@@ -24,9 +24,9 @@ class Startup:
     """The waits of a training loop before its first step. Each of them visits the boundary meanwhile."""
 
     def __init__(
-        self, settings: Settings, live: LiveModel, network: NetworkSide, run: HeldRun, loop: BoundaryVisitor
+        self, settings: Settings, live: LiveModel, network: NetworkSide, run: HeldRun, visit: Callable[[], None]
     ) -> None:
-        self.settings, self.live, self.network, self.run, self.loop = settings, live, network, run, loop
+        self.settings, self.live, self.network, self.run, self.visit = settings, live, network, run, visit
 
     def join(self) -> None:
         """Wait until this node holds weights to train, from the swarm or its own.
@@ -46,11 +46,11 @@ class Startup:
                     "Could not join: faults of this library end the network side each time that it begins anew. Report "
                     f"the traceback, which the log has, {report_to()}."
                 )
-            self.loop.visit()
+            self.visit()
             is_ready = self.network.peer.view.ready and not self.live.boundary.has_requests
             self.raise_failure(time.monotonic() - began, is_ready)
         self.begin_with_own_weights()
-        self.loop.visit()  # This also takes a copy for newcomers, because the first step may be far off.
+        self.visit()  # This also takes a copy for newcomers, because the first step may be far off.
         self.network.sync()  # The network thread then knows the sample count behind the weights.
 
     def raise_failure(self, waited_s: float, is_ready: bool) -> None:
@@ -94,4 +94,4 @@ class Startup:
                 return
             self.live.wake.wait(0.02)
             self.network.check()
-            self.loop.visit()
+            self.visit()

@@ -32,7 +32,7 @@ from node.loop.steps import StepLoop
 from node.model.loss import LastLoss
 from node.network.runtime import Runtime
 from node.network.service import LEAVE_S, REPORT_S, Service
-from node.observe.figures import Reading, Source, reading
+from node.observe.figures import Source
 from node.observe.listeners import Listeners
 from node.observe.members import Member, SwarmView
 from node.observe.metrics import Metrics
@@ -73,12 +73,12 @@ class TrainingSide:
         self.ranks = NoRanks() if ranks is None else ranks
         self.average = live.average
         self.loop = StepLoop(self.config, live.boundary, self, REPORT_S)
-        self.service = Service(settings, live, self.loop.hints, self)
+        self.service = Service(settings, live, self.loop.hints, self.source)
         self.samplers = Samplers(Sharers.of(sharing or self))
         self.network = NetworkSide(self.service)
         self.run = HeldRun(live, self.network, self.samplers, self.ranks)
-        self.startup = Startup(settings, live, self.network, self.run, self)
-        self.settling = Settling(live, self.network, self.run, self)
+        self.startup = Startup(settings, live, self.network, self.run, self.visit)
+        self.settling = Settling(live, self.network, self.run, self.visit)
         self.loss = LastLoss()
         self.was_loss_lost = False  # The loss was not finite at the last report.
         self.learning_rate = math.nan  # As the loop passes it; used if no optimizer has one.
@@ -129,15 +129,15 @@ class TrainingSide:
             if self.timeline is not None:
                 self.timeline.record_time("join", time.monotonic() - began)
         except BaseException:
-            self.stop()
+            self.close()
             raise
 
     def close(self, error: BaseException | None = None) -> None:
-        """Stop the node after the loop. ``error`` is for the ranks of a group, which are told why a loop ended."""
-        self.stop()
+        """Announce LEFT and stop, within about a second. Do nothing in a forked child, whose parent runs the node.
 
-    def stop(self) -> None:
-        """Announce LEFT and stop, within about a second. Do nothing in a forked child, whose parent runs the node."""
+        Args:
+            error: The reason for which the loop has ended. The ranks of a group are told it; here it is not used.
+        """
         if self.network.forked:
             return
         if self.service.leaving is not None:
@@ -228,9 +228,6 @@ class TrainingSide:
             self.service.faults.count, self.service.faults.restarts,
         )  # fmt: skip
 
-    def figures(self) -> Reading:
-        return reading(self.source())
-
     # -- steps -----------------------------------------------------------------------------------------------------
     def step(self, loss: Any, samples: int) -> None:
         """Count a step of ``samples`` samples, and visit the step boundary."""
@@ -288,7 +285,7 @@ class TrainingSide:
     # -- calls of the step loop ------------------------------------------------------------------------------------
     def on_mixed(self, updates: Sequence[Update]) -> None:
         """Handle updates of exchanges that the boundary has added to the model."""
-        self.live.on_mixed(updates)
+        self.live.on_mixed([update.positions for update in updates])
         self.ranks.on_mixed()
 
     def on_replaced(self, weights: Any) -> None:

@@ -20,7 +20,7 @@ import secrets
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 import trio
 
@@ -46,7 +46,7 @@ from node.network.transfers.streams import SharedModel
 from node.observe import notices
 from node.observe.console import Console
 from node.observe.events import ExchangeEvent, NodeEvent, NoticeEvent, RunEvent
-from node.observe.figures import Reading, Source
+from node.observe.figures import Source, reading
 from node.observe.listeners import Listeners
 from node.observe.members import Member, SwarmView, members_of
 from node.observe.notices import LOGGER
@@ -67,24 +67,15 @@ LEAVE_S = 1.0  # Seconds for LEFT to be sent.
 HANDOVER_S = 3.0  # Seconds in which a node that has just ended may release this state directory.
 
 
-class MeasuredLoop(Protocol):
-    """The training loop as the source of figures for users. The network thread makes both calls."""
-
-    def figures(self) -> Reading:
-        """Return the figures for the progress line and the log."""
-
-    def source(self) -> Source:
-        """Return the source of all figures, for the page."""
-
-
 class Service:
     """The supervisor of a node's network side, in the network thread.
 
     The training thread reads ``view``, ``hints``, ``members`` and plain numbers of ``runtime``.
     """
 
-    def __init__(self, settings: Settings, live: SharedModel, hints: LoopHints, loop: MeasuredLoop) -> None:
-        self.settings, self.live, self.hints, self.loop = settings, live, hints, loop
+    def __init__(self, settings: Settings, live: SharedModel, hints: LoopHints, source: Callable[[], Source]) -> None:
+        self.settings, self.live, self.hints = settings, live, hints
+        self.source = source  # Returns the source of all figures of the loop; called in the network thread.
         self.page = make_page(settings)
         self.identity = Identity.load(settings.state_dir)
         self.state_dir = StateDir(settings.state_dir)
@@ -179,7 +170,7 @@ class Service:
         """Write the last row of the log, and the closing table."""
         if self.console is not None:
             try:
-                self.console.close(time.time(), self.loop.figures())
+                self.console.close(time.time(), reading(self.source()))
             except Exception as error:
                 self.faults.contain(error, "A reading of the figures", "there is no closing table")
 
@@ -222,7 +213,7 @@ class Service:
         assert self.page is not None
         while True:
             try:
-                await self.page.serve(lambda: cast(Runtime, self.runtime), self.loop.source)
+                await self.page.serve(lambda: cast(Runtime, self.runtime), self.source)
             except Exception as error:
                 self.faults.contain(error, "The page", "it is served anew")
                 await trio.sleep(POLL_S)
@@ -285,7 +276,7 @@ class Service:
         if self.page is not None and page_at is not None:
             settings = dataclasses.replace(self.settings, advertise=None)
             seen = advertised_address(settings, page_at, self.book.addresses) or page_at
-            self.notify("page", f"The page of this node: {self.page.link(seen)}")
+            self.notify("page", f"The page of this node: {self.page.guard.link(seen)}")
             nursery.start_soon(self.serve_page)
 
     async def run_until_leaving(self, runtime: Runtime, started: Callable[[], None]) -> None:
@@ -394,7 +385,7 @@ class Service:
         if self.console is None:
             return POLL_S
         try:
-            self.console.tick(time.time(), self.loop.figures)
+            self.console.tick(time.time(), lambda: reading(self.source()))
         except Exception as error:
             self.faults.contain(error, "A reading of the figures", "the next is in a second")
         return min(self.console.tick_period_s, POLL_S)

@@ -193,8 +193,9 @@ class _Log:
 
     def write(self, row: Mapping[str, Any]) -> str | None:
         """Write a row; return None, or the reason why that failed."""
-        values = {key: _finite_or_none(value) for key, value in row.items()}
-        text = json.dumps(values, separators=(",", ":"), allow_nan=False)
+        # JSON has no NaN, so a diverged loss becomes null.
+        lost = {key: None for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)}
+        text = json.dumps({**row, **lost}, separators=(",", ":"), allow_nan=False)
         data = (text + "\n").encode()
         self._reopen_if_rotated()
         try:
@@ -222,11 +223,6 @@ class _Log:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             os.close(self._handle)
-
-
-def _finite_or_none(value: Any) -> Any:
-    """Return the value, or None if it is not finite: JSON has no NaN, so a diverged loss becomes null."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def print_table(node_id: str, final: Reading, stream: TextIO) -> None:

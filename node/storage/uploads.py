@@ -188,15 +188,10 @@ class CheckpointUploads:
                 return
             if not told and url is None and time.monotonic() - began > QUIET_S:
                 told = True
-                self.notice("storage", left_text(ours[0]))
+                where = ours[0].store_name
+                text = f"This node has left, and its checkpoint is still on its way to {where}"
+                self.notice("storage", f"{text}: the program ends when it is there.")
             beat()
-
-
-def left_text(upload: LocalCopy) -> str:
-    return (
-        f"This node has left, and its checkpoint is still on its way to {upload.store_name}: the program ends when it "
-        "is there."
-    )
 
 
 def stuck_text(upload: LocalCopy) -> str:

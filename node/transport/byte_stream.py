@@ -93,17 +93,13 @@ class PlainStream:
         self._empty = False  # The last read has drained the socket.
         self._calls_in_a_row = 0  # Reads since the last wait.
         try:
-            self._peer_host = str(sock.getpeername()[0])
+            self.peer_host = str(sock.getpeername()[0])
         except OSError as error:  # The connection was accepted and then reset.
             sock.close()
             raise BrokenLinkError("The connection was gone before it could be used.") from error
         self._socket = socket.socket(sock.family, sock.type, sock.proto, sock.detach())
         self._socket.setblocking(False)
         keep_from_children(self._socket)
-
-    @property
-    def peer_host(self) -> str:
-        return self._peer_host
 
     async def wait_for_room(self) -> None:
         """Wait until the kernel takes more, which is when less than the limit of :meth:`limit_unsent` is unsent."""
@@ -233,4 +229,4 @@ class PlainStream:
         self._socket.close()
 
     def _broken(self) -> BrokenLinkError:
-        return BrokenLinkError(f"The connection to {self._peer_host} broke.")
+        return BrokenLinkError(f"The connection to {self.peer_host} broke.")

@@ -201,7 +201,7 @@ class SeedLookup:
         return self.make_found(wanted)
 
     def sample(self, texts: list[str]) -> list[str]:
-        """Return at most MOST_FOUND texts, a fresh random sample each time if there are more."""
+        """Return at most ``MAX_FOUND`` texts, a fresh random sample each time if there are more."""
         return texts if len(texts) <= MAX_FOUND else self.rng.sample(texts, MAX_FOUND)
 
     async def poll_source(self, source: SeedSource) -> None:

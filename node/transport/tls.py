@@ -92,7 +92,7 @@ class TlsStream:
     """
 
     def __init__(self, inner: ByteStream, contexts: Contexts, *, server_side: bool) -> None:
-        self._inner, self.own_id = inner, contexts.peer_id
+        self.inner, self.own_id, self.peer_host = inner, contexts.peer_id, inner.peer_host
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         context = contexts.server_context if server_side else contexts.client_context
@@ -104,15 +104,6 @@ class TlsStream:
         self._left = False  # close_notify was sent, and plain bytes may follow it.
         self._heard = False  # The other side is known to have accepted us.
         self._peer_id: PeerId | None = None
-
-    @property
-    def peer_host(self) -> str:
-        return self._inner.peer_host
-
-    @property
-    def inner(self) -> ByteStream:
-        """Return the stream below TLS."""
-        return self._inner
 
     @property
     def dialled(self) -> bool:
@@ -188,7 +179,7 @@ class TlsStream:
         """Send ``close_notify``, and leave TLS: later bytes go over ``inner`` directly.
 
         The other side's bytes belong to TLS up to its own ``close_notify``. There ``receive_into`` returns 0, and
-        :meth:`behind` has the rest.
+        :meth:`bytes_after_end` has the rest.
         """
         # OpenSSL would look for the other side's close_notify in these bytes, and fail at any other data.
         came = self._incoming.read()
@@ -211,7 +202,7 @@ class TlsStream:
 
         The caller bounds the time.
         """
-        while await self._inner.receive_into(self._arrived):
+        while await self.inner.receive_into(self._arrived):
             pass
 
     async def aclose(self) -> None:
@@ -226,15 +217,15 @@ class TlsStream:
         except BaseException:
             self.close_now()
             raise
-        await self._inner.aclose()
+        await self.inner.aclose()
 
     def close_now(self) -> None:
         self._closed = True
-        self._inner.close_now()
+        self.inner.close_now()
 
     async def _fill(self) -> None:
         """Wait for ciphertext. A cancelled wait loses none: there is no await between receiving and writing."""
-        count = await self._inner.receive_into(self._arrived)
+        count = await self.inner.receive_into(self._arrived)
         if not count:
             raise self._broken()
         self._incoming.write(self._arrived[:count])
@@ -249,7 +240,7 @@ class TlsStream:
         if not ciphertext:
             return
         self._torn = True
-        await self._inner.send_all(ciphertext)
+        await self.inner.send_all(ciphertext)
         self._torn = False
 
     async def _send_alert(self) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from gossip.codecs.choice import MAX_INTERVAL_STEPS
 from node import Node
-from node.observe.figures import line_of, status_reading, table_of
+from node.observe.figures import line_of, reading, status_reading, table_of
 from tests.harness.configs import tuned
 from tests.node.conftest import QUICK
 from tests.node.test_node import mixed
@@ -43,8 +43,8 @@ def test_it_is_told_how_often_and_in_which_codec(train, until):
     assert 2 <= row["interval_steps"] <= MAX_INTERVAL_STEPS
     assert row["codec"] in ("bf16", "int8", "fp32")
     said = f"every {row['interval_steps']} steps in {row['codec']}"
-    assert dict(table_of(nodes[0].side.figures() | row))["mixes"] == said
-    assert said in line_of(nodes[0].side.figures() | row | {"mb_s_sent": 0.0, "mb_s_received": 0.0})
+    assert dict(table_of(reading(nodes[0].side.source()) | row))["mixes"] == said
+    assert said in line_of(reading(nodes[0].side.source()) | row | {"mb_s_sent": 0.0, "mb_s_received": 0.0})
 
 
 @pytest.mark.parametrize("given", [1, 4])

@@ -382,7 +382,7 @@ async def test_tampered_bytes_end_the_link_and_are_not_taken_for_a_refusal() -> 
     async with tls_pair(memory_pair) as (alice, bob):
         await alice.send_all(b"hello")
         assert await receive_exactly(bob, 5) == b"hello"
-        await alice._inner.send_all(b"\x17\x03\x03\x00\x20" + bytes(32))
+        await alice.inner.send_all(b"\x17\x03\x03\x00\x20" + bytes(32))
         with pytest.raises(ProtocolError):
             await bob.receive_into(memoryview(bytearray(8)))
 

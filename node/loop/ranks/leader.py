@@ -98,7 +98,7 @@ class Leader:
         try:
             self.ranks.leave(error)
         finally:
-            self.side.stop()
+            self.side.close()
 
     @property
     def is_lockstep(self) -> bool:

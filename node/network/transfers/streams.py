@@ -134,9 +134,6 @@ class Streams:
             vector.array.fill(0.0)
             self.pool.give(vector)
 
-    def on_allocation_failed(self, error: Exception) -> None:
-        self.faults.contain(error, "Taking the memory of an exchange", "it is taken when it is needed")
-
     # -- calls of the averager (Driver) ------------------------------------------------------------------------------
     @property
     def now(self) -> float:
@@ -420,7 +417,8 @@ class MemoryAllocation:
 
     def finish(self) -> None:
         if self.error is not None:
-            self.streams.on_allocation_failed(self.error)
+            end = "it is taken when it is needed"
+            self.streams.faults.contain(self.error, "Taking the memory of an exchange", end)
 
     def fail(self) -> None:
         """Do nothing, because nothing waits for this job."""

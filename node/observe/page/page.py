@@ -90,10 +90,6 @@ class Page:
         self.query_limiter = trio.CapacityLimiter(MAX_QUERIES)
         self.longest_s = 0.0  # The longest time between two boundaries, as seen here.
 
-    def link(self, seen: Address) -> str:
-        """Return the link that opens the page, listening at ``seen``."""
-        return self.guard.link(seen)
-
     async def serve(self, runtime: Callable[[], WatchedNode], source: Callable[[], Source]) -> None:
         """Serve until cancelled."""
         self.runtime, self.source = runtime, source

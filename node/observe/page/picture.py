@@ -78,7 +78,7 @@ class SwarmPicture:
     def __init__(self, me: PeerId) -> None:
         self.me = me
         self.rows: list[dict[str, Any]] = []
-        self.hidden = 0  # Members beyond ROWS.
+        self.hidden = 0  # Members beyond ``MAX_ROWS``.
         self.answers: dict[PeerId, MemberAnswer] = {}
         self.queried_at: dict[PeerId, float] = {}  # The time of the last query to each member.
         self.losses: dict[PeerId, Curve] = {}

@@ -19,7 +19,7 @@ from node.transport.tcp import listening
 
 __all__ = ["Answer", "Asked", "WebServer"]
 
-MAX_WAITING = 64  # Connections without an admitted request: a browser opens six. Beyond it see ``drop_one``.
+MAX_WAITING = 64  # Connections without an admitted request: a browser opens six. Beyond it see ``drop_oldest``.
 MAX_ADMITTED = 64  # Connections whose request the guard has admitted: only event streams last.
 REQUEST_BYTES = 16_384  # Limit on a request's line and headers; a body is refused.
 REQUEST_S = 5.0  # Limit for a request to arrive.
