@@ -79,25 +79,10 @@ class Gate:
         self.connector = Connector(Access(network, crowd.greeter), crowd.config, self)
 
     # -- for the connector -----------------------------------------------------------------------------------------
-    def own_record(self) -> MemberRecord:
-        return self.peer.membership.me
-
-    def is_known(self, peer: PeerId) -> bool:
-        return self.peer.membership.remembers(peer)
-
-    def member_hosts(self) -> tuple[str, ...]:
-        return ()
-
     def notify(self, kind: str, sentence: str) -> None:
         """Ignore what people would be told."""
 
-    def on_seed_answered(self, seed: Address) -> None:
-        """Ignore it: there are no seeds."""
-
-    def on_seed_is_self(self, seed: Address) -> None:
-        """Ignore it: there are no seeds."""
-
-    def on_failed_handshake(self, host: str) -> None:
+    def report_misbehaviour(self, who: PeerId | str, kind: str) -> None:
         """Ignore failed handshakes."""
 
     # -- effects ---------------------------------------------------------------------------------------------------

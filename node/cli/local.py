@@ -85,17 +85,7 @@ def run_local(
     script: Path, args: Sequence[str], *, nodes: int, threads: int, config: Path | None, log_dir: Path | None,
     wait_for: tuple[int, float] | None = None, trace: Path | None = None,
 ) -> int:  # fmt: skip
-    """Run a script in ``nodes`` processes, the first the seed of the others.
-
-    Args:
-        script: The training script.
-        args: The script's own arguments.
-        nodes: Number of processes to start.
-        threads: Threads of arithmetic of each process.
-        config: A TOML file with the keys of gossip.Config.
-        log_dir: Keeps logs and outputs; without it they are deleted at the end.
-        wait_for: Members for which each node waits before it trains, and the most seconds to wait.
-        trace: A file for the timeline of all nodes.
+    """Run a script in ``nodes`` processes, the first the seed of the others, with the options of `gossip local`.
 
     Returns:
         The highest exit code of the processes.

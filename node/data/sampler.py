@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler, Sampler
 
 from gossip.errors import ConfigError, DataError
 from gossip.ids import PeerId, quantity
+from gossip.recent import Recent
 from node.data.division import Part, Pass, Sharers, rank_share, share_size
 from node.data.sharding import Shard, length_of_items
 
@@ -149,7 +150,7 @@ class Samplers:
     def __init__(self, sharers: Sharers) -> None:
         self.sharers = sharers
         self.passes = 0  # Passes over data that are sharded among the members.
-        self.last: dict[int, ShareSampler] = {}  # By length.
+        self.last = Recent[int, ShareSampler](MAX_LENGTHS)  # By length.
         self.states: dict[int, Mapping[str, Any]] = {}  # Loaded before their samplers were made.
 
     def make(
@@ -200,8 +201,6 @@ class Samplers:
         elif before is not None:
             sampler.next_number = before.next_number
         self.last[length] = sampler
-        if len(self.last) > MAX_LENGTHS:
-            del self.last[next(iter(self.last))]
 
     def state(self) -> list[dict[str, Any]]:
         """Return the state of the last sampler of each length."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 import socket
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,7 +16,9 @@ import trio
 
 from gossip.config import Config
 from gossip.errors import RefusedError, RemoteError
-from gossip.ids import Address, MemberRecord, PeerId
+from gossip.ids import Address, PeerId
+from gossip.peer import Peer
+from gossip.recent import Recent
 from gossip.wire.messages import Hello
 from node.faults import Faults
 from node.links.dial_budget import DialBudget
@@ -65,17 +66,10 @@ class Access:
 class LinkOwner(Protocol):
     """The network side that links belong to, a :class:`node.network.runtime.Runtime`."""
 
+    peer: Peer
+
     @property
     def faults(self) -> Faults: ...
-
-    def own_record(self) -> MemberRecord:
-        """Return our own signed record."""
-
-    def is_known(self, peer: PeerId) -> bool:
-        """Return True if this is or was a contacted member."""
-
-    def member_hosts(self) -> Collection[str]:
-        """Return the neighbourhoods of members' hosts."""
 
     async def run_link(self, link: Link, theirs: Hello) -> None:
         """Run a link from the finished Hello to the end of the stream."""
@@ -83,14 +77,8 @@ class LinkOwner(Protocol):
     def on_dial_failed(self, peer: PeerId | None) -> None:
         """Handle a dial that did not reach this peer, or a seed (None)."""
 
-    def on_seed_answered(self, seed: Address) -> None:
-        """Handle a connection that a seed has accepted."""
-
-    def on_seed_is_self(self, seed: Address) -> None:
-        """Handle a seed that turned out to be this node."""
-
-    def on_failed_handshake(self, host: str) -> None:
-        """Handle a handshake from this host that led to no member."""
+    def report_misbehaviour(self, who: PeerId | str, kind: str) -> None:
+        """Report a kind of misbehaviour of a member, or of a stranger's host."""
 
     def notify(self, kind: str, sentence: str) -> None:
         """Tell the user of an event."""
@@ -109,8 +97,9 @@ class Connector:
     def __init__(
         self, access: Access, config: Config, owner: LinkOwner, seeds: frozenset[Address] = frozenset()
     ) -> None:
-        self.network, self.greeter, self.contexts = access.network, access.greeter, access.contexts
-        self.config, self.owner, self.faults = config, owner, owner.faults
+        self.network, self.greeter = access.network, access.greeter
+        self.contexts, self.lookup = access.contexts, access.lookup
+        self.config, self.owner, self.peer, self.faults = config, owner, owner.peer, owner.faults
         # Handles an accepted connection whose Hello says that it is a lane of a link.
         self.on_lane: Callable[[Link, Hello], Awaitable[None]] | None = None
         self.seeds = SeedStatus(seeds, config.join_timeout_s / 2, self.spawn, self.notify_once)
@@ -121,8 +110,10 @@ class Connector:
         self.silent_limit = trio.CapacityLimiter(MAX_SILENT_DIALS)
         self.budget = DialBudget()
         self.stranger_addresses: set[Address] = set()  # Addresses of strangers that are being dialled.
-        self.silent_addresses: OrderedDict[Address, None] = OrderedDict()  # Addresses whose last dial timed out.
-        self.handshake_pool = HandshakePool(self.favoured_hosts, owner.on_failed_handshake)
+        self.silent_addresses = Recent[Address, None](MAX_SILENT_ADDRESSES)  # Addresses whose last dial timed out.
+        # The address ranges of contacted members' hosts, at this turnover of the membership.
+        self.member_hosts, self.hosts_turnover = frozenset[str](), -1
+        self.handshake_pool = HandshakePool(self.favoured_hosts, self.on_failed_handshake)
         self.notified: set[str] = set()  # The sentences that the user was told.
         self.nursery: trio.Nursery | None = None
         self.is_closed = False
@@ -141,14 +132,15 @@ class Connector:
 
         There is one dial at a time to an address.
         """
-        is_own = address == self.owner.own_record().address
+        is_own = address == self.peer.membership.me.address
         if self.is_closed or is_own or (expect is not None and not self.may_dial(address)):
             self.spawn(self.report_missed, {expect})
             return
         if address in self.dialling:
             self.dialling[address].add(expect)
             return
-        is_stranger = expect is not None and address not in self.seeds.addresses and not self.owner.is_known(expect)
+        is_known = expect is None or self.peer.membership.remembers(expect)
+        is_stranger = not is_known and address not in self.seeds.addresses
         if is_stranger and len(self.stranger_addresses) >= MAX_STRANGER_DIALS + MAX_QUEUED_STRANGERS:
             self.spawn(self.report_missed, {expect})
             return
@@ -169,16 +161,21 @@ class Connector:
 
     def favoured_hosts(self) -> Collection[str]:
         """Return the address ranges for which the handshake pool reserves places: of members, seeds and this node."""
-        mine = self.owner.own_record().address
+        if self.peer.membership.turnover != self.hosts_turnover:
+            self.hosts_turnover = self.peer.membership.turnover
+            records = map(self.peer.membership.record, self.peer.membership.contacted())
+            addresses = [record.address for record in records if record is not None]
+            self.member_hosts = frozenset(neighbourhood(one.host) for one in addresses if one is not None)
+        mine = self.peer.membership.me.address
         hosts = {seed.host for seed in self.seeds.addresses} | ({mine.host} if mine is not None else set())
-        return {neighbourhood(host) for host in hosts}.union(self.owner.member_hosts())
+        return self.member_hosts.union(map(neighbourhood, hosts))
 
     def may_dial(self, address: Address) -> bool:
         """Return True if this node may dial an address that another peer has named.
 
         A node on a public address dials no private addresses, and a node on a network dials no loopback address.
         """
-        mine = self.owner.own_record().address
+        mine = self.peer.membership.me.address
         if mine is None or is_loopback(mine.host):
             return True
         return not is_loopback(address.host) and (is_private(mine.host) or not is_private(address.host))
@@ -207,7 +204,7 @@ class Connector:
                 with trio.move_on_after(self.config.hello_timeout_s):
                     stream = await self.connect(address)
                     if address in self.seeds.addresses:
-                        self.owner.on_seed_answered(address)
+                        self.peer.on_seed_answered(address)
                     failure = "accepted the connection, but sent no greeting"
                     greeted = await self.handshake(stream, False, expect)
         except RefusedError as error:
@@ -219,11 +216,13 @@ class Connector:
             expected = self.dialling.pop(address, set())
             self.stranger_addresses.discard(address)
         if not is_charged:  # A dial that the budget refused says nothing about a stranger.
-            self.on_missed({peer for peer in expected if peer is None or self.owner.is_known(peer)})
+            self.on_missed({peer for peer in expected if peer is None or self.peer.membership.remembers(peer)})
             return
         if greeted is not None and greeted[1].record is not None:
             self.budget.mark_proven(address)
-        self.remember_silence(address, greeted is None and trio.current_time() - began > SILENT_S)
+        self.silent_addresses.pop(address, None)
+        if greeted is None and trio.current_time() - began > SILENT_S:  # Later dials to it wait their turn.
+            self.silent_addresses[address] = None
         if address in self.seeds.addresses:
             self.seeds.on_dialled(address, greeted is not None, failure or "did not answer", refused)
         if greeted is not None and greeted[1].record is None:  # Only a side that dials may be an observer.
@@ -238,19 +237,12 @@ class Connector:
         self.on_missed(expected - {None, link.peer})
         await self.owner.run_link(link, theirs)
 
-    def remember_silence(self, address: Address, is_silent: bool) -> None:
-        """Remember an address that drops packets, so that later dials to it wait their turn, or forget it."""
-        if not is_silent:
-            self.silent_addresses.pop(address, None)
-            return
-        self.silent_addresses[address] = None
-        if len(self.silent_addresses) > MAX_SILENT_ADDRESSES:
-            self.silent_addresses.popitem(last=False)
-
     def on_refusal(self, error: RefusedError, address: Address, expect: PeerId | None) -> None:
         """Handle a handshake that either side has refused at this address."""
         if error.code == "self" and address in self.seeds.addresses:
-            self.owner.on_seed_is_self(address)
+            if self.lookup is not None:
+                self.lookup.on_own_address(address)
+            self.peer.on_own_seed(address)
         if error.code == "self" or (error.code == "closed" and expect is not None):
             return
         if address in self.seeds.addresses:
@@ -268,7 +260,7 @@ class Connector:
             if greeted is None:
                 stream.close_now()
                 if visitor in self.handshake_pool.visitors:  # The pool itself reports those that it evicts.
-                    self.owner.on_failed_handshake(stream.peer_host)
+                    self.on_failed_handshake(stream.peer_host)
                 return
             if greeted[1].record is None:
                 # An observer keeps its place in the handshake pool, so its time is limited.
@@ -281,6 +273,10 @@ class Connector:
             await self.on_lane(*greeted)
         else:
             await self.owner.run_link(*greeted)
+
+    def on_failed_handshake(self, host: str) -> None:
+        """Handle a handshake from this host that led to no member."""
+        self.owner.report_misbehaviour(host, "strangers")
 
     async def greet_stranger(self, stream: ByteStream) -> tuple[Link, Hello] | None:
         """Return the link over an accepted connection, and the other side's Hello; None if the handshake fails."""
@@ -331,7 +327,7 @@ class Connector:
                 stream, proven, share = tls, tls.peer_id, fresh_share()
             reader = FrameReader(stream)
             theirs = await self.greeter.greet(
-                stream, reader, self.owner.own_record(), proven, expect, share, name, joins
+                stream, reader, self.peer.membership.me, proven, expect, share, name, joins
             )
             if share and theirs.share:
                 stream = reader.stream = await leave_tls(tls, share, theirs.share)

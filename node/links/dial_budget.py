@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-from collections import OrderedDict
 
 from gossip.ids import Address
 from gossip.membership.entry import TokenBucket
+from gossip.recent import Recent
 from node.links.handshake_pool import neighbourhood
 from node.transport.tcp import is_loopback
 
@@ -38,21 +38,17 @@ class DialBudget:
     """
 
     def __init__(self) -> None:
-        self.buckets: OrderedDict[str, TokenBucket] = OrderedDict()
-        self.proven: OrderedDict[Address, None] = OrderedDict()
+        self.buckets, self.proven = Recent[str, TokenBucket](MAX_SITES), Recent[Address, None](MAX_PROVEN)
 
     def charge(self, address: Address, now: float) -> bool:
         """Return True if ``address`` may be dialled, and charge the dial to its host."""
         if is_loopback(address.host):
             return True
         if address in self.proven:
-            self.proven.move_to_end(address)
+            self.proven[address] = None  # This makes it the newest one.
             return True
         site = site_of(address.host)
-        bucket = self.buckets.setdefault(site, TokenBucket(1 / REFILL_S, BURST, now))
-        self.buckets.move_to_end(site)
-        if len(self.buckets) > MAX_SITES:
-            self.buckets.popitem(last=False)
+        bucket = self.buckets[site] = self.buckets.get(site) or TokenBucket(1 / REFILL_S, BURST, now)
         return bucket.take(now)
 
     def mark_proven(self, address: Address) -> None:
@@ -61,6 +57,3 @@ class DialBudget:
         if address not in self.proven and bucket is not None:
             bucket.give_back()
         self.proven[address] = None
-        self.proven.move_to_end(address)
-        if len(self.proven) > MAX_PROVEN:
-            self.proven.popitem(last=False)

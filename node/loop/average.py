@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ class Average:
     """
 
     def __init__(self, state: State, is_kept: bool) -> None:
-        self._store: Store | None = None
+        self._store: TensorStore | VectorStore | None = None
         if is_kept:
             self._store = TensorStore(state) if isinstance(state, ModelState) else VectorStore(state)
         self._size = max(state.layout.exchanged, 1)
@@ -127,7 +127,7 @@ class Average:
             self._mixed_elements = mixes * self._size
 
 
-def put_back(store: Store) -> None:
+def put_back(store: TensorStore | VectorStore) -> None:
     """Restore the training weights, even if a signal raises in the middle (^C, SIGTERM); then raise it again."""
     try:
         store.put_back()
@@ -136,27 +136,10 @@ def put_back(store: Store) -> None:
         raise
 
 
-class Store(Protocol):
-    """The storage of an average, which can also swap it with the model's weights."""
-
-    def mix_in(self, share: float, part: Part) -> None:
-        """Set ``average += share (weights - average)`` for a part. A share of 1 replaces the average."""
-
-    def show(self) -> None:
-        """Back up the training weights, and let the model hold the average."""
-
-    def put_back(self) -> None:
-        """Let the model hold the training weights again. After an interruption a second call completes the first."""
-
-    def training_weights(self) -> dict[str, Tensor]:
-        """Return the training weights by name, while the average is shown."""
-
-    def load(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Use these tensors as the average. Return False if one is missing or has another shape."""
-
-
 class TensorStore:
     """The average of a model's tensors, each in float32 or its own wider type, on its tensor's device.
+
+    Like :class:`VectorStore`, it can also swap the average with the model's weights.
 
     While the average is shown, a float32 tensor's average exists only in the model, and the backup of the training
     weights takes its place in memory. A half-precision tensor's average stays too, because the model rounds it.
@@ -165,12 +148,16 @@ class TensorStore:
     def __init__(self, state: ModelState) -> None:
         self._state = state
         # By the tensor's index in the layout; None while only the model holds the average.
-        self._averages: list[Tensor | None] = [empty_average(tensor) for tensor in state.exchanged_tensors()]
+        self._averages: list[Tensor | None] = [
+            torch.empty(tensor.shape, dtype=torch.promote_types(tensor.dtype, torch.float32), device=tensor.device)
+            for tensor in state.exchanged_tensors()
+        ]
         self._backup: dict[int, Tensor] = {}  # Training weights by index, while the average is shown.
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def mix_in(self, share: float, part: Part) -> None:
+        """Set ``average += share (weights - average)`` for a part. A share of 1 replaces the average."""
         live = self._state.exchanged_tensors()
         if part is not None:
             self._mix_in_part(live, share, part)
@@ -190,6 +177,7 @@ class TensorStore:
     @torch.inference_mode(False)
     @torch.no_grad()
     def show(self) -> None:
+        """Back up the training weights, and let the model hold the average."""
         for index, tensor in enumerate(self._state.exchanged_tensors()):
             average = self._average(index, tensor)
             self._backup[index] = tensor.clone()
@@ -200,6 +188,7 @@ class TensorStore:
     @torch.inference_mode(False)
     @torch.no_grad()
     def put_back(self) -> None:
+        """Let the model hold the training weights again. After an interruption a second call completes the first."""
         live = self._state.exchanged_tensors()
         for index in list(self._backup):
             if self._averages[index] is None:
@@ -289,11 +278,6 @@ class VectorStore:
         if given:
             self._average = torch.cat([tensor.to(torch.float32).reshape(-1) for tensor in given]).numpy()
         return bool(given)
-
-
-def empty_average(tensor: Tensor) -> Tensor:
-    """Return uninitialised memory for this tensor's average."""
-    return torch.empty(tensor.shape, dtype=torch.promote_types(tensor.dtype, torch.float32), device=tensor.device)
 
 
 def exchanged_segments(layout: Layout) -> list[Segment]:

@@ -29,7 +29,7 @@ from gossip.effects import (
     TryDial,
 )  # fmt: skip
 from gossip.errors import RemoteError
-from gossip.ids import Address, MemberRecord, PeerId, short
+from gossip.ids import Address, PeerId, short
 from gossip.peer import Peer
 from gossip.wire.messages import (
     Abort,
@@ -42,7 +42,6 @@ from gossip.wire.messages import (
 )  # fmt: skip
 from node.faults import Faults
 from node.links.connector import Access, Connector
-from node.links.handshake_pool import neighbourhood
 from node.links.link import Link
 from node.links.pool import Links
 from node.network.link_life import LinkLife
@@ -53,7 +52,6 @@ from node.observe.events import NodeEvent
 from node.observe.losses import Losses
 from node.observe.stalls import STALL_AFTER_S, Stalls
 from node.transport.blocking_io import BlockingIoPool
-from node.transport.seeds import SeedLookup
 
 __all__ = ["Reporter", "Runtime"]
 
@@ -99,8 +97,6 @@ class Runtime:
         self.connector = Connector(access, config, self, frozenset(peer.seeds.seeds))
         if self.seed_lookup is not None:
             self.seed_lookup.log = lambda sentence: self.connector.notify_once(sentence, "seed")
-        self.hosts = frozenset[str]()  # The result of `member_hosts`, at this turnover of the membership:
-        self.hosts_turnover = -1
         self.links, self.io_pool = Links(), BlockingIoPool()
         self.streams = Streams(peer, live, self.links, self)
         self.averager, self.sessions = self.streams.averager, self.streams.sessions
@@ -237,7 +233,7 @@ class Runtime:
             case SendPiece():
                 streams.send_piece(effect)
             case LookUp():
-                self.start_seed_lookup()
+                self.spawn(self.look_up_seeds)
             case TryDial(asker, address):
                 self.spawn(self.try_dial, asker, address)
             case Notice(kind, sentence):
@@ -272,15 +268,13 @@ class Runtime:
         if self.nursery is not None and not self.is_stopping:
             self.nursery.start_soon(task, *args)
 
-    def start_seed_lookup(self) -> None:
-        """Start a look-up of the seeds, unless one is running."""
-        if self.seed_lookup is not None and not self.is_looking_up:
-            self.is_looking_up = True
-            self.spawn(self.look_up_seeds, self.seed_lookup)
-
-    async def look_up_seeds(self, lookup: SeedLookup) -> None:
+    async def look_up_seeds(self) -> None:
+        """Look up the seeds, unless that is being done."""
+        if self.seed_lookup is None or self.is_looking_up:
+            return
+        self.is_looking_up = True
         try:
-            found = await lookup.poll()
+            found = await self.seed_lookup.poll()
         except Exception as error:
             self.faults.contain(error, "The search for seeds", "it is repeated")
             return
@@ -295,37 +289,10 @@ class Runtime:
         self.perform(self.peer.on_dial_tried(asker, ok, self.now))
 
     # -- calls of the connector (LinkOwner) ------------------------------------------------------------------------
-    def own_record(self) -> MemberRecord:
-        return self.peer.membership.me
-
-    def is_known(self, peer: PeerId) -> bool:
-        return self.peer.membership.remembers(peer)
-
-    def on_seed_answered(self, seed: Address) -> None:
-        self.peer.on_seed_answered(seed)
-
-    def on_failed_handshake(self, host: str) -> None:
-        self.report_misbehaviour(host, "strangers")
-
-    def on_seed_is_self(self, seed: Address) -> None:
-        if self.seed_lookup is not None:
-            self.seed_lookup.on_own_address(seed)
-        self.peer.on_own_seed(seed)
-
     def on_dial_failed(self, peer: PeerId | None) -> None:
         if peer is not None:
             self.undelivered.pop(peer, None)
         self.perform(self.peer.on_dial_failed(peer, self.now))
-
-    def member_hosts(self) -> frozenset[str]:
-        """Return the address ranges of contacted members' hosts, computed anew when members have come or gone."""
-        peer = self.peer
-        if peer.membership.turnover != self.hosts_turnover:
-            self.hosts_turnover = peer.membership.turnover
-            records = (peer.membership.record(other) for other in peer.membership.contacted())
-            addresses = (record.address for record in records if record is not None)
-            self.hosts = frozenset(neighbourhood(address.host) for address in addresses if address is not None)
-        return self.hosts
 
     async def run_link(self, link: Link, theirs: Hello) -> None:
         await LinkLife(self, link).run(theirs)

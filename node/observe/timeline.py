@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from gossip.averaging.boundary import Visit
+from gossip.recent import Recent
 from gossip.timeline import NodeTimeline, TimelineWriter
 from node.model.snapshot import ModelState
 from node.model.state import State
@@ -36,7 +37,7 @@ class LoopTimeline:
         self.me = ""
         self.node: NodeTimeline | None = None  # From the node's start on.
         self.visit: Visit | None = None  # The latest visit to the step boundary, until its span is written.
-        self.stream_begins: dict[int, float] = {}  # By session, when the streams began.
+        self.stream_begins = Recent[int, float](MAX_STREAM_BEGINS)  # By session, when the streams began.
 
     def start(self, me: str) -> None:
         """Begin to record, under this id."""
@@ -88,8 +89,6 @@ class LoopTimeline:
             self.node.record_event(name, event.at_s, text=str(event))
         elif event.kind == "exchange.begun":
             self.stream_begins[event.session] = event.at_s
-            if len(self.stream_begins) > MAX_STREAM_BEGINS:
-                del self.stream_begins[next(iter(self.stream_begins))]
         else:
             begun_s = self.stream_begins.pop(event.session, None)
             self.node.record_exchange(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from node.faults import Faults
 
 
@@ -9,20 +11,11 @@ class LinkOwner:
     """``missed`` gets the peers whose dial failed, ``told`` the events, and ``is_known`` says who is a known member."""
 
     def __init__(self, me, run_link=None, missed=print, told=print, is_known=lambda peer: True):
-        self.me, self.run_link, self.on_dial_failed, self.notify, self.is_known = me, run_link, missed, told, is_known
+        self.run_link, self.on_dial_failed, self.notify = run_link, missed, told
         self.faults = Faults(told)
+        membership = SimpleNamespace(me=me, remembers=is_known, turnover=-1)
+        ignored = lambda seed: None  # noqa: E731
+        self.peer = SimpleNamespace(membership=membership, on_seed_answered=ignored, on_own_seed=ignored)
 
-    def own_record(self):
-        return self.me
-
-    def member_hosts(self):
-        return ()
-
-    def on_seed_answered(self, seed):
-        """Nobody waits for it."""
-
-    def on_failed_handshake(self, host):
+    def report_misbehaviour(self, who, kind):
         """Nobody counts it."""
-
-    def on_seed_is_self(self, seed):
-        """Nobody asks."""
