@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from gossip.config import Config
-from gossip.errors import CheckpointError, ConfigError, IdentityError, LayoutError, LocalError
+from gossip.errors import CheckpointError, ConfigError, IdentityError, LocalError
 from node import Node
 from node.identity.keys import new_secret
 from node.identity.statedir import StateDir
@@ -220,31 +220,6 @@ def test_another_swarms_name_is_refused(train, quick):
     assert "'other'" in one_sentence(error)
 
 
-@pytest.mark.parametrize("given", [{}, nn.Flatten(), 7, {"x": "text"}, {"x": torch.zeros(2, dtype=torch.int64)}])
-def test_what_is_no_model_is_refused(given, quick):
-    with pytest.raises(LayoutError) as error:
-        Node(given, config=quick)
-    one_sentence(error)
-
-
-def test_an_optimizer_of_another_model_is_refused(quick):
-    with pytest.raises(LayoutError) as error:
-        Node(model(), torch.optim.SGD(model().parameters(), lr=0.1), config=quick)
-    assert "optimizer" in one_sentence(error)
-
-
-def test_a_parameter_replaced_while_running_is_named(train, until):
-    given = model()
-    first = train(given)
-    second = train(model(), seeds=[first.node.address])
-    until(lambda: first.node.metrics().exchanges_done > 2)
-    first.do(lambda node: setattr(given, "weight", nn.Parameter(torch.zeros(2, 4))))
-    until(lambda: first.error is not None)
-    assert "'weight' was replaced" in str(first.error)
-    first.error = None
-    until(lambda: second.node.metrics().members_alive == 1)
-
-
 # Settings -------------------------------------------------------------------------------------------------------------
 
 
@@ -421,42 +396,3 @@ def test_an_error_in_the_loop_ends_the_node_and_reaches_the_caller(quick):
     with pytest.raises(ZeroDivisionError):
         run()
     assert node._training.network.ended.is_set()
-
-
-# Models and optimizers that are not what they seem -------------------------------------------------------------------
-@pytest.mark.parametrize("wrong", [lambda one: {"a": one}, lambda one: one.step, lambda one: [one, one.step]])
-def test_what_is_no_optimizer_is_refused_in_one_sentence(wrong):
-    given = model()
-    with pytest.raises(ConfigError, match="optimizer") as error:
-        Node(given, wrong(torch.optim.SGD(given.parameters(), lr=0.1)))
-    one_sentence(error)
-
-
-def test_a_layer_that_is_added_later_is_refused_and_not_left_out_in_silence(quick):
-    given = nn.Sequential(nn.Linear(4, 4))
-    with Node(given, config=quick) as node:
-        node.step()
-        given.add_module("activation", nn.ReLU())  # nothing of it could be exchanged
-        node._training.loop.visit(0.0, is_mix_due=True)
-        node._training.live.state.buffer(1)
-        given.add_module("head", nn.Linear(4, 2))
-        with pytest.raises(LayoutError, match=r"head\.weight.*new Node") as error:
-            node._training.live.state.buffer(1)
-        one_sentence(error)
-
-
-def test_a_model_inside_ddp_is_the_model_that_it_is(tmp_path, quick):
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)
-    try:
-        given = model()
-        wrapped = nn.parallel.DistributedDataParallel(given)
-        with Node(wrapped, config=quick) as node:
-            assert (
-                node._training.live.state.layout.fingerprint
-                == Node(model(), config=quick)._training.live.state.layout.fingerprint
-            )
-            node.step()
-            node.save(tmp_path / "run")
-        assert set(checkpoint.load(tmp_path / "run").tensors) == {"weight", "bias"}
-    finally:
-        torch.distributed.destroy_process_group()
