@@ -21,7 +21,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from gossip.config import Config
 from gossip.errors import ConfigError, GossipError
 from gossip.ids import PeerId, from_hex, parse_address
 from node import running
@@ -75,7 +74,8 @@ def run(script: Path, args: Sequence[str], settings: RunSettings) -> int:
         GossipError: A setting is wrong, or the script let such an error through.
         SystemExit: The script's own, or 143 after SIGTERM.
     """
-    check_script(script)
+    if not script.is_file():
+        raise ConfigError(f"There is no script {script}: name a Python file.")
     for name, value in environment_of(settings, os.environ).items():
         if value is None:
             os.environ.pop(name, None)
@@ -244,11 +244,6 @@ def folder_of_this_process() -> Path:
     return folder
 
 
-def check_script(script: Path) -> None:
-    if not script.is_file():
-        raise ConfigError(f"There is no script {script}: name a Python file.")
-
-
 def print_script_error(error: BaseException, script: str) -> None:
     """Print the script's traceback as if Python had run it, without frames of this command and of runpy."""
     frames = error.__traceback__
@@ -267,22 +262,13 @@ def local(
     from node.local import TOGETHER_S
     from node.settings import timeline_file  # Imported here, because it imports trio.
 
-    check_script(script)
     if wait_for is not None and wait_for > nodes:
         raise ConfigError(f"--wait-for {wait_for} waits for more members than -n {nodes} starts: lower it or raise -n.")
-    if config is not None:
-        Config.from_toml(config)
     wait = (nodes if wait_for is None else wait_for, TOGETHER_S if wait_s is None else wait_s)
     return run_local(
-        script,
-        args,
-        nodes=nodes,
-        threads=threads,
-        wait_for=wait,
-        config=config,
-        log_dir=log_dir,
+        script, args, nodes=nodes, threads=threads, wait_for=wait, config=config, log_dir=log_dir,
         trace=timeline_file(trace),
-    )
+    )  # fmt: skip
 
 
 def demo(*, nodes: int, as_json: bool, limit_s: float, page: bool = False, opens: bool = False) -> int:
