@@ -94,32 +94,33 @@ class Settings:
         addresses: list[Address] = []
         expected: dict[Address, PeerId] = {}
         sources: list[SeedSource] = []
-        key: bytes | None = None
+        secret: bytes | None = None
         for text in given:
             source = source_of(text)
             if source is not None:
                 sources.append(source)
-                key = key or secret_of_invite(source)
+                secret = secret or secret_of_invite(source)
                 continue
             seed = parse_seed(text)
             addresses += seed.addresses
-            key = seed.secret or key
+            secret = seed.secret or secret
             if seed.expected is not None:
                 expected |= dict.fromkeys(seed.addresses, seed.expected)
         file = options.secret if options.secret is not None else environment.get("GOSSIP_SECRET_FILE")
         folder = options.state_dir if options.state_dir is not None else environment.get("GOSSIP_STATE_DIR")
-        if key is None and not file and folder and not environment.get("GOSSIP_INSECURE"):
+        needs_secret = not environment.get("GOSSIP_INSECURE")
+        if secret is None and not file and folder and needs_secret:
             file = kept_secret(Path(folder))
         if file:
-            key = read_secret(Path(file))
+            secret = read_secret(Path(file))
         others = other_hosts(environment) if launched else None
-        where = options.listen or environment.get("GOSSIP_LISTEN")
-        if where:
-            bound = None if where == "none" else parse_address(where)
+        listen = options.listen or environment.get("GOSSIP_LISTEN")
+        if listen:
+            bound = None if listen == "none" else parse_address(listen)
         else:
             bound = Address(LOOPBACK if others is None else outward_address(others), 0)
-        if bound is not None and key is None and not is_loopback(bound.host) and not environment.get("GOSSIP_INSECURE"):
-            if not where:
+        if bound is not None and secret is None and not is_loopback(bound.host) and needs_secret:
+            if not listen:
                 raise ConfigError(
                     f"The launcher started members on other hosts ({others} is one of them), which need a secret to "
                     "reach each other: make one with 'gossip secret', copy it to every host and name its file in "
@@ -129,7 +130,7 @@ class Settings:
                 f"Listening on {bound} without a secret would let anybody change this model: make one with "
                 "'gossip secret' and give it with --secret-file, or say --insecure on a network you trust."
             )
-        shown = options.advertise or environment.get("GOSSIP_ADVERTISE")
+        advertise = options.advertise or environment.get("GOSSIP_ADVERTISE")
         if config is None:
             path = environment.get("GOSSIP_CONFIG")
             config = Config.from_toml(path) if path else Config()
@@ -139,13 +140,13 @@ class Settings:
                 "Config(**settings) of a mapping or Config.from_toml(path) of a file."
             )
         return cls(
-            tuple(dict.fromkeys(addresses)), expected, bound, parse_address(shown) if shown else None, key,
+            tuple(dict.fromkeys(addresses)), expected, bound, parse_address(advertise) if advertise else None, secret,
             Path(folder) if folder else None, config,
             seconds_in(environment, "GOSSIP_MUST_JOIN") if options.join_or_fail_s is None else options.join_or_fail_s,
             tuple(sources),
             checked_members(environment.get("GOSSIP_WAIT_FOR", "1") if options.wait_for is None else options.wait_for),
             checked_wait_s(seconds_in(environment, "GOSSIP_WAIT_S") if options.wait_s is None else options.wait_s),
-            page_address(options.page or environment.get("GOSSIP_PAGE"), key), others,
+            page_address(options.page or environment.get("GOSSIP_PAGE"), secret), others,
             timeline_file(options.trace or environment.get("GOSSIP_TRACE")),
             vectors_folder(options.memory_dir or environment.get("GOSSIP_MEMORY_DIR")),
             checked_on_fault(options.on_fault or environment.get("GOSSIP_ON_FAULT") or "restart"),

@@ -59,10 +59,10 @@ class Screen:
         if self._live is not None:
             self._live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
         elif now_s - self._shown_s >= LINE_PERIOD_S:
-            news = [with_coarse_wait(line) for line in lines]
-            if new := [line for line, told in zip(lines, news, strict=True) if told not in self._shown]:
+            coarse = [with_coarse_wait(line) for line in lines]
+            if new := [line for line, text in zip(lines, coarse, strict=True) if text not in self._shown]:
                 self.say("\n".join(new))
-            self._shown_s, self._shown = now_s, news
+            self._shown_s, self._shown = now_s, coarse
 
     def say(self, sentence: str) -> None:
         """Print a line that stays."""
@@ -111,7 +111,7 @@ def run_local(
 
 def watch(swarm: LocalSwarm, first: Child, port: int) -> bool:
     """Show the swarm until it has ended; return False if the first node found its port taken."""
-    told: set[int] = set()  # Nodes whose failure has been reported.
+    reported: set[int] = set()  # Nodes whose failure was shown.
     with Screen(swarm) as screen:
         while True:
             running = swarm.running
@@ -124,8 +124,8 @@ def watch(swarm: LocalSwarm, first: Child, port: int) -> bool:
             if first.code not in (None, 0) and first.address is None and was_taken(first, port):
                 return False
             for child in swarm.children:
-                if child.code and child.number not in told:
-                    told.add(child.number)
+                if child.code and child.number not in reported:
+                    reported.add(child.number)
                     lines = "".join(f"\n  {line}" for line in last_lines(child.err, ERROR_LINES))
                     screen.say(f"node {child.number} ended with code {child.code}{':' if lines else ''}{lines}")
             if not running and not printed:

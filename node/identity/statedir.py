@@ -180,11 +180,11 @@ class StateDir:
         try:
             write_whole(self.path / "members.bin", data + checksum(data))
         except OSError as error:
-            told, self._failing = self._failing, True
+            was_failing, self._failing = self._failing, True
             text = f"The address book in {self.path} cannot be written ({error.strerror}): training goes on, and the "
-            return "" if told else text + "book written last stays."
-        told, self._failing = self._failing, False
-        return f"The address book in {self.path} can be written again." if told else ""
+            return "" if was_failing else text + "book written last stays."
+        was_failing, self._failing = self._failing, False
+        return f"The address book in {self.path} can be written again." if was_failing else ""
 
 
 def write_whole(file: Path, data: bytes) -> None:

@@ -15,8 +15,8 @@ from node.settings import Settings
 
 __all__ = ["Startup"]
 
-# A seed that closes connections at once may be busy, or a forwarder whose node is down. That is final after so many
-# join_timeout_s.
+# A seed that closes connections at once may be busy, or a forwarder whose node is down. Such a refusal is final after
+# this multiple of join_timeout_s.
 CLOSED_TIMEOUTS = 3.0
 
 

@@ -80,7 +80,7 @@ class TrainingSide:
         self.startup = Startup(settings, live, self.network, self.run, self.visit)
         self.settling = Settling(live, self.network, self.run, self.visit)
         self.loss = LastLoss()
-        self.was_loss_lost = False  # The loss was not finite at the last report.
+        self.was_loss_finite = True  # At the last report.
         self.learning_rate = math.nan  # As the loop passes it; used if no optimizer has one.
         self.overheads_s: deque[float] = deque(maxlen=512)  # Durations of the last calls of `step`.
         self.optimizer_reported_at = self.view_refreshed_at = -math.inf
@@ -359,14 +359,15 @@ class TrainingSide:
         A loop may fix its weights, for example by a checkpoint. A loop without a loss is not checked here: its weights
         are checked before they are sent.
         """
-        is_newly_lost, self.was_loss_lost = self.loss.is_not_finite and not self.was_loss_lost, self.loss.is_not_finite
+        has_diverged = self.was_loss_finite and self.loss.is_not_finite
+        self.was_loss_finite = not self.loss.is_not_finite
         if not runtime.peer.view.sound:
             if not self.live.boundary.has_requests and self.live.state.sound():
                 self.average.forget()  # The average may include values that are not finite.
                 self.network.report_to_peer(lambda peer, now: peer.on_mended(now))
         elif self.loss.is_not_finite and not self.live.state.sound():
             self.network.report_to_peer(lambda peer, now: peer.on_spoiled(None, now))
-        elif is_newly_lost:
+        elif has_diverged:
             sentence = f"The loss is not finite (step {self.run.steps}); the weights still are, and are mixed."
             self.network.notify("loss", sentence)
 

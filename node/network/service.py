@@ -61,7 +61,7 @@ if TYPE_CHECKING:  # The page needs optional packages.
 __all__ = ["LEAVE_S", "REPORT_S", "Service"]
 
 REPORT_S = 0.25  # Seconds between two reports of a running loop, by which members and figures lag at most.
-POLL_S = 1.0  # Seconds between two checks whether the run is finished, and which members to store.
+POLL_S = 1.0  # Seconds between two checks whether the run is finished and the address book is to be written.
 RUN_NOTICES = frozenset({"started", "joined", "merged", "put back", "finished"})  # Notices about the current run.
 LEAVE_S = 1.0  # Seconds for LEFT to be sent.
 HANDOVER_S = 3.0  # Seconds in which a node that has just ended may release this state directory.

@@ -19,12 +19,14 @@ MIN_BYTES = 65_536  # A link that has sent less since the last check is not wort
 
 
 class Losses:
-    """The loss monitor of one node."""
+    """The loss monitor of one node.
+
+    At every check it calls ``widen`` for every link that one connection does not fill.
+    """
 
     def __init__(
         self, links: Links, on_event: Callable[[str, str], None], widen: Callable[[Link], None] = lambda link: None
     ) -> None:
-        """Make a monitor; it calls ``widen`` at every check for every link that one connection does not fill."""
         self.links, self.on_event, self.widen = links, on_event, widen
         # For each link the bytes that it had sent at the last check, and what is known of its path.
         self.records: WeakKeyDictionary[Link, tuple[int, PathRecord]] = WeakKeyDictionary()

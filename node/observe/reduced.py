@@ -59,22 +59,22 @@ class Figures:
 
         Raises :class:`ConfigError` for a value that is no number, and for more than a record has room for.
         """
-        told = dict(self.values) if run == self.run else {}
+        kept = dict(self.values) if run == self.run else {}
         for name, given in figures.items():
             value = number_of(name, given)
-            told.pop(name, None)
+            kept.pop(name, None)
             if math.isfinite(value):
-                told[name] = value, clamp_field("samples", swarm_samples)
-        packed: bytes = msgpack.packb(told, use_bin_type=True) if told else b""
+                kept[name] = value, clamp_field("samples", swarm_samples)
+        packed: bytes = msgpack.packb(kept, use_bin_type=True) if kept else b""
         # Always keep room for the mark of settling.
-        settled: bytes = msgpack.packb(told | {SETTLING: (1.0, 0)}, use_bin_type=True)
+        settled: bytes = msgpack.packb(kept | {SETTLING: (1.0, 0)}, use_bin_type=True)
         if not is_keepable((settled,)):
             room = MAX_EXTRA_BYTES - 3 - (len(settled) - len(packed))
             raise ConfigError(
-                f"The figures {', '.join(told)} take {len(packed)} bytes, and a member's record has room for {room}: "
+                f"The figures {', '.join(kept)} take {len(packed)} bytes, and a member's record has room for {room}: "
                 "tell fewer of them, or by shorter names."
             )
-        self.run, self.values = run, told
+        self.run, self.values = run, kept
         return settled if self.is_settling else packed
 
 
@@ -97,13 +97,13 @@ def values_in(record: MemberRecord) -> Values:
         found = msgpack.unpackb(packed)
     except ValueError:
         return {}
-    told: Values = {}
+    values: Values = {}
     for name, row in found.items() if isinstance(found, dict) else ():
         if isinstance(name, str) and isinstance(row, list) and len(row) == 2:
             value, samples = row
             if type(value) is float and math.isfinite(value) and type(samples) is int:
-                told[name] = value, clamp_field("samples", samples)
-    return told
+                values[name] = value, clamp_field("samples", samples)
+    return values
 
 
 def is_settling(record: MemberRecord) -> bool:
@@ -114,8 +114,8 @@ def is_settling(record: MemberRecord) -> bool:
 def reduce(own: Values, records: Iterable[MemberRecord]) -> dict[str, Reduced]:
     """Return each figure reduced over ``own`` and these records."""
     rows: dict[str, list[tuple[float, int]]] = {}
-    for told in (own, *map(values_in, records)):
-        for name, row in told.items():
+    for values in (own, *map(values_in, records)):
+        for name, row in values.items():
             if name:
                 rows.setdefault(name, []).append(row)
     return {name: reduce_values([value for value, _ in row], min(at for _, at in row)) for name, row in rows.items()}

@@ -42,7 +42,7 @@ class CheckpointUploads:
         self.waiting: deque[LocalCopy] = deque()
         self.sending: LocalCopy | None = None
         self.thread: threading.Thread | None = None
-        self.failing_stores: set[str] = set()  # Stores whose failure was told; some few of a program.
+        self.failing_stores: set[str] = set()  # Stores whose failure was reported: a program uses few.
         self.shifted_urls: set[str] = set()  # URLs whose older checkpoints have made room already.
         self.token = secrets.token_hex(4)  # Two nodes may write to one URL.
 
@@ -77,20 +77,20 @@ class CheckpointUploads:
     def queue(self, upload: LocalCopy) -> None:
         """Send this checkpoint. It replaces one of the same URL that still waits."""
         with self.changed:
-            out = [one for one in self.waiting if one.url == upload.url]
-            for one in out:
+            replaced = [one for one in self.waiting if one.url == upload.url]
+            for one in replaced:
                 self.waiting.remove(one)
             self.waiting.append(upload)
-            late = self.waiting.popleft() if len(self.waiting) > MAX_WAITING else None
+            surplus = self.waiting.popleft() if len(self.waiting) > MAX_WAITING else None
             stuck = self.sending if self.sending is not None and self.sending.is_stalled else None
             if self.thread is None:
                 self.thread = threading.Thread(target=self.send_queued, name="gossip-storage", daemon=True)
                 self.thread.start()
-        for one in (*out, *([late] if late else [])):
+        for one in (*replaced, *([surplus] if surplus else [])):
             shutil.rmtree(one.folder, ignore_errors=True)
-        if late is not None:
+        if surplus is not None:
             text = "is slower than the checkpoints come, and the oldest that waits is given up: save less often."
-            self.report_failure(late, f"{late.store_name} {text}")
+            self.report_failure(surplus, f"{surplus.store_name} {text}")
         if stuck is not None:
             self.report_failure(stuck, stuck_text(stuck))
 
@@ -165,7 +165,7 @@ class CheckpointUploads:
         )
 
     def report_failure(self, upload: LocalCopy, sentence: str) -> None:
-        """Tell that a store fails, unless it was told."""
+        """Tell the user that a store fails, unless the user was told already."""
         if upload.store_name not in self.failing_stores:
             self.failing_stores.add(upload.store_name)
             self.notice("storage", sentence)
@@ -175,7 +175,7 @@ class CheckpointUploads:
 
         ``beat`` is called about ten times a second meanwhile.
         """
-        place, began, told = None if url is None else with_ending(url), time.monotonic(), False
+        place, began, is_told = None if url is None else with_ending(url), time.monotonic(), False
         while True:
             with self.changed:
                 sending = self.sending
@@ -186,8 +186,8 @@ class CheckpointUploads:
             if sending is not None and sending.is_stalled:
                 self.report_failure(sending, stuck_text(sending))
                 return
-            if not told and url is None and time.monotonic() - began > QUIET_S:
-                told = True
+            if not is_told and url is None and time.monotonic() - began > QUIET_S:
+                is_told = True
                 where = ours[0].store_name
                 text = f"This node has left, and its checkpoint is still on its way to {where}"
                 self.notice("storage", f"{text}: the program ends when it is there.")

@@ -19,7 +19,8 @@ INFO_BYTES, LONG_INFO_BYTES = 160, 184
 SEGMENT_BYTES = 1448
 
 MIN_SEGMENTS = 1_000  # Segments (1.4 MB) before a verdict on losses.
-MIN_LOSSY_LOOKS = 4  # Looks with a loss before it: a slow start that overshoots loses many segments, but only once.
+# Updates with a loss before it: a slow start that overshoots loses many segments, but only once.
+MIN_LOSSY_UPDATES = 4
 LOSSY_SHARE = 0.005  # A path is lossy from this share of lost segments on. A full queue causes a tenth of that.
 MIN_RTT_S = 0.005  # On a path with a shorter round trip losses are repaired fast, and any window suffices.
 QUEUED_RTT = 1.5  # Losses do not count above this multiple of the shortest round trip, since a queue may cause them.
@@ -47,11 +48,11 @@ class Loss:
 class PathRecord:
     """The statistics of one connection so far."""
 
-    sent: int = 0  # Segments up to the last look.
+    sent: int = 0  # Segments up to the last update.
     retransmitted: int = 0  # Those of them that were retransmitted.
     counted: int = 0  # Segments that were sent while no queue had built up.
     lost: int = 0  # Those of them that were lost.
-    lossy_looks: int = 0  # Looks that found new losses.
+    lossy_updates: int = 0  # Updates that found new losses.
     loss: Loss | None = None  # Set for cubic only. None if there are few losses, or too few segments for a verdict.
     is_window_limited: bool = False  # The receiver's window limits the rate, on a path with a long round trip.
 
@@ -73,8 +74,8 @@ class PathRecord:
         if control.rstrip(b"\0") == b"cubic" and is_long and rtt_us <= QUEUED_RTT * min_rtt_us:
             self.counted += new_sent
             self.lost += new_lost
-            self.lossy_looks += new_lost > 0
-            is_known = self.counted >= MIN_SEGMENTS and self.lossy_looks >= MIN_LOSSY_LOOKS
+            self.lossy_updates += new_lost > 0
+            is_known = self.counted >= MIN_SEGMENTS and self.lossy_updates >= MIN_LOSSY_UPDATES
             is_lossy = is_known and self.lost >= LOSSY_SHARE * self.counted
             self.loss = Loss(min(self.lost / self.counted, 1.0), 1e-6 * min_rtt_us) if is_lossy else None
         if len(info) >= LONG_INFO_BYTES:

@@ -126,25 +126,25 @@ class SwarmPicture:
         They come from its last answer, which counts only this life, as its other figures do. Without an answer they
         come from its record, which counts all its lives.
         """
-        told = self.answers.get(record.id)
-        said = {"steps": record.steps, "samples": record.samples, "loss": number(record.loss)}
-        if told is not None and None not in (told.row["steps"], told.row["samples"]):
-            said = {name: told.row[name] for name in said}
-        return said
+        answer = self.answers.get(record.id)
+        figures = {"steps": record.steps, "samples": record.samples, "loss": number(record.loss)}
+        if answer is not None and None not in (answer.row["steps"], answer.row["samples"]):
+            figures = {name: answer.row[name] for name in figures}
+        return figures
 
     def row(self, record: MemberRecord, state: MemberState, now: float) -> dict[str, Any]:
         """Return the row of one member, from its record and its last answer."""
-        told = self.answers.get(record.id)
+        answer = self.answers.get(record.id)
         return {
             "address": None if record.address is None else str(record.address), "ready": record.ready,
-            **({} if told is None else told.row), **self.progress(record),
+            **({} if answer is None else answer.row), **self.progress(record),
             "id": record.id.hex(), "state": state.value, "self": record.id == self.me,
-            "mb_s_sent": None if told is None else told.sent_mb_s,
-            "mb_s_received": None if told is None else told.received_mb_s,
-            "samples_s": None if told is None else told.samples_s,
-            "answered_s": None if told is None else round(now - told.at, 1),
+            "mb_s_sent": None if answer is None else answer.sent_mb_s,
+            "mb_s_received": None if answer is None else answer.received_mb_s,
+            "samples_s": None if answer is None else answer.samples_s,
+            "answered_s": None if answer is None else round(now - answer.at, 1),
             "old": state in (MemberState.DEAD, MemberState.SUSPECT) or (
-                told is not None and now - told.at > OLD_S and self.queried_at.get(record.id, 0.0) > told.at
+                answer is not None and now - answer.at > OLD_S and self.queried_at.get(record.id, 0.0) > answer.at
             ),
         }  # fmt: skip
 
@@ -152,13 +152,13 @@ class SwarmPicture:
     def on_answer(self, peer: PeerId, metrics: Mapping[str, Any], now: float) -> None:
         """Record a member's own figures. Only their shape can be checked."""
         row = row_of(metrics)
-        before, told = self.answers.get(peer), MemberAnswer(now, row)
+        before, answer = self.answers.get(peer), MemberAnswer(now, row)
         if before is not None and now > before.at:
             passed_s = now - before.at
-            told.sent_mb_s = rate(before.row["bytes_sent"], row["bytes_sent"], passed_s)
-            told.received_mb_s = rate(before.row["bytes_received"], row["bytes_received"], passed_s)
-            told.samples_s = rate(before.row["samples"], row["samples"], passed_s, 1.0)
-        self.answers[peer] = told
+            answer.sent_mb_s = rate(before.row["bytes_sent"], row["bytes_sent"], passed_s)
+            answer.received_mb_s = rate(before.row["bytes_received"], row["bytes_received"], passed_s)
+            answer.samples_s = rate(before.row["samples"], row["samples"], passed_s, 1.0)
+        self.answers[peer] = answer
 
     def take_next_queries(self, count: int, now: float) -> list[tuple[PeerId, str]]:
         """Return dialable live members, the ones queried longest ago first, and count them as queried now."""
