@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gossip.config import Config
@@ -14,7 +14,7 @@ from gossip.ids import Address, MemberRecord, PeerId
 from gossip.membership.members import Members
 from gossip.wire.messages import Gossip, Ping, Reach, Reached
 
-__all__ = ["TRY_EVERY_S", "Bootstrap", "Listening", "Reachability", "Seeds", "answer_reach"]
+__all__ = ["Bootstrap", "Listening", "Reachability", "Seeds"]
 
 ASKED_MEMBERS = 3  # Members asked whether they can dial us. One may be unable to dial out, three rarely are.
 PATIENCE_S = 10.0  # Wait after the first answer, since a swarm of two has no three members to ask.
@@ -143,28 +143,57 @@ class Reachability:
 
     A peer that cannot be dialled withdraws its address from its record. Members dial only the address in the record, so
     each round publishes the address again. This is why rounds become rarer while the verdict stays the same.
+
+    ``linked_peers`` holds the linked members, and when each last had us dial its address.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, members: Members, linked_peers: dict[PeerId, float]) -> None:
+        self.members, self.linked_peers = members, linked_peers
         self.asked: set[PeerId] = set()  # Members asked in this round.
         self.asked_incarnation = 0  # The incarnation of our record when we asked.
         self.answers: dict[PeerId, bool] = {}
         self.asked_before: set[PeerId] = set()  # Members asked in the last round.
         self.homes: list[PeerId] = []
         self.address: Address | None = None  # Our address, even while it is withdrawn from our record.
-        self.verdict: bool | None = None  # The last verdict.
+        self.verdict: bool | None = None  # The last verdict: True if others can dial us.
         self.pause_s = ROUND_S
-        self.next_ping_at = float("inf")
-        self.decide_at = float("inf")
-        self.next_round_at = float("inf")
+        self.next_ping_at = self.decide_at = self.next_round_at = math.inf
         self.is_decided = False  # True if this round has its verdict.
 
     @property
     def deadline(self) -> float:
         return min(self.next_ping_at, self.decide_at, self.next_round_at)
 
-    def ask(self, peer: PeerId, me: MemberRecord, now: float) -> list[Effect]:
+    def tick(self, now: float) -> list[Effect]:
+        """Begin a round, take a verdict and ping the homes when each is due."""
+        effects: list[Effect] = []
+        if now >= self.next_round_at:
+            effects += self.begin_round(now)
+        elif now >= self.decide_at:
+            effects += self.decide(now)
+        if now >= self.next_ping_at:
+            self.next_ping_at = now + HOME_PING_S
+            effects += [Send(home, Ping(0, ())) for home in self.homes]
+        return effects
+
+    # -- the questions of others ---------------------------------------------------------------------------------
+    def answer(self, asker: PeerId, now: float) -> list[Effect]:
+        """Return the effects that answer a linked member's question whether we can dial it.
+
+        Only the address in the member's own signed record is dialled, so that no peer can make us scan ports.
+        """
+        if now < self.linked_peers.get(asker, now) + TRY_EVERY_S:
+            return []
+        self.linked_peers[asker] = now
+        record = self.members.record(asker)
+        if record is None or record.address is None:
+            return [Send(asker, Reached(False))]
+        return [TryDial(asker, record.address)]
+
+    # -- our own question ----------------------------------------------------------------------------------------
+    def ask(self, peer: PeerId, now: float) -> list[Effect]:
         """Ask a linked member whether it can dial us, if this round needs more answers."""
+        me = self.members.me
         self.address = me.address or self.address
         if self.is_decided or me.address is None or len(self.asked) >= ASKED_MEMBERS or peer in self.asked:
             return []
@@ -175,19 +204,15 @@ class Reachability:
         self.asked.add(peer)
         return [Send(peer, Reach())]
 
-    def on_reached(self, sender: PeerId, ok: bool, incarnation: int, now: float) -> None:
+    def on_reached(self, sender: PeerId, ok: bool, now: float) -> None:
         """Note an answer. Two equal answers decide, or all answers that come within ``PATIENCE_S``.
 
-        Args:
-            sender: The member that tried to dial us.
-            ok: True if it succeeded.
-            incarnation: The incarnation of our record now. If it has changed, the member may have dialled the address
-                of our earlier life, so that its failure does not count.
-            now: The current time.
+        A failure does not count if our incarnation has changed since we asked: the member may have dialled the address
+        of our earlier life.
         """
         if sender not in self.asked or self.is_decided or sender in self.answers:
             return
-        if not ok and incarnation != self.asked_incarnation:
+        if not ok and self.members.me.incarnation != self.asked_incarnation:
             if not self.answers:
                 self.next_round_at = min(self.next_round_at, now + TRY_EVERY_S)
             return
@@ -195,67 +220,50 @@ class Reachability:
         enough = max(Counter(self.answers.values()).values()) > ASKED_MEMBERS // 2
         self.decide_at = now if enough else min(self.decide_at, now + PATIENCE_S)
 
-    def take_verdict(self, now: float) -> bool | None:
-        """Return True if others can dial us, False if not, and None unless a verdict is due that was not taken yet.
+    def decide(self, now: float) -> list[Effect]:
+        """End the round with a verdict. If others cannot dial us, withdraw our address and name homes instead.
 
         A tie counts as reachable, since a member that fails may be unable to dial out.
         """
-        if now < self.decide_at:
-            return None
-        verdict = 2 * sum(self.answers.values()) >= len(self.answers)
-        self.pause_s = min(2 * self.pause_s, MAX_ROUND_S) if verdict is self.verdict else ROUND_S
-        self.is_decided, self.verdict = True, verdict
-        self.decide_at, self.next_round_at = float("inf"), now + self.pause_s
-        return verdict
-
-    def begin_round(self, linked_peers: Collection[PeerId], me: MemberRecord, now: float) -> list[Effect]:
-        """Begin a round that is due with linked members, if possible others than in the last round.
-
-        ``me`` is our record with our address, which may have been withdrawn until now.
-        """
-        if now < self.next_round_at:
+        before, self.verdict = self.verdict, 2 * sum(self.answers.values()) >= len(self.answers)
+        self.pause_s = min(2 * self.pause_s, MAX_ROUND_S) if self.verdict is before else ROUND_S
+        self.is_decided = True
+        self.decide_at, self.next_round_at = math.inf, now + self.pause_s
+        address = self.members.me.address
+        if self.verdict or address is None:
             return []
+        self.members.update_me(now, address=None)
+        self.refresh_homes(now)
+        text = (
+            f"No member can open a connection to {address}, so this node takes part by dialling out. "
+            "Forward the port or set --advertise to let others dial it."
+        )
+        return [] if before is False else [Notice("unreachable", text)]
+
+    def begin_round(self, now: float) -> list[Effect]:
+        """Ask linked members, if possible others than in the last round, after publishing our address again."""
+        if self.members.me.address is None and self.address is not None:
+            self.members.update_me(now, address=self.address)
         self.next_round_at = now + self.pause_s  # This holds if there is no member to ask.
         self.asked_before, self.asked, self.answers, self.is_decided = self.asked, set(), {}, False
-        others = [peer for peer in linked_peers if peer not in self.asked_before]
+        others = [peer for peer in self.linked_peers if peer not in self.asked_before]
         effects: list[Effect] = []
-        for peer in others or linked_peers:
-            if question := self.ask(peer, me, now):
-                effects += [Send(peer, Gossip((me,))), *question]
+        for peer in others or self.linked_peers:
+            if question := self.ask(peer, now):
+                effects += [Send(peer, Gossip((self.members.me,))), *question]
         return effects
 
-    def notice(self, address: Address) -> Notice:
-        """Return the notice for the user of a node that others cannot dial."""
-        return Notice(
-            "unreachable",
-            f"No member can open a connection to {address}, so this node takes part by dialling out. "
-            "Forward the port or set --advertise to let others dial it.",
-        )
-
-    def choose_homes(
-        self, linked_peers: Collection[PeerId], dialable: Collection[PeerId], now: float
-    ) -> tuple[PeerId, ...]:  # fmt: skip
-        """Return our homes: the linked ones of before, and further linked members that others can dial."""
-        homes = [home for home in self.homes if home in linked_peers]
-        homes += [peer for peer in linked_peers if peer in dialable and peer not in homes][: MAX_HOMES - len(homes)]
+    # -- homes ---------------------------------------------------------------------------------------------------
+    def refresh_homes(self, now: float) -> None:
+        """Name homes in our record if others cannot dial us: linked ones of before, then further dialable members."""
+        members, linked = self.members, self.linked_peers
+        if members.me.address is not None:
+            return
+        dialable = (p for p in linked if (record := members.record(p)) is not None and record.address)
+        homes = [home for home in self.homes if home in linked]
+        homes += [peer for peer in dialable if peer not in homes][: MAX_HOMES - len(homes)]
         self.homes = homes
         # The next ping is not postponed, however often links come and go.
-        self.next_ping_at = min(self.next_ping_at, now + HOME_PING_S) if homes else float("inf")
-        return tuple(homes)
-
-    def tick(self, now: float) -> list[Effect]:
-        """Ping the homes when it is time."""
-        if now < self.next_ping_at:
-            return []
-        self.next_ping_at = now + HOME_PING_S
-        return [Send(home, Ping(0, ())) for home in self.homes]
-
-
-def answer_reach(asker: PeerId, record: MemberRecord | None) -> list[Effect]:
-    """Return the effects that answer a member's question whether we can dial it.
-
-    Only the address in the member's own signed record is dialled, so that no peer can make us scan ports.
-    """
-    if record is None or record.address is None:
-        return [Send(asker, Reached(False))]
-    return [TryDial(asker, record.address)]
+        self.next_ping_at = min(self.next_ping_at, now + HOME_PING_S) if homes else math.inf
+        if tuple(homes) != members.me.homes:
+            members.update_me(now, homes=tuple(homes))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from gossip.discovery import TRY_EVERY_S, Reachability, answer_reach
+from gossip.discovery import Reachability
 from gossip.effects import Effect, Send
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.session import Local
@@ -48,7 +48,6 @@ class PeerParts(Protocol):
     donating: Donor
     reach: Reachability
     run_choice: RunChoice
-    linked_peers: dict[PeerId, float]
 
 
 def on_offer(peer: PeerParts, sender: PeerId, offer: Offer, now: float) -> list[Effect]:
@@ -97,15 +96,8 @@ def on_fetch(peer: PeerParts, sender: PeerId, fetch: Fetch, now: float) -> list[
     return peer.donating.on_fetch(sender, fetch, now)
 
 
-def on_reach(peer: PeerParts, sender: PeerId, _reach: Reach, now: float) -> list[Effect]:
-    if now < peer.linked_peers.get(sender, now) + TRY_EVERY_S:
-        return []
-    peer.linked_peers[sender] = now
-    return answer_reach(sender, peer.membership.record(sender))
-
-
 def on_reached(peer: PeerParts, sender: PeerId, reached: Reached, now: float) -> list[Effect]:
-    peer.reach.on_reached(sender, reached.ok, peer.membership.me.incarnation, now)
+    peer.reach.on_reached(sender, reached.ok, now)
     return []
 
 
@@ -132,6 +124,6 @@ HANDLERS: dict[type, Callable[[PeerParts, PeerId, Any, float], list[Effect]]] = 
     Abort: on_refusal,
     Fetch: on_fetch,
     Serving: lambda peer, sender, serving, now: peer.joining.on_serving(sender, serving, now),
-    Reach: on_reach,
+    Reach: lambda peer, sender, _reach, now: peer.reach.answer(sender, now),
     Reached: on_reached,
 }

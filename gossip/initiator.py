@@ -31,6 +31,7 @@ class Initiator:
         self.is_lonely = False  # No partner was found when our mix was due the last time.
         self.search_count = 0  # Failed searches for a partner since streams began.
         self.has_mixed = False  # Exchanges of a mix are finished, but the mix may not be.
+        self.moved_steps = 0  # Step count up to which the movement of the model was measured.
 
     # -- for the driver ------------------------------------------------------------------------------------------
     @property
@@ -127,3 +128,17 @@ class Initiator:
         )
         local.every = self.schedule.every
         local.progress.set_interval(local.every)
+
+    def adapt_pace(self, moved: float) -> None:
+        """Adapt the pace of mixes, once for each boundary, to how far local steps have moved the model.
+
+        Args:
+            moved: The norm of the movement since the last call; NaN if it was not measured.
+        """
+        exchanges, schedule, steps = self.exchanges, self.schedule, self.local.steps
+        if math.isnan(moved) or steps <= self.moved_steps:
+            return
+        exchanges.filter.on_moved(moved)
+        schedule.adapt_pace(exchanges.consensus_distance, moved / (steps - self.moved_steps))
+        self.partners.pace = schedule.pace
+        self.moved_steps = steps

@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from gossip.config import Config
 from gossip.discovery import Bootstrap, Listening, Reachability, Seeds
-from gossip.effects import Dial, Effect, Notice, Send
+from gossip.effects import Dial, Effect, Send
 from gossip.exchange import reservation
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.progress import RunProgress
-from gossip.exchange.session import Local, LocalModel, clamp_version
+from gossip.exchange.session import Local, LocalModel
 from gossip.handlers import HANDLERS
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.initiator import Initiator
-from gossip.membership.members import Members
+from gossip.membership.members import MEMBERSHIP_MESSAGES, Members
 from gossip.membership.protocol import Membership
 from gossip.misbehaviour import MisbehaviourLog
 from gossip.schedule import Schedule
@@ -30,18 +31,13 @@ from gossip.state_transfer.joining import Newcomer, Phase
 from gossip.state_transfer.own_run import OwnRun, RunState
 from gossip.state_transfer.runs import RunChoice
 from gossip.view import PeerView
-from gossip.wire.messages import Ack, Digest, Gossip, Message, Nack, Ping, PingReq, Reached, Records
+from gossip.wire.messages import Message, Reached
 
 __all__ = ["Peer"]
 
 BOOK_DIALS = 4  # Members of the address book to dial at once after a restart.
-# Delay from the first link until a newcomer asks for weights. A table arrives within a round trip or two; with a single
-# donor in it, that donor would be the majority.
-FIRST_TABLE_S = 0.5
-NEVER = -math.inf
 STRANGER = Bootstrap()  # A peer that knows no member.
 IDLE = Phase.IDLE  # Reading an Enum's attributes is slow.
-MEMBERSHIP = frozenset({Ping, Ack, PingReq, Nack, Gossip, Digest, Records})
 
 
 class Peer:
@@ -79,16 +75,9 @@ class Peer:
     misbehaviour: MisbehaviourLog
 
     def __init__(
-        self,
-        members: Members,
-        config: Config,
-        model: LocalModel,
-        *,
-        rng: random.Random,
-        bootstrap: Bootstrap = STRANGER,
-        selector: Selector | None = None,
-        now: float,
-    ) -> None:
+        self, members: Members, config: Config, model: LocalModel, *, rng: random.Random,
+        bootstrap: Bootstrap = STRANGER, selector: Selector | None = None, now: float,
+    ) -> None:  # fmt: skip
         me = members.me
         self.id, self.config, self.rng = me.id, config, rng
         self.local = Local(
@@ -98,17 +87,17 @@ class Peer:
         )  # fmt: skip
         self.membership, self.misbehaviour = members, members.misbehaviour
         self.linked_peers: dict[PeerId, float] = {}  # Linked members, and when each last had us dial its address.
-        self.moved_steps = 0  # Step count up to which the movement of the model was measured.
         # Mixes.
         self.partners = Partners(
             me.id, members, self.local, config, rng, self.linked_peers.__contains__,
             selector or selector_of(config, model.elements),
         )  # fmt: skip
-        self.exchanges = Exchanges(me.id, self.local, config, self.new_session, self.partners, reservation)
+        new_session = partial(rng.getrandbits, 62)
+        self.exchanges = Exchanges(me.id, self.local, config, new_session, self.partners, reservation)
         self.exchanges.misbehaviour = self.misbehaviour
         self.schedule = Schedule(config, rng)
         # Weights of a run.
-        self.joining = Newcomer(self.local, config, self.new_session)
+        self.joining = Newcomer(self.local, config, new_session)
         self.joining.abandon_exchanges = self.exchanges.abandon
         self.donating = Donor(self.local, config)
         self.ending = Ending(self.local, members, bootstrap.finished)
@@ -121,19 +110,16 @@ class Peer:
         # The way into the swarm.
         self.seeds = Seeds(bootstrap.seeds, dict(bootstrap.expected), config, now, bootstrap.looks_up)
         self.run_choice.does_seed_answer = lambda: self.seeds.answering
-        self.reach = Reachability()
+        self.reach = Reachability(members, self.linked_peers)
         members.restore(bootstrap.book, now)
         self.may_join = bool(bootstrap.seeds or bootstrap.book or bootstrap.looks_up)  # There may be a run to join.
         self.view = PeerView(self.local, members, self.exchanges, self.joining, self.donating)
-
-    def new_session(self) -> int:
-        return self.rng.getrandbits(62)
 
     # -- messages and time ---------------------------------------------------------------------------------------
     def receive(self, sender: PeerId, message: Message, now: float) -> list[Effect]:
         """Handle a message. Raise a RemoteError if no correct peer sends it."""
         kind = type(message)
-        if kind in MEMBERSHIP:
+        if kind in MEMBERSHIP_MESSAGES:
             return self.membership.receive(sender, message, now)
         handler = HANDLERS.get(kind)
         if handler is None:
@@ -182,7 +168,6 @@ class Peer:
             listening = Listening(self.membership, self.linked_peers)
             effects += self.seeds.tick(now, bool(self.linked_peers), listening, self.rng)
         if now >= self.reach.deadline:
-            effects += self.check_reach(now)
             effects += self.reach.tick(now)
         if now >= self.run_choice.deadline:
             effects += self.run_choice.tick(now)
@@ -226,11 +211,8 @@ class Peer:
         if not self.may_join and not self.run_choice.must_join:
             return hashing + self.own_run.begin(now, "No seed was given: this node starts a swarm.")
         effects = hashing + self.seeds.tick(now, False, (), self.rng)
-        known = [record for record in self.membership.book() if record.address is not None]
-        for record in self.rng.sample(known, min(BOOK_DIALS, len(known))):
-            if record.address is not None:
-                effects.append(Dial(record.address, record.id))
-        return effects
+        dials = [Dial(record.address, record.id) for record in self.membership.book() if record.address is not None]
+        return [*effects, *self.rng.sample(dials, min(BOOK_DIALS, len(dials)))]
 
     def continue_from(self, before: RunState, now: float) -> None:
         """Continue the run of an earlier peer of this node, which failed.
@@ -239,7 +221,7 @@ class Peer:
         """
         self.own_run.continue_from(before, now)
         self.run_choice.changes_seen = -1
-        self.moved_steps = before.steps
+        self.initiator.moved_steps = before.steps
         self.may_join = True
         if not before.ready and not before.sound:
             self.run_choice.on_spoiled(now)
@@ -291,19 +273,12 @@ class Peer:
     def on_linked(self, peer: PeerId, record: MemberRecord, now: float) -> list[Effect]:
         """Handle a link to ``peer`` after its Hello; ``record`` is the peer's signed record."""
         effects = self.membership.on_linked(peer, record, now)
-        if peer not in self.linked_peers:
-            self.linked_peers[peer] = NEVER
+        self.linked_peers.setdefault(peer, -math.inf)
         self.partners.back_off.note_sign_of_life(peer)
         effects += self.exchanges.on_linked(peer, now)
-        me = self.membership.me
-        if not self.reach.is_decided:
-            effects += self.reach.ask(peer, me, now)
-        if me.address is None:
-            self.refresh_homes(now)
-        if self.run_choice.is_alone:
-            self.run_choice.next_check_at = now  # A lonely node looks for runs at once.
-        elif not self.local.ready and len(self.linked_peers) == 1:
-            self.run_choice.next_check_at = now + FIRST_TABLE_S
+        effects += self.reach.ask(peer, now)
+        self.reach.refresh_homes(now)
+        self.run_choice.on_linked(now)
         return effects
 
     def on_unlinked(self, peer: PeerId, now: float, orderly: bool = False) -> list[Effect]:
@@ -313,8 +288,7 @@ class Peer:
         effects += self.exchanges.on_unlinked(peer, now, orderly)
         effects += self.joining.on_unlinked(peer, now)
         effects += self.donating.on_unlinked(peer)
-        if self.membership.me.address is None:
-            self.refresh_homes(now)
+        self.reach.refresh_homes(now)
         if not self.linked_peers:
             self.seeds.on_last_link_lost(now)
         return effects + self.follow_up(now)
@@ -345,27 +319,6 @@ class Peer:
         """Drop a seed that is this peer itself, so that it does not wait for it."""
         self.seeds.renew(tuple(other for other in self.seeds.seeds if other != seed), self.seeds.expected)
 
-    def refresh_homes(self, now: float) -> None:
-        """Choose the linked members that our record names as homes, since others cannot dial us."""
-        dialable = {p for p in self.linked_peers if (r := self.membership.record(p)) is not None and r.address}
-        homes = self.reach.choose_homes(self.linked_peers, dialable, now)
-        if homes != self.membership.me.homes:
-            self.membership.update_me(now, homes=homes)
-
-    def check_reach(self, now: float) -> list[Effect]:
-        """Ask linked members to dial our address from time to time, and take it out of our record if they fail."""
-        reach, address = self.reach, self.membership.me.address
-        if now >= reach.next_round_at:
-            if address is None and reach.address is not None:  # Members dial only the address in our record.
-                self.membership.update_me(now, address=reach.address)
-            return reach.begin_round(self.linked_peers, self.membership.me, now)
-        before = reach.verdict
-        if reach.take_verdict(now) is not False or address is None:
-            return []
-        self.membership.update_me(now, address=None)
-        self.refresh_homes(now)
-        return [] if before is False else [reach.notice(address)]
-
     # -- the training loop ---------------------------------------------------------------------------------------
     def on_stepped(self, steps: int, samples: int, loss: float | None, now: float) -> list[Effect]:
         """Handle a step boundary with this life's counts: at ``due_steps`` and about every quarter of a second."""
@@ -385,18 +338,7 @@ class Peer:
 
         Call it before an Offer is received: stale versions would give equal peers too little weight in the mix.
         """
-        local = self.local
-        steps, samples = max(steps, local.steps), max(samples, local.samples)
-        every = self.config.interval_steps
-        if every is not None:
-            local.version = clamp_version(local.version + (steps - local.steps) / every)
-        if local.ready:
-            dialable = self.membership.me.address is not None
-            local.progress.add_samples(
-                samples - local.samples, steps - local.steps, self.membership.run_size, dialable=dialable,
-                arrears=self.membership.take_arrears(),
-            )  # fmt: skip
-        local.steps, local.samples = steps, samples
+        self.own_run.update_counts(steps, samples)
 
     def note_boundary(self, when: float) -> None:
         """Note a step boundary without a report."""
@@ -413,35 +355,19 @@ class Peer:
         """
         effects = [] if session is None else self.end_snapshot(session)
         if self.local.ready and self.joining.phase is not Phase.ADOPTING:  # The trial judges weights on trial.
-            self.local.ready = self.local.sound = False
-            self.membership.update_me(now, ready=False)
             self.run_choice.on_spoiled(now)
-            effects += self.own_run.hash_frozen()  # Or frozen weights that are not finite would be kept.
-            text = (
-                f"The weights are not finite any more (step {self.local.steps}): this node gives them to no member, "
-                "and takes the swarm's as soon as a member gives them."
-            )
-            effects.append(Notice("spoiled", text))
+            effects += self.own_run.on_spoiled(now)
         return effects + self.follow_up(now)
 
     def on_mended(self, now: float) -> list[Effect]:
         """Handle weights that the training loop has made finite again by itself."""
-        if self.local.sound or self.joining.phase is Phase.ADOPTING:
-            return []
-        effects = self.joining.stop()
-        self.local.ready = self.local.sound = True
-        self.membership.update_me(now, ready=True)
-        return [*effects, Notice("mended", "The weights are finite again: this node mixes again.")]
+        return self.own_run.on_mended(now)
 
     # -- snapshots and streams -----------------------------------------------------------------------------------
     def on_snapshotted(self, session: int, now: float, mass: float = 0.0, moved: float = math.nan) -> list[Effect]:
         """Handle a snapshot. ``mass`` is what a push carries; ``moved`` how far local steps moved the model."""
         self.local.boundary_at = now
-        if moved == moved and self.local.steps > self.moved_steps:  # Only once for each boundary.
-            self.exchanges.filter.on_moved(moved)
-            self.schedule.adapt_pace(self.exchanges.consensus_distance, moved / (self.local.steps - self.moved_steps))
-            self.partners.pace = self.schedule.pace
-            self.moved_steps = self.local.steps
+        self.initiator.adapt_pace(moved)
         if session in self.donating.table:
             return self.donating.on_snapshotted(session)
         effects = self.exchanges.on_snapshotted(session, now, mass)

@@ -9,9 +9,11 @@ from gossip.effects import Effect, MemberState
 from gossip.ids import MemberRecord, PeerId
 from gossip.membership.self_record import OwnFields
 from gossip.misbehaviour import MisbehaviourLog
-from gossip.wire.messages import Message
+from gossip.wire.messages import Ack, Digest, Gossip, Message, Nack, Ping, PingReq, Records
 
-__all__ = ["Members"]
+__all__ = ["MEMBERSHIP_MESSAGES", "Members"]
+
+MEMBERSHIP_MESSAGES = frozenset({Ping, Ack, PingReq, Nack, Gossip, Digest, Records})  # A member list handles these.
 
 
 class Members(Protocol):

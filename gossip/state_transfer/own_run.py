@@ -141,6 +141,19 @@ class OwnRun:
         abandoned = self.exchanges.abandon()
         return [*confirmed, *abandoned, *self.joining.stop(), *self.donating.abandon(list(self.donating.table))]
 
+    def update_counts(self, steps: int, samples: int) -> None:
+        """Update the counts of the training loop, and the version and progress that follow; ignore older reports."""
+        local, members, every = self.local, self.membership, self.config.interval_steps
+        steps, samples = max(steps, local.steps), max(samples, local.samples)
+        if every is not None:
+            local.version = clamp_version(local.version + (steps - local.steps) / every)
+        if local.ready:
+            local.progress.add_samples(
+                samples - local.samples, steps - local.steps, members.run_size,
+                dialable=members.me.address is not None, arrears=members.take_arrears(),
+            )  # fmt: skip
+        local.steps, local.samples = steps, samples
+
     def publish_counts(self, now: float) -> None:
         """Publish the counts so far: the weights change now, or the counts are our last."""
         self.membership.update_me(now, steps=self.local.steps, samples=self.local.samples, version=self.local.version)
@@ -148,6 +161,27 @@ class OwnRun:
     def restart_schedule(self, now: float) -> None:
         """Schedule the next mix an interval from now, since the weights have just become those of a run."""
         self.schedule.begin(self.local.steps, now)
+
+    # -- weights that are not finite -----------------------------------------------------------------------------
+    def on_spoiled(self, now: float) -> list[Effect]:
+        """Handle weights of ours that are not finite any more: this peer is not ready until others replace them."""
+        self.local.ready = self.local.sound = False
+        self.membership.update_me(now, ready=False)
+        text = (
+            f"The weights are not finite any more (step {self.local.steps}): this node gives them to no member, "
+            "and takes the swarm's as soon as a member gives them."
+        )
+        # The frozen weights are hashed again, or a newcomer's comparison would keep those that are not finite.
+        return [*self.hash_frozen(), Notice("spoiled", text)]
+
+    def on_mended(self, now: float) -> list[Effect]:
+        """Handle weights that the training loop has made finite again by itself."""
+        if self.local.sound or self.joining.phase is Phase.ADOPTING:
+            return []
+        effects = self.joining.stop()
+        self.local.ready = self.local.sound = True
+        self.membership.update_me(now, ready=True)
+        return [*effects, Notice("mended", "The weights are finite again: this node mixes again.")]
 
     # -- another run's weights -----------------------------------------------------------------------------------
     def on_adopted(self, now: float, difference_sq: float = 0.0, own_sq: float = 0.0) -> list[Effect]:

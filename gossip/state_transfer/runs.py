@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection
 from typing import NamedTuple, Protocol
 
 from gossip.effects import Effect, Notice
@@ -22,6 +22,9 @@ from gossip.state_transfer.trial import TrialEvaluator
 __all__ = ["Run", "RunChoice", "outranks"]
 
 ALL_WAIT_S = 2.0  # Time without ready members before the smallest id begins the run.
+# Delay from the first link until a newcomer asks for weights. A table arrives within a round trip or two; with a single
+# donor in it, that donor would be the majority.
+FIRST_TABLE_S = 0.5
 HEARSAY_S = 6.0  # Extra time while a smaller id is known by hearsay.
 CHECK_S = 1.0  # Interval between two comparisons of the runs.
 # Time after which, of two runs in a stalemate, the one with fewer members gives way. With as many members it is the one
@@ -64,7 +67,7 @@ class RunChoice:
     """The choice of the run whose weights this peer holds. ``linked`` holds the peers with a link to us."""
 
     def __init__(
-        self, joining: Newcomer, membership: Members, linked: Container[PeerId], own: Starter, rng: random.Random,
+        self, joining: Newcomer, membership: Members, linked: Collection[PeerId], own: Starter, rng: random.Random,
         now: float,
     ) -> None:  # fmt: skip
         self.joining, self.membership, self.linked, self.own, self.rng = joining, membership, linked, own, rng
@@ -122,6 +125,13 @@ class RunChoice:
             if is_ready:
                 return effects + self.report_division(candidates, ours)
         return effects if is_ready else effects + self.start(bool(candidates) and has_checkpoint, now)
+
+    def on_linked(self, now: float) -> None:
+        """Handle a new link: a lonely node looks for runs at once, a newcomer with its first link soon."""
+        if self.is_alone:
+            self.next_check_at = now
+        elif not self.local.ready and len(self.linked) == 1:
+            self.next_check_at = now + FIRST_TABLE_S
 
     # -- which run -----------------------------------------------------------------------------------------------
     def choose(self, candidates: list[Run], ours: Run, now: float, has_weights: bool) -> Run | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from collections import Counter
 
@@ -19,7 +20,6 @@ from gossip.discovery import (
     Bootstrap,
     Reachability,
     Seeds,
-    answer_reach,
 )
 from gossip.effects import Dial, LookUp, Send, TryDial
 from gossip.exchange.session import LocalModel
@@ -34,6 +34,7 @@ CONFIG = Config()
 HERE, THERE = Address("10.0.0.1", 1), Address("10.0.0.2", 2)
 A, B, C, D, E = (PeerId(bytes([65 + i]) * 16) for i in range(5))
 ME = MemberRecord(PeerId(b"m" * 16), b"", 1, address=HERE)
+NOWHERE = dataclasses.replace(ME, address=None)
 
 
 # -- seeds -----------------------------------------------------------------------------------------------------------
@@ -164,62 +165,90 @@ def test_a_seed_that_is_this_node_itself_is_nobody_to_wait_for():
 
 
 # -- being dialled ---------------------------------------------------------------------------------------------------
+class Book:
+    """A member list that holds our record and those of others."""
+
+    def __init__(self, me=ME, others=()):
+        self.me, self.others = me, {record.id: record for record in others}
+
+    def record(self, peer):
+        return self.others.get(peer)
+
+    def update_me(self, now, **changes):
+        self.me = dataclasses.replace(self.me, **changes)
+
+
+def record_of(peer, address=THERE):
+    return MemberRecord(peer, b"", 1, address=address)
+
+
+def reachability(linked=(), me=ME, others=()):
+    return Reachability(Book(me, others), dict.fromkeys(linked, -math.inf))
+
+
 def asking(count=ASKED_MEMBERS):
-    reach = Reachability()
+    reach = reachability((A, B, C, D))
     for peer in (A, B, C, D)[:count]:
-        assert reach.ask(peer, ME, 0.0) == [Send(peer, Reach())]
+        assert reach.ask(peer, 0.0) == [Send(peer, Reach())]
     return reach
+
+
+def verdict_at(reach, now):
+    """The verdict of this tick, None if it brings none."""
+    was_decided = reach.is_decided
+    reach.tick(now)
+    return reach.verdict if reach.is_decided and not was_decided else None
 
 
 def test_three_members_are_asked_and_each_once():
     reach = asking()
-    assert reach.ask(D, ME, 0.0) == []
+    assert reach.ask(D, 0.0) == []
     reach = asking(1)
-    assert reach.ask(A, ME, 0.0) == []
+    assert reach.ask(A, 0.0) == []
 
 
 def test_who_has_no_address_asks_nobody():
-    assert Reachability().ask(A, MemberRecord(ME.id, b"", 1), 0.0) == []
+    assert reachability((A,), NOWHERE).ask(A, 0.0) == []
 
 
 def test_two_of_three_decide_at_once_and_the_third_changes_nothing():
     for first, second, verdict in ((True, False, True), (False, True, False)):
         reach = asking()
-        reach.on_reached(A, first, 1, 0.0)
-        assert reach.take_verdict(0.0) is None
-        reach.on_reached(B, second, 1, 1.0)
-        assert reach.take_verdict(1.0) is None
-        reach.on_reached(C, verdict, 1, 2.0)
-        assert reach.take_verdict(2.0) is verdict
-        assert reach.take_verdict(3.0) is None  # said once
-        assert reach.ask(D, ME, 0.0) == []
+        reach.on_reached(A, first, 0.0)
+        assert verdict_at(reach, 0.0) is None
+        reach.on_reached(B, second, 1.0)
+        assert verdict_at(reach, 1.0) is None
+        reach.on_reached(C, verdict, 2.0)
+        assert verdict_at(reach, 2.0) is verdict
+        assert verdict_at(reach, 3.0) is None  # said once
+        assert reach.ask(D, 0.0) == []
     reach = asking()
-    reach.on_reached(A, False, 1, 0.0)
-    reach.on_reached(A, False, 1, 0.1)  # nobody has two votes
-    assert reach.take_verdict(0.2) is None
+    reach.on_reached(A, False, 0.0)
+    reach.on_reached(A, False, 0.1)  # nobody has two votes
+    assert verdict_at(reach, 0.2) is None
 
 
 def test_who_answers_decides_when_nobody_else_does_for_a_while_and_of_two_who_differ_the_one_who_could():
     for answers, verdict in (((False,), False), ((True,), True), ((False, True), True)):
         reach = asking()
         for peer, answer in zip((A, B), answers, strict=False):
-            reach.on_reached(peer, answer, 1, 5.0)
+            reach.on_reached(peer, answer, 5.0)
         assert reach.deadline == 5.0 + PATIENCE_S
-        assert reach.take_verdict(5.0 + PATIENCE_S - 0.01) is None
-        assert reach.take_verdict(5.0 + PATIENCE_S) is verdict
+        assert verdict_at(reach, 5.0 + PATIENCE_S - 0.01) is None
+        assert verdict_at(reach, 5.0 + PATIENCE_S) is verdict
 
 
 def test_it_is_asked_again_of_others_after_minutes_and_more_rarely_while_the_answer_is_the_same():
     reach, pauses, now = asking(1), [], 0.0
     for verdict in (False, False, False, True, True, *(True,) * 5):
         for peer in sorted(reach.asked):
-            reach.on_reached(peer, verdict, 1, now)
+            reach.on_reached(peer, verdict, now)
         now += PATIENCE_S
-        assert reach.take_verdict(now) is verdict
+        assert verdict_at(reach, now) is verdict
         pauses.append(reach.next_round_at - now)
         now = reach.next_round_at
         before = set(reach.asked)
-        asked = {effect.to for effect in reach.begin_round([A, B, C, D], ME, now)}
+        asked = {effect.to for effect in reach.tick(now) if isinstance(effect.message, Reach)}
         assert len(asked) == min(ASKED_MEMBERS, 4 - len(before))
         assert not asked & before
     assert pauses[:5] == [240, 480, 960, 240, 480]
@@ -229,46 +258,63 @@ def test_it_is_asked_again_of_others_after_minutes_and_more_rarely_while_the_ans
 def test_others_are_asked_soon_when_nobody_answers_the_first_questions():
     reach = asking(2)
     assert reach.deadline == UNANSWERED_S
-    assert reach.begin_round([A, B, C, D], ME, UNANSWERED_S - 1) == []
-    assert {effect.to for effect in reach.begin_round([A, B, C, D], ME, UNANSWERED_S)} == {C, D}
+    assert reach.tick(UNANSWERED_S - 1) == []
+    assert {effect.to for effect in reach.tick(UNANSWERED_S)} == {C, D}
     late = 2 * UNANSWERED_S - 1
-    reach.on_reached(C, False, 1, late)
-    reach.on_reached(D, False, 2, late)
+    reach.on_reached(C, False, late)
+    reach.members.update_me(late, incarnation=2)
+    reach.on_reached(D, False, late)
     assert reach.deadline == late + PATIENCE_S, "a round with an answer ends with a verdict"
-    assert reach.take_verdict(late + PATIENCE_S) is False
+    assert verdict_at(reach, late + PATIENCE_S) is False
     assert reach.deadline == late + PATIENCE_S + ROUND_S
 
 
 def test_the_word_of_one_who_was_not_asked_counts_for_nothing():
     reach = asking(1)
-    reach.on_reached(E, True, 1, 0.0)
-    reach.on_reached(E, False, 1, 0.0)
+    reach.on_reached(E, True, 0.0)
+    reach.on_reached(E, False, 0.0)
     assert reach.answers == {}
     assert not reach.is_decided
 
 
 def test_homes_are_linked_dialable_kept_and_three():
-    reach = Reachability()
-    assert reach.choose_homes([A, B], {B}, 0.0) == (B,)
-    assert reach.choose_homes([A, B, C, D, E], {A, B, C, D, E}, 1.0) == (B, A, C)
-    assert reach.choose_homes([A, C, D, E], {D, E}, 2.0) == (A, C, D)
-    assert reach.choose_homes([], set(), 3.0) == ()
+    reach = reachability((), NOWHERE)
+
+    def homes(linked, dialable, now):
+        reach.linked_peers.clear()
+        reach.linked_peers.update(dict.fromkeys(linked, now))
+        reach.members.others = {peer: record_of(peer, THERE if peer in dialable else None) for peer in linked}
+        reach.refresh_homes(now)
+        return reach.members.me.homes
+
+    assert homes([A, B], {B}, 0.0) == (B,)
+    assert homes([A, B, C, D, E], {A, B, C, D, E}, 1.0) == (B, A, C)
+    assert homes([A, C, D, E], {D, E}, 2.0) == (A, C, D)
+    assert homes([], set(), 3.0) == ()
     assert reach.deadline == float("inf")
 
 
+def test_a_peer_that_others_can_dial_names_no_homes():
+    reach = reachability((A,), ME, [record_of(A)])
+    reach.refresh_homes(0.0)
+    assert reach.members.me.homes == () == tuple(reach.homes)
+
+
 def test_homes_are_pinged_however_often_links_come_and_go():
-    reach = Reachability()
+    reach = reachability((A, B), NOWHERE, [record_of(A), record_of(B)])
     pings = []
     for now in range(0, 61):
-        reach.choose_homes([A, B], {A, B}, float(now))
+        reach.refresh_homes(float(now))
         pings += [(now, effect) for effect in reach.tick(float(now))]
     due = [HOME_PING_S, 2 * HOME_PING_S, 3 * HOME_PING_S]
     assert pings == [(at, Send(home, Ping(0, ()))) for at in due for home in (A, B)]
 
 
 def test_only_the_address_of_the_askers_own_record_is_dialled():
-    assert answer_reach(A, MemberRecord(A, b"", 1, address=THERE)) == [TryDial(A, THERE)]
-    assert answer_reach(A, MemberRecord(A, b"", 1)) == answer_reach(A, None) == [Send(A, Reached(False))]
+    reach = reachability((A, B, C), ME, [record_of(A), record_of(B, None)])
+    assert reach.answer(A, 0.0) == [TryDial(A, THERE)]
+    assert [reach.answer(peer, 0.0) for peer in (B, C)] == [[Send(B, Reached(False))], [Send(C, Reached(False))]]
+    assert reach.answer(D, 0.0) == [], "no link, no answer"
 
 
 # -- whom to mix with ------------------------------------------------------------------------------------------------

@@ -56,4 +56,4 @@ def test_a_method_that_returns_effects_is_a_report(name):
         assert name in TEXT
 
 
-INNER = {"check_reach", "end_snapshot", "follow_up"}  # called by other reports alone
+INNER = {"end_snapshot", "follow_up"}  # called by other reports alone
