@@ -29,8 +29,9 @@ import xxhash
 from small import small
 
 from gossip import kernel
-from gossip.averaging.boundary import Boundary, Update
+from gossip.averaging.boundary import Boundary
 from gossip.averaging.streams import DifferenceReceiver, Sender
+from gossip.averaging.visit import Update
 from gossip.codecs import get_codec
 from gossip.wire.frames import PREFIX_BYTES, decode, encode, read_prefix
 from gossip.wire.messages import Chunk, Commit, Offer

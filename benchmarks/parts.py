@@ -18,8 +18,9 @@ import numpy as np
 import torch
 
 from gossip.arithmetic.subsets import Subset
-from gossip.averaging.boundary import Boundary, Update
+from gossip.averaging.boundary import Boundary
 from gossip.averaging.vectors import Cut
+from gossip.averaging.visit import Update
 from node.model.backup import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState

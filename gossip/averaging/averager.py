@@ -3,13 +3,12 @@
 It holds snapshots, averages in progress, the outer step, statistics of movement and distance, and the weights that a
 newcomer collects. It has no clock, thread or socket: a :class:`Driver` provides them and moves the bytes.
 
-Methods called ``request_...`` ask the step boundary for a copy, and ``on_...`` handle what comes back. Methods called
-``report_...`` tell the peer what happened, and the driver performs the effects that it returns.
+Methods called ``request_...`` ask the step boundary for a copy; :mod:`gossip.averaging.delivery` handles what comes
+back. Methods called ``report_...`` tell the peer what happened, and the driver performs the effects that it returns.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -20,21 +19,23 @@ from gossip.arithmetic.mixing import OuterStep, is_finite, subtract
 from gossip.arithmetic.movement import Movement
 from gossip.arithmetic.subsets import ALL, Subset, lasting_parts
 from gossip.averaging.all_reduce import GroupAverage
-from gossip.averaging.boundary import Adoption, Boundary, Visit
-from gossip.averaging.frozen import CopyFrozenJob, HashFrozenJob
+from gossip.averaging.boundary import Boundary
+from gossip.averaging.delivery import CopyDelivery, is_sound
 from gossip.averaging.jobs import (
     AdoptJob,
     AllocatePieceJob,
     AllocateSnapshotJob,
     AverageSliceJob,
+    CopyFrozenJob,
     Driver,
+    HashFrozenJob,
     MixJob,
     PrepareOuterStepJob,
 )  # fmt: skip
-from gossip.averaging.model import copy_failure, is_torn
 from gossip.averaging.pair import PairAverage
 from gossip.averaging.reports import Reports
 from gossip.averaging.vectors import Cut, Floats, Vector, Vectors
+from gossip.averaging.visit import Adoption, Visit
 from gossip.codecs import Spread, get_codec, needs_spread
 from gossip.config import Config
 from gossip.effects import (
@@ -66,9 +67,9 @@ class Averager:
     """The averaging of one node. ``lock`` guards the outer step if jobs run in another thread than boundary visits."""
 
     __slots__ = (
-        "boundary", "config", "counted_visit", "driver", "groups", "hash_job", "joining_vector", "lock", "movement",
-        "next_part", "outer_step", "outside_replacements", "pairs", "peer", "snapshots", "spreads", "vectors",
-        "warnings_shown",
+        "boundary", "config", "counted_visit", "delivery", "driver", "groups", "hash_job", "joining_vector", "lock",
+        "movement", "next_part", "outer_step", "outside_replacements", "pairs", "peer", "snapshots", "spreads",
+        "vectors",
     )  # fmt: skip
 
     def __init__(
@@ -85,13 +86,15 @@ class Averager:
         self.outside_replacements = 0  # Number of times that the weights were replaced from outside (a checkpoint).
         self.counted_visit = 0  # Number of the visit whose snapshot is the newest with its local progress counted.
         self.next_part = ALL  # Part of our next mix.
-        self.warnings_shown: set[str] = set()
         self.hash_job: HashFrozenJob | None = None  # The hash of the frozen weights in progress.
         size = peer.view.elements
         parts = lasting_parts(config.part, size) if needs_spread(config.codec_name) else []
         # The distance to other members in each part, for codecs that need a bound on it.
         self.spreads = {part: Spread(part.elements(size)) for part in parts}
         self.movement = Movement(size) if config.watches_movement else None
+        self.delivery = CopyDelivery(
+            peer, driver, boundary, vectors, self.snapshots, self.movement, self.return_mass
+        )  # fmt: skip
 
     def start_movement(self, weights: Floats) -> None:
         """Measure how far local steps move the model from these weights on: float32 (elements,)."""
@@ -141,10 +144,6 @@ class Averager:
         else:
             self.driver.run_job(AllocateSnapshotJob(self, session, pushes, cut))
 
-    def request_piece(self, effect: CopyPiece) -> None:
-        """Copy a piece for a newcomer at a boundary, once there is memory for it."""
-        self.driver.run_job(AllocatePieceJob(self, effect))
-
     def cut_of(self, part: Subset, session: int) -> Cut | None:
         """Return the elements of a part, None for all; ``session`` seeds a mask that has no seed of its own."""
         next_cut = self.boundary.next_cut
@@ -160,36 +159,6 @@ class Averager:
             cut = self.boundary.next_cut = self.cut_of(part, 0)
             if cut is not None and not self.vectors.has_free(self.boundary.copied_elements(cut), cut):
                 self.driver.run_job(AllocateSnapshotJob(self, None, 0, cut))
-
-    def on_snapshot(self, session: int, vector: Vector, mass: float) -> None:
-        """Take the copy that a session requested, or return it to the pool if the session has ended.
-
-        Args:
-            session: The session that requested the copy.
-            vector: The copy.
-            mass: The push-sum mass that it took from the model; 0 if it is exchanged.
-        """
-        peer, driver = self.peer, self.driver
-        if not peer.view.needs_snapshot(session):
-            if mass > 0 and self.config.conserves:  # The session has ended, so this mass comes back.
-                self.start_mixing(MixJob(self, vector, None, None, Merge(session, mass)))
-            else:
-                self.vectors.give(vector)
-            return
-        if session in self.snapshots:
-            self.vectors.give(vector)
-            return
-        self.snapshots[session] = vector
-        if not is_sound(vector):
-            driver.perform(peer.on_spoiled(session, driver.now))
-            return
-        moved, movement = math.nan, self.movement
-        if vector.cut is None and not vector.is_transient:
-            self.vectors.keep_snapshot(vector)
-            moved = math.nan if movement is None else movement.measure(vector.array)
-        elif vector.cut is not None and movement is not None:
-            moved = movement.measure_sample(vector.array[vector.elements :].copy())
-        driver.perform(peer.on_snapshotted(session, driver.now, mass, moved))
 
     def use_last_snapshot(self, effect: UseLastSnapshot) -> None:
         """Give a session the newest snapshot, or that of the next boundary if there is none."""
@@ -207,10 +176,6 @@ class Averager:
         if vector is not None:
             report = self.peer.on_recalled if is_sound(vector) else self.peer.on_spoiled
             self.driver.perform(report(session, self.driver.now))
-
-    def copy_frozen(self, effect: CopyFrozen) -> None:
-        """Copy frozen weights for a newcomer, without waiting for a boundary, as they do not change."""
-        self.driver.run_job(CopyFrozenJob(self, effect))
 
     def hash_frozen(self, effect: HashFrozen) -> None:
         self.hash_job = HashFrozenJob(self, effect)
@@ -311,6 +276,13 @@ class Averager:
         self.start_mixing(MixJob(self, snapshot, difference, None, effect))
         return difference is not None
 
+    def return_mass(self, session: int, vector: Vector, mass: float) -> None:
+        """Take the copy of a session that has ended; merge it into the model again if it took mass from that."""
+        if mass > 0 and self.config.conserves:
+            self.start_mixing(MixJob(self, vector, None, None, Merge(session, mass)))
+        else:
+            self.vectors.give(vector)
+
     def start_mixing(self, job: MixJob) -> None:
         self.boundary.begin_update()
         if job.mass is None and not self.outer_step.is_plain:
@@ -355,12 +327,6 @@ class Averager:
         )
         self.driver.run_job(AdoptJob(self, adoption))  # Queued behind mixes of the old weights.
 
-    def confirm(self, effect: Confirm) -> None:
-        self.boundary.backup.forget()
-
-    def restore(self, effect: Restore) -> None:
-        self.boundary.request_restore()
-
     # -- visits of the training loop -------------------------------------------------------------------------------
     def on_visit(self, visit: Visit | None, steps: int, samples: int, loss: float | None) -> None:
         """Report a visit of the training loop to its boundary, after ``steps`` steps; None if nothing was to do."""
@@ -402,108 +368,17 @@ class Averager:
     def use_copies(self, visit: Visit) -> None:
         """Use the copies of a visit once they are done and checked; its updates are in the model."""
         if visit.copies or visit.unchecked_vectors(CHECKED_BESIDE_ELEMENTS):
-            self.driver.await_copies(visit, self.on_copied)
+            self.driver.await_copies(visit, self.delivery.deliver)
         else:
-            self.on_copied(visit)
-
-    def on_copied(self, visit: Visit) -> None:
-        """Pass the finished copies of a visit to the sessions that requested them."""
-        boundary = self.boundary
-        for update, share in zip(visit.updates, visit.merged_shares, strict=True):
-            if update.merge_sample is not None and self.movement is not None and not visit.adopted:
-                self.movement.add_merge(update.merge_sample, share)
-        for vector in visit.busy_vectors:
-            self.vectors.give(vector)
-        visit.record_checks()
-        self.give_up_copies(visit)
-        is_current = visit.decided_updates == boundary.decided_updates
-        for session, vector, mass in visit.snapshots:
-            if not (mass or vector.is_transient or self.peer.view.needs_snapshot(session)):
-                self.use_spare_copy(vector, is_current)  # Another exchange took the session's place during the copy.
-            elif is_current or mass > 0 or not self.peer.view.has_exchange(session):
-                sharers = self.take_sharers(vector) if is_current and not mass else []
-                self.on_snapshot(session, vector, mass)
-                for other in sharers:
-                    self.on_snapshot(other, vector, 0.0)
-            else:  # An update was decided since, and this exchange must include it.
-                self.vectors.give(vector)
-                boundary.request_snapshot(session, cut=vector.cut)
-        if visit.spare_copy is not None:
-            self.use_spare_copy(visit.spare_copy, is_current)
-        if visit.newcomers_copy is not None:
-            self.keep_for_newcomers(visit.newcomers_copy, visit.replacements)
-
-    def give_up_copies(self, visit: Visit) -> None:
-        """End the exchanges whose snapshots could not be taken; training and the other exchanges go on."""
-        if visit.failed_sessions or visit.lost_updates:
-            self.warn_once(
-                "The model's device has no memory left for an exchange, which is given up: training goes on. Leave "
-                "256 MB of it free."
-            )
-        for session in visit.failed_sessions:
-            self.driver.call_soon(self.report_not_taken, session)
-        torn = any(is_torn(copy) for copy in visit.copies)
-        failure = next(filter(None, map(copy_failure, visit.copies)), "")
-        if torn:
-            self.warn_once(
-                "The weights changed outside the optimizer while they were copied, and an exchange is given up: change "
-                "them before node.step(). Copies take their memory on the device first from now on."
-            )
-        if failure:
-            self.warn_once(
-                f"The weights could not be copied from the model's device ({failure}), and an exchange is given up: "
-                "training goes on."
-            )
-        if not torn and not failure:
-            return
-        snapshots, visit.snapshots = visit.snapshots, ()
-        for session, vector, mass in snapshots:
-            self.report_not_taken(session)
-            self.on_snapshot(session, vector, mass)  # The session has ended: it gives the vector back, and the mass.
-        for spare in (visit.spare_copy, visit.newcomers_copy):
-            if spare is not None:
-                self.vectors.give(spare)
-        visit.spare_copy = visit.newcomers_copy = None
-
-    def report_not_taken(self, session: int) -> None:
-        self.driver.perform(self.peer.on_not_taken(session, self.driver.now))
-
-    def warn_once(self, sentence: str) -> None:
-        if sentence not in self.warnings_shown:
-            self.warnings_shown.add(sentence)
-            self.driver.perform([Notice("device", sentence)])
-
-    def use_spare_copy(self, spare: Vector, is_current: bool) -> None:
-        """Give a copy that no session holds to all that wait for one of the same elements, if no update is missing."""
-        for session in self.take_sharers(spare) if is_current else ():
-            self.on_snapshot(session, spare, 0.0)
-        self.vectors.give(spare)
-
-    def take_sharers(self, vector: Vector) -> list[int]:
-        """Take the requests that this copy fulfils too, and return their sessions; each becomes a user of it."""
-        sessions = [] if vector.is_transient else self.boundary.take_matching_requests(vector.cut)
-        vector.users += len(sessions)
-        return sessions
-
-    def keep_for_newcomers(self, vector: Vector, replacements: int) -> None:
-        """Keep a copy of the weights for newcomers, unless the weights were replaced since or are not finite."""
-        peer = self.peer
-        is_latest = replacements == self.boundary.replacements
-        if is_latest and peer.view.ready and not peer.view.is_joining and is_sound(vector):
-            self.vectors.keep_snapshot(vector)
-        self.vectors.give(vector)
-
-
-def is_sound(vector: Vector) -> bool:
-    """Return True if all values are finite, so that the vector may be sent; they are checked only once."""
-    if vector.is_finite is None:
-        vector.is_finite = is_finite(vector.array)
-    return vector.is_finite
+            self.delivery.deliver(visit)
 
 
 PERFORM: dict[type, Callable[[Averager, Any], None]] = {
-    Snapshot: Averager.request_snapshot, CopyPiece: Averager.request_piece, CopyFrozen: Averager.copy_frozen,
-    UseLastSnapshot: Averager.use_last_snapshot, HashFrozen: Averager.hash_frozen, Adopt: Averager.adopt,
-    Confirm: Averager.confirm, Restore: Averager.restore,
+    Snapshot: Averager.request_snapshot, UseLastSnapshot: Averager.use_last_snapshot,
+    CopyPiece: lambda averager, effect: averager.driver.run_job(AllocatePieceJob(averager, effect)),
+    CopyFrozen: lambda averager, effect: averager.driver.run_job(CopyFrozenJob(averager, effect)),
+    HashFrozen: Averager.hash_frozen, Adopt: Averager.adopt,
+    Confirm: lambda averager, _: averager.boundary.backup.forget(),
+    Restore: lambda averager, _: averager.boundary.request_restore(),
 }  # fmt: skip
 """The effects that :meth:`Averager.perform` performs. For others a driver calls the averager itself."""

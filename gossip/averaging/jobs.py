@@ -5,22 +5,30 @@ Each ends where effects are performed, in the order in which the averager gave t
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+import numpy as np
+
 from gossip.arithmetic.mixing import OuterStep
 from gossip.arithmetic.movement import Movement
 from gossip.averaging.all_reduce import GroupAverage
-from gossip.averaging.boundary import Adoption, Boundary, Update, Visit
+from gossip.averaging.boundary import Boundary
 from gossip.averaging.reports import Reports
 from gossip.averaging.vectors import Cut, Positions, Vector, Vectors
-from gossip.effects import CopyPiece, Effect, Merge, Mix
+from gossip.averaging.visit import Adoption, Update, Visit
+from gossip.effects import CopyFrozen, CopyPiece, Effect, HashFrozen, Merge, Mix
 
 __all__ = [
-    "AdoptJob", "AllocatePieceJob", "AllocateSnapshotJob", "AverageSliceJob", "Driver", "Job", "JobOwner", "MixJob",
-    "PrepareOuterStepJob", "allocates",
+    "AdoptJob", "AllocatePieceJob", "AllocateSnapshotJob", "AverageSliceJob", "CopyFrozenJob", "Driver",
+    "HashFrozenJob", "Job", "JobOwner", "MixJob", "PrepareOuterStepJob", "allocates",
 ]  # fmt: skip
+
+# Elements of the frozen weights that are hashed at once, in some 10 ms. Mixes wait for one block and not for all of a
+# large base. A block is longer than any job that a driver runs in its own thread.
+BLOCK_ELEMENTS = 2 << 20
 
 
 class Job(Protocol):
@@ -63,6 +71,7 @@ class JobOwner(Protocol):
     """The parts of an :class:`gossip.averaging.averager.Averager` that its jobs use."""
 
     peer: Reports
+    driver: Driver
     boundary: Boundary
     vectors: Vectors
     outer_step: OuterStep
@@ -72,9 +81,10 @@ class JobOwner(Protocol):
     joining_vector: Vector | None
     counted_visit: int
     outside_replacements: int
+    hash_job: HashFrozenJob | None
 
     def report_failed(self, session: int, code: str) -> None: ...
-    def report_not_taken(self, session: int) -> None: ...
+    def report_recalled(self, session: int) -> None: ...
 
 
 class MixJob:
@@ -218,16 +228,13 @@ class AdoptJob:
     def __init__(self, averager: JobOwner, adoption: Adoption) -> None:
         self.averager, self.adoption, self.elements = averager, adoption, 0
 
-    def run(self) -> None:
-        """Do nothing: there is nothing to compute."""
+    def run(self) -> None: ...  # There is nothing to compute, and nothing can fail.
+    def fail(self) -> None: ...
 
     def finish(self) -> None:
         vector = self.averager.joining_vector
         if vector is not None and self.adoption.vector is vector.array:
             self.averager.boundary.request_adoption(self.adoption)
-
-    def fail(self) -> None:
-        """Do nothing: neither ``run`` nor ``finish`` can fail."""
 
 
 class PrepareOuterStepJob:
@@ -247,11 +254,8 @@ class PrepareOuterStepJob:
         with self.averager.lock:
             self.averager.outer_step.forget_momentum()  # Writing zeros allocates its pages.
 
-    def finish(self) -> None:
-        """Do nothing: only later mixes need the result."""
-
-    def fail(self) -> None:
-        """Do nothing: the memory is allocated when it is needed."""
+    def finish(self) -> None: ...  # Only later mixes need the result. Without it they allocate the memory themselves.
+    def fail(self) -> None: ...
 
 
 class AllocatePieceJob:
@@ -303,7 +307,68 @@ class AllocateSnapshotJob:
 
     def fail(self) -> None:
         if self.session is not None:
-            self.averager.report_not_taken(self.session)
+            driver = self.averager.driver
+            driver.perform(self.averager.peer.on_not_taken(self.session, driver.now))
+
+
+class CopyFrozenJob:
+    """A job that copies frozen weights for a newcomer, while the training loop runs."""
+
+    __slots__ = ("averager", "effect", "elements", "vector")
+
+    def __init__(self, averager: JobOwner, effect: CopyFrozen) -> None:
+        self.averager, self.effect, self.elements = averager, effect, effect.stop - effect.start
+        self.vector: Vector | None = None
+
+    def run(self) -> None:
+        vector = self.vector = self.averager.vectors.take_transient(self.elements)
+        vector.start = self.effect.start
+        self.averager.boundary.model.read_frozen(vector.array, vector.start)
+
+    def finish(self) -> None:
+        averager, vector, session = self.averager, self.vector, self.effect.session
+        assert vector is not None
+        if averager.peer.view.needs_snapshot(session) and session not in averager.snapshots:
+            averager.snapshots[session] = vector
+            averager.driver.call_soon(averager.report_recalled, session)
+        else:
+            averager.vectors.give(vector)
+
+    def fail(self) -> None:
+        self.averager.report_failed(self.effect.session, "fault")
+
+
+class HashFrozenJob:
+    """A job that hashes a block of the frozen weights, and then queues itself for the next one."""
+
+    __slots__ = ("averager", "block", "elements", "hash", "start", "stop")
+
+    def __init__(self, averager: JobOwner, effect: HashFrozen) -> None:
+        self.averager, self.start, self.stop = averager, effect.start, effect.stop
+        self.elements = min(BLOCK_ELEMENTS, self.stop - self.start)
+        self.block = np.empty(self.elements, "<f4")
+        self.hash = hashlib.blake2b(digest_size=32)
+
+    def run(self) -> None:
+        block = self.block[: self.stop - self.start]
+        self.averager.boundary.model.read_frozen(block, self.start)
+        self.hash.update(block.data)  # Without the interpreter's lock, as the copy.
+        self.start += block.size
+
+    def finish(self) -> None:
+        if self.start < self.stop and self.averager.hash_job is self:
+            self.averager.driver.run_job(self)
+        else:
+            self.averager.driver.call_soon(self.report_digest, self.hash.digest())
+
+    def fail(self) -> None:
+        self.averager.driver.call_soon(self.report_digest, b"")
+
+    def report_digest(self, digest: bytes) -> None:
+        averager = self.averager
+        if averager.hash_job is self:  # Otherwise the weights were replaced meanwhile, and are hashed again.
+            averager.hash_job = None
+            averager.driver.perform(averager.peer.on_frozen_hashed(digest, averager.driver.now))
 
 
 class AverageSliceJob:

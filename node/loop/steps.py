@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from gossip.averaging.boundary import Boundary, Update, Visit
+from gossip.averaging.boundary import Boundary
+from gossip.averaging.visit import Update, Visit
 from gossip.config import Config
 from node.network.hints import LoopHints
 

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any, TypeAlias
 
 from gossip.arithmetic.correction import Correction, steps_between_parts
-from gossip.averaging.boundary import Update, Visit
+from gossip.averaging.visit import Update, Visit
 from gossip.errors import LayoutError, LocalError
 from gossip.ids import MemberRecord, PeerId, from_hex
 from node import running

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from gossip.averaging.boundary import Visit
+from gossip.averaging.visit import Visit
 from gossip.recent import Recent
 from gossip.timeline import NodeTimeline, TimelineWriter
 from node.model.snapshot import ModelState

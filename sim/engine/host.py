@@ -14,8 +14,9 @@ import numpy as np
 from gossip.arithmetic.correction import Correction
 from gossip.arithmetic.mixing import OuterStep
 from gossip.averaging.averager import Averager
-from gossip.averaging.boundary import Boundary, Visit
+from gossip.averaging.boundary import Boundary
 from gossip.averaging.jobs import Job
+from gossip.averaging.visit import Visit
 from gossip.config import Config
 from gossip.effects import Effect, ReceivePiece
 from gossip.ids import Address, PeerId

@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from gossip.arithmetic.mixing import is_finite
-from gossip.averaging.boundary import Visit
+from gossip.averaging.visit import Visit
 from gossip.config import Config
 from gossip.effects import Effect
 from sim.arrays import F64, I64

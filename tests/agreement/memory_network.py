@@ -19,7 +19,8 @@ import trio.testing
 
 from gossip.arithmetic.correction import Correction, steps_between_parts
 from gossip.arithmetic.mixing import OuterStep
-from gossip.averaging.boundary import Boundary, Visit
+from gossip.averaging.boundary import Boundary
+from gossip.averaging.visit import Visit
 from gossip.config import Config
 from gossip.ids import Address
 from gossip.peer import Peer

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from gossip.arithmetic.subsets import Subset
-from gossip.averaging.boundary import Adoption, Boundary, Update
+from gossip.averaging.boundary import Boundary
 from gossip.averaging.model import widen
 from gossip.averaging.vectors import Cut
+from gossip.averaging.visit import Adoption, Update
 from node.model.backup import KeptWeights
 from node.model.device.downloads import Downloads
 from node.model.device.uploads import Uploads

@@ -7,9 +7,10 @@ import time
 import numpy as np
 import pytest
 
-from gossip.averaging.boundary import Adoption, Boundary, Update, Visit
+from gossip.averaging.boundary import Boundary
 from gossip.averaging.jobs import MixJob
 from gossip.averaging.pair import PairAverage
+from gossip.averaging.visit import Adoption, Update, Visit
 from gossip.codecs import get_codec
 from gossip.config import Config
 from gossip.effects import Mix, Release, Transfer

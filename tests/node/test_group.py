@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gossip.arithmetic.layout import Layout, Segment
-from gossip.averaging.boundary import Update
+from gossip.averaging.visit import Update
 from gossip.ids import parse_address
 from node import QuasiGlobal
 from node.loop.ranks.boundary import RanksBoundary, UpdateTold

@@ -8,7 +8,8 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
-from gossip.averaging.boundary import Boundary, Update
+from gossip.averaging.boundary import Boundary
+from gossip.averaging.visit import Update
 from gossip.config import Config
 from gossip.effects import ReceivePiece
 from gossip.exchange import exchanges

@@ -12,8 +12,8 @@ from torch import nn
 
 from gossip.arithmetic.mixing import OuterStep
 from gossip.averaging.averager import Averager
-from gossip.averaging.boundary import Visit
 from gossip.averaging.vectors import Vector
+from gossip.averaging.visit import Visit
 from gossip.config import Config
 from gossip.effects import ReceivePiece
 from gossip.wire.messages import Fetch

@@ -25,8 +25,8 @@ def test_a_piece_for_a_newcomer_is_no_snapshot_of_the_weights():
     averager.movement.measure = averager.movement.measure_sample = lambda values: moved.append(values.size) or 0.0
     averager.boundary.model.optimizer_range = lambda: range(ELEMENTS, ELEMENTS + 5)
     averager.boundary.model.begin_read_optimizer = lambda out, start: out.fill(7.0)
-    averager.request_piece(CopyPiece(2, ELEMENTS, ELEMENTS + 5))
-    averager.request_piece(CopyPiece(3, 0, 5))
+    averager.perform(CopyPiece(2, ELEMENTS, ELEMENTS + 5))
+    averager.perform(CopyPiece(3, 0, 5))
     averager.use_copies(averager.boundary.visit(ignore))
     weights, state, piece = (averager.snapshots[session] for session in (1, 2, 3))
     assert piece.has_piece(0, 5)
@@ -48,8 +48,8 @@ def test_no_boundary_pays_for_fresh_memory_for_a_newcomer():
     taken = [pool.take() for _ in range(3)]
     averager.boundary.model.optimizer_range = lambda: range(ELEMENTS, ELEMENTS + 5)
     averager.boundary.model.begin_read_optimizer = lambda out, start: out.fill(7.0)
-    averager.request_piece(CopyPiece(1, 3, 9))
-    averager.request_piece(CopyPiece(2, ELEMENTS, ELEMENTS + 5))
+    averager.perform(CopyPiece(1, 3, 9))
+    averager.perform(CopyPiece(2, ELEMENTS, ELEMENTS + 5))
     pool.allocate = None  # no more of it
     averager.use_copies(averager.boundary.visit(ignore))
     assert averager.snapshots.keys() == {1, 2}

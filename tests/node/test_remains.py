@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import trio
 
-from gossip.averaging.boundary import Adoption, Boundary, Update
+from gossip.averaging.boundary import Boundary
 from gossip.averaging.vectors import Vector
+from gossip.averaging.visit import Adoption, Update
 from gossip.errors import LocalError, RemoteError
 from node.faults import first_cause, trace_of
 from node.loop.ranks.boundary import RanksBoundary

@@ -12,8 +12,9 @@ import numpy as np
 
 from gossip.arithmetic.layout import Layout
 from gossip.arithmetic.subsets import Subset
-from gossip.averaging.boundary import Adoption, Boundary, Update, Visit
+from gossip.averaging.boundary import Boundary
 from gossip.averaging.vectors import Floats, Vector
+from gossip.averaging.visit import Adoption, Update, Visit
 from node.loop.ranks.plain import register
 from node.loop.ranks.ranks import Ranks
 

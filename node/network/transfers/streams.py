@@ -14,11 +14,12 @@ import trio
 
 from gossip.arithmetic.mixing import OuterStep, is_finite
 from gossip.averaging.averager import CHECKED_BESIDE_ELEMENTS, Averager
-from gossip.averaging.boundary import Boundary, Visit
+from gossip.averaging.boundary import Boundary
 from gossip.averaging.jobs import Job, allocates
 from gossip.averaging.model import is_narrow, widen
 from gossip.averaging.streams import ComparingReceiver, DifferenceReceiver, PieceReceiver, Sender
 from gossip.averaging.vectors import Floats, Vector
+from gossip.averaging.visit import Visit
 from gossip.codecs import Codec, get_codec
 from gossip.effects import Effect, Gather, Merge, Mix, ReceivePiece, Rename, SendPiece, Snapshot, Transfer
 from gossip.exchange.session import State as SessionState

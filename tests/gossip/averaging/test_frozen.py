@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from gossip.averaging import frozen
-from gossip.averaging.frozen import HashFrozenJob
+from gossip.averaging import jobs
+from gossip.averaging.jobs import HashFrozenJob
 from gossip.effects import HashFrozen
 
 ELEMENTS, BLOCK = 10, 4
@@ -58,7 +58,7 @@ def digest_of(weights: np.ndarray) -> bytes:
 
 
 def test_blocks_give_the_hash_of_the_whole(monkeypatch):
-    monkeypatch.setattr(frozen, "BLOCK_ELEMENTS", BLOCK)
+    monkeypatch.setattr(jobs, "BLOCK_ELEMENTS", BLOCK)
     owner = Owner()
     owner.ask()
     owner.work()
@@ -66,7 +66,7 @@ def test_blocks_give_the_hash_of_the_whole(monkeypatch):
 
 
 def test_a_hash_of_weights_that_were_replaced_meanwhile_is_not_reported(monkeypatch):
-    monkeypatch.setattr(frozen, "BLOCK_ELEMENTS", BLOCK)
+    monkeypatch.setattr(jobs, "BLOCK_ELEMENTS", BLOCK)
     for blocks in range(1, 4):  # One, two or all three blocks of the first request are done.
         owner = Owner()
         owner.ask()

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from gossip.arithmetic.subsets import Subset
-from gossip.averaging.boundary import Adoption, Boundary, Update
+from gossip.averaging.boundary import Boundary
 from gossip.averaging.vectors import Cut, Vector
+from gossip.averaging.visit import Adoption, Update
 from node.model.backup import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState

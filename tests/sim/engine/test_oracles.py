@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from gossip.averaging.boundary import Visit
+from gossip.averaging.visit import Visit
 from sim.scenario.scenario import Scenario
 from sim.simulation import Simulation
 from sim.world.network import NetworkModel

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from gossip.arithmetic.mixing import push_mass
-from gossip.averaging.boundary import Boundary, Update, Visit
+from gossip.averaging.boundary import Boundary
 from gossip.averaging.vectors import Vector
+from gossip.averaging.visit import Update, Visit
 from sim.engine.vector_model import HostVectors, KeptVector, VectorModel
 
 
