@@ -3,7 +3,7 @@
     our own probe       direct (Ping) --timeout--> indirect (helpers are asked to ping) --timeout--> failed
     probe for an asker  direct (Ping) --timeout--> Nack to the asker
 
-Any message from the target ends a probe as successful. The detector only returns the members whose probes failed;
+Any message from the target ends a probe as successful. The detector only collects the members whose probes failed;
 :mod:`gossip.membership.states` handles the suspicion that follows. Methods append messages to ``effects``.
 """
 
@@ -82,6 +82,7 @@ class Detector:
     def __init__(self, table: Table, rumours: Rumours, config: Config, rng: random.Random, now: float) -> None:
         self.health = 0
         self.targets: dict[PeerId, list[Probe]] = {}  # Probes in progress by target.
+        self.failed: list[Entry] = []  # Members whose probes of ours failed, until the caller accuses them.
         self.table, self.rumours, self.config, self._rng = table, rumours, config, rng
         self._probes: dict[int, Probe] = {}
         self._relayed_count = 0  # Probes in progress for other members.
@@ -94,19 +95,17 @@ class Detector:
         self._seq = rng.getrandbits(48)  # Random, so that an Ack for an earlier life matches no probe.
         self.deadline = self._next_probe_at  # Time to call tick. Stored, since drivers read it after every message.
 
-    def tick(self, now: float, effects: list[Effect]) -> list[Entry]:
-        """Time out overdue probes and probe the next member. Return the members whose probe failed."""
-        failed: list[Entry] = []
+    def tick(self, now: float, effects: list[Effect]) -> None:
+        """Time out overdue probes and probe the next member."""
         while self._timers and self._timers[0][0] <= now:
             due_at, seq = heapq.heappop(self._timers)
             probe = self._probes.get(seq)
             if probe is not None and probe.due_at == due_at:
-                self._give_up(probe, now, effects, failed)
+                self._give_up(probe, now, effects)
         if now >= self._next_probe_at:
             self._next_probe_at = now + self.config.internal.probe_period_s * (1 + self.health)
-            self._probe_next(now, effects, failed)
+            self._probe_next(now, effects)
         self._update_deadline()
-        return failed
 
     def add_member(self, peer: PeerId) -> None:
         """Insert a member that became ALIVE at a random place of this round (SWIM, section 4.3)."""
@@ -118,15 +117,13 @@ class Detector:
         place = int(self._rng.random() * len(ring))
         ring[place], ring[-1] = ring[-1], ring[place]
 
-    def probe_now(self, entry: Entry, now: float, effects: list[Effect]) -> list[Entry]:
+    def probe_now(self, entry: Entry, now: float, effects: list[Effect]) -> None:
         """Probe a member now: its last link broke, or its suspicion ran out although messages arrive from it."""
-        failed: list[Entry] = []
         probe = self._own_probe(entry.record.id)
         if probe is None:
-            self._probe(entry, now, effects, failed)
+            self._probe(entry, now, effects)
         elif not probe.is_indirect:
             self._ping(probe, entry, effects)  # The first Ping may have been lost with the link.
-        return failed
 
     def adjust_health(self, degrees: int) -> None:
         """Adjust Lifeguard's local health: the slower we are, the longer other members have to answer."""
@@ -174,15 +171,13 @@ class Detector:
             self.adjust_health(-1)
             self._end(probe)
 
-    def on_nack(self, sender: PeerId, seq: int) -> list[Entry]:
-        """Handle a Nack: the helper could not reach the target, but is alive itself. Return the target if it failed."""
+    def on_nack(self, sender: PeerId, seq: int) -> None:
+        """Handle a Nack: the helper could not reach the target, but is alive itself."""
         probe = self._probes.get(seq)
-        failed: list[Entry] = []
         if probe is not None and sender in probe.helpers:
             probe.nacks.add(sender)
             if len(probe.nacks) == len(probe.helpers):
-                self._fail(probe, failed)  # No helper is left to wait for.
-        return failed
+                self._fail(probe)  # No helper is left to wait for.
 
     def on_message(self, sender: PeerId, effects: list[Effect]) -> None:
         """Handle any message: end every probe of its sender as successful."""
@@ -200,24 +195,23 @@ class Detector:
             self.adjust_health(-1)
             self._end(probe)
 
-    def on_dial_failed(self, entry: Entry, now: float, effects: list[Effect]) -> list[Entry]:
+    def on_dial_failed(self, entry: Entry, now: float, effects: list[Effect]) -> None:
         """Handle a failed dial: direct probes of the member fail. If there was none, start an indirect one."""
-        failed: list[Entry] = []
         if entry.is_linked:
-            return self.probe_now(entry, now, effects)
+            self.probe_now(entry, now, effects)
+            return
         peer = entry.record.id
         is_accused = entry.is_accused_by(self.table.mine.record.id)  # A second failure adds no information.
         if peer not in self.targets and entry.state in (ALIVE, SUSPECT) and entry.was_contacted and not is_accused:
             # Skip members that we probe only for an asker. If helpers asked helpers in turn, one death would make
             # all members ask all others (5,600 requests for each death among 1,000 members).
-            self._probe(entry, now, effects, failed, can_ping=False)
+            self._probe(entry, now, effects, can_ping=False)
         for probe in self.targets.get(peer, ())[:]:
             if not probe.is_indirect:
-                self._give_up(probe, now, effects, failed)
-        return failed
+                self._give_up(probe, now, effects)
 
     # -- one probe -----------------------------------------------------------------------------------------------
-    def _probe_next(self, now: float, effects: list[Effect], failed: list[Entry]) -> None:
+    def _probe_next(self, now: float, effects: list[Effect]) -> None:
         entries = self.table.entries
         for _ in range(2):
             while self._ring:
@@ -225,7 +219,7 @@ class Detector:
                 self._in_ring.discard(peer)
                 entry = entries.get(peer)
                 if entry is not None and self._should_probe(entry) and self._own_probe(entry.record.id) is None:
-                    return self._probe(entry, now, effects, failed)
+                    return self._probe(entry, now, effects)
             self._ring = [*self.table.contacted, *self.table.suspects]  # Refilled once in N periods.
             self._rng.shuffle(self._ring)
             self._in_ring = set(self._ring)
@@ -247,7 +241,7 @@ class Detector:
         return not any(home.state is ALIVE and home.incarnation_at <= entry.record_at for home in known)
 
     def _probe(
-        self, entry: Entry, now: float, effects: list[Effect], failed: list[Entry], can_ping: bool = True
+        self, entry: Entry, now: float, effects: list[Effect], can_ping: bool = True
     ) -> None:  # fmt: skip
         """Begin a probe of our own: direct if the member can be pinged, else indirect."""
         if len(self._probes) - self._relayed_count >= MAX_PROBES:
@@ -257,7 +251,7 @@ class Detector:
             self._set_timer(probe, now + self._timeout_s(entry))
             self._ping(probe, entry, effects)
         else:
-            self._ask_helpers(probe, entry, now, effects, failed)
+            self._ask_helpers(probe, entry, now, effects)
 
     def _ping(self, probe: Probe, entry: Entry, effects: list[Effect]) -> None:
         updates: tuple[Update, ...] = self.rumours.take(PIGGYBACK, 1, self.table.size)
@@ -266,18 +260,18 @@ class Detector:
             updates = (entry.hint, *updates)
         effects.append(Send(entry.record.id, Ping(probe.seq, updates)))
 
-    def _give_up(self, probe: Probe, now: float, effects: list[Effect], failed: list[Entry]) -> None:
+    def _give_up(self, probe: Probe, now: float, effects: list[Effect]) -> None:
         """Go on after a timeout or a failed dial: send a Nack to the asker, ask helpers, or fail."""
         entry = self.table.entries.get(probe.target)
         if probe.asker is not None:
             effects.append(Send(probe.asker, Nack(probe.asker_seq)))
             self._end(probe)
         elif entry is None or probe.is_indirect:
-            self._fail(probe, failed)
+            self._fail(probe)
         else:
-            self._ask_helpers(probe, entry, now, effects, failed)
+            self._ask_helpers(probe, entry, now, effects)
 
-    def _ask_helpers(self, probe: Probe, entry: Entry, now: float, effects: list[Effect], failed: list[Entry]) -> None:
+    def _ask_helpers(self, probe: Probe, entry: Entry, now: float, effects: list[Effect]) -> None:
         internal, entries, target = self.config.internal, self.table.entries, entry.record.id
         probe.is_indirect = True
         helpers: list[Entry] = []
@@ -287,7 +281,7 @@ class Detector:
             helpers = [home for home in others if home.was_contacted and home.is_reachable]
         helpers = helpers or self.table.sample(MAX_HELPERS, self._rng, without=target)
         if not helpers:
-            self._fail(probe, failed)
+            self._fail(probe)
             return
         probe.helpers = {helper.record.id for helper in helpers}
         period_s, timeout_s = internal.probe_period_s, internal.probe_timeout_max_s
@@ -301,13 +295,13 @@ class Detector:
         timeout_s = longest_s if entry.rtt_s is None else min(longest_s, max(shortest_s, 3 * entry.rtt_s))
         return timeout_s * (1 + self.health)
 
-    def _fail(self, probe: Probe, failed: list[Entry]) -> None:
+    def _fail(self, probe: Probe) -> None:
         # Helpers that sent not even a Nack count against our own health. Without helpers, we cannot tell (Lifeguard).
         self.adjust_health(len(probe.helpers) - len(probe.nacks) if probe.helpers else 1)
         self._end(probe)
         entry = self.table.entries.get(probe.target)
         if entry is not None and entry.state in (ALIVE, SUSPECT):
-            failed.append(entry)
+            self.failed.append(entry)
 
     # -- bookkeeping ---------------------------------------------------------------------------------------------
     def _own_probe(self, peer: PeerId) -> Probe | None:

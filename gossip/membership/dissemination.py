@@ -8,17 +8,21 @@ Mere progress, and the DEAD hint of an expired suspect, are passive from the sta
 from __future__ import annotations
 
 import math
+import random
 from functools import lru_cache
 
+from gossip.effects import Effect, MemberState, Send
 from gossip.ids import MemberRecord, PeerId
-from gossip.wire.messages import Update
+from gossip.membership.table import Table
+from gossip.wire.messages import MAX_UPDATES, Gossip, Update
 
-__all__ = ["Rumours", "first_passive_sends", "retransmits"]
+__all__ = ["Rumours", "first_passive_sends", "gossip_targets", "retransmits"]
 
 MAX_SENDS = 24  # More than the 20 retransmissions of the largest table.
 # An update that is passive from the start is sent as often as in the smallest swarm. A missed progress update is
 # replaced by the owner's next one. Each member that knows the accusers finds out by itself that a suspect is dead.
 PASSIVE_SENDS = 4
+MIN_LINKS = 24  # Links that suffice for gossip: among 1,000 members, records were as fresh as with random targets.
 MAX_RUMOURS = 1024  # Push-pull carries the rest: 32 a frame and 6 frames a second send 1,024 updates in 5 s.
 
 
@@ -128,15 +132,17 @@ class Rumours:
         self._passive.clear()
         self.due_at = math.inf
 
-    # -- the timer of frames -------------------------------------------------------------------------------------
-    def schedule_next(self, now: float) -> None:
-        """Note that a frame was sent. Schedule the next one a period later, if an update asks for one."""
+    # -- frames --------------------------------------------------------------------------------------------------
+    def send_frame(self, targets: list[PeerId], members: int, now: float, effects: list[Effect]) -> None:
+        """Send the frame that is due, and schedule the next one a period later, if an update asks for one."""
+        if not targets:
+            self.due_at = math.inf
+            return
+        if self.needs_frame:  # Otherwise Pings have carried all that asked for a frame.
+            gossip = Gossip(self.take(MAX_UPDATES, len(targets), members))
+            effects.extend(Send(peer, gossip) for peer in targets)
         self._frame_at = now
         self.due_at = now + self._period_s if self.needs_frame else math.inf
-
-    def pause(self) -> None:
-        """Stop the timer, since there is no member to gossip to."""
-        self.due_at = math.inf
 
     def resume(self, now: float) -> None:
         """Restart the timer, since there is a member to gossip to."""
@@ -148,6 +154,22 @@ class Rumours:
         if sends is not None:
             del self._levels[sends][key]
             self._passive.discard(key)
+
+
+def gossip_targets(table: Table, fanout: int, rng: random.Random) -> list[PeerId]:
+    """Return the targets of one gossip frame: one random member, the others random linked ones if there are enough.
+
+    Exchanges link random partners, and such a random graph spreads a rumour as well as random targets do. Random
+    targets alone must be dialled first: six dials a second for each of 1,000 members.
+    """
+    has_links = len(table.links) >= MIN_LINKS
+    # A suspect must hear of its suspicion.
+    sample = table.sample(1 if has_links else fanout, rng, with_suspects=True)
+    targets = [entry.record.id for entry in sample]
+    for peer in rng.sample(list(table.links), fanout - 1) if has_links else ():
+        if table.entries[peer].state in (MemberState.ALIVE, MemberState.SUSPECT) and peer not in targets:
+            targets.append(peer)
+    return targets
 
 
 def hint_key(peer: PeerId) -> bytes:

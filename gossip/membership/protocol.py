@@ -19,26 +19,14 @@ from gossip.errors import RemoteError
 from gossip.ids import MemberRecord, PeerId
 from gossip.membership.anti_entropy import PushPull
 from gossip.membership.detector import PIGGYBACK, Detector
-from gossip.membership.dissemination import Rumours
+from gossip.membership.dissemination import Rumours, gossip_targets
 from gossip.membership.entry import Entry
 from gossip.membership.self_record import OwnFields, OwnRecord
 from gossip.membership.states import REPEAT_S, MemberStates
 from gossip.membership.strangers import Introductions
 from gossip.membership.table import Table
 from gossip.misbehaviour import MisbehaviourLog
-from gossip.wire.messages import (
-    MAX_UPDATES,
-    Ack,
-    Digest,
-    Gossip,
-    Hint,
-    Message,
-    Nack,
-    Ping,
-    PingReq,
-    Records,
-    Update,
-)  # fmt: skip
+from gossip.wire.messages import Ack, Digest, Gossip, Hint, Message, Nack, Ping, PingReq, Records, Update
 from gossip.wire.records import Sign, Verify, claims_more, clamped_record, signed
 
 __all__ = ["Membership"]
@@ -46,7 +34,6 @@ __all__ = ["Membership"]
 FAREWELLS = 8  # Members, besides the linked ones, that we tell directly when we leave.
 DEAD_KEPT_S = 86_400.0  # The dead are remembered and dialled for a day: longer than a cut that is repaired lasts.
 HEALS_ALONE = 3  # Dials each probe period while we know no ALIVE member.
-MIN_LINKS = 24  # Links that suffice for gossip: among 1,000 members, records were as fresh as with random targets.
 BOOK_SIZE = 1_024  # Records saved for the next start: 256 KiB.
 ALIVE, SUSPECT, DEAD = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD  # Reading an Enum's attributes is slow.
 
@@ -111,7 +98,8 @@ class Membership:
             return effects
         self._notice_sleep(now)
         if now >= self._detector.deadline:
-            self._accuse_all(self._detector.tick(now, effects), now)
+            self._detector.tick(now, effects)
+            self._states.accuse_failed(now)
         if now >= self._states.deadline:
             self._states.tick(now, effects)
         if now >= self._announce_run_at:
@@ -120,7 +108,8 @@ class Membership:
         if now >= self._own_record.due_at:
             self._own_record.tick(now)
         if now >= self._rumours.due_at:
-            self._gossip(now, effects)
+            targets = gossip_targets(self._table, self._config.internal.gossip_fanout, self._rng)
+            self._rumours.send_frame(targets, self._table.size, now, effects)
         if now >= self._push_pull.due_at:
             self._push_pull.tick(now, effects)
         if now >= self._heal_at:
@@ -168,7 +157,8 @@ class Membership:
             entry.is_linked = False
             self._table.links.pop(peer, None)
             if not orderly and not self._has_left and entry.state in (ALIVE, SUSPECT):
-                self._accuse_all(self._detector.probe_now(entry, now, effects), now)
+                self._detector.probe_now(entry, now, effects)
+                self._states.accuse_failed(now)
         return self._complete(effects)
 
     def on_dial_failed(self, peer: PeerId, now: float) -> list[Effect]:
@@ -178,7 +168,8 @@ class Membership:
         if entry is not None and not self._has_left:
             if not entry.was_contacted and self._introductions.on_dial_failed(entry, now) and entry.state is ALIVE:
                 self._states.accuse(entry, now)  # Any member that knows better refutes it.
-            self._accuse_all(self._detector.on_dial_failed(entry, now, effects), now)
+            self._detector.on_dial_failed(entry, now, effects)
+            self._states.accuse_failed(now)
         return self._complete(effects)
 
     def on_proof_of_life(self, peer: PeerId, now: float) -> None:
@@ -227,7 +218,8 @@ class Membership:
                 self._apply(message.updates, sender, entry, now, effects)
                 self._detector.on_ping_req(sender, message, now, effects)
             case Nack(seq):
-                self._accuse_all(self._detector.on_nack(sender, seq), now)
+                self._detector.on_nack(sender, seq)
+                self._states.accuse_failed(now)
             case Gossip(updates):
                 self._apply(updates, sender, entry, now, effects)
             case Digest():
@@ -279,41 +271,7 @@ class Membership:
         elif entry.state is DEAD or entry.state is SUSPECT:
             self._states.warn(entry, now, effects)
 
-    def _accuse_all(self, failed: list[Entry], now: float) -> None:
-        for entry in failed:
-            self._states.accuse(entry, now)
-
     # -- timers --------------------------------------------------------------------------------------------------
-    def _gossip(self, now: float, effects: list[Effect]) -> None:
-        targets = self._gossip_targets()
-        if not targets:
-            self._rumours.pause()
-            return
-        # Pings may have carried all that asks for a frame.
-        needs_frame = self._rumours.needs_frame
-        updates = self._rumours.take(MAX_UPDATES, len(targets), self._table.size) if needs_frame else ()
-        if updates:
-            gossip = Gossip(updates)
-            effects.extend(Send(entry.record.id, gossip) for entry in targets)
-        self._rumours.schedule_next(now)
-
-    def _gossip_targets(self) -> list[Entry]:
-        """Return the targets of one gossip frame: one random member, the others random linked ones if there are enough.
-
-        Exchanges link random partners, and such a random graph spreads a rumour as well as random targets do. Random
-        targets alone must be dialled first: six dials a second for each of 1,000 members.
-        """
-        fanout, links = self._config.internal.gossip_fanout, self._table.links
-        if len(links) < MIN_LINKS:
-            return self._table.sample(fanout, self._rng, with_suspects=True)  # A suspect must hear of its suspicion.
-        targets = self._table.sample(1, self._rng, with_suspects=True)
-        entries = self._table.entries
-        for peer in self._rng.sample(list(links), fanout - 1):
-            entry = entries[peer]
-            if (entry.state is ALIVE or entry.state is SUSPECT) and entry not in targets:
-                targets.append(entry)
-        return targets
-
     def _heal(self, now: float, effects: list[Effect]) -> None:
         """Dial a random DEAD member, which may only have been cut off, and drop members that are gone for long."""
         internal, dead = self._config.internal, self._table.dead

@@ -230,6 +230,12 @@ class MemberStates:
         if not entry.is_accused_by(self._my_id) and len(entry.accusers) < MAX_ACCUSERS:
             self._add_accuser(entry, self.own_hint(entry.record, False), now)
 
+    def accuse_failed(self, now: float) -> None:
+        """Suspect the members that the detector's own probes have found to fail."""
+        failed, self._detector.failed = self._detector.failed, []
+        for entry in failed:
+            self.accuse(entry, now)
+
     def own_hint(self, record: MemberRecord, dead: bool) -> Hint:
         """Return our signed accusation of this member."""
         return accusation(record.id, record.incarnation, dead, self._my_id, self._sign)
@@ -260,8 +266,8 @@ class MemberStates:
             if is_heard or (len(entry.accusers) == 1 and entry.was_contacted and not entry.is_accused_by(self._my_id)):
                 # It may not have heard of the suspicion, or it has one accuser only. The probe tells it, and decides.
                 self._set_expiry(entry, now + self._config.internal.probe_period_s)
-                for failed in self._detector.probe_now(entry, now, effects):
-                    self.accuse(failed, now)
+                self._detector.probe_now(entry, now, effects)
+                self.accuse_failed(now)
             else:
                 self.change_state(entry, entry.record, DEAD, now)
                 entry.accusers = (self.own_hint(entry.record, True),)

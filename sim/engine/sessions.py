@@ -15,18 +15,7 @@ import numpy as np
 from gossip.averaging.pair import PairAverage
 from gossip.codecs import get_codec
 from gossip.config import Config
-from gossip.effects import (
-    Effect,
-    Gather,
-    Merge,
-    Mix,
-    ReceivePiece,
-    Release,
-    Rename,
-    SendPiece,
-    Snapshot,
-    Transfer,
-)  # fmt: skip
+from gossip.effects import Effect, Gather, Merge, Mix, ReceivePiece, Release, Rename, SendPiece, Snapshot, Transfer
 from sim.engine.events import Events
 from sim.engine.flows import Flow
 from sim.engine.gathers import GroupStreams

@@ -7,14 +7,19 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gossip.effects import Effect, Send
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.membership.dissemination import PASSIVE_SENDS, Rumours, first_passive_sends, retransmits
-from gossip.wire.messages import Hint
+from gossip.wire.messages import Gossip, Hint
 from gossip.wire.records import is_progress_only
 
 
+def peer_id(number):
+    return PeerId(bytes([number]) * 16)
+
+
 def record_of(number, **fields):
-    return MemberRecord(PeerId(bytes([number]) * 16), b"", 1, **fields)
+    return MemberRecord(peer_id(number), b"", 1, **fields)
 
 
 class Plain:
@@ -81,13 +86,16 @@ def test_for_progress_alone_no_frame_goes_out():
     assert rumours.take(8, 1, 100) == (record_of(1),), "a ping takes it along"
     rumours.put(record_of(2), 2.0)
     assert (rumours.needs_frame, rumours.due_at) == (True, 2.0)
-    assert rumours.take(32, 3, 100) == (record_of(2), record_of(1)), "and so does a frame that news asked for"
-    rumours.schedule_next(2.0)
+    frames: list[Effect] = []
+    rumours.send_frame([peer_id(4), peer_id(5), peer_id(6)], 100, 2.0, frames)
+    both = Gossip((record_of(2), record_of(1)))
+    assert frames == [Send(peer_id(number), both) for number in (4, 5, 6)], "and so does a frame that news asked for"
     assert rumours.due_at == 2.5
     rumours.put(record_of(3), 2.0, first_passive_sends(100))
     while rumours.needs_frame:
         rumours.take(1, 3, 100)
-    rumours.schedule_next(2.5)
+    rumours.send_frame([peer_id(4)], 100, 2.5, frames)
+    assert len(frames) == 3, "pings have taken everything along"
     assert rumours.due_at == math.inf
 
 
@@ -100,7 +108,7 @@ def test_news_asks_for_frames_until_it_was_told_half_as_often_and_pings_tell_the
             assert rumours.needs_frame
             rumours.take(32, 1, members)
         assert not rumours.needs_frame
-        rumours.schedule_next(9.0)
+        rumours.send_frame([peer_id(2)], members, 9.0, [])
         assert rumours.due_at == math.inf
         assert tellings_of(rumours, members) == half
 
