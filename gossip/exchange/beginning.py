@@ -9,7 +9,7 @@ from gossip.arithmetic.subsets import ALL, Subset
 from gossip.effects import Effect, Release, Rename, Send, Snapshot
 from gossip.exchange.agreement import agreed_codec, refusal
 from gossip.exchange.exchanges import Exchanges
-from gossip.exchange.offer import Exchange, has_unproven
+from gossip.exchange.offer import Exchange
 from gossip.exchange.transitions import INITIATOR, RESPONDER, Event, State
 from gossip.ids import PeerId
 from gossip.wire.messages import Busy, Offer, Refuse
@@ -69,7 +69,7 @@ def answer_offer(
         overdue = overdue_offers(exchanges, yielding, now)
     is_full = not has_room(exchanges, limit - len(overdue), yielding_slots + len(overdue))
     if exchanges.partners.is_unproven(sender):
-        must_wait = must_wait or has_unproven(exchanges) or exchanges.partners.wary_until > now
+        must_wait = must_wait or exchanges.has_unproven() or exchanges.partners.wary_until > now
     is_loop_paused = now - local.boundary_at > config.boundary_patience_s
     if is_full or is_loop_paused or must_wait or session in exchanges.table:
         return [Send(sender, Busy(session))]

@@ -17,7 +17,7 @@ from gossip.config import Config
 from gossip.effects import Effect, MemberState
 from gossip.exchange.agreement import proposed_codec
 from gossip.exchange.durations import Waits, median
-from gossip.exchange.session import Local, session_class
+from gossip.exchange.session import Local, Session, session_class
 from gossip.exchange.session_table import AnySession, Ledger
 from gossip.exchange.transitions import Event, State
 from gossip.filters.registry import filter_of
@@ -346,6 +346,11 @@ class Exchanges(Ledger[AnySession]):
         """
         must_wait = self.config.partners == 0 or self.config.max_version_gap is not None
         return 0 if must_wait else self.max_doubts
+
+    def has_unproven(self, excluded: Session | None = None) -> bool:
+        """Return True if an exchange other than ``excluded`` is with an unproven partner."""
+        others = [session for session in self.table.values() if session is not excluded]
+        return any(self.partners.is_unproven(peer) for session in others for peer in session.counterparts)
 
     # -- memory --------------------------------------------------------------------------------------------------
     def offered_codec(self, partner: PeerId, part: Subset) -> str:

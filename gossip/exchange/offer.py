@@ -27,7 +27,7 @@ from gossip.exchange.transitions import Event, State
 from gossip.ids import UNSTATED, Claim, PeerId
 from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Settled
 
-__all__ = ["Exchange", "has_unproven"]
+__all__ = ["Exchange"]
 
 INNOCENT_REASONS = ("replaced", "late", "overflow")  # Reasons for an abort that are not the partner's fault.
 
@@ -168,7 +168,7 @@ class Exchange(Session):
         if self.is_backgrounded:
             return self.drop()
         exchanges, asked = self.exchanges, self.asked_peers
-        is_retry, is_unproven_busy = self.state is State.OFFERED, has_unproven(exchanges, excluded=self)
+        is_retry, is_unproven_busy = self.state is State.OFFERED, exchanges.has_unproven(excluded=self)
         # Another exchange may have begun since this one was prepared. Overlapping mixes have different partners.
         mixing = [other.partner for other in exchanges.table.values() if other.has_slot]
         excluded = asked.union(mixing if exchanges.is_overlapping else [])
@@ -291,8 +291,7 @@ class Exchange(Session):
         if not self.is_backgrounded:
             self.timer_at = min(now + exchanges.stream_waits.limit_s, self.final_deadline)
         exchanges.is_reservation_due = True
-        sends, receives = self.directions
-        return Transfer(self.session, self.partner, self.codec, self.part, sends, receives)
+        return Transfer(self.session, self.partner, self.codec, self.part, *self.directions)
 
     @property
     def directions(self) -> tuple[bool, bool]:
@@ -447,9 +446,3 @@ class Exchange(Session):
             answer.append(Send(self.partner, Busy(self.session)))
         self.mass = 0.0  # The mass belongs to weights that are being replaced.
         return [*answer, *self.drop()]
-
-
-def has_unproven(exchanges: Exchanges[Exchange], excluded: Exchange | None = None) -> bool:
-    """Return True if an exchange other than ``excluded`` is with an unproven partner."""
-    is_unproven = exchanges.partners.is_unproven
-    return any(other is not excluded and is_unproven(other.partner) for other in exchanges.table.values())

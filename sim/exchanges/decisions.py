@@ -17,8 +17,6 @@ from typing import cast
 from gossip.arithmetic.mixing import pair_cap
 from gossip.config import Config
 from gossip.exchange.durations import Waits
-from gossip.exchange.exchanges import MAX_STREAM_RATIO
-from gossip.ids import PeerId
 from gossip.initiator import RETRY_S
 from gossip.recent import Recent
 from gossip.schedule import Schedule, collision_delay_s
@@ -26,8 +24,8 @@ from gossip.selection.partners import MAX_MIXED, MIN_GAP
 from gossip.selection.rule import uniform
 from sim.engine.events import Events
 from sim.exchanges.clocks import Clocks
-from sim.exchanges.intervals import Intervals
-from sim.exchanges.pair_exchange import BOTH, INITIATOR, RESPONDER, PairExchange
+from sim.exchanges.intervals import Intervals, UsualWaits
+from sim.exchanges.pair_exchange import BOTH, INITIATOR, RESPONDER, PairExchange, Slots
 from sim.exchanges.strangers import Strangers
 from sim.exchanges.streams import StreamTimes
 from sim.exchanges.tape import ADD, DROP, SNAPSHOT, Tape
@@ -53,9 +51,7 @@ class Decisions:
         self.alive: list[int] = []
         self.ready = [False] * peers  # The peer is up and has the run's weights.
         self.schedules = [Schedule(config, rng) for rng in self.rngs]
-        self.exchanges: list[list[PairExchange]] = [[] for _ in range(peers)]  # Exchanges in progress.
-        self.own: list[list[PairExchange]] = [[] for _ in range(peers)]  # Those with a slot that the peer initiated.
-        self.used_slots = [0] * peers
+        self.slots = Slots(peers)
         self.waits_for_slot = [False] * peers  # A due mix waits for the end of an exchange that another peer initiated.
         self.retry_at = [0.0] * peers
         self.due_at = [math.inf] * peers  # Time of the valid event for the next mix; other events are void.
@@ -63,9 +59,8 @@ class Decisions:
         # Step count at the last mix, by recent partner.
         self.mixed_with = [Recent[int, int](MAX_MIXED) for _ in range(peers)]
         self.last_partner = [-1] * peers
-        self.strangers = Strangers(self.exchanges, self.mixed_with)
-        self.answer_waits: dict[int, Waits] = {}  # The durations of answers, by peer.
-        self.stream_waits: dict[int, Waits] = {}  # The durations of streams with their commits, by peer.
+        self.strangers = Strangers(self.slots.exchanges, self.mixed_with)
+        self.waits = UsualWaits()
         self.selecting = -1  # The peer that selects a partner now; see is_candidate().
         self.is_plain, self.can_overlap, self.max_incoming = config.plain, config.overlaps, config.incoming_limit
         self.max_overlapping = config.incoming_limit + 1  # Limit of exchanges in progress where mixes overlap.
@@ -87,11 +82,8 @@ class Decisions:
         return peer != self.selecting and self.ready[peer]
 
     def is_overlapping(self, peer: int) -> bool:
-        """Return True if mixes may overlap now, as in :attr:`gossip.exchange.exchanges.Exchanges.overlapping`."""
-        answers, streams = self.answer_waits.get(peer), self.stream_waits.get(peer)
-        if not self.can_overlap or answers is None or streams is None:
-            return False
-        return streams.median_s <= MAX_STREAM_RATIO * answers.median_s < math.inf
+        """Return True if mixes may overlap now, as :attr:`gossip.exchange.exchanges.Exchanges.is_overlapping` does."""
+        return self.can_overlap and self.waits.are_answers_long(peer)
 
     def interval_steps(self, peer: int) -> int:
         """Return the local steps between two mixes of a peer at present."""
@@ -101,7 +93,7 @@ class Decisions:
 
     def due_steps(self, peer: int) -> int:
         """Return the step count at which the peer's next mix is due, given its mixes in progress."""
-        return self.schedules[peer].postponed_steps(self.used_slots[peer] if self.is_overlapping(peer) else 0)
+        return self.schedules[peer].postponed_steps(self.slots.used[peer] if self.is_overlapping(peer) else 0)
 
     # -- initiating an exchange ----------------------------------------------------------------------------------
     def schedule_check(self, peer: int) -> None:
@@ -119,28 +111,26 @@ class Decisions:
             return
         self.due_at[peer] = math.inf
         is_overlapping = self.is_overlapping(peer)
-        if (self.own[peer] and not is_overlapping) or not self.ready[peer]:
+        if (self.slots.own[peer] and not is_overlapping) or not self.ready[peer]:
             return
         steps = self.clocks.next_boundary(peer, when) - 1
         if steps < self.due_steps(peer) or when < self.retry_at[peer]:
             self.schedule_check(peer)
             return
         self.counted_steps[peer] = steps
-        if self.used_slots[peer] >= (self.max_overlapping if is_overlapping else 1):
+        if self.slots.used[peer] >= (self.max_overlapping if is_overlapping else 1):
             self.waits_for_slot[peer], self.retry_at[peer] = True, when + RETRY_S
             return
-        partners = {exchange.partner_of(peer) for exchange in self.exchanges[peer]}
+        partners = {exchange.partner_of(peer) for exchange in self.slots.exchanges[peer]}
         partner = self.choose_partner(peer, partners, is_retry=False)
         if partner is None:
-            self.waits_for_slot[peer], self.retry_at[peer] = self.used_slots[peer] > 0, when + RETRY_S
+            self.waits_for_slot[peer], self.retry_at[peer] = self.slots.used[peer] > 0, when + RETRY_S
             if not self.waits_for_slot[peer]:
                 self.schedule_check(peer)
             return
         exchange = PairExchange(peer, self.tape.new_exchange(peer), steps, when, partners)
         self.tape.append(peer, steps, SNAPSHOT, exchange.number, INITIATOR)
-        self.own[peer].append(exchange)
-        self.exchanges[peer].append(exchange)
-        self.used_slots[peer] += 1
+        self.slots.add(exchange, INITIATOR)
         self.send_offer(exchange, partner)
         if is_overlapping:
             self.schedule_check(peer)
@@ -161,7 +151,7 @@ class Decisions:
         exchange.asked.add(partner)
         exchange.attempt += 1
         exchange.responder, exchange.offered_at = partner, now
-        exchange.weight = pair_cap(self.used_slots[peer])
+        exchange.weight = pair_cap(self.slots.used[peer])
         self.offers += 1
         if self.streams.has_instant_messages:
             self.on_offer(exchange, exchange.attempt)
@@ -192,29 +182,16 @@ class Decisions:
         """
         if not self.is_overlapping(peer):
             return set()
-        others = (other for other in self.exchanges[peer] if other is not offer and not other.is_backgrounded_at(peer))
-        return {other.partner_of(peer) for other in others}
+        others = [other for other in self.slots.exchanges[peer] if other is not offer]
+        return {other.partner_of(peer) for other in others if not other.is_backgrounded_at(peer)}
 
     def abandon_offer(self, exchange: PairExchange) -> None:
         exchange.ended = BOTH
         self.tape.append(exchange.initiator, exchange.initiator_steps, DROP, exchange.number, INITIATOR)
-        self.remove(exchange, INITIATOR)
+        self.slots.remove(exchange, INITIATOR)
 
     def back_off(self, peer: int) -> None:
         self.retry_at[peer] = self.events.now + collision_delay_s(self.rngs[peer])
-
-    def remove(self, exchange: PairExchange, side: int) -> None:
-        """Remove an exchange from one side, and free the slot that it takes there."""
-        peer, _ = exchange.peer_and_partner(side)
-        self.exchanges[peer].remove(exchange)
-        if not exchange.backgrounded >> side & 1:
-            self.free_slot(exchange, side)
-
-    def free_slot(self, exchange: PairExchange, side: int) -> None:
-        peer, _ = exchange.peer_and_partner(side)
-        self.used_slots[peer] -= 1
-        if side == INITIATOR:
-            self.own[peer].remove(exchange)
 
     # -- answering an offer --------------------------------------------------------------------------------------
     def on_offer(self, exchange: PairExchange, attempt: int) -> None:
@@ -235,7 +212,7 @@ class Decisions:
             self.on_busy(exchange, attempt)
         else:
             answered_at = now + self.streams.message_s(responder, initiator, now)
-            self.limit_wait(exchange, INITIATOR, exchange.offered_at, answered_at, self.answer_waits)
+            self.limit_wait(exchange, INITIATOR, exchange.offered_at, answered_at, self.waits.answers)
             self.events.push(answered_at, self.on_busy, exchange, attempt)
 
     def on_unreached(self, exchange: PairExchange, attempt: int) -> None:
@@ -256,7 +233,7 @@ class Decisions:
 
         If necessary, it first abandons its own offer to the sender, or backgrounds one that waits for long.
         """
-        used_slots, own, now = self.used_slots[peer], self.own[peer], self.events.now
+        used_slots, own, now = self.slots.used[peer], self.slots.own[peer], self.events.now
         offers = [exchange for exchange in own if now < exchange.accept_arrives_at]
         crossed = next((exchange for exchange in offers if exchange.responder == sender), None)
         if crossed is not None:
@@ -291,9 +268,8 @@ class Decisions:
     def accept(self, exchange: PairExchange, steps: int, now: float) -> None:
         """Accept an offer, and compute the exchange from the responder's snapshot at its next boundary on."""
         initiator, responder, tape, streams = exchange.initiator, exchange.responder, self.tape, self.streams
-        self.exchanges[responder].append(exchange)
-        self.used_slots[responder] += 1
-        exchange.weight = min(exchange.weight, pair_cap(self.used_slots[responder]))
+        self.slots.add(exchange, RESPONDER)
+        exchange.weight = min(exchange.weight, pair_cap(self.slots.used[responder]))
         at = exchange.snapshot_at = self.clocks.time_of(responder, steps)
         exchange.responder_steps = steps
         self.accepts += 1
@@ -319,9 +295,9 @@ class Decisions:
             max(commits_at[0], commits_at[1] + streams.message_s(responder, initiator, commits_at[1])),
             max(commits_at[1], commits_at[0] + streams.message_s(initiator, responder, commits_at[0])),
         )
-        self.limit_wait(exchange, INITIATOR, exchange.offered_at, accepted_at, self.answer_waits)
+        self.limit_wait(exchange, INITIATOR, exchange.offered_at, accepted_at, self.waits.answers)
         for side, since, requested_at in ((INITIATOR, accepted_at, exchange.requested_at), (RESPONDER, at, now)):
-            self.limit_wait(exchange, side, since, ends_at[side], self.stream_waits)
+            self.limit_wait(exchange, side, since, ends_at[side], self.waits.streams)
             self.events.push(ends_at[side], self.on_end, exchange, side, requested_at)
 
     # -- the end of an exchange ----------------------------------------------------------------------------------
@@ -344,12 +320,8 @@ class Decisions:
         self.mixes += 1
         self.streams.note_duration(now - requested_at)
         if self.streams.can_be_slow or self.can_overlap:
-            began_at = exchange.snapshot_at if side else exchange.accept_arrives_at
-            self.stream_waits.setdefault(peer, Waits()).add(cast(PeerId, partner), now - began_at)
-            if side == INITIATOR:
-                answer_s = exchange.accept_arrives_at - exchange.offered_at
-                self.answer_waits.setdefault(peer, Waits()).add(cast(PeerId, partner), answer_s)
-        self.remove(exchange, side)
+            self.waits.add(exchange, side, now)
+        self.slots.remove(exchange, side)
         if side == RESPONDER:
             self.counted_steps[peer] = max(self.counted_steps[peer], exchange.responder_steps)
         counted_steps = self.counted_steps[peer]
@@ -369,7 +341,7 @@ class Decisions:
         """Check again for a due mix after an exchange has freed a slot."""
         if self.waits_for_slot[peer]:
             max_slots = self.max_overlapping if self.is_overlapping(peer) else 1
-            if self.used_slots[peer] < max_slots:
+            if self.slots.used[peer] < max_slots:
                 self.waits_for_slot[peer], self.retry_at[peer] = False, self.events.now
         if not self.waits_for_slot[peer]:
             self.schedule_check(peer)
@@ -378,16 +350,13 @@ class Decisions:
     def end(self, peer: int, steps: int) -> None:
         """Remove a peer that dies or leaves after ``steps`` counted steps, and reset its state."""
         self.ready[peer] = False
-        for exchange in self.exchanges[peer]:
+        for exchange in self.slots.exchanges[peer]:
             self.end_for_dead(exchange, peer)
-        self.exchanges[peer].clear()
+        self.slots.clear(peer)
         self.mixed_with[peer].clear()
-        self.used_slots[peer] = 0
-        self.own[peer].clear()
         self.due_at[peer], self.counted_steps[peer], self.last_partner[peer] = math.inf, steps, -1
         self.strangers.forget(peer)
-        self.answer_waits.pop(peer, None)
-        self.stream_waits.pop(peer, None)
+        self.waits.forget(peer)
         if self.intervals is not None:
             self.intervals.forget(peer)
         self.schedules[peer] = Schedule(self.config, self.rngs[peer])
@@ -417,13 +386,13 @@ class Decisions:
     def on_broken(self, exchange: PairExchange, side: int) -> None:
         """Fail the exchange on one side, which learns that its partner is gone."""
         peer, partner = exchange.peer_and_partner(side)
-        if exchange not in self.exchanges[peer]:
+        if exchange not in self.slots.exchanges[peer]:
             return  # This peer is gone as well.
         self.note_failure(peer, partner, is_own=side == INITIATOR)
         snapshot_steps = exchange.responder_steps if side else exchange.initiator_steps
         steps = max(snapshot_steps, self.clocks.next_boundary(peer, self.events.now))
         self.tape.append(peer, steps, DROP, exchange.number, side)
-        self.remove(exchange, side)
+        self.slots.remove(exchange, side)
         if side == INITIATOR and not exchange.backgrounded & 1:
             self.back_off(peer)
         self.on_slot_freed(peer)
@@ -441,33 +410,26 @@ class Decisions:
     def on_long_wait(self, exchange: PairExchange, side: int, attempt: int) -> None:
         peer, _ = exchange.peer_and_partner(side)
         is_over = (exchange.ended | exchange.backgrounded) >> side & 1
-        if attempt == exchange.attempt and not is_over and exchange in self.exchanges[peer]:
+        if attempt == exchange.attempt and not is_over and exchange in self.slots.exchanges[peer]:
             self.background(exchange, side)
             self.on_slot_freed(peer)
 
     def background(self, exchange: PairExchange, side: int) -> None:
         """Background an exchange, which frees its slot, if the limit of backgrounded exchanges allows it."""
         peer, partner = exchange.peer_and_partner(side)
-        if self.backgrounded_exchanges(peer) >= self.max_backgrounded:
+        if self.slots.backgrounded(peer) >= self.max_backgrounded:
             return
         exchange.backgrounded |= 1 << side
-        self.free_slot(exchange, side)
+        self.slots.free(exchange, side)
         self.strangers.note_slow(peer, partner, self.events.now)
-
-    def backgrounded_exchanges(self, peer: int) -> int:
-        return sum(exchange.is_backgrounded_at(peer) for exchange in self.exchanges[peer])
 
     def is_overdue(self, peer: int, own: PairExchange) -> bool:
         """Return True if the peer's own offer waits unusually long and can be backgrounded for another peer's offer."""
-        waits = self.answer_waits.get(peer)
+        waits = self.waits.answers.get(peer)
         is_late = waits is not None and self.events.now - own.offered_at >= waits.learned_limit_s
-        return is_late and self.backgrounded_exchanges(peer) < self.max_backgrounded
+        return is_late and self.slots.backgrounded(peer) < self.max_backgrounded
 
     def is_streaming_with(self, peer: int, partner: int) -> bool:
         """Return True if an exchange between the two peers has reached its streams."""
-        now = self.events.now
-        return any(
-            exchange.partner_of(peer) == partner
-            and now >= (exchange.snapshot_at if peer == exchange.responder else exchange.accept_arrives_at)
-            for exchange in self.exchanges[peer]
-        )
+        shared = [exchange for exchange in self.slots.exchanges[peer] if exchange.partner_of(peer) == partner]
+        return any(self.events.now >= exchange.streams_at(peer) for exchange in shared)

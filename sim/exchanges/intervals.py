@@ -1,15 +1,20 @@
-"""The peers' choice of their intervals at the fast level, by the same rule as a node's."""
+"""How long the peers' exchanges take at the fast level: their choice of intervals, and the waits that are usual."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from typing import cast
 
 from gossip.codecs import ExchangeCost, Machine
-from gossip.exchange.durations import WAIT_PARTNERS, OwnResults, median
+from gossip.exchange.durations import WAIT_PARTNERS, OwnResults, Waits, median
+from gossip.exchange.exchanges import MAX_STREAM_RATIO
+from gossip.ids import PeerId
 from gossip.recent import Recent
 from gossip.schedule import Schedule
+from sim.exchanges.pair_exchange import INITIATOR, PairExchange
 
-__all__ = ["Intervals"]
+__all__ = ["Intervals", "UsualWaits"]
 
 
 class Intervals:
@@ -43,3 +48,31 @@ class Intervals:
         """Drop the durations of a peer that dies or leaves."""
         self.durations_s[peer].clear()
         self.results[peer] = OwnResults()
+
+
+class UsualWaits:
+    """The waits of each peer for answers to its offers, and for streams with their commits."""
+
+    def __init__(self) -> None:
+        self.answers: dict[int, Waits] = {}
+        self.streams: dict[int, Waits] = {}
+
+    def add(self, exchange: PairExchange, side: int, now: float) -> None:
+        """Record the waits of an exchange that has ended for one side."""
+        peer, partner = exchange.peer_and_partner(side)
+        self.streams.setdefault(peer, Waits()).add(cast(PeerId, partner), now - exchange.streams_at(peer))
+        if side == INITIATOR:
+            answer_s = exchange.accept_arrives_at - exchange.offered_at
+            self.answers.setdefault(peer, Waits()).add(cast(PeerId, partner), answer_s)
+
+    def are_answers_long(self, peer: int) -> bool:
+        """Return True if answers take so much of the time of an exchange that mixes may overlap."""
+        answers, streams = self.answers.get(peer), self.streams.get(peer)
+        if answers is None or streams is None:
+            return False
+        return streams.median_s <= MAX_STREAM_RATIO * answers.median_s < math.inf
+
+    def forget(self, peer: int) -> None:
+        """Drop the waits of a peer that dies or leaves."""
+        self.answers.pop(peer, None)
+        self.streams.pop(peer, None)

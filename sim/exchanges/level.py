@@ -64,7 +64,7 @@ class ExchangeLevel:
             cost = ExchangeCost(learners.elements, codec.name, self.sizes.vector_bytes, 0.0)
             intervals = Intervals(peers, cost, machine)
         self.decisions = Decisions(self.events, config, self.clocks, self.streams, self.tape, draws, intervals)
-        self.streams.used_slots = self.decisions.used_slots
+        self.streams.used_slots = self.decisions.slots.used
         self.acceptance = Acceptance(config, peers, learners.elements, self.decisions.ready)
         self.models = Models(learners, config, codec, self.tape, self.acceptance)
         self.max_entries = max(ENTRIES_PER_PEER * peers, MIN_ENTRIES)

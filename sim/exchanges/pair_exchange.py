@@ -1,4 +1,4 @@
-"""The state of one pair exchange in progress, for both of its sides."""
+"""The pair exchanges in progress: the state of each one, for both of its sides, and the slots that they take."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 from gossip.exchange.beginning import OFFERS_PER_PARTNER
 
-__all__ = ["BOTH", "INITIATOR", "RESPONDER", "PairExchange"]
+__all__ = ["BOTH", "INITIATOR", "RESPONDER", "PairExchange", "Slots"]
 
 INITIATOR, RESPONDER = 0, 1  # The sides.
 BOTH = 0b11  # A bit mask of both sides.
@@ -46,6 +46,51 @@ class PairExchange:
     def partner_of(self, peer: int) -> int:
         return self.initiator if peer == self.responder else self.responder
 
+    def streams_at(self, peer: int) -> float:
+        """Return when this peer starts to stream."""
+        return self.snapshot_at if peer == self.responder else self.accept_arrives_at
+
     def is_backgrounded_at(self, peer: int) -> int:
         """Return 1 if this peer has backgrounded the exchange, else 0."""
         return self.backgrounded >> (peer == self.responder) & 1
+
+
+class Slots:
+    """The exchanges in progress of all peers, and the slots that they take. Each list holds one entry per peer."""
+
+    def __init__(self, peers: int) -> None:
+        self.exchanges: list[list[PairExchange]] = [[] for _ in range(peers)]
+        self.own: list[list[PairExchange]] = [[] for _ in range(peers)]  # Those with a slot that the peer initiated.
+        self.used = [0] * peers
+
+    def add(self, exchange: PairExchange, side: int) -> None:
+        """Add an exchange, which takes a slot of one side."""
+        peer, _ = exchange.peer_and_partner(side)
+        self.exchanges[peer].append(exchange)
+        self.used[peer] += 1
+        if side == INITIATOR:
+            self.own[peer].append(exchange)
+
+    def remove(self, exchange: PairExchange, side: int) -> None:
+        """Remove an exchange from one side, and free the slot that it takes there."""
+        peer, _ = exchange.peer_and_partner(side)
+        self.exchanges[peer].remove(exchange)
+        if not exchange.backgrounded >> side & 1:
+            self.free(exchange, side)
+
+    def free(self, exchange: PairExchange, side: int) -> None:
+        """Free the slot of an exchange, which goes on."""
+        peer, _ = exchange.peer_and_partner(side)
+        self.used[peer] -= 1
+        if side == INITIATOR:
+            self.own[peer].remove(exchange)
+
+    def clear(self, peer: int) -> None:
+        """Forget the exchanges of a peer that dies or leaves."""
+        self.exchanges[peer].clear()
+        self.own[peer].clear()
+        self.used[peer] = 0
+
+    def backgrounded(self, peer: int) -> int:
+        """Return the number of a peer's exchanges that take no slot."""
+        return sum(exchange.is_backgrounded_at(peer) for exchange in self.exchanges[peer])

@@ -251,7 +251,7 @@ def test_nothing_is_kept_of_exchanges_that_are_over():
     level.update_models()
     assert level.decisions.failures > 0
     assert level.live_peers < 40
-    under_way = {one.number for table in level.decisions.exchanges for one in table}
+    under_way = {one.number for table in level.decisions.slots.exchanges for one in table}
     assert set(level.models.snapshots) <= under_way | {code >> 8 for code in level.tape.codes}
 
 
@@ -264,7 +264,7 @@ def test_a_retried_offer_goes_to_nobody_who_mixes_with_the_peer_already(monkeypa
     level = ExchangeSimulation(played).level
     level.run_until(60.0)
     decisions = level.decisions
-    assert not [one for table in decisions.exchanges for one in table if one.ended == BOTH]
+    assert not [one for table in decisions.slots.exchanges for one in table if one.ended == BOTH]
     assert decisions.mixes > 0.9 * 4 * level.clocks.next_boundary(0, 60.0)
 
 
