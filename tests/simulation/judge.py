@@ -1,4 +1,4 @@
-"""What must hold of honest members after every event, and what a schedule must come to in the end."""
+"""The claims about honest members that must hold after every event, and at the end of a schedule."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from gossip.state_transfer.joining import Phase
 from gossip.wire.messages import Commit, Joined, Offer
 from tests.simulation.deals import Deal, Push, Side
 from tests.simulation.overlaps import check_overlaps
+from tests.simulation.runs import Runs
 
 if TYPE_CHECKING:
     from tests.harness.sessions import Session
@@ -35,14 +36,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Failure", "Judge"]
 
-ASKED_S = 3.0  # a partner reachable for so long has answered how an exchange ended: asked every second, and a slow link
+# A partner that was reachable for this long has answered how an exchange ended. It is asked every second.
+ASKED_S = 3.0
 GONE = (MemberState.DEAD, MemberState.LEFT)
-LATELY_S = 60.0
-ROUNDING = 1e-6  # of floats, which add up hundreds of thousands of shifts
+ROUNDING = 1e-6  # Relative error of floats, which add up hundreds of thousands of differences.
 
 
 class Failure(AssertionError):
-    """``claim`` is what does not hold; the text says of whom and when."""
+    """A claim that does not hold. The text adds of which hosts and exchange."""
 
     def __init__(self, claim: str, detail: str) -> None:
         super().__init__(f"{claim}: {detail}")
@@ -50,31 +51,29 @@ class Failure(AssertionError):
 
 
 class Judge:
-    """Of one world. The sums are of honest hosts that run, exact in fractions."""
+    """The judge of one world. Sums are over the honest hosts that run, and exact in fractions."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.deals: dict[tuple[int, tuple[PeerId, ...]], Deal] = {}
-        self.of: dict[tuple[Host, int], Deal] = {}  # those not ended, by side
+        self.of: dict[tuple[Host, int], Deal] = {}  # The deals that have not ended, by host and session.
         self.pushes: dict[tuple[PeerId, int], Push] = {}
-        self.asked: set[tuple[Host, int]] = set()  # numbers that an offer or a consent named, before any snapshot
+        self.asked: set[tuple[Host, int]] = set()  # Sessions that an Offer or Joined named before any snapshot.
         self.commits: set[tuple[PeerId, PeerId, int]] = set()
-        self.spent: set[Session] = set()  # whose vector was mixed or merged
+        self.spent: set[Session] = set()  # Sessions whose vector was mixed or merged.
         self.mass: Fraction | float = 0
         self.total: Fraction | float = 0
         self.clips = FILTERS[world.config.filter_name].cuts
         self.done = self.one_sided = self.clipped = 0
-        self.overlapping = 0  # the most mixes of one host that streamed at once
-        self.ended_runs: set[bytes] = set()  # those that the owner of an honest member ended
-        self.finishers: dict[bytes, set[PeerId]] = {}  # the honest members that hold each run to be finished
-        self.merged_at: list[tuple[float, Host, bytes]] = []  # which weights were taken lately, and by whom
-        self.blurred = False  # honest members were taken for others under way, and sums are not known
-        self.signed: dict[PeerId, int] = {}  # the highest incarnation of lives that are over
-        self.lost: dict[tuple[Host, PeerId], int] = {}  # the incarnation in which one was last held to be gone
+        self.overlapping = 0  # The largest number of mixes of one host that streamed at once.
+        self.runs = Runs(world)
+        self.blurred = False  # A key was copied, so that the sums are not known.
+        self.signed: dict[PeerId, int] = {}  # The highest incarnation of lives that are over.
+        self.lost: dict[tuple[Host, PeerId], int] = {}  # The incarnation in which a host last held a member to be gone.
 
-    # -- what is watched -----------------------------------------------------------------------------------------
+    # -- effects -------------------------------------------------------------------------------------------------
     def watch(self, host: Host, effect: Effect) -> None:
-        """Before it is performed."""
+        """Check an effect before the host performs it."""
         world = self.world
         number = getattr(effect, "session", 0)
         session = host.sessions.get(number)
@@ -85,7 +84,7 @@ class Judge:
                 self.changed(host, effect)
             case Notice(kind, sentence):
                 world.note(f"{host} says: {kind}: {sentence}")
-                self.noticed(host, kind, sentence)
+                self.runs.noticed(host, kind, sentence)
             case Snapshot() | ReceivePiece():
                 if session is not None:
                     world.fail("a number is one session's", f"{host} is told {effect}")
@@ -122,7 +121,7 @@ class Judge:
             case Merge():
                 received = session.theirs is not None
                 value = session.theirs if received else session.value
-                if value is None or session in self.spent or not effect.mass >= 0:  # a clip may leave nothing of it
+                if value is None or session in self.spent or not effect.mass >= 0:  # A clip may leave no mass.
                     world.fail("no merge without a vector and a mass, and none twice", f"{host} is told {effect}")
                 self.spent.add(session)
                 self.merged(host, effect, received)
@@ -132,7 +131,7 @@ class Judge:
                 self.renamed(host, effect)
 
     def same(self, one: Fraction | float, other: Fraction | float) -> bool:
-        """Whether two sums are equal, of floats but for what rounding comes to."""
+        """Return True if two sums are equal, for floats up to rounding."""
         if self.world.exact:
             return one == other
         return abs(one - other) <= ROUNDING * max(1.0, abs(one), abs(other))
@@ -148,14 +147,14 @@ class Judge:
             self.total += grown
 
     def replaced(self, host: Host, value: Fraction | float) -> None:
-        """Its weights are others now, and what was on its way to the old ones is dropped."""
+        """Note that other weights replace a host's, so that updates for the old ones are dropped."""
         self.entered(host, -1)
         host.model.replace(value)
         self.entered(host)
         self.voided(host)
 
     def ended(self, host: Host) -> None:
-        """It crashes or leaves, and its weights with it."""
+        """Note that a host crashes or leaves, and its weights with it."""
         self.entered(host, -1)
         self.world.truth.gone(host)
         self.voided(host, "gone")
@@ -163,7 +162,7 @@ class Judge:
         self.signed[host.id] = max(self.signed.get(host.id, 0), own)
 
     def voided(self, host: Host, why: str = "replaced") -> None:
-        """What it had under way was of weights that are no longer there."""
+        """Excuse the exchanges of a host whose weights are gone."""
         for (owner, _), deal in list(self.of.items()):
             if owner is host:
                 deal.sides[host].excused = why
@@ -233,12 +232,12 @@ class Judge:
             self.end(host, number)
 
     def excuse(self, host: Host, side: Side, deal: Deal) -> str:
-        """Why a side that said COMMIT may have dropped what others apply: nobody who knows could be asked."""
+        """Return why a side that sent COMMIT may drop what others apply: no member that knows could be asked."""
         world, doubt_s = self.world, self.world.config.internal.doubt_s
         if side.committed_s is None:
             return ""
         if host.peer.joining.phase is Phase.ADOPTING:
-            return "replaced"  # at its next boundary, and what is dropped is of weights that go
+            return "replaced"  # Its weights go at its next boundary.
         asked = [member for member in deal.members if member != host.id]
         if deal.inviter is not None:
             asked = [deal.inviter]
@@ -248,27 +247,27 @@ class Judge:
             return "crowded"
         if world.now - side.committed_s < doubt_s - 1e-6:
             return ""
-        # Who was restarted holds nothing of what its earlier life said to others.
+        # A host that was restarted does not know what its earlier life said.
         over = {other.id for other in deal.sides if other.gone}
         return "doubt" if not any(self.reached(host, one, ASKED_S) for one in asked if one not in over) else ""
 
     def crowded(self, host: Host) -> bool:
-        """Whether an older doubt may have made way for a newer one: only so many vectors are kept for them."""
+        """Return True if an older exchange in doubt may have made way for a newer one, as their number is limited."""
         exchanges = host.peer.exchanges
         others = sum(one.transfer is not None or one.gather is not None for one in host.sessions.values())
         if host.config.mixing == "group":
             return others >= exchanges.max_doubts
-        # With all neighbours at once it is as many as there are neighbours that fit, of whom one more may fit by now.
+        # With all neighbours at once the limit is their number, which may have grown by now.
         return others >= min(exchanges.max_doubts, 8 if host.config.partners else 2)
 
     def reached(self, host: Host, member: PeerId, seconds: float) -> bool:
-        """Whether the two were linked for so long, both awake."""
+        """Return True if the two were linked for this long, both awake."""
         world = self.world
         other, since = world.by_id[member], world.now - seconds
         if other.gone or other.stopped or other.awake_at > since or host.awake_at > since:
             return False
         asking, answering = host.links.get(member, [])[-1:], other.links.get(host.id, [])[-1:]
-        return bool(asking and answering) and all(  # each speaks on its newest link, where it may wait behind a spike
+        return bool(asking and answering) and all(  # Each sends on its newest link, where it may wait behind a spike.
             link.other(host) is other and not link.broken and max(link.born, link.jammed_until) < since
             for link in (*asking, *answering)
         )
@@ -280,7 +279,7 @@ class Judge:
             self.settle(deal)
 
     def settle(self, deal: Deal) -> None:
-        """All sides that began have ended. (A side may begin later, and then it is settled again.)"""
+        """Check a deal whose sides have all ended. If another side begins later, it is checked again."""
         world = self.world
         if deal.settled:
             return
@@ -346,17 +345,17 @@ class Judge:
         if received:
             push.merged += 1
             push.stolen, push.taker = host.liar, host
-            world.truth.mix((push.owner, host))  # a push brings the numbers of both sides together
+            world.truth.mix((push.owner, host))  # A push moves the sample counts of both sides.
         else:
             push.back += 1
             push.doubted = self.doubted(push, session)
-        # A life that has ended took what it merged along, and the next one of that member rightly says no.
+        # A host that ended took what it merged along, and its next life rightly answers no.
         over = push.taker is not None and push.taker.gone
         if push.merged and push.back and not (push.void or push.stolen or push.doubted or over):
             world.fail("no mass is there twice", f"{push.owner}'s {push.session:x} was merged and taken back")
 
     def returned(self, host: Host, number: int) -> bool:
-        """Whether the driver itself puts a mass back: one that was taken for a push that nobody began."""
+        """Note that the driver itself puts back the mass of a push that never began. Return False if there is none."""
         push = self.pushes.get((host.id, number))
         if push is None or push.void:
             return False
@@ -364,25 +363,25 @@ class Judge:
         return True
 
     def doubted(self, push: Push, session: Session) -> bool:
-        """Whether its owner may have given up asking where it is: for long, or of one that it holds to be gone."""
+        """Return True if the owner may have stopped asking for the mass: after long, or of a partner that is gone."""
         partner = session.partner
         gone = partner is not None and push.owner.peer.membership.state(partner) in GONE
         return gone or self.crowded(push.owner) or self.world.now - push.since_s >= self.world.config.internal.doubt_s
 
     def settle_push(self, push: Push, host: Host, session: Session) -> None:
-        """Its owner has released it: it is merged there, or back here."""
+        """Check a push that its owner has released: the partner has merged it, or it is back."""
         if push.back or push.merged or push.void or host.liar or not session.reported:
             return
         if host.peer.joining.phase is Phase.ADOPTING:
-            push.void = True  # given by weights that go at the next boundary
+            push.void = True  # Its weights go at the next boundary.
             return
         if session.partner is None or not self.world.by_id[session.partner].liar:
             self.world.fail("no mass is lost", f"{host} gave {push.session:x} away and nobody has it")
 
     def sums(self) -> None:
-        """With nothing under way: every mass, and every mass times its value, is where it should be."""
+        """Check, with no exchange in progress, the sums of all masses and of all masses times their values."""
         if self.blurred or self.world.config.mixing == "row-stochastic":
-            return  # which keeps neither
+            return  # Row-stochastic mixing keeps neither sum.
         mass, total = self.mass, self.total
         for push in self.pushes.values():
             if not push.owner.liar:
@@ -394,49 +393,9 @@ class Judge:
             held = float(held)
             self.world.fail("the sum is kept", f"{held} is held of {float(total)}")
 
-    # -- runs ----------------------------------------------------------------------------------------------------
-    def noticed(self, host: Host, kind: str, sentence: str) -> None:
-        if host.liar:
-            return
-        if kind == "started" and host.must_join:
-            self.world.fail("a peer that must join begins no run", f"{host}: {sentence}")
-        if kind == "merged":
-            self.merged_at.append((self.world.now, host, host.run_id))
-            lately = [one for one in self.merged_at if one[0] > self.world.now - LATELY_S]
-            self.merged_at = lately
-            if sum(one[1:] == (host, host.run_id) for one in lately) > 2:
-                self.world.fail("nobody goes to and fro between two runs", f"{host}: {sentence}")
-        if kind == "finished":
-            if "members hold" in sentence:
-                self.voted(host, sentence)
-            self.finished(host)
-
-    def ended_by_owner(self, host: Host) -> None:
-        self.ended_runs.add(host.peer.view.run_id)
-        self.finished(host)
-
-    def finished(self, host: Host) -> None:
-        """It holds its run to be finished: as its owner said, as most members or donors say."""
-        self.finishers.setdefault(host.peer.view.run_id, set()).add(host.id)
-
-    def voted(self, host: Host, sentence: str) -> None:
-        """Honest members that hold so, with all liars, must be more than half of the run's members, the host included.
-
-        A member that is gone may have one vote more, until a new member takes its place.
-        """
-        run_id, membership = host.peer.view.run_id, host.peer.membership
-        present = {record.id for record in membership.run_members(run_id)}
-        honest = self.finishers.get(run_id, set()) - {host.id}
-        liars = {other.id for other in self.world.hosts if other.liar}
-        if run_id not in self.ended_runs and 2 * len(present & liars) < len(present) + 1:
-            self.world.fail("only honest members end a run", f"{host}: {sentence}")
-        voters = honest | liars
-        if 2 * len(voters & present) + len(voters - present) <= len(present) + 1:
-            self.world.fail("a run ends by most of its members", f"{host}: {sentence}")
-
     # -- members -------------------------------------------------------------------------------------------------
     def changed(self, host: Host, effect: MemberChanged) -> None:
-        """Nobody is said to be alive again but by itself."""
+        """Check a change of a member's state: only the member itself can bring itself back."""
         if host.liar:
             return
         world = self.world

@@ -161,7 +161,7 @@ class Large(Schedule):
         share = self.own.choice([0.1, 0.4, 0.9])
         for host in self.world.honest:
             if host.peer.view.ready and self.own.random() < share:
-                self.world.judge.ended_by_owner(host)
+                self.world.judge.runs.ended_by_owner(host)
                 host.call("finish")
 
     def crash(self) -> None:

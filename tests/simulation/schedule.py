@@ -1,7 +1,6 @@
-"""A random schedule: how a swarm is configured, who is in it, what breaks when; then quiet, and what must be true then.
+"""A random schedule: the configuration of a swarm, its hosts, and their faults; then quiet, in which all must get well.
 
-Everything is drawn from the seed. ``peers`` and ``seconds`` shorten a schedule that fails, so that its trace is read
-sooner.
+Everything is drawn from the seed. ``peers`` and ``seconds`` shorten a schedule that fails, which shortens its trace.
 """
 
 from __future__ import annotations
@@ -12,25 +11,26 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from gossip.config import Config
-from gossip.effects import MemberState
 from gossip.ids import MemberRecord, PeerId
-from gossip.state_transfer.joining import Phase
 from tests.harness.configs import tuned
 from tests.harness.world import address_of
 from tests.simulation.bounds import check_bounds, check_exchanges, longest_s
 from tests.simulation.host import Host, Manners
 from tests.simulation.liars import Liar
 from tests.simulation.overlaps import Overlaps
+from tests.simulation.quiet import Quiet
 from tests.simulation.world import World
 
 __all__ = ["Schedule", "play", "random_settings"]
 
-WHOLE_S = 400.0  # after the last fault: suspicion, the longest bench, and the third dial to one known by hearsay alone
+# Time after the last fault until all must be well: suspicion, the longest bench, and the third dial of a stranger.
+WHOLE_S = 400.0
+# Kinds of messages whose links may break as they are sent.
 TALK = ("Commit", "Settled", "Outcome", "Accept", "Offer", "Joined", "Begin", "Abort", "Busy")
 
 
 def random_settings(rng: random.Random) -> dict[str, Any]:
-    """What changes decisions; all times are short, so that a few virtual seconds hold many of them."""
+    """Draw the settings that change decisions. All times are short: a few virtual seconds hold many decisions."""
     mixing = rng.choices(["pair", "group", "push-sum", "row-stochastic"], [12, 4, 4, 1])[0]
     settings: dict[str, Any] = {
         "mixing": mixing,
@@ -83,15 +83,15 @@ def random_settings(rng: random.Random) -> dict[str, Any]:
 
 
 def peer_id(number: int) -> PeerId:
-    """Of the host of this number; the digest's buckets are by the first byte."""
+    """Return the id of the host with this number, hashed to spread the ids over the buckets of a digest."""
     return PeerId(hashlib.sha256(b"host %d" % number).digest()[:16])
 
 
 class Schedule:
     """One seed's world, played by :meth:`play`."""
 
-    EXACT: ClassVar[bool] = True  # the weights are fractions
-    LOOK_S: ClassVar[float] = 0.5  # between two looks at what is under way
+    EXACT: ClassVar[bool] = True  # The weights are fractions.
+    LOOK_S: ClassVar[float] = 0.5  # Time between two checks of all hosts.
 
     def __init__(
         self, seed: int, *, tell: Callable[[str], None] | None = None, peers: int | None = None,
@@ -110,9 +110,9 @@ class Schedule:
         self.lasts_s = min(lasts_s, seconds) if seconds else lasts_s
         lying = rng.random() < 0.35
         self.liars = (lying if liars is None else liars) and (1 + (rng.random() < 0.2))
-        self.divided = rng.random() < 0.08  # two runs begin by themselves, and must merge
-        self.every_s = self.overlaps.every_s(rng.choice([0.1, 0.3, 1.0, 3.0]))  # between two faults
-        self.fails = rng.choice([0.0, 0.0, 0.02, 0.1])  # share of streams
+        self.divided = rng.random() < 0.08  # Two runs begin by themselves, and must merge.
+        self.every_s = self.overlaps.every_s(rng.choice([0.1, 0.3, 1.0, 3.0]))  # Mean time between two faults.
+        self.fails = rng.choice([0.0, 0.0, 0.02, 0.1])  # Share of streams that fail.
         network = self.world.network
         network.latency_s = self.overlaps.latency_s(rng.choice([0.001, 0.01, 0.05, 0.15]))
         network.slow_streams = rng.choice([0.3, 1.0, 1.0, 4.0])
@@ -123,16 +123,15 @@ class Schedule:
             network.breaks.clear()
         self.faults = [fault for fault in FAULTS if rng.random() < 0.6]
         more = self.more = random.Random(f"more {seed}")
-        self.bound = more.random() < 0.15  # some of those who come must join
-        self.copies = int(more.random() < 0.06 and not self.config.pushes)  # processes with another's key
-        self.faults += [Schedule.finish_one] * (6 * (more.random() < 0.1))  # often enough that votes are won
+        self.bound = more.random() < 0.15  # Some hosts may only join a run.
+        self.copies = int(more.random() < 0.06 and not self.config.pushes)  # Processes with another's key.
+        self.faults += [Schedule.finish_one] * (6 * (more.random() < 0.1))  # Often enough that votes are won.
         self.world.votes_every_s = 1.0 if self.liars or Schedule.finish_one in self.faults else 0.0
         self.numbers = 0
         self.lives: dict[int, int] = {}
-        self.fallen: list[Host] = []  # crashed, and perhaps to be started again
+        self.fallen: list[Host] = []  # Hosts that crashed, of which some are started again.
         self.ends_s = 0.0
         self.looks = 0
-        self.found: dict[Host, Host] = {}  # as known() has it when the faults end
 
     def configure(self) -> Config:
         return tuned(**self.overlaps.settings(random_settings(self.rng)))
@@ -142,7 +141,15 @@ class Schedule:
         self, *, liar: bool = False, seedless: bool = False, again: Host | None = None, memory: bool = True,
         twin: Host | None = None,
     ) -> Host:  # fmt: skip
-        """Another process: a new member, one that fell, with its key and, if so, what it remembered, or a copy."""
+        """Start a process.
+
+        Args:
+            liar: True for an attacker.
+            seedless: True if it knows no seed.
+            again: The host that crashed, whose key the process has; None for a new member.
+            memory: True if it remembers the members of its earlier life.
+            twin: The running host whose key it copies.
+        """
         world, rng = self.world, self.rng
         number = self.numbers if again is None else again.number
         self.numbers += again is None
@@ -181,7 +188,7 @@ class Schedule:
         return manners
 
     def dials(self, number: int) -> bool:
-        """Whether others can dial this one."""
+        """Return True if others can dial this host."""
         return number == 0 or self.rng.random() < 0.9
 
     def must_join(self) -> bool:
@@ -189,7 +196,7 @@ class Schedule:
 
     # -- playing -------------------------------------------------------------------------------------------------
     def play(self) -> World:
-        """Raises :class:`tests.simulation.judge.Failure` where something does not hold."""
+        """Play the schedule. Raises :class:`tests.simulation.judge.Failure` if a claim does not hold."""
         world, rng = self.world, self.rng
         self.begin()
         world.run(self.overlaps.calm_s(rng.choice([0.0, 1.0, 2.5])))
@@ -217,7 +224,7 @@ class Schedule:
             world.later(self.more.random() * self.lasts_s, self.copy_one)
 
     def look(self) -> None:
-        """The tables every fourth time: what leaks is still there."""
+        """Check all honest hosts. Their tables are checked every fourth time, since a leak lasts."""
         self.looks += 1
         for host in self.world.honest:
             (check_exchanges if self.looks % 4 else check_bounds)(self.world, host)
@@ -233,6 +240,7 @@ class Schedule:
         self.later_fault()
 
     def some(self) -> Host | None:
+        """Return a random running host that is not stopped."""
         awake = [host for host in self.world.running if not host.stopped]
         return self.rng.choice(awake) if awake else None
 
@@ -256,7 +264,7 @@ class Schedule:
         network.spike, network.spike_until = self.rng.choice([5.0, 30.0]), self.world.now + self.rng.random()
 
     def congest(self) -> None:
-        """Streams take longer than any deadline allows, for a while."""
+        """Let streams take longer than any deadline allows, for a while."""
         network, usual = self.world.network, self.world.network.slow_streams
         if usual < 20.0:
             network.slow_streams = 50.0
@@ -307,7 +315,7 @@ class Schedule:
             host.freeze(self.rng.choice([0.05, 0.4, 1.5, 5.0]))
 
     def pause(self) -> None:
-        """The training loop reaches no boundary for a while."""
+        """Stop a training loop for a while: it reaches no boundary."""
         host = self.some()
         if host is not None and host.stepping:
             host.stepping = False
@@ -318,7 +326,7 @@ class Schedule:
         host.stepping = True
 
     def hesitate(self) -> None:
-        """Copies of snapshots take long for a while."""
+        """Change how long copies of a host's snapshots take."""
         host = self.some()
         if host is not None:
             host.manners.copy_s = self.rng.choice([0.0, 0.1, 1.0])
@@ -329,7 +337,7 @@ class Schedule:
             host.call("settle", self.rng.random() < 0.5)
 
     def resume_one(self) -> None:
-        """A checkpoint is loaded: what began from the old weights is dropped, and what was on its way to them."""
+        """Load a checkpoint. Everything that began from the old weights, or was to be added to them, is dropped."""
         host = self.some()
         if host is None or host.liar or not host.peer.view.ready:
             return
@@ -342,24 +350,24 @@ class Schedule:
         host.call("resume", host.peer.local.run_id, host.peer.local.progress.samples, host.peer.local.version)
 
     def finish_one(self) -> None:
-        """Its owner holds the run to be finished."""
+        """Let the owner of a host mark its run as finished."""
         host = self.some()
         if host is not None and not host.liar and host.peer.view.ready:
-            self.world.judge.ended_by_owner(host)
+            self.world.judge.runs.ended_by_owner(host)
             host.call("finish")
 
     def copy_one(self) -> None:
-        """Another process starts with the key, and what is remembered, of one that runs."""
+        """Start another process with the key and the memory of a running host."""
         hosts = [host for host in self.world.honest if host.peer.view.ready and host.number]
         if hosts and len(self.world.honest) > 2:
             host = self.more.choice(hosts)
             self.world.judge.entered(host, -1)
-            host.liar = True  # what holds of honest members does not of two in one
+            host.liar = True  # Claims about honest members do not hold for two processes with one key.
             self.world.judge.blurred = True
             self.enter(twin=host)
 
     def spoil_one(self) -> None:
-        """Its weights are no numbers any more; its loop mends them by itself later, if the swarm has not."""
+        """Spoil a host's weights with NaN. Its loop mends them later, unless the swarm's have replaced them."""
         host = self.some()
         if host is not None and not host.liar and host.peer.view.ready:
             session = next((number for number, one in host.sessions.items() if one.value is not None), None)
@@ -371,7 +379,7 @@ class Schedule:
 
     # -- the end -------------------------------------------------------------------------------------------------
     def heal(self) -> None:
-        """No more faults; the liars are gone, everybody runs, and nobody begins anything after a while."""
+        """End all faults: heal the network, let all loops run, and crash the liars."""
         world = self.world
         network = world.network
         self.rejoin()
@@ -389,16 +397,17 @@ class Schedule:
         world.note("no more faults")
 
     def settle(self) -> None:
+        """Let no host begin a mix any more, and wait until all is well."""
         world = self.world
         since = world.now
-        self.found = self.known()
-        world.run(1.0 + 2.0 * self.rng.random())  # mixing goes on
+        quiet = Quiet(world, has_liars=bool(self.liars))
+        world.run(1.0 + 2.0 * self.rng.random())  # Mixing goes on.
         while True:
             self.look()
             for host in world.running:
                 host.peer.schedule.retry_at = float("inf")
-                host.peer.exchanges.can_overlap = False  # what is reserved would go on for ever
-            wrong = self.wrong()
+                host.peer.exchanges.can_overlap = False  # Reservations would go on for ever.
+            wrong = quiet.wrong()
             if not wrong:
                 break
             if world.now - since > WHOLE_S + longest_s(self.config):
@@ -407,77 +416,6 @@ class Schedule:
         for host in world.honest:
             host.model.apply()
         world.judge.sums()
-
-    def known(self) -> dict[Host, Host]:
-        """Who can find whom: by what each knows, one that stands for all of them together."""
-        honest = self.world.honest
-        group = {host: host for host in honest}
-        for host in honest:
-            for other in honest:
-                record = host.peer.membership.record(other.id)
-                named = (record is not None and record.address is not None) or address_of(other.number) in host.seeds
-                if other is not host and named and other.dialable and group[host] is not group[other]:
-                    one, with_it = group[other], group[host]
-                    for third in honest:
-                        if group[third] is one:
-                            group[third] = with_it
-        return group
-
-    def near(self, host: Host) -> list[Host]:
-        """The honest members that this one can find."""
-        return [other for other in self.world.honest if self.found.get(other) is self.found.get(host)]
-
-    @staticmethod
-    def divides(host: Host, other: Host) -> bool:
-        """Whether the two hold different runs."""
-        return host.peer.view.ready and other.peer.view.ready and host.run_id != other.run_id
-
-    def wrong(self) -> list[str]:
-        """What is not well yet."""
-        world = self.world
-        found: list[str] = []
-        honest = world.honest
-        # Where weights were tried and found worse, two runs may stay.
-        judged = not any(host.peer.joining.failed_trials for host in honest)
-        for host in honest:
-            peer = host.peer
-            # Those who must join have nobody to join once everybody else is gone.
-            if not peer.view.ready and not (
-                host.must_join and not any(other.peer.view.ready for other in self.near(host))
-            ):
-                found.append(f"{host!r} has no weights")
-            if (
-                peer.joining.phase is not Phase.IDLE
-                or host.adoption is not None
-                or host.restoring
-                or host.kept is not None
-            ):
-                found.append(f"{host!r} is joining")
-            if peer.exchanges.table or peer.donating.table or host.sessions:
-                found.append(f"{host!r} has something under way")
-            rival = next((other for other in self.near(host) if self.divides(host, other)), None) if judged else None
-            if rival is not None:
-                found.append(f"{host!r} and {rival!r} are of different runs")
-            if not self.liars and any(
-                other.base != host.base and other.run_id == host.run_id and other.peer.view.ready
-                for other in self.near(host)
-                if host.peer.view.ready
-            ):
-                found.append(f"{host!r} has another base than its run")
-            for other in world.by_id.values():
-                if (
-                    other is host
-                    or other.liar
-                    or (not other.gone and self.found.get(other) is not self.found.get(host))
-                ):
-                    continue
-                state, met = peer.membership.state(other.id), peer.membership.was_contacted(other.id)
-                apart = not (host.dialable or other.dialable)  # two whom nobody can dial never meet
-                if not other.gone and (state is not MemberState.ALIVE or not (met or apart)):
-                    found.append(f"{host!r} holds {other!r} to be {state}{'' if met else ', by hearsay'}")
-                if other.gone and met and state in (MemberState.ALIVE, MemberState.SUSPECT):
-                    found.append(f"{host!r} holds {other!r}, which is gone, to be {state}")
-        return found[:6]
 
 
 FAULTS: tuple[Callable[[Schedule], None], ...] = (
@@ -488,5 +426,5 @@ FAULTS: tuple[Callable[[Schedule], None], ...] = (
 
 
 def play(seed: int, **how: Any) -> World:
-    """Play one seed; raises :class:`tests.simulation.judge.Failure`."""
+    """Play one seed. Raises :class:`tests.simulation.judge.Failure` if a claim does not hold."""
     return Schedule(seed, **how).play()

@@ -1,5 +1,4 @@
-"""One exchange from offer to agreement and to its end, where nothing breaks: who is asked, on what terms, and what a
-late message changes."""
+"""One exchange from offer to end, where nothing breaks: partners, terms, crossing offers, and late messages."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from gossip.config import Config
 from gossip.effects import Mix, Release, Rename, Send, Snapshot, Transfer
 from gossip.exchange.beginning import OFFERS_PER_PARTNER
 from gossip.exchange.session import MAX_GAP_ROUNDS, MAX_VERSION, State
-from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Refuse, Settled
+from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Settled
 from tests.gossip.exchange.sides import ELEMENTS, A, B, C, D, E, F, Side, answering, offer, streaming, verified
 from tests.harness.world import World
 
@@ -174,80 +173,6 @@ def test_terms_that_were_not_offered_end_the_exchange(accept):
     side.exchanges.on_snapshotted(1, 0.0)
     assert side.exchanges.on_accept(B, accept, 0.1) == [Send(B, Abort(1, "terms")), Release(1)]
     assert side.benched == [B]
-
-
-# -- refusing --------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("changes", "code"),
-    [({"fingerprint": "x"}, "layout"), ({"run_id": b"x" * 16}, "run_id"), ({"codec": "zip"}, "codec")],
-)
-def test_an_offer_for_other_weights_is_refused(changes, code):
-    side = Side()
-    assert side.exchanges.on_offer(B, offer(**changes), 0.0) == [Send(B, Refuse(7, code))]
-    assert side.table == {}
-
-
-def test_a_peer_that_is_not_ready_refuses():
-    assert Side(ready=False).exchanges.on_offer(B, offer(), 0.0) == [Send(B, Refuse(7, "run_id"))]
-
-
-@pytest.mark.parametrize("weight", [0.0, -0.5, 0.51, 1e9])
-def test_an_offer_of_an_impossible_weight_is_not_taken(weight):
-    assert Side().exchanges.on_offer(B, offer(weight=weight), 0.0) == [Send(B, Refuse(7, "weight"))]
-
-
-def test_a_peer_whose_training_loop_stands_still_is_busy():
-    side = Side(boundary_at=0.0)
-    patience = side.config.boundary_patience_s
-    assert side.exchanges.on_offer(B, offer(), patience + 0.1) == [Send(B, Busy(7))]
-    assert side.exchanges.on_offer(B, offer(), patience) == [Snapshot(7)]
-    assert side.exchanges.tick(2 * patience) == [Send(B, Busy(7)), Release(7)]  # it stopped after the offer
-    assert side.table == {}
-
-
-def test_two_incoming_exchanges_at_once_and_the_third_is_busy():
-    side = Side()
-    assert side.exchanges.on_offer(B, offer(7), 0.0) == [Snapshot(7)]
-    assert side.exchanges.on_offer(C, offer(8), 0.0) == [Snapshot(8)]
-    assert side.exchanges.on_offer(D, offer(9), 0.0) == [Send(D, Busy(9))]
-    assert side.exchanges.on_offer(D, offer(8), 0.0) == [Send(D, Busy(8))]
-    assert side.table[8].partner == C
-
-
-def test_a_slot_is_kept_for_others_than_the_last_partner():
-    side = answering()
-    x = side.exchanges
-    x.on_commit(B, 7, 0.1)
-    x.on_streamed(7, 1.0, 1.0, 0.1)
-    assert x.last_partner == B
-    assert x.on_offer(B, offer(8), 0.2) == [Snapshot(8)]
-    assert x.on_offer(B, offer(9), 0.2) == [Send(B, Busy(9))]
-    assert x.on_offer(C, offer(10), 0.2) == [Snapshot(10)]
-
-
-def test_an_offer_of_one_that_sits_out_is_answered_busy_and_costs_nothing():
-    side = Side(partners=(B, C))
-    side.declined = [B]
-    assert side.exchanges.on_offer(B, offer(), 0.0) == [Send(B, Busy(7))]
-    assert side.table == {}
-
-
-def test_one_incoming_beside_an_own_offer_counts_as_one():
-    side = Side(config=Config(incoming_exchanges=1))
-    side.exchanges.begin_mix(0.0)
-    side.exchanges.on_snapshotted(1, 0.0)
-    assert side.exchanges.on_offer(C, offer(8), 0.0) == [Snapshot(8)]
-    assert side.exchanges.on_offer(D, offer(9), 0.0) == [Send(D, Busy(9))]
-
-
-def test_with_outer_momentum_there_is_one_exchange_at_a_time():
-    config = Config(outer_momentum=0.5, outer_rate=0.7)
-    side = Side(config=config)
-    side.exchanges.on_offer(B, offer(7), 0.0)
-    assert side.exchanges.on_offer(C, offer(8), 0.0) == [Send(C, Busy(8))]
-    assert side.exchanges.begin_mix(0.0) == []
-    other = streaming(Side(config=config))
-    assert other.exchanges.on_offer(C, offer(8), 0.0) == [Send(C, Busy(8))]
 
 
 # -- two who ask each other ------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""An offer that makes no sense is answered Refuse, with a code that says what is wrong, and costs nothing."""
+"""Offers that are not accepted: Refuse answers an impossible one and says why, Busy one that comes at a bad time."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import pytest
 
 from gossip.arithmetic.subsets import Subset
 from gossip.config import Config
-from gossip.effects import Send, Snapshot
-from gossip.wire.messages import Refuse
-from tests.gossip.exchange.sides import B, Side, offer
+from gossip.effects import Release, Send, Snapshot
+from gossip.wire.messages import Busy, Refuse
+from tests.gossip.exchange.sides import B, C, D, Side, answering, offer, streaming
 
 PUSH = {"mixing": "push", "mass": 1.0}
 
 
+# -- Refuse ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("mixing", "changes", "code"),
     [
@@ -26,7 +27,7 @@ PUSH = {"mixing": "push", "mass": 1.0}
         ("push-sum", {**PUSH, "mass": -1.0}, "mass"),
         ("push-sum", {**PUSH, "mass": 2.0**33}, "mass"),
         ("row-stochastic", {**PUSH, "mass": -1.0}, "mass"),
-        ("push-sum", {**PUSH, "part": "mask 0.5"}, "part"),  # one mass belongs to the whole vector
+        ("push-sum", {**PUSH, "part": "mask 0.5"}, "part"),  # One mass belongs to the whole vector.
         ("push-sum", {**PUSH, "part": "fragment 0/4"}, "part"),
         ("pair", {"part": ""}, "part"),
         ("pair", {"part": "fragments 4"}, "part"),
@@ -38,7 +39,7 @@ PUSH = {"mixing": "push", "mass": 1.0}
         ("pair", {"version": -1.0}, "version"),
     ],
 )
-def test_an_offer_that_makes_no_sense_is_refused(mixing, changes, code):
+def test_an_impossible_offer_is_refused(mixing, changes, code):
     side = Side(config=Config(mixing=mixing))
     assert side.exchanges.on_offer(B, replace(offer(), **changes), 0.0) == [Send(B, Refuse(7, code))]
     assert not side.table
@@ -48,7 +49,81 @@ def test_an_offer_that_makes_no_sense_is_refused(mixing, changes, code):
     ("mixing", "changes"),
     [("pair", {"part": "mask 0.5"}), ("pair", {"part": "fragment 3/4"}), ("push-sum", PUSH), ("row-stochastic", PUSH)],
 )
-def test_one_that_makes_sense_is_not(mixing, changes):
+def test_a_possible_offer_is_not_refused(mixing, changes):
     side = Side(config=Config(mixing=mixing))
     effects = side.exchanges.on_offer(B, replace(offer(), **changes), 0.0)
     assert effects == [Snapshot(7, part=Subset.parse(changes.get("part", "all")))]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [({"fingerprint": "x"}, "layout"), ({"run_id": b"x" * 16}, "run_id"), ({"codec": "zip"}, "codec")],
+)
+def test_an_offer_for_other_weights_is_refused(changes, code):
+    side = Side()
+    assert side.exchanges.on_offer(B, offer(**changes), 0.0) == [Send(B, Refuse(7, code))]
+    assert side.table == {}
+
+
+def test_a_peer_that_is_not_ready_refuses():
+    assert Side(ready=False).exchanges.on_offer(B, offer(), 0.0) == [Send(B, Refuse(7, "run_id"))]
+
+
+@pytest.mark.parametrize("weight", [0.0, -0.5, 0.51, 1e9])
+def test_an_offer_of_an_impossible_weight_is_not_taken(weight):
+    assert Side().exchanges.on_offer(B, offer(weight=weight), 0.0) == [Send(B, Refuse(7, "weight"))]
+
+
+# -- Busy ------------------------------------------------------------------------------------------------------------
+def test_a_peer_whose_training_loop_is_paused_answers_busy():
+    side = Side(boundary_at=0.0)
+    patience = side.config.boundary_patience_s
+    assert side.exchanges.on_offer(B, offer(), patience + 0.1) == [Send(B, Busy(7))]
+    assert side.exchanges.on_offer(B, offer(), patience) == [Snapshot(7)]
+    assert side.exchanges.tick(2 * patience) == [Send(B, Busy(7)), Release(7)]  # The loop stopped after the offer.
+    assert side.table == {}
+
+
+def test_a_third_incoming_exchange_is_answered_busy():
+    side = Side()
+    assert side.exchanges.on_offer(B, offer(7), 0.0) == [Snapshot(7)]
+    assert side.exchanges.on_offer(C, offer(8), 0.0) == [Snapshot(8)]
+    assert side.exchanges.on_offer(D, offer(9), 0.0) == [Send(D, Busy(9))]
+    assert side.exchanges.on_offer(D, offer(8), 0.0) == [Send(D, Busy(8))]
+    assert side.table[8].partner == C
+
+
+def test_the_last_partner_cannot_take_the_last_slot():
+    side = answering()
+    x = side.exchanges
+    x.on_commit(B, 7, 0.1)
+    x.on_streamed(7, 1.0, 1.0, 0.1)
+    assert x.last_partner == B
+    assert x.on_offer(B, offer(8), 0.2) == [Snapshot(8)]
+    assert x.on_offer(B, offer(9), 0.2) == [Send(B, Busy(9))]
+    assert x.on_offer(C, offer(10), 0.2) == [Snapshot(10)]
+
+
+def test_a_member_in_back_off_is_answered_busy_at_no_cost():
+    side = Side(partners=(B, C))
+    side.declined = [B]
+    assert side.exchanges.on_offer(B, offer(), 0.0) == [Send(B, Busy(7))]
+    assert side.table == {}
+
+
+def test_our_own_offer_takes_no_incoming_slot():
+    side = Side(config=Config(incoming_exchanges=1))
+    side.exchanges.begin_mix(0.0)
+    side.exchanges.on_snapshotted(1, 0.0)
+    assert side.exchanges.on_offer(C, offer(8), 0.0) == [Snapshot(8)]
+    assert side.exchanges.on_offer(D, offer(9), 0.0) == [Send(D, Busy(9))]
+
+
+def test_with_outer_momentum_only_one_exchange_runs_at_a_time():
+    config = Config(outer_momentum=0.5, outer_rate=0.7)
+    side = Side(config=config)
+    side.exchanges.on_offer(B, offer(7), 0.0)
+    assert side.exchanges.on_offer(C, offer(8), 0.0) == [Send(C, Busy(8))]
+    assert side.exchanges.begin_mix(0.0) == []
+    other = streaming(Side(config=config))
+    assert other.exchanges.on_offer(C, offer(8), 0.0) == [Send(C, Busy(8))]

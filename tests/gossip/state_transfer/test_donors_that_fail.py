@@ -1,0 +1,209 @@
+"""A newcomer gets all weights once, although donors die, refuse, stall or trickle."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from gossip.effects import Release, Send
+from gossip.state_transfer.joining import RETRY_S, Phase
+from gossip.wire.messages import Abort, Serving
+from tests.gossip.state_transfer.taker import CHUNK, CONFIG, DONORS, RUN_ID, A, B, C, Taker, pieces
+from tests.harness.world import World
+
+
+# -- donors that fail ------------------------------------------------------------------------------------------------
+def test_after_a_donors_death_only_the_elements_that_lack_are_fetched_again():
+    taker = Taker()
+    taker.survey([A, B])
+    dying = next(s for s, (donor, _) in taker.fetches.items() if donor == A)
+    start, stop = taker.fetches[dying][1].start, taker.fetches[dying][1].stop
+    taker.receive(dying, 2)
+    assert taker.do(taker.joining.on_unlinked(A, 1.0)) == [Release(dying)]
+    assert taker.joining.missing == [(start + 2 * CHUNK, stop)]
+    taker.receive_all()
+    assert taker.covered_once()
+    assert {donor for at, _, donor in taker.fetched if at >= start + 2 * CHUNK and at < stop} == {B}
+    assert taker.adopt is not None
+
+
+def test_each_chunk_of_a_piece_has_a_deadline_of_its_own():
+    taker = Taker()
+    taker.survey([A])
+    (session,) = taker.fetches
+    chunk_s = CONFIG.reply_timeout_s + 4e-6 * CHUNK / CONFIG.slowest_rate_mb_s
+    assert taker.joining.next_deadline == pytest.approx(chunk_s)
+    taker.now = 0.9 * chunk_s
+    taker.receive(session)
+    assert taker.joining.next_deadline == pytest.approx(taker.now + chunk_s)
+
+
+@pytest.mark.parametrize("how", ["deadline", "checksum", "refused"])
+def test_a_piece_goes_to_another_however_its_donor_fails(how):
+    taker = Taker()
+    taker.survey([A, B, C])
+    joining = taker.joining
+    session = next(s for s, (donor, _) in taker.fetches.items() if donor == B)
+    taker.receive(session)
+    if how == "deadline":
+        taker.receive_all_but(session)
+        assert joining.tick(joining.next_deadline - 0.01) == []
+        effects = joining.tick(joining.next_deadline)
+    else:
+        effects = joining.on_failed(session, 1.0) if how == "checksum" else joining.on_refused(B, session, 1.0)
+    assert (Send(B, Abort(session, "moved")) in effects) == (how != "refused")  # A donor that refused knows.
+    taker.do(effects)
+    assert B not in joining.candidates
+    taker.receive_all()
+    assert taker.covered_once()
+
+
+def test_late_messages_about_a_piece_that_moved_to_another_donor_change_nothing():
+    taker = Taker()
+    taker.survey([A, B])
+    session = next(s for s, (donor, _) in taker.fetches.items() if donor == A)
+    stop = taker.fetches[session][1].stop
+    taker.do(taker.joining.on_unlinked(A, 1.0))
+    missing = list(taker.joining.missing)
+    assert taker.joining.on_collected(session, stop, 1.1) == []
+    assert taker.joining.on_refused(A, session, 1.1) == taker.joining.on_failed(session, 1.1) == []
+    assert taker.joining.on_serving(A, Serving(session, 1.0, RUN_ID, (), ()), 1.1) == []
+    assert taker.joining.missing == missing
+
+
+def test_a_newcomer_that_all_donors_refuse_waits_for_others():
+    taker = Taker()
+    taker.survey([A, B])
+    for session, (donor, _) in list(taker.fetches.items()):
+        taker.do(taker.joining.on_refused(donor, session, 1.0))
+    assert taker.joining.is_starved
+    assert taker.joining.next_deadline == 1.0 + RETRY_S
+    assert taker.joining.on_starved([], 2.0) == []
+    assert taker.joining.next_deadline == 2.0 + RETRY_S
+    effects = taker.do(taker.joining.on_starved([C], 3.0))
+    assert [donor for donor, *_ in pieces(effects)] == [C]
+    taker.receive_all()
+    assert taker.covered_once()
+    assert {donor for *_, donor in taker.fetched} == {C}
+
+
+def test_a_run_without_donors_is_given_up():
+    taker = Taker()
+    taker.survey([A])
+    taker.do(taker.joining.on_unlinked(A, 1.0))
+    now = taker.joining.next_deadline
+    while now < 1.0 + CONFIG.join_timeout_s:
+        assert taker.joining.on_starved([], now) == []
+        assert taker.joining.phase is Phase.COLLECTING
+        now = taker.joining.next_deadline
+    taker.joining.on_starved([], now)
+    assert taker.joining.phase is Phase.IDLE
+
+
+def test_a_donor_that_always_refuses_does_not_extend_the_transfer():
+    """A regression test: each new piece once restarted the timeout, and the newcomer waited for ever."""
+    taker = Taker()
+    taker.survey([A])
+    began = taker.now
+    while taker.joining.phase is not Phase.IDLE and taker.now < began + 4 * CONFIG.join_timeout_s:
+        taker.now += 0.5
+        for session, (donor, _) in list(taker.fetches.items()):
+            taker.do(taker.joining.on_refused(donor, session, taker.now))
+        if taker.joining.is_starved:
+            taker.do(taker.joining.on_starved([A], taker.now))
+    assert taker.joining.phase is Phase.IDLE
+    assert CONFIG.join_timeout_s <= taker.now - began <= CONFIG.join_timeout_s + 2 * RETRY_S
+    assert not taker.joining.may_ask(RUN_ID, taker.now)
+
+
+def test_stopping_sends_abort_to_all_donors():
+    taker = Taker()
+    taker.survey([A, B])
+    sessions = list(taker.fetches)
+    effects = taker.joining.stop()
+    assert [e for e in effects if isinstance(e, Release)] == [Release(session) for session in sessions]
+    assert {e.to for e in effects if isinstance(e, Send)} == {A, B}
+    assert taker.joining.phase is Phase.IDLE
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_everything_arrives_once_whatever_fails(seed):
+    rng = random.Random(seed)
+    taker = Taker(elements=rng.randrange(1, 40_000))
+    taker.survey(DONORS[: rng.randrange(1, 5)])
+    for _ in range(300):
+        taker.now += 0.1
+        if taker.joining.is_starved:
+            taker.do(taker.joining.on_starved(rng.sample(DONORS, rng.randrange(1, 8)), taker.now))
+        if not taker.fetches:
+            break
+        session = rng.choice(list(taker.fetches))
+        donor = taker.fetches[session][0]
+        match rng.randrange(8):
+            case 0:
+                taker.do(taker.joining.on_unlinked(donor, taker.now))
+            case 1:
+                taker.do(taker.joining.on_failed(session, taker.now))
+            case 2:
+                taker.do(taker.joining.on_refused(donor, session, taker.now))
+            case _:
+                taker.receive(session, rng.randrange(1, 5))
+        sending = [piece.donor for piece in taker.joining.pieces.values()]
+        assert len(sending) == len(set(sending)) <= CONFIG.internal.donors
+    assert taker.adopt is not None
+    assert taker.covered_once()
+
+
+# -- slow donors -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("slow", [{A}, {A, B, C}])
+def test_donors_that_trickle_lose_their_piece_after_the_time_of_one_chunk(slow):
+    taker = Taker(elements=40 * CHUNK)
+    taker.survey()
+    chunk_s = max(piece.deadline for piece in taker.joining.pieces.values())
+    piece_s = 2.0 + chunk_s  # The only chunk comes after two seconds.
+    honest = [session for session, (donor, _) in taker.fetches.items() if donor not in slow]
+    for session in honest:
+        taker.receive(session, 1_000)
+    for second in range(1, int(piece_s) + 1):
+        taker.now = float(second)
+        for session in [number for number, (donor, _) in taker.fetches.items() if donor in slow and second == 2]:
+            taker.receive(session)
+        taker.do(taker.joining.tick(taker.now))
+    taker.now = piece_s
+    taker.do(taker.joining.tick(piece_s))
+    assert not {donor for donor, _ in taker.fetches.values()} & slow
+    taker.receive_all()
+    assert taker.adopt is not None
+    assert chunk_s <= CONFIG.reply_timeout_s + 4 * CHUNK / (CONFIG.slowest_rate_mb_s * 1e6)
+
+
+# -- with real peers -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("seed", range(6))
+def test_a_newcomer_joins_although_its_donors_are_killed(seed):
+    swarm = World(seed, config=CONFIG)
+    swarm.network.chunk_s = 0.3
+    nodes = swarm.swarm(5, elements=40_000)
+    swarm.until(swarm.agreed, 120.0)
+    newcomer = swarm.start(0, 1, 2, elements=40_000)
+    rng = random.Random(seed)
+    for victim in rng.sample(nodes, 4):
+        swarm.run(0.3 + 2 * rng.random())
+        victim.crash()
+    swarm.until(lambda: newcomer.peer.view.ready, 120.0)
+    assert newcomer.kinds == ["joined"]
+    assert newcomer.run_id == nodes[0].run_id
+    assert newcomer.value == nodes[0].value  # All were equal.
+
+
+def test_a_newcomer_whose_only_donor_dies_begins_alone():
+    swarm = World(3, config=CONFIG)
+    swarm.network.chunk_s = 0.5
+    seed = swarm.start(elements=40_000)
+    newcomer = swarm.start(0, elements=40_000)
+    swarm.run(5.0)
+    assert newcomer.peer.joining.phase is Phase.COLLECTING
+    seed.crash()
+    swarm.until(lambda: newcomer.peer.view.ready, 2 * CONFIG.join_timeout_s)
+    assert newcomer.kinds[0] == "started"
+    assert newcomer.run_id != seed.run_id
