@@ -96,13 +96,8 @@ class Averager:
             peer, driver, boundary, vectors, self.snapshots, self.movement, self.return_mass
         )  # fmt: skip
 
-    def start_movement(self, weights: Floats) -> None:
-        """Measure how far local steps move the model from these weights on: float32 (elements,)."""
-        if self.movement is not None:
-            self.start_movement_at(self.movement.sample(weights))
-
     def start_movement_at(self, sample: Floats) -> None:
-        """Measure movement from weights whose sampled elements are ``sample``."""
+        """Measure how far local steps move the model from weights whose sampled elements are ``sample``."""
         if self.movement is not None:
             self.boundary.sampled_positions = self.movement.positions
             self.movement.measure_sample(sample)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from gossip.arithmetic.mixing import push_mass
 from gossip.arithmetic.subsets import ALL, Subset
-from gossip.averaging.model import Backup, Model, Pending
+from gossip.averaging.model import Backup, Model, Pending, is_narrow
 from gossip.averaging.vectors import Cut, Floats, Positions, Vector, Vectors
 from gossip.averaging.visit import Adoption, Update, Visit
 
@@ -138,15 +138,11 @@ class Boundary:
         Updates that are not applied yet belong to the present weights and are dropped. In a trial they are applied
         first, so that the backup holds what the partners have added already.
         """
+        if not adoption.trial:
+            self.drop_updates()
         with self.lock:
             self.adoption = adoption
-            dropped: list[Update] = []
-            if not adoption.trial:
-                dropped, self.arrived_updates = self.arrived_updates, []
-            self.pending_updates -= len(dropped)
             self.announce_request()
-        for update in dropped:
-            self.vectors.give(update.vector)
 
     def request_restore(self) -> None:
         with self.lock:
@@ -158,7 +154,13 @@ class Boundary:
         self.backup.forget()
         self.replacements += 1
         with self.lock:
-            dropped, self.arrived_updates, self.adoption, self.must_restore = self.arrived_updates, [], None, False
+            self.adoption, self.must_restore = None, False
+        self.drop_updates()
+
+    def drop_updates(self) -> None:
+        """Drop the updates that have arrived, since they are for weights that are replaced."""
+        with self.lock:
+            dropped, self.arrived_updates = self.arrived_updates, []
             self.pending_updates -= len(dropped)
         for update in dropped:
             self.vectors.give(update.vector)
@@ -249,6 +251,15 @@ class Boundary:
                     return number
         return len(self.arrived_updates)
 
+    def await_copy(self, visit: Visit, copy: Pending | None, vector: Vector | None = None) -> bool:
+        """Record a copy that is in progress, into ``vector`` alone. Return False if there is none to wait for."""
+        if copy is not None and vector is not None:
+            visit.finite_checks = (*visit.finite_checks, (vector, copy))
+        if copy is None or (copy.done() and not is_narrow(copy)):
+            return False
+        visit.copies = (*visit.copies, copy)
+        return True
+
     def begin_piece_copy(self, piece: Vector, visit: Visit) -> bool:
         """Begin to copy a piece for a newcomer. Return False if the model's device has no memory for it.
 
@@ -258,9 +269,9 @@ class Boundary:
         optimizer = model.optimizer_range()
         try:
             if stop <= model.size():
-                visit.await_copy(model.begin_read_piece(piece.array, start), piece)
+                self.await_copy(visit, model.begin_read_piece(piece.array, start), piece)
             elif optimizer.start <= start and stop <= optimizer.stop:
-                visit.await_copy(model.begin_read_optimizer(piece.array, start), piece)
+                self.await_copy(visit, model.begin_read_optimizer(piece.array, start), piece)
             else:
                 piece.start = sys.maxsize
         except MemoryError:
@@ -293,14 +304,14 @@ class Boundary:
         pending = False
         try:
             if cut is None:
-                visit.await_copy(model.begin_read(vector.array), vector)
+                self.await_copy(visit, model.begin_read(vector.array), vector)
                 vector.is_finite = model.finite
             else:
                 elements, sampled = cut.positions.size, self.sampled_positions
                 vector.cut = cut
-                pending = visit.await_copy(model.begin_read_at(vector.array[:elements], cut.positions), vector)
+                pending = self.await_copy(visit, model.begin_read_at(vector.array[:elements], cut.positions), vector)
                 if sampled is not None:
-                    visit.await_copy(model.begin_read_at(vector.array[elements:], sampled), vector)
+                    self.await_copy(visit, model.begin_read_at(vector.array[elements:], sampled), vector)
         except MemoryError:
             if pending:
                 visit.busy_vectors.append(vector)  # It is given back once nothing writes to it.
@@ -348,7 +359,7 @@ class Boundary:
             return 0.0
         if update.mass is not None:
             self.mass += update.mass
-        if visit.await_copy(pending):
+        if self.await_copy(visit, pending):
             visit.busy_vectors.append(update.vector)
         else:  # The vector is free at once, and this visit may copy into it.
             self.vectors.give(update.vector)

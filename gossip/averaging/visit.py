@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gossip.averaging.model import Pending, Upload, is_narrow, result_is_finite
+from gossip.averaging.model import Pending, Upload, result_is_finite
 from gossip.averaging.vectors import Floats, Positions, Vector
 
 __all__ = ["Adoption", "Update", "Visit"]
@@ -82,12 +82,3 @@ class Visit:
         copied = [*(vector for _, vector, _ in self.snapshots), self.spare_copy, self.newcomers_copy]
         unique = {id(vector): vector for vector in copied if vector is not None}
         return [one for one in unique.values() if one.is_finite is None and one.array.size >= least_elements]
-
-    def await_copy(self, copy: Pending | None, vector: Vector | None = None) -> bool:
-        """Record a copy that is in progress, into ``vector`` alone. Return False if there is none to wait for."""
-        if copy is not None and vector is not None:
-            self.finite_checks = (*self.finite_checks, (vector, copy))
-        if copy is None or (copy.done() and not is_narrow(copy)):
-            return False
-        self.copies = (*self.copies, copy)
-        return True

@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 from gossip.arithmetic.correction import credit
 from gossip.arithmetic.subsets import ALL
 from gossip.effects import Effect, Mix, Send
-from gossip.exchange.beginning import answer_offer, begin_mix
+from gossip.exchange import beginning
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.offer import Exchange
 from gossip.exchange.session import State, clamp_version, version_gap
 from gossip.exchange.transitions import PAIR, Table
 from gossip.ids import PeerId
 from gossip.misbehaviour import IMPOSSIBLE_COUNT
-from gossip.wire.messages import Offer, Settled
+from gossip.wire.messages import Settled
 
 __all__ = ["Pair"]
 
@@ -29,14 +29,8 @@ class Pair(Exchange):
 
     MIXING: ClassVar[str] = "pair"
     TRANSITIONS: ClassVar[Table] = PAIR
-
-    @classmethod
-    def begin_mix(cls, exchanges: Exchanges[Any], now: float) -> list[Effect]:
-        return begin_mix(cls, exchanges, now)
-
-    @classmethod
-    def answer_offer(cls, exchanges: Exchanges[Any], sender: PeerId, offer: Offer, now: float) -> list[Effect]:
-        return answer_offer(cls, exchanges, sender, offer, now)
+    begin_mix = classmethod(beginning.begin_mix)
+    answer_offer = classmethod(beginning.answer_offer)
 
     @classmethod
     def precedence(cls, exchanges: Exchanges[Any], sender: PeerId) -> tuple[list[Exchange], bool]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from gossip.effects import Effect, Merge
-from gossip.exchange.beginning import answer_offer, begin_mix
-from gossip.exchange.exchanges import Exchanges
+from gossip.exchange import beginning
 from gossip.exchange.offer import Exchange
 from gossip.exchange.session import State
 from gossip.exchange.transitions import PUSH, Table
@@ -29,14 +28,8 @@ class Push(Exchange):
 
     MIXING: ClassVar[str] = "push"
     TRANSITIONS: ClassVar[Table] = PUSH
-
-    @classmethod
-    def begin_mix(cls, exchanges: Exchanges[Any], now: float) -> list[Effect]:
-        return begin_mix(cls, exchanges, now)
-
-    @classmethod
-    def answer_offer(cls, exchanges: Exchanges[Any], sender: PeerId, offer: Offer, now: float) -> list[Effect]:
-        return answer_offer(cls, exchanges, sender, offer, now)
+    begin_mix = classmethod(beginning.begin_mix)
+    answer_offer = classmethod(beginning.answer_offer)
 
     @classmethod
     def mismatch(cls, offer: Offer) -> str | None:

@@ -126,7 +126,8 @@ class Host:
         model, kept = VectorModel(vector), KeptVector(vector)
         self.boundary = Boundary(model, vectors, kept, config.conserves, LOCK, partial(request_visit, self))
         self.averager = Averager(self.peer, config, self.boundary, vectors, outer, self, LOCK)
-        self.averager.start_movement(vector)
+        if self.averager.movement is not None:
+            self.averager.start_movement_at(self.averager.movement.sample(vector))
 
     def take_lessons(self) -> list[Lesson]:
         """Return the lessons of exchanges that finished since the last call."""

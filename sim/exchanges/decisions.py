@@ -339,10 +339,9 @@ class Decisions:
 
     def on_slot_freed(self, peer: int) -> None:
         """Check again for a due mix after an exchange has freed a slot."""
-        if self.waits_for_slot[peer]:
-            max_slots = self.max_overlapping if self.is_overlapping(peer) else 1
-            if self.slots.used[peer] < max_slots:
-                self.waits_for_slot[peer], self.retry_at[peer] = False, self.events.now
+        max_slots = self.max_overlapping if self.is_overlapping(peer) else 1
+        if self.waits_for_slot[peer] and self.slots.used[peer] < max_slots:
+            self.waits_for_slot[peer], self.retry_at[peer] = False, self.events.now
         if not self.waits_for_slot[peer]:
             self.schedule_check(peer)
 

@@ -32,12 +32,13 @@ from gossip.codecs import leaner
 from gossip.effects import Dial, Effect, Gather, MemberState, Mix, Send
 from gossip.exchange.agreement import is_acceptable, is_valid_begin
 from gossip.exchange.exchanges import Exchanges
-from gossip.exchange.groups.matchmaking import answer_invitation, begin_mix, invitation, invite_substitute
+from gossip.exchange.groups import matchmaking
+from gossip.exchange.groups.matchmaking import invitation, invite_substitute
 from gossip.exchange.session import Session, clamp_version, version_gap
 from gossip.exchange.session_table import DOUBT_RETRY_S
 from gossip.exchange.transitions import GROUP, Event, State, Table
 from gossip.ids import UNSTATED, Claim, PeerId
-from gossip.wire.messages import Abort, Begin, Busy, Commit, Invite, Joined, Outcome, Settled
+from gossip.wire.messages import Abort, Begin, Busy, Commit, Joined, Outcome, Settled
 
 __all__ = ["MAX_DOUBTS", "Group"]
 
@@ -54,6 +55,8 @@ class Group(Session):
     """
 
     TRANSITIONS: ClassVar[Table] = GROUP
+    begin_mix = classmethod(matchmaking.begin_mix)
+    answer_invitation = classmethod(matchmaking.answer_invitation)
     IS_GROUP: ClassVar[bool] = True
 
     exchanges: Exchanges[Any] = field(repr=False)
@@ -112,14 +115,6 @@ class Group(Session):
         return []
 
     # -- members -------------------------------------------------------------------------------------------------
-    @classmethod
-    def begin_mix(cls, exchanges: Exchanges[Any], now: float) -> list[Effect]:
-        return begin_mix(cls, exchanges, now)
-
-    @classmethod
-    def answer_invitation(cls, exchanges: Exchanges[Any], sender: PeerId, invite: Invite, now: float) -> list[Effect]:
-        return answer_invitation(cls, exchanges, sender, invite, now)
-
     def on_snapshotted(self, now: float, mass: float = 0.0) -> list[Effect]:
         """Handle our snapshot in PREPARING: the inviter sends the invitations, an invited peer Joined."""
         local, reply_s = self.exchanges.local, self.exchanges.config.reply_timeout_s
