@@ -12,6 +12,7 @@ from gossip.discovery import Reachability
 from gossip.effects import Effect, Send
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.session import Local
+from gossip.exchange.transitions import Event
 from gossip.ids import PeerId
 from gossip.membership.members import Members
 from gossip.state_transfer.donating import Donor
@@ -67,17 +68,22 @@ def must_decline(peer: PeerParts, session: int) -> bool:
     return peer.local.left or is_session_taken(peer, session) or peer.joining.phase is Phase.ADOPTING
 
 
+def on_answer(peer: PeerParts, sender: PeerId, answer: Accept | Joined | Begin | Settled, now: float) -> list[Effect]:
+    """Pass an answer on to the exchange that it is about, which reads its terms."""
+    return peer.exchanges.route_message(EVENTS[type(answer)], sender, answer.session, answer, now)
+
+
+def on_decision(peer: PeerParts, sender: PeerId, message: Commit | Outcome, now: float) -> list[Effect]:
+    """Pass a COMMIT, or the question for one, on to the exchange that it is about."""
+    return peer.exchanges.route_message(EVENTS[type(message)], sender, message.session, now)
+
+
 def on_refusal(peer: PeerParts, sender: PeerId, message: Busy | Refuse | Abort, now: float) -> list[Effect]:
     """Pass a refusal on to the exchange, the served piece or the transfer that it is about."""
     session = message.session
     if session in peer.exchanges.table:
-        match message:
-            case Busy():
-                return peer.exchanges.on_busy(sender, session, now)
-            case Refuse():
-                return peer.exchanges.on_refuse(sender, session, now)
-            case Abort():
-                return peer.exchanges.on_abort(sender, session, message.code, now)
+        code = (message.code,) if isinstance(message, Abort) else ()
+        return peer.exchanges.route_message(EVENTS[type(message)], sender, session, *code, now)
     served = peer.donating.table.get(session)
     if served is not None and served.newcomer == sender:
         return peer.donating.end(session)
@@ -110,15 +116,19 @@ def is_session_taken(peer: PeerParts, session: int) -> bool:
     )  # fmt: skip
 
 
+EVENTS: dict[type, Event] = {  # The event of an exchange that each message brings.
+    Accept: Event.ACCEPT, Joined: Event.JOINED, Begin: Event.BEGIN, Settled: Event.SETTLED, Commit: Event.COMMIT,
+    Outcome: Event.OUTCOME, Busy: Event.BUSY, Refuse: Event.REFUSE, Abort: Event.ABORT,
+}  # fmt: skip
 HANDLERS: dict[type, Callable[[PeerParts, PeerId, Any, float], list[Effect]]] = {
     Offer: on_offer,
     Invite: on_invite,
-    Accept: lambda peer, sender, accept, now: peer.exchanges.on_accept(sender, accept, now),
-    Joined: lambda peer, sender, joined, now: peer.exchanges.on_joined(sender, joined, now),
-    Begin: lambda peer, sender, begin, now: peer.exchanges.on_begin(sender, begin, now),
-    Commit: lambda peer, sender, commit, now: peer.exchanges.on_commit(sender, commit.session, now),
-    Outcome: lambda peer, sender, outcome, now: peer.exchanges.on_outcome(sender, outcome.session, now),
-    Settled: lambda peer, sender, settled, now: peer.exchanges.on_settled(sender, settled, now),
+    Accept: on_answer,
+    Joined: on_answer,
+    Begin: on_answer,
+    Settled: on_answer,
+    Commit: on_decision,
+    Outcome: on_decision,
     Busy: on_refusal,
     Refuse: on_refusal,
     Abort: on_refusal,

@@ -14,7 +14,7 @@ from gossip.effects import Dial, Effect, Send
 from gossip.exchange import reservation
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.progress import RunProgress
-from gossip.exchange.session import Local, LocalModel
+from gossip.exchange.session import Event, Local, LocalModel
 from gossip.handlers import HANDLERS
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.initiator import Initiator
@@ -370,7 +370,7 @@ class Peer:
         self.initiator.adapt_pace(moved)
         if session in self.donating.table:
             return self.donating.on_snapshotted(session)
-        effects = self.exchanges.on_snapshotted(session, now, mass)
+        effects = self.exchanges.route_report(Event.SNAPSHOTTED, session, now, mass)
         return effects + self.follow_up(now) if self.needs_follow_up else effects
 
     def on_recalled(self, session: int, now: float) -> list[Effect]:
@@ -385,12 +385,12 @@ class Peer:
         """End the exchange or the served piece whose snapshot cannot be used."""
         if session in self.donating.table:
             return self.donating.abandon([session])
-        return self.exchanges.on_spoiled(session)
+        return self.exchanges.route_report(Event.SPOILED, session)
 
     def on_streamed(self, session: int, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
         """Handle the complete streams of an exchange: |theirs - ours|^2 and |ours|^2."""
         exchange = self.exchanges.table.get(session)
-        effects = self.exchanges.on_streamed(session, difference_sq, own_sq, now)
+        effects = self.exchanges.route_report(Event.STREAMED, session, difference_sq, own_sq, now)
         if exchange is not None and effects:
             self.membership.on_proof_of_life(exchange.partner, now)
         return effects + self.follow_up(now) if self.needs_follow_up else effects
@@ -399,12 +399,12 @@ class Peer:
         self, session: int, difference_sq: float, own_sq: float, refused: Iterable[PeerId], now: float
     ) -> list[Effect]:
         """Handle a complete group average: |mean - ours|^2, |ours|^2 and the members whose slices were refused."""
-        effects = self.exchanges.on_gathered(session, difference_sq, own_sq, refused, now)
+        effects = self.exchanges.route_report(Event.GATHERED, session, difference_sq, own_sq, refused, now)
         return effects + self.follow_up(now) if self.needs_follow_up else effects
 
     def on_failed(self, session: int, code: str, now: float) -> list[Effect]:
         """Handle the early end of a session's streams (an exchange, a piece fetched or served)."""
-        effects = self.exchanges.on_failed(session, code, now)
+        effects = self.exchanges.route_report(Event.FAILED, session, code, now)
         effects += self.joining.on_failed(session, now)
         effects += self.donating.end(session)
         return effects + self.follow_up(now)

@@ -23,7 +23,7 @@ from gossip.exchange.transitions import Event, State
 from gossip.filters.registry import filter_of
 from gossip.ids import Address, PeerId
 from gossip.recent import Recent
-from gossip.wire.messages import Accept, Begin, Invite, Joined, Offer, Settled
+from gossip.wire.messages import Invite, Offer
 
 __all__ = ["Exchanges", "PartnerChoice"]
 
@@ -171,8 +171,7 @@ class Exchanges(Ledger[AnySession]):
         known = self.table.get(session)
         return [] if known is None else self.route_event(known, event, *arguments)
 
-    # -- messages ------------------------------------------------------------------------------------------------
-    # The first two begin a session. The others pass a message to the session that it names.
+    # -- offers --------------------------------------------------------------------------------------------------
     def on_offer(self, sender: PeerId, offer: Offer, now: float) -> list[Effect]:
         if self.can_overlap and offer.mixing == self.reservations.MIXING:
             return self.reservations.answer_reservation(self, sender, offer, now)
@@ -181,64 +180,7 @@ class Exchanges(Ledger[AnySession]):
     def on_invite(self, sender: PeerId, invite: Invite, now: float) -> list[Effect]:
         return self.session_class.answer_invitation(self, sender, invite, now)
 
-    def on_accept(self, sender: PeerId, accept: Accept, now: float) -> list[Effect]:
-        return self.route_message(Event.ACCEPT, sender, accept.session, accept, now)
-
-    def on_joined(self, sender: PeerId, joined: Joined, now: float) -> list[Effect]:
-        return self.route_message(Event.JOINED, sender, joined.session, joined, now)
-
-    def on_begin(self, sender: PeerId, begin: Begin, now: float) -> list[Effect]:
-        return self.route_message(Event.BEGIN, sender, begin.session, begin, now)
-
-    def on_busy(self, sender: PeerId, session: int, now: float) -> list[Effect]:
-        return self.route_message(Event.BUSY, sender, session, now)
-
-    def on_refuse(self, sender: PeerId, session: int, now: float) -> list[Effect]:
-        return self.route_message(Event.REFUSE, sender, session, now)
-
-    def on_commit(self, sender: PeerId, session: int, now: float) -> list[Effect]:
-        return self.route_message(Event.COMMIT, sender, session, now)
-
-    def on_abort(self, sender: PeerId, session: int, code: str, now: float) -> list[Effect]:
-        return self.route_message(Event.ABORT, sender, session, code, now)
-
-    def on_outcome(self, sender: PeerId, session: int, now: float) -> list[Effect]:
-        return self.route_message(Event.OUTCOME, sender, session, now)
-
-    def on_settled(self, sender: PeerId, settled: Settled, now: float) -> list[Effect]:
-        return self.route_message(Event.SETTLED, sender, settled.session, settled, now)
-
-    # -- reports of the driver -----------------------------------------------------------------------------------
-    def on_snapshotted(self, session: int, now: float, mass: float = 0.0) -> list[Effect]:
-        """Handle our snapshot; ``mass`` is the push-sum mass that it took from the model."""
-        return self.route_report(Event.SNAPSHOTTED, session, now, mass)
-
-    def on_spoiled(self, session: int) -> list[Effect]:
-        """End the session, because its snapshot is not finite or cannot be taken."""
-        return self.route_report(Event.SPOILED, session)
-
-    def on_streamed(self, session: int, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
-        """Handle the partner's complete vector, whose checksums are valid."""
-        return self.route_report(Event.STREAMED, session, difference_sq, own_sq, now)
-
-    def on_gathered(
-        self, session: int, difference_sq: float, own_sq: float, refused: Iterable[PeerId], now: float
-    ) -> list[Effect]:
-        """Handle a group's means, which have all arrived.
-
-        Args:
-            session: Session of the group.
-            difference_sq: Squared distance between the mean of the members' vectors and our vector.
-            own_sq: Squared norm of our vector.
-            refused: Members whose values our slice leaves out, or whose slices are no valid means.
-            now: Current time in seconds.
-        """
-        return self.route_report(Event.GATHERED, session, difference_sq, own_sq, refused, now)
-
-    def on_failed(self, session: int, code: str, now: float) -> list[Effect]:
-        """End a session whose streams stalled, brought wrong bytes or lost their link ("broken")."""
-        return self.route_report(Event.FAILED, session, code, now)
-
+    # -- links ---------------------------------------------------------------------------------------------------
     def on_linked(self, peer: PeerId, now: float) -> list[Effect]:
         """Tell all sessions that there is a link to ``peer``."""
         sessions = self.table.values()

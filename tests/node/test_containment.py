@@ -202,7 +202,7 @@ async def test_what_began_and_waits_for_its_link_is_sent():
     peer = node.peer
     peer.partners.choose = lambda asked, now, *more: OTHER if not asked else None
     [wish] = peer.exchanges.begin_mix(node.now)
-    [sent] = peer.exchanges.on_snapshotted(wish.session, node.now)
+    [sent] = peer.on_snapshotted(wish.session, node.now)
     assert peer.view.should_send(OTHER, sent.message)
     assert not peer.view.should_send(peer.id, sent.message)
     peer.exchanges.abandon()

@@ -8,7 +8,7 @@ from gossip.config import Config
 from gossip.effects import Send, Snapshot, Transfer
 from gossip.exchange import reservation
 from gossip.exchange.exchanges import Exchanges
-from gossip.exchange.session import Local
+from gossip.exchange.session import Event, Local
 from gossip.ids import PeerId
 from gossip.wire.messages import Accept, Commit, Offer
 
@@ -16,8 +16,54 @@ A, B, C, D, E, F = (PeerId(bytes([65 + i]) * 16) for i in range(6))
 ELEMENTS = 100
 
 
+class PlayedExchanges(Exchanges):
+    """Exchanges with a short call for each message and each report, as a Peer routes them."""
+
+    def on_accept(self, sender, accept, now):
+        return self.route_message(Event.ACCEPT, sender, accept.session, accept, now)
+
+    def on_joined(self, sender, joined, now):
+        return self.route_message(Event.JOINED, sender, joined.session, joined, now)
+
+    def on_begin(self, sender, begin, now):
+        return self.route_message(Event.BEGIN, sender, begin.session, begin, now)
+
+    def on_settled(self, sender, settled, now):
+        return self.route_message(Event.SETTLED, sender, settled.session, settled, now)
+
+    def on_busy(self, sender, session, now):
+        return self.route_message(Event.BUSY, sender, session, now)
+
+    def on_refuse(self, sender, session, now):
+        return self.route_message(Event.REFUSE, sender, session, now)
+
+    def on_commit(self, sender, session, now):
+        return self.route_message(Event.COMMIT, sender, session, now)
+
+    def on_outcome(self, sender, session, now):
+        return self.route_message(Event.OUTCOME, sender, session, now)
+
+    def on_abort(self, sender, session, code, now):
+        return self.route_message(Event.ABORT, sender, session, code, now)
+
+    def on_snapshotted(self, session, now, mass=0.0):
+        return self.route_report(Event.SNAPSHOTTED, session, now, mass)
+
+    def on_spoiled(self, session):
+        return self.route_report(Event.SPOILED, session)
+
+    def on_streamed(self, session, difference_sq, own_sq, now):
+        return self.route_report(Event.STREAMED, session, difference_sq, own_sq, now)
+
+    def on_gathered(self, session, difference_sq, own_sq, refused, now):
+        return self.route_report(Event.GATHERED, session, difference_sq, own_sq, refused, now)
+
+    def on_failed(self, session, code, now):
+        return self.route_report(Event.FAILED, session, code, now)
+
+
 class Side:
-    """An :class:`Exchanges` with a scripted choice of partners."""
+    """Exchanges with a scripted choice of partners."""
 
     def __init__(self, me=A, partners=(B,), config=None, first_session=1, **local):
         self.me, self.partners = me, list(partners)
@@ -26,14 +72,11 @@ class Side:
         self.local = Local("f", ELEMENTS, 10, **fields)
         self.sessions = itertools.count(first_session)
         self.benched, self.declined, self.mixes, self.gone, self.strangers = [], [], [], [], []
-        self.exchanges = Exchanges(
-            me,
-            self.local,
-            self.config,
-            lambda: next(self.sessions),
-            self,
-            reservation,
-        )
+
+        def new_session():
+            return next(self.sessions)
+
+        self.exchanges = PlayedExchanges(me, self.local, self.config, new_session, self, reservation)
 
     wary_until = 0.0
 

@@ -10,11 +10,11 @@ import pytest
 from gossip.config import Config
 from gossip.effects import Dial, Gather, MemberState, Mix, Release, Send, Snapshot
 from gossip.exchange import reservation
-from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.groups.group import MAX_DOUBTS
 from gossip.exchange.session import MAX_GAP_ROUNDS, Local, State
 from gossip.ids import Address, Claim, PeerId
 from gossip.wire.messages import Abort, Begin, Busy, Commit, Invite, Joined, Outcome, Refuse, Settled
+from tests.gossip.exchange.sides import PlayedExchanges
 
 A, B, C, D = (PeerId(bytes([n]) * 16) for n in (1, 2, 3, 4))
 
@@ -53,9 +53,9 @@ class Mates:
         return peer not in self.unlinked
 
 
-def groups(me: PeerId, mates: Mates, **changes: object) -> Exchanges:
+def groups(me: PeerId, mates: Mates, **changes: object) -> PlayedExchanges:
     local = Local("f", 1000, 1000, run_id=b"g" * 16, version=2.0, ready=True, boundary_at=0.0)
-    return Exchanges(
+    return PlayedExchanges(
         me, local, Config(**{"mixing": "group", **changes}), iter(range(1, 99)).__next__, mates, reservation
     )
 
@@ -64,7 +64,7 @@ def invite(session: int, *members: PeerId, **changes: object) -> Invite:
     return replace(Invite(session, "f", b"g" * 16, 4.0, "fp32", members), **changes)
 
 
-def invited(me: PeerId = B, inviter: PeerId = A, **changes: object) -> Exchanges:
+def invited(me: PeerId = B, inviter: PeerId = A, **changes: object) -> PlayedExchanges:
     """One that joined, and knows who takes part."""
     one = groups(me, Mates(), **changes)
     assert one.on_invite(inviter, invite(7, B, C), 0.0) == [Snapshot(7)]
@@ -72,14 +72,14 @@ def invited(me: PeerId = B, inviter: PeerId = A, **changes: object) -> Exchanges
     return one
 
 
-def verified() -> Exchanges:
+def verified() -> PlayedExchanges:
     one = invited()
     assert isinstance(one.on_begin(A, Begin(7, (A, B, C), 3.0, "fp32"), 0.2)[-1], Gather)
     assert one.on_gathered(7, 1.0, 1.0, [], 0.3) == [Send(A, Commit(7))]
     return one
 
 
-def inviting(state: State = State.STREAMING, **changes: object) -> Exchanges:
+def inviting(state: State = State.STREAMING, **changes: object) -> PlayedExchanges:
     """A's own group with B and C."""
     one = groups(A, Mates(B, C), **changes)
     one.begin_mix(0.0)
