@@ -83,7 +83,7 @@ def test_a_tick_ends_the_doubt_about_one_that_is_held_dead():
         node.peer.schedule.retry_at = float("inf")
     a.peer.schedule.retry_at, a.peer.schedule.due_steps = swarm.now, 0
     swarm.until(lambda: any(one.state is State.STREAMING for one in a.peer.exchanges.table.values()), 5.0)
-    [exchange] = a.peer.exchanges.table.values()
+    exchange = next(one for one in a.peer.exchanges.table.values() if one.state is State.STREAMING)
     a.perform(a.peer.on_streamed(exchange.session, 1.0, 1.0, swarm.now))
     partner = swarm.by_id[exchange.partner]
     partner.crash()

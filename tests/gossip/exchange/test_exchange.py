@@ -341,7 +341,8 @@ def test_a_transfer_may_take_what_it_took_before_and_the_bytes_at_the_slowest_ra
         side.exchanges.on_commit(B, 50, 0.0)
         side.exchanges.on_streamed(50, 1.0, 1.0, 0.0)
     answering(side, 51)
-    assert side.table[51].timer_at == pytest.approx(least_s + bytes_s + 3.0 + 6 * 1.0)  # median 3, median deviation 1
+    # The median is 3, and the median deviation 1.
+    assert side.table[51].final_deadline == pytest.approx(least_s + bytes_s + 3.0 + 6 * 1.0)
 
 
 def test_what_an_answer_took_a_transfer_may_take_longer():
