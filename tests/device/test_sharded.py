@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from node.model.device.uploads import Uploads
+from node.model.sharded.operation import Operation, Portion
 from node.model.sharded.shards import LocalShard, ShardBox
-from node.model.sharded.work import Operation, ShardWork, change_tensor
+from node.model.sharded.work import ShardWork, change_tensor
 
 pytestmark = pytest.mark.cuda
 ROWS, COLUMNS, PARTS = 8, 10, 5
@@ -25,13 +26,10 @@ class Work(ShardWork):
         self.parts = [torch.ones(ROWS, COLUMNS, device="cuda") for _ in range(PARTS)]
         self.shards = [LocalShard(part, size * number, box) for number, part in enumerate(self.parts)]
         self.bytes = np.frombuffer(mmap.mmap(-1, 1 << 16), np.uint8)
-        self.memory = self
 
-    def bytes_of(self, number):
-        return self.bytes
-
-    def _shards(self, operation):
-        return iter(self.shards)
+    def portion(self, kind, elements):
+        operation = Operation(kind, elements=elements)
+        return Portion(operation, self.bytes[: operation.size], self.shards)
 
 
 def waits_of(accelerator):
@@ -47,21 +45,21 @@ def test_positions_in_any_number_of_tensors_take_one_copy_in_each_direction(acce
     torch.cuda.synchronize()
     before = waits_of(accelerator)
     with torch.no_grad():
-        work._add_at(Operation("add_at", elements=places.size))
+        work._add_at(work.portion("add_at", places.size))
         added = waits_of(accelerator)
         values.fill(0.0)
-        assert work._read_at(Operation("read_at", elements=places.size))
+        assert work._read_at(work.portion("read_at", places.size))
     assert accelerator is None or (added - before, len(accelerator.waits) - added) == (2, 2)
     assert values.tolist() == [1.0 + number for number in range(places.size)]
 
 
 def test_a_read_says_whether_all_values_are_finite(accelerator):
     work = Work()
-    operation = Operation("read", elements=PARTS * ROWS * COLUMNS)
+    portion = work.portion("read", PARTS * ROWS * COLUMNS)
     with torch.no_grad():
-        assert work._read(operation)
+        assert work._read(portion)
         work.parts[3][2, 5] = float("nan")
-        assert not work._read(operation)
+        assert not work._read(portion)
 
 
 @pytest.mark.parametrize("is_full", [False, True])

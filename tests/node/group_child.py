@@ -1,12 +1,13 @@
 """One rank of a node: `python group_child.py RANK SIZE FOLDER [SEED...]` writes what it holds in the end to a file.
 
-In the environment: NODES, the nodes that the processes form; SHARDED, a model that fully_shard divides; WRONG, a
-mistake of the last rank.
+In the environment: NODES, the nodes that the processes form; SHARDED, a model that fully_shard divides; APART, the
+ranks that do not find rank 0's memory, as on another host; WRONG, a mistake of the last rank.
 """
 
 import json
 import os
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gossip.config import Config
 from node import Node
 from node.loop.ranks import channel
+from node.model.sharded import operation, state
 from node.model.sharded.memory import MappedVectors
 
 rank, size, folder, seeds = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:]
@@ -56,8 +58,11 @@ else:
 if os.environ.get("WRONG") == "group":
     group = dist.new_group([0])  # on all ranks, and only rank 0 is in it
     wrong = "others" if rank else ""
-if wrong == "host":
-    MappedVectors.map = lambda memory, name: False  # as on another host, which has no such memory
+if "APART" in os.environ:
+    operation.PORTION_BYTES, state.STAGED_BYTES = 1200, 1000
+if str(rank) in os.environ.get("APART", "").split():
+    map_memory = MappedVectors.map
+    MappedVectors.map = lambda memory, name: map_memory(memory, replace(name, path="/nowhere"))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 

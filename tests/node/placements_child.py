@@ -1,9 +1,11 @@
 """One rank of four that hold tensors divided in many ways: `python placements_child.py RANK FOLDER`.
 
-Rank 0 reads, changes and puts back the flat vector, and every rank compares with what torch puts together.
+Rank 0 reads, changes and puts back the flat vector, and every rank compares with what torch puts together. It does so
+with memory that all ranks map, and again as if ranks 1 and 3 were on another host.
 """
 
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -22,6 +24,9 @@ from node.loop.ranks.channel import GroupChannel
 from node.loop.ranks.ranks import Ranks
 from node.loop.ranks.sharded import perform_command, with_shards
 from node.model.optimizers import Optimizers
+from node.model.sharded import operation
+from node.model.sharded import state as sharded_state
+from node.model.sharded.memory import MappedVectors
 from node.model.snapshot import ModelState
 
 rank, folder = int(sys.argv[1]), Path(sys.argv[2])
@@ -29,6 +34,15 @@ torch.set_num_threads(1)
 dist.init_process_group(
     "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=4, timeout=timedelta(seconds=60)
 )
+operation.PORTION_BYTES, sharded_state.STAGED_BYTES = 160, 120  # Many portions, of which some cut a tensor.
+is_apart, map_memory = False, MappedVectors.map
+
+
+def map_if_near(memory, name):
+    return map_memory(memory, replace(name, path="/nowhere") if is_apart and rank % 2 else name)
+
+
+MappedVectors.map = map_if_near
 mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
 
 
@@ -73,8 +87,11 @@ for name, (model, same) in cases.items():
     state.work.begin()
     ranks.is_standing = True
     if rank:
-        while perform_command(ranks.receive_command(), state.work, trained.optimizers):
-            pass
+        while (command := ranks.receive_command()).kind != "end":
+            if command.kind == "apart":
+                is_apart = True
+            else:
+                assert perform_command(command, state.work, trained.optimizers)
     else:
         size = state.layout.size
         rng = np.random.default_rng(3)
@@ -83,21 +100,39 @@ for name, (model, same) in cases.items():
         keys = expected.optimizer_keys
         assert state.optimizer_keys == keys
         changes = [
-            ("add", (values,)), ("add_weighted", (values, 0.5)), ("add_at", (values[at], at)), ("merge", (values, 0.5)),
+            ("add", (values,)), ("add_weighted", (values, 0.3)), ("add_at", (values[at], at)), ("merge", (values, 0.3)),
         ]  # fmt: skip
-        for call, given in [("sound", ()), *changes]:
-            for one in (state, expected):
-                getattr(one, call)(*(value.copy() if isinstance(value, np.ndarray) else value for value in given))
-            held = []
-            for one in (state, expected):
-                vector, part, piece = one.buffer(size), np.empty(at.size, np.float32), np.empty(size // 2, np.float32)
-                one.read(vector)
-                one.begin_read_at(part, at)
-                one.begin_read_piece(piece, size // 5)
-                kept = np.empty(len(keys) * one.trained_elements, np.float32)
-                one.begin_read_optimizer(kept, size)
-                held.append(np.concatenate([vector, part, piece, kept]))
-            assert np.allclose(*held, atol=1e-5)
+        vector = state.buffer(size)
+        state.read(vector)
+        first = vector.copy()
+        seen = {"near": [], "apart": []}
+        for way, found in seen.items():
+            if way == "apart":
+                ranks.send_command("apart")
+                state._staging = np.empty(0, np.float32)  # The ranks map what is made from here on, or cannot.
+                state.write(first)
+                expected.write(first)
+            for call, given in [("sound", ()), *changes]:
+                held = []
+                for one in (state, expected):
+                    arguments = [value.copy() if isinstance(value, np.ndarray) else value for value in given]
+                    if call != "add_at" and given:
+                        arguments[0] = one.buffer(size)
+                        arguments[0][:] = values
+                    getattr(one, call)(*arguments)
+                    vector = one.buffer(size)
+                    part, piece = np.empty(at.size, np.float32), np.empty(size // 2, np.float32)
+                    one.read(vector)
+                    one.begin_read_at(part, at)
+                    one.begin_read_piece(piece, size // 5)
+                    kept = np.empty(len(keys) * one.trained_elements, np.float32)
+                    one.begin_read_optimizer(kept, size)
+                    held.append(np.concatenate([vector, part, piece, kept]))
+                assert np.allclose(*held, atol=1e-5)
+                found.append(held[0])
+            assert state.absent_ranks == ((1, 3) if way == "apart" else ())
+        assert all(map(np.array_equal, *seen.values())), "bit for bit"
+        state.read(vector := state.buffer(size))
         file = state.tensors()
         assert all(np.allclose(file[key], value.detach(), atol=1e-5) for key, value in expected.tensors().items())
         state.write(-vector)
@@ -109,6 +144,7 @@ for name, (model, same) in cases.items():
             other.data.neg_()
         dist.broadcast(other.data, 0)
         assert torch.allclose(there[0], other.detach(), atol=1e-5)
+    is_apart = False
     ranks.leave(None)
 uneven = divided(layers(6))  # Three rows for each of two processes, which FSDP cannot halve.
 try:

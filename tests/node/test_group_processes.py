@@ -19,6 +19,7 @@ from torch import nn
 from gossip.config import Config
 from gossip.errors import ConfigError
 from node import Node
+from tests.reliability.namespaces import switched
 
 CHILD = Path(__file__).with_name("group_child.py")
 ENDS_S = 20.0  # a killed process is noticed when its sockets close, at once: what this bounds is a busy machine
@@ -88,18 +89,34 @@ def test_a_node_over_one_rank_of_several_warns(caplog):
     assert "a DistributedDataParallel of 2 processes, whose weights drift apart" in caplog.text
 
 
+def inside(space):
+    """Return the beginning of a command that runs in a network namespace, as in a container of its own."""
+    return ["ip", "netns", "exec", space, "unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+
+
 @pytest.fixture
 def launch(tmp_path):
-    """``launch(name, size, seeds, **environment)`` starts the ranks of a group, or of several."""
+    """``launch(name, size, seeds, spaces, **environment)`` starts the ranks of a group, or of several.
+
+    Of ``spaces``, network namespaces, each rank takes one in turn, and sees no processes but its own.
+    """
     started = []
 
-    def start(name, size=2, seeds=(), **environment):
+    def start(name, size=2, seeds=(), spaces=(), **environment):
         folder = tmp_path / name
         folder.mkdir()
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("GOSSIP_")}
+        child = [sys.executable, str(CHILD)]
         ranks = [
             subprocess.Popen(
-                [sys.executable, str(CHILD), str(rank), str(size), str(folder), *seeds],
+                [
+                    *(inside(spaces[rank % len(spaces)]) if spaces else []),
+                    *child,
+                    str(rank),
+                    str(size),
+                    str(folder),
+                    *seeds,
+                ],
                 env=inherited | environment,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -139,14 +156,15 @@ def results(folder, size):
 
 WHOLE: dict[str, str] = {}
 SHARDED = {"SHARDED": "yes"}
+APART = {"SHARDED": "yes", "APART": "1 3"}
 OVER_DEVICE = {"OVER_DEVICE": "yes"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "third"),
-    [(WHOLE, OVER_DEVICE), (SHARDED, SHARDED), (SHARDED, WHOLE), (WHOLE, SHARDED)],
-    ids=["whole", "sharded", "a whole one joins sharded ones", "a sharded one joins whole ones"],
+    [(WHOLE, OVER_DEVICE), (SHARDED, SHARDED), (SHARDED, WHOLE), (WHOLE, SHARDED), (APART, APART)],
+    ids=["whole", "sharded", "a whole one joins sharded ones", "a sharded one joins whole ones", "on several hosts"],
 )
 def test_two_nodes_of_two_ranks_learn_together_and_a_third_joins_them(launch, first, third):
     """The first four processes are one torch.distributed world of two groups. Where all are whole, the third node's
@@ -167,6 +185,31 @@ def test_two_nodes_of_two_ranks_learn_together_and_a_third_joins_them(launch, fi
     assert rows[4]["same"]["began"] > 0, "the newcomer took the weights of the others, and their count"
 
 
+@pytest.mark.netns
+@pytest.mark.parametrize("lost", [None, 0, 1])
+def test_two_nodes_of_a_rank_on_each_of_two_hosts_learn_together_and_end_together(launch, lost):
+    with switched(2) as spaces:
+        environment = {"NODES": "2", "GLOO_SOCKET_IFNAME": "eth0"}
+        folder, ranks = launch("four", 4, spaces=spaces, **SHARDED, **environment)
+        until((folder / "mixed-2").exists)
+        if lost is not None:
+            ranks[lost].kill()
+            (code, said) = ended(ranks[:2], ENDS_S)[1 - lost]
+            assert code == 1
+            assert said.startswith(f"gossip.errors.LocalError: Rank {lost} of this node's group has ended, was killed")
+            return
+        (folder.parent / "stop").touch()
+        found = [(rank.communicate(timeout=120)[1], rank.returncode) for rank in ranks]
+    assert [code for _, code in found] == [0] * 4
+    warned = ["rank 1 runs on another host, or in a container" in said for said, _ in found]
+    assert warned == [True, False, True, False]
+    rows = results(folder, 4)
+    for one, other in zip(rows[::2], rows[1::2], strict=True):
+        assert one["same"] == other["same"]
+        assert one["same"]["done"] > 3
+        assert one["accuracy"] > 0.8
+
+
 def held_by(path):
     """The weights and momenta in a checkpoint, as a whole model holds them that has loaded it."""
     model = nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 4))
@@ -178,15 +221,16 @@ def held_by(path):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_a_sharded_node_loads_into_a_whole_one_and_back(launch):
+@pytest.mark.parametrize("kind", [SHARDED, APART], ids=["one host", "several hosts"])
+def test_a_checkpoint_of_a_sharded_node_loads_into_a_whole_one_and_back(launch, kind):
     (launch.folder / "stop").touch()
-    folder, ranks = launch("sharded", **SHARDED)
+    folder, ranks = launch("sharded", **kind)
     assert [code for code, _ in ended(ranks)] == [0, 0]
     saved = results(folder, 2)[0]["same"]
     assert held_by(folder / "run") == {name: saved[name] for name in ("held", "momenta")}
     back, ranks = launch("whole", LOAD=str(folder / "run"))
     assert [code for code, _ in ended(ranks)] == [0, 0]
-    again, ranks = launch("again", LOAD=str(back / "run"), **SHARDED)
+    again, ranks = launch("again", LOAD=str(back / "run"), **kind)
     assert [code for code, _ in ended(ranks)] == [0, 0]
     counts = [results(one, 2)[0]["same"]["swarm_samples"] for one in (folder, back, again)]
     begun = [results(one, 2)[0]["same"]["began"] for one in (folder, back, again)]
@@ -201,7 +245,6 @@ def test_a_checkpoint_of_a_sharded_node_loads_into_a_whole_one_and_back(launch):
         ("layout", "Rank 1 holds another model than rank 0 of its group: make the same one on every rank."),
         ("whole", "Rank 1 holds a whole model and rank 0 of its group a sharded one: shard it on all of them"),
         ("group", "The ranks of this node's group hold 320 elements of tensor '0.weight', which has 640: give as"),
-        ("host", "A rank of this node's group cannot map rank 0's memory, because it runs on another host, or in"),
     ],
 )
 def test_a_mistake_with_a_sharded_model_ends_all_ranks_with_a_sentence(launch, wrong, sentence):
@@ -234,7 +277,7 @@ def test_the_example_learns_digits_under_torchrun():
         (1, signal.SIGKILL, "has ended, was killed, or left"),
     ],
 )
-@pytest.mark.parametrize("kind", [WHOLE, SHARDED], ids=["whole", "sharded"])
+@pytest.mark.parametrize("kind", [WHOLE, SHARDED, APART], ids=["whole", "sharded", "on several hosts"])
 def test_when_a_rank_is_killed_the_other_ends_with_a_sentence(launch, lost, how, sentence, kind):
     folder, ranks = launch("pair", **kind)
     until((folder / "training-1").exists)

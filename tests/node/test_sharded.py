@@ -23,7 +23,8 @@ from node.model.backup import KeptWeights
 from node.model.checkpoint import Archive
 from node.model.optimizers import Optimizers
 from node.model.sharded import state as sharded_state
-from node.model.sharded.work import Operation, ShardWork
+from node.model.sharded.operation import Operation
+from node.model.sharded.work import ShardWork
 from node.model.snapshot import ModelState
 from tests.harness.configs import tuned
 
@@ -338,7 +339,7 @@ def test_an_operation_that_no_rank_0_sends_is_refused(world):
     vector = pair.sharded.buffer(4)
     pair.sharded.read(vector)
     number, _ = pair.sharded.work.memory.locate(vector)
-    assert Operation("read", 0, 4, number).fits(pair.sharded.work.memory_size(number))
+    assert Operation("read", 0, 4, number).fits(pair.sharded.work.memory.size_of(number))
     for operation in (
         Operation("explode"),
         Operation("read", 0, 4, 99),

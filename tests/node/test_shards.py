@@ -103,7 +103,7 @@ def test_another_process_maps_the_memory_and_it_ends_with_its_vectors():
     assert (offset, made.locate(np.zeros(10, np.float32))) == (40, None)
     name = made.made[number].name
     assert mapped.map(name)
-    made.on_mapped_by_all(number)
+    made.on_offered(number, ())
     vector[10:20] = 7.0
     assert mapped.bytes_of(number)[40:80].view(np.float32).tolist() == [7.0] * 10
     assert not os.path.exists(name.path), "the file is closed once it is mapped"
@@ -122,7 +122,7 @@ def test_what_is_not_rank_0s_memory_is_not_mapped(path):
     number, _ = made.locate(vector)
     name = made.made[number].name
     assert not MappedVectors().map(type(name)(number, path, name.size, name.token))
-    made.on_mapped_by_all(number)
+    made.on_offered(number, ())
 
 
 def test_memory_that_was_never_mapped_leaves_no_open_file():

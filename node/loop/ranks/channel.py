@@ -24,6 +24,7 @@ __all__ = ["Channel", "Collective", "GroupChannel", "Silence"]
 DEFAULT_TIMEOUT = timedelta(minutes=30)  # torch's default, for a group that does not reveal its timeout.
 PIECE_BYTES = 64 << 20  # Bytes per call over an accelerator: little of its memory, and few calls for several GB.
 SMALL_BYTES = 1 << 20  # Up to this size sockets are as fast as an accelerator's group.
+NOT_RUNNING = "This Node is not running: use it inside its with block."
 REASON_KEY = "why"  # The store's key under which a failed rank leaves its reason.
 # The number of channels that each group has had in this process.
 CHANNEL_COUNTS: WeakKeyDictionary[object, int] = WeakKeyDictionary()
@@ -62,6 +63,12 @@ class Channel(Protocol):
 
     def broadcast(self, flat: Tensor) -> None:
         """Broadcast ``flat``, bytes on the host, from rank 0."""
+
+    def send(self, flat: Tensor, rank: int) -> None:
+        """Send ``flat``, bytes on the host, from rank 0 to another rank or the reverse, which receives them."""
+
+    def receive(self, flat: Tensor, rank: int) -> None:
+        """Receive ``flat``, bytes on the host, from this rank."""
 
     def leave_reason(self, sentence: str) -> None:
         """Store the reason for which this rank ends, for the other ranks to read."""
@@ -109,6 +116,7 @@ class GroupChannel:
         # Any, because torch's stubs know neither stores nor the methods of a gloo group.
         self.store: Any = None
         self.control: Any = None  # The gloo group.
+        self.pairs: dict[int, Any] = {}  # For each rank that this one sends to or receives from: a gloo group of both.
 
     def open(self) -> None:
         """Connect the ranks.
@@ -125,6 +133,7 @@ class GroupChannel:
 
     def close(self) -> None:
         self.store = self.control = None
+        self.pairs.clear()
 
     def sum(self, row: Tensor) -> Collective:
         work: Collective = self.open_group.allreduce([row])
@@ -135,9 +144,27 @@ class GroupChannel:
             for piece in torch.split(flat, PIECE_BYTES):
                 self.broadcast_over(self.vector_device, piece)
         else:
-            options = dist.BroadcastOptions()
-            options.rootRank = 0
-            self.wait(self.open_group.broadcast([flat], options))
+            self.wait(self.open_group.broadcast([flat], options_of(0)))
+
+    def send(self, flat: Tensor, rank: int) -> None:
+        self.wait(self.pair_with(rank).broadcast([flat], options_of(int(self.rank != 0))))
+
+    def receive(self, flat: Tensor, rank: int) -> None:
+        self.wait(self.pair_with(rank).broadcast([flat], options_of(int(rank != 0))))
+
+    def pair_with(self, rank: int) -> Any:
+        """Return the gloo group of rank 0 and another rank; both connect at their first message.
+
+        The group of all ranks could send between two as well, but nothing says when such a message is done: Python
+        would wait in torch and serve no signals.
+        """
+        assert 0 in (self.rank, rank), "others than rank 0 have nothing for each other"
+        if self.control is None:
+            raise LocalError(NOT_RUNNING)
+        if rank not in self.pairs:
+            store = prefixed(f"pair/{max(self.rank, rank)}", self.store)
+            self.pairs[rank] = dist.ProcessGroupGloo(store, int(self.rank != 0), 2, self.timeout)
+        return self.pairs[rank]
 
     def broadcast_over(self, device: torch.device, piece: Tensor) -> None:
         """Broadcast a piece over the device, in the current stream after the gradients of the last step."""
@@ -190,8 +217,15 @@ class GroupChannel:
     @property
     def open_group(self) -> Any:
         if self.control is None:
-            raise LocalError("This Node is not running: use it inside its with block.")
+            raise LocalError(NOT_RUNNING)
         return self.control
+
+
+def options_of(root: int) -> Any:
+    """Return the options of a broadcast from this rank of its group."""
+    options = dist.BroadcastOptions()
+    options.rootRank = root
+    return options
 
 
 def store_of(group: ProcessGroup) -> Any:

@@ -23,6 +23,7 @@ from node.model.sharded.state import ShardedState
 from node.model.snapshot import device_of
 from node.observe.members import Member, SwarmView
 from node.observe.metrics import Metrics
+from node.observe.notices import LOGGER
 from node.observe.reduced import Reduced
 from node.settings import Settings
 
@@ -91,6 +92,7 @@ class Leader:
         else:
             sharded.work.begin()
             with sharded.starting():
+                warn_of_hosts(sharded.absent_ranks)
                 self.side.start(self)
         self.has_replaced_weights = True  # The ranks' models may differ before the start.
 
@@ -282,6 +284,16 @@ class Leader:
         # Figures that all ranks know, so that each returns the same state.
         ahead = self.view.sharers * self.uncounted_samples
         return state | {"swarm_samples": self.swarm_samples + ahead, "members": len(self.view.owners)}
+
+
+def warn_of_hosts(absent: tuple[int, ...]) -> None:
+    """Warn if the parts of some ranks take the slow way."""
+    if absent:
+        LOGGER.warning(
+            "Of this node's group, rank %s runs on another host, or in a container that does not see rank 0's "
+            "processes. Its part of each vector goes over the group's network, and all ranks wait for that.",
+            ", ".join(map(str, absent)),
+        )  # fmt: skip
 
 
 def portable_error(error: BaseException | None) -> LocalError | None:

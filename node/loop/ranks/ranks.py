@@ -181,6 +181,35 @@ class Ranks:
             if tensor.numel():
                 self.channel.broadcast(tensor.reshape(-1).view(torch.uint8))
 
+    # -- messages between rank 0 and one other rank ----------------------------------------------------------------
+    def send(self, tensor: Tensor, rank: int) -> None:
+        """Send a contiguous tensor on the host, of any type, to a rank that receives one of its size."""
+        with self.using_channel():
+            if tensor.numel():
+                self.channel.send(tensor.reshape(-1).view(torch.uint8), rank)
+
+    def receive(self, tensor: Tensor, rank: int) -> None:
+        """Receive a contiguous tensor on the host, of any type."""
+        with self.using_channel():
+            if tensor.numel():
+                self.channel.receive(tensor.reshape(-1).view(torch.uint8), rank)
+
+    def send_value(self, value: Any, rank: int) -> None:
+        """Send plain data."""
+        data = torch.frombuffer(bytearray(pack_value(value)), dtype=torch.uint8)
+        self.send(torch.tensor([data.numel()]), rank)
+        self.send(data, rank)
+
+    def receive_value(self, rank: int, hint: Any) -> Any:
+        """Receive plain data, which must fit the annotation."""
+        size = torch.zeros(1, dtype=torch.int64)
+        self.receive(size, rank)
+        if not 0 < size.item() <= MAX_BYTES:
+            raise unreadable_error(f"{size.item()} bytes at once")
+        data = torch.zeros(int(size.item()), dtype=torch.uint8)
+        self.receive(data, rank)
+        return unpack_value(data.numpy().tobytes(), hint)
+
     # -- ends ----------------------------------------------------------------------------------------------------
     @contextlib.contextmanager
     def using_channel(self) -> Iterator[None]:

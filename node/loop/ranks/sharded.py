@@ -24,14 +24,15 @@ from node.loop.ranks.plain import checked, register, unreadable_error
 from node.loop.ranks.ranks import Command, Ranks
 from node.model.optimizers import SEVERAL, Optimizers
 from node.model.sharded.memory import MemoryName
-from node.model.sharded.shards import is_sharded, is_sharded_model
+from node.model.sharded.operation import Operation
+from node.model.sharded.shards import ShardPlace, is_sharded, is_sharded_model
 from node.model.sharded.state import ShardedState
-from node.model.sharded.work import Operation, ShardWork
+from node.model.sharded.work import ShardWork
 from node.model.state import State
 
 __all__ = ["ShardedOptimizers", "perform_command", "with_shards"]
 
-register(MemoryName, Operation)
+register(MemoryName, Operation, ShardPlace)
 
 NO_AVERAGE = "A node of a sharded model keeps no average of its weights: leave out keep_average."
 
@@ -170,7 +171,7 @@ def perform_command(command: Command, work: ShardWork, optimizers: Optimizers) -
     match command.kind:
         case "operation":
             operation = checked(command.what, Operation)
-            if not operation.fits(work.memory_size(operation.memory)):
+            if not work.accepts(operation):
                 raise unreadable_error(f"an operation {operation.kind[:20]!r} outside its memory")
             work.perform(operation)
         case "map":

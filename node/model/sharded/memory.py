@@ -51,6 +51,7 @@ class MadeMemory:
     address: int
     memory: weakref.ref[mmap.mmap]  # Dead once no vector uses it.
     descriptor: int | None  # Open until the other ranks have mapped it.
+    absent: tuple[int, ...] = ()  # The ranks that could not map it.
 
 
 class SharedVectors:
@@ -97,16 +98,27 @@ class SharedVectors:
         memory = None if made is None else made.memory()
         return NONE if memory is None else np.frombuffer(memory, np.uint8)
 
+    def size_of(self, number: int) -> int:
+        """Return the size of the memory of this number in bytes; 0 if there is none."""
+        return self.bytes_of(number).size
+
     def map(self, name: MemoryName) -> bool:
         """Return True, because this process has made the memory."""
         return True
 
-    def is_mapped_by_all(self, number: int) -> bool:
+    def is_offered(self, number: int) -> bool:
+        """Return True if the other ranks have mapped a piece of memory, or could not."""
         return self.made[number].descriptor is None
 
-    def on_mapped_by_all(self, number: int) -> None:
-        """Handle the mapping of a piece of memory by all ranks: close its file."""
-        self.close(self.made[number])
+    def on_offered(self, number: int, absent: tuple[int, ...]) -> None:
+        """Close the file of a piece of memory that all ranks have mapped, except those that could not."""
+        made = self.made[number]
+        made.absent = absent
+        self.close(made)
+
+    def absent_ranks(self, number: int) -> tuple[int, ...]:
+        """Return the ranks that could not map a piece of memory."""
+        return self.made[number].absent
 
     def drop_unused(self) -> list[int]:
         """Forget memory that no vector uses any more; return the numbers of those that the other ranks have mapped."""
@@ -126,13 +138,15 @@ class SharedVectors:
 
 
 class MappedVectors:
-    """The memory that another rank maps."""
+    """The memory of rank 0 on another rank, which maps it if both are on one host."""
 
     def __init__(self) -> None:
         self.held: dict[int, Bytes] = {}
+        self.sizes: dict[int, int] = {}  # In bytes, of memory that could not be mapped too.
 
     def map(self, name: MemoryName) -> bool:
         """Map rank 0's memory; return False if there is no such memory on this host."""
+        self.sizes[name.number] = name.size
         if not name.token.startswith(NAME):
             return False
         with contextlib.suppress(OSError, ValueError):
@@ -146,10 +160,19 @@ class MappedVectors:
                 return True
         return False
 
+    def maps(self, number: int) -> bool:
+        """Return True if this rank maps the memory of this number, or there is none."""
+        return number in self.held or number not in self.sizes
+
     def bytes_of(self, number: int) -> Bytes:
-        """Return the memory of this number, empty if there is none."""
+        """Return the memory of this number, empty if this rank does not map it."""
         return self.held.get(number, NONE)
+
+    def size_of(self, number: int) -> int:
+        """Return the size of rank 0's memory of this number in bytes; 0 if there is none."""
+        return self.sizes.get(number, 0)
 
     def unmap(self, numbers: list[int]) -> None:
         for number in numbers:
             self.held.pop(number, None)
+            self.sizes.pop(number, None)

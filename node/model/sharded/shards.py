@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor, nn
@@ -17,13 +19,16 @@ from node.model.state import Positions
 
 __all__ = [
     "LocalShard",
+    "Placed",
     "ShardBox",
+    "ShardPlace",
     "box_of",
     "fsdp_modules",
     "is_sharded",
     "is_sharded_model",
     "local_part",
     "matching_positions",
+    "matching_slices",
     "matching_views",
     "reshard",
 ]  # fmt: skip
@@ -62,6 +67,25 @@ class ShardBox:
         return math.prod(self.sizes)
 
 
+class Placed(Protocol):
+    """A part of a logical tensor with its place in a flat vector."""
+
+    @property
+    def start(self) -> int:
+        """The index of the logical tensor's first element."""
+
+    @property
+    def stop(self) -> int:
+        """The index after its last element."""
+
+    @property
+    def box(self) -> ShardBox:
+        """The part."""
+
+
+PlacedPart = TypeVar("PlacedPart", bound=Placed)
+
+
 @dataclass(frozen=True, slots=True)
 class LocalShard:
     """This rank's part of a logical tensor whose first element has the index ``start`` in a flat vector."""
@@ -81,6 +105,42 @@ class LocalShard:
         if part.shape != box.sizes:
             raise LayoutError(f"Tensor {name!r} was divided anew while the node was running: make a new Node.")
         return cls(part, start, box)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlace:
+    """The place of a shard whose tensor lies in another process, as that process states it.
+
+    Raises:
+        ValueError: No tensor has such a part.
+    """
+
+    start: int
+    shape: Sizes
+    offsets: Sizes
+    sizes: Sizes
+
+    def __post_init__(self) -> None:
+        rows = list(zip(self.shape, self.offsets, self.sizes, strict=True))
+        inside = all(offset >= 0 < size and offset + size <= whole for whole, offset, size in rows)
+        if not inside or not 0 <= self.start <= sys.maxsize - math.prod(self.shape):
+            raise ValueError("a part outside its tensor")
+
+    @classmethod
+    def of(cls, shard: LocalShard) -> ShardPlace:
+        """Return the place of a shard that has elements."""
+        box = shard.box
+        return cls(shard.start, box.shape, tuple(piece.start for piece in box.box), box.sizes)
+
+    @property
+    def stop(self) -> int:
+        return self.start + math.prod(self.shape)
+
+    @property
+    def box(self) -> ShardBox:
+        """Return the part. The other process leaves out parts that it does not own when it copies them out."""
+        ends = zip(self.offsets, self.sizes, strict=True)
+        return ShardBox(self.shape, tuple(slice(at, at + size) for at, size in ends), owns=True)
 
 
 def is_sharded(thing: object) -> bool:
@@ -156,29 +216,40 @@ def reshard(modules: Iterable[Any]) -> None:
 
 # -- a stretch of the vector -------------------------------------------------------------------------------------------
 def matching_views(
-    shards: Iterable[LocalShard], host: Tensor, start: int
+    shards: Sequence[LocalShard], host: Tensor, start: int
 ) -> Iterator[tuple[LocalShard, Tensor, Tensor]]:
     """Yield this rank's part of a stretch of the vector: the shard, a view of its tensor, and the same of ``host``.
 
     Args:
-        shards: The shards of the vector's tensors.
+        shards: The shards of the vector's tensors, in its order.
         host: The elements of the vector from ``start`` on, flat.
         start: The index of the first one.
     """
-    for shard in shards:
-        box, low, high = shard.box, max(start, shard.start), min(start + host.numel(), shard.stop)
+    for shard, inside, values in matching_slices(shards, host, start):
+        yield shard, shard.tensor[inside], values
+
+
+def matching_slices(
+    parts: Sequence[PlacedPart], host: Tensor, start: int
+) -> Iterator[tuple[PlacedPart, Slices, Tensor]]:
+    """Yield as :func:`matching_views`, with the place in the part instead of a view of its tensor."""
+    for number in range(bisect_right(parts, start, key=attrgetter("stop")), len(parts)):
+        part = parts[number]
+        box, low, high = part.box, max(start, part.start), min(start + host.numel(), part.stop)
+        if part.start >= start + host.numel():
+            break
         if low >= high or not box.elements:
             continue
-        for at, block in blocks(box.shape, low - shard.start, high - shard.start):
+        for at, block in blocks(box.shape, low - part.start, high - part.start):
             common = [intersection(ours, theirs) for ours, theirs in zip(block, box.box, strict=True)]
-            if any(part.start >= part.stop for part in common):
+            if any(piece.start >= piece.stop for piece in common):
                 continue
-            sizes = [part.stop - part.start for part in block]
-            first = shard.start - start + at
+            sizes = [piece.stop - piece.start for piece in block]
+            first = part.start - start + at
             in_host = host[first : first + math.prod(sizes)].view(sizes)
-            in_tensor = tuple(shifted(part, whole.start) for part, whole in zip(common, box.box, strict=True))
-            in_block = tuple(shifted(part, whole.start) for part, whole in zip(common, block, strict=True))
-            yield shard, shard.tensor[in_tensor], in_host[in_block]
+            in_part = tuple(shifted(piece, whole.start) for piece, whole in zip(common, box.box, strict=True))
+            in_block = tuple(shifted(piece, whole.start) for piece, whole in zip(common, block, strict=True))
+            yield part, in_part, in_host[in_block]
 
 
 def blocks(shape: tuple[int, ...], low: int, high: int) -> Iterator[tuple[int, Slices]]:
@@ -211,9 +282,9 @@ def shifted(piece: slice, by: int) -> slice:
 
 # -- single elements ---------------------------------------------------------------------------------------------------
 def matching_positions(
-    shards: Iterable[LocalShard], positions: Positions
-) -> Iterator[tuple[LocalShard, Positions, Positions]]:
-    """Yield this rank's part of ascending positions in the vector.
+    shards: Iterable[PlacedPart], positions: Positions
+) -> Iterator[tuple[PlacedPart, Positions, Positions]]:
+    """Yield a rank's part of ascending positions in the vector.
 
     Yields:
         The shard, the indices of its positions among ``positions``, and their indices in its flattened tensor.

@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from gossip.arithmetic.movement import Movement
 from gossip.errors import LayoutError
 from node.model.sharded.memory import SharedVectors
-from node.model.sharded.work import Operation, ShardWork
+from node.model.sharded.operation import PORTION_BYTES, Operation
+from node.model.sharded.work import ShardWork
 from node.model.state import Floats, Positions, State
 from node.model.tensors import plain_name, refuse_other_tensors
 
 __all__ = ["ShardedState"]
 
-STAGED_BYTES = 64 << 20  # A copy of 64 MB takes a hundred times as long as its announcement.
+STAGED_BYTES = PORTION_BYTES  # A copy of 64 MB takes a hundred times as long as its announcement.
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +72,15 @@ class ShardedState(State):
         memory, number, tell = self._memory, operation.memory, self.work.group.send_command
         if ended := memory.drop_unused():
             tell("unmap", ended)
-        if number and not memory.is_mapped_by_all(number):
+        if number and not memory.is_offered(number):
             name = memory.made[number].name
             tell("map", name)
-            self.work.map(name)
-            memory.on_mapped_by_all(number)
+            memory.on_offered(number, self.work.map(name))
         tell("operation", operation)
         return self.work.perform(operation)
 
     def _on_array(self, operation: Operation, array: NDArray[Any]) -> bool:
-        """Do an operation with all elements of an array. Stage it in shared memory if the ranks do not map it.
+        """Do an operation with all elements of an array. Stage it in memory for the ranks if it is in none.
 
         Return True if all ranks report success.
         """
@@ -117,12 +117,17 @@ class ShardedState(State):
         return succeeds
 
     def _stage(self) -> tuple[int, Floats]:
-        """Return the number of the staging memory, which all ranks map, and the memory itself."""
+        """Return the number of the staging memory, and the memory itself."""
         if not self._staging.size:
             self._staging = self.buffer(STAGED_BYTES // 4)
         found = self._memory.locate(self._staging)
         assert found is not None, "it was made here"
         return found[0], self._staging
+
+    @property
+    def absent_ranks(self) -> tuple[int, ...]:
+        """Return the ranks that do not see rank 0's memory, once an array was staged."""
+        return self._memory.absent_ranks(self._stage()[0])
 
     def buffer(self, elements: int) -> Floats:
         return self._memory.make(elements)

@@ -1,7 +1,7 @@
 """Every rank's part in operations on the flat vector of a sharded model.
 
 Rank 0 announces an operation. All ranks do their part of it at the same boundary, and then all know that it is done.
-All of them map the vector's memory, so that each rank copies its own part in and out.
+Each rank copies its own part of the vector's memory in and out, portion by portion.
 """
 
 from __future__ import annotations
@@ -11,19 +11,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from gossip.arithmetic.mixing import is_finite
-from gossip.errors import ConfigError, LayoutError
+from gossip.errors import LayoutError
 from node.model.device.uploads import Uploads
 from node.model.flat import add_at
 from node.model.optimizer_state import OptimizerState
 from node.model.optimizers import Optimizers
-from node.model.sharded.memory import MappedVectors, MemoryName, SharedVectors
+from node.model.sharded.memory import NONE, MappedVectors, MemoryName, SharedVectors
+from node.model.sharded.operation import Operation, Portion, RankGroup
+from node.model.sharded.portions import LeaderPortions, OtherPortions, Portions
 from node.model.sharded.shards import (
     LocalShard,
     box_of,
@@ -31,79 +33,13 @@ from node.model.sharded.shards import (
     is_sharded,
     local_part,
     matching_positions,
-    matching_views,
     reshard,
 )
 from node.model.tensors import LiveTensors, plain_name
 
-__all__ = ["Operation", "RankGroup", "ShardWork"]
+__all__ = ["ShardWork"]
 
-SEVERAL_HOSTS = (
-    "A rank of this node's group cannot map rank 0's memory, because it runs on another host, or in a container of its "
-    "own: put all processes over which one model is sharded on one host, with one group= for each host."
-)
 NOT_FLOATING = "is sharded and no floating-point tensor of the model's own: keep it whole in each process."
-
-
-class RankGroup(Protocol):
-    """The processes over which a model is sharded."""
-
-    rank: int
-    size: int
-    is_standing: bool  # All ranks are at one boundary.
-
-    def send_command(self, kind: str, what: Any = None) -> None:
-        """Send a command from rank 0 to all others."""
-
-    def sum_values(self, values: list[int]) -> list[int]:
-        """Return the sums of these values over all ranks, which all make this call."""
-
-    def broadcast(self, tensor: Tensor) -> None:
-        """Broadcast a tensor on the host from rank 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """The part of every rank in one operation, as rank 0 announces it.
-
-    Attributes:
-        kind: A key of :data:`WORK`.
-        start: The index of the first element in the vector that newcomers take.
-        elements: The number of elements in memory.
-        memory: The number of the memory, 0 for none.
-        offset: The first element's place there, in bytes.
-        wide: True for float64 in place of float32.
-        in_optimizers: True if ``start`` counts the elements of the sharded tensors in the optimizers' state instead.
-        weight: The factor of an addition or a merge.
-        keys: The keys of the optimizers' state in the vector.
-        scalars: Scalars for the optimizers' state.
-    """
-
-    kind: str
-    start: int = 0
-    elements: int = 0
-    memory: int = 0
-    offset: int = 0
-    wide: bool = False
-    in_optimizers: bool = False
-    weight: float = 1.0
-    keys: tuple[str, ...] = ()
-    scalars: tuple[tuple[str, float], ...] = ()
-
-    @property
-    def size(self) -> int:
-        """Return the bytes that it uses in memory."""
-        each = 12 if self.kind.endswith("_at") else 8 if self.wide else 4
-        return each * self.elements
-
-    def concerns(self, start: int, stop: int) -> bool:
-        """Return True if the operation may concern a tensor with these elements of the vector."""
-        return self.kind.endswith("_at") or (self.start < stop and start < self.start + self.elements)
-
-    def fits(self, memory: int) -> bool:
-        """Return True if a correct rank 0 can have sent the operation, for a memory of so many bytes."""
-        inside = self.offset >= 0 and self.offset % 4 == 0 and self.offset + self.size <= memory
-        return self.kind in WORK and inside and min(self.start, self.elements) >= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +88,14 @@ class ShardWork:
         for name, tensor in self.named():
             if is_sharded(tensor) and id(tensor) not in known:
                 raise LayoutError(f"Tensor {name!r} {NOT_FLOATING}")
-        self.memory: SharedVectors | MappedVectors = SharedVectors() if first else MappedVectors()
+        self.memory: SharedVectors | MappedVectors
+        self.portions: Portions
+        if first:
+            self.memory = SharedVectors()
+            self.portions = LeaderPortions(self.memory, group)
+        else:
+            self.memory = MappedVectors()
+            self.portions = OtherPortions(self.memory, group)
 
     def begin(self) -> None:
         """Choose the rank that owns each part, and check that the ranks hold the whole model. All of them call this.
@@ -180,17 +123,26 @@ class ShardWork:
         """Do this rank's part; return the number of ranks that report success, once all have done theirs."""
         reshard(self._fsdp)
         with torch.no_grad():
-            done = WORK[operation.kind](self, operation)
-        return self.group.sum_values([int(done is not False)])[0]
+            if operation.memory:
+                portions = self.portions.of(operation, list(self._shards(operation)))
+            else:
+                portions = iter([Portion(operation, NONE, [])])
+            succeeds = [WORK[operation.kind](self, portion) is not False for portion in portions]
+        return self.group.sum_values([int(all(succeeds))])[0]
 
-    def map(self, name: MemoryName) -> None:
-        """Map rank 0's memory. All ranks call this.
+    def accepts(self, operation: Operation) -> bool:
+        """Return True if a correct rank 0 can have sent the operation."""
+        return operation.kind in WORK and operation.fits(self.memory.size_of(operation.memory))
 
-        Raises:
-            ConfigError: A rank cannot map it. Every rank raises it then.
+    def map(self, name: MemoryName) -> tuple[int, ...]:
+        """Map rank 0's memory, where this rank can. All ranks call this.
+
+        Returns:
+            The ranks that cannot, being on another host, or in a container that does not see rank 0's processes.
         """
-        if self.group.sum_values([int(self.memory.map(name))])[0] < self.group.size:
-            raise ConfigError(SEVERAL_HOSTS)
+        row = [0] * self.group.size
+        row[self.group.rank] = int(self.memory.map(name))
+        return tuple(rank for rank, maps in enumerate(self.group.sum_values(row)) if not maps)
 
     def unmap(self, numbers: list[int]) -> None:
         if isinstance(self.memory, MappedVectors):
@@ -201,25 +153,15 @@ class ShardWork:
         """Return the CUDA device of this rank's tensors; None if they are on the host."""
         return next((tensor.device for tensor in self.tensors.current() if tensor.is_cuda), None)
 
-    def memory_size(self, number: int) -> int:
-        """Return the size of a piece of memory in bytes; 0 if there is none of this number."""
-        return self.memory.bytes_of(number).size
-
-    def _host(self, operation: Operation) -> Tensor:
-        memory = self.memory.bytes_of(operation.memory)[operation.offset : operation.offset + operation.size]
-        return torch.from_numpy(memory.view(np.float64 if operation.wide else np.float32))
-
-    def _matching_positions(self, operation: Operation) -> Iterator[PositionRun]:
+    def _matching_positions(self, portion: Portion) -> Iterator[PositionRun]:
         """Yield this rank's positions by device. One copy brings them there, since each copy waits for the device."""
-        memory = self.memory.bytes_of(operation.memory)[: operation.size]
-        positions, values = memory[: 8 * operation.elements].view(np.int64), memory[8 * operation.elements :]
-        found = matching_positions(self._shards(operation), positions)
+        found = matching_positions(portion.shards, portion.positions)
         for device, group in groupby(found, key=lambda row: row[0].tensor.device):
             rows = list(group)
             ends = np.cumsum([0, *(in_part.size for _, _, in_part in rows)]).tolist()
             at = torch.from_numpy(np.concatenate([in_part for _, _, in_part in rows])).to(device)
             yield PositionRun(
-                device, torch.from_numpy(values.view(np.float32)),
+                device, torch.from_numpy(portion.values),
                 torch.from_numpy(np.concatenate([indices for _, indices, _ in rows])),
                 [(row[0], at[low:high], low, high) for row, (low, high) in zip(rows, pairwise(ends), strict=True)],
             )  # fmt: skip
@@ -253,33 +195,32 @@ class ShardWork:
             for state in [one.state.get(parameter, {})] for key in sorted(state, key=str) if is_sharded(state[key])
         ]  # fmt: skip
 
-    def _read(self, operation: Operation) -> bool:
+    def _read(self, portion: Portion) -> bool:
         """Read this rank's part. Return True if all of it is finite."""
         read: list[Tensor] = []
-        for shard, part, values in matching_views(self._shards(operation), self._host(operation), operation.start):
+        for shard, part, values in portion.views():
             if shard.box.owns:
                 values.copy_(part.cpu())  # Half precision is widened on the host, and takes no memory of the device.
                 read.append(part)
         return are_finite(read)
 
-    def _write(self, operation: Operation) -> None:
-        for _, part, values in matching_views(self._shards(operation), self._host(operation), operation.start):
+    def _write(self, portion: Portion) -> None:
+        for _, part, values in portion.views():
             part.copy_(values)
 
-    def _add(self, operation: Operation) -> None:
-        for _, part, values in matching_views(self._shards(operation), self._host(operation), operation.start):
-            change_tensor(part, values, lambda live, added: live.add_(added, alpha=operation.weight))
+    def _add(self, portion: Portion) -> None:
+        for _, part, values in portion.views():
+            change_tensor(part, values, lambda live, added: live.add_(added, alpha=portion.operation.weight))
 
-    def _merge(self, operation: Operation) -> None:
-        for _, part, values in matching_views(self._shards(operation), self._host(operation), operation.start):
-            change_tensor(
-                part, values, lambda live, other: live.add_(other - live.to(other.dtype), alpha=operation.weight)
-            )
+    def _merge(self, portion: Portion) -> None:
+        ratio = portion.operation.weight
+        for _, part, values in portion.views():
+            change_tensor(part, values, lambda live, other: live.add_(other - live.to(other.dtype), alpha=ratio))
 
-    def _read_at(self, operation: Operation) -> bool:
+    def _read_at(self, portion: Portion) -> bool:
         """Read this rank's part. Return True if all of it is finite."""
         finite = True
-        for run in self._matching_positions(operation):
+        for run in self._matching_positions(portion):
             owned = [(shard, at, low, high) for shard, at, low, high in run.pieces if shard.box.owns]
             if owned:
                 read = [shard.tensor.reshape(-1).index_select(0, at).to(torch.float32) for shard, at, _, _ in owned]
@@ -288,21 +229,22 @@ class ShardWork:
                 finite = finite and is_finite(here.numpy())
         return finite
 
-    def _add_at(self, operation: Operation) -> None:
-        for run in self._matching_positions(operation):
+    def _add_at(self, portion: Portion) -> None:
+        for run in self._matching_positions(portion):
             added = run.values[run.indices].to(run.device)
             for shard, at, low, high in run.pieces:
                 add_at(shard.tensor, at, added[low:high])
 
-    def _create(self, operation: Operation) -> None:
-        examples = self.state.examples(operation.keys, dict(operation.scalars))
-        self.state.create(operation.keys, examples)
-        self.state.set_scalars(dict(operation.scalars), examples)
+    def _create(self, portion: Portion) -> None:
+        keys, scalars = portion.operation.keys, dict(portion.operation.scalars)
+        examples = self.state.examples(keys, scalars)
+        self.state.create(keys, examples)
+        self.state.set_scalars(scalars, examples)
 
-    def _clear(self, operation: Operation) -> None:
+    def _clear(self, portion: Portion) -> None:
         self.state.clear_non_finite()
 
-    def _sound(self, operation: Operation) -> bool:
+    def _sound(self, portion: Portion) -> bool:
         return self.sound()
 
     @torch.no_grad()
@@ -310,7 +252,7 @@ class ShardWork:
         """Return True if all weights that this rank holds are finite."""
         return are_finite([local_part(tensor) for tensor in self.tensors.current()])
 
-    def _plain(self, operation: Operation) -> None:
+    def _plain(self, portion: Portion) -> None:
         """Broadcast the tensors that no vector holds, integers for example."""
         known = set(map(id, self.tensors.current()))
         for _, tensor in self.named():
@@ -363,7 +305,7 @@ def change_tensor(tensor: Tensor, values: Tensor, change: Callable[[Tensor, Tens
             live.copy_(copy)
 
 
-WORK: dict[str, Callable[[ShardWork, Operation], bool | None]] = {
+WORK: dict[str, Callable[[ShardWork, Portion], bool | None]] = {
     "read": ShardWork._read, "write": ShardWork._write, "add": ShardWork._add, "merge": ShardWork._merge,
     "read_at": ShardWork._read_at, "add_at": ShardWork._add_at, "create": ShardWork._create,
     "clear": ShardWork._clear, "sound": ShardWork._sound, "plain": ShardWork._plain,

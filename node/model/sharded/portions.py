@@ -1,0 +1,158 @@
+"""A rank's way to the elements of host vectors: memory that it maps, or messages between it and rank 0.
+
+A rank on rank 0's host maps the memory of the vectors. Another rank has none of it. At the start of each operation it
+tells rank 0 where its parts lie in the vector. Then the two go through the operation in portions: of each one, rank 0
+sends the rank's elements, or receives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gossip.errors import LocalError
+from node.model.sharded.memory import Bytes, MappedVectors, SharedVectors
+from node.model.sharded.operation import Operation, Portion, RankGroup, portions
+from node.model.sharded.shards import LocalShard, Placed, ShardPlace, matching_positions, matching_slices
+
+__all__ = ["LeaderPortions", "OtherPortions", "Portions"]
+
+
+class Portions(Protocol):
+    """One rank's portions of operations. Its implementations yield the same elements with the same values."""
+
+    def of(self, operation: Operation, shards: Sequence[LocalShard]) -> Iterator[Portion]:
+        """Yield the portions of an operation.
+
+        The values of a change are there when a portion is yielded. Those of a read are taken when the next one is asked
+        for.
+
+        Args:
+            operation: The operation.
+            shards: This rank's parts of the tensors that it concerns.
+        """
+
+
+class LeaderPortions:
+    """Rank 0's portions. It holds the vectors, and serves the ranks that do not map them."""
+
+    def __init__(self, memory: SharedVectors, group: RankGroup) -> None:
+        self.memory, self.group = memory, group
+
+    def of(self, operation: Operation, shards: Sequence[LocalShard]) -> Iterator[Portion]:
+        absent = self.memory.absent_ranks(operation.memory)
+        places = {rank: self.group.receive_value(rank, list[ShardPlace]) for rank in absent}
+        for portion in mapped_portions(operation, self.memory.bytes_of(operation.memory), shards):
+            if operation.is_at_positions:
+                yield from self.serve_positions(portion, places)
+            else:
+                yield from self.serve_stretch(portion, places)
+
+    def serve_stretch(self, portion: Portion, places: dict[int, list[ShardPlace]]) -> Iterator[Portion]:
+        for rank, parts in places.items():
+            if not portion.operation.reads:
+                send_slices(self.group, rank, portion, parts)
+        yield portion
+        for rank, parts in places.items():
+            if portion.operation.reads:
+                receive_slices(self.group, rank, portion, parts)
+
+    def serve_positions(self, portion: Portion, places: dict[int, list[ShardPlace]]) -> Iterator[Portion]:
+        """Send each rank those of the positions that lie in its parts, and the values there or receive them."""
+        reads, values, found = portion.operation.reads, torch.from_numpy(portion.values), {}
+        for rank, parts in places.items():
+            rows = [indices for _, indices, _ in matching_positions(parts, portion.positions)]
+            found[rank] = indices = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *rows]))
+            self.group.send_value(len(indices), rank)
+            self.group.send(torch.from_numpy(portion.positions)[indices], rank)
+            if not reads:
+                self.group.send(values[indices], rank)
+        yield portion
+        for rank, indices in found.items():
+            if reads:
+                read = torch.empty(len(indices))
+                self.group.receive(read, rank)
+                values[indices] = read
+
+
+class OtherPortions:
+    """The portions of any other rank."""
+
+    def __init__(self, memory: MappedVectors, group: RankGroup) -> None:
+        self.memory, self.group = memory, group
+
+    def of(self, operation: Operation, shards: Sequence[LocalShard]) -> Iterator[Portion]:
+        if self.memory.maps(operation.memory):
+            yield from mapped_portions(operation, self.memory.bytes_of(operation.memory), shards)
+            return
+        parts = [one for one in shards if one.box.elements and (one.box.owns or not operation.reads)]
+        self.group.send_value([ShardPlace.of(part) for part in parts], 0)
+        memory = np.empty(0, np.uint8)
+        for one in portions(operation):
+            if operation.is_at_positions:
+                yield from self.positions(one, shards)
+                continue
+            # The place of each element is that of memory that is mapped, so that additions give the same bits.
+            memory = memory if memory.size >= one.size else np.empty(one.size, np.uint8)
+            portion = Portion(one, memory[: one.size], shards)
+            if not operation.reads:
+                receive_slices(self.group, 0, portion, parts)
+            yield portion
+            if operation.reads:
+                send_slices(self.group, 0, portion, parts)
+
+    def positions(self, operation: Operation, shards: Sequence[LocalShard]) -> Iterator[Portion]:
+        """Yield a portion of the positions that lie in this rank's parts."""
+        count = self.group.receive_value(0, int)
+        if not 0 <= count <= operation.elements:
+            raise LocalError(
+                f"Rank 0 of this node's group sends {count} of {operation.elements} positions: install the same "
+                "version of this package on all ranks."
+            )
+        operation = replace(operation, elements=count)
+        portion = Portion(operation, np.empty(operation.size, np.uint8), shards)
+        self.group.receive(torch.from_numpy(portion.positions), 0)
+        values = torch.from_numpy(portion.values)
+        if not operation.reads:
+            self.group.receive(values, 0)
+        yield portion
+        if operation.reads:
+            self.group.send(values, 0)
+
+
+def mapped_portions(operation: Operation, memory: Bytes, shards: Sequence[LocalShard]) -> Iterator[Portion]:
+    """Yield the portions of an operation on memory that this rank maps."""
+    for one in portions(operation):
+        yield Portion(one, memory[one.offset : one.offset + one.size], shards)
+
+
+def slices_of(portion: Portion, parts: Sequence[Placed]) -> list[Tensor]:
+    """Return views of a portion's host elements: those that lie in these parts, in the order of the vector."""
+    return [values for _, _, values in matching_slices(parts, portion.host, portion.operation.start)]
+
+
+def send_slices(group: RankGroup, rank: int, portion: Portion, parts: Sequence[Placed]) -> None:
+    """Send the elements of a portion that lie in these parts, as one message."""
+    views = slices_of(portion, parts)
+    if len(views) == 1 and views[0].is_contiguous():
+        group.send(views[0], rank)
+    elif views:
+        group.send(torch.cat([view.reshape(-1) for view in views]), rank)
+
+
+def receive_slices(group: RankGroup, rank: int, portion: Portion, parts: Sequence[Placed]) -> None:
+    """Receive what :func:`send_slices` sends for the same portion and parts."""
+    views = slices_of(portion, parts)
+    if len(views) == 1 and views[0].is_contiguous():
+        group.receive(views[0], rank)
+    elif views:
+        sizes = [view.numel() for view in views]
+        flat = torch.empty(sum(sizes), dtype=portion.host.dtype)
+        group.receive(flat, rank)
+        for view, values in zip(views, torch.split(flat, sizes), strict=True):
+            view.copy_(values.view(view.shape))
