@@ -28,8 +28,8 @@ from node.model.device.places import Places
 from node.model.device.streams import CopyStreams
 from node.model.device.sweeps import ScaledAddition
 from node.model.device.times import CopyTimes
-from node.model.device.update import UpdateUpload
-from node.model.device.uploads import Change, Uploading, Uploads, Work
+from node.model.device.updates import RelayedUpdate, UpdateUpload, change_of
+from node.model.device.uploads import Change, Relay, Uploading, Uploads, Work
 from node.model.flat import (
     add,
     add_and_read,
@@ -39,7 +39,6 @@ from node.model.flat import (
     device_runs,
     host_tensor,
     is_kernel_faster,
-    merge,
     pieces_in_range,
     views_like,
 )
@@ -168,7 +167,7 @@ class ModelState(State):
     def _read_weights(self, out: Floats, constant: bool = False) -> Copies:
         """Begin to read the weights; ``constant`` is as for :meth:`Downloads.begin`."""
         began = time.perf_counter()
-        live = self._weights(out)
+        live = self._weights(out.size)
         if is_kernel_faster(live, out.size):
             copies, self.finite = Copies(), add_and_read(live, host_tensor(out, count_elements(live)))
         else:
@@ -265,10 +264,10 @@ class ModelState(State):
 
         On CUDA ``shift`` may be overwritten once the returned copies are done.
         """
-        return self._apply(shift, add)
+        return self._apply(shift, change_of(None))
 
     def add_weighted(self, shift: Floats, weight: float) -> Copies:
-        live = self._weights(shift)
+        live = self._weights(shift.size)
         if is_kernel_faster(live, shift.size):
             add_and_read(live, host_tensor(shift, count_elements(live)), weight, copy_back=False)
             return Copies()
@@ -280,7 +279,7 @@ class ModelState(State):
 
         Return False, with nothing changed, for tensors that gain nothing from it.
         """
-        live = self._weights(shift)
+        live = self._weights(shift.size)
         if not are_float32_on_cpu(live):
             return False
         self.finite = add_and_read(live, host_tensor(shift, count_elements(live)), weight)
@@ -290,11 +289,11 @@ class ModelState(State):
     def add_scaled(self, values: Floats, factor: float, version: int) -> bool:
         """Add ``factor * values``: on CUDA page-locked values, a part at each boundary."""
         self._guard.order_after_copies()
-        return self._scaled.add(list(device_runs(self._weights(values), values)), factor, version)
+        return self._scaled.add(list(device_runs(self._weights(values.size), values)), factor, version)
 
     def merge(self, vector: Floats, weight: float) -> Copies:
         """Add ``weight * (vector - weights)``, as :meth:`add`."""
-        return self._apply(vector, partial(merge, weight=weight), scratch=True)
+        return self._apply(vector, change_of(weight), scratch=True)
 
     def begin_upload(self, values: Floats) -> UpdateUpload | None:
         """Begin to copy an update's values to the device, ahead of the boundary that applies it.
@@ -304,7 +303,7 @@ class ModelState(State):
         try:
             if not self.locks:
                 return None
-            tensors = self._weights(values)
+            tensors = self._weights(values.size)
             parts = [
                 self._uploads.begin_ahead(device, live, host) if device.type == "cuda" else None
                 for device, live, host in device_runs(tensors, values)
@@ -314,12 +313,36 @@ class ModelState(State):
         return UpdateUpload(partial(self._apply, values, ahead=parts), parts) if any(parts) else None
 
     @torch.no_grad()
+    def begin_relay(
+        self, elements: int, ratio: float | None, relay: Relay, values: Floats | None = None
+    ) -> RelayedUpdate | None:
+        """Prepare an update whose values go from rank 0's device to those of the other ranks.
+
+        Args:
+            elements: The number of values.
+            ratio: The ratio of a merge; None for an addition.
+            relay: Sends a portion of values on the device, or receives them, in the order of the current stream.
+            values: The values, on rank 0.
+
+        Returns:
+            None if the model is not on one CUDA device, or that has no memory for a portion, or on rank 0 for two.
+        """
+        live = self._weights(elements)
+        device = live[0].device
+        if device.type != "cuda" or any(tensor.device != device for tensor in live):
+            return None
+        self._guard.order_after_copies()
+        host = None if values is None else host_tensor(values, elements)
+        found = self._uploads.prepare_relay(device, live, host, change_of(ratio), relay, ratio is not None)
+        return None if found is None else RelayedUpdate(*found)
+
+    @torch.no_grad()
     def _apply(
-        self, vector: Floats, change: Change, scratch: bool = False, ahead: Sequence[Uploading | None] | None = None
+        self, vector: Floats, change: Change, scratch: bool = False, *, ahead: Sequence[Uploading | None] | None = None
     ) -> Copies:
         """Apply ``change`` with this vector on every device, after all of them have allocated what it needs."""
         self._guard.order_after_copies()
-        runs = list(device_runs(self._weights(vector), vector))
+        runs = list(device_runs(self._weights(vector.size), vector))
         prepared: list[Work] = [
             self._uploads.prepare(device, live, host, change, uploading, scratch)
             for (device, live, host), uploading in zip(runs, ahead or [None] * len(runs), strict=True)
@@ -419,10 +442,10 @@ class ModelState(State):
         for name, target in held.items():
             target.copy_(tensors[name])
 
-    def _weights(self, vector: Floats) -> list[Tensor]:
+    def _weights(self, elements: int) -> list[Tensor]:
         """Return the tensors that a vector of this length covers: all of them, or those that are exchanged."""
         tensors = self._tensors.current()
-        return tensors if vector.size == self.layout.size else tensors[: self._exchanged]
+        return tensors if elements == self.layout.size else tensors[: self._exchanged]
 
 
 def device_of(state: State) -> torch.device | None:

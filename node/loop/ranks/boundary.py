@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from gossip.averaging.vectors import Floats, Vector
 from gossip.averaging.visit import Adoption, Update, Visit
 from node.loop.ranks.plain import register
 from node.loop.ranks.ranks import Ranks
+from node.model.snapshot import ModelState
 
 __all__ = ["RanksBoundary", "ShardedBoundary", "UpdateTold"]
 
@@ -28,6 +29,7 @@ class UpdateTold:
     elements: int
     has_positions: bool
     ratio: float | None  # The weight of a vector to merge; None for a vector to add.
+    portions: tuple[int, ...] = ()  # Their sizes if the values go from device to device; empty if over the hosts.
 
     def fits(self, layout: Layout) -> bool:
         """Return True if an exchange of a model with this layout can have produced the update."""
@@ -124,8 +126,15 @@ class RanksBoundary(Boundary):
         values, positions, ratio = update.vector.array, update.positions, None
         if update.mass is not None:
             ratio = update.mass / (self.mass + update.mass)
-        self.ranks.send_command("change", UpdateTold(values.size, positions is not None, ratio))
-        self.ranks.broadcast_array(values)
+        relayed = None
+        if positions is None and isinstance(self.model, ModelState) and self.ranks.relays(values.nbytes):
+            relayed = self.model.begin_relay(values.size, ratio, self.ranks.relay, values)
+        portions = () if relayed is None else relayed.portions
+        self.ranks.send_command("change", UpdateTold(values.size, positions is not None, ratio, portions))
+        if relayed is None:
+            self.ranks.broadcast_array(values)
+        else:
+            update = replace(update, upload=relayed)  # Its values are sent while they are added.
         if positions is not None:
             self.ranks.broadcast_array(np.array(positions))  # A copy, since the positions may be read-only.
         lost, ratio = visit.lost_updates, super().apply_update(update, visit, copies)

@@ -25,8 +25,9 @@ from node.loop.ranks.plain import checked, unreadable_error
 from node.loop.ranks.ranks import Call, Ranks
 from node.loop.ranks.report import SwarmKnowledge, SwarmReport
 from node.loop.ranks.sharded import perform_command, with_shards
+from node.model.device.updates import RelayedUpdate
 from node.model.sharded.state import ShardedState
-from node.model.snapshot import device_of
+from node.model.snapshot import ModelState, device_of
 from node.observe.listeners import Listeners
 from node.observe.members import Member, SwarmView
 from node.observe.metrics import Metrics
@@ -161,6 +162,10 @@ class Follower:
             time.sleep(1e-4)
         if not change.fits(self.state.layout):
             raise unreadable_error(f"a change of {change.elements} elements")
+        if change.portions:
+            self.changed_parts.append(None)
+            self.pending_copy = self.receive_relayed(change).add()
+            return
         if self.received.size != change.elements:
             self.received = self.state.buffer(change.elements)
         self.ranks.broadcast_array(self.received)
@@ -178,6 +183,23 @@ class Follower:
             self.pending_copy = self.state.merge(self.received, change.ratio)
         else:
             self.pending_copy = self.state.add(self.received)
+
+    def receive_relayed(self, change: UpdateTold) -> RelayedUpdate:
+        """Return an exchange's change whose values come from rank 0's device to this rank's."""
+        update = None
+        if isinstance(self.state, ModelState):
+            update = self.state.begin_relay(change.elements, change.ratio, self.ranks.relay)
+        if update is None:
+            raise LocalError(
+                f"Rank {self.rank} of this node's group has no memory on its device for a portion of an update, 64 MB "
+                "and for a merge as much again: leave it so much."
+            )
+        if update.portions != change.portions:
+            raise LayoutError(
+                f"Rank {self.rank} of this node's group lays out its tensors in another way than rank 0: give all "
+                "ranks the same memory format."
+            )
+        return update
 
     # -- calls that all ranks make ---------------------------------------------------------------------------------
     def settle(self, seconds: float, wait_s: float = 0.0) -> float | None:

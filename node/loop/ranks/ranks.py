@@ -181,6 +181,15 @@ class Ranks:
             if tensor.numel():
                 self.channel.broadcast(tensor.reshape(-1).view(torch.uint8))
 
+    def relays(self, size: int) -> bool:
+        """Return True if as many bytes go from device to device."""
+        return self.channel.relays(size)
+
+    def relay(self, values: Tensor) -> None:
+        """Broadcast a tensor on the device from rank 0, in the order of the current stream."""
+        with self.using_channel():
+            self.channel.relay(values)
+
     # -- messages between rank 0 and one other rank ----------------------------------------------------------------
     def send(self, tensor: Tensor, rank: int) -> None:
         """Send a contiguous tensor on the host, of any type, to a rank that receives one of its size."""

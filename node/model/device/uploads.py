@@ -13,10 +13,12 @@ from node.model.device.copies import memory_errors
 from node.model.device.streams import CopyStreams
 from node.model.flat import count_elements
 
-__all__ = ["Change", "Uploading", "Uploads", "Work"]
+__all__ = ["Change", "Relay", "Uploading", "Uploads", "Work"]
 
 Change = Callable[[list[Tensor], Tensor], None]
 """Changes some tensors by values on their device, which it may overwrite."""
+Relay = Callable[[Tensor], None]
+"""Sends values on a device to the other ranks, or receives them there, in the order of the current stream."""
 Work = Callable[[], list[torch.cuda.Event]]
 """Queues a prepared change on the current stream; returns the events after which the host vector is free."""
 
@@ -90,11 +92,44 @@ class Uploads:
             return partial(self.change_on_host, live, host, change)
         return partial(self.queue_change, device, parts, host, change, ahead, buffers)
 
+    def prepare_relay(
+        self, device: torch.device, live: Sequence[Tensor], host: Tensor | None, change: Change, relay: Relay,
+        scratch: bool,
+    ) -> tuple[Work, list[int]] | None:  # fmt: skip
+        """Prepare a change as :meth:`prepare`, by values that rank 0 sends to the other ranks.
+
+        Args:
+            device: The device of all these tensors.
+            live: The tensors.
+            host: A value for each of their elements, on rank 0; None on the others.
+            change: The change.
+            relay: Sends or receives the values of a portion.
+            scratch: True if ``change`` allocates as much again.
+
+        Returns:
+            The work, and the sizes of its portions; None if the device has no memory for it.
+        """
+        parts = list(portions(live, self.PORTION_ELEMENTS))
+        sizes = [count_elements(tensors) for tensors in parts]
+        # The first stream that writes to a buffer allocates it. A rank that receives does so in the current stream,
+        # where a second buffer would gain nothing.
+        stream, count = self.streams.of(device, "up"), 2
+        if host is None:
+            stream, count = torch.cuda.current_stream(device), 1
+        try:
+            buffers = allocated(device, stream, sizes, count, max(sizes, default=0) if scratch else 0)
+        except torch.OutOfMemoryError:
+            return None
+        return partial(self.queue_change, device, parts, host, change, None, buffers, relay), sizes
+
     def queue_change(
-        self, device: torch.device, parts: list[list[Tensor]], host: Tensor, change: Change, ahead: Uploading | None,
-        buffers: list[Tensor],
+        self, device: torch.device, parts: list[list[Tensor]], host: Tensor | None, change: Change,
+        ahead: Uploading | None, buffers: list[Tensor], relay: Relay | None = None,
     ) -> list[torch.cuda.Event]:  # fmt: skip
-        """Queue the change of each portion, behind the copy of its values. This is the work that `prepare` returns."""
+        """Queue the change of each portion, behind the copy of its values. This is the work that `prepare` returns.
+
+        With a relay the values are sent once they are on the device, or received there if there is no ``host``.
+        """
         current, side = torch.cuda.current_stream(device), self.streams.of(device, "up")
         start, uploaded, events = 0, 0, list[torch.cuda.Event]()
         if ahead is not None:
@@ -108,16 +143,20 @@ class Uploads:
         used: list[torch.cuda.Event | None] = [None, None]  # The current stream reads each buffer until its event.
         for number, tensors in enumerate(parts[uploaded:]):
             stop, last_used = start + count_elements(tensors), used[number % 2]
-            values = buffers[number % 2][: stop - start]
-            if last_used is not None:
-                side.wait_event(last_used)
-            with self.streams.copying(device, "up", 4 * (stop - start)):
-                values.copy_(host[start:stop], non_blocking=True)
-            arrived = side.record_event()
-            current.wait_event(arrived)
+            values = buffers[number % len(buffers)][: stop - start]
+            if host is not None:
+                if last_used is not None:
+                    side.wait_event(last_used)
+                with self.streams.copying(device, "up", 4 * (stop - start)):
+                    values.copy_(host[start:stop], non_blocking=True)
+                arrived = side.record_event()
+                current.wait_event(arrived)
+                events = [arrived]  # This event is the last, because the copies of one stream end in order.
+            if relay is not None:
+                relay(values)
             change(tensors, values)
             used[number % 2] = current.record_event()
-            start, events = stop, [arrived]  # This event is the last, because the copies of one stream end in order.
+            start = stop
         for buffer in buffers:
             buffer.record_stream(current)
         return events
@@ -167,16 +206,24 @@ class Uploads:
             fitting = [*parts[:uploaded], *portions(rest, max_elements)]
             sizes = [count_elements(tensors) for tensors in fitting[uploaded:]]
             try:
-                if scratch:  # The allocator keeps this memory for the changes.
-                    torch.empty(max(map(count_elements, fitting), default=0), dtype=torch.float32, device=device)
-                with torch.cuda.stream(side):
-                    buffers = [
-                        torch.empty(max(sizes), dtype=torch.float32, device=device) for _ in range(min(len(sizes), 2))
-                    ]
-                return buffers, fitting
+                largest = max(map(count_elements, fitting), default=0) if scratch else 0
+                return allocated(device, side, sizes, 2, largest), fitting
             except torch.OutOfMemoryError as error:
                 full = error
         raise full
+
+
+def allocated(
+    device: torch.device, stream: torch.cuda.Stream, sizes: Sequence[int], count: int, scratch: int
+) -> list[Tensor]:
+    """Return at most ``count`` buffers for portions of these sizes, to which ``stream`` writes first.
+
+    There is memory for ``scratch`` elements besides, which the changes allocate.
+    """
+    if scratch:  # The allocator keeps it for the changes.
+        torch.empty(scratch, dtype=torch.float32, device=device)
+    with torch.cuda.stream(stream):
+        return [torch.empty(max(sizes), dtype=torch.float32, device=device) for _ in range(min(len(sizes), count))]
 
 
 def portions(live: Sequence[Tensor], max_elements: int) -> Iterator[list[Tensor]]:
