@@ -105,7 +105,6 @@ def check_exchanges(world: World, host: Host) -> None:
     peer, now = host.peer, world.now
     exchanges = peer.exchanges
     reserved = sum(one.state in (State.ASKED, State.RESERVED) for one in exchanges.table.values())
-    host.overlapped = host.overlapped or exchanges.is_overlapping
     most = 1 + peer.partners.max_incoming() if host.overlapped else 1
     if reserved > 1 or (exchanges.can_overlap and exchanges.used_slots > most):
         text = f"{host!r}: {exchanges.used_slots} under way, {reserved} reserved"

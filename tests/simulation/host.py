@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from gossip.discovery import Bootstrap
@@ -93,6 +93,10 @@ class Host(harness.Host):
         super().start()
         if self.world.votes_every_s:
             self.later(self.world.votes_every_s, self.vote)
+
+    def perform(self, told: Iterable[Effect]) -> None:
+        self.overlapped = self.overlapped or self.peer.exchanges.is_overlapping  # It may end before the next check.
+        super().perform(told)
 
     def vote(self) -> None:
         """Count the votes on the end of the run, as a driver does now and then."""
