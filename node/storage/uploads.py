@@ -188,10 +188,12 @@ class CheckpointUploads:
                 return
             if not is_told and url is None and time.monotonic() - began > QUIET_S:
                 is_told = True
-                where = ours[0].store_name
-                text = f"This node has left, and its checkpoint is still on its way to {where}"
-                self.notice("storage", f"{text}: the program ends when it is there.")
+                self.notice("storage", on_its_way_text(ours[0].store_name))
             beat()
+
+
+def on_its_way_text(store: str) -> str:
+    return f"This node has left, and its checkpoint is still on its way to {store}: the program ends when it is there."
 
 
 def stuck_text(upload: LocalCopy) -> str:

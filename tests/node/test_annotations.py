@@ -44,4 +44,4 @@ def test_a_value_of_another_type_does_not_fit(value, hint):
 
 
 def test_the_annotations_of_a_record_are_in_the_order_of_its_fields():
-    assert hints_of(UpdateTold) == (int, bool, float | None)
+    assert hints_of(UpdateTold) == (int, bool, float | None, tuple[int, ...])

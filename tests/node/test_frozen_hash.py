@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from gossip.averaging import frozen
+from gossip.averaging import jobs
 from gossip.config import Config
 from gossip.effects import MemberState
 from gossip.state_transfer.joining import Phase
@@ -105,7 +105,7 @@ def test_the_hash_is_computed_in_blocks_by_no_thread_that_must_not_wait(train, u
         read(self, out, start)
 
     monkeypatch.setattr(ModelState, "read_frozen", reading)
-    monkeypatch.setattr(frozen, "BLOCK_ELEMENTS", (1 << 20) + 1)
+    monkeypatch.setattr(jobs, "BLOCK_ELEMENTS", (1 << 20) + 1)
     first = first_of(train, until)
     assert first.side.network.peer.local.frozen_hash == digest_of(0)
     assert sizes == [(1 << 20) + 1, FROZEN - (1 << 20) - 1]

@@ -64,7 +64,7 @@ def test_weights_that_were_not_taken_over_yet_are_not_after_a_fault():
 def test_updates_that_wait_for_all_ranks_outlive_a_fault_too():
     live = np.zeros(8, np.float32)
     plain = boundary_of(live)
-    ranks = SimpleNamespace(send_command=lambda *_: None, broadcast_array=lambda _: None)
+    ranks = SimpleNamespace(send_command=lambda *_: None, broadcast_array=lambda _: None, relays=lambda _: False)
     boundary = RanksBoundary(ranks, plain.model, plain.vectors, plain.backup)
     boundary.begin_update()
     boundary.deliver_update(Update(Vector(np.ones(8, np.float32))))

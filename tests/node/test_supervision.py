@@ -38,8 +38,9 @@ from gossip.effects import (
 )
 from gossip.handlers import HANDLERS
 from gossip.ids import Address, PeerId
+from gossip.membership import members
 from gossip.membership.protocol import Membership
-from gossip.peer import MEMBERSHIP, Peer
+from gossip.peer import Peer
 from gossip.wire.messages import (
     Abort,
     Accept,
@@ -115,7 +116,7 @@ def pair():
 
 def test_every_handler_effect_and_report_is_tried():
     assert {type(message) for message in MESSAGES} == set(HANDLERS)
-    assert {type(message) for message in MEMBERSHIP_MESSAGES} == MEMBERSHIP
+    assert {type(message) for message in MEMBERSHIP_MESSAGES} == members.MEMBERSHIP_MESSAGES
     assert {type(effect) for effect in EFFECTS} == set(Effect.__args__)
     assert all(callable(getattr(Peer, report)) for report in REPORTS)
 
