@@ -11,9 +11,8 @@ import trio
 
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.wire.frames import encode
-from gossip.wire.messages import Chunk, Close, Hello, Message, Widen
+from gossip.wire.messages import VERSION_MAX, VERSION_MIN, Chunk, Close, Hello, Message, Widen
 from node.links.frame_reader import FrameReader
-from node.links.handshake import Greeter
 from node.transport.byte_stream import ByteStream
 from node.transport.tcp import TcpNetwork
 from node.transport.tls import Contexts, TlsStream
@@ -120,7 +119,7 @@ async def open_line(address: Address, contexts: Contexts, fingerprint: str, reco
         return None
     line.address = address
     if record is None:
-        await line.write(encode(Greeter("", None).hello(None)))
+        await line.write(encode(Hello(VERSION_MIN, VERSION_MAX, "", "", (), None)))
         return line
     with trio.move_on_after(CONNECT_S):
         if await line.hello(hello_of(fingerprint, record)) is not None:
@@ -146,8 +145,8 @@ async def open_lane(line: Line, contexts: Contexts, fingerprint: str, record: Me
 
 
 def hello_of(fingerprint: str, record: MemberRecord) -> Hello:
-    greeter = Greeter("default", None)
-    return dataclasses.replace(greeter.hello(record, lanes=secrets.token_bytes(16)), fingerprint=fingerprint)
+    lanes = secrets.token_bytes(16)
+    return Hello(VERSION_MIN, VERSION_MAX, "default", fingerprint, (), record, lanes=lanes)
 
 
 def chunk_of(session: int, start: int, elements: int, body: bytes) -> Chunk:

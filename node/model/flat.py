@@ -21,6 +21,7 @@ __all__ = [
     "add",
     "add_and_read",
     "add_at",
+    "add_pieces",
     "are_float32_on_cpu",
     "count_elements",
     "device_runs",
@@ -179,3 +180,9 @@ def merge(live: list[Tensor], flat: Tensor, weight: float) -> None:
     torch._foreach_sub_(pieces, current)
     torch._foreach_mul_(pieces, weight)
     torch._foreach_add_(live, pieces)
+
+
+def add_pieces(pieces: list[tuple[Tensor, Tensor, int, int]], _: list[Tensor], values: Tensor) -> None:
+    """Add its part of ``values`` to each tensor, at the tensor's positions."""
+    for tensor, at, low, high in pieces:
+        add_at(tensor, at, values[low:high])

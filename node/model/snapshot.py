@@ -33,7 +33,7 @@ from node.model.device.uploads import Change, Relay, Uploading, Uploads, Work
 from node.model.flat import (
     add,
     add_and_read,
-    add_at,
+    add_pieces,
     are_float32_on_cpu,
     count_elements,
     device_runs,
@@ -452,9 +452,3 @@ def device_of(state: State) -> torch.device | None:
     """Return the CUDA device of a model, None if it has none."""
     device: torch.device | None = getattr(state, "device", None)
     return device
-
-
-def add_pieces(pieces: list[tuple[Tensor, Tensor, int, int]], _: list[Tensor], values: Tensor) -> None:
-    """Add its part of ``values`` to each tensor, at the tensor's positions."""
-    for tensor, at, low, high in pieces:
-        add_at(tensor, at, values[low:high])

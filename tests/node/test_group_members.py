@@ -167,7 +167,7 @@ def test_what_a_member_says_and_sends_leaves_all_ranks_training_and_the_same(tmp
         assert len(one["digests"]) > 3
         assert one["digests"] == two["digests"], "after what the member said both ranks saw and held the same"
     finally:
+        pair.kill()
         if besieger is not None:
             besieger.stop()
-        pair.kill()
     assert other.error is None
