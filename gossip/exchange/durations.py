@@ -28,10 +28,13 @@ DURATIONS_PER_PARTNER = 8  # Number of last exchanges that count for each partne
 OLD_RATE_WEIGHT = 0.75  # Weight of the old rate, so that one exchange that shares the link hardly lowers the rate.
 
 MIN_WAIT_LIMIT_S = 0.5  # Time that a scheduler, a garbage collection or a lost packet may add to any wait.
+MIN_WAITS = 4  # Number of waits from which on their median counts.
+# Until then a wait is too long from four times the longest one on. A shorter limit held slow partners back.
+FIRST_LIMIT = 4
 WAITS_PER_PARTNER = 4  # Number of last waits that count for each partner.
 WAIT_PARTNERS = 16  # Number of last partners whose waits count: a partner that answers often cannot set the median.
-# Number of waits between two computations of the limit, after so many first ones. A computation sorts WAIT_PARTNERS *
-# WAITS_PER_PARTNER = 64 waits, which at every exchange would be the slowest part of a mix.
+# Number of waits between two computations of the limit. A computation sorts WAIT_PARTNERS * WAITS_PER_PARTNER = 64
+# waits, which at every exchange would be the slowest part of a mix.
 WAITS_PER_UPDATE = 8
 
 LAST_RESULTS, MANY_FAILURES = 8, 2  # Of our own exchanges: members that come and go fail fewer.
@@ -101,15 +104,17 @@ class Waits:
 
     def __init__(self) -> None:
         self.waits_s = Recent[PeerId, list[float]](WAIT_PARTNERS)
-        self.median_s = math.inf  # Infinite before the first wait.
-        self.learned_limit_s = math.inf  # Result of :func:`wait_limit_s`, infinite as long as the median.
+        self.median_s = math.inf  # Infinite while fewer than MIN_WAITS waits are recorded.
+        self.learned_limit_s = math.inf  # Infinite before the first wait.
         self.added_waits = 0
 
     def add(self, partner: PeerId, seconds: float) -> None:
         """Record a wait of a finished exchange."""
         self.waits_s[partner] = [*self.waits_s.get(partner, [])[-WAITS_PER_PARTNER + 1 :], seconds]
         self.added_waits += 1
-        if self.added_waits <= WAITS_PER_UPDATE or self.added_waits % WAITS_PER_UPDATE == 0:
+        if self.added_waits < MIN_WAITS:
+            self.learned_limit_s = FIRST_LIMIT * max(max(last) for last in self.waits_s.values())
+        elif self.added_waits == MIN_WAITS or self.added_waits % WAITS_PER_UPDATE == 0:
             waits_s = [seconds for last in self.waits_s.values() for seconds in last]
             self.median_s, self.learned_limit_s = median(waits_s), wait_limit_s(waits_s)
 

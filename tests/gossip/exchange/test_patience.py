@@ -37,7 +37,9 @@ def test_until_the_first_exchange_has_finished_one_waits_for_all_of_the_time():
     """Among members that lose every third exchange, a limit known from four finished ones came too late."""
     assert patience().limit_s == math.inf
     assert patience(0.1).limit_s == MIN_WAIT_LIMIT_S
-    assert patience(2.0).limit_s == patience(2.0, 2.0).limit_s == 4.0
+    assert patience(2.0).limit_s == patience(2.0, 1.0).limit_s == 8.0
+    assert patience(2.0, 1.0).median_s == math.inf
+    assert patience(*[2.0] * 4).limit_s == 4.0
 
 
 def test_whoever_waits_for_a_step_boundary_is_waited_for():
