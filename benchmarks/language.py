@@ -63,6 +63,7 @@ class Row:
     rate_of: str = ""  # the row whose rate is used; "" searches for its own
     peers: int = 4
     partition: str = "iid"
+    model: str = "gpt"  # a function of this file
     slack: float = 1.0  # factor for the duration, because nodes in lockstep wait for each other
 
     @property
@@ -85,22 +86,29 @@ EVERY_STEP = FREE | {"codec": "fp32", "mixing": "group", "group_size": 0, "mix_e
 UNCORRECTED = EVERY_8 | {"correction": 0.0, "outer_momentum": 0.5, "outer_rate": 0.7}
 ROWS: list[Row] = [  # in the order of the runs, the most important rows first
     Row("muon", SYNC, None),
-    Row("muon", CORRECTED, EVERY_8),
     Row("muon", INT8, EVERY_2),
     Row("muon", "default", {}, rate_of=INT8),  # nodes choose codec and interval
-    Row("muon", M28, moniqua(28, **GENTLER)),
-    Row("adamw", SYNC, None),
-    Row("muon", ALWAYS, EVERY_STEP, slack=1.8),
-    Row("adamw", CORRECTED, EVERY_8),
-    Row("muon", M56, moniqua(56, **GENTLER), rate_of=M28),
+    Row("muon", CORRECTED, EVERY_8),
     Row("muon", "outer step, fp32 every 8", UNCORRECTED, rate_of=CORRECTED),
-    Row("muon", f"{M28}, correction 0.1", moniqua(28, **GENTLER, correction=0.1), rate_of=M28),
-    Row("adamw", M28, moniqua(28, **GENTLER)),
-    Row("muon", F56, moniqua(7, **GENTLER, part="fragments 8"), rate_of=M28),
-    Row("adamw", "outer step, fp32 every 8", UNCORRECTED, rate_of=CORRECTED),
+    Row("adamw", SYNC, None),
     Row("adamw", INT8, EVERY_2),
+    Row("adamw", "default", {}, rate_of=INT8),
+    Row("adamw", CORRECTED, EVERY_8),
+    Row("adamw", "outer step, fp32 every 8", UNCORRECTED, rate_of=CORRECTED),
+    Row("muon", "default, each node whole plays", {}, rate_of=INT8, partition="natural"),
+    Row("muon", "outer step, fp32 every 8, each node whole plays", UNCORRECTED, rate_of=CORRECTED, partition="natural"),
+    Row("muon", "default, 16 nodes", {}, rate_of=INT8, peers=16),
+    Row("muon", "outer step, fp32 every 8, 16 nodes", UNCORRECTED, rate_of=CORRECTED, peers=16),
+    Row("muon", M28, moniqua(28, **GENTLER)),
+    Row("muon", ALWAYS, EVERY_STEP, slack=1.8),
+    Row("muon", M56, moniqua(56, **GENTLER), rate_of=M28),
+    Row("muon", f"{M28}, correction 0.1", moniqua(28, **GENTLER, correction=0.1), rate_of=M28),
+    Row("muon", F56, moniqua(7, **GENTLER, part="fragments 8"), rate_of=M28),
+    Row("adamw", M28, moniqua(28, **GENTLER)),
     Row("adamw", ALWAYS, EVERY_STEP, slack=1.8),
     Row("adamw", M56, moniqua(56, **GENTLER), rate_of=M28),
+    Row("muon", f"{SYNC}, 1 M parameters", None, (1,), rate_of=SYNC, model="larger_gpt"),
+    Row("muon", "default, 1 M parameters", {}, (1,), rate_of=INT8, model="larger_gpt"),
 ]
 
 
@@ -131,8 +139,13 @@ def plays() -> tuple[torch.Tensor, ...]:
 
 
 def gpt() -> nn.Module:
-    """Return the model: 69,600 parameters."""
+    """Return a model of 69,600 parameters."""
     return ByteGPT(layers=2, heads=2, width=48, context=CONTEXT)
+
+
+def larger_gpt() -> nn.Module:
+    """Return a model of 1,022,720 parameters."""
+    return ByteGPT(context=CONTEXT)
 
 
 def scenario(row: Row, rate: float, seed: int) -> dict[str, Any]:
@@ -146,7 +159,7 @@ def scenario(row: Row, rate: float, seed: int) -> dict[str, Any]:
         "compute": {"step_s": {"kind": "lognormal", "median": STEP_S, "sigma": 0.05}},
         "network": {"latency": {"kind": "constant", "value_ms": 5}, "rate_mbit_s": 100},
         "task": {
-            "dataset": "language:plays", "model": "language:gpt", "batch_size": WINDOWS_A_STEP // peers,
+            "dataset": "language:plays", "model": f"language:{row.model}", "batch_size": WINDOWS_A_STEP // peers,
             "optimizer": optimizer, "partition": row.partition,
         },
     }  # fmt: skip
@@ -258,25 +271,22 @@ def rate_at(row: Row, place: int) -> float:
 
 
 def play_all(rows: list[Row], runs: Runs) -> None:
-    """Simulate the missing runs: one seed of each row first, then its rates, then its other seeds."""
-    for row in rows:
-        runs.figures(row, rate_at(row, 0), 1)
-    for row in rows:
-        runs.rate(row)
+    """Simulate the missing runs, row by row: the rates with one seed, then the other seeds at the best rate."""
     for row in rows:
         runs.seeds_of(row)
 
 
 # -- the page ------------------------------------------------------------------------------------------------------
 NOTES = """\
-{nodes} nodes, {steps} steps, {windows} windows of {context} bytes a step in all; 69,600 parameters; gradients clipped
-to a norm of 1; the rate rises over {warmup} steps and falls to 0 by half a cosine; AdamW's betas are 0.9 and 0.95, its
-rate beside Muon 0.01. Synchronous training is one model that takes all windows of a step. "Loss more" is the loss on
-windows apart from those by which rates were chosen, beside synchronous training with the same optimizer and the same
-seeds, in percent. "Fewer bytes" is beside an all-reduce of fp32 gradients, counted as two models a step and node, as
-a ring of many sends. A rate with a star is another row's, or has no worse one on either side among those that were
-tried. Where all weights are averaged after every step, in lockstep, what is left is no matter of interval or codec:
-each node's optimizer steps by the gradient of its own small batch. The spread says how much is chance.
+{nodes} nodes and 69,600 parameters unless a row says otherwise; {steps} steps, {windows} windows of {context} bytes a
+step in all; gradients clipped to a norm of 1; the rate rises over {warmup} steps and falls to 0 by half a cosine;
+AdamW's betas are 0.9 and 0.95, its rate beside Muon 0.01. Synchronous training is one model that takes all windows.
+"Loss more" is the loss on windows apart from those by which rates were chosen, beside synchronous training with the
+same optimizer and the same seeds, in percent. "Fewer bytes" is beside an all-reduce of fp32 gradients, counted as two
+models a step and node, as a ring of many sends. A rate with a star is another row's, or has no worse one on either side
+among those that were tried. "Whole plays" assigns each play of Shakespeare to one node, as data that are not IID. Where
+all weights are averaged after every step, in lockstep, what is left is no matter of interval or codec: each node's
+optimizer steps by the gradient of its own small batch. The spread says how much is chance.
 """
 HEADS = (
     "inside", "exchange", "rate", "loss", "seeds", "spread", "loss more, %", "of the average model, %", "MB a node",
@@ -288,12 +298,12 @@ def section(runs: Runs) -> list[str]:
     """Return the section of docs/results/bytes.md."""
     numbers = {"nodes": 4, "steps": f"{STEPS:,}", "windows": WINDOWS_A_STEP, "context": CONTEXT, "warmup": WARMUP}
     lines = [f"## {TITLE}", "", *NOTES.format(**numbers).splitlines(), "", cells(HEADS), cells(["---"] * len(HEADS))]
-    base = {row.inside: runs.seeds_of(row) for row in ROWS if row.gossip is None}
+    base = {(row.inside, row.model): runs.seeds_of(row) for row in ROWS if row.gossip is None}
     for row in sorted(ROWS, key=lambda row: row.inside, reverse=True):
         seeds = runs.seeds_of(row)
         if not seeds:
             continue
-        same = {seed: one["test"] for seed, one in base[row.inside].items() if seed in seeds}
+        same = {seed: one["test"] for seed, one in base[row.inside, row.model].items() if seed in seeds}
         mean = {key: statistics.fmean(one[key] for one in seeds.values()) for key in ("test", "average", "mb", "fewer")}
         more = [
             f"{100 * (mean[key] / statistics.fmean(same.values()) - 1):+.1f}" if len(same) == len(seeds) else ""
