@@ -9,14 +9,15 @@ from gossip.arithmetic.subsets import ALL, Subset
 from gossip.effects import Effect, Release, Rename, Send, Snapshot
 from gossip.exchange.agreement import agreed_codec, refusal
 from gossip.exchange.exchanges import Exchanges
-from gossip.exchange.offer import Exchange
+from gossip.exchange.offer import MAX_WEIGHT, Exchange
 from gossip.exchange.transitions import INITIATOR, RESPONDER, Event, State
 from gossip.ids import PeerId
 from gossip.wire.messages import Busy, Offer, Refuse
 
 __all__ = ["OFFERS_PER_PARTNER", "answer_offer", "begin_mix"]
 
-OFFERS_PER_PARTNER = 4  # Peers to ask for each partner of a mix. Four BUSY in a row mean that all members are mixing.
+# Peers to ask for each partner of a mix. Four BUSY in a row suggest that all members are mixing.
+OFFERS_PER_PARTNER = 4
 
 
 def begin_mix(kind: type[Exchange], exchanges: Exchanges[Exchange], now: float) -> list[Effect]:
@@ -24,6 +25,7 @@ def begin_mix(kind: type[Exchange], exchanges: Exchanges[Exchange], now: float) 
     if exchanges.is_engaged:
         return []
     is_overlapping = exchanges.is_overlapping
+    # Peers with which an exchange goes on next to this mix count as asked.
     asked_peers = {
         other.partner for other in exchanges.table.values()
         if other.is_backgrounded or other.is_reserved or is_overlapping
@@ -49,6 +51,7 @@ def begin_mix(kind: type[Exchange], exchanges: Exchanges[Exchange], now: float) 
         )  # fmt: skip
         exchange.snapshot_steps = exchanges.local.steps
         exchanges.own_exchanges[exchange.session] = exchanges.table[exchange.session] = exchange
+        # Each snapshot divides the mass that the earlier ones left among the remaining partners and ourselves.
         effects.append(Snapshot(exchange.session, exchange.mass_shares(wanted - place), part))
     return effects
 
@@ -63,6 +66,7 @@ def answer_offer(
         return [Send(sender, Refuse(session, reason or "part"))]
     yielding, must_wait = kind.precedence(exchanges, sender)
     yielding_slots = sum([own.has_slot for own in yielding])
+    # Our own exchanges take slots in addition to those for incoming ones.
     limit = incoming_limit(exchanges, sender) + len(exchanges.own_exchanges) - yielding_slots
     overdue: list[Exchange] = []
     if not has_room(exchanges, limit, yielding_slots):
@@ -92,7 +96,7 @@ def answer_offer(
     exchange.weight = pair_weight(gap, config.staleness_exponent, cap=cap)
     if reusable is None:
         return [*dropped, Snapshot(session, part=part)]
-    dropped.remove(Release(reusable.session))
+    dropped.remove(Release(reusable.session))  # The snapshot moves to the new exchange.
     begun = exchanges.route_event(exchange, Event.SNAPSHOTTED, now, 0.0, reusable)
     return [*dropped, Rename(reusable.session, session), *begun]
 
@@ -104,7 +108,7 @@ def offer_refusal(
     reason = refusal(exchanges.local, offer, offer.mixing == kind.MIXING, bounded=True)
     if reason is not None:
         return reason
-    if not 0 < offer.weight <= 0.5:
+    if not 0 < offer.weight <= MAX_WEIGHT:
         return "weight"
     is_part_known = part is not None and part.elements(exchanges.local.elements)
     return kind.mismatch(offer) or (None if is_part_known else "part")

@@ -37,7 +37,9 @@ WAIT_PARTNERS = 16  # Number of last partners whose waits count: a partner that 
 # waits, which at every exchange would be the slowest part of a mix.
 WAITS_PER_UPDATE = 8
 
-LAST_RESULTS, MANY_FAILURES = 8, 2  # Of our own exchanges: members that come and go fail fewer.
+# Number of our last exchanges that count, and of failures among them that are many. Members that come and go cause
+# fewer failures.
+LAST_RESULTS, MANY_FAILURES = 8, 2
 
 
 class Durations:

@@ -103,20 +103,21 @@ class Exchanges(Ledger[AnySession]):
             self.part = self.part.with_seed(new_session())
         # With one partner a mix, each exchange is a mix of both sides, whichever side asked for it.
         self.counts_both_ways = not config.pushes and config.partners == 1
-        self.is_plain = config.plain
+        self.is_plain = config.plain  # A mix is the plain mean, without outer momentum.
         self.can_overlap = config.overlaps  # Mixes may overlap. While streams dominate, the next is reserved instead.
         self.is_small = local.elements <= MAX_OVERLAP_ELEMENTS
         # Waits for answers to an Offer, and for streams from Accept to COMMIT.
         self.answer_waits, self.stream_waits = Waits(), Waits()
         self.has_given_way = False  # An exchange of ours has given way to another's since our last one finished.
-        # Partners whose last exchange ended for an innocent reason.
+        # Partners whose last exchange ended for a reason that is not their fault (INNOCENT_REASONS).
         self.excused_partners = Recent[PeerId, None](MAX_PARTNERS)
         # Partners that broke a reservation and have not finished an exchange since.
         self.unreliable_partners = Recent[PeerId, None](MAX_PARTNERS)
-        # Some codecs need a bound on the distance between members. Exchanges of some parts measure that distance.
+        # Some codecs need a bound on the distance between members. The first exchange of a part, by a codec without
+        # that need, measures the distance. Only parts that come again are worth it.
         measures = needs_spread(config.codec_name)
         self.parts_to_measure = frozenset(lasting_parts(config.part, local.elements) if measures else ())
-        self.measured_parts: set[Subset] = set()
+        self.measured_parts: set[Subset] = set()  # The parts whose bound is known.
         # Partners further away than the bound: the next exchange with them uses a codec without one.
         self.distant_partners = Recent[PeerId, None](MAX_PARTNERS)
 
@@ -232,8 +233,8 @@ class Exchanges(Ledger[AnySession]):
             if self.used_slots >= self.max_overlaps:
                 return True
             return any(session.state is State.PREPARING for session in self.own_exchanges.values())
-        both = self.counts_both_ways
-        return True in [session.has_slot for session in self.table.values() if both or session.is_initiator]
+        counts_theirs = self.counts_both_ways
+        return any([session.has_slot for session in self.table.values() if counts_theirs or session.is_initiator])
 
     @property
     def is_overlapping(self) -> bool:
@@ -335,9 +336,9 @@ class Exchanges(Ledger[AnySession]):
             self.has_given_way = self.has_given_way and not exchange.is_initiator
 
     def trained_intervals(self, steps: int) -> float:
-        """Return the intervals that the weights have been trained since the last mix, at this number of steps.
+        """Return the time since the last mix in mix intervals, given the number of local steps so far.
 
-        It is 1 if no correction is learned.
+        Both sides compute from it how much the correction learns. Without a correction (kappa 0) it is 1.
         """
         every = self.local.every
         return 1.0 if every is None or not self.config.kappa else max(0, steps - self.local.mixed_steps) / every
@@ -359,7 +360,7 @@ class Exchanges(Ledger[AnySession]):
     def elapsed_intervals(self, now: float) -> float:
         """Return the number of mix intervals that have passed on this node: in its own steps, or else by time.
 
-        No other peer can change it.
+        No other peer can change it. A node without any interval counts seconds.
         """
         every, every_s = self.config.interval_steps, self.config.mix_every_s
         return self.local.steps / every if every else now / (every_s or 1.0)

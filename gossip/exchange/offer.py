@@ -27,8 +27,9 @@ from gossip.exchange.transitions import Event, State
 from gossip.ids import UNSTATED, Claim, PeerId
 from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Settled
 
-__all__ = ["Exchange"]
+__all__ = ["MAX_WEIGHT", "Exchange"]
 
+MAX_WEIGHT = 0.5  # Largest weight of a pair: with it both sides move to their mean.
 INNOCENT_REASONS = ("replaced", "late", "overflow")  # Reasons for an abort that are not the partner's fault.
 
 
@@ -40,8 +41,8 @@ class Exchange(Session):
     COUNTS_ANSWER: ClassVar[bool] = True  # The time of the answer counts in ``Exchanges.answer_waits``.
 
     exchanges: Exchanges[Any] = field(repr=False)
-    partner: PeerId
-    weight: float = 0.5
+    partner: PeerId  # Our own id until a peer is asked.
+    weight: float = MAX_WEIGHT  # Share of the partner's difference by which the exchange moves us.
     partner_version: float = 0.0  # As the partner states it, like the next two.
     partner_claim: Claim = UNSTATED
     partner_trained_intervals: float = 1.0
@@ -49,11 +50,12 @@ class Exchange(Session):
     accepted_share: float = 1.0  # Share of the partner's difference that our filter accepted.
     has_partner_committed: bool = False
     codec: str = "fp32"
-    asked_peers: set[PeerId] = field(default_factory=set)  # All exchanges of one mix share this set.
-    max_asked_peers: int = 0  # Limit of ``asked_peers``.
-    mass: float = 0.0  # Push-sum mass that a push carries.
+    asked_peers: set[PeerId] = field(default_factory=set)  # Peers not to ask. All exchanges of one mix share this set.
+    max_asked_peers: int = 0  # Size of ``asked_peers`` from which on no further peer is asked.
+    mass: float = 0.0  # Push-sum mass that a push carries, see :mod:`gossip.exchange.push`; 0 for a pair.
     part: Subset = ALL
-    final_deadline: float = 0.0  # Time at which the wait for the partner ends. At ``timer_at`` we look earlier.
+    # Time at which the wait for the partner ends. ``timer_at`` may come earlier, when the wait takes longer than usual.
+    final_deadline: float = 0.0
     answer_s: float = 0.0  # Time that the answer to our Offer took.
     done_count_at_snapshot: int = 0  # Number of exchanges that had finished when the snapshot was taken.
     is_partner_blamed: bool = False  # The partner's silence has been counted as misbehaviour already.
@@ -75,15 +77,16 @@ class Exchange(Session):
     def max_doubts(exchanges: Exchanges[Any]) -> int:
         """Return the limit of exchanges in doubt: as many as can be in progress at once.
 
-        A network cut can hit each exchange in progress between its two COMMITs, and no more can come into doubt at
-        once. The limit follows from the configuration and not from the partners that are present. A partner that is in
-        back-off or away now may have been in an exchange that is in doubt.
+        A network cut can hit each exchange in progress between its two COMMITs, and brings no others into doubt. The
+        limit follows from the configuration and not from the partners that are present. A partner that is in back-off
+        or away now may have been in an exchange that is in doubt.
         """
         config = exchanges.config
         return config.incoming_limit + config.partners if config.partners else 2 * MAX_NEIGHBOURS
 
     @property
     def elements(self) -> int:
+        """Return the number of elements that the exchange mixes."""
         return self.part.elements(self.exchanges.local.elements)
 
     def accepts_from(self, event: Event, sender: PeerId) -> bool:
@@ -162,8 +165,7 @@ class Exchange(Session):
     def ask_next_partner(self, now: float) -> list[Effect]:
         """Send the Offer to the next partner, under a new session number. Without a partner drop the exchange.
 
-        A backgrounded offer asks no other partner and only ends, because it has freed its slot, and a newer exchange
-        may have taken it.
+        A backgrounded offer has freed its slot, which a newer exchange may have taken. So it asks no other partner.
         """
         if self.is_backgrounded:
             return self.drop()
@@ -172,8 +174,9 @@ class Exchange(Session):
         # Another exchange may have begun since this one was prepared. Overlapping mixes have different partners.
         mixing = [other.partner for other in exchanges.table.values() if other.has_slot]
         excluded = asked.union(mixing if exchanges.is_overlapping else [])
-        may_ask, choose = len(asked) < self.max_asked_peers, exchanges.partners.choose
-        partner = choose(excluded, now, is_retry, is_unproven_busy) if may_ask else None
+        partner = None
+        if len(asked) < self.max_asked_peers:
+            partner = exchanges.partners.choose(excluded, now, is_retry, is_unproven_busy)
         if partner is None:
             exchanges.has_given_up = True
             return self.drop()
@@ -218,7 +221,7 @@ class Exchange(Session):
         return self.ask_next_partner(now)
 
     def on_refuse(self, sender: PeerId, now: float) -> list[Effect]:
-        """Handle Refuse in OFFERED: do not ask this partner for a while (it may still offer to us), but the next."""
+        """Handle Refuse in OFFERED: ask the next partner, and this one not for a while. It may still offer to us."""
         self.exchanges.partners.note_failure(sender, now, silent=True)
         return self.ask_next_partner(now)
 
@@ -278,8 +281,8 @@ class Exchange(Session):
         """Return the Transfer, and set its deadlines.
 
         The final deadline allows 4 bytes per element at the slowest rate (both vectors travel at once), a pause of
-        ``stall_s``, and the longest duration that exchanges with this partner take. The initiator adds the time of the
-        answer, which tells how long the round trip is. At ``timer_at`` the streams take longer than usual.
+        ``stall_s``, and the longest duration that exchanges with this partner take. The initiator adds the time that
+        the answer took, which tells how long a round trip is. At ``timer_at`` the streams take longer than usual.
         """
         exchanges = self.exchanges
         seconds = 4 * self.elements / (exchanges.config.slowest_rate_mb_s * 1e6) + exchanges.config.stall_s
@@ -302,7 +305,7 @@ class Exchange(Session):
         """Handle the partner's complete vector in STREAMING: send COMMIT, or ABORT if a check fails.
 
         Args:
-            difference_sq: Squared distance between both vectors.
+            difference_sq: Squared distance between the partner's vector and ours.
             own_sq: Squared norm of our vector.
             now: Current time in seconds.
         """
@@ -315,8 +318,9 @@ class Exchange(Session):
         # Squares of a part are scaled up to all elements.
         scale = exchanges.local.elements / elements if self.part.kind != "all" else 1.0
         exchanges.last_squares.append((difference_sq * scale, own_sq * scale))
-        present, intervals = exchanges.partners.present, exchanges.elapsed_intervals(now)
-        share, reasons = exchanges.filter.take_share(partner, self.weight, difference_sq, elements, present, intervals)
+        share, reasons = exchanges.filter.take_share(
+            partner, self.weight, difference_sq, elements, exchanges.partners.present, exchanges.elapsed_intervals(now)
+        )
         for reason in reasons:
             exchanges.refusals.add(partner, reason)
         if share == 1.0:
@@ -424,6 +428,7 @@ class Exchange(Session):
             exchanges.distant_partners[self.partner] = None
         is_excused = code in INNOCENT_REASONS and not self.is_partner_blamed and exchanges.excuse_once(self.partner)
         if not self.is_partner_blamed and not is_excused:
+            # In PREPARING the partner has cost us no stream, so its failure counts as mere silence.
             exchanges.partners.note_failure(self.partner, now, silent=self.state is State.PREPARING)
         if self.is_initiator and not self.is_backgrounded:
             exchanges.has_given_up = True

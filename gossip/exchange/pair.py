@@ -100,13 +100,13 @@ class Pair(Exchange):
         if self.partner_version > IMPOSSIBLE_COUNT > self.our_version:  # No run reaches so many rounds.
             exchanges.misbehaviour.note(partner, "claims", now)
         # The version (the weights' age) is averaged as the weights are: by the exchanged difference.
-        moved = self.weight if part is ALL else self.weight * part.share
+        moved_share = self.weight if part is ALL else self.weight * part.share
         local = exchanges.local
-        local.version = clamp_version(local.version + moved * version_gap(self.partner_version, self.our_version))
+        local.version = clamp_version(local.version + moved_share * version_gap(self.partner_version, self.our_version))
         local.progress.mix(self.our_claim, self.partner_claim, partner, chosen=self.is_initiator)
         local.mixed_steps = max(local.mixed_steps, self.snapshot_steps)
-        counts = 0.0
+        mix_credit = 0.0
         if exchanges.config.kappa:
-            counts = float(credit(self.trained_intervals, self.partner_trained_intervals, self.accepted_share))
+            mix_credit = float(credit(self.trained_intervals, self.partner_trained_intervals, self.accepted_share))
         interval_steps = (local.every or 0) if exchanges.config.auto_interval else 0
-        return [Mix(self.session, self.weight, local.settling, counts, interval_steps), *self.end(DONE)]
+        return [Mix(self.session, self.weight, local.settling, mix_credit, interval_steps), *self.end(DONE)]

@@ -1,4 +1,8 @@
-"""A push: only the initiator streams, and the responder's COMMIT alone decides the outcome."""
+"""A push: only the initiator streams, and the responder's COMMIT alone decides the outcome.
+
+Every model has a *mass*, the weight with which it counts in means (push-sum). The initiator gives a share of its mass
+away with the vector. The responder's new weights are the mean of both vectors, weighted by mass.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +19,15 @@ from gossip.wire.messages import Offer
 
 __all__ = ["MAX_MASS", "Push"]
 
-MAX_MASS = 2.0**32  # The largest swarm holds less mass in all.
+MAX_MASS = 2.0**32  # Largest acceptable mass of a vector: the masses of the largest swarm sum up to less.
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Push(Exchange):
     """A one-way exchange.
 
-    Without conservation of mass (row-stochastic weights) the initiator forgets a push that fails, because no mass is
-    lost with it. It is then never in doubt.
+    With row-stochastic weights every vector has mass 1, and mass is not conserved. The initiator then forgets a push
+    that fails, because no mass is lost with it, and is never in doubt.
     """
 
     MIXING: ClassVar[str] = "push"

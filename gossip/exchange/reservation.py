@@ -28,7 +28,7 @@ from gossip.exchange.agreement import agreed_codec, is_acceptable
 from gossip.exchange.beginning import OFFERS_PER_PARTNER, offer_refusal
 from gossip.exchange.durations import MIN_WAIT_LIMIT_S
 from gossip.exchange.exchanges import Exchanges
-from gossip.exchange.offer import Exchange
+from gossip.exchange.offer import MAX_WEIGHT, Exchange
 from gossip.exchange.pair import Pair
 from gossip.exchange.transitions import INITIATOR, RESERVED_PAIR, RESPONDER, Event, State, Table
 from gossip.ids import PeerId
@@ -36,11 +36,12 @@ from gossip.wire.messages import Abort, Accept, Busy, Joined, Offer, Refuse
 
 __all__ = ["MIXING", "ReservedPair", "answer_reservation", "reserve"]
 
-MIXING = "ahead"
+MIXING = "ahead"  # The name in an Offer that asks for a reservation.
 
 EARLY_STATES = frozenset({State.ASKED, State.RESERVED, State.PREPARING})  # The partner has nothing of ours yet.
 STREAM_STATES = frozenset({State.STREAMING, State.VERIFIED})
-# Questions for one reservation. A member of four asks the three others ten times during streams of a minute.
+# Maximum number of questions for one reservation. A member of a swarm of four asks the three others ten times during
+# streams of a minute.
 MAX_QUESTIONS = 32
 FIRST_PAUSE_S = 0.05  # First pause before all are asked again; it doubles each time (exponential back-off).
 
@@ -65,6 +66,11 @@ class ReservedPair(Pair):
     def is_reserved(self) -> bool:
         return self.state in EARLY_STATES or self.state is State.OFFERED
 
+    @property
+    def has_partner(self) -> bool:
+        """Return True if a peer is asked or has consented. Until then ``partner`` is our own id."""
+        return self.partner != self.exchanges.me
+
     # -- asking --------------------------------------------------------------------------------------------------
     def ask_next_peer(self, now: float) -> list[Effect]:
         """Ask the next peer for a reservation, under a new session number.
@@ -74,7 +80,7 @@ class ReservedPair(Pair):
         """
         exchanges = self.exchanges
         released: list[Effect] = []
-        if self.partner != exchanges.me:
+        if self.has_partner:
             released = [Release(self.session)]
             del exchanges.table[self.session]
             self.session = exchanges.new_session()
@@ -110,11 +116,11 @@ class ReservedPair(Pair):
         """Return how long a free peer waits for its partner: one and a half times the usual time of a stream.
 
         The partner comes when its own stream ends. If two pairs swap partners, one of them may end up to a stream's
-        time after the other. Once the earlier one has waited for that, both new pairs begin together, and later swaps
-        need no wait.
+        time after the other. Once the earlier pair has waited for the later one, both new pairs begin together, and
+        later swaps need no wait.
         """
         exchanges = self.exchanges
-        # The learned limit is at least twice the median.
+        # The learned limit is at least twice the median, so that this is at least one and a half times the median.
         wait_s = 0.75 * exchanges.stream_waits.learned_limit_s
         return min(max(MIN_WAIT_LIMIT_S, wait_s), exchanges.config.reply_timeout_s)
 
@@ -171,7 +177,7 @@ class ReservedPair(Pair):
         """
         is_agreed = (
             is_acceptable(accept, ALL in self.exchanges.measured_parts)
-            and accept.codec == self.codec and 0 < accept.weight <= 0.5
+            and accept.codec == self.codec and 0 < accept.weight <= MAX_WEIGHT
         )  # fmt: skip
         if not is_agreed:
             return [Send(sender, Abort(self.session, "terms")), *self.fail("terms", now)]
@@ -231,19 +237,19 @@ class ReservedPair(Pair):
         """Handle ``timer_at``, which has come.
 
         In RESERVED wait on while we are busy ourselves, since the partner is then not late. In ASKED ask the next
-        peer. In RESERVED (free) and PREPARING withdraw. Later states do as a pair does.
+        peer. In PREPARING, and in RESERVED if we are free, withdraw. Later states do as a pair does.
         """
         if self.state is State.RESERVED and self.exchanges.used_slots:
             self.timer_at = now + self.partner_wait_s()
             return []
-        if self.state in (State.ASKED, State.OFFERED) and self.partner != self.exchanges.me:
+        if self.state in (State.ASKED, State.OFFERED) and self.has_partner:
             self.exchanges.unreliable_partners[self.partner] = None  # The partner does not answer or does not come.
         if self.state not in EARLY_STATES:
             return Pair.on_late(self, now)
         return [*self.withdrawal("late"), *self.end_reservation(now)]
 
     def lost_peers(self, state: Callable[[PeerId], MemberState | None]) -> list[PeerId]:
-        waits = self.is_reserved and self.partner != self.exchanges.me
+        waits = self.is_reserved and self.has_partner
         return [self.partner] if waits and state(self.partner) is not MemberState.ALIVE else []
 
     def on_spoiled(self) -> list[Effect]:
@@ -252,10 +258,10 @@ class ReservedPair(Pair):
 
     def withdrawal(self, code: str) -> list[Effect]:
         """Return the Abort for the partner, or nothing if no peer is asked."""
-        return [Send(self.partner, Abort(self.session, code))] if self.partner != self.exchanges.me else []
+        return [Send(self.partner, Abort(self.session, code))] if self.has_partner else []
 
     def drop(self) -> list[Effect]:
-        if self.partner != self.exchanges.me:
+        if self.has_partner:
             return Pair.drop(self)
         self.state = State.DROPPED  # No peer was asked, so no driver knows the session number.
         del self.exchanges.table[self.session]

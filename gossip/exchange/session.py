@@ -1,4 +1,7 @@
-"""The base class of pairs, pushes and groups, and the state of the node that exchanges read."""
+"""The base class of pairs, pushes and groups, and the state of the node that exchanges read.
+
+The *version* of weights is the number of mixing rounds behind them. An exchange averages versions as it does weights.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +35,13 @@ __all__ = [
 
 MAX_NEIGHBOURS = 32  # Partners of one mix with all neighbours: each needs a vector. Others follow the next time.
 MAX_VERSION = 2**53  # Limit of a version in a member record: peers refuse a record with a larger one.
-# Rounds by which one exchange may move a version. A member that was away catches up within a few mixes. A partner that
-# states large versions cannot bring ours to MAX_VERSION.
+# The largest difference of two versions, in rounds, that one exchange counts. A member that was away still catches up
+# within a few mixes. A partner that states large versions cannot bring ours to MAX_VERSION.
 MAX_GAP_ROUNDS = 1_000.0
 
 
 def clamp_version(version: float) -> float:
-    """Clamp the version, so that no peer can push ours beyond what others accept."""
+    """Clamp the version to half of MAX_VERSION, so that no peer can push ours near the limit of what others accept."""
     return min(max(0.0, version), MAX_VERSION / 2)  # NaN becomes 0.
 
 
@@ -73,7 +76,7 @@ class Session:
     exchanges: SessionTable = field(repr=False)  # The table that holds it.
     session: int  # The session number, which all messages about it carry.
     is_initiator: bool
-    phase_began_at: float  # Time at which it was created, was offered, began to stream or came into doubt.
+    phase_began_at: float  # Time of the latest of these: creation, offer, begin of the streams, begin of doubt.
     timer_at: float  # Time of the next ``on_late``.
     state: State = State.PREPARING
     our_version: float = 0.0
@@ -157,7 +160,8 @@ class LocalModel:
     Attributes:
         fingerprint: The same for all members of a swarm.
         elements: Float32 elements of the weights that exchanges carry.
-        trained_elements: Elements of one optimizer key.
+        trained_elements: Elements of one optimizer key. A key names one part of the optimizer's state, for example
+            Adam's first moments, which has a value for each trained weight.
         frozen_elements: Elements of the weights that only a newcomer gets.
         machine: The costs of an exchange here.
     """
@@ -175,15 +179,15 @@ class Local:
 
     fingerprint: str
     elements: int  # Weights that exchanges carry.
-    trained_elements: int  # Elements of one optimizer key.
+    trained_elements: int  # Elements of one optimizer key, as in LocalModel.
     frozen_elements: int = 0  # Frozen weights, which a newcomer gets after the others.
     frozen_hash: bytes | None = b""  # Hash of the frozen weights; None while it is computed, empty if there is none.
-    run_id: bytes = b""
+    run_id: bytes = b""  # Empty before the node has a run.
     version: float = 0.0
-    ready: bool = False
+    ready: bool = False  # The node holds the weights of its run, and may train, mix and give them.
     sound: bool = True  # No weight is known to be NaN or infinite; an unsound peer is not ready.
     optimizer_keys: tuple[str, ...] = ()  # The parts of the optimizer's state that a newcomer can get.
-    optimizer_scalars: tuple[tuple[str, float], ...] = ()
+    optimizer_scalars: tuple[tuple[str, float], ...] = ()  # Its single numbers by name, for example the step count.
     settling: bool = False  # ``node.settle`` mixes all members with the plain mean until they agree.
     boundary_at: float = 0.0  # Time at which the training loop was last at a step boundary.
     steps: int = 0  # Steps of the training loop in this life, as last reported.
@@ -192,7 +196,7 @@ class Local:
     finished: bool = False  # The run has reached its end.
     left: bool = False  # This peer has said LEFT.
     machine: Machine = COMPILED  # Cost of codecs on this machine.
-    every: int | None = None  # Local steps from one mix to the next at present.
+    every: int | None = None  # Local steps from one mix to the next at present; None if the clock times mixes.
     progress: RunProgress = field(default_factory=RunProgress)
 
     @property

@@ -68,8 +68,8 @@ class Ledger(Generic[AnySession]):
         self.last_costs = Recent[PeerId, ExchangeCost](WAIT_PARTNERS)
         self.refusals = Refusals()
         self.misbehaviour = MisbehaviourLog()  # Replaced by Peer's own, once there is one.
-        # Two squares of each of the last exchanges: the distance between the partner's vector and ours (for a group the
-        # equivalent of a pair's), and the norm of our vector.
+        # Two squares of each of the last exchanges: that of the distance between the partner's vector and ours, and
+        # that of the norm of our vector. For a group the first one is what a pair would show.
         self.last_squares: deque[tuple[float, float]] = deque(maxlen=8)
         self.done_count: int = 0  # Finished exchanges.
         self.failures_by_reason: dict[str, int] = {}  # Number of failed exchanges by reason, one of REASONS or "other".
@@ -78,7 +78,7 @@ class Ledger(Generic[AnySession]):
         self.mixed_partners: list[PeerId] = []  # Partners of exchanges that finished.
         self.has_own_mixed = False  # One of these exchanges was ours.
         self.is_reservation_due = False  # Streams began, or several searches for a partner failed.
-        self.has_freed_slot = False
+        self.has_freed_slot = False  # An exchange ended, was backgrounded or came into doubt.
         self.has_given_up = False  # Our own mix ended without a partner.
 
     @property
@@ -101,23 +101,27 @@ class Ledger(Generic[AnySession]):
         For two random members the expectation of |x_i - x_j|^2 is twice that mean square (times n/(n-1)).
         """
         last = self.last_squares
-        return math.sqrt(0.5 * sum([square for square, _ in last]) / len(last)) if last else math.nan
+        return math.sqrt(0.5 * sum([difference_sq for difference_sq, _ in last]) / len(last)) if last else math.nan
 
     def agreement(self) -> float:
-        """Return the largest distance of the last three exchanges over the norm of our vector, inf before the first."""
+        """Return the largest relative distance of the last three exchanges, inf before the first.
+
+        It is the distance over the norm of our vector, or the distance itself if our vector is zero.
+        """
         last = list(self.last_squares)[-3:]
-        return math.sqrt(max(square / own if own > 0 else square for square, own in last)) if last else math.inf
+        relative_sq = [difference_sq / own_sq if own_sq > 0 else difference_sq for difference_sq, own_sq in last]
+        return math.sqrt(max(relative_sq)) if last else math.inf
 
     def is_held(self, steps: int) -> bool:
         """Return True if the training loop must wait at its boundary after ``steps`` steps.
 
         It waits for a mix that began ``max_version_gap`` intervals ago (bounded staleness).
         """
-        gap, every = self.config.max_version_gap, self.config.interval_steps
-        if gap is None or every is None:
+        max_intervals, every = self.config.max_version_gap, self.config.interval_steps
+        if max_intervals is None or every is None:
             return False
         return any(
-            steps - session.snapshot_steps >= gap * every and session.state is not State.IN_DOUBT
+            steps - session.snapshot_steps >= max_intervals * every and session.state is not State.IN_DOUBT
             for session in self.table.values() if session.is_initiator or session.state is not State.PREPARING
         )  # fmt: skip
 

@@ -156,20 +156,21 @@ class Group(Session):
 
     def begin_group(self, now: float) -> list[Effect]:
         """Begin with the peers that joined, since all have answered or time is up. Without any drop the group."""
-        late: list[Effect] = [Send(peer, Abort(self.session, "late")) for peer in self.pending_peers]
+        aborts: list[Effect] = [Send(peer, Abort(self.session, "late")) for peer in self.pending_peers]
         self.pending_peers.clear()
         if not self.joined_versions:
             self.exchanges.has_given_up = True
-            return [*late, *self.end(DROPPED)]
+            return [*aborts, *self.end(DROPPED)]
         self.members = tuple(sorted((self.exchanges.me, *self.joined_versions)))
         self.mean_version = (self.our_version + sum(self.joined_versions.values())) / len(self.members)
         claims = (self.our_claim, *self.joined_claims.values())
         mean_samples = sum(claim.samples for claim in claims) // len(claims)
-        # One member of a group may have no address. It meets fewer others, and must not follow its own count.
-        members = median_high(claim.members for claim in claims)
-        self.mean_claim = dataclasses.replace(self.our_claim, samples=mean_samples, members=members)
+        # One member of a group may have no address. It meets fewer others, so its own count of members is too small.
+        # The upper median follows the others' counts.
+        member_count = median_high(claim.members for claim in claims)
+        self.mean_claim = dataclasses.replace(self.our_claim, samples=mean_samples, members=member_count)
         begin = Begin(self.session, self.members, self.mean_version, self.codec, self.mean_claim)
-        return [*late, *[Send(peer, begin) for peer in self.joined_versions], *self.start_all_reduce(now)]
+        return [*aborts, *[Send(peer, begin) for peer in self.joined_versions], *self.start_all_reduce(now)]
 
     def on_begin(self, sender: PeerId, begin: Begin, now: float) -> list[Effect]:
         """Handle the inviter's Begin in OFFERED (invited): start the all-reduce, or abort if it is not valid."""
@@ -181,13 +182,13 @@ class Group(Session):
 
     def withdraw(self) -> list[Effect]:
         """Leave a group that has not begun."""
+        abort = Abort(self.session, "late")
         if self.is_initiator:
-            late = Abort(self.session, "late")
-            answer: list[Effect] = [Send(peer, late) for peer in (*self.pending_peers, *self.joined_versions)]
+            answer: list[Effect] = [Send(peer, abort) for peer in (*self.pending_peers, *self.joined_versions)]
         elif self.state is PREPARING:
             answer = [Send(self.inviter, Busy(self.session))]
         else:
-            answer = [Send(self.inviter, Abort(self.session, "late"))]
+            answer = [Send(self.inviter, abort)]
         return [*answer, *self.end(DROPPED)]
 
     def on_spoiled(self) -> list[Effect]:
@@ -239,7 +240,7 @@ class Group(Session):
             refused: Members whose values our slice leaves out, or whose slices are no valid means.
             now: Current time in seconds.
         """
-        exchanges, members = self.exchanges, len(self.members)
+        exchanges, member_count = self.exchanges, len(self.members)
         code = norm_refusal(difference_sq, own_sq, exchanges.local.elements, exchanges.config.internal.norm_bound)
         for peer in refused:
             exchanges.refusals.add(peer, code or "norm")
@@ -248,8 +249,8 @@ class Group(Session):
                 exchanges.partners.note_failure(peer, now)
         if code is not None:
             return self.on_failed(code, now)
-        # Estimate a pair's distance: |x_i - x_j|^2 is 2 m / (m - 1) times |mean - x_i|^2 in expectation.
-        exchanges.last_squares.append((difference_sq * 2 * members / (members - 1), own_sq))
+        # Estimate a pair's distance: of m members, |x_i - x_j|^2 is 2 m / (m - 1) times |mean - x_i|^2 in expectation.
+        exchanges.last_squares.append((difference_sq * 2 * member_count / (member_count - 1), own_sq))
         self.state = VERIFIED
         self.timer_at = now + max(exchanges.config.stall_s, self.timer_at - now)
         return self.finish_if_complete(now) if self.is_initiator else [Send(self.inviter, Commit(self.session))]
