@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Config", "Error", "Node", "QuasiGlobal", "Scenario", "simulate"]
 
-HOMES = {
+HOMES = {  # Where each public name is defined: its module and its name there.
     "Config": ("gossip.config", "Config"),
     "Error": ("gossip.errors", "GossipError"),
     "Node": ("node", "Node"),
@@ -33,8 +33,8 @@ def __getattr__(name: str) -> Any:
     if name not in HOMES:
         raise AttributeError(f"module 'gossip' has no attribute {name!r}")
     module, attribute = HOMES[name]
-    found = import_module(module)
-    if not hasattr(found, attribute):  # a script's own folder comes first on sys.path
-        where = getattr(found, "__file__", None) or ", ".join(getattr(found, "__path__", ()))
+    package = import_module(module)
+    if not hasattr(package, attribute):  # A script's own folder comes first on sys.path, and may hold a node.py.
+        where = getattr(package, "__file__", None) or ", ".join(getattr(package, "__path__", ()))
         raise ImportError(f"{where} hides the package {module!r} of gossip-trainer: rename that file or folder.")
-    return getattr(found, attribute)
+    return getattr(package, attribute)

@@ -1,4 +1,8 @@
-"""Discovery: find the swarm through seeds, and find out whether other members can dial us."""
+"""Discovery: find the swarm through seeds, and find out whether other members can dial us.
+
+A peer that cannot be dialled, for example behind NAT, names *homes*: members to which it keeps links. They probe it on
+behalf of the others.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +20,17 @@ from gossip.wire.messages import Gossip, Ping, Reach, Reached
 
 __all__ = ["Bootstrap", "Listening", "Reachability", "Seeds"]
 
-ASKED_MEMBERS = 3  # Members asked whether they can dial us. One may be unable to dial out, three rarely are.
+ASKED_MEMBERS = 3  # Members asked in a round whether they can dial us. One may be unable to dial out, three rarely are.
 PATIENCE_S = 10.0  # Wait after the first answer, since a swarm of two has no three members to ask.
 TRY_EVERY_S = 10.0  # A member may ask us this often to dial its address.
 # Time between a verdict and the next round. It doubles while the verdict stays the same.
 ROUND_S, MAX_ROUND_S = 240.0, 3_600.0
 UNANSWERED_S = 30.0  # Time until others are asked if no member answers in the first round.
-MAX_HOMES = 3  # Homes are members that probe a peer on behalf of the others, who cannot dial it.
-MAX_UNANSWERED = 1  # Unanswered dials of a seed that still counts as answering: one dial may be under way.
-BUSY_S = 5.0  # Interval of dials to a seed that accepts connections but finishes no Hello.
-LOOK_UP_S = 5.0  # Interval of look-ups without a link, since the list of seeds may have been empty a moment ago.
+MAX_HOMES = 3  # As many as a record may name.
+MAX_UNANSWERED = 1  # Unanswered dials of a seed that still counts as answering: one dial may be in progress.
+NEVER_ANSWERED = MAX_UNANSWERED + 1  # The first count of a seed, so that it does not count as answering.
+BUSY_S = 5.0  # Longest interval of dials to a seed that accepts connections but finishes no Hello.
+LOOK_UP_S = 5.0  # Longest interval of look-ups without a link: the list of seeds may have been empty a moment ago.
 HOME_PING_S = 20.0  # A third of the idle timeout, so that the link to a home is never idle.
 
 
@@ -39,7 +44,7 @@ class Bootstrap:
         looks_up: True if the driver looks the seeds up, on the effect LookUp, and reports ``on_seeds_found``. There may
             be no seeds before.
         book: The members of an earlier life.
-        finished: A run that this node had finished in an earlier life.
+        finished: The id of the run that this node had finished in an earlier life; empty if there is none.
         must_join: True if this peer may only join a run. It begins none, even if no member offers one.
         wait_until: The time before which this peer begins no run of its own, because other members are expected.
     """
@@ -69,7 +74,7 @@ class Seeds:
         self.seeds, self.expected, self.config, self.looks_up = seeds, expected, config, looks_up
         self.deadline = now if seeds or looks_up else math.inf
         self.delay_s = config.internal.seed_backoff_s
-        self.unanswered = dict.fromkeys(seeds, MAX_UNANSWERED + 1)  # Dials in a row that each seed did not accept.
+        self.unanswered = dict.fromkeys(seeds, NEVER_ANSWERED)  # Dials in a row that each seed did not accept.
 
     def on_answer(self, seed: Address) -> None:
         """Note that the seed accepted a connection, even if no link followed."""
@@ -90,7 +95,7 @@ class Seeds:
         """Replace the seeds; return those that are new."""
         new = tuple(seed for seed in seeds if seed not in self.unanswered)
         self.seeds, self.expected = seeds, expected
-        self.unanswered = {seed: self.unanswered.get(seed, MAX_UNANSWERED + 1) for seed in seeds}
+        self.unanswered = {seed: self.unanswered.get(seed, NEVER_ANSWERED) for seed in seeds}
         return new
 
     def on_last_link_lost(self, now: float) -> None:
@@ -110,7 +115,7 @@ class Seeds:
         if now < self.deadline:
             return []
         look_up: list[Effect] = [LookUp()] if self.looks_up else []
-        if has_link:  # A partition may separate us from the seeds.
+        if has_link:  # Dial a seed all the same, since a partition may separate us from it.
             self.deadline, self.delay_s = now + self.config.internal.heal_period_s, self.config.internal.seed_backoff_s
             seed = rng.choice(self.seeds) if self.seeds else None
             return look_up if seed is None or seed in alive else [self.dial(seed), *look_up]
@@ -217,16 +222,16 @@ class Reachability:
                 self.next_round_at = min(self.next_round_at, now + TRY_EVERY_S)
             return
         self.answers[sender], self.next_round_at = ok, math.inf  # The verdict is due first.
-        enough = max(Counter(self.answers.values()).values()) > ASKED_MEMBERS // 2
-        self.decide_at = now if enough else min(self.decide_at, now + PATIENCE_S)
+        has_majority = max(Counter(self.answers.values()).values()) > ASKED_MEMBERS // 2
+        self.decide_at = now if has_majority else min(self.decide_at, now + PATIENCE_S)
 
     def decide(self, now: float) -> list[Effect]:
         """End the round with a verdict. If others cannot dial us, withdraw our address and name homes instead.
 
         A tie counts as reachable, since a member that fails may be unable to dial out.
         """
-        before, self.verdict = self.verdict, 2 * sum(self.answers.values()) >= len(self.answers)
-        self.pause_s = min(2 * self.pause_s, MAX_ROUND_S) if self.verdict is before else ROUND_S
+        earlier_verdict, self.verdict = self.verdict, 2 * sum(self.answers.values()) >= len(self.answers)
+        self.pause_s = min(2 * self.pause_s, MAX_ROUND_S) if self.verdict is earlier_verdict else ROUND_S
         self.is_decided = True
         self.decide_at, self.next_round_at = math.inf, now + self.pause_s
         address = self.members.me.address
@@ -238,7 +243,7 @@ class Reachability:
             f"No member can open a connection to {address}, so this node takes part by dialling out. "
             "Forward the port or set --advertise to let others dial it."
         )
-        return [] if before is False else [Notice("unreachable", text)]
+        return [] if earlier_verdict is False else [Notice("unreachable", text)]
 
     def begin_round(self, now: float) -> list[Effect]:
         """Ask linked members, if possible others than in the last round, after publishing our address again."""
@@ -255,11 +260,11 @@ class Reachability:
 
     # -- homes ---------------------------------------------------------------------------------------------------
     def refresh_homes(self, now: float) -> None:
-        """Name homes in our record if others cannot dial us: linked ones of before, then further dialable members."""
+        """Name homes in our record if others cannot dial us: earlier homes with a link, then other dialable members."""
         members, linked = self.members, self.linked_peers
         if members.me.address is not None:
             return
-        dialable = (p for p in linked if (record := members.record(p)) is not None and record.address)
+        dialable = (peer for peer in linked if (record := members.record(peer)) is not None and record.address)
         homes = [home for home in self.homes if home in linked]
         homes += [peer for peer in dialable if peer not in homes][: MAX_HOMES - len(homes)]
         self.homes = homes

@@ -97,8 +97,8 @@ def on_fetch(peer: PeerParts, sender: PeerId, fetch: Fetch, now: float) -> list[
         if not peer.run_choice.should_serve(peer.membership.record(sender), now):
             return [Send(sender, Refuse(fetch.session, "joining"))]
         stopped = peer.joining.stop()  # If two runs want each other's weights, ours is the larger one here.
-        counted = peer.local.progress.samples
-        return [*stopped, *peer.donating.on_fetch(sender, fetch, now, counted)]
+        swarm_samples = peer.local.progress.samples
+        return [*stopped, *peer.donating.on_fetch(sender, fetch, now, swarm_samples)]
     return peer.donating.on_fetch(sender, fetch, now)
 
 
@@ -108,7 +108,7 @@ def on_reached(peer: PeerParts, sender: PeerId, reached: Reached, now: float) ->
 
 
 def is_session_taken(peer: PeerParts, session: int) -> bool:
-    """Return True if this session number is taken: buffers are stored by it."""
+    """Return True if this session number is taken. The driver stores buffers by it, so no two sessions may share it."""
     joining = peer.joining
     return (
         session in peer.exchanges.table or session in peer.donating.table

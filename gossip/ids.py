@@ -22,7 +22,7 @@ __all__ = [
     "short",
 ]
 
-MOST_SAMPLES = 2**53 - 1  # sample counts saturate here: exact as a float64 too
+MOST_SAMPLES = 2**53 - 1  # Sample counts are clamped to this: up to it every count is exact as a float64 too.
 
 PeerId = NewType("PeerId", bytes)
 """The permanent id of a peer: 16 bytes of the hash of its public key. It is not an address."""
@@ -81,24 +81,25 @@ class MemberRecord:
     """A member's statement about itself, signed with its own key.
 
     Order of two records of one id: higher ``incarnation`` wins, then ``left``, then higher ``sequence``.
+    A *life* of a member is the time from one start of its process to the next.
     """
 
     id: PeerId
-    public_key: bytes  # 32 bytes; the id is its hash
-    incarnation: int  # only the owner raises it: at each start, and to refute an accusation
-    sequence: int = 0  # the owner raises it in each new record of an incarnation
-    left: bool = False  # LEFT instead of ALIVE
-    address: Address | None = None  # without one it cannot be dialled
-    homes: tuple[PeerId, ...] = ()  # at most 3 reachable members to which an undialable member keeps links
-    ready: bool = False  # it holds the run's weights: it may mix, and takes a share of the data
-    run_id: bytes = b""  # 16 bytes: the id of the run of its weights
-    steps: int = 0  # steps in all lives
-    samples: int = 0  # samples that this member trained in all lives, for any run
-    progress: int = 0  # samples of all members that shaped its weights: gossip.exchange.progress
-    loss: float | None = None
-    version: float = 0.0  # mixing rounds that shaped its weights, averaged with them
-    finished: bool = False  # the owner says that the run is finished and training has ended
-    signature: bytes = b""  # 64 bytes over all other fields
+    public_key: bytes  # 32 bytes, of which the id is the hash.
+    incarnation: int  # Only the owner raises it: at each start, and to refute an accusation.
+    sequence: int = 0  # The owner raises it in each new record of an incarnation.
+    left: bool = False  # The member has LEFT; else it is ALIVE.
+    address: Address | None = None  # None for an undialable member, which opens all its links itself.
+    homes: tuple[PeerId, ...] = ()  # At most 3 reachable members to which an undialable member keeps links.
+    ready: bool = False  # It holds the run's weights: it may mix, and takes a share of the data.
+    run_id: bytes = b""  # 16 bytes, the id of the run of its weights; empty before it has a run.
+    steps: int = 0  # Training steps in all lives.
+    samples: int = 0  # Samples that this member trained in all lives, for any run.
+    progress: int = 0  # Samples of all members that shaped its weights, see :mod:`gossip.exchange.progress`.
+    loss: float | None = None  # The last training loss; None if there is none.
+    version: float = 0.0  # Mixing rounds that shaped its weights, averaged with them.
+    finished: bool = False  # The owner says that the run is finished and training has ended.
+    signature: bytes = b""  # 64 bytes over all other fields.
     # If the first item is bytes, these are figures that users combine over the swarm. Items that a newer version signs
     # are kept and relayed unchanged.
     extra: tuple[Any, ...] = ()
@@ -108,10 +109,10 @@ class MemberRecord:
 class Claim:
     """The progress that one side of an exchange states before anything is applied."""
 
-    samples: int = 0  # its progress
-    most: int = 0  # maximum change of samples by one exchange that it accepts
-    members: int = 1  # members of its run that it is linked with, itself included; by its own count
-    interval: int = 0  # samples that it adds between two of its mixes
+    samples: int = 0  # Its progress, as in its record.
+    most: int = 0  # The largest change of ``samples`` by one exchange that it accepts.
+    members: int = 1  # Members of its run that it is linked with, itself included, by its own count.
+    interval: int = 0  # Samples that it adds between two of its mixes.
 
 
-UNSTATED = Claim()
+UNSTATED = Claim()  # The claim of a message that states none; an exchange with it changes no progress.

@@ -15,7 +15,8 @@ from gossip.state_transfer.joining import Newcomer, Phase
 __all__ = ["RETRY_S", "Initiator"]
 
 RETRY_S = 0.25  # Delay of the next mix if there is no partner.
-MAX_SEARCHES = 2  # Failed searches in a row before a busy partner is asked to reserve its next exchange for us.
+# Failed searches in a row after which a busy partner is asked to reserve its next exchange for us.
+MAX_SEARCHES = 2
 IDLE = Phase.IDLE  # Reading an Enum's attributes is slow.
 
 
@@ -30,7 +31,7 @@ class Initiator:
         self.is_waiting = False  # Our mix is due, and waits for the end of one that another peer initiated.
         self.is_lonely = False  # No partner was found when our mix was due the last time.
         self.search_count = 0  # Failed searches for a partner since streams began.
-        self.has_mixed = False  # Exchanges of a mix are finished, but the mix may not be.
+        self.has_mixed = False  # An exchange of the mix is finished. With several partners a mix is several exchanges.
         self.moved_steps = 0  # Step count up to which the movement of the model was measured.
 
     # -- for the driver ------------------------------------------------------------------------------------------
@@ -49,8 +50,8 @@ class Initiator:
     def mix_at(self) -> float:
         """Return the time from which a due mix may begin, so that a driver takes a snapshot with it.
 
-        It is infinite while other exchanges prevent a mix, and if no partner was found the last time. The first mix
-        with a new partner then begins a step later, and a node that stays alone copies nothing.
+        It is infinite while other exchanges prevent a mix, and if no partner was found the last time. A node that stays
+        alone then copies nothing, and its first mix with a new partner begins a step later.
         """
         exchanges = self.exchanges
         is_prevented = exchanges.table and (exchanges.is_engaged or exchanges.reserved_session)

@@ -7,6 +7,7 @@ names the culprit, so that the user can revoke its secret.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from gossip.effects import Notice
 from gossip.ids import PeerId, short
@@ -19,19 +20,27 @@ MAX_LEVELS = 1_024
 # Reports in a node's life. More would mean that the swarm consists of strangers, which the reports show already.
 MAX_REPORTED = 256
 
-KINDS: dict[str, tuple[float, float, str]] = {
-    # Kind: (count, beyond those forgiven, that is reported; seconds until one is forgiven; description).
-    "fault": (3.0, 60.0, "bytes or messages that no honest node sends"),
-    "flood": (3.0, 60.0, "messages beyond every allowance"),
-    "unread": (3.0, 60.0, "more questions than it reads answers"),  # A stopped peer asks nothing.
-    "wasted": (4.0, 900.0, "exchanges that it let come to nothing"),  # Each finished exchange excuses one.
-    "refused": (3.0, 900.0, "vectors that did not pass the checks"),  # The back-off grows with each.
-    "clipped": (16.0, 60.0, "vectors far from all others"),  # Each vector that passes whole excuses one.
-    # Without other partners an honest peer makes 16/s.
-    "pestering": (200.0, 0.05, "offers all the time while it was to wait"),
-    "claims": (3.0, 60.0, "numbers that cannot be"),
-    "accusations": (8.0, 60.0, "accusations that were refuted"),
-    "strangers": (16.0, 60.0, "connections that never said who they are"),
+
+class Misbehaviour(NamedTuple):
+    """One kind of misbehaviour. Of its count, one is forgiven every ``forgiven_s`` seconds."""
+
+    threshold: float  # The count, without those forgiven, from which on it is reported.
+    forgiven_s: float
+    description: str
+
+
+KINDS: dict[str, Misbehaviour] = {
+    "fault": Misbehaviour(3.0, 60.0, "bytes or messages that no honest node sends"),
+    "flood": Misbehaviour(3.0, 60.0, "messages beyond every allowance"),
+    "unread": Misbehaviour(3.0, 60.0, "more questions than it reads answers"),  # A stopped peer asks nothing.
+    "wasted": Misbehaviour(4.0, 900.0, "exchanges that it let come to nothing"),  # Each finished one takes one back.
+    "refused": Misbehaviour(3.0, 900.0, "vectors that did not pass the checks"),  # The back-off grows with each.
+    "clipped": Misbehaviour(16.0, 60.0, "vectors far from all others"),  # Each vector that passes whole takes one back.
+    # Without other partners an honest peer makes 16 offers a second.
+    "pestering": Misbehaviour(200.0, 0.05, "offers all the time while it was to wait"),
+    "claims": Misbehaviour(3.0, 60.0, "numbers that cannot be"),
+    "accusations": Misbehaviour(8.0, 60.0, "accusations that were refuted"),
+    "strangers": Misbehaviour(16.0, 60.0, "connections that never said who they are"),
 }
 """The kinds of misbehaviour that cost others, and the counts from which they are reported.
 
@@ -45,18 +54,21 @@ class MisbehaviourLog:
     """The misbehaviour log. ``who`` is a member, or the address of a peer that never proved an id."""
 
     def __init__(self) -> None:
-        # By member and kind: the count above those forgiven, and since when.
+        # By member and kind: the count without those forgiven, and the time up to which they are forgiven.
         self.levels: dict[tuple[PeerId | str, str], tuple[float, float]] = {}
         self.counts: dict[tuple[PeerId | str, str], int] = {}  # Total counts of reported misbehaviour.
-        self.news: list[Notice] = []  # Notices to report.
+        self.news: list[Notice] = []  # Notices that :meth:`take` has not returned yet.
 
     def note(self, who: PeerId | str, kind: str, now: float, times: float = 1.0) -> None:
-        """Count this misbehaviour."""
+        """Count this misbehaviour, and report it once it reaches its threshold."""
         key = (who, kind)
         threshold, forgiven_s, _ = KINDS[kind]
         level, since = self.levels.pop(key, (0.0, now))  # Reinserted, since the oldest is evicted first.
         forgiven = (now - since) // forgiven_s  # Whole units only: three in three seconds count as three.
-        level, since = (level - forgiven, since + forgiven * forgiven_s) if forgiven < level else (0.0, now)
+        if forgiven < level:
+            level, since = level - forgiven, since + forgiven * forgiven_s
+        else:
+            level, since = 0.0, now
         level += times
         self.levels[key] = (level, since)
         if len(self.levels) > MAX_LEVELS:
@@ -91,4 +103,4 @@ class MisbehaviourLog:
 
 def sentence(who: PeerId | str, kind: str) -> str:
     subject = f"A peer at {who}" if isinstance(who, str) else f"Member {short(who)}"
-    return f"{subject} misbehaves: {KINDS[kind][2]}."
+    return f"{subject} misbehaves: {KINDS[kind].description}."

@@ -70,9 +70,9 @@ class Peer:
     joining: Newcomer  # The weights that we fetch.
     donating: Donor  # The weights that we give.
     ending: Ending  # The votes on the end of the run.
-    seeds: Seeds
+    seeds: Seeds  # The addresses through which we find the swarm.
     reach: Reachability  # The test of whether others can dial us.
-    misbehaviour: MisbehaviourLog
+    misbehaviour: MisbehaviourLog  # The faults of others that no honest peer commits so often.
 
     def __init__(
         self, members: Members, config: Config, model: LocalModel, *, rng: random.Random,

@@ -6,11 +6,11 @@ from typing import TypeVar
 
 __all__ = ["Recent"]
 
-K = TypeVar("K")
-V = TypeVar("V")
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
-class Recent(dict[K, V]):
+class Recent(dict[Key, Value]):
     """A dict of at most ``limit`` entries, in the order in which they were last set. The oldest one is evicted."""
 
     __slots__ = ("limit",)
@@ -19,7 +19,7 @@ class Recent(dict[K, V]):
         super().__init__()
         self.limit = limit
 
-    def __setitem__(self, key: K, value: V) -> None:
+    def __setitem__(self, key: Key, value: Value) -> None:
         if key in self:
             del self[key]  # Move it to the end.
         elif len(self) >= self.limit:

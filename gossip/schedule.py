@@ -17,12 +17,16 @@ from gossip.config import Config
 __all__ = ["Schedule", "collision_delay_s"]
 
 MIN_PACE, MAX_PACE = 0.25, 4.0  # Bounds of ``pace``, a factor of the configured interval.
-QUICKER, SLOWER = 0.8, 1.25  # One control step: four mixes in a row change the pace by a factor of about 2.5.
-MAX_EARNED = 12  # Intervals of others' mixes to set off against our own. With 3 there are a tenth too many mixes.
-COLLISION_S, JITTER_S = 0.02, 0.08  # The least back-off after all partners were busy, and the width of its jitter.
+# Factors by which one mix changes the pace, quicker or slower. Four mixes in a row change it by a factor of about 2.5.
+QUICKER, SLOWER = 0.8, 1.25
+# Intervals by which the fair due time may lie ahead, since others began many mixes with us. With 3 instead of 12, nodes
+# mix a tenth too often.
+MAX_AHEAD = 12
+USUAL_AHEAD = MAX_AHEAD / 3  # The average of these intervals in a swarm that has trained for long.
+COLLISION_S, JITTER_S = 0.02, 0.08  # The shortest back-off after all partners were busy, and the width of its jitter.
 # Spans between mixes for the median step time, and the least number. A span with an evaluation in it is an outlier.
 MAX_SPANS, MIN_SPANS = 8, 4
-SAME = 1.3  # A new interval within this factor of the current one changes nothing.
+MIN_CHANGE = 1.3  # A new interval within this factor of the current one changes nothing.
 DEAD_BAND = 0.1  # Dead band around the target, against noise.
 
 
@@ -34,9 +38,10 @@ class Schedule:
         self.due_steps = 0  # Step count at which the next mix is due.
         self.due_at = math.inf  # Time at which it is due, for mixing by the clock.
         self.retry_at = 0.0  # Time to retry after no partner was found.
-        # The same as the due step count and time, if every mix postponed ours by an interval.
-        self.earned_steps, self.earned_at = 0.0, math.inf
-        # Upper bounds of both, however many mixes others initiate.
+        # The fair due step count and time: where the next mix would be due if every mix, ours or another's, postponed
+        # it by an interval.
+        self.fair_steps, self.fair_at = 0.0, math.inf
+        # The latest due step count and time, however many mixes others initiate.
         self.latest_steps, self.latest_at = math.inf, math.inf
         self.pace = 1.0
         self.every: int | None = config.first_interval  # Local steps between two mixes, before ``pace``.
@@ -60,17 +65,17 @@ class Schedule:
     def begin(self, steps: int, now: float) -> None:
         """Start the schedule as if the loop had trained for long.
 
-        The average number of others' mixes is set off from the start. Otherwise all nodes of a young swarm would mix a
+        The fair due time lies as far ahead as it usually does later. Otherwise all nodes of a young swarm would mix a
         tenth too often.
         """
         self.on_mixed(steps, now)
         if self.config.pushes or self.config.partners == 0:
             return  # Mixes of others postpone nothing.
-        self.earned_steps += MAX_EARNED / 3 * (self.every or 0)
-        self.earned_at += MAX_EARNED / 3 * (self.config.mix_every_s or 0.0)
+        self.fair_steps += USUAL_AHEAD * (self.every or 0)
+        self.fair_at += USUAL_AHEAD * (self.config.mix_every_s or 0.0)
         if self.every is not None:
-            self.due_steps = round(min(self.earned_steps, self.latest_steps))
-        self.due_at = min(self.earned_at, self.latest_at)
+            self.due_steps = round(min(self.fair_steps, self.latest_steps))
+        self.due_at = min(self.fair_at, self.latest_at)
 
     def on_mixed(self, steps: int, now: float, own: bool = True) -> None:
         """Schedule the next mix an interval after one by any initiator. The jitter of 25 % keeps partners out of step.
@@ -78,25 +83,25 @@ class Schedule:
         Mixes that others initiate (not ``own``) postpone ours by one interval at most in all. Ours is due no later than
         two intervals after our last, the second one jittered. In an honest swarm half of all mixes are our own, one in
         two intervals. So we choose a partner that often, however often others ask. The excess is remembered
-        (``earned``), so that all mixes together stay at one an interval.
+        (``fair_steps``, ``fair_at``), so that all mixes together stay at one an interval.
         """
         jitter, pace = 0.75 + 0.5 * self.rng.random(), self.pace
         every, every_s = self.every, self.config.mix_every_s
         self.is_behind = False
         if every is not None:
             interval = pace * every
-            self.is_behind = self.earned_steps + interval * jitter <= steps - 1 + interval / 4
-            self.earned_steps = next_due(self.earned_steps, interval, jitter, steps)
+            self.is_behind = self.fair_steps + interval * jitter <= steps - 1 + interval / 4
+            self.fair_steps = next_due(self.fair_steps, interval, jitter, steps)
             if own:  # Counted from when ours was due, however long it took.
                 self.latest_steps = max(min(self.due_steps, steps) + (1 + jitter) * interval, steps + interval / 4)
-            self.due_steps = max(steps + 1, round(min(self.earned_steps, self.latest_steps)))
+            self.due_steps = max(steps + 1, round(min(self.fair_steps, self.latest_steps)))
         if every_s is not None:
             interval = pace * every_s
-            self.is_behind = self.is_behind or self.earned_at + interval * jitter <= now + interval / 4
-            self.earned_at = next_due(self.earned_at if self.earned_at < math.inf else now, interval, jitter, now)
+            self.is_behind = self.is_behind or self.fair_at + interval * jitter <= now + interval / 4
+            self.fair_at = next_due(self.fair_at if self.fair_at < math.inf else now, interval, jitter, now)
             if own:
                 self.latest_at = max(min(self.due_at, now) + (1 + jitter) * interval, now + interval / 4)
-            self.due_at = min(self.earned_at, self.latest_at)
+            self.due_at = min(self.fair_at, self.latest_at)
 
     def adapt_interval(
         self, steps: int, boundary_at: float, exchange: ExchangeCost | None, machine: Machine, is_failing: bool = False
@@ -112,16 +117,18 @@ class Schedule:
         """
         if not self.config.auto_interval or self.every is None:
             return
-        before, self.last_mix = self.last_mix, (steps, boundary_at)
-        if before is not None and steps > before[0]:
-            self.spans.append((boundary_at - before[1]) / (steps - before[0]))
+        if self.last_mix is not None:
+            earlier_steps, earlier_at = self.last_mix
+            if steps > earlier_steps:
+                self.spans.append((boundary_at - earlier_at) / (steps - earlier_steps))
+        self.last_mix = steps, boundary_at
         if exchange is None or len(self.spans) < MIN_SPANS:
             if is_failing:
                 self.every = max(self.every, NOMINAL_STEPS)
             return
         step_s = sorted(self.spans)[len(self.spans) // 2]
         wanted = mix_interval(step_s, exchange, machine, self.config.internal.mixing_share, is_failing)
-        if not self.every / SAME <= wanted <= self.every * SAME:
+        if not self.every / MIN_CHANGE <= wanted <= self.every * MIN_CHANGE:
             self.every = wanted
 
     def adapt_pace(self, consensus_distance: float, step_size: float) -> None:
@@ -141,14 +148,14 @@ class Schedule:
             self.pace = min(MAX_PACE, self.pace * SLOWER)
 
 
-def next_due(due: float, every: float, jitter: float, now: float) -> float:
-    """Return when the next mix is due: an interval after the last was due, not after it took place.
+def next_due(due: float, interval: float, jitter: float, now: float) -> float:
+    """Return when the next mix is fairly due: an interval after the last was due, not after it took place.
 
     So a node finishes one exchange an interval, however long they take. Counted from each exchange there would be 2 ln
-    2 = 1.39, since others initiate half of them. Missed mixes are not made up for, and early ones buy MAX_EARNED
-    intervals at most.
+    2 = 1.39, since others initiate half of them. Missed mixes are not made up for. Mixes that come early move the next
+    one at most MAX_AHEAD intervals ahead. All arguments but ``jitter``, a factor, are step counts, or else times.
     """
-    return min(max(due + every * jitter, now + every / 4), now + MAX_EARNED * every)
+    return min(max(due + interval * jitter, now + interval / 4), now + MAX_AHEAD * interval)
 
 
 def collision_delay_s(rng: random.Random) -> float:

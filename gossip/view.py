@@ -107,16 +107,16 @@ class PeerView:
         """Return the exchanges that depend on the link to this partner. A group depends on no single link."""
         if self._exchanges.session_class.IS_GROUP:
             return []
-        return [session for session, one in self._exchanges.table.items() if partner in one.counterparts]
+        return [session for session, exchange in self._exchanges.table.items() if partner in exchange.counterparts]
 
     def session_peers(self) -> Iterator[PeerId]:
         """Yield all peers with a session in progress, some more than once."""
         for exchange in self._exchanges.table.values():
             yield from exchange.counterparts
-        for served in self._donating.table.values():
-            yield served.newcomer
-        for piece in self._joining.pieces.values():
-            yield piece.donor
+        for served_piece in self._donating.table.values():
+            yield served_piece.newcomer
+        for fetched_piece in self._joining.pieces.values():
+            yield fetched_piece.donor
 
     def should_send(self, to: PeerId, message: Message) -> bool:
         """Return True if a message that waited for a link should still be sent.
@@ -127,5 +127,5 @@ class PeerView:
         if not isinstance(message, Offer | Invite | Fetch):
             return True
         piece = self._joining.pieces.get(message.session)
-        asked = self._joining.surveys.get(message.session) if piece is None else piece.donor
-        return asked == to or self.is_with(message.session, to)
+        donor = self._joining.surveys.get(message.session) if piece is None else piece.donor
+        return donor == to or self.is_with(message.session, to)

@@ -54,8 +54,7 @@ class Exchange(Session):
     max_asked_peers: int = 0  # Size of ``asked_peers`` from which on no further peer is asked.
     mass: float = 0.0  # Push-sum mass that a push carries, see :mod:`gossip.exchange.push`; 0 for a pair.
     part: Subset = ALL
-    # Time at which the wait for the partner ends. ``timer_at`` may come earlier, when the wait takes longer than usual.
-    final_deadline: float = 0.0
+    final_deadline: float = 0.0  # Time at which the wait for the partner ends; ``timer_at`` may come earlier.
     answer_s: float = 0.0  # Time that the answer to our Offer took.
     done_count_at_snapshot: int = 0  # Number of exchanges that had finished when the snapshot was taken.
     is_partner_blamed: bool = False  # The partner's silence has been counted as misbehaviour already.
