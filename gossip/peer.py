@@ -220,7 +220,7 @@ class Peer:
         Call it before :meth:`start`, with a record that has the earlier steps and samples and a higher incarnation.
         """
         self.own_run.continue_from(before, now)
-        self.run_choice.changes_seen = -1
+        self.run_choice.check_again()
         self.initiator.moved_steps = before.steps
         self.may_join = True
         if not before.ready and not before.sound:
@@ -240,7 +240,7 @@ class Peer:
     # -- what the user wants -------------------------------------------------------------------------------------
     def resume(self, run_id: bytes, samples: int, version: float, now: float, finished: bool = False) -> list[Effect]:
         """Note that the weights now come from a checkpoint; see :meth:`OwnRun.resume` for the arguments."""
-        self.run_choice.changes_seen = -1
+        self.run_choice.check_again()
         return self.own_run.resume(run_id, samples, version, now, finished)
 
     def merge(self, run_id: bytes, now: float) -> list[Effect]:

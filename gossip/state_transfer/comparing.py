@@ -1,8 +1,9 @@
-"""The judgement of compared pieces: which of a newcomer's donors gave another model than the others.
+"""The judgement of compared pieces: which of a newcomer's donors are *odd*, so that they gave another model than most.
 
 The donors form a ring, so each takes part in two comparisons. Members of one run differ by the consensus distance, and
-so do their chunks. A donor gave something else if both its comparisons are far and another comparison is not. A donor
-that does not answer a comparison counts as far in it, if another comparison shows that it is: silence hides no lie.
+so do their chunks. A comparison is *far* if its distance is well beyond the smallest one. A donor is odd if both its
+comparisons are far and another donor's is not. A comparison without an answer counts as far for a donor that is far in
+another one, so that silence hides no lie.
 
 If donors differ, witnesses (members that were no donors) are asked for two of these chunks each. The median of a
 donor's comparisons then decides. This finds two liars among three donors while most members are honest.
@@ -15,13 +16,16 @@ from dataclasses import dataclass
 
 from gossip.ids import PeerId
 
-__all__ = ["CHUNKS_PER_WITNESS", "MIN_DONORS", "Comparison", "any_differ", "odd_ones", "outvoted", "spread_sq"]
+__all__ = ["CHUNKS_PER_WITNESS", "MIN_DONORS", "Comparison", "any_differ", "odd_in_ring", "outvoted", "spread_sq"]
 
 MIN_DONORS = 3  # Donors, and comparisons, of which an odd one can be told: if two differ, either may be wrong.
 CHUNKS_PER_WITNESS = 2  # A donor serves as many at once.
-FAR = 4.0  # Times the smallest distance. Honest donors differ by less; a wrongly dropped one costs one more piece.
-# Relative to the size of the weights. A smaller distance means the same model, however close the others are.
-NEAR = 1e-3
+# Ratio to the smallest distance from which on a comparison is far. Honest donors stay below it, and dropping one by
+# mistake costs one more piece.
+FAR_RATIO = 4.0
+# Ratio of a distance to the norm of the weights up to which two models count as the same one. Up to it no comparison is
+# far, however small the others are.
+NEAR_RATIO = 1e-3
 
 
 @dataclass(slots=True)
@@ -41,9 +45,13 @@ class Comparison:
         return math.isfinite(self.own_sq)
 
     @property
+    def elements(self) -> int:
+        return max(self.stop - self.start, 1)
+
+    @property
     def mean_sq(self) -> float:
-        """Return the mean square of the difference, for one element."""
-        mean_sq = self.apart_sq / max(self.stop - self.start, 1)
+        """Return the mean square of the difference, for one element; infinity without an answer, never NaN."""
+        mean_sq = self.apart_sq / self.elements
         return mean_sq if math.isfinite(mean_sq) else math.inf
 
 
@@ -52,42 +60,49 @@ def any_differ(results: list[Comparison]) -> bool:
     if not results:
         return False
     limit_sq = far_sq(results)
-    return any(one.is_answered and not one.mean_sq <= limit_sq for one in results)
+    return any(comparison.is_answered and comparison.mean_sq > limit_sq for comparison in results)
 
 
-def odd_ones(results: list[Comparison]) -> set[PeerId]:
-    """Return the donors whose comparisons, at least two, are all far. Return none if they are half or more of all."""
+def odd_in_ring(results: list[Comparison]) -> set[PeerId]:
+    """Return the donors whose comparisons, at least two, are all far. Return none if they are half of all or more."""
     if len(results) < MIN_DONORS:
         return set()
     limit_sq = far_sq(results)
     verdicts: dict[PeerId, list[bool]] = {}  # For each comparison of a donor, whether it is far.
-    shown: set[PeerId] = set()  # Donors with a far comparison that was answered.
-    for one in results:
-        is_far = not one.mean_sq <= limit_sq
-        for peer in (one.owner, one.other):
+    proven_far: set[PeerId] = set()  # Donors with a far comparison that was answered.
+    for comparison in results:
+        is_far = comparison.mean_sq > limit_sq
+        for peer in (comparison.owner, comparison.other):
             verdicts.setdefault(peer, []).append(is_far)
-            if is_far and one.is_answered:
-                shown.add(peer)
-    odd = {peer for peer in shown if len(verdicts[peer]) >= 2 and all(verdicts[peer])}
+            if is_far and comparison.is_answered:
+                proven_far.add(peer)
+    odd = {peer for peer in proven_far if len(verdicts[peer]) >= 2 and all(verdicts[peer])}
     return odd if 2 * len(odd) < len(verdicts) else set()
 
 
 def outvoted(results: list[Comparison], donors: set[PeerId]) -> set[PeerId]:
-    """Return the donors whose median comparison is far off, and the witnesses that took their side.
+    """Return the donors whose median comparison is far, and the witnesses that took the side of such a donor.
 
     Args:
         results: All comparisons: between donors, and of donors with witnesses.
         donors: The members that gave pieces; every other member of a comparison is a witness.
     """
-    answered = [one for one in results if one.is_answered]
-    votes = {peer: sorted(one.mean_sq for one in answered if peer in (one.owner, one.other)) for peer in donors}
-    medians = {peer: found[(len(found) - 1) // 2] for peer, found in votes.items() if found}
+    answered = [comparison for comparison in results if comparison.is_answered]
+    medians: dict[PeerId, float] = {}
+    for peer in donors:
+        distances = sorted(
+            comparison.mean_sq for comparison in answered if peer in (comparison.owner, comparison.other)
+        )
+        if distances:
+            medians[peer] = distances[(len(distances) - 1) // 2]
     if not medians:
         return set()
-    limit_sq = max(FAR * FAR * min(medians.values()), near_sq(results))
-    odd = {peer for peer, median in medians.items() if not median <= limit_sq}
-    witnesses = [one for one in answered if one.other not in donors]
-    return odd | {one.other for one in witnesses if (one.mean_sq <= limit_sq) == (one.owner in odd)}
+    limit_sq = max(FAR_RATIO * FAR_RATIO * min(medians.values()), near_sq(results))
+    odd = {peer for peer, median in medians.items() if median > limit_sq}
+    with_witness = [comparison for comparison in answered if comparison.other not in donors]
+    # A witness takes the side of an odd donor if it is near to it, or if it is far from another donor.
+    liars = [comparison for comparison in with_witness if (comparison.mean_sq <= limit_sq) == (comparison.owner in odd)]
+    return odd | {comparison.other for comparison in liars}
 
 
 def spread_sq(results: list[Comparison], elements: int) -> float:
@@ -103,16 +118,17 @@ def spread_sq(results: list[Comparison], elements: int) -> float:
     if len(results) < MIN_DONORS:
         return 0.0
     limit_sq = far_sq(results)
-    distances = sorted(one.mean_sq for one in results if one.stop <= elements and one.mean_sq <= limit_sq)
+    of_weights = [comparison for comparison in results if comparison.stop <= elements]
+    distances = sorted(comparison.mean_sq for comparison in of_weights if comparison.mean_sq <= limit_sq)
     return max(distances[len(distances) // 4], near_sq(results)) if distances else 0.0
 
 
 def near_sq(results: list[Comparison]) -> float:
     """Return the mean square of a difference up to which two models count as the same one."""
-    own_sq = sorted(one.own_sq / max(one.stop - one.start, 1) for one in results if one.is_answered)
-    return NEAR * NEAR * own_sq[len(own_sq) // 2] if own_sq else 0.0
+    squares = sorted(comparison.own_sq / comparison.elements for comparison in results if comparison.is_answered)
+    return NEAR_RATIO * NEAR_RATIO * squares[len(squares) // 2] if squares else 0.0
 
 
 def far_sq(results: list[Comparison]) -> float:
     """Return the mean square of a difference beyond which two models count as far from each other."""
-    return max(FAR * FAR * min(one.mean_sq for one in results), near_sq(results))
+    return max(FAR_RATIO * FAR_RATIO * min(comparison.mean_sq for comparison in results), near_sq(results))

@@ -20,13 +20,16 @@ __all__ = ["ASLEEP", "Donor", "ServedPiece", "max_piece_elements", "serving_time
 
 ASLEEP = "asleep"  # Code of a Refuse: the loop is paused, and without a step there is no optimizer state to copy.
 MAX_SERVED = 2  # Pieces that a donor streams at once. Each has its own memory.
-PIECE_ELEMENTS = 6 << 20  # Elements of the largest piece: 25 MB, which a step boundary copies in a few milliseconds.
-PIECES = 16  # Pieces of a larger model's weights. A newcomer waits for this many step boundaries of each donor.
+# Largest piece of a model of up to 100 M weights, in elements: 25 MB, which a step boundary copies in a few
+# milliseconds.
+PIECE_ELEMENTS = 6 << 20
+# Pieces of the weights of a larger model. A newcomer waits for this many step boundaries of each donor.
+PIECES_OF_LARGE = 16
 
 
 def max_piece_elements(weights: int) -> int:
     """Return the elements of the largest piece. A donor holds it in memory in addition to its exchanges."""
-    return max(PIECE_ELEMENTS, weights // PIECES)
+    return max(PIECE_ELEMENTS, weights // PIECES_OF_LARGE)
 
 
 def serving_time_s(config: Config, elements: int) -> float:
@@ -41,7 +44,7 @@ class ServedPiece:
     newcomer: PeerId
     fetch: Fetch
     deadline: float
-    copy_deadline: float | None = None  # Time until which the copy may take; None once it exists.
+    copy_deadline: float | None = None  # Time by which the copy must exist, perhaps infinite; None once it exists.
 
 
 class Donor:

@@ -17,10 +17,10 @@ from gossip.state_transfer.comparing import Comparison
 from gossip.state_transfer.donating import serving_time_s
 from gossip.wire.messages import Abort, Fetch
 
-__all__ = ["DonorCheck", "Given"]
+__all__ = ["DonorCheck", "ReceivedRange"]
 
 
-class Given(NamedTuple):
+class ReceivedRange(NamedTuple):
     """Elements [start, stop) of the joining vector that a donor gave."""
 
     start: int
@@ -48,21 +48,21 @@ class DonorCheck:
         return range(self.local.elements, self.local.weights)
 
     def begin(
-        self, given: list[Given], candidates: list[PeerId], optimizer_keys: tuple[str, ...], now: float
+        self, received: list[ReceivedRange], candidates: list[PeerId], optimizer_keys: tuple[str, ...], now: float
     ) -> list[Effect]:  # fmt: skip
         """Compare the donors. No donor knows which chunk is checked.
 
         Frozen elements are compared apart from the rest, since they are equal on all donors to the last bit.
         """
         self.has_begun, self.optimizer_keys = True, optimizer_keys
-        frozen = [one for one in given if one.start in self.frozen_range]
-        others = [one for one in given if one.start not in self.frozen_range]
+        frozen = [piece for piece in received if piece.start in self.frozen_range]
+        others = [piece for piece in received if piece.start not in self.frozen_range]
         return [*self.compare(others, candidates, now), *self.compare(frozen, candidates, now)]
 
-    def compare(self, given: list[Given], candidates: list[PeerId], now: float) -> list[Effect]:
+    def compare(self, received: list[ReceivedRange], candidates: list[PeerId], now: float) -> list[Effect]:
         """Compare a chunk of every donor, including donors that have gone, since their pieces are adopted as well."""
         ranges: dict[PeerId, list[tuple[int, int]]] = {}
-        for start, stop, donor in given:
+        for start, stop, donor in received:
             if start < stop:
                 ranges.setdefault(donor, []).append((start, stop))
         donors = list(ranges)
@@ -71,10 +71,12 @@ class DonorCheck:
             return []
         effects: list[Effect] = []
         for place, owner in enumerate(donors):
+            # A session number is a random one, which draws a range of this donor, and a chunk of the range.
             start, stop = ranges[owner][self.new_session() % len(ranges[owner])]
-            step = self.config.chunk_elements
-            start += self.new_session() % -(-(stop - start) // step) * step
-            stop = min(stop, start + step)
+            size = self.config.chunk_elements
+            chunk_count = -(-(stop - start) // size)
+            start += self.new_session() % chunk_count * size
+            stop = min(stop, start + size)
             others = [peer for peer in [*donors[place + 1 :], *donors[:place]] if peer in present]
             for other in others[: 1 if owner in present else 2]:  # A donor that has gone cannot be asked itself.
                 effects += self.request(owner, other, start, stop, now)
@@ -91,11 +93,11 @@ class DonorCheck:
         ]
 
     def end_comparison(self, session: int, tell: bool) -> list[Effect]:
-        """End a comparison, answered or not. ``tell``: the other donor may still be sending."""
+        """End a comparison, answered or not. ``tell``: tell the other donor, which may still be sending."""
         comparison = self.comparisons.pop(session)
         self.results.append(comparison)
-        told = [Send(comparison.other, Abort(session, "moved"))] if tell else []
-        return [Release(session), *told]
+        abort = [Send(comparison.other, Abort(session, "moved"))] if tell else []
+        return [Release(session), *abort]
 
     @property
     def needs_witnesses(self) -> bool:
@@ -104,11 +106,12 @@ class DonorCheck:
 
     def ask_witnesses(self, results: list[Comparison], witnesses: list[PeerId], now: float) -> list[Effect]:
         """Ask each witness for two of the chunks that these comparisons were about."""
-        chunks = list({one.owner: (one.owner, one.start, one.stop) for one in results}.values())
+        chunk_of = {comparison.owner: (comparison.start, comparison.stop) for comparison in results}
+        chunks = list(chunk_of.items())
         asked = [witness for witness in witnesses for _ in range(comparing.CHUNKS_PER_WITNESS)]
         effects: list[Effect] = []
         for place, witness in enumerate(asked):
-            owner, start, stop = chunks[place % len(chunks)]
+            owner, (start, stop) = chunks[place % len(chunks)]
             effects += self.request(owner, witness, start, stop, now)
         return effects
 
@@ -116,14 +119,14 @@ class DonorCheck:
         """Return the donors that gave another model than most, and the witnesses that took their side."""
         odd: set[PeerId] = set()
         for results in self.results_by_kind():
-            donors = {one.owner for one in results}
-            odd |= comparing.outvoted(results, donors) if self.has_witnesses else comparing.odd_ones(results)
+            donors = {comparison.owner for comparison in results}
+            odd |= comparing.outvoted(results, donors) if self.has_witnesses else comparing.odd_in_ring(results)
         return odd
 
     def results_by_kind(self) -> tuple[list[Comparison], list[Comparison]]:
         """Return the results for frozen elements, and the others."""
-        frozen = [one for one in self.results if one.start in self.frozen_range]
-        return frozen, [one for one in self.results if one.start not in self.frozen_range]
+        frozen = [comparison for comparison in self.results if comparison.start in self.frozen_range]
+        return frozen, [comparison for comparison in self.results if comparison.start not in self.frozen_range]
 
     @property
     def spread_sq(self) -> float:

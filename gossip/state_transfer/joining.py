@@ -27,12 +27,13 @@ from gossip.ids import PeerId
 from gossip.recent import Recent
 from gossip.state_transfer.comparing import MIN_DONORS, any_differ
 from gossip.state_transfer.donating import ASLEEP, max_piece_elements, serving_time_s
-from gossip.state_transfer.donor_check import DonorCheck, Given
+from gossip.state_transfer.donor_check import DonorCheck, ReceivedRange
 from gossip.state_transfer.survey import agree
 from gossip.wire.messages import Abort, Fetch, Serving
 
 __all__ = ["Newcomer", "Phase"]
 
+CANDIDATES_PER_DONOR = 4  # Members to keep as possible donors, for each donor that sends at once.
 SURVEY_S = 1.0  # Wait for the other answers after the first one.
 # Maximum time that we avoid a run whose members serve nothing, for example since their loops are paused.
 AVOID_S = 60.0
@@ -103,7 +104,7 @@ class Newcomer:
         # The pieces.
         self.pieces: dict[int, Piece] = {}  # Pieces that are being fetched, by session.
         self.missing: list[tuple[int, int]] = []  # Ranges that are not being fetched.
-        self.given: list[Given] = []  # Ranges that have arrived.
+        self.received: list[ReceivedRange] = []  # Ranges that have arrived.
         self.donors: set[PeerId] = set()  # Donors of whole pieces.
         self.starving_since = math.inf  # Time since which no donor gives anything.
         self.is_state_asleep = False  # A donor with a paused loop holds the optimizer's state, and no other gives it.
@@ -131,11 +132,11 @@ class Newcomer:
     def begin(self, run_id: bytes, candidates: list[PeerId], now: float) -> list[Effect]:
         """Survey the first candidates: ready members of that run, in random order."""
         self.phase, self.run_id, self.began_at = Phase.SURVEY, run_id, now
-        self.answers, self.pieces, self.missing, self.given, self.donors = {}, {}, [], [], set()
+        self.answers, self.pieces, self.missing, self.received, self.donors = {}, {}, [], [], set()
         self.has_resurveyed = self.awaits_witnesses = False
         self.is_state_asleep = self.leaves_state = self.keeps_frozen = False
         self.check.reset()
-        self.candidates = candidates[: 4 * self.max_donors]
+        self.candidates = candidates[: CANDIDATES_PER_DONOR * self.max_donors]
         self.deadline = now + self.config.reply_timeout_s
         return self.survey(self.candidates[: self.max_donors])
 
@@ -157,29 +158,35 @@ class Newcomer:
         self.swarm_samples, self.finished = agreed.swarm_samples, agreed.finished
         donors = list(agreed.donors)
         self.phase, self.deadline = Phase.COLLECTING, math.inf
-        # As many as would be compared, or one donor alone could have us keep another base than the run's.
+        # Trust a hash only from as many donors as would be compared. Otherwise one donor alone could make us keep
+        # frozen weights that are not the run's.
         is_enough = len(donors) >= min(MIN_DONORS, len(self.candidates))
         ours, theirs = self.local.frozen_hash, agreed.frozen_hash if is_enough else b""
         self.frozen_hash = theirs if ours is None else b""
         self.keeps_frozen = bool(ours) and ours == theirs
         unasked = [peer for peer in self.candidates if peer not in self.answers]  # Donors that disagreed are left out.
         self.candidates = donors + unasked
-        ends = (0, self.local.elements, self.local.weights, self.size)  # A paused donor can give the first part.
-        first, frozen, state = pairwise(ends)
-        parts = (first, state) if self.frozen_hash or self.keeps_frozen else (first, frozen, state)
+        exchanged, frozen, optimizer_state = pairwise((0, self.local.elements, self.local.weights, self.size))
+        parts = [exchanged, frozen, optimizer_state]
+        if self.frozen_hash or self.keeps_frozen:
+            parts.remove(frozen)
         self.missing = [piece for part in parts for piece in self.cut(*part, len(donors))]
         return self.request_missing(now)
 
     def cut(self, start: int, stop: int, donors: int) -> list[tuple[int, int]]:
         """Cut a range into equal pieces for the donors, none larger than a donor serves.
 
-        Every donor gets a share, since one donor alone could not be compared. Frozen elements are cut apart.
+        Every donor gets a share, since one donor alone could not be compared. Pieces consist of whole chunks if they
+        are larger than one. Without frozen weights the share is that of the whole vector, so that weights and
+        optimizer state have pieces of one size.
         """
         elements = stop - start if self.local.frozen_elements else self.size
-        share, step = max(-(-elements // donors), MIN_ELEMENTS), self.config.chunk_elements
-        share, most = share if share < step else -(-share // step) * step, max_piece_elements(self.local.weights)
-        if share > most:
-            share = most // step * step or most
+        share, chunk = max(-(-elements // donors), MIN_ELEMENTS), self.config.chunk_elements
+        if share >= chunk:
+            share = -(-share // chunk) * chunk
+        limit = max_piece_elements(self.local.weights)
+        if share > limit:
+            share = limit // chunk * chunk or limit
         return [(begin, min(begin + share, stop)) for begin in range(start, stop, share)]
 
     def on_frozen_hashed(self, now: float) -> list[Effect]:
@@ -208,7 +215,7 @@ class Newcomer:
             effects.append(ReceivePiece(session, donor, start, stop, self.size))
             effects.append(Send(donor, Fetch(session, self.optimizer_keys, start, stop)))
         if self.missing and not self.pieces:
-            self.deadline = now + RETRY_S  # All refused: the peer finds other candidates.
+            self.deadline = now + RETRY_S  # No candidate is left. At the deadline the peer calls :meth:`on_starved`.
             self.starving_since = min(self.starving_since, now)
         return effects
 
@@ -225,7 +232,7 @@ class Newcomer:
         if piece is None:
             return []
         piece.start = position
-        self.starving_since = math.inf  # Reset only here: a donor that agrees and sends nothing does not count.
+        self.starving_since = math.inf  # Only data ends the time without donors: a donor may agree and send nothing.
         if piece.stop > self.local.weights:
             self.is_state_asleep = False
         if position < piece.stop:
@@ -233,13 +240,13 @@ class Newcomer:
             return []
         del self.pieces[session]
         self.donors.add(piece.donor)
-        self.given.append(Given(piece.first, piece.stop, piece.donor))
+        self.received.append(ReceivedRange(piece.first, piece.stop, piece.donor))
         if self.missing:
             return [Release(session), *self.request_missing(now)]
         return [Release(session)] if self.pieces else [Release(session), *self.advance(now)]
 
     def on_failed(self, session: int, now: float, tell: bool = True) -> list[Effect]:
-        """Handle a piece or comparison that failed. ``tell``: the donor may still be sending.
+        """Handle a piece or comparison that failed. ``tell``: tell the donor, which may still be sending.
 
         Another donor gives the rest of the piece.
         """
@@ -250,11 +257,11 @@ class Newcomer:
             return []
         if piece.start < piece.stop:
             self.missing.append((piece.start, piece.stop))
-        self.given.append(Given(piece.first, piece.start, piece.donor))
+        self.received.append(ReceivedRange(piece.first, piece.start, piece.donor))
         if piece.donor in self.candidates:
             self.candidates.remove(piece.donor)
-        told = [Send(piece.donor, Abort(session, "moved"))] if tell else []
-        return [Release(session), *told, *self.request_missing(now)]
+        abort = [Send(piece.donor, Abort(session, "moved"))] if tell else []
+        return [Release(session), *abort, *self.request_missing(now)]
 
     def on_starved(self, candidates: list[PeerId], now: float) -> list[Effect]:
         """Handle ranges without a donor: go on with these candidates.
@@ -265,12 +272,12 @@ class Newcomer:
         lacks_only_state = all(start >= self.local.weights for start, _ in self.missing)
         if lacks_only_state and self.is_state_asleep:
             self.leaves_state, self.missing = True, []
-            self.given = [given for given in self.given if given.start < self.local.weights]
+            self.received = [piece for piece in self.received if piece.start < self.local.weights]
             return self.advance(now)
         if now - self.starving_since >= self.config.join_timeout_s:
             self.avoid_run(self.run_id, now + AVOID_S)
             return self.stop()
-        self.candidates, self.deadline = candidates[: 4 * self.max_donors], math.inf
+        self.candidates, self.deadline = candidates[: CANDIDATES_PER_DONOR * self.max_donors], math.inf
         return self.request_missing(now)
 
     # -- the end of a transfer -----------------------------------------------------------------------------------
@@ -283,7 +290,7 @@ class Newcomer:
         if self.frozen_hash:
             return []  # :meth:`on_frozen_hashed` goes on.
         if not self.check.has_begun:
-            effects = self.check.begin(self.given, self.candidates, self.optimizer_keys, now)
+            effects = self.check.begin(self.received, self.candidates, self.optimizer_keys, now)
             if effects:
                 return effects
         if not self.has_resurveyed:
@@ -325,8 +332,8 @@ class Newcomer:
             if any_differ(results):
                 # Members contacted since the transfer began are witnesses too.
                 others = [peer for peer in self.find_donors(self.run_id) if peer not in self.candidates]
-                self.candidates += others[: max(0, 4 * self.max_donors - len(self.candidates))]
-                donors = {given.donor for given in self.given}
+                self.candidates += others[: max(0, CANDIDATES_PER_DONOR * self.max_donors - len(self.candidates))]
+                donors = {piece.donor for piece in self.received}
                 witnesses = [peer for peer in self.candidates if peer not in donors]
                 effects += self.check.ask_witnesses(results, witnesses, now)
         self.check.has_witnesses = bool(effects)
@@ -335,8 +342,8 @@ class Newcomer:
     def judge_donors(self, now: float) -> list[Effect]:
         """Fetch the pieces of the odd donors from others, or go on."""
         odd = self.check.odd_donors()
-        self.missing = [(start, stop) for start, stop, donor in self.given if donor in odd and start < stop]
-        self.given = [given for given in self.given if given.donor not in odd]
+        self.missing = [(start, stop) for start, stop, donor in self.received if donor in odd and start < stop]
+        self.received = [piece for piece in self.received if piece.donor not in odd]
         self.candidates = [peer for peer in self.candidates if peer not in odd]
         self.donors -= odd
         return self.request_missing(now) if self.missing else self.advance(now)
@@ -391,7 +398,7 @@ class Newcomer:
             effects += self.on_refused(peer, session, now)
         for session in [session for session, piece in self.pieces.items() if piece.donor == peer]:
             effects += self.on_failed(session, now, tell=False)
-        for session in [session for session, one in self.check.comparisons.items() if one.other == peer]:
+        for session in [session for session, comparison in self.check.comparisons.items() if comparison.other == peer]:
             effects += self.on_failed(session, now, tell=False)
         return effects
 
@@ -405,7 +412,8 @@ class Newcomer:
         effects: list[Effect] = []
         for session in [session for session, piece in self.pieces.items() if piece.deadline <= now]:
             effects += self.on_failed(session, now)
-        for session in [session for session, one in self.check.comparisons.items() if one.deadline <= now]:
+        comparisons = self.check.comparisons
+        for session in [session for session, comparison in comparisons.items() if comparison.deadline <= now]:
             effects += self.on_failed(session, now)
         return effects
 

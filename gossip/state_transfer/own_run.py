@@ -92,7 +92,10 @@ class OwnRun:
 
     # -- our own weights -----------------------------------------------------------------------------------------
     def begin(self, now: float, why: str) -> list[Effect]:
-        """Become ready with our own weights. No samples are behind them, except those of a checkpoint."""
+        """Become ready with our own weights. No samples are behind them, except those of a checkpoint.
+
+        ``why`` is the sentence that tells the user.
+        """
         self.local.ready = True
         progress, found_run_id = self.local.progress, self.joining.run_id
         untaken: list[Effect] = []
@@ -267,6 +270,7 @@ class OwnRun:
         text += ", in place of those of the run this node came from." if is_merge else "."
         if joining.keeps_frozen:
             text += " Its own frozen weights are the same, and stay."
+        # Both have an empty run id, so that only a clear lead in samples outranks.
         are_older = outranks(Run(own_samples, b""), Run(joining.swarm_samples, b""))
         if are_older and joining.swarm_samples:  # 0: the donors' version does not state it.
             text += (

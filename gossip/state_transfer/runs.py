@@ -27,18 +27,20 @@ ALL_WAIT_S = 2.0  # Time without ready members before the smallest id begins the
 FIRST_TABLE_S = 0.5
 HEARSAY_S = 6.0  # Extra time while a smaller id is known by hearsay.
 CHECK_S = 1.0  # Interval between two comparisons of the runs.
-# Time after which, of two runs in a stalemate, the one with fewer members gives way. With as many members it is the one
-# with the smaller id, and after twice this time either of them.
+# Two runs are in a stalemate while neither may take the other's weights. After this time the one with fewer members
+# gives way. With as many members it is the one with the smaller id, and after twice this time either of them.
 STALEMATE_S = 120.0
-MEND_S, MAX_MEND_S = 1.0, 256.0  # Delay from spoiled weights to fetching others; doubles if these spoil again.
+# Delay from the moment at which weights are not finite to the fetch of others. It doubles if these spoil again.
+MEND_S, MAX_MEND_S = 1.0, 256.0
 SOUND_S = 60.0  # Weights that spoil later than this are not blamed on the last transfer.
 EQUAL_SHARE = 1 / 64  # Relative difference of samples up to which two runs count as equal.
+NOTHING_SEEN = -1  # Value of ``RunChoice.changes_seen`` that makes the next tick check for other runs.
 
 
 class Run(NamedTuple):
-    """A run, by the records of its members."""
+    """A run, by the records of its members. The one with more samples is the larger one, then the larger id."""
 
-    samples: int  # Lower median of the members' progress
+    samples: int  # Lower median of the members' progress.
     run_id: bytes
     members: int = 0  # Members that are ALIVE and ready.
 
@@ -67,10 +69,10 @@ class RunChoice:
     """The choice of the run whose weights this peer holds. ``linked`` holds the peers with a link to us."""
 
     def __init__(
-        self, joining: Newcomer, membership: Members, linked: Collection[PeerId], own: Starter, rng: random.Random,
+        self, joining: Newcomer, membership: Members, linked: Collection[PeerId], own_run: Starter, rng: random.Random,
         now: float,
     ) -> None:  # fmt: skip
-        self.joining, self.membership, self.linked, self.own, self.rng = joining, membership, linked, own, rng
+        self.joining, self.membership, self.linked, self.own_run, self.rng = joining, membership, linked, own_run, rng
         self.local, self.config = joining.local, joining.config
         # The start of a peer without weights.
         self.join_by = now + self.config.join_timeout_s
@@ -79,7 +81,7 @@ class RunChoice:
         self.may_begin_at = math.inf  # Time from which the smallest id begins; infinite until all members wait.
         # The check for other runs.
         self.next_check_at = now
-        self.changes_seen = -1  # Changes of the membership when we last found nothing to do; -1 to check anyway.
+        self.changes_seen = NOTHING_SEEN  # The membership's count of changes when we last found nothing to do.
         self.divided_since = math.inf  # Time at which we first saw another run.
         self.noticed_run_id = b""  # The run that the latest notice was about.
         # Company.
@@ -111,7 +113,7 @@ class RunChoice:
         ours = self.our_run() if others else Run(0, self.local.run_id)
         candidates = [run for run in others if self.joining.may_ask(run.run_id, now)]
         # The sample counts of two runs grow, so the answer may change without a change of members.
-        self.changes_seen = -1 if others else membership.changes
+        self.changes_seen = NOTHING_SEEN if others else membership.changes
         has_checkpoint = self.local.progress.resumed
         self.divided_since = min(self.divided_since, now) if others else math.inf
         if candidates:
@@ -120,11 +122,15 @@ class RunChoice:
             if chosen is not None and donors:
                 if is_ready and self.noticed_run_id != chosen.run_id:
                     self.noticed_run_id = chosen.run_id
-                    effects.append(merging(donors[0], chosen, ours))
+                    effects.append(merging_notice(donors[0], chosen, ours))
                 return effects + self.joining.begin(chosen.run_id, donors, now)
             if is_ready:
                 return effects + self.report_division(candidates, ours)
         return effects if is_ready else effects + self.start(bool(candidates) and has_checkpoint, now)
+
+    def check_again(self) -> None:
+        """Check for other runs at the next tick even if no member has come or gone."""
+        self.changes_seen = NOTHING_SEEN
 
     def on_linked(self, now: float) -> None:
         """Handle a new link: a lonely node looks for runs at once, a newcomer with its first link soon."""
@@ -146,7 +152,7 @@ class RunChoice:
             return True
         if self.config.merge != "auto":
             return False
-        if outranks(theirs, ours) and (theirs.members >= ours.members or self.own.trial.can_judge):
+        if outranks(theirs, ours) and (theirs.members >= ours.members or self.own_run.trial.can_judge):
             return True
         waited_s = now - self.divided_since
         if waited_s <= STALEMATE_S:
@@ -172,7 +178,8 @@ class RunChoice:
     def consent(self, run_id: bytes, now: float) -> None:
         """Merge into this run because the user wants it, whatever its samples."""
         self.joining.consented_run_id, self.noticed_run_id = run_id, b""
-        self.changes_seen, self.next_check_at = -1, now
+        self.next_check_at = now
+        self.check_again()
         self.joining.avoided_runs.pop(run_id, None)
 
     # -- without another run -------------------------------------------------------------------------------------
@@ -186,7 +193,8 @@ class RunChoice:
         if donors and self.joining.may_ask(self.local.run_id, now):
             return self.joining.begin(self.local.run_id, donors, now)
         if is_ahead:
-            return self.own.begin(now, "The run of this node has more samples behind it than those it met: it goes on.")
+            text = "The run of this node has more samples behind it than those it met: it goes on."
+            return self.own_run.begin(now, text)
         if self.must_join:
             return []
         others, my_id = self.membership.contacted(), self.membership.me.id
@@ -196,11 +204,11 @@ class RunChoice:
             has_waited = now >= self.may_begin_at + HEARSAY_S
             is_smallest = my_id < min(others) and (my_id < min(self.membership.alive()) or has_waited)
             if now >= self.may_begin_at and is_smallest:
-                return self.own.begin(now, "All members wait for weights: this node, whose id is smallest, begins.")
+                return self.own_run.begin(now, "All members wait for weights: this node, whose id is smallest, begins.")
         if now >= self.join_by and (others or not self.does_seed_answer()):
             text = "No member gave its weights" if others else "No member could be reached"
             text += ": this node starts alone, and merges when it meets others."
-            return self.own.begin(now, text)
+            return self.own_run.begin(now, text)
         return []
 
     # -- weights that are not finite -----------------------------------------------------------------------------
@@ -211,7 +219,8 @@ class RunChoice:
         """
         is_repeated = now - self.spoiled_at < self.mend_delay_s + SOUND_S
         self.mend_delay_s = min(2 * self.mend_delay_s, MAX_MEND_S) if is_repeated else MEND_S
-        self.spoiled_at, self.changes_seen = now, -1
+        self.spoiled_at = now
+        self.check_again()
 
     def replace_spoiled(self, now: float) -> list[Effect]:
         """Replace spoiled weights by those of our own run, or else of any other. Without donors nothing begins."""
@@ -276,7 +285,7 @@ class RunChoice:
         return donors
 
 
-def merging(donor: PeerId, theirs: Run, ours: Run) -> Notice:
+def merging_notice(donor: PeerId, theirs: Run, ours: Run) -> Notice:
     text = (
         f"Met run {theirs.run_id.hex()[:8]} with {quantity(theirs.samples, 'sample')} behind it and "
         f"{quantity(theirs.members, 'member')} (as {short(donor)}); ours has {ours.samples:,} and {ours.members:,}, so "

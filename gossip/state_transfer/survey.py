@@ -23,7 +23,7 @@ class Agreed:
 
     donors: tuple[PeerId, ...]
     keys: tuple[str, ...]  # Keys of the optimizer's state; empty for the weights alone.
-    scalars: tuple[tuple[str, float], ...]
+    scalars: tuple[tuple[str, float], ...]  # Single numbers of the optimizer's state, by name.
     version: float
     swarm_samples: int  # Samples behind the run.
     finished: bool
@@ -39,14 +39,17 @@ def agree(answers: Mapping[PeerId, Serving], own_keys: tuple[str, ...], has_opti
         has_optimizer: True if we have an optimizer whose state could be replaced.
     """
     keys: tuple[str, ...] = ()
-    same = dict(answers)  # The answers of donors with the state that most have.
+    with_keys = dict(answers)  # The answers of donors that hold the optimizer's state that most hold.
     if has_optimizer:
         votes = Counter(answer.optimizer_keys for answer in answers.values())
-        versions = {kind: max(a.version for a in answers.values() if a.optimizer_keys == kind) for kind in votes}
-        keys = max(votes, key=lambda kind: (votes[kind], kind == own_keys, versions[kind]))
-        same = {peer: answer for peer, answer in answers.items() if answer.optimizer_keys == keys}
-    usual = median_low(answer.version for answer in same.values())
-    donors = {peer: answer for peer, answer in same.items() if answer.version <= 2 * usual + MAX_LEAD}
+        newest: dict[tuple[str, ...], float] = {}  # The largest version of the donors with these keys.
+        for answer in answers.values():
+            newest[answer.optimizer_keys] = max(answer.version, newest.get(answer.optimizer_keys, -math.inf))
+        keys = max(votes, key=lambda voted: (votes[voted], voted == own_keys, newest[voted]))
+        with_keys = {peer: answer for peer, answer in answers.items() if answer.optimizer_keys == keys}
+    usual_version = median_low(answer.version for answer in with_keys.values())
+    max_version = 2 * usual_version + MAX_LEAD
+    donors = {peer: answer for peer, answer in with_keys.items() if answer.version <= max_version}
     agreed = donors.values()
     # The lower median: of two donors, the one that states less is believed.
     swarm_samples = median_low(answer.swarm_samples for answer in agreed)
@@ -74,6 +77,6 @@ def median_scalars(stated: list[tuple[tuple[str, float], ...]], samples: int) ->
         for name, value in dict(scalars).items():
             if math.isfinite(value) and 0 <= value <= MAX_SCALAR:
                 values.setdefault(name, []).append(value)
-    most = float(max(samples, 1))
-    agreed = {name: median_low(found) for name, found in values.items() if 2 * len(found) > len(stated)}
-    return tuple((name, min(value, most)) for name, value in agreed.items())
+    limit = float(max(samples, 1))
+    agreed = {name: median_low(of_name) for name, of_name in values.items() if 2 * len(of_name) > len(stated)}
+    return tuple((name, min(value, limit)) for name, value in agreed.items())

@@ -8,8 +8,8 @@ from collections import deque
 
 __all__ = ["TrialEvaluator"]
 
-REMEMBERED = 16  # Losses of our own weights to keep.
-ENOUGH = 4  # Losses needed for a verdict, of our weights and of the tried ones.
+MAX_OWN_LOSSES = 16  # Last losses of our own weights to remember.
+MIN_LOSSES = 4  # Losses needed for a verdict, of our own weights and of the tried ones each.
 TRIAL_S = 60.0  # A loop without a loss for this long is evaluating or paused; the trial does not wait for it.
 
 
@@ -21,16 +21,16 @@ class TrialEvaluator:
     """
 
     def __init__(self) -> None:
-        self.own_losses: deque[float] = deque(maxlen=REMEMBERED)
+        self.own_losses: deque[float] = deque(maxlen=MAX_OWN_LOSSES)
         self.deadline = math.inf  # Time of the verdict; infinite without a trial.
-        self._last_steps = -1  # Step count of the last report.
-        self._has_skipped = False
+        self._last_steps = -1  # Step count of the last report; -1 before the first.
+        self._has_skipped = False  # The first report of this trial has been skipped.
         self._tried_losses: list[float] = []
 
     @property
     def can_judge(self) -> bool:
         """Return True if enough losses of our own weights are known for a verdict."""
-        return len(self.own_losses) >= ENOUGH
+        return len(self.own_losses) >= MIN_LOSSES
 
     @property
     def on_trial(self) -> bool:
@@ -59,7 +59,7 @@ class TrialEvaluator:
             self._has_skipped = True
             return None
         self._tried_losses.append(math.inf if loss is None or not math.isfinite(loss) else loss)
-        return self.verdict() if len(self._tried_losses) == ENOUGH else None
+        return self.verdict() if len(self._tried_losses) == MIN_LOSSES else None
 
     def verdict(self) -> bool:
         """Return True if the losses so far are not clearly worse; False without any.

@@ -13,7 +13,7 @@ from gossip.effects import Adopt, Confirm, Dial, Restore
 from gossip.exchange.session import State
 from gossip.state_transfer.joining import Phase
 from gossip.state_transfer.runs import STALEMATE_S
-from gossip.state_transfer.trial import ENOUGH, TRIAL_S, TrialEvaluator
+from gossip.state_transfer.trial import MIN_LOSSES, TRIAL_S, TrialEvaluator
 from tests.harness.configs import tuned
 from tests.harness.marks import slow
 from tests.harness.world import World, address_of
@@ -259,7 +259,7 @@ def test_weights_pass_unless_their_losses_are_clearly_worse(before, after, passe
 
 def test_a_trial_in_which_nothing_is_heard_ends_and_proves_nothing():
     judge = TrialEvaluator()
-    for step in range(ENOUGH):
+    for step in range(MIN_LOSSES):
         judge.on_loss(step, 1.0)
     assert judge.deadline == math.inf
     judge.begin(10, 5.0)
