@@ -23,13 +23,13 @@ MAX_SERVED = 2  # Pieces that a donor streams at once. Each has its own memory.
 # Largest piece of a model of up to 100 M weights, in elements: 25 MB, which a step boundary copies in a few
 # milliseconds.
 PIECE_ELEMENTS = 6 << 20
-# Pieces of the weights of a larger model. A newcomer waits for this many step boundaries of each donor.
-PIECES_OF_LARGE = 16
+# Number of pieces of the weights of a larger model. A newcomer waits for this many step boundaries of each donor.
+MIN_PIECES = 16
 
 
 def max_piece_elements(weights: int) -> int:
     """Return the elements of the largest piece. A donor holds it in memory in addition to its exchanges."""
-    return max(PIECE_ELEMENTS, weights // PIECES_OF_LARGE)
+    return max(PIECE_ELEMENTS, weights // MIN_PIECES)
 
 
 def serving_time_s(config: Config, elements: int) -> float:

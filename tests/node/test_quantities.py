@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gossip.ids import quantity
-from gossip.state_transfer.runs import Run, merging
+from gossip.state_transfer.runs import Run, merging_notice
 from node.cli.top import count_text
 from node.observe.figures import line_of
 from tests.harness.world import peer_id
@@ -44,5 +44,5 @@ def test_a_result_in_a_sentence_counts_one_exchange():
 
 
 def test_a_run_that_is_met_is_counted_in_one_form_and_the_other():
-    said = merging(peer_id(1), Run(5718, b"1" * 16, 1), Run(1, b"2" * 16, 2)).sentence
+    said = merging_notice(peer_id(1), Run(5718, b"1" * 16, 1), Run(1, b"2" * 16, 2)).sentence
     assert "with 5,718 samples behind it and 1 member (as" in said

@@ -6,7 +6,7 @@ import pytest
 
 from gossip.effects import CopyFrozen, CopyPiece, Release, Send, SendPiece, Snapshot, UseLastSnapshot
 from gossip.exchange.session import Local
-from gossip.state_transfer.donating import ASLEEP, MAX_SERVED, PIECE_ELEMENTS, PIECES, Donor, max_piece_elements
+from gossip.state_transfer.donating import ASLEEP, MAX_SERVED, MIN_PIECES, PIECE_ELEMENTS, Donor, max_piece_elements
 from gossip.wire.messages import Abort, Busy, Fetch, Refuse, Serving
 from tests.gossip.state_transfer.taker import CONFIG, DONORS, RUN_ID, SIZE, A, B, C
 
@@ -44,14 +44,14 @@ def test_a_range_that_is_not_there_is_refused(fetch):
     assert giver().on_fetch(A, fetch, 0.0) == [Send(A, Refuse(1, "range"))]
 
 
-@pytest.mark.parametrize("weights", [PIECE_ELEMENTS + 1, PIECES * PIECE_ELEMENTS + PIECES], ids=["some", "many"])
+@pytest.mark.parametrize("weights", [PIECE_ELEMENTS + 1, MIN_PIECES * PIECE_ELEMENTS + MIN_PIECES], ids=["some", "many"])
 def test_of_a_large_model_a_newcomer_gets_a_piece_and_no_more_at_once(weights):
     """What a donor holds for it would be as much as somebody asks for."""
     local, most = (
         Local("f", weights, weights, run_id=RUN_ID, ready=True, optimizer_keys=("m",)),
         max_piece_elements(weights),
     )
-    assert most == max(PIECE_ELEMENTS, weights // PIECES)
+    assert most == max(PIECE_ELEMENTS, weights // MIN_PIECES)
     for start in (0, weights):
         donating = Donor(local, CONFIG)
         piece, more = Fetch(1, ("m",), start, start + most), Fetch(2, ("m",), start, start + most + 1)
