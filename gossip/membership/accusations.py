@@ -70,8 +70,9 @@ class Accusers:
         An accuser whose latest accusations proved false may have fewer open ones, so that it cannot accuse all members
         before the first refutation arrives.
         """
-        record, own = self._records.get(by if was_contacted else STRANGERS), self._records.get(by)
-        open_count = own.open_count if own is not None else 0
+        # Strangers share one track record, but each has its own count of open accusations.
+        record, own_record = self._records.get(by if was_contacted else STRANGERS), self._records.get(by)
+        open_count = own_record.open_count if own_record is not None else 0
         if record is None:
             return open_count < MAX_OPEN
         if now >= max(record.last_strike_at, record.silenced_until) + FORGIVEN_S:

@@ -24,8 +24,9 @@ from gossip.wire.records import MAX_EXTRA_BYTES
 
 __all__ = ["PushPull"]
 
-RECORD_BYTES = 285  # Packed, with the largest numbers and three homes, but without host name and extra values.
-HINT_BYTES = 115
+# Upper bounds of packed sizes. That of a record has the largest numbers and three homes, but no host name or extra
+# values.
+RECORD_BYTES, HINT_BYTES = 285, 115
 
 
 class PushPull:
@@ -44,8 +45,8 @@ class PushPull:
     def send_digest(self, entry: Entry, now: float, effects: list[Effect], ask_for_all: bool = False) -> None:
         entry.digest_sent_at, entry.asked_for_all, entry.answer_due = now, ask_for_all, True
         # The answer to our own Digest is not a flood. A newcomer asks for everything and may receive a whole table.
-        most = 2 * self._config.internal.max_members if ask_for_all else VERIFIED_BURST + len(self._table.entries)
-        entry.allow_records(most, now)
+        allowed = 2 * self._config.internal.max_members if ask_for_all else VERIFIED_BURST + len(self._table.entries)
+        entry.allow_records(allowed, now)
         digest = Digest(b"" if ask_for_all else self._table.digest())
         effects.append(Send(entry.record.id, digest))
 
@@ -58,7 +59,7 @@ class PushPull:
         entry.digest_received_at = now
         has_crossed = digest.hashes and now < entry.digest_sent_at + REPEAT_S
         if has_crossed and (entry.asked_for_all or self._my_id < sender):
-            return  # Both sides asked at the same time. One answer synchronises both directions.
+            return  # Both sides asked at the same time, and the other side answers: one answer updates both tables.
         buckets = self._table.differing_buckets(digest.hashes)
         if buckets:
             entry.allow_records(VERIFIED_BURST + len(self._table.entries), now)

@@ -69,8 +69,8 @@ class Probe:
         self.is_indirect = False
         self.helpers: set[PeerId] = set()  # Members that ping the target for us.
         self.nacks: set[PeerId] = set()  # Helpers that sent a Nack.
-        self.asker: PeerId | None = None  # The member that we ping the target for.
-        self.asker_seq = 0
+        self.asker: PeerId | None = None  # The member that we ping the target for; None for a probe of our own.
+        self.asker_seq = 0  # The number of the asker's probe, which our answer to it carries.
 
 
 class Detector:
@@ -86,7 +86,8 @@ class Detector:
         self.table, self.rumours, self.config, self._rng = table, rumours, config, rng
         self._probes: dict[int, Probe] = {}
         self._relayed_count = 0  # Probes in progress for other members.
-        # (time, seq). A timer is stale if its probe ended or is due at another time.
+        # A heap of times and the numbers of the probes that are due then. An entry is stale once its probe has ended or
+        # has another time.
         self._timers: list[tuple[float, int]] = []
         self._ring: list[PeerId] = []  # Members still to be probed in this round, in reverse order.
         # The same members as a set: a member that becomes ALIVE again is not added twice.

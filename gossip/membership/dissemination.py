@@ -1,8 +1,9 @@
 """Piggybacked dissemination: each update is sent a number of times, the least sent first, then the newest.
 
-An update asks for gossip frames of its own until it was sent half of its times. By then few have missed it (one in 400
-among 300 members). It is then *passive*: the other half is piggybacked on Pings, Acks and frames that are sent anyway.
-Mere progress, and the DEAD hint of an expired suspect, are passive from the start.
+An update is a member's record or a hint. It asks for gossip frames of its own until it was sent half of its times. By
+then few have missed it (one in 400 among 300 members). It is then *passive*: the other half is piggybacked on Pings,
+Acks and frames that are sent anyway. Mere progress, and the DEAD hint of an expired suspect, are passive from the
+start.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ class Rumours:
         self.due_at = math.inf  # Time of the next gossip frame; infinite while no update asks for one.
         self._period_s = period_s
         self._frame_at = now - period_s  # Time of the last gossip frame.
-        # The updates by sends so far, the newest last.
+        # The updates by key, one level for each number of sends so far. In a level the newest comes last.
         self._levels: list[dict[bytes, Update]] = [{} for _ in range(MAX_SENDS)]
-        self._sends: dict[bytes, int] = {}  # Sends so far, by key.
+        self._sends: dict[bytes, int] = {}  # The level of each key.
         self._passive: set[bytes] = set()  # Keys of updates that ask for no frame.
 
     def __len__(self) -> int:
@@ -70,15 +71,15 @@ class Rumours:
         """
         # A record and a hint never replace each other: progress of a suspect would silence its accusers.
         key = update.id if isinstance(update, MemberRecord) else hint_key(update.peer)
-        before, sends = self._sends.get(key), passive_sends or 0
-        if before is not None:
-            del self._levels[before][key]
-            sends = min(sends, before)
+        replaced_level, sends = self._sends.get(key), passive_sends or 0
+        if replaced_level is not None:
+            del self._levels[replaced_level][key]
+            sends = min(sends, replaced_level)
         self._levels[sends][key] = update
         self._sends[key] = sends
         if passive_sends is None:
             self._passive.discard(key)
-        elif before is None:
+        elif replaced_level is None:
             self._passive.add(key)
         if self.due_at == math.inf and key not in self._passive:
             self.due_at = max(now, self._frame_at + self._period_s)
@@ -92,32 +93,32 @@ class Rumours:
             return ()
         levels, limit = self._levels, min(retransmits(members), MAX_SENDS)
         taken: list[Update] = []
-        moved: list[tuple[int, dict[bytes, Update]]] = []  # The taken updates by sends from now on, the newest last.
-        for sends, waiting in enumerate(levels):
-            if not waiting:
+        moved: list[tuple[int, dict[bytes, Update]]] = []  # Batches of taken updates, with their new number of sends.
+        for sends, level in enumerate(levels):
+            if not level:
                 continue
             room = count - len(taken)
-            if len(waiting) <= room:  # Most levels are small and move as a whole.
-                some, levels[sends] = waiting, {}
+            if len(level) <= room:  # Most levels are small and move as a whole.
+                batch, levels[sends] = level, {}
             else:
-                some = dict([waiting.popitem() for _ in range(room)][::-1])
-            taken += reversed(some.values())
-            moved.append((sends + copies, some))
+                batch = dict([level.popitem() for _ in range(room)][::-1])
+            taken += reversed(batch.values())
+            moved.append((sends + copies, batch))
             if len(taken) == count:
                 break
-        for sends, some in moved:
+        for sends, batch in moved:
             if sends >= limit // 2:
-                self._passive.update(some)
+                self._passive.update(batch)
             if sends < limit:
                 if levels[sends]:
-                    levels[sends] |= some
+                    levels[sends] |= batch
                 else:
-                    levels[sends] = some
-                self._sends |= dict.fromkeys(some, sends)
+                    levels[sends] = batch
+                self._sends |= dict.fromkeys(batch, sends)
             else:
-                for key in some:
+                for key in batch:
                     del self._sends[key]
-                self._passive.difference_update(some)
+                self._passive.difference_update(batch)
         return tuple(taken)
 
     def drop_hint(self, peer: PeerId) -> None:

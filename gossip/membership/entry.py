@@ -9,14 +9,15 @@ from gossip.effects import MemberState
 from gossip.ids import MemberRecord, PeerId
 from gossip.wire.messages import Hint
 
-__all__ = ["NOT_WAITING", "VERIFIED_BURST", "VERIFIED_PER_S", "Entry", "TokenBucket"]
+__all__ = ["NOT_LISTED", "NOT_WAITING", "VERIFIED_BURST", "VERIFIED_PER_S", "Entry", "TokenBucket"]
 
 SUSPECT = MemberState.SUSPECT
 # Signature checks for one link: 1.3 % of a core at 131 us each. A swarm gossips 10 records a second, plus changes.
 VERIFIED_PER_S = 100.0
 VERIFIED_BURST = 800.0  # Half of a swarm of 1,600 members that comes back at once.
-NEVER = -math.inf
+NEVER = -math.inf  # The time of an event that has not happened.
 NOT_WAITING = -1  # Value of ``Entry.samples_when_heard`` for a member that is linked, or not in our run.
+NOT_LISTED = -1  # Index of a member that is not in the list.
 
 
 class TokenBucket:
@@ -86,7 +87,7 @@ class Entry:
     digest_received_at: float = NEVER  # Time at which it last sent us a Digest.
 
     # Strangers, which are members without a link to us yet.
-    introducer: PeerId | None = None  # The member that told us of a stranger.
+    introducer: PeerId | None = None  # The member that told us of a stranger; ourselves for one of our address book.
     voucher: PeerId | None = None  # The home that vouches for an undialable stranger.
     failed_dials: int = 0
     dial_at: float = NEVER  # Time from which it may be dialled.
@@ -95,10 +96,10 @@ class Entry:
 
     # Indexes of the table.
     is_run_member: bool = False  # It is ALIVE, ready and contacted, so that it counts for its run.
-    state_index: int = -1  # Its index in the list of its state.
-    list_index: int = -1  # Its index in the list of contacted members, or of its introducer's strangers.
-    dialable_index: int = -1  # Its index in the list of its introducer's strangers that can be dialled.
-    digest_part: int = 0  # Its part of the digest.
+    state_index: int = NOT_LISTED  # Its index in the list of its state.
+    list_index: int = NOT_LISTED  # Its index in the list of contacted members, or of its introducer's strangers.
+    dialable_index: int = NOT_LISTED  # Its index in the list of its introducer's strangers that can be dialled.
+    digest_part: int = 0  # Its hash in the digest; 0 while it is not counted there.
 
     @property
     def is_reachable(self) -> bool:

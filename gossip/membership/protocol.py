@@ -33,7 +33,7 @@ __all__ = ["Membership"]
 
 FAREWELLS = 8  # Members, besides the linked ones, that we tell directly when we leave.
 DEAD_KEPT_S = 86_400.0  # The dead are remembered and dialled for a day: longer than a cut that is repaired lasts.
-HEALS_ALONE = 3  # Dials each probe period while we know no ALIVE member.
+HEALS_ALONE = 3  # DEAD members to dial in each probe period while we know no ALIVE one.
 BOOK_SIZE = 1_024  # Records saved for the next start: 256 KiB.
 ALIVE, SUSPECT, DEAD = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD  # Reading an Enum's attributes is slow.
 
@@ -126,10 +126,11 @@ class Membership:
         self._notice_sleep(now)
         known = self._table.entries.get(peer)
         was_alive = known is not None and known.state is ALIVE
-        is_same = known is not None and known.record is record  # The usual case, which needs no comparison.
-        if known is not None and not is_same and claims_more(known.record, record):
+        is_known_record = known is not None and known.record is record  # The usual case, which needs no comparison.
+        if known is not None and not is_known_record and claims_more(known.record, record):
             effects.append(Send(peer, Gossip((known.record,))))  # It restarted and does not know its earlier counts.
-        if (known is None or not is_same or known.is_restored) and self._states.is_news(record, from_owner=True):
+        may_be_news = known is None or known.is_restored or not is_known_record
+        if may_be_news and self._states.is_news(record, from_owner=True):
             self._states.apply_record(record, now)
         entry = self._table.entries.get(peer)
         if entry is None:
@@ -144,7 +145,7 @@ class Membership:
             self._detector.on_message(peer, effects)
         self._correct_state(entry, now, effects)
         # A member that was ALIVE already shares our table, except for what gossip missed.
-        is_only_contact = len(self._table.contacted) <= (entry.state is ALIVE)
+        is_only_contact = all(other == peer for other in self._table.contacted)
         if is_only_contact or not was_alive:
             self._push_pull.send_digest(entry, now, effects, ask_for_all=is_only_contact)
         return self._complete(effects)
@@ -252,14 +253,16 @@ class Membership:
     ) -> None:  # fmt: skip
         """Handle an accusation of ourselves: refute it, and tell the sender."""
         if hint.incarnation > self.me.incarnation:
-            # An earlier life at best: our record would prove it, while hints could raise our incarnation without limit.
+            # It is about an earlier life of ours at best, whose record would tell us of it. If we followed hints, they
+            # could raise our incarnation without limit.
             return
         if hint.incarnation == self.me.incarnation:
             if not self._own_record.on_accusation(now):
                 return  # We have just refuted another hint; this one is refuted soon.
             if self._states.on_refuted(hint, now):
                 self._detector.adjust_health(1)  # We answered some prober too slowly (Lifeguard, section IV-A).
-        # A limit of its own: two that hold each other DEAD would spend that of warnings, and never answer.
+        # Answers have a rate limit apart from that of warnings. Two members that hold each other DEAD would otherwise
+        # spend it on warnings, and never answer.
         if entry is not None and entry.answered_at <= now - REPEAT_S:
             entry.answered_at = now
             effects.append(Send(sender, Gossip((self.me,))))
@@ -376,7 +379,7 @@ class Membership:
     def remembers(self, peer: PeerId) -> bool:
         """Return True if we had a link with this peer in this life or an earlier one."""
         entry = self._table.entries.get(peer)
-        return entry is not None and entry.introducer in (None, self._my_id)
+        return entry is not None and self._table.was_ever_contacted(entry)
 
     # -- queries about runs --------------------------------------------------------------------------------------
     def runs(self) -> list[bytes]:

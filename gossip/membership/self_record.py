@@ -1,10 +1,12 @@
 """Our own record: the only one that we sign and whose incarnation we raise.
 
-Changes are signed at once, except for mere progress, which every training step changes:
+Changes are signed at once, except for mere progress, which every training step changes. The swarm has N members.
 
     progress (steps, samples ...)   signed every 0.02 s * N^2, by all N members together 50 / N times a second
-    with ``extra`` figures          signed every max(progress_period_s, 0.1 s * N), 10 times a second in the swarm
+    progress with *figures*         signed every max(progress_period_s, 0.1 s * N), 10 times a second in the swarm
     an accusation of us             refuted with a higher incarnation, at most every REFUTE_EVERY_S
+
+Figures are numbers of the node's owner for the owners of other nodes. They are in the record's field ``extra``.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ from gossip.wire.records import Sign, clamp_field, is_progress_only, signed
 
 __all__ = ["OwnFields", "OwnRecord"]
 
-PROGRESS = frozenset({"steps", "samples", "progress", "loss", "version", "extra"})
+PROGRESS = frozenset({"steps", "samples", "progress", "loss", "version", "extra"})  # The fields of mere progress.
 FIGURES_S_PER_MEMBER = 0.1  # Minimum time between two records with figures, for each member of the swarm.
 PROGRESS_S = 0.02  # Time between two records of mere progress, times N^2.
 MAX_PROGRESS_S = 1_800.0  # Maximum age of the loss, samples and steps, which people read.
-MAX_LIVES = 8  # Members may hold records of several earlier lives, but not of many.
+# Number of our lives, this one included, whose counts are added up. Members may hold records of several earlier lives,
+# but not of many.
+MAX_LIVES = 8
 REFUTE_EVERY_S = 0.2  # Accusations of us cost the swarm at most five updates a second.
 
 
@@ -46,7 +50,7 @@ class OwnFields(TypedDict, total=False):
     loss: float | None
     version: float
     finished: bool
-    extra: tuple[Any, ...]  # Figures for the owners of other nodes: not urgent, yet signed soon.
+    extra: tuple[Any, ...]  # Figures, which are not urgent, yet signed soon.
 
 
 class OwnRecord:
@@ -58,7 +62,7 @@ class OwnRecord:
         self.record = record
         self._table, self._rumours, self._sign, self._config = table, rumours, sign, config
         self._earlier = {"steps": record.steps, "samples": record.samples}  # Counts of earlier lives.
-        self._life_count = 1
+        self._life_count = 1  # Lives whose records we have met, this one included.
         self._pending: dict[str, Any] = {}  # Changes that are not signed yet.
         self._figures_at = now  # Earliest time to sign progress with figures.
         self._progress_at = now  # Earliest time to sign progress without figures.
@@ -155,7 +159,7 @@ class OwnRecord:
         The new record has a higher incarnation and adds the counts of the old one.
 
         Returns:
-            True once there were too many such records: another process uses our key now.
+            True, only once, if there were too many such records: another process uses our key now.
         """
         self._life_count += 1
         incarnation = max(record.incarnation, self.record.incarnation) + 1
@@ -165,9 +169,9 @@ class OwnRecord:
             return self._life_count == MAX_LIVES
         counts = dict[str, int]()
         for name, earlier in self._earlier.items():
-            more = max(0, getattr(record, name) - earlier)
-            self._earlier[name] += more
-            counts[name] = self._pending.get(name, getattr(self.record, name)) + more
+            uncounted = max(0, getattr(record, name) - earlier)
+            self._earlier[name] += uncounted
+            counts[name] = self._pending.get(name, getattr(self.record, name)) + uncounted
         self.publish(now, incarnation=incarnation, sequence=0, **counts)
         return False
 

@@ -1,5 +1,8 @@
 """The state machine of the other members: records and hints in, states out.
 
+A *hint* is a member's signed accusation that another one does not answer, and its author is an *accuser*. A *stranger*
+is a member that we never had a link with.
+
     ALIVE --hint--> SUSPECT --time runs out--> DEAD
     A record with a higher incarnation leads from every state to ALIVE, which refutes, or to LEFT if it says so.
 
@@ -36,12 +39,14 @@ __all__ = ["REPEAT_S", "MemberStates"]
 
 ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT
 
-MAX_JUMP = 1_000  # Incarnations that a relayed record may skip. The owner itself is believed over its own link.
+# Number of incarnations by which a relayed record may be ahead of ours. Over its own link the owner itself is believed.
+MAX_JUMP = 1_000
 MAX_ACCUSERS = 4  # The first and three confirmations: more change nothing.
-# Hints of one sender that we believe: two frames of them, when many members die at once.
+# Rate limit of the hints that we believe one sender. The burst is two frames, for many members that die at once.
 HINTS_PER_S, HINTS_BURST = 8.0, 64.0
 NEWCOMERS_PER_S = 1_000.0  # New members a second, after a burst as large as the largest table.
-MIN_STALE = 64  # Stale suspicions beyond those of the members, below which none is looked for.
+# The list of suspicions is cleaned of stale ones once it has two entries for each member and this many more.
+MIN_STALE = 64
 REPEAT_S = 1.0  # Minimum time between two warnings, answers or digests for one member.
 
 
@@ -61,7 +66,8 @@ class MemberStates:
         # Signature checks for links to peers outside the table, which share them.
         self._outsider_tokens = TokenBucket(VERIFIED_PER_S, VERIFIED_BURST, now)
         self._accusers = Accusers()
-        # (time, member). An entry is stale if its member expires at another time.
+        # A heap of times and the members whose suspicion runs out then. An entry is stale once its member has another
+        # time.
         self._suspicions: list[tuple[float, PeerId]] = []
         # Members whose state changed in this call, and their states before it.
         self.earlier_states: dict[PeerId, MemberState | None] = {}
@@ -139,13 +145,14 @@ class MemberStates:
         Args:
             record: The record.
             now: The current time.
-            introducer: The peer that told us of it; None if it came from its owner in a Hello.
+            introducer: The peer that relayed it; None if it came from its owner in a Hello.
             gossips: False if all others know it already.
         """
         if max(record.samples, record.progress, record.version) > IMPOSSIBLE_COUNT:
             self._misbehaviour.note(record.id, "claims", now)  # The owner signed it, no matter which peer relays it.
         entry = self._table.entries.get(record.id)
-        state, sends = LEFT if record.left else ALIVE, None
+        state = LEFT if record.left else ALIVE
+        passive_sends: int | None = None  # None: gossip the record in frames of its own.
         if entry is None:
             if introducer is not None and not self._newcomer_tokens.take(now):
                 return
@@ -162,7 +169,7 @@ class MemberStates:
         elif record.incarnation > entry.record.incarnation or record.left:
             self.change_state(entry, record, state, now)
         elif is_progress_only(record, entry.record):
-            sends = first_passive_sends(self._table.size)
+            passive_sends = first_passive_sends(self._table.size)
             self._table.update_progress(entry, record, now)
         else:
             self._table.update(entry, record, entry.state, now)
@@ -171,7 +178,7 @@ class MemberStates:
             if home is not None:
                 self._table.vouch(entry, home)
         if gossips:
-            self._rumours.put(record, now, sends)
+            self._rumours.put(record, now, passive_sends)
 
     def accept_restored(self, entry: Entry, record: MemberRecord, now: float) -> None:
         """Accept a member as present that we only knew from the address book."""
@@ -180,7 +187,7 @@ class MemberStates:
     # -- hints ---------------------------------------------------------------------------------------------------
     def on_hint(self, hint: Hint, relay: Entry | None, now: float, effects: list[Effect]) -> None:
         """Handle a hint about another member, which ``relay`` sent us."""
-        entry, by = self._table.entries.get(hint.peer), hint.by
+        entry, accuser = self._table.entries.get(hint.peer), hint.by
         if entry is None or hint.incarnation != entry.record.incarnation:
             return
         state = entry.state
@@ -189,8 +196,10 @@ class MemberStates:
                 self.change_state(entry, entry.record, DEAD, now)
                 entry.accusers = (hint,)
             return
-        if state is DEAD or state is LEFT or by == hint.peer or (by == self._my_id and entry.was_contacted):
-            return  # Our own hint counts about a stranger, which we may have accused in an earlier life.
+        # Our own hints come back to us, and count only about a stranger, which we may have accused in an earlier life.
+        is_own_echo = accuser == self._my_id and entry.was_contacted
+        if state is DEAD or state is LEFT or accuser == hint.peer or is_own_echo:
+            return
         if hint.dead and self.earlier_states.get(hint.peer, state) is None:
             # This message introduced the member, so it starts as DEAD. The sender could as well have hidden it.
             self.change_state(entry, entry.record, DEAD, now)
@@ -340,7 +349,11 @@ class MemberStates:
 
         The silence of a stranger proves no accuser right: the stranger may have been made up to be accused.
         """
-        is_true = False if state is ALIVE else True if state is DEAD and entry.was_contacted else None
+        is_true: bool | None = None  # Neither proven nor refuted.
+        if state is ALIVE:
+            is_true = False
+        elif state is DEAD and entry.was_contacted:
+            is_true = True
         entries = self._table.entries
         for hint in entry.accusers:
             if hint.by == self._my_id:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections import OrderedDict
+from typing import NamedTuple
 
 from gossip.effects import Dial, Effect, MemberState
 from gossip.ids import PeerId
@@ -22,19 +23,25 @@ __all__ = ["Introductions"]
 DIAL_BURST, DIALS_PER_S = 8.0, 1.0
 TICK_S = 1.0  # Time between two calls of tick.
 MAX_DRAWS = 8  # Draws to find a stranger whose dial is due.
-FEW = 8  # A peer with fewer contacted members dials without delay.
-SPREAD_S = (
-    0.05  # Random delay for each member: all members hear of a newcomer at once and must not all dial it at once.
-)
-YIELD_S = 0.5  # Delay of the larger id: of two that hear of each other one dial is enough.
+FEW_CONTACTS = 8  # A peer with fewer contacted members dials without a random delay.
+# Largest random delay of a dial, for each ALIVE member: all hear of a newcomer at once and must not dial it at once.
+SPREAD_S = 0.05
+YIELD_S = 0.5  # Delay of the larger id: of two members that hear of each other, one dial is enough.
 RETRY_S, MAX_DOUBLINGS = 60.0, 6  # Delay after a failed dial; it doubles up to about an hour.
 MAX_DIAL_S = 30.0  # Maximum duration of a dial, including its wait in the queue.
-# Unanswered dials to a host that one introducer names, and the time until the next one.
+# Number of unanswered dials to one host for the members that one introducer names, and the time until the next dial.
 HOST_BURST, HOST_RETRY_S = 4.0, 60.0
 MAX_HOSTS = 1_024  # Pairs of introducer and host to remember.
 # Failed dials, a minute apart, until a stranger is suspected. Otherwise a member that died before any peer linked with
 # it would stay ALIVE for ever.
 MAX_FAILED_DIALS = 2
+
+
+class OpenDial(NamedTuple):
+    """A dial that is not answered yet."""
+
+    began_at: float
+    host_tokens: TokenBucket  # The rate limiter of its host, which gets the token back if the stranger answers.
 
 
 class Introductions:
@@ -43,8 +50,7 @@ class Introductions:
     def __init__(self, table: Table, rng: random.Random, now: float) -> None:
         self._table, self._rng = table, rng
         self._tokens = TokenBucket(DIALS_PER_S, DIAL_BURST, now)
-        # Unanswered dials: the start, and the rate limiter of the host.
-        self._open_dials: dict[PeerId, tuple[float, TokenBucket]] = {}
+        self._open_dials: dict[PeerId, OpenDial] = {}
         self._host_tokens: OrderedDict[tuple[PeerId, str], TokenBucket] = OrderedDict()  # By introducer and host.
         self.due_at = math.inf
 
@@ -52,7 +58,7 @@ class Introductions:
         """Schedule the dial of a stranger that became ALIVE."""
         table = self._table
         wait_s = 0.0 if table.mine.record.id < entry.record.id else YIELD_S
-        if len(table.contacted) >= FEW:
+        if len(table.contacted) >= FEW_CONTACTS:
             wait_s += SPREAD_S * len(table.alive) * self._rng.random()
         entry.dial_at = now + wait_s
         if entry.dial_at < self.due_at:
@@ -64,8 +70,8 @@ class Introductions:
         self.due_at = now + TICK_S if table.strangers else math.inf
         for _ in range(int(DIAL_BURST)):
             if len(self._open_dials) >= DIAL_BURST:
-                recent = [(peer, dial) for peer, dial in self._open_dials.items() if dial[0] > now - MAX_DIAL_S]
-                self._open_dials = dict(recent)
+                oldest = now - MAX_DIAL_S
+                self._open_dials = {peer: dial for peer, dial in self._open_dials.items() if dial.began_at > oldest}
             # All wait for addresses that swallow packets. Further dials would only queue behind them.
             if len(self._open_dials) >= DIAL_BURST:
                 return
@@ -79,18 +85,18 @@ class Introductions:
             spare = int(entry.failed_dials > 0)  # A member that was never dialled goes first.
             if not host_tokens.take(now, spare):  # The introducer names many ports of a host that does not answer.
                 self._tokens.give_back()
-                # An answered dial returns its token, so some try before a token would be made.
+                # An answered dial returns its token, so some strangers try before the rate limiter makes a new one.
                 entry.dial_at = now + host_tokens.wait_s(spare) * self._rng.uniform(0.25, 1.25)
                 continue
-            self._back_off(entry, now)  # Unless it answers, so that there is one dial at a time.
-            self._open_dials[entry.record.id] = now, host_tokens
+            self._back_off(entry, now)  # As after a failure, so that no second dial begins meanwhile.
+            self._open_dials[entry.record.id] = OpenDial(now, host_tokens)
             effects.append(Dial(address, entry.record.id))
 
     def on_answer(self, peer: PeerId) -> None:
         """Handle a member that answered: its dial does not count against its host."""
         dial = self._open_dials.pop(peer, None)
         if dial is not None:
-            dial[1].give_back()
+            dial.host_tokens.give_back()
 
     def on_dial_failed(self, entry: Entry, now: float) -> bool:
         """Handle a failed dial. Return True after enough of them that the member may not exist.

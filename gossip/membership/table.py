@@ -18,7 +18,7 @@ from functools import lru_cache
 from gossip.effects import MemberState
 from gossip.ids import MemberRecord, PeerId
 from gossip.membership.arrears import Arrears
-from gossip.membership.entry import Entry
+from gossip.membership.entry import NOT_LISTED, Entry
 from gossip.wire.messages import MAX_BUCKETS, Update
 
 __all__ = ["Table"]
@@ -56,10 +56,11 @@ class Table:
         self.changes = 0  # Counts changes of :meth:`owners`.
         self._run_members: set[PeerId] = set()
         self._run_sizes: dict[bytes, int] = {}  # Number of run members by run.
-        self._owners: tuple[int, list[PeerId]] = (-1, [])  # The value of ``changes``, and the owners at that time.
+        # The value of ``changes`` at the last computation of the owners (-1 before the first), and these owners.
+        self._owners: tuple[int, list[PeerId]] = (-1, [])
 
-        self._buckets: list[list[PeerId]] = [[] for _ in range(MAX_BUCKETS)]
-        self._hashes = [0] * MAX_BUCKETS
+        self._buckets: list[list[PeerId]] = [[] for _ in range(MAX_BUCKETS)]  # Members by the first byte of their id.
+        self._hashes = [0] * MAX_BUCKETS  # For each bucket the XOR of its entries' hashes.
         self._digest = b""  # The packed hashes; empty after a change.
         mine = self.add(me, ALIVE, now)  # Contacted, but in no list.
         assert mine is not None
@@ -71,8 +72,8 @@ class Table:
 
         Strangers are capped. Otherwise a liar with a thousand ids would slow every member's progress to one in 100 s.
         """
-        known, most = len(self.alive) + len(self.suspects), MAX_HEARSAY_RATIO * (len(self.contacted) + 1)
-        return 1 + (known if known < most else most)
+        others, limit = len(self.alive) + len(self.suspects), MAX_HEARSAY_RATIO * (len(self.contacted) + 1)
+        return 1 + (others if others < limit else limit)
 
     # -- changes of a member -------------------------------------------------------------------------------------
     def add(
@@ -83,11 +84,10 @@ class Table:
 
         ``introducer``: the peer that told us of the member; None if it is linked itself.
         """
-        dropped = self._dropped.get(record.id)
-        if dropped is not None and record.incarnation <= dropped:
-            return (
-                None  # Otherwise members that drop it at different times would reintroduce it to each other for ever.
-            )
+        dropped_incarnation = self._dropped.get(record.id)
+        if dropped_incarnation is not None and record.incarnation <= dropped_incarnation:
+            # Otherwise members that drop it at different times would reintroduce it to each other for ever.
+            return None
         if introducer is not None and len(self.strangers.get(introducer, ())) >= MAX_INTRODUCER_SHARE * self._limit:
             if not self._gone_strangers:
                 return None
@@ -165,13 +165,14 @@ class Table:
             return self._evict(next(iter(self._gone_strangers)))
         stranger_count = len(self.entries) - len(self.contacted) - len(self._gone)
         if self.strangers and (introducer is None or stranger_count > self._limit // 2):
-            counts = {peer: len(told) for peer, told in self.strangers.items() if peer != self._my_id}
-            most = max(counts, key=lambda peer: counts[peer], default=None)
-            least = 0 if introducer is None else counts.get(introducer, 0) + 1
-            if most is None or least >= counts[most]:
+            counts = {peer: len(ids) for peer, ids in self.strangers.items() if peer != self._my_id}
+            busiest = max(counts, key=lambda peer: counts[peer], default=None)
+            count_with_newcomer = 0 if introducer is None else counts.get(introducer, 0) + 1
+            if busiest is None or count_with_newcomer >= counts[busiest]:
                 return False
-            latest = (peer for peer in reversed(self.strangers[most]) if self.entries[peer].state is not SUSPECT)
-            peer = next(latest, None)  # A SUSPECT stays: its accusers are still to be judged.
+            # A SUSPECT stays, since its accusers are still to be judged.
+            latest = (peer for peer in reversed(self.strangers[busiest]) if self.entries[peer].state is not SUSPECT)
+            peer = next(latest, None)
             return peer is not None and self._evict(peer)
         return bool(self._gone) and self._evict(next(iter(self._gone)))
 
@@ -198,7 +199,7 @@ class Table:
             entry.state_index = len(self._by_state[state])
             self._by_state[state].append(peer)
             if state is DEAD or state is LEFT:
-                (self._gone if entry.introducer in (None, self._my_id) else self._gone_strangers)[peer] = None
+                (self._gone if self.was_ever_contacted(entry) else self._gone_strangers)[peer] = None
             elif state is ALIVE and entry.was_contacted:
                 entry.list_index = len(self.contacted)
                 self.contacted.append(peer)
@@ -249,17 +250,17 @@ class Table:
 
     # -- strangers -----------------------------------------------------------------------------------------------
     def _add_stranger(self, entry: Entry, introducer: PeerId) -> None:
-        told = self.strangers.setdefault(introducer, [])
-        entry.list_index = len(told)
-        told.append(entry.record.id)
+        strangers = self.strangers.setdefault(introducer, [])
+        entry.list_index = len(strangers)
+        strangers.append(entry.record.id)
 
     def _remove_stranger(self, entry: Entry) -> None:
         introducer = entry.introducer
         if introducer is None:
             return
-        told = self.strangers[introducer]
-        remove_at(told, entry.list_index, self.entries)
-        if not told:
+        strangers = self.strangers[introducer]
+        remove_at(strangers, entry.list_index, self.entries)
+        if not strangers:
             del self.strangers[introducer]
         entry.introducer = None
 
@@ -270,35 +271,35 @@ class Table:
         introducer = entry.introducer
         if introducer is None or entry.state is not ALIVE or entry.record.address is None:
             self._remove_dialable(entry)
-        elif entry.dialable_index < 0:
-            told = self._dialable.get(introducer)
-            if told is None:
-                told = self._dialable[introducer] = []
+        elif entry.dialable_index == NOT_LISTED:
+            dialable = self._dialable.get(introducer)
+            if dialable is None:
+                dialable = self._dialable[introducer] = []
                 self._introducers.append(introducer)
-            entry.dialable_index = len(told)
-            told.append(entry.record.id)
+            entry.dialable_index = len(dialable)
+            dialable.append(entry.record.id)
         self.arrears.update(entry, self.mine.record.run_id)
 
     def _remove_dialable(self, entry: Entry) -> None:
         introducer = entry.introducer
-        if introducer is None or entry.dialable_index < 0:
+        if introducer is None or entry.dialable_index == NOT_LISTED:
             return
-        told = self._dialable[introducer]
-        last = told.pop()
-        if entry.dialable_index < len(told):
-            told[entry.dialable_index] = last
+        dialable = self._dialable[introducer]
+        last = dialable.pop()
+        if entry.dialable_index < len(dialable):  # The last one takes the place of the removed one.
+            dialable[entry.dialable_index] = last
             self.entries[last].dialable_index = entry.dialable_index
-        entry.dialable_index = -1
-        if not told:
+        entry.dialable_index = NOT_LISTED
+        if not dialable:
             del self._dialable[introducer]
             self._introducers.remove(introducer)  # Linear in the number of introducers.
 
     def draw_stranger(self, rng: random.Random) -> PeerId | None:
-        """Return a random ALIVE stranger with an address: of a uniform introducer, a uniform one."""
+        """Return a random ALIVE stranger with an address: draw an introducer first, then one of its strangers."""
         if not self._introducers:
             return None
-        told = self._dialable[self._introducers[int(rng.random() * len(self._introducers))]]
-        return told[int(rng.random() * len(told))]
+        dialable = self._dialable[self._introducers[int(rng.random() * len(self._introducers))]]
+        return dialable[int(rng.random() * len(dialable))]
 
     # -- vouchers ------------------------------------------------------------------------------------------------
     def vouch(self, entry: Entry, home: Entry) -> None:
@@ -334,6 +335,13 @@ class Table:
         self.changes += 1
 
     # -- queries -------------------------------------------------------------------------------------------------
+    def was_ever_contacted(self, entry: Entry) -> bool:
+        """Return True if the member had a link with us in this life, or in an earlier one whose address book names it.
+
+        A contacted member has no introducer, and for members of the address book we are the introducer.
+        """
+        return entry.introducer is None or entry.introducer == self._my_id
+
     def was_dropped(self, peer: PeerId) -> bool:
         """Return True if this member was dropped after it was gone for long."""
         return peer in self._dropped
@@ -383,9 +391,10 @@ class Table:
         def last_alive(entry: Entry) -> tuple[bool, float]:
             return entry.state is ALIVE or entry.state is SUSPECT, max(entry.state_since, entry.alive_at)
 
-        ever_contacted = (None, self._my_id)  # In this life, or in an earlier one.
-        others = (e for e in self.entries.values() if e.introducer in ever_contacted and e is not self.mine)
-        dialable = (e for e in others if e.record.address is not None)
+        dialable = (
+            entry for entry in self.entries.values()
+            if entry is not self.mine and self.was_ever_contacted(entry) and entry.record.address is not None
+        )  # fmt: skip
         return [entry.record for entry in heapq.nlargest(count, dialable, key=last_alive)]
 
     # -- digests -------------------------------------------------------------------------------------------------

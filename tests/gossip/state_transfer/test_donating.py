@@ -44,7 +44,7 @@ def test_a_range_that_is_not_there_is_refused(fetch):
     assert giver().on_fetch(A, fetch, 0.0) == [Send(A, Refuse(1, "range"))]
 
 
-@pytest.mark.parametrize("weights", [PIECE_ELEMENTS + 1, MIN_PIECES * PIECE_ELEMENTS + MIN_PIECES], ids=["some", "many"])
+@pytest.mark.parametrize("weights", [PIECE_ELEMENTS + 1, MIN_PIECES * (PIECE_ELEMENTS + 1)], ids=["some", "many"])
 def test_of_a_large_model_a_newcomer_gets_a_piece_and_no_more_at_once(weights):
     """What a donor holds for it would be as much as somebody asks for."""
     local, most = (
