@@ -1,4 +1,7 @@
-"""Clipping of long differences: to a radius that follows the usual distance, and to a partner's budget."""
+"""Clipping of long differences: to a radius that follows the usual distance, and to a partner's budget.
+
+A difference is the partner's vector minus ours. Its *reach* is its length in radii.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,18 @@ from gossip.recent import Recent
 
 __all__ = ["Clip", "clip_factor"]
 
-# Partners in the sample. Its lower quartile sets the radius, and is honest even if three quarters are too long.
+# Partners whose distances count. Their lower quartile sets the radius, and is honest even if three quarters are lies.
 MAX_PARTNERS = 16
-MIN_PARTNERS = 4  # Fewest partners that set a radius without a stand-in.
-# The longest difference, in radii, that is ever taken whole: honest nodes with uneven data are up to this far away.
+MIN_PARTNERS = 4  # Fewest partners whose distances alone set a radius.
+# The largest reach that is ever taken whole: honest nodes with uneven data are up to this far away.
 MAX_WHOLE_RADII = 5 / 3
-# Radii that each exchange saves for longer differences; with two at once a fifth of flipped signs took over.
+# Part of a radius that each exchange saves for longer differences. With two radii at once, attackers that flip the
+# signs of their vectors took over as a fifth of all members.
 SAVED_PER_EXCHANGE = 1 / 32
-# Radii that are taken of the furthest vectors: at 1 flipped signs drag nodes along, at 0 two halves stay apart.
+# Radii that are taken of the furthest vectors. With 1, such attackers drag honest nodes along. With 0, two halves of
+# a swarm that drifted apart stay apart.
 MIN_RADII = 0.5
-OWN_SHARE = 0.5  # Share of the own movement's square that is added to the usual square: 1 lets more lies in.
+OWN_SHARE = 0.5  # Share of the square of our own movement that is added to the usual square: 1 lets more lies in.
 
 
 def clip_factor(difference_sq: float, radius: float) -> float:
@@ -85,29 +90,33 @@ class Clip(Filter):
         intervals: float,
     ) -> tuple[float, tuple[str, ...]]:  # fmt: skip
         radius = self.radius(size)  # It follows from earlier exchanges alone.
-        taken, reach = self.clip_to_radius(difference_sq, radius)
-        why: tuple[str, ...] = ("clipped",) if taken < 1.0 else ()
+        share, reach = self.clip_to_radius(difference_sq, radius)
+        reasons: tuple[str, ...] = ("clipped",) if share < 1.0 else ()
         self.mean_squares[partner] = difference_sq / size
         if size < MIN_ELEMENTS:
-            return taken, why
-        moves = 2.0 * weight * taken * reach  # A move is half a radius.
-        left = self.budget.moves_left(partner, intervals, present_among)
-        if moves > left:
-            kept = rounded_share(left, moves)
-            taken, moves, why = taken * kept, moves * kept, (*why, "budget")
+            return share, reasons
+        moves = 2.0 * weight * share * reach  # A move is half a radius.
+        moves_left = self.budget.moves_left(partner, intervals, present_among)
+        if moves > moves_left:
+            affordable = rounded_share(moves_left, moves)
+            share, moves, reasons = share * affordable, moves * affordable, (*reasons, "budget")
         self.budget.add(partner, moves, intervals)
-        return taken, why
+        return share, reasons
 
     def clip_to_radius(self, difference_sq: float, radius: float) -> tuple[float, float]:
-        """Return the share of a difference that the radius leaves, and its length in radii; spend saved radii on it."""
+        """Return the share of a difference that is taken, and the reach of the whole; spend saved radii on it.
+
+        Without a radius (0) the share is 1, and the reach counts as 1.
+        """
         if radius <= 0:
             return 1.0, 1.0
         reach = math.sqrt(difference_sq) / radius
         if self.config.filter_limit is not None:
             return clip_factor(difference_sq, radius), reach
-        wanted = taper(reach, self.saved_radii)
-        self.saved_radii = min(MAX_WHOLE_RADII - 1.0, self.saved_radii - max(0.0, wanted - 1.0) + SAVED_PER_EXCHANGE)
-        return (1.0 if wanted >= reach else rounded_share(wanted, reach)), reach
+        taken_radii = taper(reach, self.saved_radii)
+        saved = self.saved_radii - max(0.0, taken_radii - 1.0) + SAVED_PER_EXCHANGE
+        self.saved_radii = min(MAX_WHOLE_RADII - 1.0, saved)
+        return (1.0 if taken_radii >= reach else rounded_share(taken_radii, reach)), reach
 
     def longest_whole(self, elements: int) -> float:
         """Return the longest difference of this many elements that is taken whole; 0 means any."""
@@ -117,14 +126,15 @@ class Clip(Filter):
         """Return the clip radius for this many elements, 0 for none: fixed, or a multiple of the usual distance.
 
         In the second case :func:`taper` decides how much of longer differences is taken. The usual distance is the
-        lower quartile of those seen, one for each partner: meeting more often gives a partner no more influence. Lies
-        are further away than the truth, and a node that fell for a few is far from all others. With a median, half of
-        its distances could be lies or their echo, and it would fall for the next.
+        lower quartile of the last distances, one for each partner: meeting more often gives a partner no more
+        influence. Lies are further away than the truth, and a node that was moved by a few is far from all others. With
+        a median, half of its distances could be due to lies, and it would be moved by the next.
 
-        Before enough distances are seen, the node's own steps replace them, since no peer can forge these. Nodes with
+        Before enough distances are known, the node's own steps replace them, since no peer can forge these. Nodes with
         the same weights that then move by ``m`` each are at most ``2 m`` apart. So are nodes that mix at random and
-        move by ``m`` between two mixes, each in its own direction: V = V/2 + m^2, and a pair is sqrt(2 V) apart. The
-        distance between the donors counts if it is longer: a newcomer without steps knows no other.
+        move by ``m`` between two mixes, each in its own direction. Their mean square distance V from the mean follows
+        V = V/2 + m^2, and a pair is sqrt(2 V) apart. The distance between the donors of our weights counts if it is
+        longer, since a newcomer without steps knows no other.
 
         A node whose own recent steps took it far widens its radius by them. That also applies to a part of the vector,
         since a mixed part is rarely as far apart as the whole.
@@ -134,10 +144,11 @@ class Clip(Filter):
             return config.filter_limit
         if elements < MIN_ELEMENTS:
             return 0.0
-        known = sorted(self.mean_squares.values())
-        if len(known) < MIN_PARTNERS:
-            stand_in = max(4 * self.largest_movement**2 / elements, self.donors_sq)
-            if not stand_in > 0:
+        mean_squares = sorted(self.mean_squares.values())
+        if len(mean_squares) < MIN_PARTNERS:
+            substitute_sq = max(4 * self.largest_movement**2 / elements, self.donors_sq)
+            if not substitute_sq > 0:
                 return 0.0
-            known = sorted(known + [stand_in] * (MIN_PARTNERS + 1 - len(known)))
-        return self.usual_distances * math.sqrt(elements * known[len(known) // 4] + OWN_SHARE * self.last_movement**2)
+            mean_squares = sorted(mean_squares + [substitute_sq] * (MIN_PARTNERS + 1 - len(mean_squares)))
+        usual_sq = elements * mean_squares[len(mean_squares) // 4]
+        return self.usual_distances * math.sqrt(usual_sq + OWN_SHARE * self.last_movement**2)

@@ -13,6 +13,6 @@ __all__ = ["filter_of"]
 
 def filter_of(config: Config) -> Filter:
     """Return one peer's filter, as ``config`` asks for it."""
-    module, _, kind = FILTERS[config.filter_name].home.partition(":")
-    made: type[Filter] = getattr(import_module(f"gossip.filters.{module}"), kind)
-    return made(config)
+    module, _, class_name = FILTERS[config.filter_name].home.partition(":")
+    filter_class: type[Filter] = getattr(import_module(f"gossip.filters.{module}"), class_name)
+    return filter_class(config)

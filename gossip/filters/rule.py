@@ -1,7 +1,8 @@
 """The base class of filters, which accepts everything that is not broken.
 
-Each node cuts off by its own knowledge. If both sides of a pair take the whole difference, the mean stays the same. If
-one side cuts off more than the other, the mean moves by that. If either side refuses, the exchange does not happen.
+Each node cuts differences short by its own knowledge. If both sides of a pair take the whole difference, their mean
+stays the same. If one side takes less than the other, the mean moves. If either side refuses, the exchange does not
+happen.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from gossip.ids import PeerId
 __all__ = ["MIN_ELEMENTS", "Filter", "Floats", "PresentAmong"]
 
 Floats = NDArray[np.float32]
-# With fewer elements a distance is one draw and not the mean of many, so that no distance is usual.
+# Fewest elements that have a usual distance. The distance of fewer ones is more chance than mean.
 MIN_ELEMENTS = 256
 
 

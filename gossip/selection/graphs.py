@@ -16,7 +16,8 @@ __all__ = ["Graph"]
 Kind = Literal["rank", "address", "id"]
 Name = int | Address | str  # A node's rank, its listening address, or the first digits of its id.
 
-ID_DIGITS = 8  # As in all output. A decimal number with as many digits is the beginning of an id and not a rank.
+# Fewest digits that name an id, as many as in all output. A decimal number of this length is such digits and no rank.
+ID_DIGITS = 8
 MAX_NODES = 10_000  # The most members of a swarm.
 KIND_NAMES = {"rank": "a rank", "address": "an address", "id": "the beginning of an id"}
 
@@ -54,50 +55,51 @@ class Graph:
         return cls.from_text(text, str(path))
 
     @classmethod
-    def from_text(cls, text: str, where: str = "the graph") -> Graph:
-        """Parse a graph as :meth:`from_file` does; errors call it ``where``."""
+    def from_text(cls, text: str, source: str = "the graph") -> Graph:
+        """Parse a graph as :meth:`from_file` does; errors call it ``source``."""
         pairs: list[tuple[Name, Name]] = []
         kind: Kind | None = None
         for number, line in enumerate(text.splitlines(), 1):
             tokens = line.partition("#")[0].split()
             if not tokens:
                 continue
-            at = f"{where}, line {number}"
+            place = f"{source}, line {number}"
             if len(tokens) != 2:
-                raise ConfigError(f"{at}: {' '.join(tokens)!r} is no link: name two members, as in 0 1.")
+                raise ConfigError(f"{place}: {' '.join(tokens)!r} is no link: name two members, as in 0 1.")
             ends: list[Name] = []
             for token in tokens:
-                token_kind, name = read_name(token, at)
+                token_kind, name = read_name(token, place)
                 if kind is not None and token_kind != kind:
                     raise ConfigError(
-                        f"{at}: {token!r} is {KIND_NAMES[token_kind]} after {KIND_NAMES[kind]}: name all in one way."
+                        f"{place}: {token!r} is {KIND_NAMES[token_kind]} after {KIND_NAMES[kind]}: name all in one way."
                     )
                 kind = token_kind
                 ends.append(name)
             if ends[0] == ends[1]:
-                raise ConfigError(f"{at}: {tokens[0]!r} is linked with itself: name two members.")
+                raise ConfigError(f"{place}: {tokens[0]!r} is linked with itself: name two members.")
             pairs.append((ends[0], ends[1]))
         if kind is None:
-            raise ConfigError(f"{where} has no links: write one a line, as in 0 1.")
-        names = ordered_names({end for pair in pairs for end in pair}, kind, where)
+            raise ConfigError(f"{source} has no links: write one a line, as in 0 1.")
+        names = ordered_names({end for pair in pairs for end in pair}, kind, source)
         number_of = {name: number for number, name in enumerate(names)}
-        return cls._connected(kind, names, [(number_of[a], number_of[b]) for a, b in pairs], where)
+        return cls._connected(kind, names, [(number_of[first], number_of[second]) for first, second in pairs], source)
 
     @classmethod
-    def _connected(cls, kind: Kind, names: tuple[Name, ...], pairs: Iterable[tuple[int, int]], where: str) -> Graph:
+    def _connected(cls, kind: Kind, names: tuple[Name, ...], pairs: Iterable[tuple[int, int]], source: str) -> Graph:
+        """Return the graph of these links, or raise ConfigError if they do not connect all nodes."""
         links: list[set[int]] = [set() for _ in names]
-        for a, b in pairs:
-            links[a].add(b)
-            links[b].add(a)
+        for first, second in pairs:
+            links[first].add(second)
+            links[second].add(first)
         reached = reachable_nodes(links, 0)
         if len(reached) < len(names):
             outside = next(node for node in range(len(names)) if node not in reached)
-            one, other = (listed(names, part) for part in (reached, reachable_nodes(links, outside)))
+            one_part, other_part = listed(names, reached), listed(names, reachable_nodes(links, outside))
             raise ConfigError(
-                f"{where} is not connected, and its parts would never agree: no path leads from {one} to {other}; add "
-                f"a link between them."
+                f"{source} is not connected, and its parts would never agree: no path leads from {one_part} to "
+                f"{other_part}; add a link between them."
             )
-        return cls(kind, names, tuple(tuple(sorted(those)) for those in links))
+        return cls(kind, names, tuple(tuple(sorted(neighbours)) for neighbours in links))
 
     @property
     def max_degree(self) -> int:
@@ -121,51 +123,52 @@ class Graph:
         return numbers
 
 
-def read_name(token: str, at: str) -> tuple[Kind, Name]:
+def read_name(token: str, place: str) -> tuple[Kind, Name]:
     if ":" in token:
         try:
             return "address", parse_address(token)
         except ConfigError as error:
-            raise ConfigError(f"{at}: {error}") from error
+            raise ConfigError(f"{place}: {error}") from error
     if token.isascii() and token.isdigit() and len(token) < ID_DIGITS:
         return "rank", int(token)
     digits = token.lower()
     if ID_DIGITS <= len(digits) <= 32 and not set(digits) - set("0123456789abcdef"):
         return "id", digits
     raise ConfigError(
-        f"{at}: {token!r} names no member: write a rank (0, 1 ...), an address (host:port) or the first {ID_DIGITS} or "
-        f"more hexadecimal digits of an id."
+        f"{place}: {token!r} names no member: write a rank (0, 1 ...), an address (host:port) or the first {ID_DIGITS} "
+        f"or more hexadecimal digits of an id."
     )
 
 
-def ordered_names(names: set[Name], kind: Kind, where: str) -> tuple[Name, ...]:
+def ordered_names(names: set[Name], kind: Kind, source: str) -> tuple[Name, ...]:
+    """Return the names in the order of the node numbers, or raise ConfigError if two could name the same member."""
     if len(names) > MAX_NODES:
-        raise ConfigError(f"{where} names {len(names)} members: {MAX_NODES} are the most that a swarm has.")
+        raise ConfigError(f"{source} names {len(names)} members: {MAX_NODES} are the most that a swarm has.")
     if kind == "rank":
         last = max(name for name in names if isinstance(name, int))
         missing = next((rank for rank in range(last) if rank not in names), None)
         if missing is not None:
             raise ConfigError(
-                f"{where} names {last} and not {missing}: ranks count the members from 0, so name every one from 0 up."
+                f"{source} names {last} and not {missing}: ranks count the members from 0, so name every one from 0 up."
             )
     ordered = tuple(sorted(names))
     if kind == "id":
         for shorter, longer in pairwise(ordered):  # Sorted names with a common prefix are adjacent.
             if str(longer).startswith(str(shorter)):
                 raise ConfigError(
-                    f"{where}: {shorter!r} and {longer!r} may be one member: write as many digits of both."
+                    f"{source}: {shorter!r} and {longer!r} may be one member: write as many digits of both."
                 )
     return ordered
 
 
 def reachable_nodes(links: Sequence[Iterable[int]], start: int) -> set[int]:
     """Return the nodes that paths from ``start`` reach."""
-    reached, edge = {start}, [start]
-    while edge:
-        for other in links[edge.pop()]:
+    reached, unvisited = {start}, [start]
+    while unvisited:
+        for other in links[unvisited.pop()]:
             if other not in reached:
                 reached.add(other)
-                edge.append(other)
+                unvisited.append(other)
     return reached
 
 

@@ -13,8 +13,11 @@ from gossip.selection.rule import Candidates, Options, Uniform, uniform
 
 __all__ = ["Nearest"]
 
-NEAR = 4  # The cheapest members: noise stays within 5 % of that of mixing with all seven others of a region.
-# With this many measured members, no unmeasured ones are tried: of eight regions, eight are in our own.
+# Number of the cheapest members among which near choices are made. In regions of eight, noise stays within 5 % of that
+# of mixing with all seven others.
+NEAR = 4
+# With this many measured members, no unmeasured ones are tried. In a swarm of eight equal regions, eight of these
+# members are then in our own.
 ENOUGH_MEASURED = 64
 MAX_MEASURED = 128  # Beyond this the costlier half is forgotten, which would not be chosen anyway.
 MAX_DRAWS = 8  # Draws to find an unmeasured member.
@@ -39,9 +42,10 @@ class Nearest(Uniform):
     tried with the probability ``1 - measured / 64``.
 
     **Spectral gap.** Members near to each other form cliques, which near choices alone never leave: gap 0. With
-    shortcuts the expected mixing matrix is (1 - p) times that one plus p times uniform choice's. The first has
-    eigenvalue 1 on vectors that are constant in each clique. So n exchanges, a round, have the gap ``p n / (n - 1)``, p
-    times uniform choice's. That holds for any number and sizes of cliques; the gap is larger if near choices link them.
+    shortcuts of probability p the expected mixing matrix is (1 - p) times that of near choices plus p times that of
+    uniform choices. The first has eigenvalue 1 on vectors that are constant in each clique. So n exchanges, a round of
+    n members, have the gap ``p n / (n - 1)``, p times that of uniform choices. That holds for any number and sizes of
+    cliques; the gap is larger if near choices link them.
 
     The table is for 64 members in 8 regions, with round trips of 1 to 3 ms inside and 20 to 200 ms between regions. The
     cost (the mean round trip of an exchange) is relative to uniform choice's. So is the simulated variance about the
@@ -74,8 +78,8 @@ class Nearest(Uniform):
         self.vector_mb, self.shortcut, self.near = vector_mb, shortcut, near
         self.measured: dict[PeerId, Measurement] = {}
         self._by_cost: list[PeerId] = []  # The measured members, cheapest first; sorted again on demand after a change.
-        self._is_stale = False
-        self._changes = -1
+        self._is_stale = False  # A measurement has changed since ``_by_cost`` was sorted.
+        self._changes = -1  # ``Candidates.changes`` when members that are gone were last forgotten; -1 before.
 
     @classmethod
     def from_options(cls, options: Options) -> Nearest:
@@ -105,9 +109,9 @@ class Nearest(Uniform):
                 unmeasured = self._draw_unmeasured(swarm, asked, rng)
                 if unmeasured is not None:
                     return unmeasured
-            rest = [peer for peer in self.nearest(swarm) if peer not in asked]
-            if rest:
-                return rest[int(rng.random() * len(rest))]
+            unasked = [peer for peer in self.nearest(swarm) if peer not in asked]
+            if unasked:
+                return unasked[int(rng.random() * len(unasked))]
         return uniform(alive, rng, fits, asked)
 
     def nearest(self, swarm: Candidates) -> list[PeerId]:
@@ -120,13 +124,13 @@ class Nearest(Uniform):
             self._is_stale = self._is_stale or bool(gone)
         if self._is_stale:
             self._sort_by_cost()
-        found = []
+        nearest = []
         for peer in self._by_cost:
             if swarm.fits(peer):
-                found.append(peer)
-                if len(found) == self.near:
+                nearest.append(peer)
+                if len(nearest) == self.near:
                     break
-        return found
+        return nearest
 
     def _draw_unmeasured(self, swarm: Candidates, asked: Container[PeerId], rng: random.Random) -> PeerId | None:
         alive = swarm.alive()
@@ -144,13 +148,15 @@ class Nearest(Uniform):
     def _costs(self) -> dict[PeerId, float]:
         """Return the seconds of an exchange with each measured member."""
         measurements = self.measured.values()
-        round_trip_s = median([one.round_trip_s for one in measurements if one.round_trip_s is not None] or [0.0])
-        rate_mb_s = median([one.rate_mb_s for one in measurements if one.rate_mb_s is not None] or [math.inf])
-        return {
-            peer: (round_trip_s if one.round_trip_s is None else one.round_trip_s)
-            + self.vector_mb / (rate_mb_s if one.rate_mb_s is None else one.rate_mb_s)
-            for peer, one in self.measured.items()
-        }
+        round_trips_s = [known.round_trip_s for known in measurements if known.round_trip_s is not None]
+        rates_mb_s = [known.rate_mb_s for known in measurements if known.rate_mb_s is not None]
+        usual_round_trip_s, usual_rate_mb_s = median(round_trips_s or [0.0]), median(rates_mb_s or [math.inf])
+        costs = {}
+        for peer, known in self.measured.items():
+            round_trip_s = usual_round_trip_s if known.round_trip_s is None else known.round_trip_s
+            rate_mb_s = usual_rate_mb_s if known.rate_mb_s is None else known.rate_mb_s
+            costs[peer] = round_trip_s + self.vector_mb / rate_mb_s
+        return costs
 
 
 def smoothed(before: float | None, now: float) -> float:

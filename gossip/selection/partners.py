@@ -25,13 +25,15 @@ from gossip.wire.messages import MAX_GROUP
 
 __all__ = ["Partners"]
 
-MIN_GAP = 0.5  # Least intervals between two mixes that one partner asks for: at most two of three mixes are with it.
+# Fewest intervals between two mixes that one partner asks for. So at most two of three mixes are with it.
+MIN_GAP = 0.5
 MAX_LAST_RESORTS = 4  # Partners in back-off that are tried if no other is left.
 # After this many failures with unproven partners, we are wary. A machine that dies causes a single failure.
 WARY_FAILURES = 2
 WARY_S = 5.0  # Ten times as long as a silent partner holds a slot.
-# The decay of a partner's requests minus ours, and the count from which its mixes are extra. An honest partner stays
-# within 2.3; one that always asks tends to 10.
+# The excess of a partner counts the mixes that it asked for minus those that we asked for. Each new mix with it decays
+# the old count by the first factor. From the second number on its mixes come in addition to ours. An honest partner
+# stays within 2.3, and one that always asks tends to 10.
 REQUEST_DECAY, MAX_EXCESS = 0.9, 6.0
 MAX_MIXED = 64  # Partners of the last mixes remembered: more than a peer mixes with in half an interval.
 
@@ -41,7 +43,7 @@ class LastMix(NamedTuple):
 
     steps: int  # Our step count.
     at: float
-    excess: float  # Decaying count of the partner's requests minus ours.
+    excess: float
 
 
 class Partners:
@@ -64,9 +66,9 @@ class Partners:
         self.mixes = 0  # Our own mixes that have begun.
         self.pace = 1.0  # The schedule's present interval between two mixes, as a fraction of the configured one.
         self.last_mixes = Recent[PeerId, LastMix](MAX_MIXED)
-        self.unproven_failures = 0  # Failures with unproven partners, minus exchanges with such partners.
+        self.unproven_failures = 0  # Failures minus finished exchanges with them, 0 to WARY_FAILURES + 1.
         self.wary_until = -math.inf  # Until then unproven partners are neither asked nor accepted.
-        self.last_resort: PeerId | None = None  # May be chosen in back-off, since no other partner is left.
+        self.last_resort: PeerId | None = None  # The partner that may be chosen now although it is in back-off.
 
     # -- for the selector ----------------------------------------------------------------------------------------
     @property
@@ -108,9 +110,9 @@ class Partners:
         self.now = now
         is_wary = is_unproven_busy or now < self.wary_until
         familiar = self.familiar_partners() if is_retry or is_wary else []
-        left = [peer for peer in familiar if peer not in asked]
-        if left or (is_wary and familiar):
-            return self.rng.choice(left) if left else None
+        unasked = [peer for peer in familiar if peer not in asked]
+        if unasked or (is_wary and familiar):
+            return self.rng.choice(unasked) if unasked else None
         chosen = self.draw(asked)
         if chosen is None and not asked and self.back_off.failed:
             for peer in self.back_off.last_resorts(now)[:MAX_LAST_RESORTS]:
@@ -133,8 +135,8 @@ class Partners:
         """Return a partner that the rule chooses."""
         if not self.all_at_once:
             return self.selector.choose(self, asked, self.rng)
-        left = [peer for peer in self.own_neighbours() if peer not in asked and self.fits(peer)]
-        return self.rng.choice(left) if left else None
+        unasked = [peer for peer in self.own_neighbours() if peer not in asked and self.fits(peer)]
+        return self.rng.choice(unasked) if unasked else None
 
     def own_neighbours(self) -> list[PeerId]:
         """Return the neighbours with which we begin a mix.
@@ -175,9 +177,10 @@ class Partners:
         # In a mix with all neighbours, each edge is mixed once anyway.
         if last_mix is None or self.local.settling or self.all_at_once:
             return False
-        every, every_s, gap = self.local.every, self.config.mix_every_s, MIN_GAP * self.pace
-        is_over_by_steps = every is not None and self.local.steps - last_mix.steps >= gap * every
-        return not (is_over_by_steps or (every_s is not None and now - last_mix.at >= gap * every_s))
+        every, every_s, min_intervals = self.local.every, self.config.mix_every_s, MIN_GAP * self.pace
+        has_waited_steps = every is not None and self.local.steps - last_mix.steps >= min_intervals * every
+        has_waited_time = every_s is not None and now - last_mix.at >= min_intervals * every_s
+        return not (has_waited_steps or has_waited_time)
 
     def is_unproven(self, peer: PeerId) -> bool:
         """Return True for an unproven partner while exchanges with such partners fail.

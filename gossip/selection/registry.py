@@ -12,10 +12,10 @@ from gossip.selection.rule import Options, Selector
 
 __all__ = ["selector", "selector_of"]
 
-PLAIN = Options()
+DEFAULTS = Options()
 
 
-def selector(name: str, options: Options = PLAIN) -> Selector:
+def selector(name: str, options: Options = DEFAULTS) -> Selector:
     """Return the selector of this name.
 
     Raises:
@@ -31,9 +31,9 @@ def selector(name: str, options: Options = PLAIN) -> Selector:
             f"selection = {name!r} makes all members neighbours, too many to mix with at once: mix with one of them, "
             f"or set selection = 'ring', 'torus' or 'graph'."
         )
-    module, _, name_of_class = rule.home.partition(":")
-    kind: type[Selector] = getattr(import_module(f"gossip.selection.{module}"), name_of_class)
-    return kind.from_options(options)
+    module, _, class_name = rule.home.partition(":")
+    selector_class: type[Selector] = getattr(import_module(f"gossip.selection.{module}"), class_name)
+    return selector_class.from_options(options)
 
 
 def selector_of(config: Config, elements: int, graph: Graph | None = None) -> Selector:

@@ -30,8 +30,8 @@ def uniform(
         peer = members[int(rng.random() * len(members))]
         if peer not in excluded and fits(peer):
             return peer
-    rest = [peer for peer in members if peer not in excluded and fits(peer)]
-    return rng.choice(rest) if rest else None
+    fitting = [peer for peer in members if peer not in excluded and fits(peer)]
+    return rng.choice(fitting) if fitting else None
 
 
 class Candidates(Protocol):
@@ -64,17 +64,18 @@ class Options:
     """Options for selectors; each rule takes what it needs."""
 
     at_once: bool = False  # A mix is with all neighbours together.
-    group_size: int = 4
-    vector_mb: float = 0.0  # Sent in each direction in an exchange.
-    shortcut: float = 0.1
+    group_size: int = 4  # Most members of a group of a grid.
+    vector_mb: float = 0.0  # Megabytes that an exchange sends in each direction.
+    shortcut: float = 0.1  # Probability of a uniform choice in the rule "nearest".
     graph: Graph | None = None
 
 
 class Selector(ABC):
     """A rule that chooses partners. One instance serves one peer.
 
-    One that is not ``is_personal`` may serve all peers with one table of members, as in a simulator, which is then
-    sorted once. With ``at_once`` a mix is with all neighbours together, and a pair's weight leaves room for others.
+    An instance that is not ``is_personal`` may serve all peers with one table of members, as in a simulator. The table
+    is then sorted once. With ``at_once`` a mix is with all neighbours together, and a pair's weight leaves room for
+    others.
     """
 
     name: ClassVar[str]

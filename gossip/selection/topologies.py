@@ -17,11 +17,13 @@ from gossip.errors import ConfigError
 from gossip.ids import PeerId
 from gossip.selection.graphs import Graph
 from gossip.selection.rule import Candidates, Options, Selector
+from gossip.wire.messages import MAX_GROUP
 
 __all__ = ["Exponential", "Grid", "OnGraph", "Ranked", "Ring", "Torus"]
 
-GOLDEN = (5**0.5 - 1) / 2  # Shift of ranks per cycle, as a share of n: its multiples are spread evenly for all n.
-MAX_GROUP = 16  # Members of a grid's group: each streams slices with every other at once.
+# Shift of ranks per cycle through a grid's dimensions, as a share of n. The multiples of the golden ratio are spread
+# evenly for all n.
+GOLDEN = (5**0.5 - 1) / 2
 
 
 class Ranked(Selector):
@@ -29,7 +31,7 @@ class Ranked(Selector):
 
     def __init__(self, at_once: bool = False) -> None:
         super().__init__(at_once)
-        self._seen = (-1, -1)  # Changes and number of the members when they were last sorted.
+        self._seen = (-1, -1)  # Changes and number of the members when they were last sorted; -1 before.
         self._order: list[PeerId] = []
 
     def ranking(self, swarm: Candidates) -> tuple[list[PeerId], int]:
@@ -44,8 +46,8 @@ class Ranked(Selector):
         return self._order, bisect_left(self._order, me)
 
     def choose(self, swarm: Candidates, asked: Container[PeerId], rng: random.Random) -> PeerId | None:
-        rest = [peer for peer in self.neighbours(swarm) if peer not in asked]
-        return rest[int(rng.random() * len(rest))] if rest else None
+        unasked = [peer for peer in self.neighbours(swarm) if peer not in asked]
+        return unasked[int(rng.random() * len(unasked))] if unasked else None
 
 
 class Ring(Ranked):
@@ -79,8 +81,8 @@ class Torus(Ranked):
         row, column = divmod(rank, length)
         in_row = order[row * length : (row + 1) * length]
         in_column = order[column::length]
-        found = [*circle_neighbours(in_row, column, swarm.fits), *circle_neighbours(in_column, row, swarm.fits)]
-        return list(dict.fromkeys(found)) or circle_neighbours(order, rank, swarm.fits)
+        neighbours = [*circle_neighbours(in_row, column, swarm.fits), *circle_neighbours(in_column, row, swarm.fits)]
+        return list(dict.fromkeys(neighbours)) or circle_neighbours(order, rank, swarm.fits)
 
     def weight(self, swarm: Candidates, partner: PeerId) -> float:
         return 0.2 if self.at_once else 0.5  # Metropolis weight: four neighbours, or fewer.
@@ -96,8 +98,8 @@ class Exponential(Ranked):
     name = "exponential"
 
     def neighbours(self, swarm: Candidates) -> list[PeerId]:
-        found = next(self.candidates_ahead(swarm), None)
-        return [] if found is None else [found]
+        partner = next(self.candidates_ahead(swarm), None)
+        return [] if partner is None else [partner]
 
     def choose(self, swarm: Candidates, asked: Container[PeerId], rng: random.Random) -> PeerId | None:
         return next((peer for peer in self.candidates_ahead(swarm) if peer not in asked), None)
@@ -107,13 +109,13 @@ class Exponential(Ranked):
         order, rank = self.ranking(swarm)
         n = len(order)
         powers = (n - 1).bit_length()
-        found = False
+        has_fitting = False
         for power in range(powers):
             peer = order[(rank + (1 << (swarm.round + power) % powers)) % n]
             if swarm.fits(peer):
-                found = True
+                has_fitting = True
                 yield peer
-        if not found:
+        if not has_fitting:
             yield from circle_neighbours(order, rank, swarm.fits)[:1]
 
     def weight(self, swarm: Candidates, partner: PeerId) -> float:
@@ -126,7 +128,8 @@ class Grid(Ranked):
     A round's group shares all coordinates but that round's (Moshpit: Ryabinin et al. 2021, "Moshpit SGD"). With n =
     group_size^d members, d rounds of group means give all the exact mean. With any other n the sides are the shortest
     that hold n. The last layer is not full, and its members change every d rounds. A round of group means then leaves
-    0.07 to 0.5 of V (measured, 3 to 1,025 members). Without that change it is 0.76 for 33 in groups of 2.
+    0.07 to 0.5 of the members' variance about their mean (measured, 3 to 1,025 members). If the members of the last
+    layer did not change, it would be 0.76 for 33 members in groups of 2.
     """
 
     name = "grid"
@@ -153,9 +156,9 @@ class Grid(Ranked):
         n, fits = len(order), swarm.fits
         for turn in range(len(sides(n, self.group_size))):
             mates = cell_mates(order, rank, self.group_size, swarm.round + turn)
-            found = [peer for peer in mates if fits(peer)]
-            if found:
-                return found
+            fitting = [peer for peer in mates if fits(peer)]
+            if fitting:
+                return fitting
         return circle_neighbours(order, rank, fits)
 
     def weight(self, swarm: Candidates, partner: PeerId) -> float:
@@ -173,6 +176,7 @@ class OnGraph(Ranked):
     def __init__(self, graph: Graph, at_once: bool = False) -> None:
         super().__init__(at_once)
         self.graph = graph
+        # The ranking of the last placement, and what :meth:`placement` returned for it.
         self._placement: tuple[list[PeerId], dict[PeerId, int], dict[int, PeerId]] = ([], {}, {})
 
     @classmethod
@@ -186,8 +190,8 @@ class OnGraph(Ranked):
         mine = node_of.get(swarm.me)
         if mine is None:
             return []
-        found = (member_of.get(node) for node in self.graph.links[mine])
-        return [peer for peer in found if peer is not None and swarm.fits(peer)]
+        neighbours = (member_of.get(node) for node in self.graph.links[mine])
+        return [peer for peer in neighbours if peer is not None and swarm.fits(peer)]
 
     def placement(self, swarm: Candidates) -> tuple[dict[PeerId, int], dict[int, PeerId]]:
         """Return the node of each member, and the member of each node."""

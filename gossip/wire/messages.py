@@ -20,7 +20,7 @@ __all__ = [
 ]  # fmt: skip
 
 VERSION_MIN, VERSION_MAX = 1, 1  # Protocol versions that we speak. Two peers work together if their ranges overlap.
-MAX_UPDATES = 32  # Updates in one frame: about 270 B each, at most 796, so 25 of the header's 64 KiB.
+MAX_UPDATES = 32  # Updates in one frame: about 270 B each, at most 796 B, so at most 25 of the header's 64 KiB.
 MAX_RECORDS = 120  # Records of 540 B without additions of newer versions. Senders also keep to MAX_RECORDS_BYTES.
 # Long host names or a newer version's values must not overflow the header of another peer.
 MAX_RECORDS_BYTES = 63 << 10
@@ -28,10 +28,10 @@ MIN_CHUNK_ELEMENTS = 1 << 10  # All chunks but the last: one costs its receiver 
 MAX_CHUNK_ELEMENTS = 1 << 20  # 4 MiB of float32, which a receiver may have to hold.
 MAX_GROUP = 16  # Members of a group average: each streams to each.
 MAX_CONNECTIONS = 64  # Connections that share a vector.
-MAX_BUCKETS = 256  # Buckets by the first byte of an id.
+MAX_BUCKETS = 256  # Parts of a member table, by the first byte of the members' ids.
 
-T = TypeVar("T")
-REQUIRED = object()
+AnyMessage = TypeVar("AnyMessage")
+REQUIRED = object()  # The default of a field that must be present.
 MESSAGES: dict[str, type] = {}
 """Message class by wire tag."""
 TAGS: dict[type, str] = {}
@@ -66,10 +66,10 @@ def added_field(form: str, bound: int = 0, *, default: Any) -> Any:
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(integer, wire_field, added_field))
-def message(tag: str) -> Callable[[type[T]], type[T]]:
+def message(tag: str) -> Callable[[type[AnyMessage]], type[AnyMessage]]:
     """Make a class a message with this wire tag."""
 
-    def register(cls: type[T]) -> type[T]:
+    def register(cls: type[AnyMessage]) -> type[AnyMessage]:
         built = dataclass(frozen=True, slots=True)(cls)
         MESSAGES[tag] = built
         TAGS[built] = tag
@@ -80,7 +80,10 @@ def message(tag: str) -> Callable[[type[T]], type[T]]:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """An accusation that a member is SUSPECT or DEAD, signed by its author. It is believed within rate limits."""
+    """An accusation that the member ``peer`` does not answer, signed by its author ``by``.
+
+    It says that the member is DEAD (``dead``) or SUSPECT. It is believed within rate limits.
+    """
 
     peer: PeerId
     incarnation: int
@@ -105,9 +108,10 @@ class Hello:
     """The first frame of both sides.
 
     ``record`` is None for an observer, which may only ask for the status. ``share``, only in TLS, is the sender's
-    randomness. If both sides send one, keys derived from them replace those of TLS. ``lanes`` is the sender's name for
-    this link, by which more connections can join it. ``joins``: this connection joins the link to which the other side
-    gave this name.
+    randomness. If both sides send one, keys derived from them replace those of TLS.
+
+    A link may have several connections, its *lanes*. ``lanes`` is the sender's name for this link, by which more
+    connections can join it. ``joins``: this connection joins the link to which the other side gave this name.
     """
 
     version_min: int = integer(255)
@@ -219,10 +223,11 @@ class Reached:
 class Offer:
     """An offer to average two models.
 
-    ``version`` counts the mixing rounds behind the initiator's weights; ``weight`` is the largest that it allows.
-    ``mixing`` is "pair" if both stream and both apply. With "push" only the initiator streams, and the partner takes
-    its vector with its ``mass`` (push-sum; 1 for a vector that counts as one). ``part`` names the elements in the
-    format of :class:`gossip.arithmetic.subsets.Subset`.
+    ``version`` counts the mixing rounds behind the initiator's weights. ``weight`` is the largest share of the two
+    models' difference by which either side may move. ``mixing`` is "pair" if both stream and both apply, and "ahead" if
+    the pair is only reserved. With "push" only the initiator streams, and the partner takes its vector with its
+    ``mass`` (push-sum; 1 for a vector that counts as one). ``part`` names the elements in the format of
+    :class:`gossip.arithmetic.subsets.Subset`.
     """
 
     session: int = integer()

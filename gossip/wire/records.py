@@ -27,12 +27,12 @@ It must refuse invalid keys, including an empty one.
 """
 
 DOMAIN = "gossip member record 1"  # Domain separation: nothing else signed by the same key can pass as a record.
-MAX_INT = 2**53  # Exact in a double too: every language reads the same number.
+MAX_COUNT = 2**53  # Every count is below this, so that it is exact in a double: every language reads the same number.
 MAX_HOMES = 3
-COUNTS = frozenset({"incarnation", "sequence", "steps", "samples", "progress"})
+COUNTS = frozenset({"incarnation", "sequence", "steps", "samples", "progress"})  # The fields that are counts.
 RECORD_FIELDS = tuple(field.name for field in dataclasses.fields(MemberRecord))
-PLAIN = (bool, int, float, str, bytes)
-MAX_EXTRA = 16  # Values of newer versions: nearly as many as a record has fields now.
+PLAIN_TYPES = (bool, int, float, str, bytes)  # The types of extra values, besides None.
+MAX_EXTRA = 16  # Number of extra values, which newer versions add: nearly as many as a record has fields now.
 MAX_EXTRA_BYTES = 256  # Packed size of these values: a key and a few numbers. With them a record has at most 796 bytes.
 
 
@@ -71,30 +71,33 @@ def signed(record: MemberRecord, sign: Sign) -> MemberRecord:
     return dataclasses.replace(record, signature=sign(payload(record)))
 
 
-def is_newer(a: MemberRecord, b: MemberRecord) -> bool:
-    """Return True if ``a`` replaces ``b`` of the same id: higher incarnation, then ``left``, then higher sequence."""
-    if a.incarnation != b.incarnation:
-        return a.incarnation > b.incarnation
-    if a.left != b.left:
-        return a.left
-    return a.sequence > b.sequence
+def is_newer(record: MemberRecord, other: MemberRecord) -> bool:
+    """Return True if the record replaces the other one of its id.
+
+    A higher incarnation wins, then ``left``, then a higher sequence.
+    """
+    if record.incarnation != other.incarnation:
+        return record.incarnation > other.incarnation
+    if record.left != other.left:
+        return record.left
+    return record.sequence > other.sequence
 
 
-def is_progress_only(a: MemberRecord, b: MemberRecord) -> bool:
-    """Return True if ``a`` differs from ``b`` of one id only in steps, samples, progress, loss, version or figures."""
+def is_progress_only(record: MemberRecord, other: MemberRecord) -> bool:
+    """Return True if two records of one id differ only in steps, samples, progress, loss, version or figures."""
     return (
-        a.incarnation == b.incarnation
-        and a.ready is b.ready
-        and a.run_id == b.run_id
-        and a.address == b.address
-        and a.homes == b.homes
-        and a.left is b.left
-        and a.finished is b.finished
-        and later_fields(a) == later_fields(b)
+        record.incarnation == other.incarnation
+        and record.ready is other.ready
+        and record.run_id == other.run_id
+        and record.address == other.address
+        and record.homes == other.homes
+        and record.left is other.left
+        and record.finished is other.finished
+        and extra_without_figures(record) == extra_without_figures(other)
     )
 
 
-def later_fields(record: MemberRecord) -> tuple[Any, ...]:
+def extra_without_figures(record: MemberRecord) -> tuple[Any, ...]:
     """Return the extra values of a record without its owner's figures, which come first and are bytes."""
     extra = record.extra
     return extra[1:] if extra and type(extra[0]) is bytes else extra
@@ -102,7 +105,7 @@ def later_fields(record: MemberRecord) -> tuple[Any, ...]:
 
 def is_keepable(values: Sequence[Any]) -> bool:
     """Return True if a record may hold these extra values: few and plain, so that repacking gives the same bytes."""
-    if len(values) > MAX_EXTRA or not all(value is None or type(value) in PLAIN for value in values):
+    if len(values) > MAX_EXTRA or not all(value is None or type(value) in PLAIN_TYPES for value in values):
         return False
     if any(type(value) is float and not math.isfinite(value) for value in values):
         return False
@@ -112,32 +115,32 @@ def is_keepable(values: Sequence[Any]) -> bool:
         return False
 
 
-def claims_more(a: MemberRecord, b: MemberRecord) -> bool:
-    """Return True if the owner that signed ``b`` is behind ``a``: ``b`` is older or counts fewer steps.
+def claims_more(record: MemberRecord, other: MemberRecord) -> bool:
+    """Return True if the owner that signed ``other`` does not know ``record``: it is newer or counts more steps.
 
     Samples do not count, since each life counts them anew.
     """
-    return is_newer(a, b) or a.steps > b.steps
+    return is_newer(record, other) or record.steps > other.steps
 
 
 def check(record: MemberRecord, verify: Verify) -> None:
     """Check that the owner could have signed this record.
 
-    The id must be the hash of the public key. An empty key cannot be checked so, and only ``verify`` decides. A
+    The id must be the hash of the public key. An empty key has no such hash, so that only ``verify`` decides on it. A
     ``verify`` for real keys refuses an empty key; one for a simulation or a test may accept it.
 
     Raises:
         RemoteError: The record is not acceptable (code "record").
     """
     if not (
-        0 <= record.incarnation < MAX_INT
-        and 0 <= record.sequence < MAX_INT
-        and 0 <= record.steps < MAX_INT
-        and 0 <= record.samples < MAX_INT
-        and 0 <= record.progress < MAX_INT
+        0 <= record.incarnation < MAX_COUNT
+        and 0 <= record.sequence < MAX_COUNT
+        and 0 <= record.steps < MAX_COUNT
+        and 0 <= record.samples < MAX_COUNT
+        and 0 <= record.progress < MAX_COUNT
     ):
         raise RemoteError("record", "A member record holds a number outside 0 to 2**53.")
-    if not 0 <= record.version < MAX_INT or (record.loss is not None and not math.isfinite(record.loss)):
+    if not 0 <= record.version < MAX_COUNT or (record.loss is not None and not math.isfinite(record.loss)):
         raise RemoteError("record", "A member record holds a loss or a version that cannot be.")
     if len(record.homes) > MAX_HOMES:
         raise RemoteError("record", f"A member record names more than {MAX_HOMES} homes.")
@@ -146,7 +149,7 @@ def check(record: MemberRecord, verify: Verify) -> None:
     if record.address is not None and not (record.address.host and 0 < record.address.port < 65536):
         raise RemoteError("record", "A member record holds an address that no peer can dial.")
     if record.extra and not is_keepable(record.extra):
-        raise RemoteError("record", "A member record holds more than this version could tell on.")
+        raise RemoteError("record", "A member record holds extra values that this version could not relay.")
     if record.public_key and record.id != peer_id_of(record.public_key):
         raise RemoteError("record", "A member record's id is not the hash of its public key.")
     if verify is not trusting and not verify(record.public_key, payload(record), record.signature):
@@ -161,9 +164,9 @@ def clamp_field(name: str, value: Any) -> Any:
     is clamped before it enters a record, whatever caused it.
     """
     if name in COUNTS:
-        return value if type(value) is int and 0 <= value < MAX_INT else clamp_count(value, MAX_INT - 1)
+        return value if type(value) is int and 0 <= value < MAX_COUNT else clamp_count(value, MAX_COUNT - 1)
     if name == "version":
-        return min(max(clamp_float(value), 0.0), MAX_INT - 1.0)
+        return min(max(clamp_float(value), 0.0), MAX_COUNT - 1.0)
     if name == "loss":
         return None if value is None or abs(clamp_float(value, math.inf)) >= sys.float_info.max else float(value)
     if name == "address":
@@ -198,15 +201,15 @@ def clamp_count(value: Any, bound: int) -> int:
         return 0
 
 
-def clamp_float(value: Any, otherwise: float = 0.0) -> float:
-    """Return the nearest finite number; ``otherwise`` if there is none, as for NaN."""
+def clamp_float(value: Any, substitute: float = 0.0) -> float:
+    """Return the nearest finite number; ``substitute`` if there is none, as for NaN."""
     try:
         number = float(value)
     except OverflowError:
         number = math.inf if value > 0 else -math.inf
     except (ValueError, TypeError):
-        return otherwise
-    return otherwise if math.isnan(number) else max(-sys.float_info.max, min(number, sys.float_info.max))
+        return substitute
+    return substitute if math.isnan(number) else max(-sys.float_info.max, min(number, sys.float_info.max))
 
 
 def is_dialable(address: Address) -> bool:

@@ -17,7 +17,7 @@ import xxhash
 
 from gossip.ids import MemberRecord, from_hex
 from gossip.wire.frames import read_record, write_record
-from gossip.wire.records import MAX_INT
+from gossip.wire.records import MAX_COUNT
 
 __all__ = ["OF_THIS_PROCESS", "Memory", "StateDir"]
 
@@ -175,7 +175,7 @@ class StateDir:
         if self.path is None:
             return ""
         rows = [write_record(record) for record in book[:BOOK_RECORDS]]
-        incarnation, samples = min(incarnation, MAX_INT - 1), min(samples, MAX_INT - 1)
+        incarnation, samples = min(incarnation, MAX_COUNT - 1), min(samples, MAX_COUNT - 1)
         data = msgpack.packb([VERSION, incarnation, samples, rows, *self._extra], use_bin_type=True)
         try:
             write_whole(self.path / "members.bin", data + checksum(data))
@@ -213,7 +213,7 @@ def parse_book(data: bytes) -> Memory:
     if type(version) is not int or version > VERSION:
         raise NewerFormatError(f"it has format {version}, this version reads {VERSION}")
     incarnation, samples, rows, *extra = values
-    if not all(type(number) is int and 0 <= number < MAX_INT for number in (incarnation, samples)):
+    if not all(type(number) is int and 0 <= number < MAX_COUNT for number in (incarnation, samples)):
         raise ValueError
     if len(extra) > MAX_EXTRA:
         raise ValueError

@@ -17,7 +17,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gossip.errors import CheckpointError, IdentityError
-from gossip.wire.records import MAX_INT, signed
+from gossip.wire.records import MAX_COUNT, signed
 from node.identity.keys import Identity, parse_invite, parse_secret, read_secret
 from node.identity.statedir import Memory, StateDir, checksum
 from node.model import checkpoint
@@ -72,8 +72,8 @@ class Books(OnDisk):
             memory = StateDir(self.folder).read()
             assert isinstance(memory, Memory)
             assert type(memory.incarnation) is type(memory.samples) is int
-            assert 0 <= memory.incarnation < MAX_INT
-            assert 0 <= memory.samples < MAX_INT
+            assert 0 <= memory.incarnation < MAX_COUNT
+            assert 0 <= memory.samples < MAX_COUNT
 
         return data, act
 

@@ -12,7 +12,7 @@ from torch import nn
 from gossip.config import Config
 from gossip.errors import IdentityError, LocalError
 from gossip.ids import Address, MemberRecord, PeerId
-from gossip.wire.records import MAX_INT
+from gossip.wire.records import MAX_COUNT
 from node import Node
 from node.identity.keys import InviteToken, new_secret, read_secret
 from node.identity.statedir import VERSION, Memory, StateDir, checksum
@@ -73,7 +73,7 @@ def test_a_format_that_cannot_be_read_is_set_aside_and_both_are_named(tmp_path):
 
 
 def test_counts_that_cannot_be_are_damage_whatever_the_checksum_says(tmp_path):
-    for counts in ((-1, 0), (0, -1), (MAX_INT, 0), (0, MAX_INT), (True, 0), (0.5, 0), (None, 0)):
+    for counts in ((-1, 0), (0, -1), (MAX_COUNT, 0), (0, MAX_COUNT), (True, 0), (0.5, 0), (None, 0)):
         written(tmp_path, VERSION, *counts, [])
         state = StateDir(tmp_path)
         assert state.read() == Memory()
