@@ -73,7 +73,7 @@ class Decisions:
         self.ready[peer] = True
         self.retry_at[peer], self.waits_for_slot[peer], self.due_at[peer] = 0.0, False, math.inf
         schedule, steps = self.schedules[peer], self.counted_steps[peer]  # A node's new life counts from 0 instead.
-        schedule.due_steps = schedule.earned_steps = steps
+        schedule.due_steps = schedule.fair_steps = steps
         schedule.begin(steps, self.events.now)
         self.schedule_check(peer)
 
