@@ -82,8 +82,8 @@ def on_refusal(peer: PeerParts, sender: PeerId, message: Busy | Refuse | Abort, 
     """Pass a refusal on to the exchange, the served piece or the transfer that it is about."""
     session = message.session
     if session in peer.exchanges.table:
-        code = (message.code,) if isinstance(message, Abort) else ()
-        return peer.exchanges.route_message(EVENTS[type(message)], sender, session, *code, now)
+        reason = (message.code,) if isinstance(message, Abort) else ()  # An exchange needs only the reason of an Abort.
+        return peer.exchanges.route_message(EVENTS[type(message)], sender, session, *reason, now)
     served = peer.donating.table.get(session)
     if served is not None and served.newcomer == sender:
         return peer.donating.end(session)

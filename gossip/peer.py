@@ -36,7 +36,7 @@ from gossip.wire.messages import Message, Reached
 __all__ = ["Peer"]
 
 BOOK_DIALS = 4  # Members of the address book to dial at once after a restart.
-STRANGER = Bootstrap()  # A peer that knows no member.
+NO_CONTACTS = Bootstrap()  # The start of a peer that knows no member.
 IDLE = Phase.IDLE  # Reading an Enum's attributes is slow.
 
 
@@ -76,7 +76,7 @@ class Peer:
 
     def __init__(
         self, members: Members, config: Config, model: LocalModel, *, rng: random.Random,
-        bootstrap: Bootstrap = STRANGER, selector: Selector | None = None, now: float,
+        bootstrap: Bootstrap = NO_CONTACTS, selector: Selector | None = None, now: float,
     ) -> None:  # fmt: skip
         me = members.me
         self.id, self.config, self.rng = me.id, config, rng

@@ -5,8 +5,8 @@ known members of the run count as training, including dialable ones that we only
 contacts is not outvoted by these few. A node that finishes exits. Its vote therefore counts on until a new member takes
 its place: identities that come one after another have one vote.
 
-A Sybil has as many votes as it has identities at one time, each with a finished exchange. They end our run if they are
-more than half of all members that we know of, ourselves included.
+A Sybil, which is one attacker with many identities, has a vote for each of them that has finished an exchange and is
+present. They end our run if they are more than half of all members that we know of, ourselves included.
 """
 
 from __future__ import annotations

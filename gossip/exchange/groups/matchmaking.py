@@ -104,10 +104,10 @@ def invite_substitute(group: Invitable, now: float) -> list[Effect]:
     if substitute is None:
         return []
     group.asked_peers.add(substitute)
-    kept = [peer for peer in group.invite_list if peer in group.pending_peers or peer in group.joined_versions]
-    if substitute not in connectable_peers(exchanges, [*kept, substitute]):
+    remaining = [peer for peer in group.invite_list if peer in group.pending_peers or peer in group.joined_versions]
+    if substitute not in connectable_peers(exchanges, [*remaining, substitute]):
         return []
-    group.invite_list = (*kept, substitute)
+    group.invite_list = (*remaining, substitute)
     group.pending_peers[substitute] = None
     return [Send(substitute, invitation(group))]
 
