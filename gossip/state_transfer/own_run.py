@@ -236,8 +236,8 @@ class OwnRun:
         joining, local, progress = self.joining, self.local, self.local.progress
         self.publish_counts(now)
         is_merge = local.ready
-        # Our smaller number may lower the median of the new run. Without this pause our former run could then look larger,
-        # and we would go back.
+        # Our smaller number may lower the median of the new run. Without this pause our former run could then look
+        # larger, and we would go back.
         if is_merge:
             joining.avoid_run(local.run_id, now + STALEMATE_S)
         local.run_id, local.version, local.ready = joining.run_id, clamp_version(joining.version), True
