@@ -87,7 +87,7 @@ class Schedule:
         """
         jitter, pace = 0.75 + 0.5 * self.rng.random(), self.pace
         every, every_s = self.every, self.config.mix_every_s
-        self.is_behind = False
+        self.is_behind = False  # Set if the next mix is due before the earliest time that next_due allows.
         if every is not None:
             interval = pace * every
             self.is_behind = self.fair_steps + interval * jitter <= steps - 1 + interval / 4
@@ -152,8 +152,9 @@ def next_due(due: float, interval: float, jitter: float, now: float) -> float:
     """Return when the next mix is fairly due: an interval after the last was due, not after it took place.
 
     So a node finishes one exchange an interval, however long they take. Counted from each exchange there would be 2 ln
-    2 = 1.39, since others initiate half of them. Missed mixes are not made up for. Mixes that come early move the next
-    one at most MAX_AHEAD intervals ahead. All arguments but ``jitter``, a factor, are step counts, or else times.
+    2 = 1.39, since others initiate half of them. Missed mixes are not made up for: the earliest time is a quarter of an
+    interval from now. Mixes that come early move the next one at most MAX_AHEAD intervals ahead. All arguments but
+    ``jitter``, a factor, are step counts, or else times.
     """
     return min(max(due + interval * jitter, now + interval / 4), now + MAX_AHEAD * interval)
 

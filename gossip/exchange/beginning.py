@@ -66,7 +66,7 @@ def answer_offer(
         return [Send(sender, Refuse(session, reason or "part"))]
     yielding, must_wait = kind.precedence(exchanges, sender)
     yielding_slots = sum([own.has_slot for own in yielding])
-    # Our own exchanges take slots in addition to those for incoming ones.
+    # Our own exchanges that go on take slots in addition to those for incoming ones.
     limit = incoming_limit(exchanges, sender) + len(exchanges.own_exchanges) - yielding_slots
     overdue: list[Exchange] = []
     if not has_room(exchanges, limit, yielding_slots):
@@ -83,6 +83,18 @@ def answer_offer(
     for own in overdue:
         own.background(now)
     exchanges.has_given_way = exchanges.has_given_way or yielding_slots > 0
+    return begin_response(kind, exchanges, sender, offer, part, yielding, now)
+
+
+def begin_response(
+    kind: type[Exchange], exchanges: Exchanges[Exchange], sender: PeerId, offer: Offer, part: Subset,
+    yielding: list[Exchange], now: float,
+) -> list[Effect]:  # fmt: skip
+    """Begin our side of an acceptable offer, in place of the exchanges that give way to it.
+
+    The snapshot of one of these is used again if possible. Otherwise ours is taken at the next step boundary.
+    """
+    session, local, config = offer.session, exchanges.local, exchanges.config
     reusable = next((own for own in yielding if part is ALL and own.has_reusable_snapshot), None)
     dropped = [effect for own in yielding for effect in exchanges.route_event(own, Event.YIELDED)]
     exchange = exchanges.table[session] = kind(

@@ -95,7 +95,7 @@ class Exchange(Session):
     def on_stray(cls, exchanges: Exchanges[Any], event: Event, sender: PeerId, session: int) -> list[Effect]:
         known = exchanges.table.get(session)
         if known is not None and known.partner == sender:
-            return []  # The message is a duplicate or early; an Abort could follow our COMMIT.
+            return []  # The message is a duplicate or early. An Abort in answer to it could contradict our COMMIT.
         match event:
             case Event.ACCEPT | Event.JOINED:
                 return [Send(sender, Abort(session, "late"))]

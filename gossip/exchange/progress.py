@@ -9,8 +9,8 @@ sides, so that one side gains what the other loses. Two limits set a node's ``Cl
 *intervals*: an interval is the number of samples that the node adds between two of its mixes.
 
 - One exchange moves the number by at most two intervals.
-- All exchanges of one interval share a *budget*: eight times the lower quartile of the gaps to the last eight partners
-  that the node chose itself, and at most sixteen intervals. A *gap* is the difference between the two sides' numbers.
+- All exchanges of one interval share a *budget*. It is eight times the lower quartile of the *gaps* to the last eight
+  partners that the node chose itself, and at most sixteen intervals. A gap is the difference of two nodes' numbers.
 
 Among nodes of one pace the gaps are small. The few partners that state large numbers then gain little, and offering
 often gains them nothing. A slow node lies far below nearly all of its partners, and follows. A node whose batches are

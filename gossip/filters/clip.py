@@ -15,7 +15,7 @@ from gossip.recent import Recent
 
 __all__ = ["Clip", "clip_factor"]
 
-# Partners whose distances count. Their lower quartile sets the radius, and is honest even if three quarters are lies.
+# Partners whose distances count. Their lower quartile sets the radius. It is honest while more than a quarter are.
 MAX_PARTNERS = 16
 MIN_PARTNERS = 4  # Fewest partners whose distances alone set a radius.
 # The largest reach that is ever taken whole: honest nodes with uneven data are up to this far away.

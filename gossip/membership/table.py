@@ -168,7 +168,7 @@ class Table:
             counts = {peer: len(ids) for peer, ids in self.strangers.items() if peer != self._my_id}
             busiest = max(counts, key=lambda peer: counts[peer], default=None)
             count_with_newcomer = 0 if introducer is None else counts.get(introducer, 0) + 1
-            if busiest is None or count_with_newcomer >= counts[busiest]:
+            if busiest is None or count_with_newcomer >= counts[busiest]:  # It takes no place from one with fewer.
                 return False
             # A SUSPECT stays, since its accusers are still to be judged.
             latest = (peer for peer in reversed(self.strangers[busiest]) if self.entries[peer].state is not SUSPECT)
