@@ -93,10 +93,10 @@ class Seeds:
 
     def renew(self, seeds: tuple[Address, ...], expected: Mapping[Address, PeerId]) -> tuple[Address, ...]:
         """Replace the seeds; return those that are new."""
-        new = tuple(seed for seed in seeds if seed not in self.unanswered)
+        new_seeds = tuple(seed for seed in seeds if seed not in self.unanswered)
         self.seeds, self.expected = seeds, expected
         self.unanswered = {seed: self.unanswered.get(seed, NEVER_ANSWERED) for seed in seeds}
-        return new
+        return new_seeds
 
     def on_last_link_lost(self, now: float) -> None:
         """Dial the seeds soon instead of at the next healing period."""

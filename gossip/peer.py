@@ -312,8 +312,8 @@ class Peer:
 
     def on_seeds_found(self, seeds: tuple[Address, ...], expected: Mapping[Address, PeerId]) -> list[Effect]:
         """Replace the seeds after a look-up. A peer without links dials the new ones."""
-        new = self.seeds.renew(seeds, expected)
-        return [] if self.linked_peers else [self.seeds.dial(seed) for seed in new]
+        new_seeds = self.seeds.renew(seeds, expected)
+        return [] if self.linked_peers else [self.seeds.dial(seed) for seed in new_seeds]
 
     def on_own_seed(self, seed: Address) -> None:
         """Drop a seed that is this peer itself, so that it does not wait for it."""

@@ -127,9 +127,9 @@ class Schedule:
                 self.every = max(self.every, NOMINAL_STEPS)
             return
         step_s = sorted(self.spans)[len(self.spans) // 2]
-        wanted = mix_interval(step_s, exchange, machine, self.config.internal.mixing_share, is_failing)
-        if not self.every / MIN_CHANGE <= wanted <= self.every * MIN_CHANGE:
-            self.every = wanted
+        new_interval = mix_interval(step_s, exchange, machine, self.config.internal.mixing_share, is_failing)
+        if not self.every / MIN_CHANGE <= new_interval <= self.every * MIN_CHANGE:
+            self.every = new_interval
 
     def adapt_pace(self, consensus_distance: float, step_size: float) -> None:
         """Mix more often while the nodes are further apart than ``consensus_target`` steps, less often while closer.

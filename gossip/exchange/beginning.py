@@ -40,11 +40,11 @@ def begin_mix(kind: type[Exchange], exchanges: Exchanges[Exchange], now: float) 
         if exchanges.used_slots:
             return []  # All members mix with us already.
         asked_peers = set()  # All others have been silent for long: ask them again, since our messages may be lost.
-    wanted = partners.count_own_mix()
+    partner_count = partners.count_own_mix()
     part = exchanges.draw_part()
-    max_asked_peers = len(asked_peers) + OFFERS_PER_PARTNER * wanted
+    max_asked_peers = len(asked_peers) + OFFERS_PER_PARTNER * partner_count
     effects: list[Effect] = []
-    for place in range(wanted):
+    for place in range(partner_count):
         exchange = kind(
             exchanges=exchanges, session=exchanges.new_session(), partner=exchanges.me, is_initiator=INITIATOR,
             phase_began_at=now, timer_at=math.inf, asked_peers=asked_peers, part=part, max_asked_peers=max_asked_peers,
@@ -52,7 +52,7 @@ def begin_mix(kind: type[Exchange], exchanges: Exchanges[Exchange], now: float) 
         exchange.snapshot_steps = exchanges.local.steps
         exchanges.own_exchanges[exchange.session] = exchanges.table[exchange.session] = exchange
         # Each snapshot divides the mass that the earlier ones left among the remaining partners and ourselves.
-        effects.append(Snapshot(exchange.session, exchange.mass_shares(wanted - place), part))
+        effects.append(Snapshot(exchange.session, exchange.mass_shares(partner_count - place), part))
     return effects
 
 
@@ -65,7 +65,7 @@ def answer_offer(
     if reason is not None or part is None:
         return [Send(sender, Refuse(session, reason or "part"))]
     yielding, must_wait = kind.precedence(exchanges, sender)
-    yielding_slots = sum([own.has_slot for own in yielding])
+    yielding_slots = sum([exchange.has_slot for exchange in yielding])
     # Our own exchanges that go on take slots in addition to those for incoming ones.
     limit = incoming_limit(exchanges, sender) + len(exchanges.own_exchanges) - yielding_slots
     overdue: list[Exchange] = []
@@ -80,8 +80,8 @@ def answer_offer(
     if exchanges.partners.is_declined(sender, now):
         exchanges.misbehaviour.note(sender, "pestering", now)
         return [Send(sender, Busy(session))]
-    for own in overdue:
-        own.background(now)
+    for exchange in overdue:
+        exchange.background(now)
     exchanges.has_given_way = exchanges.has_given_way or yielding_slots > 0
     return begin_response(kind, exchanges, sender, offer, part, yielding, now)
 
@@ -95,17 +95,16 @@ def begin_response(
     The snapshot of one of these is used again if possible. Otherwise ours is taken at the next step boundary.
     """
     session, local, config = offer.session, exchanges.local, exchanges.config
-    reusable = next((own for own in yielding if part is ALL and own.has_reusable_snapshot), None)
-    dropped = [effect for own in yielding for effect in exchanges.route_event(own, Event.YIELDED)]
+    reusable = next((exchange for exchange in yielding if part is ALL and exchange.has_reusable_snapshot), None)
+    dropped = [effect for exchange in yielding for effect in exchanges.route_event(exchange, Event.YIELDED)]
     exchange = exchanges.table[session] = kind(
         exchanges=exchanges, session=session, partner=sender, is_initiator=RESPONDER, phase_began_at=now,
         timer_at=now + config.boundary_patience_s, partner_version=offer.version, partner_claim=offer.progress,
         partner_trained_intervals=offer.trained, mass=offer.mass, part=part,
     )  # fmt: skip
     exchange.codec = agreed_codec(config.codec_name, exchanges.offered_codec(sender, part), offer.codec)
-    gap = local.version - offer.version
     cap = min(offer.weight, exchange.max_weight())
-    exchange.weight = pair_weight(gap, config.staleness_exponent, cap=cap)
+    exchange.weight = pair_weight(local.version - offer.version, config.staleness_exponent, cap=cap)
     if reusable is None:
         return [*dropped, Snapshot(session, part=part)]
     dropped.remove(Release(reusable.session))  # The snapshot moves to the new exchange.
@@ -154,8 +153,8 @@ def overdue_offers(exchanges: Exchanges[Exchange], yielding: list[Exchange], now
     They wait on in the background. A partner that lets us wait is no reason to let the sender of a new offer wait too.
     """
     overdue = [
-        own for own in exchanges.table.values()
-        if own.state is State.OFFERED and not own.is_backgrounded and own not in yielding
-        and now - own.phase_began_at >= exchanges.answer_waits.learned_limit_s
+        exchange for exchange in exchanges.table.values()
+        if exchange.state is State.OFFERED and not exchange.is_backgrounded and exchange not in yielding
+        and now - exchange.phase_began_at >= exchanges.answer_waits.learned_limit_s
     ]  # fmt: skip
     return overdue[: max(0, exchanges.max_backgrounded - exchanges.backgrounded_count)]

@@ -54,8 +54,8 @@ class Durations:
         if seconds > 0 and moved_bytes:
             rate = 1e-6 * moved_bytes / seconds
             self.rates[partner] = rate + OLD_RATE_WEIGHT * (self.rates.pop(partner, rate) - rate)
-        last = self.durations_s.pop(partner, [])[-DURATIONS_PER_PARTNER + 1 :]
-        self.durations_s[partner] = [*last, seconds]
+        earlier_s = self.durations_s.pop(partner, [])[-DURATIONS_PER_PARTNER + 1 :]
+        self.durations_s[partner] = [*earlier_s, seconds]
         if len(self.durations_s) > DURATION_PARTNERS:
             oldest = next(iter(self.durations_s))
             del self.durations_s[oldest]

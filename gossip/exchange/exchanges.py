@@ -158,10 +158,10 @@ class Exchanges(Ledger[AnySession]):
     # -- routing -------------------------------------------------------------------------------------------------
     def route_message(self, event: Event, sender: PeerId, session: int, *arguments: Any) -> list[Effect]:
         """Pass the event of a member's message to the session with this number."""
-        known = self.table.get(session)
-        if known is None or not known.accepts_from(event, sender) or not known.allows(event):
+        exchange = self.table.get(session)
+        if exchange is None or not exchange.accepts_from(event, sender) or not exchange.allows(event):
             return self.session_class.on_stray(self, event, sender, session)
-        return known.handle(event, sender, *arguments)
+        return exchange.handle(event, sender, *arguments)
 
     def route_event(self, session: AnySession, event: Event, *arguments: Any) -> list[Effect]:
         """Pass on an event that no message brings, if the state of the session allows it."""
@@ -169,8 +169,8 @@ class Exchanges(Ledger[AnySession]):
 
     def route_report(self, event: Event, session: int, *arguments: Any) -> list[Effect]:
         """Pass an event that the driver reports to the session with this number."""
-        known = self.table.get(session)
-        return [] if known is None else self.route_event(known, event, *arguments)
+        exchange = self.table.get(session)
+        return [] if exchange is None else self.route_event(exchange, event, *arguments)
 
     # -- offers --------------------------------------------------------------------------------------------------
     def on_offer(self, sender: PeerId, offer: Offer, now: float) -> list[Effect]:
@@ -352,10 +352,10 @@ class Exchanges(Ledger[AnySession]):
         costs = self.last_costs.values()
         if not costs:
             return None
-        last = next(reversed(costs))
+        last_cost = next(reversed(costs))
         bytes_per_element = median([cost.sent_bytes / cost.elements for cost in costs])
         seconds = median([cost.seconds for cost in costs])
-        return ExchangeCost(last.elements, last.codec, round(bytes_per_element * last.elements), seconds)
+        return ExchangeCost(last_cost.elements, last_cost.codec, round(bytes_per_element * last_cost.elements), seconds)
 
     def elapsed_intervals(self, now: float) -> float:
         """Return the number of mix intervals that have passed on this node: in its own steps, or else by time.

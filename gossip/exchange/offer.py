@@ -93,8 +93,8 @@ class Exchange(Session):
 
     @classmethod
     def on_stray(cls, exchanges: Exchanges[Any], event: Event, sender: PeerId, session: int) -> list[Effect]:
-        known = exchanges.table.get(session)
-        if known is not None and known.partner == sender:
+        exchange = exchanges.table.get(session)
+        if exchange is not None and exchange.partner == sender:
             return []  # The message is a duplicate or early. An Abort in answer to it could contradict our COMMIT.
         match event:
             case Event.ACCEPT | Event.JOINED:
@@ -195,11 +195,11 @@ class Exchange(Session):
 
     def renew_session(self) -> list[Effect]:
         """Take a new session number, so that late messages of the last partner do not count as the next one's."""
-        exchanges, old = self.exchanges, self.session
-        new = self.session = exchanges.new_session()
-        del exchanges.table[old], exchanges.own_exchanges[old]
-        exchanges.table[new] = exchanges.own_exchanges[new] = self
-        return [Rename(old, new)]
+        exchanges, old_session = self.exchanges, self.session
+        new_session = self.session = exchanges.new_session()
+        del exchanges.table[old_session], exchanges.own_exchanges[old_session]
+        exchanges.table[new_session] = exchanges.own_exchanges[new_session] = self
+        return [Rename(old_session, new_session)]
 
     def max_weight(self) -> float:
         """Return the largest weight that we allow."""

@@ -43,22 +43,23 @@ class Pair(Exchange):
         """
         yielding: list[Exchange] = []
         must_wait = False
-        for own in exchanges.table.values():
-            has_begun = own.state in (STREAMING, VERIFIED) or (own.state is PREPARING and not own.is_initiator)
-            if own.partner == sender and has_begun and (own.is_backgrounded or exchanges.is_overlapping):
+        for exchange in exchanges.table.values():
+            is_response = exchange.state is PREPARING and not exchange.is_initiator
+            has_begun = is_response or exchange.state in (STREAMING, VERIFIED)
+            if exchange.partner == sender and has_begun and (exchange.is_backgrounded or exchanges.is_overlapping):
                 must_wait = True
-            elif own.is_backgrounded:
+            elif exchange.is_backgrounded:
                 continue
-            elif own.is_reserved:  # The partner offers instead of keeping its reservation.
-                yielding += [own] if own.partner == sender else []
-            elif own.is_initiator and own.state is OFFERED and own.partner == sender:
-                yielding.append(own)
+            elif exchange.is_reserved:  # The partner offers instead of keeping its reservation.
+                yielding += [exchange] if exchange.partner == sender else []
+            elif exchange.is_initiator and exchange.state is OFFERED and exchange.partner == sender:
+                yielding.append(exchange)
                 must_wait = must_wait or exchanges.me < sender
             elif (
-                own.is_initiator and own.state is PREPARING
+                exchange.is_initiator and exchange.state is PREPARING
                 and exchanges.counts_both_ways and not exchanges.has_given_way
             ):  # fmt: skip
-                yielding.append(own)
+                yielding.append(exchange)
         return yielding, must_wait
 
     def on_commit(self, sender: PeerId, now: float) -> list[Effect]:

@@ -299,8 +299,8 @@ def answer_reservation(exchanges: Exchanges[Any], sender: PeerId, offer: Offer, 
     is_streaming = any(other.state in STREAM_STATES for other in current)
     # We stream with the sender already, and should mix with other members too.
     is_repeated = any(other.partner == sender for other in current) and partners.has_others({sender})
-    own = exchanges.reserved_session
-    is_taken = own is not None and (own.state is State.RESERVED or exchanges.me < sender)
+    reserved = exchanges.reserved_session
+    is_taken = reserved is not None and (reserved.state is State.RESERVED or exchanges.me < sender)
     is_unreliable = sender in exchanges.unreliable_partners or partners.is_unproven(sender)
     is_prevented = is_repeated or is_taken or is_unreliable or exchanges.local.settling or exchanges.is_overlapping
     if not is_streaming or is_prevented or session in exchanges.table:
@@ -308,7 +308,9 @@ def answer_reservation(exchanges: Exchanges[Any], sender: PeerId, offer: Offer, 
     if partners.is_declined(sender, now):
         exchanges.misbehaviour.note(sender, "pestering", now)
         return [Send(sender, Busy(session))]
-    dropped = [] if own is None else [*own.withdrawal("late"), *exchanges.route_event(own, Event.YIELDED)]
+    dropped: list[Effect] = []
+    if reserved is not None:
+        dropped = [*reserved.withdrawal("late"), *exchanges.route_event(reserved, Event.YIELDED)]
     pair = exchanges.table[session] = ReservedPair(
         exchanges=exchanges, session=session, partner=sender, is_initiator=RESPONDER, phase_began_at=now,
         timer_at=now, state=State.RESERVED,

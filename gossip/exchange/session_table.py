@@ -100,17 +100,17 @@ class Ledger(Generic[AnySession]):
 
         For two random members the expectation of |x_i - x_j|^2 is twice that mean square (times n/(n-1)).
         """
-        last = self.last_squares
-        return math.sqrt(0.5 * sum([difference_sq for difference_sq, _ in last]) / len(last)) if last else math.nan
+        squares = [difference_sq for difference_sq, _ in self.last_squares]
+        return math.sqrt(0.5 * sum(squares) / len(squares)) if squares else math.nan
 
     def agreement(self) -> float:
         """Return the largest relative distance of the last three exchanges, inf before the first.
 
         It is the distance over the norm of our vector, or the distance itself if our vector is zero.
         """
-        last = list(self.last_squares)[-3:]
-        relative_sq = [difference_sq / own_sq if own_sq > 0 else difference_sq for difference_sq, own_sq in last]
-        return math.sqrt(max(relative_sq)) if last else math.inf
+        squares = list(self.last_squares)[-3:]
+        relative_sq = [difference_sq / own_sq if own_sq > 0 else difference_sq for difference_sq, own_sq in squares]
+        return math.sqrt(max(relative_sq)) if squares else math.inf
 
     def is_held(self, steps: int) -> bool:
         """Return True if the training loop must wait at its boundary after ``steps`` steps.

@@ -32,10 +32,10 @@ def payload(hint: Hint) -> bytes:
     return packed
 
 
-def accusation(peer: PeerId, incarnation: int, dead: bool, by: PeerId, sign: Sign) -> Hint:
+def accusation(peer: PeerId, incarnation: int, dead: bool, accuser: PeerId, sign: Sign) -> Hint:
     """Return an accusation signed by us."""
-    hint = Hint(peer, incarnation, dead, by)
-    return Hint(peer, incarnation, dead, by, sign(payload(hint)))
+    hint = Hint(peer, incarnation, dead, accuser)
+    return Hint(peer, incarnation, dead, accuser, sign(payload(hint)))
 
 
 def is_signed(hint: Hint, public_key: bytes, verify: Verify) -> bool:
@@ -64,14 +64,14 @@ class Accusers:
     def __len__(self) -> int:
         return len(self._records)
 
-    def may_accuse(self, by: PeerId, was_contacted: bool, now: float) -> bool:
+    def may_accuse(self, accuser: PeerId, was_contacted: bool, now: float) -> bool:
         """Return True if one more accusation by this member counts.
 
         An accuser whose latest accusations proved false may have fewer open ones, so that it cannot accuse all members
         before the first refutation arrives.
         """
         # Strangers share one track record, but each has its own count of open accusations.
-        record, own_record = self._records.get(by if was_contacted else STRANGERS), self._records.get(by)
+        record, own_record = self._records.get(accuser if was_contacted else STRANGERS), self._records.get(accuser)
         open_count = own_record.open_count if own_record is not None else 0
         if record is None:
             return open_count < MAX_OPEN
@@ -82,25 +82,25 @@ class Accusers:
         is_doubted = record.strikes or record.silenced_count
         return open_count < (MAX_STRIKES - record.strikes if is_doubted else MAX_OPEN)
 
-    def is_silenced(self, by: PeerId, was_contacted: bool, now: float) -> bool:
+    def is_silenced(self, accuser: PeerId, was_contacted: bool, now: float) -> bool:
         """Return True if accusations by this member are ignored now."""
-        record = self._records.get(by if was_contacted else STRANGERS)
+        record = self._records.get(accuser if was_contacted else STRANGERS)
         return record is not None and now < record.silenced_until
 
-    def open_accusation(self, by: PeerId) -> None:
+    def open_accusation(self, accuser: PeerId) -> None:
         """Count an accusation by this member as open."""
-        self._record_of(by).open_count += 1
+        self._record_of(accuser).open_count += 1
 
-    def close_accusation(self, by: PeerId, was_contacted: bool, is_true: bool | None, now: float) -> None:
+    def close_accusation(self, accuser: PeerId, was_contacted: bool, is_true: bool | None, now: float) -> None:
         """Close an open accusation: it was confirmed (True), refuted (False) or neither (None)."""
-        self._record_of(by).open_count -= 1
+        self._record_of(accuser).open_count -= 1
         if is_true is not None:
-            self.record_verdict(by, was_contacted, is_true, now)
+            self.record_verdict(accuser, was_contacted, is_true, now)
         self._drop_oldest()
 
-    def record_verdict(self, by: PeerId, was_contacted: bool, is_true: bool, now: float) -> None:
+    def record_verdict(self, accuser: PeerId, was_contacted: bool, is_true: bool, now: float) -> None:
         """Record that an accusation proved true or false. It need not be open: one of ourselves never is."""
-        record = self._record_of(by if was_contacted else STRANGERS)
+        record = self._record_of(accuser if was_contacted else STRANGERS)
         if is_true:
             record.strikes = max(0, record.strikes - 1)
             return
@@ -113,17 +113,17 @@ class Accusers:
             record.silenced_count += 1
             record.strikes = 0
 
-    def _record_of(self, by: PeerId) -> Credibility:
-        record = self._records.get(by)
+    def _record_of(self, accuser: PeerId) -> Credibility:
+        record = self._records.get(accuser)
         if record is None:
-            record = self._records[by] = Credibility()
-        self._records.move_to_end(by)
+            record = self._records[accuser] = Credibility()
+        self._records.move_to_end(accuser)
         return record
 
     def _drop_oldest(self) -> None:
         """Drop the least recently used accusers without open accusations. A suspect has at most four open ones."""
         while len(self._records) > MAX_ACCUSERS:
-            by = next((peer for peer, record in self._records.items() if not record.open_count), None)
-            if by is None:
+            accuser = next((peer for peer, record in self._records.items() if not record.open_count), None)
+            if accuser is None:
                 return
-            del self._records[by]
+            del self._records[accuser]

@@ -238,8 +238,8 @@ class Detector:
         homes, entries = entry.record.homes, self.table.entries
         if entry.is_reachable or self.table.mine.record.id in homes:
             return True
-        known = [entries[home] for home in homes if home in entries]
-        return not any(home.state is ALIVE and home.incarnation_at <= entry.record_at for home in known)
+        known_homes = [entries[home] for home in homes if home in entries]
+        return not any(home.state is ALIVE and home.incarnation_at <= entry.record_at for home in known_homes)
 
     def _probe(
         self, entry: Entry, now: float, effects: list[Effect], can_ping: bool = True

@@ -124,12 +124,14 @@ class Membership:
         if self._has_left or peer == self._my_id:
             return effects
         self._notice_sleep(now)
-        known = self._table.entries.get(peer)
-        was_alive = known is not None and known.state is ALIVE
-        is_known_record = known is not None and known.record is record  # The usual case, which needs no comparison.
-        if known is not None and not is_known_record and claims_more(known.record, record):
-            effects.append(Send(peer, Gossip((known.record,))))  # It restarted and does not know its earlier counts.
-        may_be_news = known is None or known.is_restored or not is_known_record
+        earlier_entry = self._table.entries.get(peer)
+        was_alive = earlier_entry is not None and earlier_entry.state is ALIVE
+        # Usually the record is the one that we hold, which needs no comparison.
+        is_known_record = earlier_entry is not None and earlier_entry.record is record
+        if earlier_entry is not None and not is_known_record and claims_more(earlier_entry.record, record):
+            # It restarted and does not know its earlier counts.
+            effects.append(Send(peer, Gossip((earlier_entry.record,))))
+        may_be_news = earlier_entry is None or earlier_entry.is_restored or not is_known_record
         if may_be_news and self._states.is_news(record, from_owner=True):
             self._states.apply_record(record, now)
         entry = self._table.entries.get(peer)
@@ -186,9 +188,9 @@ class Membership:
     def update_me(self, now: float, **changes: Unpack[OwnFields]) -> None:
         """Change our record, with counts of this life: mere progress is signed later, the rest at once."""
         if not self._has_left:
-            before = self.me
+            earlier = self.me
             self._own_record.update(changes, now)
-            if self.me.ready and not (before.ready and self.me.run_id == before.run_id):
+            if self.me.ready and not (earlier.ready and self.me.run_id == earlier.run_id):
                 self._announce_run_at = now  # In the next tick: the steps of linked members count for this run now.
             self._update_deadline()
 

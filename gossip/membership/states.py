@@ -100,13 +100,13 @@ class MemberStates:
         entry = self._table.entries.get(record.id)
         if entry is None:
             return True
-        known = entry.record
+        known_record = entry.record
         if entry is self._table.mine:
-            return claims_more(record, known)
-        if not entry.is_restored and (record is known or not is_newer(record, known)):
+            return claims_more(record, known_record)
+        if not entry.is_restored and (record is known_record or not is_newer(record, known_record)):
             return False  # Any record of a restored member is news, since it proves a member.
         # Accusations can raise an incarnation by MAX_JUMP at most while we hear nothing of the member.
-        return record.incarnation <= known.incarnation + MAX_JUMP or from_owner
+        return record.incarnation <= known_record.incarnation + MAX_JUMP or from_owner
 
     def news_among(self, updates: tuple[Update, ...], sender: PeerId, relay: Entry | None, now: float) -> list[Update]:
         """Return the updates that may change something; raise as :meth:`is_news`. ``relay`` is the sender's entry.
@@ -114,12 +114,12 @@ class MemberStates:
         Checking a signature takes longer than making a record that needs the check. The checks for one link are
         therefore rate limited. The excess is dropped unread; gossip or push-pull bring it again if it was genuine.
         """
-        known = self._table.entries.get
+        find_entry = self._table.entries.get
         # Most gossip is known already. A large swarm spends its time in this line.
         unknown = [
             update for update in updates
             if not isinstance(update, MemberRecord)
-            or (entry := known(update.id)) is None or entry.record is not update or entry.is_restored
+            or (entry := find_entry(update.id)) is None or entry.record is not update or entry.is_restored
         ]  # fmt: skip
         news: list[Update] = []
         dropped_count = 0
@@ -314,17 +314,18 @@ class MemberStates:
     # -- changes -------------------------------------------------------------------------------------------------
     def change_state(self, entry: Entry, record: MemberRecord, state: MemberState, now: float) -> None:
         """Change the state or the incarnation. For SUSPECT or DEAD, the caller sets the accusers afterwards."""
-        before = entry.state
+        earlier_state = entry.state
         assert record.incarnation >= entry.record.incarnation
-        assert before is not LEFT or state is LEFT or record.incarnation > entry.record.incarnation or entry.is_restored
-        self.earlier_states.setdefault(record.id, None if entry.is_restored else before)
-        if before is SUSPECT:
+        is_renewed = record.incarnation > entry.record.incarnation or entry.is_restored
+        assert earlier_state is not LEFT or state is LEFT or is_renewed
+        self.earlier_states.setdefault(record.id, None if entry.is_restored else earlier_state)
+        if earlier_state is SUSPECT:
             self._judge_accusers(entry, state, now)
         entry.accusers = ()
         if state is ALIVE or state is LEFT:
             self._rumours.drop_hint(record.id)
         self._table.update(entry, record, state, now)
-        if state is ALIVE and before is not SUSPECT:
+        if state is ALIVE and earlier_state is not SUSPECT:
             self._schedule_contact(entry, now)
 
     def on_contact(self, entry: Entry, now: float) -> None:

@@ -141,16 +141,16 @@ class Table:
                 self._evict(next(iter(gone)))
 
     def _set_record(self, entry: Entry, record: MemberRecord, now: float) -> None:
-        old = entry.record
-        if record is old:
+        old_record = entry.record
+        if record is old_record:
             return
-        if record.run_id != old.run_id and entry.is_run_member:
-            self._count_run_member(old.run_id, -1)
+        if record.run_id != old_record.run_id and entry.is_run_member:
+            self._count_run_member(old_record.run_id, -1)
             self._count_run_member(record.run_id, 1)
-        if record.incarnation != old.incarnation:
+        if record.incarnation != old_record.incarnation:
             entry.incarnation_at = now
         entry.record, entry.record_at = record, now
-        if record.run_id != old.run_id and record.id == self._my_id:
+        if record.run_id != old_record.run_id and record.id == self._my_id:
             self.arrears.restart((other for other in self.entries.values() if other is not entry), record.run_id)
 
     # -- eviction ------------------------------------------------------------------------------------------------
@@ -217,10 +217,10 @@ class Table:
         self._remove_dialable(entry)
         if peer != self._my_id:
             same_state = self._by_state[state]
-            last = same_state.pop()
-            if last != peer:
-                same_state[entry.state_index] = last
-                self.entries[last].state_index = entry.state_index
+            last_id = same_state.pop()
+            if last_id != peer:
+                same_state[entry.state_index] = last_id
+                self.entries[last_id].state_index = entry.state_index
             if state is ALIVE and entry.was_contacted:
                 remove_at(self.contacted, entry.list_index, self.entries)
             self._gone.pop(peer, None)
@@ -285,10 +285,10 @@ class Table:
         if introducer is None or entry.dialable_index == NOT_LISTED:
             return
         dialable = self._dialable[introducer]
-        last = dialable.pop()
+        last_id = dialable.pop()
         if entry.dialable_index < len(dialable):  # The last one takes the place of the removed one.
-            dialable[entry.dialable_index] = last
-            self.entries[last].dialable_index = entry.dialable_index
+            dialable[entry.dialable_index] = last_id
+            self.entries[last_id].dialable_index = entry.dialable_index
         entry.dialable_index = NOT_LISTED
         if not dialable:
             del self._dialable[introducer]
@@ -433,10 +433,10 @@ def may_vouch(home: Entry, entry: Entry) -> bool:
 
 def remove_at(ids: list[PeerId], index: int, entries: dict[PeerId, Entry]) -> None:
     """Remove the id at ``index`` in O(1): the last id takes its place."""
-    last = ids.pop()
+    last_id = ids.pop()
     if index < len(ids):
-        ids[index] = last
-        entries[last].list_index = index
+        ids[index] = last_id
+        entries[last_id].list_index = index
 
 
 @lru_cache(MAX_HASHES)

@@ -52,12 +52,12 @@ class BackOff:
 
     def note_failure(self, peer: PeerId, now: float, silent: bool = False) -> None:
         """Begin a back-off after a failed exchange; shun the partner unless it was only ``silent``."""
-        before = self.failed.get(peer)
-        earlier_failures = 0 if before is None else before.failure_count
+        earlier = self.failed.get(peer)
+        earlier_failures = 0 if earlier is None else earlier.failure_count
         seconds = self.first_s * 2 ** min(earlier_failures, MAX_DOUBLINGS) * (SILENT_FACTOR if silent else 1.0)
-        after = self.failed[peer] = FailedPartner(now, now + seconds, earlier_failures + 1, not silent)
-        if before is not None and before.is_shunned and before.until > now:  # The shunning still lasts.
-            after.until, after.is_shunned = max(after.until, before.until), True
+        failed = self.failed[peer] = FailedPartner(now, now + seconds, earlier_failures + 1, not silent)
+        if earlier is not None and earlier.is_shunned and earlier.until > now:  # The shunning still lasts.
+            failed.until, failed.is_shunned = max(failed.until, earlier.until), True
 
     def note_success(self, peer: PeerId) -> None:
         """Forget the failures of a partner after a finished exchange."""

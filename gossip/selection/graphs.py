@@ -145,11 +145,12 @@ def ordered_names(names: set[Name], kind: Kind, source: str) -> tuple[Name, ...]
     if len(names) > MAX_NODES:
         raise ConfigError(f"{source} names {len(names)} members: {MAX_NODES} are the most that a swarm has.")
     if kind == "rank":
-        last = max(name for name in names if isinstance(name, int))
-        missing = next((rank for rank in range(last) if rank not in names), None)
+        last_rank = max(name for name in names if isinstance(name, int))
+        missing = next((rank for rank in range(last_rank) if rank not in names), None)
         if missing is not None:
             raise ConfigError(
-                f"{source} names {last} and not {missing}: ranks count the members from 0, so name every one from 0 up."
+                f"{source} names {last_rank} and not {missing}: ranks count the members from 0, so name every one from "
+                f"0 up."
             )
     ordered = tuple(sorted(names))
     if kind == "id":

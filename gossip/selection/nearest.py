@@ -86,13 +86,13 @@ class Nearest(Uniform):
         return cls(options.vector_mb, options.shortcut)
 
     def note_measurement(self, partner: PeerId, round_trip_s: float | None, rate_mb_s: float | None) -> None:
-        known = self.measured.get(partner) or Measurement()
+        measurement = self.measured.get(partner) or Measurement()
         if round_trip_s is not None and 0 <= round_trip_s < math.inf:
-            known.round_trip_s = smoothed(known.round_trip_s, round_trip_s)
+            measurement.round_trip_s = smoothed(measurement.round_trip_s, round_trip_s)
         if rate_mb_s is not None and 0 < rate_mb_s < math.inf:
-            known.rate_mb_s = smoothed(known.rate_mb_s, rate_mb_s)
-        if known.round_trip_s is not None or known.rate_mb_s is not None:
-            self.measured[partner] = known
+            measurement.rate_mb_s = smoothed(measurement.rate_mb_s, rate_mb_s)
+        if measurement.round_trip_s is not None or measurement.rate_mb_s is not None:
+            self.measured[partner] = measurement
             self._is_stale = True
             if len(self.measured) > MAX_MEASURED:
                 self._sort_by_cost()
@@ -148,13 +148,13 @@ class Nearest(Uniform):
     def _costs(self) -> dict[PeerId, float]:
         """Return the seconds of an exchange with each measured member."""
         measurements = self.measured.values()
-        round_trips_s = [known.round_trip_s for known in measurements if known.round_trip_s is not None]
-        rates_mb_s = [known.rate_mb_s for known in measurements if known.rate_mb_s is not None]
+        round_trips_s = [each.round_trip_s for each in measurements if each.round_trip_s is not None]
+        rates_mb_s = [each.rate_mb_s for each in measurements if each.rate_mb_s is not None]
         usual_round_trip_s, usual_rate_mb_s = median(round_trips_s or [0.0]), median(rates_mb_s or [math.inf])
         costs = {}
-        for peer, known in self.measured.items():
-            round_trip_s = usual_round_trip_s if known.round_trip_s is None else known.round_trip_s
-            rate_mb_s = usual_rate_mb_s if known.rate_mb_s is None else known.rate_mb_s
+        for peer, measurement in self.measured.items():
+            round_trip_s = usual_round_trip_s if measurement.round_trip_s is None else measurement.round_trip_s
+            rate_mb_s = usual_rate_mb_s if measurement.rate_mb_s is None else measurement.rate_mb_s
             costs[peer] = round_trip_s + self.vector_mb / rate_mb_s
         return costs
 

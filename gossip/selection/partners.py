@@ -234,10 +234,10 @@ class Partners:
 
     def note_mix(self, partner: PeerId, now: float, own: bool) -> None:
         """Note a finished exchange; ``own`` means that we asked."""
-        before = self.last_mixes.get(partner)
-        if before is None:
+        earlier_mix = self.last_mixes.get(partner)
+        if earlier_mix is None:
             self.unproven_failures = max(self.unproven_failures - 1, 0)
-        excess = 0.0 if before is None else REQUEST_DECAY * before.excess
+        excess = 0.0 if earlier_mix is None else REQUEST_DECAY * earlier_mix.excess
         self.last_mixes[partner] = LastMix(self.local.steps, now, excess + (-1.0 if own else 1.0))
 
     def note_success(self, partner: PeerId) -> None:

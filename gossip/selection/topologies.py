@@ -219,11 +219,12 @@ class OnGraph(Ranked):
 def circle_neighbours(order: Sequence[PeerId], rank: int, fits: Callable[[PeerId], bool]) -> list[PeerId]:
     """Return the next and the previous fitting member of this circle; one if they are the same."""
     n = len(order)
-    after = next((rank + step for step in range(1, n) if fits(order[(rank + step) % n])), None)
-    if after is None:
+    next_place = next((rank + step for step in range(1, n) if fits(order[(rank + step) % n])), None)
+    if next_place is None:
         return []
-    before = next(rank - step for step in range(1, n) if fits(order[rank - step]))
-    return [order[after % n]] if (after - before) % n == 0 else [order[after % n], order[before]]
+    previous_place = next(rank - step for step in range(1, n) if fits(order[rank - step]))
+    next_peer, previous_peer = order[next_place % n], order[previous_place]
+    return [next_peer] if next_peer == previous_peer else [next_peer, previous_peer]
 
 
 def cell_mates(order: list[PeerId], rank: int, size: int, round: int) -> list[PeerId]:

@@ -194,14 +194,14 @@ def write_update(update: Update) -> list[Any]:
 
 def read_record(value: Any) -> MemberRecord:
     """Return the record of a list of values. Its caller checks the signature (:func:`gossip.wire.records.check`)."""
-    known = len(RECORD_FIELDS)
-    if not isinstance(value, list) or not known <= len(value) <= known + MAX_EXTRA:
+    field_count = len(RECORD_FIELDS)
+    if not isinstance(value, list) or not field_count <= len(value) <= field_count + MAX_EXTRA:
         raise ValueError
-    extra = tuple(value[known:])
+    extra = tuple(value[field_count:])
     if extra and not is_keepable(extra):
         raise ValueError
     (peer, key, incarnation, sequence, left, address, homes, ready, run_id, steps, samples, progress, loss,
-     version, finished, signature) = value[:known]  # fmt: skip
+     version, finished, signature) = value[:field_count]  # fmt: skip
     return MemberRecord(
         id=read_id(peer), public_key=read_bytes(key, max_bytes=32), incarnation=read_int(incarnation, MAX_INT),
         sequence=read_int(sequence, MAX_INT), left=read_bool(left), address=read_address(address),
@@ -214,11 +214,11 @@ def read_record(value: Any) -> MemberRecord:
 
 
 def read_update(value: Any) -> Update:
-    known = len(HINT_FIELDS)
-    is_hint = isinstance(value, list) and known <= len(value) <= known + MAX_HINT_EXTRA
+    field_count = len(HINT_FIELDS)
+    is_hint = isinstance(value, list) and field_count <= len(value) <= field_count + MAX_HINT_EXTRA
     if not is_hint:
         return read_record(value)
-    peer, incarnation, dead, by, signature = value[:known]
+    peer, incarnation, dead, by, signature = value[:field_count]
     return Hint(
         peer=read_id(peer), incarnation=read_int(incarnation, MAX_INT), dead=read_bool(dead), by=read_id(by),
         signature=read_bytes(signature, max_bytes=64),

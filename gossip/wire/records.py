@@ -185,9 +185,9 @@ def clamped_record(record: MemberRecord) -> MemberRecord:
     changes = {}
     for field in RECORD_FIELDS:
         value = getattr(record, field)
-        kept = clamp_field(field, value)
-        if kept is not value:
-            changes[field] = kept
+        clamped = clamp_field(field, value)
+        if clamped is not value:
+            changes[field] = clamped
     return dataclasses.replace(record, **changes) if changes else record
 
 
