@@ -86,7 +86,7 @@ class RunChoice:
         self.noticed_run_id = b""  # The run that the latest notice was about.
         # Company.
         self.is_alone: bool = False
-        self.alone_since = math.inf  # Infinite once that is reported.
+        self.alone_since = math.inf  # Infinite with company, and once it is reported that this node is alone.
         self.has_reported_alone = False
         # Weights that are not finite.
         self.spoiled_at, self.mend_delay_s = -math.inf, MEND_S
@@ -95,6 +95,7 @@ class RunChoice:
     def deadline(self) -> float:
         """Return the time to call :meth:`tick`; infinity for a ready node while no member comes or goes."""
         membership = self.membership
+        # The last check found nothing to do, no member has come or gone since, and ``is_alone`` is up to date.
         if self.local.ready and membership.changes == self.changes_seen and self.is_alone is not membership.has_company:
             return max(self.next_check_at, self.alone_since + self.config.join_timeout_s)
         return self.next_check_at
