@@ -113,8 +113,8 @@ class Exchanges(Ledger[AnySession]):
         self.excused_partners = Recent[PeerId, None](MAX_PARTNERS)
         # Partners that broke a reservation and have not finished an exchange since.
         self.unreliable_partners = Recent[PeerId, None](MAX_PARTNERS)
-        # Some codecs need a bound on the distance between members. The first exchange of a part, by a codec without
-        # that need, measures the distance. Only parts that come again are worth it.
+        # Some codecs need a bound on the distance between members. The first exchange of a part uses a codec without
+        # one, and measures the distance. Only parts that come again are worth it.
         measures = needs_spread(config.codec_name)
         self.parts_to_measure = frozenset(lasting_parts(config.part, local.elements) if measures else ())
         self.measured_parts: set[Subset] = set()  # The parts whose bound is known.

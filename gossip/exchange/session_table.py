@@ -68,8 +68,8 @@ class Ledger(Generic[AnySession]):
         self.last_costs = Recent[PeerId, ExchangeCost](WAIT_PARTNERS)
         self.refusals = Refusals()
         self.misbehaviour = MisbehaviourLog()  # Replaced by Peer's own, once there is one.
-        # Two squares of each of the last exchanges: that of the distance between the partner's vector and ours, and
-        # that of the norm of our vector. For a group the first one is what a pair would show.
+        # For each of the last exchanges the square of the distance between the partner's vector and ours, and the
+        # square of our vector's norm. For a group the first one is what a pair would show.
         self.last_squares: deque[tuple[float, float]] = deque(maxlen=8)
         self.done_count: int = 0  # Finished exchanges.
         self.failures_by_reason: dict[str, int] = {}  # Number of failed exchanges by reason, one of REASONS or "other".

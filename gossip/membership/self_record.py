@@ -28,8 +28,8 @@ PROGRESS = frozenset({"steps", "samples", "progress", "loss", "version", "extra"
 FIGURES_S_PER_MEMBER = 0.1  # Minimum time between two records with figures, for each member of the swarm.
 PROGRESS_S = 0.02  # Time between two records of mere progress, times N^2.
 MAX_PROGRESS_S = 1_800.0  # Maximum age of the loss, samples and steps, which people read.
-# Number of our lives, this one included, whose counts are added up. Members may hold records of several earlier lives,
-# but not of many.
+# Number of our lives, this one included, whose counts are added up. Members may hold records of several earlier lives.
+# Many such records mean that another process uses our key.
 MAX_LIVES = 8
 REFUTE_EVERY_S = 0.2  # Accusations of us cost the swarm at most five updates a second.
 

@@ -13,8 +13,8 @@ from gossip.selection.rule import Candidates, Options, Uniform, uniform
 
 __all__ = ["Nearest"]
 
-# Number of the cheapest members among which near choices are made. In regions of eight, noise stays within 5 % of that
-# of mixing with all seven others.
+# Near choices are made among this many cheapest members. In regions of eight, noise then stays within 5 % of its level
+# when mixing with all seven others.
 NEAR = 4
 # With this many measured members, no unmeasured ones are tried. In a swarm of eight equal regions, eight of these
 # members are then in our own.
