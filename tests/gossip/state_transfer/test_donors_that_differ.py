@@ -167,7 +167,7 @@ def test_two_colluding_donors_of_three_are_outvoted_by_members_that_gave_nothing
     taker.apart_sq = colluding(*liars)
     taker.receive_all()
     assert not taker.joining.donors & liars
-    assert not {donor for *_, donor in taker.joining.given} & liars
+    assert not {donor for *_, donor in taker.joining.received} & liars
     assert taker.adopt is not None
 
 
