@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from gossip.arithmetic.mixing import push_mass
 from gossip.arithmetic.subsets import ALL, Subset
-from gossip.averaging.model import Backup, Model, Pending, is_narrow
+from gossip.averaging.model import Backup, Model, Pending
 from gossip.averaging.vectors import Cut, Floats, Positions, Vector, Vectors
 from gossip.averaging.visit import Adoption, Update, Visit
 
@@ -255,7 +255,7 @@ class Boundary:
         """Record a copy that is in progress, into ``vector`` alone. Return False if there is none to wait for."""
         if copy is not None and vector is not None:
             visit.finite_checks = (*visit.finite_checks, (vector, copy))
-        if copy is None or (copy.done() and not is_narrow(copy)):
+        if copy is None or (copy.done() and not copy.is_narrow):
             return False
         visit.copies = (*visit.copies, copy)
         return True

@@ -12,7 +12,6 @@ from gossip.arithmetic.mixing import is_finite
 from gossip.arithmetic.movement import Movement
 from gossip.averaging.boundary import Boundary
 from gossip.averaging.jobs import Driver
-from gossip.averaging.model import copy_failure, is_torn
 from gossip.averaging.reports import Reports
 from gossip.averaging.vectors import Vector, Vectors
 from gossip.averaging.visit import Visit
@@ -128,8 +127,8 @@ class CopyDelivery:
             )
         for session in visit.failed_sessions:
             self.driver.call_soon(self.report_not_taken, session)
-        torn = any(is_torn(copy) for copy in visit.copies)
-        failure = next(filter(None, map(copy_failure, visit.copies)), "")
+        torn = any(copy.torn for copy in visit.copies)
+        failure = next((copy.failure for copy in visit.copies if copy.failure), "")
         if torn:
             self.warn_once(
                 "The weights changed outside the optimizer while they were copied, and an exchange is given up: change "

@@ -23,7 +23,7 @@ from gossip.effects import CopyFrozen, CopyPiece, Effect, HashFrozen, Merge, Mix
 
 __all__ = [
     "AdoptJob", "AllocatePieceJob", "AllocateSnapshotJob", "AverageSliceJob", "CopyFrozenJob", "Driver",
-    "HashFrozenJob", "Job", "JobOwner", "MixJob", "PrepareOuterStepJob", "allocates",
+    "HashFrozenJob", "Job", "JobOwner", "MixJob", "PrepareOuterStepJob",
 ]  # fmt: skip
 
 # Elements of the frozen weights that are hashed at once, in some 10 ms. Mixes wait for one block and not for all of a
@@ -32,23 +32,24 @@ BLOCK_ELEMENTS = 2 << 20
 
 
 class Job(Protocol):
-    """Arithmetic on whole vectors, of ``elements`` elements in all.
+    """Arithmetic on whole vectors, of ``elements`` elements in all. Implementations inherit from this class.
 
     ``run`` touches only its own vectors and may run in any thread. ``finish`` follows where effects are performed, in
-    the order in which jobs were given. ``fail`` replaces both if either raises an error. An attribute ``allocates`` may
-    be True (:func:`allocates`).
+    the order in which jobs were given. ``fail`` replaces both if either raises an error.
     """
 
+    __slots__ = ()
+
     elements: int
+
+    @property
+    def allocates(self) -> bool:
+        """Return True if ``run`` allocates a vector, which may take much longer than arithmetic on it."""
+        return False
 
     def run(self) -> None: ...
     def finish(self) -> None: ...
     def fail(self) -> None: ...
-
-
-def allocates(job: Job) -> bool:
-    """Return True if a job's ``run`` allocates a vector, which may take much longer than arithmetic on it."""
-    return bool(getattr(job, "allocates", False))
 
 
 class Driver(Protocol):
@@ -87,7 +88,7 @@ class JobOwner(Protocol):
     def report_recalled(self, session: int) -> None: ...
 
 
-class MixJob:
+class MixJob(Job):
     """A job that turns a finished exchange into an update of the model, or pushed weights that came back."""
 
     __slots__ = (
@@ -220,7 +221,7 @@ class MixJob:
         self.newer_sums = []
 
 
-class AdoptJob:
+class AdoptJob(Job):
     """A job without arithmetic, which brings another run's weights to the boundary behind mixes of the old weights."""
 
     __slots__ = ("adoption", "averager", "elements")
@@ -237,7 +238,7 @@ class AdoptJob:
             self.averager.boundary.request_adoption(self.adoption)
 
 
-class PrepareOuterStepJob:
+class PrepareOuterStepJob(Job):
     """A job that prepares the outer step's memory, once the step has taken over the vector that a newcomer collected.
 
     It frees the vector's part that the outer step does not use, and allocates the momentum, while the training loop
@@ -258,7 +259,7 @@ class PrepareOuterStepJob:
     def fail(self) -> None: ...
 
 
-class AllocatePieceJob:
+class AllocatePieceJob(Job):
     """A job that allocates memory for a newcomer's piece and touches it before the training loop copies.
 
     Writing to untouched pages takes four times as long as the copy.
@@ -288,7 +289,7 @@ class AllocatePieceJob:
         self.averager.report_failed(self.effect.session, "fault")
 
 
-class AllocateSnapshotJob:
+class AllocateSnapshotJob(Job):
     """A job that allocates the memory of a snapshot, and requests it unless the session is None."""
 
     __slots__ = ("averager", "cut", "elements", "pushes", "session")
@@ -311,7 +312,7 @@ class AllocateSnapshotJob:
             driver.perform(self.averager.peer.on_not_taken(self.session, driver.now))
 
 
-class CopyFrozenJob:
+class CopyFrozenJob(Job):
     """A job that copies frozen weights for a newcomer, while the training loop runs."""
 
     __slots__ = ("averager", "effect", "elements", "vector")
@@ -338,7 +339,7 @@ class CopyFrozenJob:
         self.averager.report_failed(self.effect.session, "fault")
 
 
-class HashFrozenJob:
+class HashFrozenJob(Job):
     """A job that hashes a block of the frozen weights, and then queues itself for the next one."""
 
     __slots__ = ("averager", "block", "elements", "hash", "start", "stop")
@@ -371,7 +372,7 @@ class HashFrozenJob:
             averager.driver.perform(averager.peer.on_frozen_hashed(digest, averager.driver.now))
 
 
-class AverageSliceJob:
+class AverageSliceJob(Job):
     """A job that computes the mean of our slice of a group's vectors."""
 
     __slots__ = ("averager", "elements", "group", "on_averaged")

@@ -6,47 +6,49 @@ from typing import Protocol
 
 from gossip.averaging.vectors import Floats, Positions
 
-__all__ = ["Backup", "Model", "Pending", "Upload", "copy_failure", "is_narrow", "is_torn", "result_is_finite", "widen"]
+__all__ = ["Backup", "Model", "Pending", "Upload"]
 
 
 class Pending(Protocol):
-    """A copy in progress. Until it is done, its target must not be read and its source must not be written.
+    """A copy in progress. Implementations inherit from this class, and so state only what differs from its defaults.
 
-    A target that :func:`is_narrow` after that must not be read until it was widened either.
+    Until the copy is done, its target must not be read and its source must not be written. A target that
+    :attr:`is_narrow` then must not be read until :meth:`widen` has returned either.
     """
+
+    __slots__ = ()
 
     def done(self) -> bool: ...
 
+    @property
+    def finite(self) -> bool | None:
+        """Return True if a finished copy brought finite values only; None if they were not checked."""
+        return None
 
-def result_is_finite(copy: Pending) -> bool | None:
-    """Return whether all values of a finished copy are finite; None if they were not checked."""
-    found: bool | None = getattr(copy, "finite", None)
-    return found
+    @property
+    def torn(self) -> bool:
+        """Return True if the weights changed during a finished copy, which is of no use then."""
+        return False
 
+    @property
+    def failure(self) -> str:
+        """Return the reason why a finished copy holds no weights, or an empty text."""
+        return ""
 
-def is_torn(copy: Pending) -> bool:
-    """Return True if the weights changed during a finished copy, which is of no use then."""
-    return bool(getattr(copy, "torn", False))
+    @property
+    def is_narrow(self) -> bool:
+        """Return True if the copy has brought, or will bring, half-precision values that are still to be widened."""
+        return False
 
-
-def copy_failure(copy: Pending) -> str:
-    """Return the reason why a finished copy holds no weights, or an empty text."""
-    return str(getattr(copy, "failure", ""))
-
-
-def is_narrow(copy: Pending) -> bool:
-    """Return True if a copy has brought, or will bring, half-precision values that are still to be widened."""
-    return bool(getattr(copy, "is_narrow", False))
-
-
-def widen(copy: Pending) -> None:
-    """Widen the half-precision values of a finished copy. That takes as long as a copy of its target."""
-    if is_narrow(copy):
-        copy.widen()  # type: ignore[attr-defined]
+    def widen(self) -> None:
+        """Widen the half-precision values of a finished copy, if any. That takes as long as a copy of its target."""
+        return
 
 
 class Upload(Pending, Protocol):
     """An update's values on their way to the model's device. Once they are there, applying them does not wait."""
+
+    __slots__ = ()
 
     def add(self) -> Pending | None:
         """Begin ``weights += values``."""

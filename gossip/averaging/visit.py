@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gossip.averaging.model import Pending, Upload, result_is_finite
+from gossip.averaging.model import Pending, Upload
 from gossip.averaging.vectors import Floats, Positions, Vector
 
 __all__ = ["Adoption", "Update", "Visit"]
@@ -73,7 +73,7 @@ class Visit:
     def record_checks(self) -> None:
         """Record for each vector whether its copies, which are done, have found all values finite."""
         for vector, _ in self.finite_checks:
-            results = [result_is_finite(copy) for other, copy in self.finite_checks if other is vector]
+            results = [copy.finite for other, copy in self.finite_checks if other is vector]
             if vector.is_finite is None and None not in results:
                 vector.is_finite = all(results)
 

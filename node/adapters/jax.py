@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gossip.arithmetic.layout import Layout, Segment
+from gossip.averaging.model import Pending, Upload
 from gossip.errors import LayoutError
 from node.model.state import Floats, State
 
@@ -150,8 +151,8 @@ class Pytree(State):
         ]
 
 
-class JaxUpload:
-    """An update's values on their way to the device: a :class:`gossip.averaging.model.Upload`.
+class JaxUpload(Upload):
+    """An update's values on their way to the device.
 
     Once it is done the host's values are free, also after :meth:`add` or :meth:`merge`, which return this object. A
     device that is the host would use them in place, so that they are copied, large ones by a thread of their own.
@@ -204,17 +205,17 @@ class JaxUpload:
         return self
 
 
-class Arriving:
+class Arriving(Pending):
     """A vector that the device computes, on its way to ``out``. A large one is copied by a thread of its own.
 
-    Attributes:
-        failure: The reason why the vector could not be copied, which costs its exchange; otherwise empty.
+    A vector that could not be copied costs its exchange.
     """
+
+    failure = ""
 
     def __init__(self, flat: Any, out: Floats) -> None:
         self._flat, self._out = flat, out
         self._copying: threading.Thread | None = None
-        self.failure = ""
 
     def done(self) -> bool:
         if self._copying is not None:

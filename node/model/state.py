@@ -78,7 +78,8 @@ class VectorState(ABC):
         """Begin to read the weights as they are now.
 
         Returns:
-            When ``out`` holds them (None: now). Later steps do not change it.
+            None if ``out`` holds them now; otherwise the pending copy, of a subclass of Pending. Later steps do not
+            change what it brings.
         """
         self.read(out)
         return None

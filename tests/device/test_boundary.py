@@ -12,7 +12,6 @@ from torch import nn
 
 from gossip.arithmetic.subsets import Subset
 from gossip.averaging.boundary import Boundary
-from gossip.averaging.model import widen
 from gossip.averaging.vectors import Cut
 from gossip.averaging.visit import Adoption, Update
 from node.model.backup import KeptWeights
@@ -66,7 +65,7 @@ def finished(visit):
     torch.cuda.synchronize()
     assert all(copy.done() for copy in visit.copies)
     for copy in visit.copies:
-        widen(copy)  # As a worker does.
+        copy.widen()  # As a worker does.
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

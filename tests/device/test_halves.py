@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from gossip.averaging.model import is_narrow, widen
 from node.model.device import halves
 from node.model.device.downloads import Downloads
 from node.model.device.halves import HALF_TYPES, HalfPart
@@ -79,9 +78,9 @@ def test_a_snapshot_crosses_as_two_bytes_an_element_and_waits_for_nothing(
         assert taken - max(gradient_bytes, staged_bytes) < 100, "and some numbers for the check"
     (copy,) = visit.copies
     assert copy.done()
-    assert is_narrow(copy)
-    widen(copy)
-    assert not is_narrow(copy)
+    assert copy.is_narrow
+    copy.widen()
+    assert not copy.is_narrow
     assert set(vector.array.tolist()) == {2.0}
     visit.record_checks()
     assert vector.is_finite is True
@@ -152,7 +151,7 @@ def test_half_precision_finds_room_where_the_device_has_none(accelerator):
     torch.cuda.synchronize()
     for copy in visit.copies:
         assert copy.done()
-        widen(copy)
+        copy.widen()
     assert set(vector.array.tolist()) == {2.0}
 
 

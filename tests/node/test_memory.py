@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gossip.averaging.boundary import Boundary
+from gossip.averaging.model import Pending
 from gossip.averaging.visit import Update
 from gossip.config import Config
 from gossip.effects import ReceivePiece
@@ -70,7 +71,7 @@ def test_the_next_copy_is_made_where_the_difference_lay_that_was_just_added():
 
 
 def test_a_difference_that_a_device_still_reads_is_given_back_when_it_has_been():
-    class Reading:
+    class Reading(Pending):
         over = False
 
         def done(self):

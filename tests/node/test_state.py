@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gossip.arithmetic.layout import Layout, Segment
+from gossip.averaging.model import Pending
 from gossip.config import Config
 from gossip.errors import CheckpointError, ConfigError, LayoutError
 from node import Node
@@ -169,7 +170,7 @@ class Late(Plain):
         return Arriving(self, out)
 
 
-class Arriving:
+class Arriving(Pending):
     def __init__(self, state, out):
         self.state, self.out, self.asked = state, out, 0
         self.values = np.empty_like(out)
@@ -234,7 +235,7 @@ class Unreadable(Plain):
         return Failed() if self.fails else super().begin_read(out)
 
 
-class Failed:
+class Failed(Pending):
     failure = "RuntimeError: no such device"
 
     def __init__(self):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gossip.averaging.model import Pending
 from node.model.device.halves import HalfPart
 
 __all__ = ["Copies", "TornWatch", "combined", "memory_errors"]
@@ -43,7 +44,7 @@ class TornWatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
+class Copies(Pending):
     """Pending copies between a host array and a device.
 
     Until they are done, do not use the host array, which a read still writes and an addition still reads. While

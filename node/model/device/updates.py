@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from gossip.averaging.model import Upload
 from node.model.device.copies import Copies
 from node.model.device.uploads import Change, Uploading, Work
 from node.model.flat import add, merge
@@ -19,8 +20,8 @@ def change_of(ratio: float | None) -> Change:
     return add if ratio is None else partial(merge, weight=ratio)
 
 
-class UpdateUpload:
-    """An update's values that are being copied to the model's devices. A :class:`gossip.averaging.model.Upload`.
+class UpdateUpload(Upload):
+    """An update's values that are being copied to the model's devices.
 
     Args:
         apply: Applies a change with the values; its second argument says whether the change takes as much memory again.
@@ -43,11 +44,10 @@ class UpdateUpload:
         return self._apply(change_of(ratio), True)
 
 
-class RelayedUpdate:
+class RelayedUpdate(Upload):
     """An update whose values rank 0 has, and sends from its device to those of the other ranks.
 
-    It has its memory already, so that no rank that has announced it fails for want of some. On rank 0 it is a
-    :class:`gossip.averaging.model.Upload`.
+    It has its memory already, so that no rank that has announced it fails for want of some.
 
     Args:
         work: Applies the update, portion by portion.

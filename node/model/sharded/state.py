@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gossip.arithmetic.movement import Movement
+from gossip.averaging.model import Pending
 from gossip.errors import LayoutError
 from node.model.sharded.memory import SharedVectors
 from node.model.sharded.operation import PORTION_BYTES, Operation
@@ -28,10 +29,10 @@ STAGED_BYTES = PORTION_BYTES  # A copy of 64 MB takes a hundred times as long as
 
 
 @dataclass(frozen=True, slots=True)
-class FinishedRead:
-    """A read that is done, whose values the ranks have checked. A :class:`gossip.averaging.model.Pending`."""
+class FinishedRead(Pending):
+    """A read that is done, whose values the ranks have checked."""
 
-    finite: bool
+    finite: bool = field()  # Without field() its default would be the property of the base class.
 
     def done(self) -> bool:
         return True

@@ -15,8 +15,7 @@ import trio
 from gossip.arithmetic.mixing import OuterStep, is_finite
 from gossip.averaging.averager import CHECKED_BESIDE_ELEMENTS, Averager
 from gossip.averaging.boundary import Boundary
-from gossip.averaging.jobs import Job, allocates
-from gossip.averaging.model import is_narrow, widen
+from gossip.averaging.jobs import Job
 from gossip.averaging.streams import ComparingReceiver, DifferenceReceiver, PieceReceiver, Sender
 from gossip.averaging.vectors import Floats, Vector
 from gossip.averaging.visit import Visit
@@ -115,7 +114,7 @@ class Streams:
             while not (pending is None or pending.done()):
                 time.sleep(0.001)  # A CUDA event can only be polled.
             if pending is not None:
-                widen(pending)
+                pending.widen()
             self.averager.start_movement_at(sample)
 
     def allocate_memory(self, vectors: int = 2) -> None:
@@ -161,7 +160,7 @@ class Streams:
 
     def is_inline(self, job: Job) -> bool:
         """Return True if a job runs in trio's thread: a small one, which locks no pages, as that takes long."""
-        locks = self.pool.state.locks and allocates(job)
+        locks = self.pool.state.locks and job.allocates
         return job.elements <= (VectorPool.MAPPED_ELEMENTS if locks else INLINE_ELEMENTS)
 
     async def run_jobs(self) -> None:
@@ -183,7 +182,7 @@ class Streams:
         job.fail()
 
     def await_copies(self, visit: Visit, report: Callable[[Visit], None]) -> None:
-        is_done = all(copy.done() and not is_narrow(copy) for copy in visit.copies)
+        is_done = all(copy.done() and not copy.is_narrow for copy in visit.copies)
         if is_done and not self.vectors_to_check(visit):
             report(visit)
         else:
@@ -193,8 +192,8 @@ class Streams:
         while not all(copy.done() for copy in visit.copies):  # noqa: ASYNC110 - a CUDA event can only be polled
             await trio.sleep(0.001)
         for copy in visit.copies:
-            if is_narrow(copy):
-                await trio.to_thread.run_sync(widen, copy)
+            if copy.is_narrow:
+                await trio.to_thread.run_sync(copy.widen)
         for vector in self.vectors_to_check(visit):
             vector.is_finite = await trio.to_thread.run_sync(is_finite, vector.array)
         report(visit)
@@ -397,7 +396,7 @@ class Streams:
         self.sessions.add(session, is_large(sender.codec, piece.size))
 
 
-class MemoryAllocation:
+class MemoryAllocation(Job):
     """A job that allocates the memory of exchanges while pieces of the weights arrive.
 
     The job that adopts the weights is queued after it, so that no step boundary finds the memory missing. If the pieces
