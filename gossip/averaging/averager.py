@@ -2,6 +2,7 @@
 
 It holds snapshots, averages in progress, the outer step, statistics of movement and distance, and the weights that a
 newcomer collects. It has no clock, thread or socket: a :class:`Driver` provides them and moves the bytes.
+:mod:`gossip.effects` defines the terms.
 
 Methods called ``request_...`` ask the step boundary for a copy; :mod:`gossip.averaging.delivery` handles what comes
 back. Methods called ``report_...`` tell the peer what happened, and the driver performs the effects that it returns.
@@ -84,7 +85,7 @@ class Averager:
         self.groups: dict[int, GroupAverage] = {}  # Groups by session.
         self.joining_vector: Vector | None = None  # Weights of another run, as far as they have arrived.
         self.outside_replacements = 0  # Number of times that the weights were replaced from outside (a checkpoint).
-        self.counted_visit = 0  # Number of the visit whose snapshot is the newest with its local progress counted.
+        self.counted_visit = 0  # Number of the visit that took the newest snapshot whose local progress is counted.
         self.next_part = ALL  # Part of our next mix.
         self.hash_job: HashFrozenJob | None = None  # The hash of the frozen weights in progress.
         size = peer.view.elements
@@ -140,7 +141,7 @@ class Averager:
             self.driver.run_job(AllocateSnapshotJob(self, session, pushes, cut))
 
     def cut_of(self, part: Subset, session: int) -> Cut | None:
-        """Return the elements of a part, None for all; ``session`` seeds a mask that has no seed of its own."""
+        """Return the elements of a part, None for all; ``session`` seeds a random part that has no seed of its own."""
         next_cut = self.boundary.next_cut
         if next_cut is not None and next_cut.part == part:
             return next_cut
@@ -204,8 +205,8 @@ class Averager:
         codec = get_codec(effect.codec)
         spread = self.spreads.get(snapshot.part)
         if codec.needs_spread:
-            if spread is None or not spread.is_known:  # Reported like a difference beyond its bound.
-                return "overflow"
+            if spread is None or not spread.is_known:
+                return "overflow"  # As for a difference beyond the codec's bound: another codec would do.
             codec = codec.with_bounds(spread)
         pair = self.pairs[effect.session] = PairAverage(effect, snapshot, codec, spread, self.vectors)
         return pair
@@ -289,24 +290,24 @@ class Averager:
         """Return the array that collects the pieces of another run's weights: float32 (effect.size,)."""
         vector = self.joining_vector
         if vector is None or vector.array.size != effect.size:
-            # The outer step takes over a mapped vector if it has none yet. Neither kind is given back before its
-            # adoption: a link may still write to a vector that was given up.
+            # The outer step takes over a mapped vector if it has none yet. A vector that is replaced here is not given
+            # back to the pool, because a link may still write to it.
             from_pool = self.outer_step.has_weights and effect.size == self.peer.view.elements
             take = self.vectors.take if from_pool else self.vectors.take_mapped
             vector = self.joining_vector = take(effect.size)
         return vector.array
 
     def store_piece(self, effect: ReceivePiece, values: Floats) -> bool:
-        """Store a whole piece, or compare it with the vector. Return False if the piece is not finite."""
-        held = self.joining_array(effect)[effect.start : effect.stop]
+        """Store a whole piece, or compare it with the joining vector. Return False if the piece is not finite."""
+        target = self.joining_array(effect)[effect.start : effect.stop]
         if not is_finite(values):
             return False
         peer, driver = self.peer, self.driver
         if effect.compare:
-            sums = subtract(values, held, np.empty_like(held))
+            sums = subtract(values, target, np.empty_like(target))
             driver.perform(peer.on_compared(effect.session, *sums, driver.now))
         else:
-            held[:] = values
+            target[:] = values
             driver.perform(peer.on_collected(effect.session, effect.stop, driver.now))
         return True
 

@@ -3,6 +3,7 @@
 The network side leaves requests (a snapshot, an update to add, weights to adopt). The training loop fulfils them
 between two steps in a fixed order: restore weights, add updates, adopt weights, take snapshots. Snapshots therefore
 include all that was received. Neither side waits for the other: without requests a visit is one attribute read.
+:mod:`gossip.effects` defines the terms.
 
 ``lock`` is for a driver whose training loop and network are two threads. It guards the requests; only the loop calls
 methods that change the model.
@@ -23,12 +24,14 @@ from gossip.averaging.visit import Adoption, Update, Visit
 
 __all__ = ["Boundary"]
 
+NOWHERE = sys.maxsize  # Start of a piece that holds no elements, which has_piece() therefore always denies.
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """A session's request for a snapshot."""
 
-    piece: Vector | None  # Memory for the piece that a newcomer waits for.
+    piece: Vector | None  # Memory for the piece that a newcomer waits for; None for an exchange.
     pushes: int  # Number of partners that the snapshot is pushed to; 0 if it is exchanged.
     cut: Cut | None  # The elements to copy; None for all.
 
@@ -199,8 +202,9 @@ class Boundary:
             keep: Take a copy for newcomers, which may come while the loop stands.
         """
         with self.lock:
-            ready = self.uploaded_updates()
-            updates, self.arrived_updates = self.arrived_updates[:ready], self.arrived_updates[ready:]
+            ready_count = self.count_ready_updates()
+            updates = self.arrived_updates[:ready_count]
+            self.arrived_updates = self.arrived_updates[ready_count:]
             self.pending_updates -= len(updates)
             is_current, all_requests, self.requests = not self.pending_updates, self.requests, {}
             requests: dict[int, Request] = {}
@@ -220,8 +224,10 @@ class Boundary:
         copies: dict[Subset, Vector] = {}
         if updates:
             copies_all = keep or (spare and is_current and self.next_cut is None)
-            copies_all = copies_all or any(one.cut is None and one.piece is None for one in requests.values())
-            last = updates[-1] if copies_all and adoption is None else None
+            copies_all = copies_all or any(
+                request.cut is None and request.piece is None for request in requests.values()
+            )
+            last = updates[-1] if copies_all and adoption is None else None  # One pass adds it and copies the sum.
             visit.merged_shares = [
                 self.apply_update(update, visit, copies if update is last else None) for update in updates
             ]
@@ -240,10 +246,10 @@ class Boundary:
         visit.replacements = self.replacements
         return visit
 
-    def uploaded_updates(self) -> int:
-        """Return how many updates can be applied without waiting: of those in order, the ones that are uploaded.
+    def count_ready_updates(self) -> int:
+        """Return how many of the first updates can be applied without waiting for the upload of one.
 
-        Before the weights are replaced, all must be applied. The caller holds the lock.
+        Before the weights are replaced, all must be applied, and waited for. The caller holds the lock.
         """
         if self.adoption is None and not self.must_restore:
             for number, update in enumerate(self.arrived_updates):
@@ -251,8 +257,11 @@ class Boundary:
                     return number
         return len(self.arrived_updates)
 
-    def await_copy(self, visit: Visit, copy: Pending | None, vector: Vector | None = None) -> bool:
-        """Record a copy that is in progress, into ``vector`` alone. Return False if there is none to wait for."""
+    def record_copy(self, visit: Visit, copy: Pending | None, vector: Vector | None = None) -> bool:
+        """Record a copy that has begun; ``vector`` is its target, unless that is the model. Return False if it is done.
+
+        None stands for a copy that was done when the call returned.
+        """
         if copy is not None and vector is not None:
             visit.finite_checks = (*visit.finite_checks, (vector, copy))
         if copy is None or (copy.done() and not copy.is_narrow):
@@ -263,17 +272,17 @@ class Boundary:
     def begin_piece_copy(self, piece: Vector, visit: Visit) -> bool:
         """Begin to copy a piece for a newcomer. Return False if the model's device has no memory for it.
 
-        If the optimizer's state has changed its length, the piece is marked as one that holds nothing.
+        If the optimizer's state has changed its length, so that the piece does not exist, its start is ``NOWHERE``.
         """
         model, start, stop = self.model, piece.start, piece.start + piece.array.size
         optimizer = model.optimizer_range()
         try:
             if stop <= model.size():
-                self.await_copy(visit, model.begin_read_piece(piece.array, start), piece)
+                self.record_copy(visit, model.begin_read_piece(piece.array, start), piece)
             elif optimizer.start <= start and stop <= optimizer.stop:
-                self.await_copy(visit, model.begin_read_optimizer(piece.array, start), piece)
+                self.record_copy(visit, model.begin_read_optimizer(piece.array, start), piece)
             else:
-                piece.start = sys.maxsize
+                piece.start = NOWHERE
         except MemoryError:
             self.vectors.give(piece)
             return False
@@ -293,7 +302,7 @@ class Boundary:
     def begin_copy(self, visit: Visit, cut: Cut | None, copies: dict[Subset, Vector]) -> Vector | None:
         """Begin to copy the live weights, or only the cut. Requests of a visit for the same part share one copy.
 
-        Return the vector, which is in ``copies`` too; None if the model's device has no memory for it.
+        Return the vector, which :meth:`visit` keeps in ``copies``; None if the model's device has no memory for it.
         """
         model, part = self.model, ALL if cut is None else cut.part
         vector = copies.get(part)
@@ -304,14 +313,14 @@ class Boundary:
         pending = False
         try:
             if cut is None:
-                self.await_copy(visit, model.begin_read(vector.array), vector)
+                self.record_copy(visit, model.begin_read(vector.array), vector)
                 vector.is_finite = model.finite
             else:
                 elements, sampled = cut.positions.size, self.sampled_positions
                 vector.cut = cut
-                pending = self.await_copy(visit, model.begin_read_at(vector.array[:elements], cut.positions), vector)
+                pending = self.record_copy(visit, model.begin_read_at(vector.array[:elements], cut.positions), vector)
                 if sampled is not None:
-                    self.await_copy(visit, model.begin_read_at(vector.array[elements:], sampled), vector)
+                    self.record_copy(visit, model.begin_read_at(vector.array[elements:], sampled), vector)
         except MemoryError:
             if pending:
                 visit.busy_vectors.append(vector)  # It is given back once nothing writes to it.
@@ -343,10 +352,11 @@ class Boundary:
     def apply_update(self, update: Update, visit: Visit, copies: dict[Subset, Vector] | None = None) -> float:
         """Apply an update, and return the share of its vector in the weights, 0 for a difference.
 
-        With ``copies`` all weights will be copied next. The update's own vector can then take the copy in one pass.
+        If ``copies`` are given, all weights are to be copied next. One pass may then add the update and copy the sum
+        into the update's own vector, which goes into ``copies``.
         """
-        is_whole = update.mass is None and update.positions is None and update.upload is None
-        if copies is not None and is_whole and self.model.add_read(update.vector.array, update.weight):
+        is_plain_sum = update.mass is None and update.positions is None and update.upload is None
+        if copies is not None and is_plain_sum and self.model.add_read(update.vector.array, update.weight):
             update.vector.users, update.vector.is_finite = 0, self.model.finite
             copies[ALL] = update.vector
             return 0.0
@@ -359,7 +369,7 @@ class Boundary:
             return 0.0
         if update.mass is not None:
             self.mass += update.mass
-        if self.await_copy(visit, pending):
+        if self.record_copy(visit, pending):
             visit.busy_vectors.append(update.vector)
         else:  # The vector is free at once, and this visit may copy into it.
             self.vectors.give(update.vector)

@@ -54,11 +54,12 @@ class Coverage:
 
     def take_from_gap(self, start: int, stop: int) -> None:
         """Remove the range of a chunk from the gap that holds it."""
-        at = bisect_right(self.gaps, (start, self.size)) - 1
-        first, last = self.gaps[at] if at >= 0 else (0, 0)
-        if not first <= start < stop <= last:
+        index = bisect_right(self.gaps, (start, self.size)) - 1  # The last gap that does not begin after the chunk.
+        gap_start, gap_stop = self.gaps[index] if index >= 0 else (0, 0)  # An empty gap holds no chunk.
+        if not gap_start <= start < stop <= gap_stop:
             raise ProtocolError(f"A chunk from {start} to {stop} overlaps another.")
-        self.gaps[at : at + 1] = [left for left in ((first, start), (stop, last)) if left[0] < left[1]]
+        rests = (gap_start, start), (stop, gap_stop)
+        self.gaps[index : index + 1] = [rest for rest in rests if rest[0] < rest[1]]
 
     def finish_chunk(self, start: int) -> None:
         """Record that the chunk that begins at ``start`` has arrived whole."""
@@ -67,8 +68,8 @@ class Coverage:
     @property
     def prefix(self) -> int:
         """Return the position before which all elements have arrived."""
-        first = min(self.arriving) if self.arriving else self.frontier
-        return min(first, self.gaps[0][0]) if self.gaps else first
+        missing_start = min(self.arriving) if self.arriving else self.frontier
+        return min(missing_start, self.gaps[0][0]) if self.gaps else missing_start
 
     @property
     def is_complete(self) -> bool:

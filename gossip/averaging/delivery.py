@@ -57,7 +57,7 @@ class CopyDelivery:
         is_current = visit.decided_updates == self.boundary.decided_updates
         for session, vector, mass in visit.snapshots:
             if not (mass or vector.is_transient or self.peer.view.needs_snapshot(session)):
-                self.share(vector, is_current)  # Another exchange took the session's place during the copy.
+                self.share(vector, is_current)  # The session has ended, and others may wait for the same elements.
             elif is_current or mass > 0 or not self.peer.view.has_exchange(session):
                 sharers = self.take_sharers(vector) if is_current and not mass else []
                 self.deliver_snapshot(session, vector, mass)

@@ -1,6 +1,7 @@
 """Jobs of an averager: arithmetic on whole vectors, which a driver may run in another thread.
 
-Each ends where effects are performed, in the order in which the averager gave them.
+Each ends where effects are performed, in the order in which the averager gave them. :mod:`gossip.effects` defines the
+terms. A *push* sends a snapshot one way, with a mass that is taken from the model; both come back if the push fails.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class JobOwner(Protocol):
 
 
 class MixJob(Job):
-    """A job that turns a finished exchange into an update of the model, or pushed weights that came back."""
+    """A job that turns a finished exchange, or a failed push of ours, into an update of the model."""
 
     __slots__ = (
         "added_since", "averager", "credit", "difference", "elements", "interval_steps", "is_late", "leaves_weight",
@@ -105,8 +106,8 @@ class MixJob(Job):
         Args:
             averager: The owner of the job.
             snapshot: Our vector as it was exchanged or pushed.
-            difference: The partner's vector minus ours, or a group's mean minus ours; None for a push of ours that
-                comes back, whose snapshot is the result.
+            difference: The partner's vector minus ours, or a group's mean minus ours; None for a failed push of ours,
+                whose snapshot is the result.
             positions: The positions of the elements of both in the model; None for all.
             effect: The decision of the peer.
             own_sq: Squared norm of our vector as the partner decodes it.
@@ -118,13 +119,14 @@ class MixJob(Job):
         self.mass = effect.mass if isinstance(effect, Merge) else None
         self.own_sq = own_sq
         self.is_late = False  # A mix with a newer snapshot has taken place.
-        self.added_since: Vector | None = None  # Sum of what other mixes added after the snapshot.
-        # Sums of newer snapshots that lack this mix, and True for each sum that is still to be set.
+        self.added_since: Vector | None = None  # As in Vector: what other mixes have added after the snapshot.
+        # The same sums of newer snapshots, which lack this mix: run() adds its update to them. A sum with True holds
+        # nothing yet and is set to the update.
         self.newer_sums: list[tuple[Vector, bool]] = []
         self.outside_replacements = averager.outside_replacements
         self.elements = snapshot.array.size
         self.result: Vector | None = None  # The update: added as a whole or at the positions, or merged with a mass.
-        # The boundary applies the weight in its own pass, if it can.
+        # True: run() leaves the weight out, and the boundary applies it while it adds, which saves a pass.
         can_leave = averager.outer_step.is_plain and averager.boundary.adds_weighted
         self.leaves_weight = can_leave and self.mass is None and positions is None
 
@@ -151,7 +153,7 @@ class MixJob(Job):
 
     @property
     def allocates(self) -> bool:
-        """Return True for a push that comes back, and for the first lesson of a correction."""
+        """Return True for a failed push, whose snapshot is copied, and for the first mix that a correction learns."""
         correction = self.averager.outer_step.correction
         return self.difference is None or (correction is not None and correction.pull is None)
 
@@ -175,18 +177,19 @@ class MixJob(Job):
         own = snapshot if self.snapshot.cut is None else snapshot[: self.snapshot.elements]
         with averager.lock:
             if self.is_current:
-                added_since = None if self.added_since is None else self.added_since.array
-                how = self.positions, self.is_late, self.plain, added_since
-                averager.outer_step.shift(own, difference.array, self.weight, *how)
-        for sum_, is_new in self.newer_sums:
+                averager.outer_step.shift(
+                    own, difference.array, self.weight, self.positions, self.is_late, self.plain,
+                    None if self.added_since is None else self.added_since.array,
+                )  # fmt: skip
+        for newer_sum, is_new in self.newer_sums:
             if is_new:
-                sum_.array[:] = difference.array
+                newer_sum.array[:] = difference.array
             else:
-                sum_.array += difference.array
+                newer_sum.array += difference.array
 
     @property
     def is_current(self) -> bool:
-        """Return False if the weights were replaced from outside since: the outer step is at others now."""
+        """Return False if the weights were replaced from outside since, from which the outer step has begun anew."""
         return self.outside_replacements == self.averager.outside_replacements
 
     def finish(self) -> None:
@@ -209,15 +212,15 @@ class MixJob(Job):
 
     def fail(self) -> None:
         """Continue without the mix. Its vectors are not reused, because another thread may still write to them."""
-        for sum_, is_new in self.newer_sums:
+        for newer_sum, is_new in self.newer_sums:
             if is_new:
-                sum_.array.fill(0.0)
+                newer_sum.array.fill(0.0)
         self.release_newer_sums()
         self.averager.boundary.abort_update()
 
     def release_newer_sums(self) -> None:
-        for sum_, _ in self.newer_sums:
-            self.averager.vectors.give(sum_)
+        for newer_sum, _ in self.newer_sums:
+            self.averager.vectors.give(newer_sum)
         self.newer_sums = []
 
 
@@ -234,7 +237,7 @@ class AdoptJob(Job):
 
     def finish(self) -> None:
         vector = self.averager.joining_vector
-        if vector is not None and self.adoption.vector is vector.array:
+        if vector is not None and self.adoption.vector is vector.array:  # Else the weights were replaced meanwhile.
             self.averager.boundary.request_adoption(self.adoption)
 
 
@@ -290,7 +293,7 @@ class AllocatePieceJob(Job):
 
 
 class AllocateSnapshotJob(Job):
-    """A job that allocates the memory of a snapshot, and requests it unless the session is None."""
+    """A job that allocates the memory of a snapshot and requests it; without a session, a later request will use it."""
 
     __slots__ = ("averager", "cut", "elements", "pushes", "session")
     allocates = True
@@ -353,7 +356,7 @@ class HashFrozenJob(Job):
     def run(self) -> None:
         block = self.block[: self.stop - self.start]
         self.averager.boundary.model.read_frozen(block, self.start)
-        self.hash.update(block.data)  # Without the interpreter's lock, as the copy.
+        self.hash.update(block.data)  # Other threads run meanwhile, since it releases the interpreter's lock.
         self.start += block.size
 
     def finish(self) -> None:

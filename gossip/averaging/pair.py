@@ -64,11 +64,8 @@ class PairAverage:
         """Take the squared norms from the receiver, which is complete."""
         receiver = self.receiver
         assert receiver is not None
-        self.difference_sq, self.own_sq, self.is_complete = (
-            receiver.difference_sq,
-            receiver.own_sq,
-            receiver.is_complete,
-        )
+        self.difference_sq, self.own_sq = receiver.difference_sq, receiver.own_sq
+        self.is_complete = receiver.is_complete
 
     # -- whole vectors -------------------------------------------------------------------------------------------
     def as_received(self, values: Floats) -> tuple[Floats, bytearray | None]:

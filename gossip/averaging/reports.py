@@ -26,7 +26,11 @@ class AveragerView(Protocol):
 
 
 class Reports(Protocol):
-    """The receiver of reports, a :class:`gossip.peer.Peer`. The effects of each report are performed at once."""
+    """The receiver of reports, a :class:`gossip.peer.Peer`. The effects of each report are performed at once.
+
+    ``difference_sq`` is ``|theirs - ours|^2`` and ``own_sq`` is ``|ours|^2``. ``moved`` is the norm of the local steps
+    since the last snapshot, NaN if unknown. ``on_spoiled`` without a session is about the live weights.
+    """
 
     @property
     def view(self) -> AveragerView: ...

@@ -38,8 +38,8 @@ class ChunkLimit(Protocol):
 class Sender:
     """A stream of frames from a vector: views of it for a raw codec, else chunks encoded into one reused buffer.
 
-    ``codec`` is bound already if it needs bounds: ``get_codec(name).bound(spread)``. A session's sender and receiver
-    share it, because the partner's view of our values (``quantised``) depends on the bounds.
+    A codec that needs bounds has them already (:meth:`gossip.codecs.Codec.with_bounds`). A session's sender and
+    receiver share it, because the partner's view of our values (``quantised``) depends on the bounds.
     """
 
     sealed = False  # The link authenticates every byte, so a checksum would be redundant.
@@ -57,7 +57,7 @@ class Sender:
             chunk_elements: Number of elements of the largest chunk.
             origin: Position of the vector in the whole one, if it is a slice.
             lease: The lease of the memory behind ``vector``; :meth:`let_go` ends it.
-            limit: A smaller limit of the chunks, which may change.
+            limit: A second limit of the chunks, which may change during the stream.
         """
         self.lease, self.limit = lease, limit
         self.session, self.vector, self.codec, self.origin = session, vector, codec, origin
@@ -69,8 +69,8 @@ class Sender:
     def next_frame(self, apart: bool = False) -> tuple[bytes, memoryview] | None:
         """Return the header and body of the next chunk, None after the last.
 
-        One buffer is enough, because the link sends a frame before it asks for the next. With ``apart`` several frames
-        are sent at once, so each gets a buffer of its own.
+        One buffer is enough for a link that sends each frame before it asks for the next. ``apart``: several frames are
+        sent at once, so this one gets a buffer of its own.
         """
         if self.done:
             return None
@@ -81,8 +81,8 @@ class Sender:
         if self.codec.is_raw:
             body = memoryview(values.data).cast("B")
         else:
-            count = self.codec.encoded_bytes(values.size)
-            body = memoryview(bytearray(count) if apart else self.buffer)[:count]
+            body_bytes = self.codec.encoded_bytes(values.size)
+            body = memoryview(bytearray(body_bytes) if apart else self.buffer)[:body_bytes]
             self.codec.encode(values, body, self.session, self.origin + start)
         checksum = 0 if self.sealed else xxhash.xxh3_64_intdigest(body)
         self.position += values.size
@@ -173,10 +173,10 @@ class Receiver:
 
     def scratch_buffer(self, expected: int) -> memoryview:
         """Return a buffer to read into. Usually it is allocated at the first chunk, since all have one size."""
-        room = self.free_buffers.pop() if self.free_buffers else bytearray()
-        if len(room) < expected:
-            room = bytearray(expected)
-        return memoryview(room)[:expected]
+        buffer = self.free_buffers.pop() if self.free_buffers else bytearray()
+        if len(buffer) < expected:
+            buffer = bytearray(expected)
+        return memoryview(buffer)[:expected]
 
     def body_buffer(self, where: slice, expected: int) -> memoryview:
         """Return a buffer of ``expected`` bytes for the body of the elements ``where``."""
@@ -190,9 +190,9 @@ class Receiver:
 class DifferenceReceiver(Receiver):
     """A receiver that computes ``out = Q(theirs) - Q(ours)``, and the squared norms of ``out`` and ``Q(ours)``.
 
-    ``Q`` is the codec. Norms are summed in the order of the vector, whatever the order of its chunks. With ``spread``
-    the largest difference of each block is found while it is in cache. Call :meth:`learn_distance` once the exchange is
-    accepted.
+    ``Q`` encodes and decodes with the codec. Norms are summed in the order of the vector, whatever the order of its
+    chunks. With ``spread`` the largest difference of each block is found while it is in cache. Call
+    :meth:`learn_distance` once the exchange is accepted.
     """
 
     def __init__(

@@ -29,15 +29,16 @@ class Cut:
 class Vector:
     """A host vector, shared by ``users`` sessions; it returns to its pool when the last one gives it back."""
 
-    array: Floats  # (elements,); with a cut: the values of its elements, then those of the sampled ones.
+    array: Floats  # (elements,); with a cut: the cut's elements, then those that gossip.arithmetic.movement samples.
     users: int = 1
     cut: Cut | None = None  # The elements of the weights that it holds; None for all.
     is_transient: bool = False  # Its memory is freed when it has no more users.
-    start: int = 0  # Position of its first element in the vector that newcomers take.
+    start: int = 0  # Position of its first element in the vector that newcomers take: weights, then optimizer state.
     memory: mmap.mmap | None = None  # The mapping that holds this vector alone.
     is_finite: bool | None = None  # True if all copied values are finite; None if they were not checked.
     visit_number: int = 0  # For a snapshot: the number of the boundary visit that took it.
-    added_since: Vector | None = None  # For a snapshot: the sum of what mixes have added to the weights since.
+    # For a snapshot: the sum of what other mixes, which overlap with its own, have added to the weights since.
+    added_since: Vector | None = None
 
     @classmethod
     def mapped(cls, elements: int) -> Vector:

@@ -17,10 +17,11 @@ class Update:
 
     vector: Vector
     mass: float | None = None  # Push-sum mass of a vector to merge; None for a difference.
-    merge_sample: Floats | None = None  # Sample of a vector to merge, taken before the merge overwrites the vector.
+    # Elements of a vector to merge, at the positions of Movement, taken before the merge overwrites the vector.
+    merge_sample: Floats | None = None
     positions: Positions | None = None  # Positions in the weights of a difference's elements; None for all.
     weight: float = 1.0  # Weight of a difference of all elements.
-    upload: Upload | None = None  # The values on their way to the model's device, if they go there first.
+    upload: Upload | None = None  # The values on their way to the model's device, if they go there ahead of the visit.
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,8 @@ class Visit:
     busy_vectors: list[Vector] = field(default_factory=list)  # Vectors that copies in progress read.
     snapshots: Sequence[tuple[int, Vector, float]] = ()  # Session, vector, and the push-sum mass that it carries.
     copies: Sequence[Pending] = ()  # Copies in progress.
-    finite_checks: Sequence[tuple[Vector, Pending]] = ()  # Copies that will know whether the vector is finite.
+    # For each copy into a vector, done or not, the two: ``record_checks`` takes from it whether the values are finite.
+    finite_checks: Sequence[tuple[Vector, Pending]] = ()
     adopted: bool = False  # Other weights replaced the present ones.
     trial_distance: tuple[float, float] = (0.0, 0.0)  # Of an adoption on trial: |theirs - ours|^2 and |ours|^2.
     backup_failure: str = ""  # Reason why no weights were adopted on trial: no backup was possible.
@@ -78,7 +80,9 @@ class Visit:
                 vector.is_finite = all(results)
 
     def unchecked_vectors(self, least_elements: int) -> list[Vector]:
-        """Return the copies of so many elements of which it is not recorded whether all values are finite."""
+        """Return the copies of at least so many elements that were not checked for finite values."""
         copied = [*(vector for _, vector, _ in self.snapshots), self.spare_copy, self.newcomers_copy]
         unique = {id(vector): vector for vector in copied if vector is not None}
-        return [one for one in unique.values() if one.is_finite is None and one.array.size >= least_elements]
+        return [
+            vector for vector in unique.values() if vector.is_finite is None and vector.array.size >= least_elements
+        ]
