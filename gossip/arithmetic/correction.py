@@ -1,16 +1,16 @@
 """The correction of one node for the bias of its own data, learned from its mixes.
 
-Local steps move a node towards the optimum of its own data, and a mix moves it back by ``d = w (Q(p) - Q(s))``. The
-displacement that mixes undo again and again is the pull of the node's own data. The node averages it in ``c`` and
-corrects its local steps by it:
+Local steps move a node towards the optimum of its own data, and a mix moves it back by ``d = w (Q(p) - Q(s))``
+(:mod:`gossip.arithmetic.mixing`). An *interval* is the local steps between two mixes. The displacement that mixes undo
+again and again is the pull of the node's own data. The node averages it in ``c`` and corrects its local steps by it:
 
     c <- (1 - leak a) c + kappa a d       at each finished exchange, with the credit a = r^2 l / n
     x <- x + s c / H                      at each local step, with H steps in an interval
 
 The code calls ``c`` the *pull*, ``a d`` a *lesson*, and ``s`` the *applied share*. ``n`` is the mean number of
 intervals that both partners have trained since their last mixes, at least 1. ``l`` is the smaller of the two numbers,
-at most 1. ``r`` is the share of the difference that a filter left, usually 1: an attacker's pushes would add up in
-``c`` (:func:`credit`). ``s`` is the share of ``c`` that is no noise (:func:`signal_share`).
+at most 1. ``r`` is the share of the difference that a filter left, usually 1: what an attacker's vectors push for would
+add up in ``c`` (:func:`credit`). The applied share ``s`` is the part of ``c`` that is no noise (:func:`signal_share`).
 
 Both partners add exact negatives. So the sum of all ``c`` stays 0, and the swarm's mean takes the same path as without.
 ``c`` is a displacement, which follows the learning rate. It is scaled by the ratio of the current rate to the rate at
@@ -71,9 +71,9 @@ PARTS_PER_INTERVAL = 4  # A single part at the mix would spoil the model just af
 
 
 def correction_limit(failing: float = 0.0, weight: float = 0.5) -> float:
-    """Return the kappa below which disagreement contracts under random pairs, if a share ``failing`` of them fails.
+    """Return the kappa below which disagreement contracts under random pairs, if a share ``failing`` (q) of them fails.
 
-    It is ``2 (1 - w)(1 - q) / (1 + w + (1 - w) q)``, 2/3 if none fails.
+    With ``weight`` w it is ``2 (1 - w)(1 - q) / (1 + w + (1 - w) q)``, 2/3 if none fails.
     """
     kept = 1.0 - weight
     return 2.0 * kept * (1.0 - failing) / (1.0 + weight + kept * failing)
@@ -115,7 +115,7 @@ class Correction:
         pull: The correction of one interval of local steps, float32 (elements,), 0 after ``parameters``; None before
             the first exchange.
         rate: The current learning rate; NaN if unknown.
-        version: The number of changes of ``pull``.
+        version: The number of changes of ``pull``, so that a copy of it on a device can be seen to be old.
         applied_share: The share of ``pull`` that is applied, since the rest may be noise.
         zeros: Allocates ``pull``.
     """
@@ -155,9 +155,8 @@ class Correction:
         if share == 0.0:
             return
         scale = rate_ratio(self.rate, self._learned_at) * (1.0 - LEAK * credit)
-        # The pull of an interval is proportional to its length.
         if every and every != self.interval_steps:
-            scale *= every / self.interval_steps
+            scale *= every / self.interval_steps  # The pull of an interval is proportional to its length.
             self.interval_steps = every
         if self.pull is None:
             self.pull = self.zeros(self.size)
@@ -201,10 +200,10 @@ def credit(ours: ArrayLike, theirs: ArrayLike, taken: ArrayLike = 1.0) -> NDArra
             sides of an exchange get the same result.
         taken: The share r of the difference that a filter left, from 0 to 1.
     """
-    one, other = clipped_intervals(ours), clipped_intervals(theirs)
-    mean = np.maximum(1.0, (one + other) / 2)
-    counts: NDArray[np.float64] = np.square(taken) * np.minimum(np.minimum(one, other), 1.0) / mean
-    return counts
+    own, partner = clipped_intervals(ours), clipped_intervals(theirs)
+    mean = np.maximum(1.0, (own + partner) / 2)
+    credits: NDArray[np.float64] = np.square(taken) * np.minimum(np.minimum(own, partner), 1.0) / mean
+    return credits
 
 
 def clipped_intervals(intervals: ArrayLike) -> NDArray[np.float64]:
@@ -232,14 +231,14 @@ def limit_pull(pull: Floats, own_sq: float, interval_steps: int, lessons_sq: flo
 
 
 def limit_factor(pull_sq: float, own_sq: float, interval_steps: int) -> float:
-    """Return the factor, at most 1, that brings a correction of this squared length within its limit.
+    """Return the factor, at most 1, that brings a correction of this squared norm within its limit.
 
     It is 0 after an overflow.
     """
-    most = MAX_STEP_SHARE * interval_steps * math.sqrt(max(own_sq, 0.0))
-    if math.isfinite(pull_sq):
-        return 1.0 if pull_sq <= most * most else most / math.sqrt(pull_sq)
-    return 0.0
+    if not math.isfinite(pull_sq):
+        return 0.0
+    max_norm = MAX_STEP_SHARE * interval_steps * math.sqrt(max(own_sq, 0.0))
+    return 1.0 if pull_sq <= max_norm * max_norm else max_norm / math.sqrt(pull_sq)
 
 
 def mean_lesson_sq(before: float, lesson_sq: float) -> float:

@@ -29,14 +29,14 @@ def member_slices(elements: int, members: int) -> list[slice]:
 
 
 def group_mean(rows: Floats, own: int, mean: Callable[[Floats], Floats], bound: float) -> tuple[Floats, list[int]]:
-    """Return the mean of ``rows``, float32 (elements,), and the places of the refused members.
+    """Return the mean of ``rows``, float32 (elements,), and the places (row numbers) of the refused members.
 
     A row is refused if it is not finite, or further from our row than the norm bound allows.
 
     Args:
         rows: One slice of all members' vectors, float32 (members, elements).
         own: The place of our row.
-        mean: The filter's mean of the accepted rows.
+        mean: Computes the mean of the accepted rows, as the node's filter against attackers does.
         bound: The norm bound of :func:`norm_refusal`.
     """
     ours = rows[own]

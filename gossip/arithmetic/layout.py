@@ -81,8 +81,8 @@ class Layout:
     contents_fingerprint: str
 
     def __init__(self, segments: Iterable[Segment]) -> None:
-        given = tuple(segments)
-        ordered = [segment for kind in WIRE_KINDS for segment in given if segment.kind == kind]
+        in_model_order = tuple(segments)
+        ordered = [segment for kind in WIRE_KINDS for segment in in_model_order if segment.kind == kind]
         names: set[str] = set()
         for segment in ordered:
             if segment.dtype not in FLOATS:
@@ -102,10 +102,9 @@ class Layout:
         self.parameters = sum(segment.size for segment in ordered if segment.kind == "parameter")
         self.fingerprint = self.contents_fingerprint = fingerprint_of(ordered)
         if self.exchanged < size:
-            thawed = [replace(segment, kind="parameter") for segment in given if segment.kind != "buffer"]
-            self.contents_fingerprint = fingerprint_of(
-                [*thawed, *(segment for segment in given if segment.kind == "buffer")]
-            )
+            thawed = [replace(segment, kind="parameter") for segment in in_model_order if segment.kind != "buffer"]
+            buffers = [segment for segment in in_model_order if segment.kind == "buffer"]
+            self.contents_fingerprint = fingerprint_of([*thawed, *buffers])
 
     def __eq__(self, other: object) -> bool:
         return self.segments == other.segments if isinstance(other, Layout) else NotImplemented
@@ -141,12 +140,10 @@ class Layout:
         parsed: list[Segment] = []
         room = MAX_SUMMARY_BYTES
         for entry in checked_list(entries, 0, MAX_SUMMARY_SEGMENTS):
-            name, shape, dtype, sent = checked_list(entry, 4, 4)
+            name, shape, dtype, wire_kind = checked_list(entry, 4, 4)
             if not isinstance(name, str) or len(name) > MAX_NAME_CHARACTERS:
                 raise ProtocolError("A tensor's name is not text, or too long.")
-            kind = next(
-                (kind for kind, value in WIRE_KINDS.items() if type(sent) is type(value) and sent == value), None
-            )
+            kind = kind_of(wire_kind)
             if not isinstance(dtype, str) or dtype not in FLOATS or kind is None:
                 raise ProtocolError("A tensor's dtype or kind is not one that a layout holds.")
             extents = tuple(checked_count(extent) for extent in checked_list(shape, 0, MAX_DIMENSIONS))
@@ -166,42 +163,50 @@ class Layout:
         """
         if self.fingerprint == other.fingerprint:
             return ""
-        there = other.segments
-        kinds = {segment.name: segment.kind for segment in there}
+        their_segments = other.segments
+        kinds = {segment.name: segment.kind for segment in their_segments}
         for ours in self.segments:  # Check this first: it changes the offsets of all tensors.
             kind = kinds.get(ours.name, ours.kind)
             if kind != ours.kind and "frozen" in (kind, ours.kind):
-                here, elsewhere = ("frozen" if one == "frozen" else "trained" for one in (ours.kind, kind))
+                here, there = ("frozen", "trained") if ours.kind == "frozen" else ("trained", "frozen")
                 return (
-                    f"Tensor {quoted(ours.name)} is {here} here and {elsewhere} there: freeze the same ones on every "
+                    f"Tensor {quoted(ours.name)} is {here} here and {there} there: freeze the same ones on every "
                     "node before its Node is made, or give every Node frozen=True."
                 )
-        cut = isinstance(other, LayoutSummary) and len(there) < other.count
+        is_truncated = isinstance(other, LayoutSummary) and len(their_segments) < other.count
         our_names = {segment.name for segment in self.segments}
-        their_names = {segment.name for segment in there}
-        for index, (ours, theirs) in enumerate(zip(self.segments, there, strict=False)):
+        their_names = {segment.name for segment in their_segments}
+        for index, (ours, theirs) in enumerate(zip(self.segments, their_segments, strict=False)):
             if ours.name != theirs.name:
                 if theirs.name not in our_names:
                     return f"Tensor {quoted(theirs.name)} exists there and not here."
-                if ours.name not in their_names and not cut:
+                if ours.name not in their_names and not is_truncated:
                     return f"Tensor {quoted(ours.name)} exists here and not there."
                 return f"Tensor {index + 1} is {quoted(ours.name)} here and {quoted(theirs.name)} there."
-            for what, mine, its in (
+            for field, our_value, their_value in (
                 ("shape", ours.shape, theirs.shape),
                 ("dtype", ours.dtype, theirs.dtype),
                 ("kind", ours.kind, theirs.kind),
             ):
-                if mine != its:
-                    return f"Tensor {quoted(ours.name)} has {what} {mine} here and {its} there."
-        if len(there) > len(self.segments):
-            return f"Tensor {quoted(there[len(self.segments)].name)} exists there and not here."
-        if not cut and len(there) < len(self.segments):
-            return f"Tensor {quoted(self.segments[len(there)].name)} exists here and not there."
-        count = other.count if isinstance(other, LayoutSummary) else len(there)
+                if our_value != their_value:
+                    return f"Tensor {quoted(ours.name)} has {field} {our_value} here and {their_value} there."
+        if len(their_segments) > len(self.segments):
+            return f"Tensor {quoted(their_segments[len(self.segments)].name)} exists there and not here."
+        if not is_truncated and len(their_segments) < len(self.segments):
+            return f"Tensor {quoted(self.segments[len(their_segments)].name)} exists here and not there."
+        count = other.count if isinstance(other, LayoutSummary) else len(their_segments)
         return (
-            f"The first {len(there)} tensors are the same and a later one differs "
+            f"The first {len(their_segments)} tensors are the same and a later one differs "
             f"({len(self.segments)} tensors of {self.size} elements here, {count} of {other.size} there)."
         )
+
+
+def kind_of(wire_kind: object) -> Kind | None:
+    """Return the kind with this wire value, None if there is none; types are compared because ``False == 0``."""
+    for kind, value in WIRE_KINDS.items():
+        if type(wire_kind) is type(value) and wire_kind == value:
+            return kind
+    return None
 
 
 def fingerprint_of(ordered: Iterable[Segment]) -> str:
@@ -221,8 +226,8 @@ def packed_bytes(segment: Segment) -> int:
     return 1 + 3 + len(segment.name.encode()) + 3 + extents + 1 + len(segment.dtype) + 1
 
 
-def checked_list(value: object, least: int, most: int) -> tuple[object, ...]:
-    if not isinstance(value, tuple | list) or not least <= len(value) <= most:
+def checked_list(value: object, min_length: int, max_length: int) -> tuple[object, ...]:
+    if not isinstance(value, tuple | list) or not min_length <= len(value) <= max_length:
         raise ProtocolError("A layout's summary has a list of the wrong length, or another value in its place.")
     return tuple(cast("tuple[object, ...]", value))
 

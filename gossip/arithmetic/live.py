@@ -1,8 +1,8 @@
 """Addition to the live weights, and their copy, in one pass over memory.
 
 At a step boundary a training loop waits only for memory. So one pass does an addition, a copy of the result and a check
-that it is finite. It uses as many threads as the loop itself, whose cores are idle then. Without the compiled passes
-torch's own calls are faster than numpy's.
+that it is finite. It uses as many threads as the loop itself, whose cores are idle then. There is no version with
+numpy: without the compiled passes callers use torch's own calls, which are faster.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def add_read(rows: Rows, weight: float | None = None, read: bool = True, threads
     Args:
         rows: Pieces of the weights and of the vector, one-dimensional and contiguous.
         weight: The factor of the vector; None adds nothing.
-        read: Copy the sum into the vector.
+        read: Copy the sum into the vector, and check it. Without it the result is always True.
         threads: The most threads to use.
 
     Returns:
@@ -43,37 +43,37 @@ def add_read(rows: Rows, weight: float | None = None, read: bool = True, threads
     assert passes is not None
     elements = sum(weights.size for weights, _ in rows)
     threads = max(1, min(threads, MAX_THREADS, elements // THREAD_ELEMENTS))
-    found = [True] * threads
+    are_finite = [True] * threads  # By thread.
 
     def work(number: int, share: Rows) -> None:
         for weights, vector in share:
             shift, out = None if weight is None else vector, vector if read else None
-            found[number] &= passes.add_read(weights.size, weights, shift, out, 1.0 if weight is None else weight)
+            are_finite[number] &= passes.add_read(weights.size, weights, shift, out, 1.0 if weight is None else weight)
 
     shares = list(split_rows(rows, -(-elements // threads)))
     others = [threading.Thread(target=work, args=item) for item in enumerate(shares)][1:]
-    for one in others:
-        one.start()
+    for thread in others:
+        thread.start()
     if shares:
-        work(0, shares[0])
-    for one in others:
-        one.join()
-    return all(found)
+        work(0, shares[0])  # The calling thread takes the first share.
+    for thread in others:
+        thread.join()
+    return all(are_finite)
 
 
 def split_rows(rows: Rows, elements: int) -> Iterator[Rows]:
     """Yield the same rows in shares of ``elements`` elements; the last share may be smaller."""
     share: Rows = []
-    left = elements
+    room = elements
     for weights, vector in rows:
         start = 0
         while start < weights.size:
-            stop = min(weights.size, start + left)
+            stop = min(weights.size, start + room)
             share.append((weights[start:stop], vector[start:stop]))
-            left -= stop - start
+            room -= stop - start
             start = stop
-            if not left:
+            if not room:
                 yield share
-                share, left = [], elements
+                share, room = [], elements
     if share:
         yield share

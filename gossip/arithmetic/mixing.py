@@ -1,8 +1,9 @@
 """The arithmetic of a mix: the weight of a pair, the difference of its vectors, and the outer momentum step.
 
-Float arithmetic preserves the mean. Both sides compute ``w (Q(p) - Q(s))`` from the same two quantised vectors and the
-same ``w``. IEEE subtraction and rounding are symmetric. So the two results are exact negatives (see gossip.codecs),
-unless a filter has one side cut off more than the other.
+``s`` is a node's own vector (its snapshot), ``p`` the partner's, ``w`` the weight of the pair, and ``Q`` encodes and
+decodes with the codec of the exchange. Both sides compute ``w (Q(p) - Q(s))`` from the same two quantised vectors and
+the same ``w``. IEEE subtraction and rounding are symmetric. So the two results are exact negatives, and the pair's mean
+is preserved, unless a filter against attackers shortens the difference more on one side.
 """
 
 from __future__ import annotations
@@ -41,18 +42,19 @@ BLOCK_ELEMENTS = 32_768
 def pair_weight(gap: float, exponent: float, cap: float = 0.5) -> float:
     """Return the share of the difference that each side takes: ``cap * (1 + floor(|gap|)) ** -exponent``.
 
-    ``gap`` is the difference of the two versions (mixing rounds behind the weights). Its absolute value gives both
-    sides one weight, so the exchange stays symmetric. With ``cap`` 1/2 and gap 0 it is the pair's mean. A NaN gap
-    weighs nothing. (Staleness weight of asynchronous federated optimisation: Xie, Koyejo and Gupta, 2019.)
+    ``gap`` is the difference of the two models' versions, which count mixing rounds and may be fractions. Its absolute
+    value gives both sides one weight, so the exchange stays symmetric. With ``cap`` 1/2 and gap 0 it is the pair's
+    mean. A NaN gap weighs nothing. (Staleness weight of asynchronous federated optimisation: Xie, Koyejo and Gupta,
+    2019.)
     """
     gap = abs(gap)
     if gap < 1.0:
-        return cap  # The usual case.
+        return cap
     return 0.0 if math.isnan(gap) else cap * (1.0 + float(np.floor(gap))) ** -exponent
 
 
 def push_mass(mass: float, pushes: int, conserves: bool) -> tuple[float, float]:
-    """Split a vector's mass: return the part for each of ``pushes`` partners, and the rest.
+    """Split a vector's mass: return the part for each of ``pushes`` partners, and the rest that the vector keeps.
 
     Push-sum (Kempe, Dobra and Gehrke, FOCS 2003; SGP: Assran et al., ICML 2019) gives each partner and itself equal
     shares of its mass. The receiver takes ``x <- (M x + m p) / (M + m)``, ``M <- M + m``. ``x`` is the de-biased vector
@@ -76,8 +78,8 @@ def subtract(
 
     Returns:
         The sums of squares of ``out`` and of ``mine_quantised``, added to ``before``. Chunks cut at multiples of 4,096
-        elements give the same sums. The first is Inf or NaN if anything was not finite, so the pass is the finite check
-        too. Values from 2e18 overflow to infinity: such a vector is refused, as its norm would be.
+        elements give the same sums. The first is infinite or NaN if a value is not finite, so callers need no other
+        check. Values from 2e18 overflow to infinity: such a vector is refused, as its norm would be.
     """
     if kernel.passes is not None:
         return kernel.passes.difference(out.size, theirs, mine_quantised, out, *before)
@@ -102,11 +104,12 @@ def is_finite(values: Floats) -> bool:
 
 
 def stability_limit(alpha: float, group: int = 2) -> float:
-    """Return the outer rate below which disagreement contracts under random pairs or groups.
+    """Return the outer rate ``beta`` below which disagreement contracts under random pairs or groups.
 
-    For pairs it is ``2 (1 - alpha^2)``. In a large swarm a node has a deviation ``f`` from the mean and a momentum
-    ``m``. The mean ``h`` of the other ``group - 1`` deviations is independent of it, with variance ``E[f^2] / (group -
-    1)``. They obey ``m' = alpha m + beta a (h - f)`` and ``f' = f + m'``, with ``a = (group - 1) / group``.
+    ``alpha`` is the outer momentum, and a group has ``group`` members. For pairs the limit is ``2 (1 - alpha^2)``. In a
+    large swarm a node has a deviation ``f`` from the mean and a momentum ``m``. The mean ``h`` of the other ``group -
+    1`` deviations is independent of it, with variance ``E[f^2] / (group - 1)``. They obey ``m' = alpha m + beta a (h -
+    f)`` and ``f' = f + m'``, with ``a = (group - 1) / group``.
 
     Setting the second moments ``E[f^2]``, ``E[f m]`` and ``E[m^2]`` equal before and after gives ``2 (1 - alpha^2) / (1
     + alpha - 2 alpha a)``. For pairs this is the value above, and for groups of all members the heavy ball's own ``2 (1
@@ -148,8 +151,9 @@ class OuterStep:
 
         m <- alpha m + beta (mean - phi);   phi <- phi + m;   theta <- phi
 
-    This applies to the first ``parameters`` elements; the rest (buffers) is averaged plainly. ``alpha = 0, beta = 1``
-    is the plain pair mean everywhere, without state. Not thread-safe: exchanges are applied one after another.
+    ``m`` is the momentum and ``theta`` are the live parameters, without the steps that they take meanwhile. This
+    applies to the first ``parameters`` elements; the rest (buffers) is averaged plainly. ``alpha = 0, beta = 1`` is the
+    plain pair mean everywhere, without state. Not thread-safe: exchanges are applied one after another.
 
     Args:
         parameters: The number of leading elements with momentum.
@@ -179,6 +183,12 @@ class OuterStep:
     def has_weights(self) -> bool:
         """Return True if ``phi`` is set, or not needed because a mix is the plain mean."""
         return self.is_plain or self._phi is not None
+
+    def state(self) -> tuple[Floats, Floats]:
+        """Return ``phi`` and the momentum, which exist from the first :meth:`reset` or :meth:`take_over` on."""
+        assert self._phi is not None, "reset() before the first mix"
+        assert self._momentum is not None
+        return self._phi, self._momentum
 
     def take_over(self, vector: Floats) -> None:
         """Start mixing from ``vector`` without a copy: its first ``parameters`` elements become ``phi``."""
@@ -245,23 +255,24 @@ class OuterStep:
             return self.shift_plainly(snapshot, difference, weight, positions)
         if positions is not None:
             return self.shift_at(snapshot, difference, weight, positions)
-        phi, momentum = self._phi, self._momentum
-        assert phi is not None, "reset() before the first mix"
-        assert momentum is not None
+        phi, momentum = self.state()
         difference[self.parameters :] *= np.float32(weight)
         own = slice(self.parameters)
         outer_step(difference[own], snapshot[own], phi, momentum, weight, self.alpha, self.beta)
         return difference
 
+    def count_parameters(self, positions: NDArray[np.int64]) -> int:
+        """Return how many of these ascending positions are parameters. Those of buffers come after them."""
+        return int(np.searchsorted(positions, self.parameters))
+
     def shift_late(self, difference: Floats, weight: float, positions: NDArray[np.int64] | None) -> Floats:
         """Add the plain difference to ``phi`` too, so that it counts as no progress."""
-        phi = self._phi
-        assert phi is not None, "reset() before the first mix"
+        phi, _ = self.state()
         difference *= np.float32(weight)
         if positions is None:
             phi += difference[: self.parameters]
         else:
-            own = int(np.searchsorted(positions, self.parameters))
+            own = self.count_parameters(positions)
             phi[positions[:own]] += difference[:own]
         return difference
 
@@ -270,52 +281,48 @@ class OuterStep:
         added_since: Floats,
     ) -> Floats:  # fmt: skip
         """Shift for a mix that overlaps with others, which have added ``added_since`` after the snapshot."""
-        phi, momentum = self._phi, self._momentum
-        assert phi is not None, "reset() before the first mix"
-        assert momentum is not None
-        own = slice(self.parameters if positions is None else int(np.searchsorted(positions, self.parameters)))
-        difference[own.stop :] *= np.float32(weight)
-        d, s, added = difference[own], snapshot[own], added_since[own]
+        phi, momentum = self.state()
+        own = slice(self.parameters if positions is None else self.count_parameters(positions))
+        difference[own.stop :] *= np.float32(weight)  # Buffers take the plain difference.
+        own_difference, own_snapshot, own_added = difference[own], snapshot[own], added_since[own]
         if plain:
-            d *= np.float32(weight)
-            phi[own if positions is None else positions[own]] = s + added + d
-        elif positions is None:
-            outer_step_overlapping(d, s, added, phi, momentum, weight, self.alpha, self.beta)
-        else:
-            places = positions[own]
-            f, m = phi[places], momentum[places]
-            outer_step_overlapping(d, s, added, f, m, weight, self.alpha, self.beta)
-            phi[places], momentum[places] = f, m
+            own_difference *= np.float32(weight)
+            phi[own if positions is None else positions[own]] = own_snapshot + own_added + own_difference
+            return difference
+        places: slice | NDArray[np.int64] = slice(None) if positions is None else positions[own]
+        phi_there, momentum_there = phi[places], momentum[places]
+        outer_step_overlapping(
+            own_difference, own_snapshot, own_added, phi_there, momentum_there, weight, self.alpha, self.beta
+        )
+        if positions is not None:  # Indexing by positions has copied the elements.
+            phi[places], momentum[places] = phi_there, momentum_there
         return difference
 
     def shift_plainly(
         self, snapshot: Floats, difference: Floats, weight: float, positions: NDArray[np.int64] | None
     ) -> Floats:
         """Move ``phi`` to the mean without momentum."""
-        phi = self._phi
-        assert phi is not None, "reset() before the first mix"
+        phi, _ = self.state()
         difference *= np.float32(weight)
         if positions is None:
             np.add(snapshot[: self.parameters], difference[: self.parameters], out=phi)
         else:
-            own = int(np.searchsorted(positions, self.parameters))
+            own = self.count_parameters(positions)
             phi[positions[:own]] = snapshot[:own] + difference[:own]
         return difference
 
     def shift_at(self, snapshot: Floats, difference: Floats, weight: float, positions: NDArray[np.int64]) -> Floats:
         """Take the outer step for some of the elements; the momentum of the others stays as it is."""
-        phi, momentum = self._phi, self._momentum
-        assert phi is not None, "reset() before the first mix"
-        assert momentum is not None
+        phi, momentum = self.state()
         difference *= np.float32(weight)
-        own = int(np.searchsorted(positions, self.parameters))  # After them come buffers, averaged plainly.
+        own = self.count_parameters(positions)
         places = positions[:own]
-        f = phi[places]
-        m = np.float32(self.alpha) * momentum[places]
-        m += np.float32(self.beta) * (snapshot[:own] + difference[:own] - f)
-        f += m
-        phi[places], momentum[places] = f, m
-        np.subtract(f, snapshot[:own], out=difference[:own])
+        new_phi = phi[places]
+        new_momentum = np.float32(self.alpha) * momentum[places]
+        new_momentum += np.float32(self.beta) * (snapshot[:own] + difference[:own] - new_phi)
+        new_phi += new_momentum
+        phi[places], momentum[places] = new_phi, new_momentum
+        np.subtract(new_phi, snapshot[:own], out=difference[:own])
         return difference
 
 
@@ -331,13 +338,14 @@ def outer_step(
         kernel.passes.outer_step(difference.size, difference, snapshot, phi, momentum, weight, alpha, beta)
         return
     w, a, b = np.float32(weight), np.float32(alpha), np.float32(beta)
-    length = BLOCK_ELEMENTS if difference.ndim == 1 else max(len(difference), 1)
+    length = BLOCK_ELEMENTS if difference.ndim == 1 else max(len(difference), 1)  # Rows of many nodes: one block.
     for start in range(0, len(difference), length):
         block = slice(start, start + length)
         d, s, f, m = difference[block], snapshot[block], phi[block], momentum[block]
+        # d <- w d + s - f is the distance from phi to the mean; at the end d is the shift.
         if weight != 1.0:
             d *= w
-        d += s  # The mean.
+        d += s
         d -= f
         d *= b
         m *= a

@@ -58,14 +58,14 @@ class Movement:
         if positions is None:
             self.expected_sample += np.float32(weight) * shift[self.sampled]
             return
-        among = np.minimum(np.searchsorted(positions, self.positions), len(positions) - 1)
-        hit = positions[among] == self.positions
-        self.expected_sample[hit] += np.float32(weight) * shift[among[hit]]
+        indices = np.minimum(np.searchsorted(positions, self.positions), len(positions) - 1)
+        is_shifted = positions[indices] == self.positions  # By sampled element.
+        self.expected_sample[is_shifted] += np.float32(weight) * shift[indices[is_shifted]]
 
     def add_merge(self, sample: Floats, share: float) -> None:
         """Account for ``x += share (vector - x)`` with another node's vector, of which ``sample`` is given.
 
-        It also shrinks the displacement by earlier local steps.
+        A merge also takes back this share of what local steps did before it.
         """
         if self.expected_sample is not None:
             self.expected_sample += np.float32(share) * (sample - self.expected_sample)

@@ -35,10 +35,10 @@ class Subset:
     """The elements of one exchange. ``str(part)`` is the wire form, which :meth:`parse` reads.
 
     - ``all``
-    - ``mask SHARE SEED``: one random element of each of as many equal strata as the share asks for (SPARTA; Baioumy and
-      Cheema 2025). Strata instead of independent draws make the size exact. The seed is below 2^32. It is not the
-      session's number, which changes with each partner that is asked: the snapshot of these elements is taken before.
-      Without a seed the session's number serves.
+    - ``mask SHARE SEED``: a random share of the elements (SPARTA; Baioumy and Cheema 2025). The vector is cut into
+      equal ranges (strata), and one element is drawn from each. So the size is exact, as it would not be with
+      independent draws. The seed is below 2^32. The session's number serves if there is none, but it changes with each
+      partner that is asked, and the snapshot of these elements is taken before.
     - ``fragment I/N``: every N-th run of up to 4,096 consecutive elements, from the I-th on (the strided fragments of
       Streaming DiLoCo; Douillard et al. 2025).
     """
@@ -81,7 +81,7 @@ class Subset:
     def run_elements(self, size: int) -> int:
         """Return the length of a fragment's runs.
 
-        Small models get shorter runs, so that every fragment has eight of them and none is a layer of its own.
+        Small models get shorter runs, so that every fragment has eight of them and none holds one layer alone.
         """
         return max(1, min(MAX_RUN_ELEMENTS, size // (8 * self.count)))
 
@@ -102,11 +102,11 @@ class Subset:
         # Stratum k is [k size / m, (k + 1) size / m), rounded down, with one position each. Some strata are one element
         # longer than others. So one more draw rotates all, and every position is equally likely.
         draws = np.random.Generator(np.random.PCG64(session if self.seed is None else self.seed)).random(elements + 1)
-        width, longer = divmod(size, elements)
-        numbers = np.arange(elements + 1)
-        edges = numbers * width + numbers * longer // elements
+        width, longer_count = divmod(size, elements)
+        strata = np.arange(elements + 1)
+        edges = strata * width + strata * longer_count // elements
         places = edges[:-1] + (draws[:-1] * np.diff(edges)).astype(np.int64) + int(draws[-1] * size)
-        inside = int(np.searchsorted(places, size))
+        inside = int(np.searchsorted(places, size))  # The rotation moves the places after these over the end.
         places[inside:] -= size
         return np.roll(places, elements - inside)
 
@@ -144,22 +144,22 @@ def lasting_parts(part: str, elements: int) -> list[Subset]:
 
 def parse_setting(text: str) -> Subset | None:
     """Parse a part as a user may write it; return None if it is none. A share keeps six digits."""
-    found = PATTERN.fullmatch(text)
-    if found is None:
+    match = PATTERN.fullmatch(text)
+    if match is None:
         return None
-    share, seed, index, count = found.groups()
-    if share is not None:
+    share_text, seed_text, index_text, count_text = match.groups()
+    if share_text is not None:
         try:
-            value = float(f"{float(share):.6g}")
-        except ValueError:
+            share = float(f"{float(share_text):.6g}")
+        except ValueError:  # For example two points.
             return None
-        number = None if seed is None else int(seed)
-        right = MIN_SHARE <= value <= 1 and (number is None or number < SEED_COUNT)
-        return Subset("mask", value, seed=number) if right else None
-    if count is None:
+        seed = None if seed_text is None else int(seed_text)
+        is_valid = MIN_SHARE <= share <= 1 and (seed is None or seed < SEED_COUNT)
+        return Subset("mask", share, seed=seed) if is_valid else None
+    if count_text is None:
         return ALL
-    place, of = int(index), int(count)
-    return Subset("fragment", 1 / of, place, of) if place < of <= MAX_FRAGMENTS else None
+    index, count = int(index_text), int(count_text)
+    return Subset("fragment", 1 / count, index, count) if index < count <= MAX_FRAGMENTS else None
 
 
 def check_part(text: str) -> None:
@@ -167,11 +167,11 @@ def check_part(text: str) -> None:
     words = text.split(" ")
     if words[0] == "fragments" and len(words) == 2 and words[1].isdecimal() and 2 <= int(words[1]) <= MAX_FRAGMENTS:
         return
-    meant = parse_setting(text)
-    if meant is not None and meant.kind != "fragment" and meant.seed is None:
-        if str(meant) == text:
+    part = parse_setting(text)
+    if part is not None and part.kind != "fragment" and part.seed is None:
+        if str(part) == text:
             return
-        raise ConfigError(f"part = {text!r} is not how a part is written: write {str(meant)!r}.")
+        raise ConfigError(f"part = {text!r} is not how a part is written: write {str(part)!r}.")
     raise ConfigError(
         f"part = {text!r} cannot work: write 'all', 'mask 0.005' (a random share of the elements) or 'fragments 8' "
         f"(of 2 to {MAX_FRAGMENTS}, one at a time)."
