@@ -1,8 +1,8 @@
 """The interface of codecs: float32 values to bytes and back, with a bounded error.
 
-Both sides of an exchange compute ``d = w (Q(p) - Q(s))``, where ``Q`` is encoding and decoding. So each side also
-computes what the other decodes of its values (:meth:`Codec.quantised`). The two differences are exact negatives. Both
-sides use the same ``w``, so the pair's mean stays exactly the same, whatever the codec loses.
+Both sides of an exchange compute ``d = w (Q(p) - Q(s))`` (:mod:`gossip.arithmetic.mixing`), where ``Q`` is encoding and
+decoding. So each side also computes what the other decodes of its values (:meth:`Codec.quantised`). The two differences
+are exact negatives. Both sides use the same ``w``, so the pair's mean stays exactly the same, whatever the codec loses.
 
 All functions work on one chunk in cache-sized blocks: temporaries never exceed 128 KiB, and no Python loop runs per
 element. Bytes are little-endian on every machine.
@@ -25,9 +25,10 @@ __all__ = ["ALIGN", "BLOCK_ELEMENTS", "Buffer", "Codec", "Floats", "block_peaks"
 class Codec(ABC):
     """A stateless encoding of float32 values. One instance serves all threads and links.
 
-    ``seed`` is the session's number, the same on both sides: codecs with dither draw the same noise for both, which
-    cancels where the two agree. ``start`` is the position of ``values[0]`` in the vector, a multiple of :data:`ALIGN`.
-    ``near`` are the receiver's own values at those positions, which only Moniqua reads.
+    ``seed`` is the session's number, the same on both sides: codecs with dither (:mod:`gossip.codecs.dither`) draw the
+    same noise for both, which cancels where the two agree. ``start`` is the position of ``values[0]`` in the vector, a
+    multiple of :data:`ALIGN`. ``near`` are the receiver's own values at those positions, which only
+    :mod:`gossip.codecs.moniqua` reads.
     """
 
     name: ClassVar[str]

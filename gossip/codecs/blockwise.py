@@ -33,7 +33,7 @@ from gossip.codecs.packing import pack, packed_bytes, unpack
 __all__ = ["Blockwise", "Int4", "Int8", "by_rows"]
 
 SLACK = 2.0**-8
-"""The distance of the largest value from the end of the grid, in steps, for the rounding of ``x / s + u`` (2e-5)."""
+"""The distance of a block's largest value from the last code, in steps: room for rounding ``x / s + u`` (2e-5)."""
 
 
 class Blockwise(Codec):
@@ -76,13 +76,14 @@ class Blockwise(Codec):
         codes = np.empty(scratch.size, np.uint8)
         position = scales.size
         with np.errstate(invalid="ignore"):  # A block that is not finite makes the cast warn.
-            for where, noise in noise_segments(self.noise, seed, start, values.size):
-                steps, whole = scratch[: noise.size], codes[: noise.size]
-                self.compute_codes(values[where], inverses[where.start // self.block :], noise, steps)
-                np.copyto(whole, steps, casting="unsafe")
-                self.zero_codes(whole, scales[where.start // self.block :])
+            for piece, noise in noise_segments(self.noise, seed, start, values.size):
+                first_block = piece.start // self.block
+                float_codes, piece_codes = scratch[: noise.size], codes[: noise.size]
+                self.compute_codes(values[piece], inverses[first_block:], noise, float_codes)
+                np.copyto(piece_codes, float_codes, casting="unsafe")
+                self.zero_codes(piece_codes, scales[first_block:])
                 width = packed_bytes(noise.size, self.bits)
-                pack(whole, self.bits, body[position : position + width])
+                pack(piece_codes, self.bits, body[position : position + width])
                 position += width
 
     def decode(self, data: Buffer, out: Floats, near: Floats | None = None, seed: int = 0, start: int = 0) -> None:
@@ -93,14 +94,14 @@ class Blockwise(Codec):
         position = -(-out.size // self.block)
         scales = SCALES[body[:position]]
         codes = np.empty(min(out.size, BLOCK_ELEMENTS), np.uint8)
-        for where, noise in noise_segments(self.noise, seed, start, out.size):
+        for piece, noise in noise_segments(self.noise, seed, start, out.size):
             width = packed_bytes(noise.size, self.bits)
             unpack(body[position : position + width], self.bits, codes[: noise.size])
             position += width
-            steps = out[where]
-            np.copyto(steps, codes[: noise.size])
-            steps -= noise
-            by_rows(steps, scales[where.start // self.block :], self.block, steps)
+            values = out[piece]
+            np.copyto(values, codes[: noise.size])
+            values -= noise
+            by_rows(values, scales[piece.start // self.block :], self.block, values)
 
     def quantised(self, values: Floats, out: Floats, seed: int = 0, start: int = 0) -> None:
         if kernel.passes is not None:
@@ -109,12 +110,12 @@ class Blockwise(Codec):
         chosen = self.choose_scales(values)
         scales, inverses = SCALES[chosen], INVERSES[chosen]
         with np.errstate(invalid="ignore"):
-            for where, noise in noise_segments(self.noise, seed, start, values.size):
-                first, steps = where.start // self.block, out[where]
-                self.compute_codes(values[where], inverses[first:], noise, steps)
-                steps -= noise
-                by_rows(steps, scales[first:], self.block, steps)
-        # Rare. The sign of a NaN depends on its operands, so set it.
+            for piece, noise in noise_segments(self.noise, seed, start, values.size):
+                first_block, decoded = piece.start // self.block, out[piece]
+                self.compute_codes(values[piece], inverses[first_block:], noise, decoded)
+                decoded -= noise
+                by_rows(decoded, scales[first_block:], self.block, decoded)
+        # The sign of a NaN depends on its operands, so set all of a block to the same NaN.
         for row in np.flatnonzero(chosen == NOT_FINITE):
             out[row * self.block : (row + 1) * self.block] = SCALES[NOT_FINITE]
 
@@ -145,11 +146,11 @@ class Blockwise(Codec):
             for row in np.flatnonzero(scales[: -(-codes.size // self.block)] == NOT_FINITE):
                 codes[row * self.block : (row + 1) * self.block] = 0
 
-    def compute_codes(self, values: Floats, inverses: Floats, noise: Floats, steps: Floats) -> None:
-        """Compute the codes of one piece, as floats, into ``steps``, which may be ``values``."""
-        by_rows(values, inverses, self.block, steps)
-        steps += noise
-        np.rint(steps, out=steps)
+    def compute_codes(self, values: Floats, inverses: Floats, noise: Floats, out: Floats) -> None:
+        """Compute the codes of one piece, as floats, into ``out``, which may be ``values``."""
+        by_rows(values, inverses, self.block, out)
+        out += noise
+        np.rint(out, out=out)
 
     def choose_scales(self, values: Floats) -> NDArray[np.uint8]:
         """Return the byte of each block's scale: (blocks,)."""

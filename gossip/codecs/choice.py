@@ -66,7 +66,9 @@ NUMPY = Machine({"fp32": 0.0, "bf16": 0.49, "int8": 0.95})
 BYTES_PER_ELEMENT_STEP = 0.5
 """The most bytes that mixing may send for each element and local step: fp32 every 8 steps."""
 
-NOMINAL_STEPS = 8  # An interval where no number is set, as versions count it, and the least while exchanges fail.
+# The interval that a model's version counts as one mixing round if no number is set, and the shortest while exchanges
+# fail.
+NOMINAL_STEPS = 8
 SLACK = 0.05  # The share by which an interval may be shorter than its limits: int8 needs 0.4 % for its scales.
 MAX_INTERVAL_STEPS = 64  # With longer intervals nodes drift apart on any data.
 MIN_STEP_S = 1e-9  # A shorter step was not timed.
@@ -115,17 +117,17 @@ def mix_interval(
         share: The share of a step's time that mixing may cost, above 0.
         is_failing: True if many of the last exchanges failed.
     """
-    least = NOMINAL_STEPS if is_failing else 1
+    min_steps = NOMINAL_STEPS if is_failing else 1
     by_bytes = exchange.sent_bytes / (BYTES_PER_ELEMENT_STEP * max(exchange.elements, 1))
     if step_s < MIN_STEP_S:
-        return max(least, whole_steps(by_bytes))
-    work_s = 4e-9 * exchange.elements * machine.work_s(exchange.codec)
+        return max(min_steps, whole_steps(by_bytes))
+    work_s = 4e-9 * exchange.elements * machine.work_s(exchange.codec)  # An element has 4e-9 GB of float32.
     by_time = max(exchange.seconds / MAX_LINK_SHARE, work_s / share) / step_s
-    return max(least, whole_steps(max(by_bytes, by_time)))
+    return max(min_steps, whole_steps(max(by_bytes, by_time)))
 
 
 def steps_for_codec(codec: str) -> int:
-    """Return the shortest interval that the bytes of a codec allow; AUTO and coarser codecs count as int8."""
+    """Return the shortest interval that the bytes of a codec allow; "auto" and coarser codecs count as int8."""
     return whole_steps(4.0 * BYTES_SHARE.get(codec, BYTES_SHARE["int8"]) / BYTES_PER_ELEMENT_STEP)
 
 

@@ -22,14 +22,14 @@ from gossip.codecs.base import ALIGN, BLOCK_ELEMENTS, Floats
 __all__ = ["TABLE_ELEMENTS", "noise_segments", "noise_table", "table_offsets"]
 
 TABLE_ELEMENTS = 32_768
-"""The number of strata of the noise, and of places in the table at which a segment may begin.
+"""The number of strata, equal ranges of [-1/2, 1/2), and of places in the table at which a segment may begin.
 
 Values are odd multiples of 2**-16, which float32 holds exactly even after adding 127.
 """
 
 
 def noise_table(shift: float) -> Floats:
-    """Return ``u + shift`` with one ``u`` in the middle of each stratum of [-1/2, 1/2), in a fixed order, twice.
+    """Return ``u + shift`` with one ``u`` in the middle of each stratum, in a fixed order, twice.
 
     Because of the repetition a whole segment may begin anywhere in the table. Over all beginnings every position gets
     every stratum exactly once. The shape is (2 * TABLE_ELEMENTS,) float32.
@@ -54,7 +54,7 @@ def table_offset(seed: int, segment: int) -> int:
 
 
 def table_offsets(seed: int, start: int, elements: int) -> NDArray[np.int32]:
-    """Return :func:`beginning` for each segment that ``elements`` positions from ``start`` touch: (segments,)."""
+    """Return :func:`table_offset` for each segment that ``elements`` positions from ``start`` touch: (segments,)."""
     assert start % ALIGN == 0, f"a chunk begins at {start}, which is no multiple of {ALIGN}"
     touched = range(start // BLOCK_ELEMENTS, -(-(start + elements) // BLOCK_ELEMENTS) if elements else 0)
     return np.array([table_offset(seed, segment) for segment in touched], np.int32)

@@ -99,7 +99,7 @@ class Bf16(Codec):
         rounded &= 1
         rounded += np.uint32(0x7FFF)
         rounded += bits
-        # The carry turns some NaN into infinity or -0. A maximum is NaN as soon as one value is.
+        # The carry turns some NaN into infinity or -0, so NaN is handled apart. One NaN makes the maximum NaN.
         if np.isnan(block.max()):
             nan = np.isnan(block)
             rounded[nan] = bits[nan] | 0x400000  # A quiet NaN: set the payload's top bit.

@@ -1,4 +1,4 @@
-"""Scales as one byte on a logarithmic grid, four to the octave.
+"""The scales of blocks, by which a codec divides their values, as one byte on a logarithmic grid: four to the octave.
 
 The byte is a float32's exponent and first two bits of mantissa, minus a constant. So scales are 1, 1.25, 1.5 and 1.75
 times a power of two. Encoding is a shift, and decoding is exact on every machine. 0 means a block of zeros, 255 one

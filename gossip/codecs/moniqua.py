@@ -5,11 +5,12 @@ the disagreement, known beforehand. Here each node learns a bound for each block
 (:class:`Spread`), and the body states the chosen steps. A hash of the grid indices reveals an exceeded bound, so that
 wrong values are never averaged.
 
-With step ``s`` and shared noise ``u`` the sender has indices ``k = round(x / s + u)`` and sends ``k mod 2^b``, b = 4.
-The receiver's own indices are ``j = round(y / s + u)``. It takes for ``k`` the number congruent to the remainder that
-is nearest to ``j``. That is right when ``-2^(b-1) <= k - j < 2^(b-1)``. With ``bound = (2^b - 1/8) s`` this holds
-whenever ``|x - y| < bound / 2 - s``; the eighth is for the rounding of ``x / s + u``. It decodes ``s (k - u)``, the
-sender's own quantised value bit for bit. The error is at most ``s / 2``, without bias (dither.py).
+With step ``s`` and shared noise ``u`` the sender has indices ``k = round(x / s + u)`` of its values ``x``, and sends
+``k mod 2^b``, b = 4. The receiver's own indices are ``j = round(y / s + u)`` of its values ``y``. It takes for ``k``
+the number congruent to the remainder that is nearest to ``j``. That is right when ``-2^(b-1) <= k - j < 2^(b-1)``. With
+``bound = (2^b - 1/8) s`` this holds whenever ``|x - y| < bound / 2 - s``; the eighth is for the rounding of ``x / s +
+u``. It decodes ``s (k - u)``, the sender's own quantised value bit for bit. The error is at most ``s / 2``, without
+bias (dither.py).
 
 Measured on eight nodes with a perceptron on digits (17,226 parameters, SGD, a mix every 8 steps, 150 mixes). ``noise``
 is the square of ``Q(p) - Q(s) - (p - s)`` over that of ``p - s``. ``overflow`` is the share of exchanges repeated with
@@ -102,38 +103,38 @@ class Moniqua4(Codec):
         inverses = INVERSES[chosen]
         scratch, codes = scratch_arrays(values.size)
         indices = np.empty(scratch.size, "<i4")
-        seen = xxhash.xxh3_64()
+        index_hash = xxhash.xxh3_64()
         position = chosen.size
         with np.errstate(invalid="ignore"):
-            for where, noise in noise_segments(NOISE, seed, start, values.size):
+            for piece, noise in noise_segments(NOISE, seed, start, values.size):
                 floats, k, remainders = scratch[: noise.size], indices[: noise.size], codes[: noise.size]
-                blocks = slice(where.start // ALIGN, None)
-                compute_indices(values[where], inverses[blocks], noise, floats, k)
+                blocks = slice(piece.start // ALIGN, None)
+                compute_indices(values[piece], inverses[blocks], noise, floats, k)
                 zero_indices(k, chosen[blocks])
-                seen.update(k.data)
+                index_hash.update(k.data)
                 np.copyto(remainders, k, casting="unsafe")
                 remainders &= 2 * self.half - 1
                 width = packed_bytes(noise.size, self.bits)
                 pack(remainders, self.bits, body[position : position + width])
                 position += width
-        body[position:] = np.frombuffer(seen.intdigest().to_bytes(HASH_BYTES, "little"), np.uint8)
+        body[position:] = np.frombuffer(index_hash.intdigest().to_bytes(HASH_BYTES, "little"), np.uint8)
 
     def decode(self, data: Buffer, out: Floats, near: Floats | None = None, seed: int = 0, start: int = 0) -> None:
         """Decode; raise :class:`Overflow` if ``near`` was too far from the sent values, with ``out`` undefined."""
-        assert near is not None, f"{self.name} decodes only beside the receiver's own values"
+        assert near is not None, f"{self.name} decodes only next to the receiver's own values"
         body = typed_view(data, "u1", self.encoded_bytes(out.size))
         position = -(-out.size // ALIGN)
         chosen = body[:position]
         scales, inverses = SCALES[chosen], INVERSES[chosen]
         scratch, codes = scratch_arrays(out.size)
         ours, theirs = np.empty(scratch.size, np.int32), np.empty(scratch.size, "<i4")
-        seen = xxhash.xxh3_64()
+        index_hash = xxhash.xxh3_64()
         # Values that are not finite, or beyond int32, give any index: the hash reveals them.
         with np.errstate(invalid="ignore", over="ignore"):
-            for where, noise in noise_segments(NOISE, seed, start, out.size):
+            for piece, noise in noise_segments(NOISE, seed, start, out.size):
                 j, k, remainders = ours[: noise.size], theirs[: noise.size], codes[: noise.size]
-                blocks = slice(where.start // ALIGN, None)
-                compute_indices(near[where], inverses[blocks], noise, scratch[: noise.size], j)
+                blocks = slice(piece.start // ALIGN, None)
+                compute_indices(near[piece], inverses[blocks], noise, scratch[: noise.size], j)
                 width = packed_bytes(noise.size, self.bits)
                 unpack(body[position : position + width], self.bits, remainders)
                 position += width
@@ -144,22 +145,22 @@ class Moniqua4(Codec):
                 k -= self.half  # The value of k - j nearest to zero.
                 k += j
                 zero_indices(k, chosen[blocks])
-                seen.update(k.data)
-                compute_values(k, noise, scales[blocks], out[where])
-        if seen.intdigest() != int.from_bytes(body[position:].tobytes(), "little"):
+                index_hash.update(k.data)
+                compute_values(k, noise, scales[blocks], out[piece])
+        if index_hash.intdigest() != int.from_bytes(body[position:].tobytes(), "little"):
             raise Overflow(f"{self.name}: the two vectors lie farther apart than the sender's bound.")
 
     def quantised(self, values: Floats, out: Floats, seed: int = 0, start: int = 0) -> None:
         chosen = self.step_bytes(values, start)
         scales, inverses = SCALES[chosen], INVERSES[chosen]
         with np.errstate(invalid="ignore"):
-            for where, noise in noise_segments(NOISE, seed, start, values.size):
-                floats, first = out[where], where.start // ALIGN
-                by_rows(values[where], inverses[first:], ALIGN, floats)
-                floats += noise
-                np.rint(floats, out=floats)
-                floats -= noise
-                by_rows(floats, scales[first:], ALIGN, floats)
+            for piece, noise in noise_segments(NOISE, seed, start, values.size):
+                decoded, first_block = out[piece], piece.start // ALIGN
+                by_rows(values[piece], inverses[first_block:], ALIGN, decoded)
+                decoded += noise
+                np.rint(decoded, out=decoded)
+                decoded -= noise
+                by_rows(decoded, scales[first_block:], ALIGN, decoded)
         for row in np.flatnonzero(chosen == NOT_FINITE):
             out[row * ALIGN : (row + 1) * ALIGN] = SCALES[NOT_FINITE]
 

@@ -17,8 +17,7 @@ def packed_bytes(elements: int, bits: int) -> int:
 def pack(codes: Bytes, bits: int, out: Bytes) -> None:
     """Pack ``codes`` (each below 2**bits) into ``out``, which has `packed_bytes`.
 
-    Of n codes and w bytes, byte j holds code j in its lowest bits, then codes j + w, j + 2 w, ...; a missing last one
-    is 0.
+    With w bytes, byte j holds code j in its lowest bits, and above it codes j + w, j + 2 w, ...; 0 where there is none.
     """
     width = out.size
     if bits == 8:

@@ -1,4 +1,7 @@
-"""The distance of a node's partners from it, block by block, learned from the differences in its exchanges."""
+"""The distance of a node's partners from it, block by block, learned from the differences in its exchanges.
+
+The codec Moniqua needs a bound on it (:mod:`gossip.codecs.moniqua`), and *overflows* where a partner is farther.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,9 @@ class Spread:
     DECAY: ClassVar[float] = 0.97
     """A peak shrinks by 3 % an exchange and is forgotten after some thirty.
 
-    Partners are drawn at random, and the next one may be as far as the farthest of them. Overflows at a margin of 3 on
-    digits (same data | two classes a node): at 0.7 5.9 | 12 %, at 0.9 1.4 | 3.0 %, at 0.97 1.1 | 1.5 %. The bounds were
-    16, 18 and 22 times the rms difference.
+    Partners are drawn at random, and the next one may be as far as the farthest of them. Overflows on digits with
+    bounds of 3 times the peaks (same data | two classes a node): at 0.7 5.9 | 12 %, at 0.9 1.4 | 3.0 %, at 0.97 1.1 |
+    1.5 %. The bounds were 16, 18 and 22 times the rms difference.
     """
     FLOOR: ClassVar[float] = 0.5
     """A block's bound is at least this share of the 90th percentile of all blocks.
@@ -50,14 +53,14 @@ class Spread:
         threefold at every exchange).
 
         Args:
-            seen: The difference's :func:`~gossip.codecs.values.block_peaks`, (blocks,). Values that are not finite are
-                ignored.
+            seen: The :func:`~gossip.codecs.values.block_peaks` of the difference, (blocks,). Peaks that are not finite
+                are ignored.
             errors: The bound on what the codec lost of our values, :meth:`Codec.block_errors`: (blocks,).
         """
-        seen = seen - 2 * errors
+        true_peaks = seen - 2 * errors
         self.peaks *= np.float32(self.DECAY)
-        seen[~np.isfinite(seen)] = np.nan  # np.fmax ignores NaN.
-        np.fmax(self.peaks, np.maximum(seen, np.float32(0.0)), out=self.peaks)
+        true_peaks[~np.isfinite(true_peaks)] = np.nan  # np.fmax ignores NaN.
+        np.fmax(self.peaks, np.maximum(true_peaks, np.float32(0.0)), out=self.peaks)
 
     def reach(self) -> Floats:
         """Return the expected distance of the next partner, without a margin: (blocks,). Requires ``is_known``."""

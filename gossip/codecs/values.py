@@ -41,12 +41,12 @@ def block_peaks(values: Floats, block: int) -> Floats:
     bits = values.view(np.int32)
     for first in range(0, values.size, BLOCK_ELEMENTS):
         part = bits[first : first + BLOCK_ELEMENTS]
-        sizes = np.bitwise_and(part, 0x7FFFFFFF, out=scratch[: part.size])
-        rows, whole = part.size // block, part.size // block * block
-        row = first // block
-        np.maximum.reduce(sizes[:whole].reshape(rows, block), axis=1, out=out[row : row + rows])
+        magnitudes = np.bitwise_and(part, 0x7FFFFFFF, out=scratch[: part.size])
+        row, rows = first // block, part.size // block  # Blocks before the part, and whole blocks in it.
+        whole = rows * block
+        np.maximum.reduce(magnitudes[:whole].reshape(rows, block), axis=1, out=out[row : row + rows])
         if whole < part.size:
-            out[row + rows] = sizes[whole:].max()
+            out[row + rows] = magnitudes[whole:].max()
     out[out > INFINITY] = QUIET_NAN  # Arithmetic with a signalling NaN would warn.
     return out.view(np.float32)
 

@@ -23,17 +23,17 @@
 
 #define PASS static inline __attribute__((always_inline)) void
 #if defined(__x86_64__)
-#define WIDE __attribute__((target("avx2")))
+#define AVX2 __attribute__((target("avx2")))
 #else
-#define WIDE
+#define AVX2
 #endif
 
 #if defined(__clang__)
-#define APART _Pragma("clang loop vectorize(assume_safety)")
+#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)") /* The next loop's iterations are: vectorise it. */
 #else
-#define APART _Pragma("GCC ivdep")
+#define INDEPENDENT _Pragma("GCC ivdep")
 #endif
-#define EACH(i, n) APART for (int i = 0; i < (n); i++) /* Iterations are independent: vectorise. */
+#define EACH(i, n) INDEPENDENT for (int i = 0; i < (n); i++)
 
 #define EDITION 4 /* Change it with a pass's arguments or results, and in gossip/kernel/__init__.py too. */
 #define ROW 256             /* Values at a time, and the most that share a scale: ALIGN in values.py. */
@@ -45,9 +45,9 @@
 #define NOT_FINITE 255      /* From grid.py. */
 #define INFINITE 0x7F800000 /* As float32 bits. */
 #define QUIET_NAN 0x7FC00000
-#define WHOLE 12582912.0f   /* 3 * 2**22, where floats are 1 apart: adding it rounds to integers, ties to even. */
-#define WORTH_STREAMING 65536 /* Elements: larger outputs leave the cache before they are read. */
-#define WORTH_LETTING_GO 4096 /* Elements: a pass takes a microsecond, as much as releasing the GIL. */
+#define ROUNDER 12582912.0f /* 3 * 2**22, where floats are 1 apart: adding it rounds to integers, ties to even. */
+#define MIN_STREAMED 65536  /* Elements: larger outputs leave the cache before they are read. */
+#define MIN_WITHOUT_GIL 4096 /* Elements: a pass then takes a microsecond, as much as releasing the GIL. */
 
 typedef uint16_t __attribute__((may_alias, aligned(1))) half; /* In a body, which may be unaligned. */
 typedef uint32_t __attribute__((may_alias)) bits;             /* The bits of a float32. */
@@ -132,7 +132,8 @@ struct blockwise {
 
 /* -- bf16: floats.py -- */
 
-static inline uint32_t rounded(uint32_t x) { /* Only the upper half is valid. */
+/* Return the bits of a float32 rounded to bfloat16: those of the upper half are valid. */
+static inline uint32_t rounded(uint32_t x) {
     return (x & 0x7FFFFFFF) > INFINITE ? x | 0x400000 : x + 0x7FFF + (x >> 16 & 1);
 }
 
@@ -166,7 +167,8 @@ PASS bf16(const struct chunk *c) {
 
 /* -- int8 and int4: blockwise.py -- */
 
-static inline __attribute__((always_inline)) int chosen(const float *values, int n, float share) {
+/* Return the byte of the scale of n values; `share` is that of struct blockwise. */
+static inline __attribute__((always_inline)) int choose_scale(const float *values, int n, float share) {
     const bits *patterns = (const bits *)values;
     int32_t largest = 0;
     EACH(i, n) {
@@ -194,34 +196,38 @@ PASS unpack(uint8_t *codes, Py_ssize_t i, int n, const uint8_t *body, Py_ssize_t
     EACH(k, n - low) codes[low + k] = body[k] >> 4;
 }
 
-/* Process values first to first + n of the chunk, which share a scale. i is the first one's place in its piece. */
+/* Process values first to first + n of the chunk, which share the scale number `row`.
+ *
+ * They belong to a piece, as long as the same noise runs on. i is the place of the first one in the piece, whose codes
+ * have `bytes` bytes from `position` of the body on.
+ */
 PASS blockwise_row(
     const struct blockwise *b, int width, Py_ssize_t row, Py_ssize_t first, Py_ssize_t i, int n, const float *noise,
     Py_ssize_t position, Py_ssize_t bytes
 ) {
     const struct chunk *c = &b->chunk;
-    uint8_t apart[ROW]; /* Codes of 4 bits, unpacked. */
+    uint8_t unpacked[ROW]; /* Codes of 4 bits, one in each byte. */
     float *own = c->own + first;
     if (c->values) {
         const float *values = c->values + first;
-        const int scale = chosen(values, n, b->share);
+        const int scale = choose_scale(values, n, b->share);
         const float inverse = b->inverses[scale], step = b->scales[scale];
         if (c->encoded) {
-            uint8_t *codes = width == 8 ? c->encoded + position + i : apart;
-            EACH(k, n) codes[k] = (uint8_t)bits_of(values[k] * inverse + noise[k] + WHOLE);
+            uint8_t *codes = width == 8 ? c->encoded + position + i : unpacked;
+            EACH(k, n) codes[k] = (uint8_t)bits_of(values[k] * inverse + noise[k] + ROUNDER);
             if (scale == NOT_FINITE) memset(codes, 0, n);
             c->encoded[row] = (uint8_t)scale;
             if (width == 4) pack(codes, i, n, c->encoded + position, bytes);
             return;
         }
-        EACH(k, n) own[k] = (values[k] * inverse + noise[k] + WHOLE - WHOLE - noise[k]) * step;
+        EACH(k, n) own[k] = (values[k] * inverse + noise[k] + ROUNDER - ROUNDER - noise[k]) * step;
         if (scale == NOT_FINITE) EACH(k, n) own[k] = step;
     }
     if (c->data) {
-        const uint8_t *codes = width == 8 ? c->data + position + i : apart;
+        const uint8_t *codes = width == 8 ? c->data + position + i : unpacked;
         const float step = b->scales[c->data[row]];
         float *out = c->out + first;
-        if (width == 4) unpack(apart, i, n, c->data + position, bytes);
+        if (width == 4) unpack(unpacked, i, n, c->data + position, bytes);
         if (c->own) {
             EACH(k, n) out[k] = ((float)codes[k] - noise[k]) * step - own[k];
             add_squares(&c->sums->out, out, n);
@@ -252,7 +258,7 @@ PASS blockwise(const struct blockwise *b, int block, int width) {
 /* -- fp32: arithmetic/mixing.py -- */
 
 /* Write past the cache, which would first read what is overwritten: a quarter of all memory traffic. */
-PASS put(float *out, const float *values, int n) {
+PASS stream(float *out, const float *values, int n) {
 #if defined(__x86_64__)
     for (int i = 0; i < n; i += 4) _mm_stream_ps(out + i, _mm_loadu_ps(values + i));
 #else
@@ -268,19 +274,19 @@ struct difference {
 };
 
 /* Another process may write to theirs. So each value is read once, and the sums are of the values that were read. */
-PASS difference_row(const struct difference *d, Py_ssize_t first, int n, int past) {
+PASS difference_row(const struct difference *d, Py_ssize_t first, int n, int streams) {
     const float *theirs = d->theirs + first, *ours = d->ours + first;
-    float apart[ROW], *out = past ? apart : d->out + first;
+    float row[ROW], *out = streams ? row : d->out + first; /* streams: written past the cache. */
     EACH(i, n) out[i] = theirs[i] - ours[i];
     __asm__ volatile("" ::: "memory"); /* Keep the compiler from computing that a second time. */
-    if (past) put(d->out + first, apart, ROW);
+    if (streams) stream(d->out + first, row, ROW);
     add_squares(&d->sums->out, out, n);
     add_squares(&d->sums->own, ours, n);
 }
 
 PASS difference(const struct difference *d) {
     const Py_ssize_t whole = d->elements / ROW * ROW;
-    if (d->out != d->theirs && d->elements >= WORTH_STREAMING && (uintptr_t)d->out % 16 == 0) {
+    if (d->out != d->theirs && d->elements >= MIN_STREAMED && (uintptr_t)d->out % 16 == 0) {
         for (Py_ssize_t first = 0; first < whole; first += ROW) difference_row(d, first, ROW, 1);
 #if defined(__x86_64__)
         _mm_sfence(); /* Otherwise a thread that is told of the end may read old values. */
@@ -315,7 +321,7 @@ PASS outer_step(const struct outer_step *o) {
     }
 }
 
-/* -- a step boundary: arithmetic/live.py -- */
+/* -- the addition and copy of a step boundary: arithmetic/live.py -- */
 
 struct add_read {
     Py_ssize_t elements;
@@ -326,7 +332,7 @@ struct add_read {
     int32_t *largest;   /* The largest magnitude that was read, as float32 bits, which have the same order. */
 };
 
-PASS add_read_row(const struct add_read *a, Py_ssize_t first, int n, int past) {
+PASS add_read_row(const struct add_read *a, Py_ssize_t first, int n, int streams) {
     float *live = a->live + first;
     if (a->shift) {
         const float *shift = a->shift + first, weight = a->weight;
@@ -340,13 +346,13 @@ PASS add_read_row(const struct add_read *a, Py_ssize_t first, int n, int past) {
         largest = size > largest ? size : largest;
     }
     *a->largest = largest;
-    if (past) put(a->out + first, live, n);
+    if (streams) stream(a->out + first, live, n);
     else memcpy(a->out + first, live, n * sizeof *live);
 }
 
 PASS add_read(const struct add_read *a) {
     Py_ssize_t first = 0;
-    if (a->out && a->out != a->shift && a->elements >= WORTH_STREAMING) {
+    if (a->out && a->out != a->shift && a->elements >= MIN_STREAMED) {
         const int before = (int)(-((uintptr_t)a->out / sizeof(float)) % 4); /* Elements before out's first aligned 16 bytes. */
         if (before) add_read_row(a, 0, before, 0);
         for (first = before; first + ROW <= a->elements; first += ROW) add_read_row(a, first, ROW, 1);
@@ -377,20 +383,20 @@ PASS blockwise_known(const struct blockwise *b) {
     else blockwise(b, 64, 4);
 }
 
-WIDE static void bf16_wide(const struct chunk *c) { bf16(c); }
+AVX2 static void bf16_avx2(const struct chunk *c) { bf16(c); }
 static void bf16_any(const struct chunk *c) { bf16(c); }
-WIDE static void blockwise_wide(const struct blockwise *b) { blockwise_known(b); }
+AVX2 static void blockwise_avx2(const struct blockwise *b) { blockwise_known(b); }
 static void blockwise_any(const struct blockwise *b) { blockwise_known(b); }
-WIDE static void difference_wide(const struct difference *d) { difference(d); }
+AVX2 static void difference_avx2(const struct difference *d) { difference(d); }
 static void difference_any(const struct difference *d) { difference(d); }
-WIDE static void squares_wide(const struct squares *s) { squares(s); }
+AVX2 static void squares_avx2(const struct squares *s) { squares(s); }
 static void squares_any(const struct squares *s) { squares(s); }
-WIDE static void outer_step_wide(const struct outer_step *o) { outer_step(o); }
+AVX2 static void outer_step_avx2(const struct outer_step *o) { outer_step(o); }
 static void outer_step_any(const struct outer_step *o) { outer_step(o); }
-WIDE static void add_read_wide(const struct add_read *a) { add_read(a); }
+AVX2 static void add_read_avx2(const struct add_read *a) { add_read(a); }
 static void add_read_any(const struct add_read *a) { add_read(a); }
 
-static int wide(void) {
+static int has_avx2(void) {
 #if defined(__x86_64__)
     return __builtin_cpu_supports("avx2");
 #else
@@ -400,31 +406,31 @@ static int wide(void) {
 
 /* -- Python's interface -- */
 
-enum { MOST = 9 }; /* The most buffers of one call. */
+enum { MAX_BUFFERS = 9 }; /* Of one call: five of its chunk and four tables. */
 
 struct views {
-    Py_buffer held[MOST];
+    Py_buffer buffers[MAX_BUFFERS];
     int count;
 };
 
 static void release(struct views *views) {
-    while (views->count) PyBuffer_Release(&views->held[--views->count]);
+    while (views->count) PyBuffer_Release(&views->buffers[--views->count]);
 }
 
 /* Store a buffer's address in *place, NULL for None. Return 0 with an exception unless it has exactly `bytes` bytes. */
 static int take(struct views *views, PyObject *object, Py_ssize_t bytes, int writable, void *place) {
-    void *found = NULL;
+    void *address = NULL;
     if (object != Py_None) {
-        Py_buffer *view = &views->held[views->count];
+        Py_buffer *view = &views->buffers[views->count];
         if (PyObject_GetBuffer(object, view, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0) return 0;
         views->count++;
         if (view->len != bytes) {
             PyErr_Format(PyExc_AssertionError, "%zd bytes of values or encoded elements where %zd belong", view->len, bytes);
             return 0;
         }
-        found = view->buf;
+        address = view->buf;
     }
-    memcpy(place, &found, sizeof found);
+    memcpy(place, &address, sizeof address);
     return 1;
 }
 
@@ -435,26 +441,26 @@ static int take_table(struct views *views, PyObject *object, Py_ssize_t bytes, v
 }
 
 /* Take the five buffers of a chunk, whose bodies have `body` bytes. */
-static int take_chunk(struct views *views, PyObject *const *given, Py_ssize_t body, struct chunk *c) {
+static int take_chunk(struct views *views, PyObject *const *arguments, Py_ssize_t body, struct chunk *c) {
     const Py_ssize_t floats = c->elements * (Py_ssize_t)sizeof(float);
-    if (!take(views, given[0], floats, 0, &c->values) || !take(views, given[1], body, 0, &c->data) ||
-        !take(views, given[2], body, 1, &c->encoded) || !take(views, given[3], floats, 1, &c->own) ||
-        !take(views, given[4], floats, 1, &c->out))
+    if (!take(views, arguments[0], floats, 0, &c->values) || !take(views, arguments[1], body, 0, &c->data) ||
+        !take(views, arguments[2], body, 1, &c->encoded) || !take(views, arguments[3], floats, 1, &c->own) ||
+        !take(views, arguments[4], floats, 1, &c->out))
         return 0;
     if ((c->values ? !c->encoded == !c->own : c->encoded || c->own || !c->data) || !c->data != !c->out ||
         (c->data && c->encoded)) {
-        PyErr_SetString(PyExc_AssertionError, "these places are of no pass");
+        PyErr_SetString(PyExc_AssertionError, "these buffers are of no pass");
         return 0;
     }
     return 1;
 }
 
-#define DO(pass, given, elements)                               \
+#define RUN(pass, buffers, elements)                             \
     do {                                                        \
         PyThreadState *state = NULL;                            \
-        if ((elements) >= WORTH_LETTING_GO) state = PyEval_SaveThread(); \
-        if (wide()) pass##_wide(given);                         \
-        else pass##_any(given);                                 \
+        if ((elements) >= MIN_WITHOUT_GIL) state = PyEval_SaveThread(); \
+        if (has_avx2()) pass##_avx2(buffers);                   \
+        else pass##_any(buffers);                               \
         if (state) PyEval_RestoreThread(state);                 \
     } while (0)
 
@@ -470,110 +476,111 @@ static PyObject *end_sums(struct sums *sums) {
     return Py_BuildValue("(dd)", sums->out.total, sums->own.total);
 }
 
-static PyObject *call_bf16(PyObject *module, PyObject *const *given, Py_ssize_t count) {
+static PyObject *call_bf16(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     (void)module;
     if (count != 8) return PyErr_Format(PyExc_TypeError, "8 arguments belong here, not %zd", count);
     struct views views = {.count = 0};
     struct sums sums = {{.filled = 0}, {.filled = 0}};
-    struct chunk c = {.elements = PyLong_AsSsize_t(given[0]), .sums = &sums};
-    begin_sums(given + 6, &sums);
+    struct chunk c = {.elements = PyLong_AsSsize_t(arguments[0]), .sums = &sums};
+    begin_sums(arguments + 6, &sums);
     if (PyErr_Occurred()) return NULL;
-    const int right = take_chunk(&views, given + 1, c.elements * 2, &c);
-    if (right) DO(bf16, &c, c.elements);
+    const int is_valid = take_chunk(&views, arguments + 1, c.elements * 2, &c);
+    if (is_valid) RUN(bf16, &c, c.elements);
     release(&views);
-    return right ? end_sums(&sums) : NULL;
+    return is_valid ? end_sums(&sums) : NULL;
 }
 
-static PyObject *call_difference(PyObject *module, PyObject *const *given, Py_ssize_t count) {
+static PyObject *call_difference(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     (void)module;
     if (count != 6) return PyErr_Format(PyExc_TypeError, "6 arguments belong here, not %zd", count);
     struct views views = {.count = 0};
     struct sums sums = {{.filled = 0}, {.filled = 0}};
-    struct difference d = {.elements = PyLong_AsSsize_t(given[0]), .sums = &sums};
-    begin_sums(given + 4, &sums);
+    struct difference d = {.elements = PyLong_AsSsize_t(arguments[0]), .sums = &sums};
+    begin_sums(arguments + 4, &sums);
     if (PyErr_Occurred()) return NULL;
     const Py_ssize_t floats = d.elements * (Py_ssize_t)sizeof(float);
-    int right = take(&views, given[1], floats, 0, &d.theirs) && take(&views, given[2], floats, 0, &d.ours) &&
-                take(&views, given[3], floats, 1, &d.out);
-    if (right && !(d.theirs && d.ours && d.out)) {
-        right = 0;
-        PyErr_SetString(PyExc_AssertionError, "these places are of no pass");
+    int is_valid = take(&views, arguments[1], floats, 0, &d.theirs) && take(&views, arguments[2], floats, 0, &d.ours) &&
+                   take(&views, arguments[3], floats, 1, &d.out);
+    if (is_valid && !(d.theirs && d.ours && d.out)) {
+        is_valid = 0;
+        PyErr_SetString(PyExc_AssertionError, "these buffers are of no pass");
     }
-    if (right) DO(difference, &d, d.elements);
+    if (is_valid) RUN(difference, &d, d.elements);
     release(&views);
-    return right ? end_sums(&sums) : NULL;
+    return is_valid ? end_sums(&sums) : NULL;
 }
 
-static PyObject *call_outer_step(PyObject *module, PyObject *const *given, Py_ssize_t count) {
+static PyObject *call_outer_step(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     (void)module;
     if (count != 8) return PyErr_Format(PyExc_TypeError, "8 arguments belong here, not %zd", count);
     struct views views = {.count = 0};
     struct outer_step o = {
-        .elements = PyLong_AsSsize_t(given[0]), .weight = (float)PyFloat_AsDouble(given[5]),
-        .alpha = (float)PyFloat_AsDouble(given[6]), .beta = (float)PyFloat_AsDouble(given[7]),
+        .elements = PyLong_AsSsize_t(arguments[0]), .weight = (float)PyFloat_AsDouble(arguments[5]),
+        .alpha = (float)PyFloat_AsDouble(arguments[6]), .beta = (float)PyFloat_AsDouble(arguments[7]),
     };
     if (PyErr_Occurred()) return NULL;
     const Py_ssize_t floats = o.elements * (Py_ssize_t)sizeof(float);
-    int right = take(&views, given[1], floats, 1, &o.difference) && take(&views, given[2], floats, 0, &o.snapshot) &&
-                take(&views, given[3], floats, 1, &o.phi) && take(&views, given[4], floats, 1, &o.momentum);
-    if (right && !(o.difference && o.snapshot && o.phi && o.momentum)) {
-        right = 0;
-        PyErr_SetString(PyExc_AssertionError, "these places are of no pass");
+    int is_valid = take(&views, arguments[1], floats, 1, &o.difference) &&
+                   take(&views, arguments[2], floats, 0, &o.snapshot) && take(&views, arguments[3], floats, 1, &o.phi) &&
+                   take(&views, arguments[4], floats, 1, &o.momentum);
+    if (is_valid && !(o.difference && o.snapshot && o.phi && o.momentum)) {
+        is_valid = 0;
+        PyErr_SetString(PyExc_AssertionError, "these buffers are of no pass");
     }
-    if (right) DO(outer_step, &o, o.elements);
+    if (is_valid) RUN(outer_step, &o, o.elements);
     release(&views);
-    if (!right) return NULL;
+    if (!is_valid) return NULL;
     Py_RETURN_NONE;
 }
 
-static PyObject *call_add_read(PyObject *module, PyObject *const *given, Py_ssize_t count) {
+static PyObject *call_add_read(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     (void)module;
     if (count != 5) return PyErr_Format(PyExc_TypeError, "5 arguments belong here, not %zd", count);
     struct views views = {.count = 0};
     int32_t largest = 0;
     struct add_read a = {
-        .elements = PyLong_AsSsize_t(given[0]), .weight = (float)PyFloat_AsDouble(given[4]), .largest = &largest,
+        .elements = PyLong_AsSsize_t(arguments[0]), .weight = (float)PyFloat_AsDouble(arguments[4]), .largest = &largest,
     };
     if (PyErr_Occurred()) return NULL;
     const Py_ssize_t floats = a.elements * (Py_ssize_t)sizeof(float);
-    int right = take(&views, given[1], floats, 1, &a.live) && take(&views, given[2], floats, 0, &a.shift) &&
-                take(&views, given[3], floats, 1, &a.out);
-    if (right && !(a.live && (a.shift || a.out))) {
-        right = 0;
-        PyErr_SetString(PyExc_AssertionError, "these places are of no pass");
+    int is_valid = take(&views, arguments[1], floats, 1, &a.live) && take(&views, arguments[2], floats, 0, &a.shift) &&
+                   take(&views, arguments[3], floats, 1, &a.out);
+    if (is_valid && !(a.live && (a.shift || a.out))) {
+        is_valid = 0;
+        PyErr_SetString(PyExc_AssertionError, "these buffers are of no pass");
     }
-    if (right) DO(add_read, &a, a.elements);
+    if (is_valid) RUN(add_read, &a, a.elements);
     release(&views);
-    return right ? PyBool_FromLong(largest < INFINITE) : NULL;
+    return is_valid ? PyBool_FromLong(largest < INFINITE) : NULL;
 }
 
-static PyObject *call_squares(PyObject *module, PyObject *const *given, Py_ssize_t count) {
+static PyObject *call_squares(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     (void)module;
     if (count != 3) return PyErr_Format(PyExc_TypeError, "3 arguments belong here, not %zd", count);
     struct views views = {.count = 0};
-    struct sum sum = {.filled = 0, .total = PyFloat_AsDouble(given[2])};
-    struct squares s = {.elements = PyLong_AsSsize_t(given[0]), .sum = &sum};
+    struct sum sum = {.filled = 0, .total = PyFloat_AsDouble(arguments[2])};
+    struct squares s = {.elements = PyLong_AsSsize_t(arguments[0]), .sum = &sum};
     if (PyErr_Occurred()) return NULL;
-    const int right = take_table(&views, given[1], s.elements * (Py_ssize_t)sizeof(float), &s.values);
-    if (right) DO(squares, &s, s.elements);
+    const int is_valid = take_table(&views, arguments[1], s.elements * (Py_ssize_t)sizeof(float), &s.values);
+    if (is_valid) RUN(squares, &s, s.elements);
     release(&views);
-    if (!right) return NULL;
+    if (!is_valid) return NULL;
     end_block(&sum);
     return PyFloat_FromDouble(sum.total);
 }
 
-static PyObject *call_blockwise(PyObject *module, PyObject *const *given, Py_ssize_t count) {
+static PyObject *call_blockwise(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     (void)module;
     if (count != 16) return PyErr_Format(PyExc_TypeError, "16 arguments belong here, not %zd", count);
     struct views views = {.count = 0};
     struct sums sums = {{.filled = 0}, {.filled = 0}};
-    struct blockwise b = {.chunk = {.elements = PyLong_AsSsize_t(given[0]), .sums = &sums}};
-    begin_sums(given + 14, &sums);
+    struct blockwise b = {.chunk = {.elements = PyLong_AsSsize_t(arguments[0]), .sums = &sums}};
+    begin_sums(arguments + 14, &sums);
     struct chunk *c = &b.chunk;
-    b.start = PyLong_AsSsize_t(given[6]);
-    b.block = PyLong_AsSsize_t(given[7]);
-    b.width = (int)PyLong_AsLong(given[8]);
-    b.share = (float)PyFloat_AsDouble(given[9]);
+    b.start = PyLong_AsSsize_t(arguments[6]);
+    b.block = PyLong_AsSsize_t(arguments[7]);
+    b.width = (int)PyLong_AsLong(arguments[8]);
+    b.share = (float)PyFloat_AsDouble(arguments[9]);
     if (PyErr_Occurred()) return NULL;
     if ((b.width != 8 || b.block != 256) && (b.width != 4 || b.block != 64))
         return PyErr_Format(PyExc_AssertionError, "no codec has such blocks");
@@ -583,18 +590,19 @@ static PyObject *call_blockwise(PyObject *module, PyObject *const *given, Py_ssi
     if (b.width == 4) codes = (codes + 1) / 2;
     const Py_ssize_t body = (c->elements + b.block - 1) / b.block + codes;
     const Py_ssize_t pieces = c->elements ? (b.start % SEGMENT + c->elements + SEGMENT - 1) / SEGMENT : 0;
-    const Py_ssize_t floats = sizeof(float), places = pieces * (Py_ssize_t)sizeof(int32_t);
-    int right = take_chunk(&views, given + 1, body, c) && take_table(&views, given[10], 256 * floats, &b.scales) &&
-                take_table(&views, given[11], 256 * floats, &b.inverses) &&
-                take_table(&views, given[12], 2 * SEGMENT * floats, &b.noise) &&
-                take_table(&views, given[13], places, &b.offsets);
-    for (Py_ssize_t i = 0; right && i < pieces; i++) {
-        right = b.offsets[i] >= 0 && b.offsets[i] < SEGMENT;
-        if (!right) PyErr_SetString(PyExc_AssertionError, "a segment's noise begins outside its table");
+    const Py_ssize_t floats = sizeof(float), offset_bytes = pieces * (Py_ssize_t)sizeof(int32_t);
+    int is_valid = take_chunk(&views, arguments + 1, body, c) &&
+                   take_table(&views, arguments[10], 256 * floats, &b.scales) &&
+                   take_table(&views, arguments[11], 256 * floats, &b.inverses) &&
+                   take_table(&views, arguments[12], 2 * SEGMENT * floats, &b.noise) &&
+                   take_table(&views, arguments[13], offset_bytes, &b.offsets);
+    for (Py_ssize_t i = 0; is_valid && i < pieces; i++) {
+        is_valid = b.offsets[i] >= 0 && b.offsets[i] < SEGMENT;
+        if (!is_valid) PyErr_SetString(PyExc_AssertionError, "a segment's noise begins outside its table");
     }
-    if (right) DO(blockwise, &b, c->elements);
+    if (is_valid) RUN(blockwise, &b, c->elements);
     release(&views);
-    return right ? end_sums(&sums) : NULL;
+    return is_valid ? end_sums(&sums) : NULL;
 }
 
 static PyMethodDef METHODS[] = {
@@ -607,9 +615,9 @@ static PyMethodDef METHODS[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static int begun(PyObject *module) { return PyModule_AddIntConstant(module, "EDITION", EDITION); }
+static int add_edition(PyObject *module) { return PyModule_AddIntConstant(module, "EDITION", EDITION); }
 
-static PyModuleDef_Slot SLOTS[] = {{Py_mod_exec, begun}, {0, NULL}};
+static PyModuleDef_Slot SLOTS[] = {{Py_mod_exec, add_edition}, {0, NULL}};
 
 static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_passes", NULL, 0, METHODS, SLOTS, NULL, NULL, NULL};
 

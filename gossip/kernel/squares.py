@@ -41,17 +41,17 @@ def squares(values: Floats, before: float = 0.0) -> float:
 def squares_numpy(values: Floats, before: float) -> float:
     """Do the same as :func:`squares` with numpy."""
     blocks = -(-values.size // BLOCK)
-    chain = np.empty(1 + blocks * LANES)
-    chain[0] = before
+    addends = np.empty(1 + blocks * LANES)  # In the order in which they are added: ``before``, then partial sums.
+    addends[0] = before
     scratch = np.empty(min(blocks * BLOCK, PIECE), np.float32)
     with np.errstate(all="ignore"):  # No warnings: the sum shows overflows.
         for first in range(0, values.size, PIECE):
             piece = values[first : first + PIECE]
             rows = scratch[: -(-piece.size // BLOCK) * BLOCK]
             np.multiply(piece, piece, out=rows[: piece.size])
-            rows[piece.size :] = 0.0  # Adding zeros changes nothing.
+            rows[piece.size :] = 0.0  # Fill the last block: adding zeros changes nothing.
             # Add row after row. Along the contiguous axis numpy would choose an order of its own.
             lanes: NDArray[Any] = np.add.reduce(rows.reshape(-1, BLOCK // LANES, LANES), axis=1)
-            place = 1 + first // BLOCK * LANES
-            chain[place : place + lanes.size] = lanes.reshape(-1)
-        return float(np.add.accumulate(chain)[-1])  # accumulate adds one after another by definition.
+            start = 1 + first // BLOCK * LANES
+            addends[start : start + lanes.size] = lanes.reshape(-1)
+        return float(np.add.accumulate(addends)[-1])  # accumulate adds one after another by definition.
