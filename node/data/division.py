@@ -2,7 +2,7 @@
 
 Rendezvous (highest random weight) hashing, Thaler and Ravishankar 1998: every member has a pseudo-random weight for
 every bucket, and the highest weight owns it. When a member leaves, only its buckets move; a newcomer takes only its
-own.
+own. A *bucket* is one sample, or in a large dataset a set of samples. The *rivals* of a node are the other members.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Sharers:
 
     @classmethod
     def of(cls, side: Sharing) -> Self:
-        """Create a view of this side of a training loop, read whenever it is called."""
+        """Return sharers that read their values from this side of a training loop at each call."""
         return cls(
             lambda: side.me, lambda: side.view.owners, lambda: side.view.changes, lambda: side.swarm_samples,
             lambda: side.trained_on, side.rank, side.size,
@@ -86,14 +86,14 @@ class Sharing(Protocol):
 class Part:
     """The indices that a pass gave while the members stayed the same.
 
-    They are the start of the share that ``me`` had among ``rivals``, up to the last of ``given``. So the ids, the seed
-    and the last index suffice to compute them again.
+    They are the start of the share that ``me`` had among ``rivals``. So the ids, the seed and the last index suffice to
+    compute them again.
     """
 
     me: PeerId
     rivals: tuple[PeerId, ...]
     seed: int | None  # The seed of the order; None: by index.
-    given: I64
+    indices: I64  # In the order in which they were given.
 
     @classmethod
     def recomputed(
@@ -104,8 +104,8 @@ class Part:
         Indices given before the members changed are included again, which does not matter in a set.
         """
         share = ordered(share_of(length, me, rivals, number), number, me, seed)
-        found = np.flatnonzero(share == last)
-        return cls(me, rivals, seed, share[: found[0] + 1] if len(found) else share[:0])
+        places = np.flatnonzero(share == last)  # Empty if the saved form was altered.
+        return cls(me, rivals, seed, share[: places[0] + 1] if len(places) else share[:0])
 
 
 class Pass:
@@ -130,24 +130,24 @@ class Pass:
         self.length, self.number, self.seed, self.me, self.sharers = length, number, seed, sharers.me(), sharers
         self.seen_changes: int | None = None  # The value of ``changes`` at the last division.
         self.parts: list[Part] = []  # Given in this life, before the last change of members.
-        self.given = np.zeros(length, dtype=np.bool_)  # (samples,), True if given before the last change of members.
-        self.rivals: tuple[PeerId, ...] | None = None
-        # (owned and not given before that change,), in order of giving.
+        self.was_given = np.zeros(length, dtype=np.bool_)  # (samples,), before the last change of members.
+        self.rivals: tuple[PeerId, ...] | None = None  # Those of the last division; None before the first.
+        # The owned indices that were not given before that change, in the order of giving.
         self.pending: I64 = np.empty(0, dtype=np.int64)
         self.position = 0  # The number of pending indices that were given.
         self.earlier_parts = list(before)
         for part in self.earlier_parts:
-            self.given[part.given] = True
+            self.was_given[part.indices] = True
 
     def take(self, count: int, whole: bool = False, ranks: int = 1) -> I64:
         """Return the next ``count`` indices, or the rest of them; with ``whole`` none if fewer are left. (count,)
 
-        The length of a share is arbitrary, and a last batch of one sample would fail in BatchNorm. Rather than leave
-        one sample to each of the ``ranks``, the batch before the last gives some of its own.
+        The length of a share is arbitrary, and a last batch of one sample would fail in BatchNorm. If it would leave
+        at most one sample to each of the ``ranks``, the batch before it gives it some of its own.
         """
         self.follow_changes()
-        left = len(self.pending) - self.position - count
-        if 0 < left <= ranks and count > 2 * ranks and not whole:
+        left_after = len(self.pending) - self.position - count
+        if 0 < left_after <= ranks and count > 2 * ranks and not whole:
             count -= ranks
         taken = self.pending[self.position : self.position + count]
         if whole and len(taken) < count:
@@ -164,9 +164,9 @@ class Pass:
     def follow_changes(self) -> None:
         """Divide the dataset again if members came or went."""
         # Read the counter before the members: a change between the two is then seen at the next batch.
-        now = self.sharers.changes()
-        if now != self.seen_changes:
-            self.seen_changes = now
+        changes = self.sharers.changes()
+        if changes != self.seen_changes:
+            self.seen_changes = changes
             self.divide()
 
     def divide(self) -> None:
@@ -177,10 +177,10 @@ class Pass:
         if self.position and self.rivals is not None:
             part = self.part(self.position)
             self.parts.append(part)
-            self.given[part.given] = True
+            self.was_given[part.indices] = True
         self.rivals, self.position = rivals, 0
         share = share_of(self.length, self.me, rivals, self.number)
-        self.pending = ordered(share[~self.given[share]], self.number, self.me, self.seed)
+        self.pending = ordered(share[~self.was_given[share]], self.number, self.me, self.seed)
 
     def part(self, count: int) -> Part:
         """Return the first ``count`` of the indices pending since the last change of members."""
@@ -195,17 +195,17 @@ class Pass:
     @property
     def given_count(self) -> int:
         """Return the number of indices given in this life."""
-        return sum(len(part.given) for part in self.parts) + self.position
+        return sum(len(part.indices) for part in self.parts) + self.position
 
     def given_parts(self, count: int) -> list[Part]:
-        """Return the indices given in all lives; of this life the first ``count``, the trained ones."""
-        parts = [*self.parts, self.part(self.position)] if self.position else self.parts
-        found = list(self.earlier_parts)
-        for part in parts:
+        """Return the parts of all lives; of this life the first ``count`` indices, those that were trained on."""
+        parts_of_this_life = [*self.parts, self.part(self.position)] if self.position else self.parts
+        parts = list(self.earlier_parts)
+        for part in parts_of_this_life:
             if count > 0:
-                found.append(Part(part.me, part.rivals, part.seed, part.given[:count]))
-            count -= len(part.given)
-        return found
+                parts.append(Part(part.me, part.rivals, part.seed, part.indices[:count]))
+            count -= len(part.indices)
+        return parts
 
 
 def rank_share(taken: I64, rank: int, ranks: int) -> I64:
@@ -230,17 +230,17 @@ def owned_buckets(buckets: int, me: PeerId, members: Sequence[PeerId], salt: byt
     training loop.
     """
     rivals = sorted(set(members) - {me})
-    theirs = np.array([_hash64(salt + rival) for rival in rivals], dtype=np.uint64)  # (rivals,)
-    lower = np.array([rival < me for rival in rivals], dtype=np.bool_)  # (rivals,), True if the rival wins a tie.
+    rival_hashes = np.array([_hash64(salt + rival) for rival in rivals], dtype=np.uint64)  # (rivals,)
+    wins_ties = np.array([rival < me for rival in rivals], dtype=np.bool_)  # (rivals,)
     hashes = _bucket_hashes(buckets, salt)  # (held,)
-    held = np.arange(buckets)  # (held,)
+    held = np.arange(buckets)  # (held,), the buckets that no rival so far has won.
     start = 0
     while start < len(rivals) and len(held):
         stop = start + max(1, buckets // len(held))
-        mine = _mix(hashes ^ _hash64(salt + me))[:, None]  # (held, 1)
-        weight = _mix(hashes[:, None] ^ theirs[None, start:stop])  # (held, block), at most `buckets` elements
-        keep = ~((weight > mine) | ((weight == mine) & lower[start:stop])).any(axis=1)
-        held, hashes = held[keep], hashes[keep]
+        our_weight = _mix(hashes ^ _hash64(salt + me))[:, None]  # (held, 1)
+        weight = _mix(hashes[:, None] ^ rival_hashes[None, start:stop])  # (held, block), at most `buckets` elements
+        is_lost = ((weight > our_weight) | ((weight == our_weight) & wins_ties[start:stop])).any(axis=1)
+        held, hashes = held[~is_lost], hashes[~is_lost]
         start = stop
     result = np.zeros(buckets, dtype=np.bool_)
     result[held] = True
@@ -248,6 +248,7 @@ def owned_buckets(buckets: int, me: PeerId, members: Sequence[PeerId], salt: byt
 
 
 def buckets_of(length: int, me: PeerId, members: Sequence[PeerId], number: int) -> npt.NDArray[np.bool_]:
+    """Return the buckets of ``length`` samples that ``me`` owns in pass ``number``, as (buckets,) bool."""
     return owned_buckets(min(length, MAX_BUCKETS), me, members, b"share %d %d " % (length, number))
 
 
@@ -258,15 +259,15 @@ def share_size(length: int, me: PeerId, members: Sequence[PeerId], number: int) 
 
 def share_of(length: int, me: PeerId, members: Sequence[PeerId], number: int) -> I64:
     """Return the indices that ``me`` owns in pass ``number``, ascending."""
-    mine = buckets_of(length, me, members, number)
+    is_ours = buckets_of(length, me, members, number)
     if length <= MAX_BUCKETS:
-        return np.flatnonzero(mine)
+        return np.flatnonzero(is_ours)
     parts = []
     for start in range(0, length, _BLOCK):
         indices = np.arange(start, min(start + _BLOCK, length), dtype=np.uint64)
         # Use the top 16 bits of a hash, not index // size: neighbours are often alike (sorted by label, one speaker).
         bucket = (_mix(indices) >> np.uint64(48)).astype(np.int64)
-        parts.append(start + np.flatnonzero(mine[bucket]))
+        parts.append(start + np.flatnonzero(is_ours[bucket]))
     return np.concatenate(parts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, TypeVar
@@ -79,11 +80,9 @@ class FileShards(Iterable[str]):
         return True
 
     def __iter__(self) -> Iterator[str]:
-        left = self.epochs
-        while left is None or left > 0:
-            left = None if left is None else left - 1
-            number = self.begin_pass()
-            yield from self.pass_files(number)
+        passes: Iterable[int] = itertools.count() if self.epochs is None else range(self.epochs)
+        for _ in passes:
+            yield from self.pass_files(self.begin_pass())
 
     def begin_pass(self) -> int:
         """Return the number of the pass that begins now. It is counted at once, so that ``break`` skips the rest."""
@@ -97,13 +96,14 @@ class FileShards(Iterable[str]):
         """Yield the files of one pass for this process: its rank of the node, and its worker of the rank."""
         sharers, worker = self.sharers, get_worker_info()
         rank, ranks = sharers.rank, sharers.ranks
-        one = Pass(len(self.files), number, self.seed, sharers)
-        turn, count, mine = 0, 1 if worker is None else worker.num_workers, 0 if worker is None else worker.id
-        while len(taken := one.take(ranks)):
-            if turn % count == mine:
+        file_pass = Pass(len(self.files), number, self.seed, sharers)
+        worker_count, worker_number = (1, 0) if worker is None else (worker.num_workers, worker.id)
+        turn = 0  # The workers of a rank take turns.
+        while len(taken := file_pass.take(ranks)):
+            if turn % worker_count == worker_number:
                 yield self.files[int(rank_share(taken, rank, ranks)[0])]
             turn += 1
-        if not turn and not mine:
+        if not turn and not worker_number:  # The share is empty.
             yield self.files[(int.from_bytes(sharers.me()[:8], "little") + number) % len(self.files)]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -36,11 +36,12 @@ class ShareSampler(Sampler[int]):
         self.next_number = 0  # The number of the next pass.
         self.before: list[Part] = []  # Indices of that pass given in an earlier life, if no pass has begun in this one.
         self.begun: list[tuple[Pass, int]] = []  # The last two passes, and the loop's own samples before each.
-        self.size = (-1, -1, 0)  # Cache: the pass, the change count, and the size of the share.
+        # A pass, a count of changes of members, and the size of the share then; -1 before the first.
+        self.cached_size = (-1, -1, 0)
 
     def __iter__(self) -> Iterator[int]:
-        one, sharers = self.begin(), self.sharers
-        while len(taken := one.take(sharers.ranks)):
+        begun_pass, sharers = self.begin(), self.sharers
+        while len(taken := begun_pass.take(sharers.ranks)):
             yield int(rank_share(taken, sharers.rank, sharers.ranks)[0])
 
     def __len__(self) -> int:
@@ -51,9 +52,9 @@ class ShareSampler(Sampler[int]):
         """Return the number of this node's samples, over all its ranks."""
         sharers, number = self.sharers, self.number
         changes = sharers.changes()
-        if self.size[:2] != (number, changes):
-            self.size = number, changes, share_size(self.length, sharers.me(), sharers.members(), number)
-        return self.size[2]
+        if self.cached_size[:2] != (number, changes):
+            self.cached_size = number, changes, share_size(self.length, sharers.me(), sharers.members(), number)
+        return self.cached_size[2]
 
     @property
     def number(self) -> int:
@@ -65,17 +66,17 @@ class ShareSampler(Sampler[int]):
         sharers = self.sharers
         number = max(self.next_number, sharers.swarm_samples() // self.length)
         before = self.before if number == self.next_number else []
-        one = Pass(self.length, number, self.seed, sharers, before)
-        if before and one.is_over:
-            one = Pass(self.length, number + 1, self.seed, sharers)
+        next_pass = Pass(self.length, number, self.seed, sharers, before)
+        if before and next_pass.is_over:
+            next_pass = Pass(self.length, number + 1, self.seed, sharers)
         trained = sharers.own_samples()
         # The loader has taken all of the last pass, but its loop may still train on it: the new pass begins after it.
         if self.begun and self.begun[-1][0].is_exhausted:
-            last, since = self.begun[-1]
-            trained = max(trained, since + last.given_count)
-        self.next_number, self.before = one.number + 1, []
-        self.begun = [*self.begun[-1:], (one, trained)]
-        return one
+            last, trained_before = self.begun[-1]
+            trained = max(trained, trained_before + last.given_count)
+        self.next_number, self.before = next_pass.number + 1, []
+        self.begun = [*self.begun[-1:], (next_pass, trained)]
+        return next_pass
 
     def set_epoch(self, epoch: int) -> None:
         """Do nothing. Frameworks call it to change the order of each epoch, but here the swarm counts the passes."""
@@ -86,19 +87,19 @@ class ShareSampler(Sampler[int]):
         Indices that a loader's workers have only prefetched are given again after a resume.
         """
         trained, number, parts = self.sharers.own_samples(), self.next_number, self.before
-        for one, since in self.begun:
-            if trained >= since or one is self.begun[0][0]:  # Otherwise the loop has not come to this pass.
-                number, parts = one.number, one.given_parts(trained - since)
-        kept: list[dict[str, Any]] = []
-        ids = 0
-        for part in sorted(parts, key=lambda part: len(part.given), reverse=True):
-            if ids + len(part.rivals) < MAX_IDS and len(part.given):
-                ids += 1 + len(part.rivals)
-                kept.append({
+        for begun_pass, trained_before in self.begun:
+            if trained >= trained_before or begun_pass is self.begun[0][0]:  # Else the loop has not come to this pass.
+                number, parts = begun_pass.number, begun_pass.given_parts(trained - trained_before)
+        rows: list[dict[str, Any]] = []
+        id_count = 0
+        for part in sorted(parts, key=lambda part: len(part.indices), reverse=True):
+            if id_count + len(part.rivals) < MAX_IDS and len(part.indices):
+                id_count += 1 + len(part.rivals)
+                rows.append({
                     "node": part.me.hex(), "beside": [rival.hex() for rival in part.rivals], "seed": part.seed,
-                    "last": int(part.given[-1]),
+                    "last": int(part.indices[-1]),
                 })  # fmt: skip
-        return {"samples": self.length, "pass": number, "given": kept}
+        return {"samples": self.length, "pass": number, "given": rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue the pass of a state at the next ``iter``, unless the swarm is ahead of it by then.
@@ -120,8 +121,8 @@ class ShareBatchSampler(BatchSampler):
         super().__init__(sampler, batch_size, drop_last)
 
     def __iter__(self) -> Iterator[list[int]]:
-        one, sharers = self.sampler.begin(), self.sampler.sharers
-        while len(batch := one.take(self.batch_size * sharers.ranks, self.drop_last, sharers.ranks)):
+        begun_pass, sharers = self.sampler.begin(), self.sampler.sharers
+        while len(batch := begun_pass.take(self.batch_size * sharers.ranks, self.drop_last, sharers.ranks)):
             yield rank_share(batch, sharers.rank, sharers.ranks).tolist()
 
     def __len__(self) -> int:
@@ -229,20 +230,20 @@ def length_of(dataset: Any) -> int:
 
 
 def parse_state(state: Any, length: int) -> tuple[int, list[Part]]:
-    """Return the pass of a state, and the parts of it that were given."""
+    """Return the number of a state's pass, and the parts of it that were given."""
     try:
-        samples, number, given = state["samples"], state["pass"], state["given"]
+        samples, number = state["samples"], state["pass"]
         rows = [
-            (PeerId(bytes.fromhex(row["node"])), tuple(PeerId(bytes.fromhex(one)) for one in row["beside"]),
+            (PeerId(bytes.fromhex(row["node"])), tuple(PeerId(bytes.fromhex(rival)) for rival in row["beside"]),
              row["seed"], row["last"])
-            for row in given
+            for row in state["given"]
         ]  # fmt: skip
         seeds = [seed for _, _, seed, _ in rows if seed is not None]
         numbers = [samples, number, *seeds, *[last for _, _, _, last in rows]]
-        sound = all(type(one) is int for one in numbers) and min(samples, number + 1) > 0
+        is_valid = all(type(value) is int for value in numbers) and samples > 0 and number >= 0
     except (TypeError, KeyError, ValueError, AttributeError):
-        sound = False
-    if not sound:
+        is_valid = False
+    if not is_valid:
         raise DataError("This is no state of a sampler: give what its state_dict() returned.")
     if samples != length:
         raise DataError(f"The sampler's state is of {samples:,} samples, this dataset has {length:,}: leave it out.")

@@ -58,9 +58,9 @@ class Shard:
     def __iter__(self) -> Iterator[Any]:
         rank, ranks = self._sharers.rank, self._sharers.ranks
         for _ in range(self._epochs):
-            one = Pass(self.length, self.next_pass, self._seed, self._sharers)
+            begun_pass = Pass(self.length, self.next_pass, self._seed, self._sharers)
             self.next_pass += 1  # Before the first batch, so that after `break` the loop goes on with other data.
-            while len(batch := one.take(self._batch_size * ranks, ranks=ranks)):
+            while len(batch := begun_pass.take(self._batch_size * ranks, ranks=ranks)):
                 yield self._fetch(rank_share(batch, rank, ranks))
 
 
@@ -71,8 +71,9 @@ def _open(dataset: Any) -> tuple[int, Callable[[I64], Any]]:
     if isinstance(dataset, torch.Tensor | np.ndarray):
         column = _column(dataset)
         return _length_of([dataset]), column
-    if isinstance(dataset, tuple | list) and dataset and all(isinstance(c, torch.Tensor | np.ndarray) for c in dataset):
-        columns = [_column(c) for c in dataset]
+    is_columns = isinstance(dataset, tuple | list) and bool(dataset)
+    if is_columns and all(isinstance(values, torch.Tensor | np.ndarray) for values in dataset):
+        columns = [_column(values) for values in dataset]
         return _length_of(dataset), lambda indices: tuple(column(indices) for column in columns)
     return _open_items(dataset)
 
@@ -87,6 +88,7 @@ def _length_of(columns: Sequence[Any]) -> int:
 
 
 def _column(values: torch.Tensor | npt.NDArray[Any]) -> Callable[[I64], torch.Tensor]:
+    """Return a function from indices to the tensor of these rows."""
     if not values.ndim:
         raise DataError("The dataset holds a tensor without dimensions; its first dimension must count samples.")
     if isinstance(values, torch.Tensor):
@@ -116,10 +118,10 @@ def length_of_items(dataset: Any) -> int:
 
 def _open_items(dataset: Any) -> tuple[int, Callable[[I64], Any]]:
     length = length_of_items(dataset)
-    many = getattr(dataset, "__getitems__", None)  # Fetches a whole batch at once, as torch's own fetcher prefers.
+    get_items = getattr(dataset, "__getitems__", None)  # Fetches a whole batch at once, as torch's own fetcher prefers.
 
-    def fetch(indices: I64) -> Any:
-        wanted = indices.tolist()
-        return default_collate(many(wanted) if many else [dataset[index] for index in wanted])
+    def fetch(batch: I64) -> Any:
+        indices = batch.tolist()
+        return default_collate(get_items(indices) if get_items else [dataset[index] for index in indices])
 
     return length, fetch
