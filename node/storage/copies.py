@@ -12,13 +12,16 @@ from typing import Any, Final
 from gossip.errors import CheckpointError
 from node.storage.urls import public_url
 
-__all__ = ["CHECK_PERIOD_S", "FOLDER", "PERMANENT", "LocalCopy", "folder_in", "open_store", "retry"]
+__all__ = ["CHECK_PERIOD_S", "FOLDER_PREFIX", "PERMANENT", "LocalCopy", "folder_in", "open_store", "retry"]
 
-ATTEMPTS: Final = 5  # Stores of clouds retry by themselves, so this outlasts a restart of a server, not an outage.
+# Enough to outlast the restart of a server. The packages of cloud stores retry by themselves, and no number outlasts an
+# outage.
+ATTEMPTS: Final = 5
 FIRST_WAIT_S: Final = 1.0  # Doubled after each attempt: 15 s in all.
-STALL_S: Final = 300.0  # The time without a moved byte: 100 MB, sent as one piece, take this at 3 Mbit/s.
+# A copy is stalled after this time without a moved byte: 100 MB, sent as one piece, take it at 3 Mbit/s.
+STALL_S: Final = 300.0
 CHECK_PERIOD_S: Final = 0.1  # Interval of the checks whether a store has finished.
-FOLDER: Final = "upload-"
+FOLDER_PREFIX: Final = "upload-"  # Of the folders for local files.
 PERMANENT: Final = (
     FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError, ImportError, NotImplementedError,
 )  # fmt: skip
@@ -60,6 +63,7 @@ class LocalCopy:
 
     @property
     def stall_s(self) -> float:
+        """Return the time without progress after which the copy is stalled."""
         return STALL_S
 
     @property
@@ -95,7 +99,7 @@ def retry(work: Callable[[], None]) -> None:
 def folder_in(home: Path, url: str) -> Path:
     """Make a folder for local files. Raise CheckpointError if that fails."""
     try:
-        return Path(tempfile.mkdtemp(prefix=FOLDER, dir=home))
+        return Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=home))
     except OSError as error:
         text = f"{public_url(url)} needs a local file on its way, and no folder for it can be made in {home}"
         raise CheckpointError(f"{text} ({error.strerror}): give room there.") from error

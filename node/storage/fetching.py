@@ -28,7 +28,7 @@ def fetched_copy(url: str, home: Path, beat: Callable[[], None] = lambda: None) 
         beat: Called about ten times a second while the store is read.
 
     Raises:
-        CheckpointError: In one sentence.
+        CheckpointError: The URL cannot be used, or the store has no such file, refuses it or gives nothing.
     """
     check_url(url)
     copy = LocalCopy(with_ending(url), folder_in(home, url), home)
@@ -56,32 +56,33 @@ def fetch(url: str, copy: LocalCopy, beat: Callable[[], None]) -> None:
             done.set()
 
     threading.Thread(target=run, name="gossip-fetch", daemon=True).start()
-    where = copy.shown_url
+    shown_url = copy.shown_url
     while not done.wait(CHECK_PERIOD_S):
         beat()
         if copy.is_stalled:
             raise CheckpointError(
-                f"Could not read {where}: the store gives nothing for {copy.stall_s:g} s; look at it and at the "
+                f"Could not read {shown_url}: the store gives nothing for {copy.stall_s:g} s; look at it and at the "
                 "network."
             )
     if not failures:
         return
     (error,) = failures
-    why = error_text(error, url)
+    reason = error_text(error, url)
     if isinstance(error, FileNotFoundError):
-        raise CheckpointError(f"There is no checkpoint at {where}; check the URL.") from error
+        raise CheckpointError(f"There is no checkpoint at {shown_url}; check the URL.") from error
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         raise CheckpointError(
-            f"Could not read {where}: {why} in {copy.home}, where it is copied first; free room there."
+            f"Could not read {shown_url}: {reason} in {copy.home}, where it is copied first; free room there."
         ) from error
     if isinstance(error, PERMANENT):
         raise CheckpointError(
-            f"The store refuses to give {where} ({why}); check its name, credentials and permissions."
+            f"The store refuses to give {shown_url} ({reason}); check its name, credentials and permissions."
         ) from error
-    raise CheckpointError(f"Could not read {where}: {why}; check the URL, the store and the network.") from error
+    raise CheckpointError(f"Could not read {shown_url}: {reason}; check the URL, the store and the network.") from error
 
 
 def download(url: str, copy: LocalCopy) -> None:
+    """Copy a checkpoint to its local file: the one at ``copy.url``, else the one at ``url`` as the user gave it."""
     from fsspec.callbacks import Callback
 
     copy.on_moved()
@@ -92,5 +93,5 @@ def download(url: str, copy: LocalCopy) -> None:
     except FileNotFoundError:
         if copy.url == url:
             raise
-        store, path = open_store(url)  # The file may have another origin and no ending.
+        store, path = open_store(url)  # Another program may have stored it, under a name without an ending.
         store.get_file(path, str(copy.file), callback=callback)

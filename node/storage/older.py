@@ -1,4 +1,4 @@
-"""The names of older checkpoints, which a save may keep."""
+"""Older checkpoints, which a save may keep under numbered names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_KEPT: Final = 100  # Each save renames all older ones.
 
 
 def numbered_name(name: str, older: int) -> str:
-    """Return the name of an older checkpoint: run.1.safetensors is the one before run.safetensors."""
+    """Return the name of the checkpoint ``older`` saves before the newest: run.1.safetensors for 1, the same for 0."""
     stem, dot, suffix = name.rpartition(".")
     return f"{stem}.{older}{dot}{suffix}" if older else name
 
@@ -41,10 +41,7 @@ def keep_older(files: Sequence[Path], keep: int, folder: Path) -> None:
     """
     for older in range(keep - 1, 0, -1):
         for file in files:
-            newer, place = (
-                file.with_name(numbered_name(file.name, older - 1)),
-                file.with_name(numbered_name(file.name, older)),
-            )
+            newer = file.with_name(numbered_name(file.name, older - 1))
             if not newer.exists():
                 continue
             if older == 1:  # A second name: a kill from here on leaves the newest checkpoint in its place.
@@ -54,7 +51,7 @@ def keep_older(files: Sequence[Path], keep: int, folder: Path) -> None:
                 except OSError:  # Some file systems have no links.
                     shutil.copyfile(newer, link)
                 newer = link
-            os.replace(newer, place)
+            os.replace(newer, file.with_name(numbered_name(file.name, older)))
 
 
 def keep_older_in_store(store: Any, paths: Sequence[str], keep: int) -> None:
@@ -62,6 +59,6 @@ def keep_older_in_store(store: Any, paths: Sequence[str], keep: int) -> None:
     for older in range(keep - 1, 0, -1):
         for path in paths:
             folder, slash, name = path.rpartition("/")
-            newer, place = (folder + slash + numbered_name(name, number) for number in (older - 1, older))
+            newer = folder + slash + numbered_name(name, older - 1)
             if store.exists(newer):
-                store.cp_file(newer, place)
+                store.cp_file(newer, folder + slash + numbered_name(name, older))

@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Final
 
 from gossip.errors import CheckpointError
-from node.storage.copies import CHECK_PERIOD_S, FOLDER, PERMANENT, LocalCopy, folder_in, open_store, retry
+from node.storage.copies import CHECK_PERIOD_S, FOLDER_PREFIX, PERMANENT, LocalCopy, folder_in, open_store, retry
 from node.storage.older import keep_older_in_store
 from node.storage.urls import BUCKETS, check_url, error_text, public_url, with_ending
 
 __all__ = ["CheckpointUploads"]
 
 ATOMIC: Final = BUCKETS
-"""Object stores, whose put shows an object whole or not at all. Elsewhere a file is renamed when it is complete."""
+"""Protocols of stores whose objects appear whole or not at all. Elsewhere a file is renamed once it is complete."""
 MAX_WAITING: Final = 4  # Checkpoints that wait for the one being sent. Each takes its size on the local disk.
 QUIET_S: Final = 2.0  # Leaving takes about a second without an upload: say why it takes longer.
-UNSENT: Final = "unsent.safetensors"
+UNSENT: Final = "unsent.safetensors"  # The local name of the last checkpoint that could not be sent.
 
 
 class CheckpointUploads:
@@ -38,17 +38,17 @@ class CheckpointUploads:
 
     def __init__(self, notice: Callable[[str, str], None]) -> None:
         self.notice = notice
-        self.changed = threading.Condition()  # Guards the four below.
+        self.changed = threading.Condition()  # Guards the next three.
         self.waiting: deque[LocalCopy] = deque()
         self.sending: LocalCopy | None = None
         self.thread: threading.Thread | None = None
-        self.failing_stores: set[str] = set()  # Stores whose failure was reported: a program uses few.
+        self.failing_stores: set[str] = set()  # Stores whose failure was reported. It needs no bound: there are few.
         self.shifted_urls: set[str] = set()  # URLs whose older checkpoints have made room already.
-        self.token = secrets.token_hex(4)  # Two nodes may write to one URL.
+        self.token = secrets.token_hex(4)  # Part of temporary names, since two nodes may write to one URL.
 
     @contextlib.contextmanager
     def spool(self, url: str, keep: int, home: Path) -> Iterator[Path]:
-        """Yield the local path for a checkpoint, and send at the end what was written there.
+        """Yield the local path for a checkpoint. At the end of the block the file that was written there is queued.
 
         Args:
             url: Its URL.
@@ -61,41 +61,41 @@ class CheckpointUploads:
         check_url(url)
         url = with_ending(url)
         if self.thread is None:
-            for left in home.glob(f"{FOLDER}*"):  # An earlier process was killed.
-                shutil.rmtree(left, ignore_errors=True)
+            for leftover in home.glob(f"{FOLDER_PREFIX}*"):  # An earlier process was killed.
+                shutil.rmtree(leftover, ignore_errors=True)
         upload = LocalCopy(url, folder_in(home, url), home, keep)
         try:
             yield upload.file
         except BaseException as error:
             shutil.rmtree(upload.folder, ignore_errors=True)
             if isinstance(error, CheckpointError):
-                where = f"{upload.file}, from where it goes to {public_url(url)}"
-                raise CheckpointError(str(error).replace(str(upload.file), where)) from error
+                both_places = f"{upload.file}, from where it goes to {public_url(url)}"
+                raise CheckpointError(str(error).replace(str(upload.file), both_places)) from error
             raise
         self.queue(upload)
 
     def queue(self, upload: LocalCopy) -> None:
         """Send this checkpoint. It replaces one of the same URL that still waits."""
         with self.changed:
-            replaced = [one for one in self.waiting if one.url == upload.url]
-            for one in replaced:
-                self.waiting.remove(one)
+            replaced = [waiting for waiting in self.waiting if waiting.url == upload.url]
+            for waiting in replaced:
+                self.waiting.remove(waiting)
             self.waiting.append(upload)
             surplus = self.waiting.popleft() if len(self.waiting) > MAX_WAITING else None
-            stuck = self.sending if self.sending is not None and self.sending.is_stalled else None
+            stalled = self.sending if self.sending is not None and self.sending.is_stalled else None
             if self.thread is None:
                 self.thread = threading.Thread(target=self.send_queued, name="gossip-storage", daemon=True)
                 self.thread.start()
-        for one in (*replaced, *([surplus] if surplus else [])):
-            shutil.rmtree(one.folder, ignore_errors=True)
+        for dropped in (*replaced, *([surplus] if surplus else [])):
+            shutil.rmtree(dropped.folder, ignore_errors=True)
         if surplus is not None:
             text = "is slower than the checkpoints come, and the oldest that waits is given up: save less often."
             self.report_failure(surplus, f"{surplus.store_name} {text}")
-        if stuck is not None:
-            self.report_failure(stuck, stuck_text(stuck))
+        if stalled is not None:
+            self.report_failure(stalled, stalled_text(stalled))
 
     def send_queued(self) -> None:
-        """Send what waits, and end."""
+        """Send the checkpoints that wait until there are none. This is the work of the thread."""
         while True:
             with self.changed:
                 if not self.waiting:
@@ -117,26 +117,27 @@ class CheckpointUploads:
 
         upload.on_moved()
         store, path = open_store(upload.url)
-        atomic = not ATOMIC.isdisjoint([store.protocol] if isinstance(store.protocol, str) else store.protocol)
+        is_atomic = not ATOMIC.isdisjoint([store.protocol] if isinstance(store.protocol, str) else store.protocol)
         folder = path[: len(path) - len(upload.file.name)]
-        if not atomic and folder.strip("/"):  # An object store has no folders, and may take one for a bucket to make.
+        # An object store has no folders, and may take one for a bucket to make.
+        if not is_atomic and folder.strip("/"):
             store.makedirs(folder.rstrip("/"), exist_ok=True)
-        files = sorted(upload.folder.iterdir(), key=lambda file: file == upload.file)
+        files = sorted(upload.folder.iterdir(), key=lambda file: file == upload.file)  # The checkpoint is the last.
         if upload.keep > 1 and upload.url not in self.shifted_urls:
             keep_older_in_store(store, [folder + file.name for file in files], upload.keep)
             self.shifted_urls.add(upload.url)  # A later attempt would push the older ones out.
         for file in files:
-            place, callback = folder + file.name, Callback(hooks={"moved": upload.on_moved})
-            if atomic:
-                store.put_file(str(file), place, callback=callback)
+            target, callback = folder + file.name, Callback(hooks={"moved": upload.on_moved})
+            if is_atomic:
+                store.put_file(str(file), target, callback=callback)
                 continue
-            part = f"{folder}.{file.name}.{self.token}.tmp"
+            temporary = f"{folder}.{file.name}.{self.token}.tmp"
             try:
-                store.put_file(str(file), part, callback=callback)
-                store.mv(part, place)
+                store.put_file(str(file), temporary, callback=callback)
+                store.mv(temporary, target)
             except BaseException:
                 with contextlib.suppress(Exception):
-                    store.rm_file(part)
+                    store.rm_file(temporary)
                 raise
         self.shifted_urls.discard(upload.url)
 
@@ -155,11 +156,11 @@ class CheckpointUploads:
         with contextlib.suppress(OSError):
             os.replace(upload.file, kept)
         shutil.rmtree(upload.folder, ignore_errors=True)
-        where, why = upload.shown_url, error_text(error, upload.url)
+        shown_url, reason = upload.shown_url, error_text(error, upload.url)
         if isinstance(error, PERMANENT):
-            text = f"The store refuses {where} ({why}): look at its name, credentials and permissions"
+            text = f"The store refuses {shown_url} ({reason}): look at its name, credentials and permissions"
         else:
-            text = f"The checkpoint cannot be stored at {where} ({why}): look at the store and the network"
+            text = f"The checkpoint cannot be stored at {shown_url} ({reason}): look at the store and the network"
         self.report_failure(
             upload, f"{text}; training goes on, the next save tries again, and this one is kept in {kept}."
         )
@@ -175,20 +176,22 @@ class CheckpointUploads:
 
         ``beat`` is called about ten times a second meanwhile.
         """
-        place, began, is_told = None if url is None else with_ending(url), time.monotonic(), False
+        wanted_url = None if url is None else with_ending(url)  # None waits for all.
+        began, is_told = time.monotonic(), False
         while True:
             with self.changed:
                 sending = self.sending
-                ours = [one for one in (sending, *self.waiting) if one is not None and place in (None, one.url)]
-                if self.thread is None or not ours:
+                unsent = [upload for upload in (sending, *self.waiting)
+                          if upload is not None and wanted_url in (None, upload.url)]  # fmt: skip
+                if self.thread is None or not unsent:
                     return
                 self.changed.wait(CHECK_PERIOD_S)
             if sending is not None and sending.is_stalled:
-                self.report_failure(sending, stuck_text(sending))
+                self.report_failure(sending, stalled_text(sending))
                 return
             if not is_told and url is None and time.monotonic() - began > QUIET_S:
                 is_told = True
-                self.notice("storage", on_its_way_text(ours[0].store_name))
+                self.notice("storage", on_its_way_text(unsent[0].store_name))
             beat()
 
 
@@ -196,6 +199,6 @@ def on_its_way_text(store: str) -> str:
     return f"This node has left, and its checkpoint is still on its way to {store}: the program ends when it is there."
 
 
-def stuck_text(upload: LocalCopy) -> str:
+def stalled_text(upload: LocalCopy) -> str:
     text = f"The store takes nothing of {upload.shown_url} for {upload.stall_s:g} s: look at it and at the network"
     return f"{text}; training goes on, and the checkpoint is in {upload.file} while this program runs."

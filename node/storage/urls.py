@@ -15,7 +15,7 @@ URL: Final = re.compile(r"(?:[a-z0-9+.-]+::)*[a-z][a-z0-9+.-]+://")
 AS_PATH: Final = re.compile(r"[a-z][a-z0-9+.-]+:/[^/]")  # A URL that went through pathlib.
 BUCKETS: Final = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "cos", "obs", "tos"))
 """Protocols of object stores, whose URLs begin with a bucket."""
-REASON_CHARACTERS: Final = 160
+REASON_CHARACTERS: Final = 160  # The longest text of an error that becomes part of a sentence.
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
@@ -37,7 +37,7 @@ def public_url(url: str) -> str:
 
 
 def with_ending(url: str) -> str:
-    """Return the URL with an ending. Raise CheckpointError if it names no file."""
+    """Return the URL, with ``.safetensors`` if its file has no ending. Raise CheckpointError if it names no file."""
     name = url.rpartition("/")[2]
     rest = url.partition("://")[2]
     if not name or (protocol(url) in BUCKETS and "/" not in rest):
@@ -48,6 +48,7 @@ def with_ending(url: str) -> str:
 
 
 def protocol(url: str) -> str:
+    """Return the protocol of the store itself: ``s3`` for ``simplecache::s3://bucket/run``."""
     return url.partition("://")[0].rpartition("::")[2]
 
 
@@ -81,7 +82,7 @@ def check_url(url: str) -> None:
 
 
 def error_text(error: BaseException, url: str) -> str:
-    """Return what an error says, in one line."""
+    """Return the text of an error in one line, without keys of the URL, to be put in the middle of a sentence."""
     text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
     text = " ".join(text.replace(url, public_url(url)).split())[:REASON_CHARACTERS].rstrip(". ")
     return text[:1].lower() + text[1:] if text[1:2].islower() else text

@@ -56,7 +56,7 @@ class FileVectors:
         return self.vector(elements).array
 
     def vector(self, elements: int) -> Vector:
-        """Return a vector of zeros whose file is deleted when it is no longer used."""
+        """Return a vector of zeros whose file is freed when the vector is no longer used."""
         if elements < MIN_ELEMENTS:
             return Vector(np.zeros(elements, np.float32), is_transient=True)
         try:
