@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from gossip.errors import LayoutError
 from node.model.state import Floats
 
 __all__ = [
+    "TensorPositions",
     "add",
     "add_and_read",
     "add_at",
@@ -38,6 +40,19 @@ MIN_KERNEL_TENSOR_ELEMENTS = 1 << 12
 # Size of a block where torch does the kernel's work: a tensor's block and the vector's, 256 KiB each, stay in the L2
 # cache.
 BLOCK_ELEMENTS = 1 << 16
+
+
+class TensorPositions(NamedTuple):
+    """Positions in one tensor, flattened, for the elements [start, stop) of a vector of values."""
+
+    tensor: Tensor
+    positions: Tensor
+    start: int
+    stop: int
+
+    def select(self) -> Tensor:
+        """Return a copy of the elements at these positions."""
+        return self.tensor.reshape(-1).index_select(0, self.positions)
 
 
 def host_tensor(vector: Floats, expected: int) -> Tensor:
@@ -65,13 +80,14 @@ def views_like(flat: Tensor, live: list[Tensor]) -> list[Tensor]:
 
 def pieces_in_range(tensors: Sequence[Tensor], start: int, stop: int) -> Iterator[Tensor]:
     """Yield the elements [start, stop) of the concatenated tensors as views, a part of each tensor."""
-    begins = 0
+    tensor_start = 0
     for tensor in tensors:
-        ends = begins + tensor.numel()
-        low, high = max(begins, start), min(ends, stop)
-        if low < high:
-            yield tensor if high - low == tensor.numel() else tensor.reshape(-1)[low - begins : high - begins]
-        begins = ends
+        tensor_stop = tensor_start + tensor.numel()
+        begin, end = max(tensor_start, start), min(tensor_stop, stop)
+        if begin < end:
+            is_whole = end - begin == tensor.numel()
+            yield tensor if is_whole else tensor.reshape(-1)[begin - tensor_start : end - tensor_start]
+        tensor_start = tensor_stop
 
 
 def device_runs(tensors: list[Tensor], vector: Floats) -> Iterator[tuple[torch.device, list[Tensor], Tensor]]:
@@ -182,7 +198,7 @@ def merge(live: list[Tensor], flat: Tensor, weight: float) -> None:
     torch._foreach_add_(live, pieces)
 
 
-def add_pieces(pieces: list[tuple[Tensor, Tensor, int, int]], _: list[Tensor], values: Tensor) -> None:
-    """Add its part of ``values`` to each tensor, at the tensor's positions."""
-    for tensor, at, low, high in pieces:
-        add_at(tensor, at, values[low:high])
+def add_pieces(pieces: list[TensorPositions], _: list[Tensor], values: Tensor) -> None:
+    """Add its part of ``values`` to each tensor, at its positions; a :data:`node.model.device.uploads.Change`."""
+    for piece in pieces:
+        add_at(piece.tensor, piece.positions, values[piece.start : piece.stop])

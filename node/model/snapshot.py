@@ -49,7 +49,7 @@ from node.model.tensors import LiveTensors, plain_name, refuse_other_tensors
 
 __all__ = ["Copies", "ModelState", "device_of"]
 
-MAPPED_ELEMENTS = 1 << 16  # The least size of a host vector that gets pages of its own.
+MAPPED_ELEMENTS = 1 << 16  # The smallest host vector that gets pages of its own.
 
 
 class ModelState(State):
@@ -78,16 +78,16 @@ class ModelState(State):
         self, model: nn.Module | Mapping[str, Any], optimizers: object = None, frozen: bool = False
     ) -> None:  # fmt: skip
         self._model, self._tensors = model, LiveTensors(model, frozen)
-        given = optimizers if isinstance(optimizers, Optimizers) else Optimizers(optimizers)
-        self._state = OptimizerState(self._tensors, given)
-        self._streams, self._guard = CopyStreams(), StepGuard(given.all)
+        optimizers = optimizers if isinstance(optimizers, Optimizers) else Optimizers(optimizers)
+        self._state = OptimizerState(self._tensors, optimizers)
+        self._streams, self._guard = CopyStreams(), StepGuard(optimizers.all)
         self._positions = Places(self._streams)
         self._downloads, self._uploads = Downloads(self._streams, self._guard), Uploads(self._streams)
         self._scaled = ScaledAddition(self._streams)
         self.layout = self._tensors.layout
         self._exchanged = sum(segment.kind != "frozen" for segment in self.layout.segments)  # A number of tensors.
         self.locks = self.device is not None
-        if self.locks:  # Then the first copy of a trained model finds its optimizers seen, and waits in their steps.
+        if self.locks:  # Now rather than at the first copy, so that by then the guard has seen the optimizers step.
             self._guard.arm()
         self.weighs = is_kernel_faster(self._tensors.current()[: self._exchanged], self.layout.exchanged)
 
@@ -113,7 +113,7 @@ class ModelState(State):
 
     @property
     def trained_elements(self) -> int:
-        """Return the number of trained elements, which each of :attr:`optimizer_keys` takes in the vector."""
+        """Return the number of trained elements: so many has each of :attr:`optimizer_keys` in the vector."""
         return sum(parameter.numel() for parameter in self._state.trained())
 
     def exchanged_tensors(self) -> list[Tensor]:
@@ -182,36 +182,36 @@ class ModelState(State):
 
     def begin_read_optimizer(self, out: Floats, start: int) -> Copies:
         """Begin to read the optimizers' state from ``start``, an index in the vector that newcomers take."""
-        place = self.optimizer_range()
-        assert place.start <= start <= start + out.size <= place.stop, "the optimizer's state is no longer so long"
-        first = start - place.start
+        state_range = self.optimizer_range()
+        assert state_range.start <= start <= start + out.size <= state_range.stop, "the state is no longer so long"
+        first = start - state_range.start
         return self._begin_read(
             list(pieces_in_range(self._state.tensors(self.optimizer_keys), first, first + out.size)), out
         )
 
     @torch.no_grad()
     def _begin_read(self, tensors: list[Tensor], out: Floats, constant: bool = False) -> Copies:
-        found: list[Copies] = []
+        copies: list[Copies] = []
         for device, live, host in device_runs(tensors, out):
             if device.type == "cuda":
-                found.append(self._downloads.begin(device, live, host, constant))
+                copies.append(self._downloads.begin(device, live, host, constant))
             else:
                 torch._foreach_copy_(views_like(host, live), live)
-        return combined(found)
+        return combined(copies)
 
     def positions_by_tensor(self, positions: Positions) -> Iterator[tuple[int, Tensor]]:
-        """Yield the numbers of tensors that have some of these ascending positions, and each one's on its device."""
+        """Yield the number of each tensor that has some of these ascending positions, and those, on its device."""
         live = self._tensors.current()
         for run in self._positions.of(positions, live):
-            for (number, _, _), (_, at, _, _) in zip(run.tensors, run.pieces(live), strict=True):
-                yield number, at
+            for (number, _, _), piece in zip(run.tensors, run.pieces(live), strict=True):
+                yield number, piece.positions
 
     def has_positions(self, positions: Positions) -> bool:
         return self.device is None or self._positions.holds(positions)
 
     def prepare_positions(self, positions: Positions) -> None:
         if self.device is not None:
-            with contextlib.suppress(torch.OutOfMemoryError, LayoutError):  # The boundary raises it, which it concerns.
+            with contextlib.suppress(torch.OutOfMemoryError, LayoutError):  # The boundary meets the same error again.
                 self._positions.of(positions, self._tensors.current())
 
     @torch.no_grad()
@@ -219,22 +219,22 @@ class ModelState(State):
         """Begin to read the weights at these ascending positions, which must not change; ``out`` has as many."""
         assert out.size == positions.size
         live, host = self._tensors.current(), torch.from_numpy(out)
-        found: list[Copies] = []
+        copies: list[Copies] = []
         with memory_errors():
-            places = self._positions.of(positions, live)
-        for run in places:
+            runs = self._positions.of(positions, live)
+        for run in runs:
             pieces, values = run.pieces(live), host[run.start : run.stop]
             if run.device.type == "cuda":
                 with memory_errors():
                     flat = [
-                        torch.cat([tensor.reshape(-1).index_select(0, at).to(dtype) for tensor, at, _, _ in alike])
-                        for dtype, alike in groupby(pieces, key=lambda piece: crossing_type(piece[0]))
+                        torch.cat([piece.select().to(dtype) for piece in alike])
+                        for dtype, alike in groupby(pieces, key=lambda piece: crossing_type(piece.tensor))
                     ]
-                found.append(self._downloads.begin(run.device, flat, values, constant=True))
+                copies.append(self._downloads.begin(run.device, flat, values, constant=True))
                 continue
-            for tensor, at, low, high in pieces:
-                values[low:high].copy_(tensor.reshape(-1).index_select(0, at))
-        return combined(found)
+            for piece in pieces:
+                values[piece.start : piece.stop].copy_(piece.select())
+        return combined(copies)
 
     @torch.no_grad()
     def read_frozen(self, out: Floats, start: int) -> None:
@@ -250,14 +250,14 @@ class ModelState(State):
         live, host = self._tensors.current(), torch.from_numpy(shift)
         work: list[Work] = []
         with memory_errors():
-            found = self._positions.of(positions, live)
-        for run in found:
+            runs = self._positions.of(positions, live)
+        for run in runs:
             change, values = partial(add_pieces, run.pieces(live)), host[run.start : run.stop]
             if run.device.type == "cuda":
                 work.append(self._uploads.prepare_at(run.device, values, change))
             else:
                 change([], values.to(run.device))
-        return Copies(tuple(event for one in work for event in one()))
+        return Copies(tuple(event for queue_change in work for event in queue_change()))
 
     def add(self, shift: Floats) -> Copies:
         """Add ``shift`` to the weights, each in its own dtype, rounded once; later work of the device sees the sum.
@@ -333,14 +333,17 @@ class ModelState(State):
             return None
         self._guard.order_after_copies()
         host = None if values is None else host_tensor(values, elements)
-        found = self._uploads.prepare_relay(device, live, host, change_of(ratio), relay, ratio is not None)
-        return None if found is None else RelayedUpdate(*found)
+        prepared = self._uploads.prepare_relay(device, live, host, change_of(ratio), relay, ratio is not None)
+        return None if prepared is None else RelayedUpdate(*prepared)
 
     @torch.no_grad()
     def _apply(
         self, vector: Floats, change: Change, scratch: bool = False, *, ahead: Sequence[Uploading | None] | None = None
     ) -> Copies:
-        """Apply ``change`` with this vector on every device, after all of them have allocated what it needs."""
+        """Apply ``change`` with this vector on every device, after all of them have allocated what it needs.
+
+        ``scratch`` is as for :meth:`Uploads.prepare`; ``ahead`` is for each run of devices what was uploaded ahead.
+        """
         self._guard.order_after_copies()
         runs = list(device_runs(self._weights(vector.size), vector))
         prepared: list[Work] = [
@@ -351,7 +354,7 @@ class ModelState(State):
         for device, live, host in runs:
             if device.type != "cuda":
                 change(live, host.to(device))
-        return Copies(tuple(event for queue in prepared for event in queue()))
+        return Copies(tuple(event for queue_change in prepared for event in queue_change()))
 
     @torch.no_grad()
     def write(
@@ -411,14 +414,13 @@ class ModelState(State):
 
         Frozen weights are not compared, because a newcomer's vector may lack them.
         """
-        place, exchanged = self.optimizer_range(), self.layout.exchanged
-        if not place or vector.size != place.stop:
+        state_range, exchanged = self.optimizer_range(), self.layout.exchanged
+        if not state_range or vector.size != state_range.stop:
             return False
-        here = np.empty(exchanged + len(place), np.float32)
-        self.read(here[:exchanged])
-        self.begin_read_optimizer(here[exchanged:], place.start).wait()
-        theirs = vector[:exchanged], vector[place.start :]
-        return np.array_equal(here[:exchanged], theirs[0]) and np.array_equal(here[exchanged:], theirs[1])
+        weights, state = np.empty(exchanged, np.float32), np.empty(len(state_range), np.float32)
+        self.read(weights)
+        self.begin_read_optimizer(state, state_range.start).wait()
+        return np.array_equal(weights, vector[:exchanged]) and np.array_equal(state, vector[state_range.start :])
 
     def tensors(self) -> dict[str, Tensor]:
         """Return a module's ``state_dict()``, integers included, or all of a mapping."""
@@ -432,14 +434,14 @@ class ModelState(State):
         """Load what :meth:`tensors` returned. Raise :class:`CheckpointError` before anything changes."""
         # A compiled module has prefixed names for the same model.
         tensors = {plain_name(name): value for name, value in tensors.items()}
-        held, module = self.tensors(), isinstance(self._model, nn.Module)
-        refuse_other_tensors(held, tensors, module)
+        ours = self.tensors()
+        refuse_other_tensors(ours, tensors, exact=isinstance(self._model, nn.Module))
         self._guard.order_after_copies()
         if isinstance(self._model, nn.Module):
-            named = {plain_name(name): name for name in self._model.state_dict()}
-            self._model.load_state_dict({named[name]: value for name, value in tensors.items()})
+            full_names = {plain_name(name): name for name in self._model.state_dict()}
+            self._model.load_state_dict({full_names[name]: value for name, value in tensors.items()})
             return
-        for name, target in held.items():
+        for name, target in ours.items():
             target.copy_(tensors[name])
 
     def _weights(self, elements: int) -> list[Tensor]:

@@ -30,7 +30,8 @@ class TornWatch:
     def check(self) -> bool:
         """Return True if a tensor has changed before the watch was closed. Any thread may call it."""
         if not self.is_closed:
-            changed = any(tensor._version != was for tensor, was in zip(self.tensors, self.versions, strict=False))
+            versions = zip(self.tensors, self.versions, strict=False)  # Another thread may be closing the watch.
+            changed = any(tensor._version != before for tensor, before in versions)
             if changed and not self.is_closed:  # The training thread may have closed it before it changed the tensors.
                 self.is_torn = True
         return self.is_torn
@@ -97,14 +98,16 @@ class Copies(Pending):
         return any(watch.is_torn for watch in self.watches)
 
 
-def combined(found: Sequence[Copies]) -> Copies:
+def combined(each: Sequence[Copies]) -> Copies:
     """Return copies that are done when all of these are."""
-    if len(found) == 1:
-        return found[0]
+    if len(each) == 1:
+        return each[0]
     return Copies(
-        tuple(event for one in found for event in one.events), tuple(flag for one in found for flag in one.flags),
-        tuple(watch for one in found for watch in one.watches), tuple(half for one in found for half in one.halves),
-    )  # fmt: skip
+        tuple(event for copies in each for event in copies.events),
+        tuple(flag for copies in each for flag in copies.flags),
+        tuple(watch for copies in each for watch in copies.watches),
+        tuple(half for copies in each for half in copies.halves),
+    )
 
 
 @contextlib.contextmanager

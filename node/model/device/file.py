@@ -18,7 +18,7 @@ TYPES: Final = {
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.complex64: "C64",
 }  # fmt: skip
 """The format's names of types."""
-ALIGNED: Final = 8  # The data begins at a multiple of this many bytes.
+ALIGNED: Final = 8  # The tensors' bytes begin at a multiple of this many bytes.
 
 
 def write(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:
@@ -36,10 +36,10 @@ def write(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]
         stop = start + tensor.numel() * tensor.element_size()
         header[name] = {"dtype": TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, stop]}
         start = stop
-    text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
-    text += b" " * (-len(text) % ALIGNED)
+    header_bytes = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
+    header_bytes += b" " * (-len(header_bytes) % ALIGNED)
     with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(len(header_bytes).to_bytes(8, "little") + header_bytes)
         for name in names:
             host = tensors[name].detach().cpu().resolve_conj().resolve_neg().contiguous()
             file.write(host.reshape(-1).view(torch.uint8).numpy().data)

@@ -18,8 +18,8 @@ class StepGuard:
     """A wait for copies in progress, before each optimizer step and each change by this library.
 
     Only the training thread uses it. Tensors are *guarded* once their optimizer was seen to step through Python,
-    because a captured or compiled step changes weights without a call to the guard. A loop that writes weights
-    elsewhere must do so before ``node.step()``. A change that is noticed invalidates the copy, but one through
+    because a step in a CUDA graph or a compiled one changes weights without a call to the guard. A loop that writes
+    weights elsewhere must do so before ``node.step()``. A change that is noticed invalidates the copy, but one through
     ``.data`` is not noticed.
     """
 
@@ -28,6 +28,7 @@ class StepGuard:
         self.is_armed = False
         self.stepped_optimizers: set[int] = set()  # Ids of the optimizers that were seen to step through Python.
         self.is_blind = False  # Weights have changed in ways that the guard does not see, so nothing is guarded.
+        # Copies that read live tensors: the device, the event after the copy, and the watch of the tensors.
         self.pending: list[tuple[torch.device, torch.cuda.Event, TornWatch]] = []
 
     def arm(self) -> None:
@@ -35,17 +36,18 @@ class StepGuard:
         if self.is_armed:
             return
         self.is_armed = True
-        mine = weakref.ref(self)
+        reference = weakref.ref(self)  # The optimizers outlive the node, and must not keep its model alive.
 
-        def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-            guard = mine()
+        def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            guard = reference()
             if guard is not None:
                 guard.before_step(optimizer)
 
-        for one in self.optimizers:
-            one.register_step_pre_hook(before)
+        for optimizer in self.optimizers:
+            optimizer.register_step_pre_hook(hook)
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let the step wait for copies; a step that is being compiled or captured will not call this again."""
         if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
             self.is_blind = True
         else:
@@ -57,7 +59,8 @@ class StepGuard:
         self.is_blind |= any([watch.check() for _, _, watch in self.pending])
         if self.is_blind:
             return set()
-        groups = [group for one in self.optimizers if id(one) in self.stepped_optimizers for group in one.param_groups]
+        stepped = [optimizer for optimizer in self.optimizers if id(optimizer) in self.stepped_optimizers]
+        groups = [group for optimizer in stepped for group in optimizer.param_groups]
         return {id(tensor) for group in groups if not group.get("capturable") for tensor in group["params"]}
 
     def delay_steps(self, device: torch.device, event: torch.cuda.Event, tensors: Sequence[Tensor]) -> TornWatch:
@@ -68,6 +71,7 @@ class StepGuard:
         return watch
 
     def is_over(self, device: torch.device, event: torch.cuda.Event, watch: TornWatch) -> bool:
+        """Return True if a pending copy has ended, and close its watch."""
         if event.query():  # type: ignore[no-untyped-call]
             self.is_blind |= watch.close()
             return True

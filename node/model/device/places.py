@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gossip.errors import LayoutError
 from node.model.device.streams import CopyStreams
+from node.model.flat import TensorPositions
 from node.model.state import Positions
 
 __all__ = ["DevicePositions", "Places"]
@@ -24,27 +25,30 @@ class DevicePositions:
 
     Attributes:
         device: The device.
-        start: The first one's index among all positions.
-        stop: The last one's, plus one.
-        tensors: For each tensor that has some: its number, and the range of its positions in ``at``.
-        at: The positions, each relative to its tensor, on the device.
-        ready: The event after the copy of ``at``; None if the copy is done.
+        start: The index of the first one among all positions.
+        stop: The index after the last one.
+        tensors: For each tensor that has some: its number, and where its positions start and stop in ``on_device``.
+        on_device: The positions, each relative to its tensor, on the device.
+        ready: The event after the copy of ``on_device``; None if the copy is done.
     """
 
     device: torch.device
     start: int
     stop: int
     tensors: tuple[tuple[int, int, int], ...]
-    at: Tensor
+    on_device: Tensor
     ready: torch.cuda.Event | None
 
-    def pieces(self, live: list[Tensor]) -> list[tuple[Tensor, Tensor, int, int]]:
-        """Return each tensor that has some, its positions for work of the current stream, and their range."""
+    def pieces(self, live: list[Tensor]) -> list[TensorPositions]:
+        """Return the positions of each tensor that has some, for work of the current stream."""
         if self.ready is not None:
             current = torch.cuda.current_stream(self.device)
             current.wait_event(self.ready)
-            self.at.record_stream(current)
-        return [(live[number], self.at[low:high], low, high) for number, low, high in self.tensors]
+            self.on_device.record_stream(current)
+        return [
+            TensorPositions(live[number], self.on_device[start:stop], start, stop)
+            for number, start, stop in self.tensors
+        ]
 
 
 class Places:
@@ -57,10 +61,11 @@ class Places:
 
     def __init__(self, streams: CopyStreams) -> None:
         self.streams, self.lock = streams, threading.Lock()
+        # By the id of the positions, in the order of their last use: the positions, all tensors' devices, and the runs.
         self.kept: OrderedDict[int, tuple[Positions, list[torch.device], list[DevicePositions]]] = OrderedDict()
 
     def of(self, positions: Positions, live: list[Tensor]) -> list[DevicePositions]:
-        """Return the runs of these ascending positions, which must not change.
+        """Return these ascending positions, which must not change, in runs of tensors on one device.
 
         Raises:
             LayoutError: They lie outside the model.
@@ -69,7 +74,7 @@ class Places:
         if all(device.type == "cpu" for device in devices):  # Without a copy to a device nothing is worth keeping.
             return device_positions(positions, live, self.streams)
         with self.lock:
-            entry = self.kept.get(id(positions))  # It holds the array too, so that no other array has its id.
+            entry = self.kept.get(id(positions))  # An entry holds its array, so that no other array has its id.
             if entry is not None and entry[0] is positions and entry[1] == devices:
                 self.kept.move_to_end(id(positions))
                 return entry[2]
@@ -93,22 +98,23 @@ def device_positions(positions: Positions, live: list[Tensor], streams: CopyStre
     ends = np.cumsum([tensor.numel() for tensor in live])
     if positions.size and not 0 <= positions[0] <= positions[-1] < ends[-1]:
         raise LayoutError("Positions lie outside the model, which has changed meanwhile: make a new Node.")
-    starts, bounds = np.concatenate(([0], ends[:-1])), np.searchsorted(positions, ends)
-    # For each tensor: its number, and the range of its positions among all.
-    rows = zip(range(len(live)), [0, *bounds[:-1].tolist()], bounds.tolist(), strict=True)
+    starts, position_stops = np.concatenate(([0], ends[:-1])), np.searchsorted(positions, ends).tolist()
+    # For each tensor: its number, and where its positions start and stop among all.
+    rows = zip(range(len(live)), [0, *position_stops[:-1]], position_stops, strict=True)
     runs: list[DevicePositions] = []
     for device, group in groupby((row for row in rows if row[1] < row[2]), key=lambda row: live[row[0]].device):
         run = list(group)
-        first, last = run[0][1], run[-1][2]
-        counts = [high - low for _, low, high in run]
-        relative = positions[first:last] - np.repeat(starts[[number for number, _, _ in run]], counts)
-        tensors = tuple((number, low - first, high - first) for number, low, high in run)
-        runs.append(DevicePositions(device, first, last, tensors, *upload(torch.from_numpy(relative), device, streams)))
+        run_start, run_stop = run[0][1], run[-1][2]
+        counts = [stop - start for _, start, stop in run]
+        relative = positions[run_start:run_stop] - np.repeat(starts[[number for number, _, _ in run]], counts)
+        tensors = tuple((number, start - run_start, stop - run_start) for number, start, stop in run)
+        on_device, ready = upload(torch.from_numpy(relative), device, streams)
+        runs.append(DevicePositions(device, run_start, run_stop, tensors, on_device, ready))
     return runs
 
 
 def upload(host: Tensor, device: torch.device, streams: CopyStreams) -> tuple[Tensor, torch.cuda.Event | None]:
-    """Copy positions to the device; CUDA takes page-locked memory without a wait."""
+    """Return a copy of positions on a device, and the event after it: CUDA copies page-locked memory without a wait."""
     if device.type != "cuda":
         return host.to(device), None
     locked = host.pin_memory()

@@ -22,14 +22,15 @@ class CopyStreams:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.made: dict[tuple[torch.device, Direction], torch.cuda.Stream] = {}
+        self.streams: dict[tuple[torch.device, Direction], torch.cuda.Stream] = {}
         self.times: CopyTimes | None = None
 
     def of(self, device: torch.device, direction: Direction) -> torch.cuda.Stream:
+        """Return the stream of a device and direction: "up" is to the device, "down" from it."""
         with self.lock:
-            stream = self.made.get((device, direction))
+            stream = self.streams.get((device, direction))
             if stream is None:
-                stream = self.made[device, direction] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+                stream = self.streams[device, direction] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             return stream
 
     @contextlib.contextmanager

@@ -1,4 +1,7 @@
-"""Repeated additions of a host vector to live tensors, spread over several step boundaries."""
+"""Repeated additions of a host vector (the correction of the node's own data) to live tensors.
+
+Each is spread over several step boundaries.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +41,8 @@ class ScaledAddition:
         elif [sweep.device for sweep in sweeps] != [device for device, _, _ in on_cuda]:
             on_cuda = []  # The program has moved the model meanwhile: the rest is not added.
         parts = zip(sweeps, on_cuda, strict=False)
-        found = [sweep.advance(live, host, factor, version) for sweep, (_, live, host) in parts]
-        self.sweeps = None if all(found) else sweeps
+        are_over = [sweep.advance(live, host, factor, version) for sweep, (_, live, host) in parts]
+        self.sweeps = None if all(are_over) else sweeps
         return self.sweeps is None
 
 
@@ -88,13 +91,13 @@ class AdditionSweep:
         if not self.portion_elements and not self.allocate(live):
             add_on_host(live, host, factor)
             return True
-        whole = list(portions(live, self.portion_elements))
+        all_portions = list(portions(live, self.portion_elements))
         starts = [0]
-        for tensors in whole:
+        for tensors in all_portions:
             starts.append(starts[-1] + count_elements(tensors))
-        self.add_arrived(whole, factor, version)
+        self.add_arrived(all_portions, factor, version)
         self.begin_uploads(host, starts, version)
-        return self.added_portions == len(whole)
+        return self.added_portions == len(all_portions)
 
     def allocate(self, live: Sequence[Tensor]) -> bool:
         """Allocate the buffers; return False if the device has no room for small ones either."""
@@ -113,7 +116,7 @@ class AdditionSweep:
             return True
         return False
 
-    def add_arrived(self, whole: list[list[Tensor]], factor: float, version: int) -> None:
+    def add_arrived(self, all_portions: list[list[Tensor]], factor: float, version: int) -> None:
         """Add the portions that have arrived; forget those of an older version of the vector."""
         current = torch.cuda.current_stream(self.device)
         if self.arriving and self.arriving[0].version != version:
@@ -121,13 +124,16 @@ class AdditionSweep:
         while self.arriving and self.arriving[0].arrived.query():  # type: ignore[no-untyped-call]
             portion = self.arriving.popleft()
             current.wait_event(portion.arrived)
-            add_scaled(whole[self.added_portions], portion.values, factor)
+            add_scaled(all_portions[self.added_portions], portion.values, factor)
             portion.values.record_stream(current)
             self.last_reads[self.added_portions % len(self.buffers)] = current.record_event()
             self.added_portions += 1
 
     def begin_uploads(self, host: Tensor, starts: list[int], version: int) -> None:
-        """Begin to upload the next portions into the buffers that are free."""
+        """Begin to upload the next portions into the buffers that are free.
+
+        ``starts`` are the portions' first positions in the vector, and the vector's end.
+        """
         side = self.streams.of(self.device, "up")
         first = self.added_portions + len(self.arriving)
         for number in range(first, min(self.added_portions + len(self.buffers), len(starts) - 1)):
@@ -164,7 +170,7 @@ def add_on_host(live: Sequence[Tensor], host: Tensor, factor: float) -> None:
     start = 0
     for tensor in live:
         stop = start + tensor.numel()
-        here = tensor.detach().cpu()
-        add_scaled([here], host[start:stop], factor)
-        tensor.copy_(here)
+        copy = tensor.detach().cpu()
+        add_scaled([copy], host[start:stop], factor)
+        tensor.copy_(copy)
         start = stop

@@ -71,7 +71,7 @@ class Uploads:
         self, device: torch.device, live: Sequence[Tensor], host: Tensor, change: Change,
         ahead: Uploading | None = None, scratch: bool = False,
     ) -> Work:  # fmt: skip
-        """Allocate what a change of these tensors needs, before the first change: an update is applied whole or not.
+        """Allocate what a change of these tensors needs, so that it cannot fail halfway through the model.
 
         Args:
             device: The device of all these tensors.
@@ -79,15 +79,15 @@ class Uploads:
             host: A value for each of their elements.
             change: The change.
             ahead: The values that were uploaded ahead.
-            scratch: True if ``change`` allocates as much again.
+            scratch: True if ``change`` allocates as much memory again as a portion's values.
 
         Returns:
             The work. If the device has no memory for two portions, it changes the tensors on the host, and waits.
         """
-        whole = list(portions(live, self.PORTION_ELEMENTS))
+        full_portions = list(portions(live, self.PORTION_ELEMENTS))
         uploaded = 0 if ahead is None else ahead.portions
         try:
-            buffers, parts = self.allocate_buffers(device, whole, uploaded, scratch)
+            buffers, parts = self.allocate_buffers(device, full_portions, uploaded, scratch)
         except torch.OutOfMemoryError:
             return partial(self.change_on_host, live, host, change)
         return partial(self.queue_change, device, parts, host, change, ahead, buffers)
@@ -140,13 +140,14 @@ class Uploads:
                 stop = start + count_elements(tensors)
                 change(tensors, ahead.flat[start:stop])
                 start = stop
-        used: list[torch.cuda.Event | None] = [None, None]  # The current stream reads each buffer until its event.
+        # For each buffer the event after its last use by the current stream; None before the first.
+        last_uses: list[torch.cuda.Event | None] = [None, None]
         for number, tensors in enumerate(parts[uploaded:]):
-            stop, last_used = start + count_elements(tensors), used[number % 2]
+            stop, last_use = start + count_elements(tensors), last_uses[number % 2]
             values = buffers[number % len(buffers)][: stop - start]
             if host is not None:
-                if last_used is not None:
-                    side.wait_event(last_used)
+                if last_use is not None:
+                    side.wait_event(last_use)
                 with self.streams.copying(device, "up", 4 * (stop - start)):
                     values.copy_(host[start:stop], non_blocking=True)
                 arrived = side.record_event()
@@ -155,7 +156,7 @@ class Uploads:
             if relay is not None:
                 relay(values)
             change(tensors, values)
-            used[number % 2] = current.record_event()
+            last_uses[number % 2] = current.record_event()
             start = stop
         for buffer in buffers:
             buffer.record_stream(current)
@@ -166,14 +167,18 @@ class Uploads:
         start = 0
         for tensor in live:
             stop = start + tensor.numel()
-            here = tensor.detach().cpu()
-            change([here], host[start:stop])
-            tensor.copy_(here)
+            copy = tensor.detach().cpu()
+            change([copy], host[start:stop])
+            tensor.copy_(copy)
             start = stop
         return []
 
     def prepare_at(self, device: torch.device, host: Tensor, change: Change) -> Work:
-        """Allocate what a change at some positions by these values needs. Returns the work, as :meth:`prepare`."""
+        """Allocate what a change at some positions by these values needs. Return the work, as :meth:`prepare`.
+
+        Raises:
+            MemoryError: The device has no memory for it.
+        """
         side = self.streams.of(device, "up")
         with memory_errors():
             torch.empty(2 * host.numel(), dtype=torch.float32, device=device)  # The allocator keeps it for `change`.
@@ -209,8 +214,8 @@ class Uploads:
                 largest = max(map(count_elements, fitting), default=0) if scratch else 0
                 return allocated(device, side, sizes, 2, largest), fitting
             except torch.OutOfMemoryError as error:
-                full = error
-        raise full
+                last_error = error
+        raise last_error
 
 
 def allocated(
