@@ -38,8 +38,8 @@ class KeptWeights:
     ) -> None:
         self.state, self.live_optimizers, self.save = state, optimizers or Optimizers(), save
         self.zeros: Callable[[int], Floats] = fresh_zeros  # Allocates the copy in memory.
-        self.weights: Floats | None = None
-        self.optimizers: list[dict[str, Any]] = []
+        self.weights: Floats | None = None  # The copy of the weights; None if there is no backup.
+        self.optimizers: list[dict[str, Any]] = []  # A copy of each optimizer's state_dict().
         self.why_not = ""  # The reason why the last backup failed.
 
     @property
@@ -79,13 +79,13 @@ class KeptWeights:
 
 
 def copy_to_host(value: T) -> T:
-    """Return a copy with all tensors on the host: a device may have no room for an optimizer's state twice."""
+    """Return a copy of nested data with all tensors on the host, as a device may have no room for them twice."""
     copied: Any = value
     if isinstance(value, Tensor):
         copied = value.detach().to("cpu", copy=True)
     elif isinstance(value, Mapping):
-        copied = {key: copy_to_host(one) for key, one in value.items()}
+        copied = {key: copy_to_host(item) for key, item in value.items()}
     elif isinstance(value, list | tuple):
-        copied = type(value)([copy_to_host(one) for one in value])
+        copied = type(value)([copy_to_host(item) for item in value])
     result: T = copied
     return result

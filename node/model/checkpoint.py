@@ -1,11 +1,12 @@
 """Checkpoints: one safetensors file that holds everything, and a small JSON file that describes it.
 
-Weights keep their own names, so that any tool that reads safetensors can read them. Where a node keeps an average of
-its weights, that average is the model to evaluate and has the plain names. The weights that training continues from are
-then stored under ``training/``.
+Weights keep their own names, so that any tool that reads safetensors can read them. A node may keep a running average
+of its weights, which is then the model to evaluate and has the plain names. The weights that training continues from
+are then stored under ``training/``.
 
 Optimizer tensors are stored under ``optimizer/``. The optimizer's structure and the metadata are JSON in the file's
-header: a rename replaces one file, so all that `load` needs is in one file. Nothing is ever pickled or unpickled.
+header: a rename replaces one file, so all that `load` needs is in one file. Nothing is ever pickled or unpickled. The
+JSON file next to it, its *description*, is for readers alone.
 """
 
 from __future__ import annotations
@@ -45,11 +46,12 @@ __all__ = ["Archive", "Checkpoint", "load", "run_progress", "save"]
 _SUFFIX: Final = ".safetensors"
 _VERSION: Final = 1
 _WITH_TRAINING: Final = 2  # The version of a file that holds both an average and the training weights.
-_KEY: Final = "gossip"  # Our entry in the header's __metadata__.
+_KEY: Final = "gossip"  # The entry of the header's __metadata__ that holds our JSON document.
 _OPTIMIZER: Final = "optimizer/"
 _TRAINING: Final = "training/"
-_OTHERS: Final = '{"version": 1, "optimizer": null, "tied": {}, "meta": {}}'  # For weights files of other tools.
-_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# The document of a file without one, which another tool has written.
+_EMPTY_DOCUMENT: Final = '{"version": 1, "optimizer": null, "tied": {}, "meta": {}}'
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # Errors of a disk, a quota or a file that is full.
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +80,9 @@ def run_progress(meta: Mapping[str, Any], path: str | os.PathLike[str]) -> tuple
     Raises:
         CheckpointError: The run id is malformed. Replacing it would silently make this another run.
     """
-    given = meta.get("run_id", meta.get("genesis"))  # Files of earlier versions say genesis.
-    run_id = from_hex(given)
-    if run_id is None and given is not None:
+    run_text = meta.get("run_id", meta.get("genesis"))  # Files of earlier versions say genesis.
+    run_id = from_hex(run_text)
+    if run_id is None and run_text is not None:
         raise CheckpointError(
             f"{path} names a run that cannot be: run_id should be 32 hexadecimal digits. The file was altered; use "
             "another one."
@@ -115,37 +117,40 @@ def save(
     """
     target = _with_suffix(path)
     # Keep any other suffix in the name: otherwise "run.1" and "run.2" would share one description.
-    beside = target.with_suffix(".json") if target.suffix == _SUFFIX else target.with_name(target.name + ".json")
-    everything, document = _plan(tensors, optimizer_state, meta, training or {})
-    elements = sum(tensor.numel() for name, tensor in everything.items() if name in tensors)
-    version, said = document["version"], document["meta"]
-    described = {"checkpoint": target.name, "version": version, "elements": elements, "meta": said}
+    description = target.with_suffix(".json") if target.suffix == _SUFFIX else target.with_name(target.name + ".json")
+    stored, document = _plan(tensors, optimizer_state, meta, training or {})
+    elements = sum(tensor.numel() for name, tensor in stored.items() if name in tensors)
+    facts = {
+        "checkpoint": target.name, "version": document["version"], "elements": elements, "meta": document["meta"],
+    }  # fmt: skip
     try:
-        for place in (target, beside):
-            if place.exists() and not place.is_file():
-                raise CheckpointError(f"Could not save to {place}: it is no regular file; choose another path.")
+        for path_to_replace in (target, description):
+            if path_to_replace.exists() and not path_to_replace.is_file():
+                raise CheckpointError(
+                    f"Could not save to {path_to_replace}: it is no regular file; choose another path."
+                )
         target.parent.mkdir(parents=True, exist_ok=True)
         with _folder_beside(target) as folder:
             text, weights = folder / "text", folder / "weights"
-            text.write_text(json.dumps(described, indent=2, allow_nan=False) + "\n")
-            write = save_file if all(tensor.device.type == "cpu" for tensor in everything.values()) else file.write
-            write(everything, weights, {"format": "pt", _KEY: json.dumps(document, allow_nan=False)})
+            text.write_text(json.dumps(facts, indent=2, allow_nan=False) + "\n")
+            write = save_file if all(tensor.device.type == "cpu" for tensor in stored.values()) else file.write
+            write(stored, weights, {"format": "pt", _KEY: json.dumps(document, allow_nan=False)})
             # Apply the umask's permissions: the library makes the file readable by its owner alone.
             shutil.copymode(text, weights)
             for written in (text, weights):
                 with written.open("rb") as opened:
                     os.fsync(opened.fileno())
-            keep_older((target, beside), keep, folder)
-            os.replace(text, beside)
+            keep_older((target, description), keep, folder)
+            os.replace(text, description)
             os.replace(weights, target)  # Comes last: until here the previous checkpoint stays valid.
     except KeyError as error:  # safetensors raises it for a dtype that it does not have.
-        names = [name for name, tensor in everything.items() if tensor.dtype in error.args]
-        raise _cannot_hold(names[0], everything[names[0]]) from error
+        names = [name for name, tensor in stored.items() if tensor.dtype in error.args]
+        raise _cannot_hold(names[0], stored[names[0]]) from error
     except (OSError, SafetensorError) as error:
-        before = "the previous checkpoint is intact" if os.path.exists(target) else "nothing was written"
+        outcome = "the previous checkpoint is intact" if os.path.exists(target) else "nothing was written"
         number, reason = _reason(error)
         advice = "free room or choose another path" if number in _NO_ROOM else "choose another path"
-        raise CheckpointError(f"Could not save to {target}: {reason}; {before}; {advice}.") from error
+        raise CheckpointError(f"Could not save to {target}: {reason}; {outcome}; {advice}.") from error
 
 
 def load(path: str | os.PathLike[str]) -> Checkpoint:
@@ -162,21 +167,22 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
     try:
         if place.exists() and not place.is_file():
             raise CheckpointError(f"Could not read {place}: it is no regular file; give a checkpoint's path.")
-        with safe_open(place, framework="pt", device="cpu") as found:
-            stored = {name: found.get_tensor(name) for name in found.keys()}  # noqa: SIM118 (it is no mapping)
-            document = json.loads((found.metadata() or {}).get(_KEY, _OTHERS))
+        with safe_open(place, framework="pt", device="cpu") as opened:
+            stored = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (it is no mapping)
+            document = json.loads((opened.metadata() or {}).get(_KEY, _EMPTY_DOCUMENT))
         if document["version"] not in (_VERSION, _WITH_TRAINING):
             version = document["version"]
             raise CheckpointError(f"{place} has format {version}, this version reads {_WITH_TRAINING}; upgrade it.")
         for key, kind in (("optimizer", dict | None), ("tied", dict), ("meta", dict)):
             if not isinstance(document[key], kind):
                 raise TypeError(key)
-        for alias, kept in document["tied"].items():
-            stored[alias] = stored[kept]
-        training = {name: stored[at] for name, at in document.get("training", {}).items()}
-        beside = set(document.get("training", {}).values())
+        for alias, stored_name in document["tied"].items():
+            stored[alias] = stored[stored_name]
+        training_names: dict[str, str] = document.get("training", {})  # Names in the file, by those in the model.
+        training = {name: stored[stored_name] for name, stored_name in training_names.items()}
+        others = set(training_names.values())
         weights = {
-            name: tensor for name, tensor in stored.items() if not name.startswith(_OPTIMIZER) and name not in beside
+            name: tensor for name, tensor in stored.items() if not name.startswith(_OPTIMIZER) and name not in others
         }
         averaged = weights if training else {}
         # `training` has only one name of each group of tied tensors. The other names get the same tensor here.
@@ -215,14 +221,14 @@ def _plan(
     for name in tensors:
         if name == "__metadata__" or name.startswith(_OPTIMIZER):
             raise CheckpointError(f"Could not save: a tensor may not be called {name!r} in a checkpoint; rename it.")
-    given = dict(tensors)
-    optimizer = _encode(optimizer_state, "the optimizer's state", "", given)
-    places = {name: _placed(_TRAINING + name, tensor, given) for name, tensor in training.items()}
-    everything: dict[str, Tensor] = {}
-    tied: dict[str, str] = {}
+    by_name = dict(tensors)
+    optimizer = _encode(optimizer_state, "the optimizer's state", "", by_name)
+    training_names = {name: _add_tensor(_TRAINING + name, tensor, by_name) for name, tensor in training.items()}
+    stored: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}  # For each name whose tensor is stored under another name: that name.
     names: dict[tuple[Any, ...], str] = {}  # The first name of each view of a memory.
-    storages: set[int] = set()
-    for name, tensor in given.items():
+    storages: set[int] = set()  # Addresses of the memory of stored tensors.
+    for name, tensor in by_name.items():
         if tensor.layout != torch.strided or tensor.is_meta:
             raise _cannot_hold(name, tensor)
         view = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj())
@@ -230,21 +236,21 @@ def _plan(
             tied[name] = names[view]
             continue
         if tensor.device.type != "cpu":
-            everything[name] = tensor.detach()
+            stored[name] = tensor.detach()
             continue
         host = tensor.detach().resolve_conj().resolve_neg().contiguous()
         if host.untyped_storage().data_ptr() in storages:  # Copy overlapping views, so that each is written separately.
             host = host.clone()
         storages.add(host.untyped_storage().data_ptr())
-        everything[name] = host
-    described = _encode(meta, "meta", "", None)
-    document = {"version": _VERSION, "optimizer": optimizer, "tied": tied, "meta": described}
-    if places:
-        document |= {"version": _WITH_TRAINING, "training": places}
-    return everything, document
+        stored[name] = host
+    encoded_meta = _encode(meta, "meta", "", None)
+    document = {"version": _VERSION, "optimizer": optimizer, "tied": tied, "meta": encoded_meta}
+    if training_names:
+        document |= {"version": _WITH_TRAINING, "training": training_names}
+    return stored, document
 
 
-def _placed(name: str, tensor: Tensor, tensors: dict[str, Tensor]) -> str:
+def _add_tensor(name: str, tensor: Tensor, tensors: dict[str, Tensor]) -> str:
     """Add a tensor under this name, or under a similar free one, and return that name."""
     while name in tensors:  # A state may have both keys 0 and "0".
         name += "'"
@@ -252,10 +258,11 @@ def _placed(name: str, tensor: Tensor, tensors: dict[str, Tensor]) -> str:
     return name
 
 
-def _encode(value: Any, what: str, where: str, tensors: dict[str, Tensor] | None) -> Any:
-    """Convert ``value`` to strict JSON. Tensors go into ``tensors`` as ``optimizer/<where>``; None allows no tensors.
+def _encode(value: Any, whole: str, path: str, tensors: dict[str, Tensor] | None) -> Any:
+    """Convert ``value`` to strict JSON. Tensors go into ``tensors`` as ``optimizer/<path>``; None allows no tensors.
 
-    A value that JSON lacks becomes an object with one key: ``$tensor``, ``$tuple``, ``$float`` (nan, inf) or ``$map``.
+    ``path`` is the value's place in the ``whole``, keys and indices with dots between; empty for the whole itself. A
+    value that JSON lacks becomes an object with one key: ``$tensor``, ``$tuple``, ``$float`` (nan, inf) or ``$map``.
     """
     if isinstance(value, np.generic):  # A schedule computed in numpy gives such numbers.
         value = value.item()
@@ -264,15 +271,15 @@ def _encode(value: Any, what: str, where: str, tensors: dict[str, Tensor] | None
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor) and tensors is not None:
-        return {"$tensor": _placed(_OPTIMIZER + where, value, tensors)}
+        return {"$tensor": _add_tensor(_OPTIMIZER + path, value, tensors)}
     if isinstance(value, tuple | list):
-        items = [_encode(item, what, f"{where}.{index}".lstrip("."), tensors) for index, item in enumerate(value)]
+        items = [_encode(item, whole, f"{path}.{index}".lstrip("."), tensors) for index, item in enumerate(value)]
         return {"$tuple": items} if isinstance(value, tuple) else items
     if isinstance(value, Mapping) and all(isinstance(key, str | int) for key in value):
-        pairs = [[key, _encode(item, what, f"{where}.{key}".lstrip("."), tensors)] for key, item in value.items()]
-        plain = all(isinstance(key, str) and not key.startswith("$") for key in value)
-        return dict(pairs) if plain else {"$map": pairs}
-    place = f"{where!r} in {what}" if where else what
+        pairs = [[key, _encode(item, whole, f"{path}.{key}".lstrip("."), tensors)] for key, item in value.items()]
+        is_plain = all(isinstance(key, str) and not key.startswith("$") for key in value)
+        return dict(pairs) if is_plain else {"$map": pairs}
+    place = f"{path!r} in {whole}" if path else whole
     allowed = "plain data" if tensors is None else "a tensor or plain data"
     raise CheckpointError(f"Could not save: {place} is {type(value).__name__}, not {allowed}; remove or convert it.")
 
@@ -304,13 +311,13 @@ def _cannot_hold(name: str, tensor: Tensor) -> CheckpointError:
 
 
 def _with_suffix(path: str | os.PathLike[str]) -> Path:
-    given = Path(path)
+    place = Path(path)
     if is_url(path):
         raise CheckpointError(f"{path} is a URL, which only node.save and node.load take: give a path here.")
     # os.path.isdir returns False where Path.is_dir raises PermissionError.
-    if os.path.isdir(given) or not given.name:
-        raise CheckpointError(f"{given} is a directory; give a file name, as in {given / 'run.safetensors'}.")
-    return given if given.suffix else given.with_name(given.name + _SUFFIX)
+    if os.path.isdir(place) or not place.name:
+        raise CheckpointError(f"{place} is a directory; give a file name, as in {place / 'run.safetensors'}.")
+    return place if place.suffix else place.with_name(place.name + _SUFFIX)
 
 
 @contextlib.contextmanager
@@ -325,8 +332,8 @@ def _folder_beside(target: Path) -> Iterator[Path]:
         # With other writers at work, or without file locks, nothing is removed.
         with contextlib.suppress(OSError):
             fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for left in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
-                shutil.rmtree(left, ignore_errors=True)
+            for leftover in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
+                shutil.rmtree(leftover, ignore_errors=True)
         with contextlib.suppress(OSError):
             fcntl.flock(directory, fcntl.LOCK_SH)
         with tempfile.TemporaryDirectory(".tmp", f".{target.name}.", target.parent, True) as folder:
@@ -355,8 +362,8 @@ def _reason(error: OSError | SafetensorError) -> tuple[int | None, str]:
 
     safetensors hides the number in its message: ``(os error 28)``, in older versions ``Os { code: 28, ...``.
     """
-    hidden = re.search(r"(?:\(os error |Os \{ code: )(\d+)", str(error))
-    number = error.errno if isinstance(error, OSError) else int(hidden[1]) if hidden else None
+    in_message = re.search(r"(?:\(os error |Os \{ code: )(\d+)", str(error))
+    number = error.errno if isinstance(error, OSError) else int(in_message[1]) if in_message else None
     text = os.strerror(number) if number is not None else str(error)
     return number, text[:1].lower() + text[1:]
 

@@ -20,7 +20,7 @@ class LastLoss:
     def __init__(self) -> None:
         self.latest: Any = None
         self.is_not_finite = False  # As of the last value that was read.
-        self._value: float | None = None
+        self._value: float | None = None  # The last value that was read; None if there is none or it is not finite.
         self._copy: tuple[Tensor, torch.cuda.Event] | None = None  # The copy that is on its way.
 
     def set(self, loss: Any) -> None:
@@ -32,13 +32,13 @@ class LastLoss:
         loss = self.latest
         if isinstance(loss, Tensor) and loss.is_cuda:
             return self._read_cuda(loss)
-        ready = getattr(loss, "is_ready", None)
-        # The last value stays until a JAX loss is computed, as on CUDA.
-        if ready is None or ready():
+        is_ready = getattr(loss, "is_ready", None)  # Only JAX's arrays have it.
+        if is_ready is None or is_ready():  # Until then the last value stays, as on CUDA.
             self._value = None if loss is None else self._number(float(loss))
         return self._value
 
     def _number(self, loss: float) -> float | None:
+        """Return the loss, None if it is not finite, and note which."""
         self.is_not_finite = not math.isfinite(loss)
         return None if self.is_not_finite else loss
 

@@ -37,13 +37,12 @@ class OptimizerState:
         self._copy: ScalarCopy | None = None  # The copy that is on its way from the device.
         self._arrived: dict[str, float] | None = None  # The scalars of the last copy that has arrived.
         ours = {id(tensor) for tensor in tensors.current()}
-        for one in self._optimizers:
-            if not any(id(parameter) in ours for group in one.param_groups for parameter in group["params"]):
-                which = (
-                    "The optimizer" if len(self._optimizers) == 1 else f"One of the optimizers ({type(one).__name__})"
-                )
+        is_single = len(self._optimizers) == 1
+        for optimizer in self._optimizers:
+            if not any(id(parameter) in ours for group in optimizer.param_groups for parameter in group["params"]):
+                subject = "The optimizer" if is_single else f"One of the optimizers ({type(optimizer).__name__})"
                 raise LayoutError(
-                    f"{which} holds none of this model's tensors: build it from the parameters of the model given."
+                    f"{subject} holds none of this model's tensors: build it from the parameters of the model given."
                 )
 
     @property
@@ -52,22 +51,21 @@ class OptimizerState:
 
         Empty if parameters differ in their names: a joiner cannot use half of an optimizer's state.
         """
-        keys: set[str] | None = None
+        keys: set[str] | None = None  # Those of the parameters so far; None before the first.
         owners = self.owners()
         for parameter in self.trained():
             state = owners[id(parameter)].state.get(parameter, {})
             # "step" is always a scalar, but its shape does not show that if the parameter is a scalar too.
-            mine = {k for k, v in state.items() if k != "step" and _is_state_of(v, parameter)}
-            if not mine or mine != (keys or mine):
+            own_keys = {key for key, value in state.items() if key != "step" and _is_state_of(value, parameter)}
+            if not own_keys or own_keys != (keys or own_keys):
                 return ()
-            keys = mine
-        found = tuple(sorted(keys or ()))
-        if len(found) > MAX_OPTIMIZER_KEYS:
+            keys = own_keys
+        if len(keys or ()) > MAX_OPTIMIZER_KEYS:
             raise LayoutError(
-                f"An optimizer keeps {len(found)} tensors for each parameter and at most {MAX_OPTIMIZER_KEYS} are "
+                f"An optimizer keeps {len(keys or ())} tensors for each parameter and at most {MAX_OPTIMIZER_KEYS} are "
                 "given to newcomers: they begin with the weights alone."
             )
-        return found
+        return tuple(sorted(keys or ()))
 
     def scalars(self) -> dict[str, float]:
         """Return the state's scalars, each as the largest value over the trained parameters. Waits for a device."""
@@ -107,10 +105,12 @@ class OptimizerState:
 
     def owners(self) -> dict[int, torch.optim.Optimizer]:
         """Return the optimizer of each parameter, by the parameter's id. A program may add groups at any time."""
-        return {id(parameter): one for one, group in reversed(self.groups()) for parameter in group["params"]}
+        groups = reversed(self.groups())  # The first optimizer with a parameter is entered last, and stays.
+        return {id(parameter): optimizer for optimizer, group in groups for parameter in group["params"]}
 
     def groups(self) -> list[tuple[torch.optim.Optimizer, dict[str, Any]]]:
-        return [(one, group) for one in self._optimizers for group in one.param_groups]
+        """Return the parameter groups of all optimizers, each with its optimizer."""
+        return [(optimizer, group) for optimizer in self._optimizers for group in optimizer.param_groups]
 
     def trained(self) -> list[Tensor]:
         """Return the trained parameters in the layout's order."""
@@ -150,14 +150,15 @@ class OptimizerState:
             raise LayoutError("There is no optimizer to write state into: give Node the optimizer, or weights alone.")
         owners = self.owners()
         trained = {id(parameter) for parameter in self.trained()}
-        kept: dict[int, dict[str, Any]] = {}
-        for one, group in self.groups():
-            members = {id(p) for p in group["params"] if id(p) in trained and owners[id(p)] is one}
+        examples: dict[int, dict[str, Any]] = {}
+        for optimizer, group in self.groups():
+            ids = set(map(id, group["params"]))
+            members = {number for number in ids if number in trained and owners[number] is optimizer}
             if not members:
                 continue
-            name = type(one).__name__
+            name = type(optimizer).__name__
             try:
-                parameter, state = _probe(one, group)
+                parameter, state = _probe(optimizer, group)
             except Exception as error:  # A user's optimizer may raise anything.
                 raise LayoutError(f"What {name} keeps cannot be told ({error}): take the weights alone.") from error
             tensors = {key for key, value in state.items() if key != "step" and _is_state_of(value, parameter)}
@@ -167,19 +168,19 @@ class OptimizerState:
                     f"{name} keeps {_listed(state)} for each parameter and was given {_listed([*keys, *numbers])}: "
                     "use the swarm's optimizer, or take the weights alone."
                 )
-            kept.update(dict.fromkeys(members, state))
-        return kept
+            examples.update(dict.fromkeys(members, state))
+        return examples
 
     def create(self, keys: Sequence[str], examples: Mapping[int, Mapping[str, Any]]) -> list[Tensor]:
         """Return the same as :meth:`tensors`, after creating missing tensors as zeros."""
         trained, states = (self.trained(), self.states()) if keys else ([], [])
-        made = list[Tensor]()
+        tensors = list[Tensor]()
         for key in keys:
             for parameter, state in zip(trained, states, strict=True):
                 if not _is_state_of(state.get(key), parameter):
                     state[key] = torch.zeros_like(parameter, dtype=examples[id(parameter)][key].dtype)
-                made.append(state[key])
-        return made
+                tensors.append(state[key])
+        return tensors
 
     def set_scalars(self, numbers: Mapping[str, float], examples: Mapping[int, Mapping[str, Any]]) -> None:
         """Set these scalars for every trained parameter."""
@@ -203,8 +204,8 @@ class OptimizerState:
         An optimizer only recreates a state that is missing altogether.
         """
         for state in self.states():
-            kept = [value for value in state.values() if isinstance(value, Tensor) and value.is_floating_point()]
-            if not all(bool(torch.isfinite(local_part(value)).all()) for value in kept):
+            tensors = [value for value in state.values() if isinstance(value, Tensor) and value.is_floating_point()]
+            if not all(bool(torch.isfinite(local_part(tensor)).all()) for tensor in tensors):
                 state.clear()
 
 
@@ -217,9 +218,12 @@ class DeviceScalars:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Sequence[Tensor]]) -> DeviceScalars:
+        """Return the largest of the tensors of each name."""
         device = next(iter(tensors.values()))[0].device
-        rows = [torch.stack([each.to(device, torch.float32) for each in row]).amax() for row in tensors.values()]
-        return cls(tuple(tensors), torch.stack(rows))
+        largest = [
+            torch.stack([scalar.to(device, torch.float32) for scalar in scalars]).amax() for scalars in tensors.values()
+        ]
+        return cls(tuple(tensors), torch.stack(largest))
 
 
 class ScalarCopy:
@@ -244,8 +248,8 @@ class ScalarCopy:
 
 def _probe(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
     """Return a small parameter like the group's, and the state that the optimizer keeps for it after one step."""
-    like = group["params"][0]
-    parameter = nn.Parameter(torch.zeros(2, 2, dtype=like.dtype, device=like.device))
+    model_parameter = group["params"][0]
+    parameter = nn.Parameter(torch.zeros(2, 2, dtype=model_parameter.dtype, device=model_parameter.device))
     parameter.grad = torch.zeros_like(parameter)
     probe = copy.copy(optimizer)  # torch leaves the user's hooks out of a copy.
     probe.state = defaultdict(dict)
@@ -263,6 +267,7 @@ def _is_state_of(value: object, parameter: Tensor) -> bool:
 
 
 def _is_scalar(value: object) -> bool:
+    """Return True for a number and for a tensor without dimensions."""
     if isinstance(value, Tensor):
         return value.dim() == 0
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -29,8 +29,8 @@ class Optimizers:
     """
 
     def __init__(self, given: object = None) -> None:
-        each = given if isinstance(given, list | tuple) else () if given is None else (given,)
-        self.all = tuple(dict.fromkeys(unwrapped(optimizer) for optimizer in each))
+        as_list = given if isinstance(given, list | tuple) else [] if given is None else [given]
+        self.all = tuple(dict.fromkeys(unwrapped(optimizer) for optimizer in as_list))  # Each once.
         self.quasi_global = tuple(optimizer for optimizer in self.all if isinstance(optimizer, QuasiGlobal))
 
     @property

@@ -23,8 +23,11 @@ class VectorPool:
 
     MAX_FREE = 8  # Free vectors of one size: 2 for each of 1 outgoing and 2 incoming exchanges, 2 for newcomers.
     SMALL_ELEMENTS = 1 << 20  # The page faults of a smaller vector delay a step boundary by milliseconds only.
-    MAPPED_ELEMENTS = 65_536  # The least vector with pages of its own, 256 KiB. An allocator may keep a smaller one.
-    # The largest vector in a file, in multiples of the weights. A newcomer's has Adam's state; a donor may claim more.
+    # The smallest vector with pages of its own, 256 KiB, which return to the system. An allocator may keep a smaller
+    # one.
+    MAPPED_ELEMENTS = 65_536
+    # The largest vector in a file, in multiples of the weights: a newcomer's has Adam's state too. A donor may claim
+    # that there is more, and must not fill the disk.
     MAPPED_WEIGHTS = 4
 
     def __init__(self, state: State, files: FileVectors | None = None) -> None:
@@ -42,15 +45,15 @@ class VectorPool:
         """Return a vector of ``elements`` elements, by default as many as exchanges carry."""
         size = self.state.layout.exchanged if elements is None else elements
         with self.lock:
-            kept, last = self.free_arrays.get(size), None if self.newest is None else self.newest.array
+            free, newest_array = self.free_arrays.get(size), None if self.newest is None else self.newest.array
             array = None
-            if kept:
-                at = len(kept) - 1
-                while at and kept[at] is last:
-                    at -= 1
-                array = kept.pop(at)
+            if free:
+                index = len(free) - 1
+                while index and free[index] is newest_array:
+                    index -= 1
+                array = free.pop(index)
                 self.free_elements -= size
-                if array is last:
+                if array is newest_array:
                     self.newest = None
         return Vector(self.allocate(size) if array is None else array)
 
@@ -72,12 +75,12 @@ class VectorPool:
 
     def missing_sizes(self, elements: int, cut: Cut | None) -> list[int]:
         """Return the sizes of the arrays that are missing for a snapshot of so many elements, and its difference."""
-        sizes, least = [elements], self.SMALL_ELEMENTS
+        sizes, min_elements = [elements], self.SMALL_ELEMENTS
         if self.state.locks:
-            sizes, least = [elements, elements if cut is None else cut.positions.size], self.MAPPED_ELEMENTS
+            sizes, min_elements = [elements, elements if cut is None else cut.positions.size], self.MAPPED_ELEMENTS
         return [
             size for number, size in enumerate(sizes)
-            if size >= least and len(self.free_arrays.get(size, ())) <= sizes[:number].count(size)
+            if size >= min_elements and len(self.free_arrays.get(size, ())) <= sizes[:number].count(size)
         ]  # fmt: skip
 
     def reserve(self, elements: int, cut: Cut | None = None) -> None:
@@ -123,15 +126,15 @@ class VectorPool:
     def take_last_snapshot(self) -> Vector | None:
         """Return the newest snapshot with one more user, or None."""
         with self.lock:
-            last = self.newest
-            if last is None:
+            newest = self.newest
+            if newest is None:
                 return None
-            if not last.users:
-                kept = self.free_arrays[last.array.size]
-                self.free_arrays[last.array.size] = [one for one in kept if one is not last.array]
-                self.free_elements -= last.array.size
-            last.users += 1
-            return last
+            if not newest.users:
+                size = newest.array.size
+                self.free_arrays[size] = [array for array in self.free_arrays[size] if array is not newest.array]
+                self.free_elements -= size
+            newest.users += 1
+            return newest
 
     def forget_snapshot(self) -> None:
         """Forget the newest snapshot: the weights were replaced."""
@@ -139,26 +142,27 @@ class VectorPool:
             self.newest, self.newest_at = None, -math.inf
 
     def give(self, vector: Vector) -> None:
+        """Release one use of a vector, and with its last use the sum in its ``added_since`` too."""
         with self.lock:
             vector.users -= 1
             if vector.users:
                 return
-            since, vector.added_since = vector.added_since, None
+            added_since, vector.added_since = vector.added_since, None
             if not vector.is_transient:
                 self.keep_free(vector.array)
-            if since is not None:
-                since.users -= 1
-                if not since.users and not since.is_transient:
-                    self.keep_free(since.array)
+            if added_since is not None:
+                added_since.users -= 1
+                if not added_since.users and not added_since.is_transient:
+                    self.keep_free(added_since.array)
 
     def keep_free(self, array: Floats) -> None:
         """Add an unused array to the free ones, or drop some if they are too many. The caller holds the lock."""
         size = array.size
-        kept = self.free_arrays[size] = self.free_arrays.pop(size, [])
-        if len(kept) == self.MAX_FREE:
+        free = self.free_arrays[size] = self.free_arrays.pop(size, [])  # The sizes are in the order of their last use.
+        if len(free) == self.MAX_FREE:
             self.drop([array])
             return
-        kept.append(array)
+        free.append(array)
         self.free_elements += size
         self.largest_elements = max(self.largest_elements, size)
         # Partners' offers decide the sizes of parts, so the sum of all sizes is bounded too.
@@ -169,5 +173,5 @@ class VectorPool:
 
     def drop(self, arrays: list[Floats]) -> None:
         """Forget the newest snapshot if it is in one of these arrays, which are no longer kept."""
-        if self.newest is not None and any(one is self.newest.array for one in arrays):
+        if self.newest is not None and any(array is self.newest.array for array in arrays):
             self.newest = None

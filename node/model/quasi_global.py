@@ -83,14 +83,14 @@ class QuasiGlobal(torch.optim.Optimizer):
             parameters: list[Tensor] = [parameter for parameter in group["params"] if parameter.grad is not None]
             if not parameters:
                 continue
-            lr, mu, decay = float(group["lr"]), group["momentum"], group["weight_decay"]
+            lr, momentum, decay = float(group["lr"]), group["momentum"], group["weight_decay"]
             momenta = [self._begun(parameter) for parameter in parameters]
             gradients: Any = [parameter.grad for parameter in parameters]
             if decay:
                 gradients = torch._foreach_add(gradients, parameters, alpha=decay)
             # Add one after the other: a sum first would need another copy of the model, and four times the time.
             torch._foreach_add_(parameters, gradients, alpha=-lr)
-            torch._foreach_add_(parameters, momenta, alpha=-lr * mu)
+            torch._foreach_add_(parameters, momenta, alpha=-lr * momentum)
             for parameter in parameters:
                 self._since[parameter].rates += lr
         return loss
@@ -99,15 +99,15 @@ class QuasiGlobal(torch.optim.Optimizer):
     def mixed(self) -> None:
         """Update the momentum from the parameters' movement, after they were averaged with others."""
         for group in self.param_groups:
-            mu = group["momentum"]
+            momentum = group["momentum"]
             moved: list[Tensor] = [parameter for parameter in group["params"] if self._rates(parameter) > 0.0]
             if not moved:
                 continue
             momenta: list[Tensor] = [self.state[parameter][KEY] for parameter in moved]
             distances = [self._since[parameter].before for parameter in moved]  # Its memory is used again below.
             torch._foreach_sub_(distances, moved)
-            torch._foreach_mul_(distances, [(1.0 - mu) / self._rates(parameter) for parameter in moved])
-            torch._foreach_mul_(momenta, mu)
+            torch._foreach_mul_(distances, [(1.0 - momentum) / self._rates(parameter) for parameter in moved])
+            torch._foreach_mul_(momenta, momentum)
             torch._foreach_add_(momenta, distances)
             torch._foreach_copy_(distances, moved)
             for parameter in moved:
@@ -147,5 +147,6 @@ class QuasiGlobal(torch.optim.Optimizer):
         return momentum
 
     def _rates(self, parameter: Tensor) -> float:
+        """Return the sum of the learning rates of the parameter's steps since the last mix; 0 without a step."""
         since = self._since.get(parameter)
         return 0.0 if since is None else since.rates

@@ -59,14 +59,14 @@ class LiveTensors:
 
     def __init__(self, model: nn.Module | Mapping[str, Any], frozen: bool = False, sharded: bool = False) -> None:
         trains = isinstance(model, nn.Module) and any(parameter.requires_grad for parameter in model.parameters())
-        self._has_frozen = trains and not frozen  # Parameters that require no gradient are frozen.
+        self._has_frozen = trains and not frozen  # True: parameters that require no gradient are frozen.
         self._modules: tuple[tuple[nn.Module, str, nn.Module], ...] = ()  # (parent, name, child)
-        # Each module with the numbers of its parameters and children.
+        # Each module with the numbers of its parameters and children, by which new ones are noticed.
         self._counts: tuple[tuple[nn.Module, int, int], ...] = ()
         self.shared: dict[str, Tensor] = {}  # Tensors over memory of other libraries, by name.
         segments: list[Segment] = []
         slots: list[Slot] = []
-        places: set[object] = set()
+        views: set[object] = set()  # Address, shape and strides of each tensor so far.
         for name, owner, key, kind in self._named_tensors(model):
             tensor: Tensor = self.shared[name] if name in self.shared else owner[key]
             if is_sharded(tensor) and not sharded:
@@ -87,17 +87,17 @@ class LiveTensors:
                     "to_empty(device=...) and its initialisation do."
                 )
             if tensor.is_complex():
-                kind_of = str(tensor.dtype).removeprefix("torch.")
+                type_name = str(tensor.dtype).removeprefix("torch.")
                 raise LayoutError(
-                    f"Tensor {name!r} is {kind_of}, and only real numbers are averaged: "
+                    f"Tensor {name!r} is {type_name}, and only real numbers are averaged: "
                     "keep it as torch.view_as_real gives it, and make it complex where it is used."
                 )
             # A tensor under two names (tied weights in a state_dict) is listed once, as in a module.
             address = id(tensor) if is_sharded(tensor) else tensor.data_ptr()  # A DTensor has no address.
-            place = (address, tensor.shape, tensor.stride())
-            if not isinstance(model, nn.Module) and tensor.numel() and place in places:
+            view = (address, tensor.shape, tensor.stride())
+            if not isinstance(model, nn.Module) and tensor.numel() and view in views:
                 continue
-            places.add(place)
+            views.add(view)
             segments.append(Segment(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), kind))
             source = None if kind == "buffer" else owner[key]
             slots.append(Slot(name, owner, key, source, tensor.shape, tensor.dtype, kind == "frozen"))
@@ -119,13 +119,13 @@ class LiveTensors:
                 self._refuse_new_parameters(module)
         tensors: list[Tensor] = []
         for slot in self._slots:
-            found: Any = slot.owner.get(slot.key)
-            if found is None or (slot.source is not None and found is not slot.source):
+            source: Any = slot.owner.get(slot.key)
+            if source is None or (slot.source is not None and source is not slot.source):
                 raise LayoutError(
                     f"Tensor {slot.name!r} was replaced while the node was running: write into it in place, or make a "
                     "new Node."
                 )
-            tensor: Tensor = self.shared.get(slot.name, found)
+            tensor: Tensor = self.shared.get(slot.name, source)
             if tensor.shape != slot.shape or tensor.dtype != slot.dtype:
                 raise LayoutError(
                     f"Tensor {slot.name!r} was {slot.dtype} {tuple(slot.shape)} and is now {tensor.dtype} "
@@ -159,7 +159,7 @@ class LiveTensors:
             self._modules = tuple(
                 (parent, name, child) for parent in model.modules() for name, child in parent.named_children()
             )
-            self._counts = tuple((m, len(m._parameters), len(m._modules)) for m in model.modules())
+            self._counts = tuple((module, len(module._parameters), len(module._modules)) for module in model.modules())
             saved = set(map(plain_name, model.state_dict(keep_vars=True)))  # Persistent buffers are in it, others not.
             for name, parameter in model.named_parameters():
                 path, _, key = name.rpartition(".")
@@ -191,13 +191,13 @@ def plain_name(name: str) -> str:
     return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
 
 
-def refuse_other_tensors(held: Mapping[str, Tensor], given: Mapping[str, Tensor], exact: bool) -> None:
-    """Raise CheckpointError unless a file's tensors fit those held here. With ``exact`` it may hold no others."""
-    unknown = [f"{name!r} is in the file and not here" for name in given if exact and name not in held]
-    missing = [f"{name!r} is here and not in the file" for name in held if name not in given]
+def refuse_other_tensors(ours: Mapping[str, Tensor], loaded: Mapping[str, Tensor], exact: bool) -> None:
+    """Raise CheckpointError unless a file's tensors fit ours. With ``exact`` it may hold no others."""
+    unknown = [f"{name!r} is in the file and not here" for name in loaded if exact and name not in ours]
+    missing = [f"{name!r} is here and not in the file" for name in ours if name not in loaded]
     reshaped = [
-        f"{name!r} has shape {tuple(held[name].shape)} here and {tuple(tensor.shape)} in the file"
-        for name, tensor in given.items() if name in held and tensor.shape != held[name].shape
+        f"{name!r} has shape {tuple(ours[name].shape)} here and {tuple(tensor.shape)} in the file"
+        for name, tensor in loaded.items() if name in ours and tensor.shape != ours[name].shape
     ]  # fmt: skip
     for difference in (*missing, *unknown, *reshaped):
         raise CheckpointError(f"it holds another model than this node's (tensor {difference}).")
@@ -229,7 +229,7 @@ def _share(name: str, value: Any) -> Tensor:
 
 
 def _is_read_only(value: Any) -> bool:
-    """Return True if the array is known to be read-only. DLPack tells since version 1, and torch does not look."""
+    """Return True if the array is known to be read-only. DLPack says so since version 1, but torch does not check."""
     if isinstance(value, np.ndarray):
         return not value.flags.writeable
     try:

@@ -81,7 +81,7 @@ def test_a_copy_that_finds_no_memory_is_not_recorded(accelerator, state, monkeyp
 
 
 def test_the_copies_that_wait_to_be_recorded_are_bounded(accelerator, state, monkeypatch):
-    monkeypatch.setattr(times, "PENDING", 3)
+    monkeypatch.setattr(times, "MAX_PENDING", 3)
     out, record = state.buffer(SIZE), state.record_copies()
     for _ in range(5):
         state.read(out)
