@@ -25,8 +25,8 @@ from node.model.state import Floats
 __all__ = ["MappedVectors", "MemoryName", "SharedVectors"]
 
 Bytes = NDArray[np.uint8]
-NAME = "gossip-vector-"
-NONE = np.empty(0, np.uint8)
+TOKEN_PREFIX = "gossip-vector-"
+NONE = np.empty(0, np.uint8)  # No memory.
 NO_SHARING = (
     "A model that is sharded over processes needs Linux, whose memfd_create makes memory that they share: on other "
     "systems use DistributedDataParallel with group=, or a Node in each process."
@@ -40,7 +40,7 @@ class MemoryName:
     number: int
     path: str
     size: int  # In bytes.
-    token: str  # The memory's own name. A file of another process may be at the path, and has another name.
+    token: str  # The memory's own name, by which a rank knows that the path leads to it and to no other process's file.
 
 
 @dataclass(slots=True)
@@ -65,12 +65,12 @@ class SharedVectors:
             raise ConfigError(NO_SHARING)
         self.lock = threading.Lock()
         self.made: dict[int, MadeMemory] = {}
-        self.count = 0
+        self.count = 0  # The number of the last memory; 0 stands for no memory.
         self.unused: deque[int] = deque()  # Numbers of memory that no vector uses any more.
 
     def make(self, elements: int) -> Floats:
         """Return zeros, whose pages are allocated when they are written to."""
-        size, token = max(4 * elements, 1), NAME + secrets.token_hex(8)
+        size, token = max(4 * elements, 1), TOKEN_PREFIX + secrets.token_hex(8)
         descriptor = os.memfd_create(token, os.MFD_CLOEXEC)
         os.ftruncate(descriptor, size)
         memory = mmap.mmap(descriptor, size)
@@ -141,13 +141,13 @@ class MappedVectors:
     """The memory of rank 0 on another rank, which maps it if both are on one host."""
 
     def __init__(self) -> None:
-        self.held: dict[int, Bytes] = {}
-        self.sizes: dict[int, int] = {}  # In bytes, of memory that could not be mapped too.
+        self.mapped: dict[int, Bytes] = {}  # By number.
+        self.sizes: dict[int, int] = {}  # In bytes, by number, also of memory that could not be mapped.
 
     def map(self, name: MemoryName) -> bool:
         """Map rank 0's memory; return False if there is no such memory on this host."""
         self.sizes[name.number] = name.size
-        if not name.token.startswith(NAME):
+        if not name.token.startswith(TOKEN_PREFIX):
             return False
         with contextlib.suppress(OSError, ValueError):
             if os.readlink(name.path) == f"/memfd:{name.token} (deleted)":
@@ -156,17 +156,17 @@ class MappedVectors:
                     memory = mmap.mmap(descriptor, name.size)  # ValueError if the file is shorter.
                 finally:
                     os.close(descriptor)
-                self.held[name.number] = np.frombuffer(memory, np.uint8)
+                self.mapped[name.number] = np.frombuffer(memory, np.uint8)
                 return True
         return False
 
     def maps(self, number: int) -> bool:
         """Return True if this rank maps the memory of this number, or there is none."""
-        return number in self.held or number not in self.sizes
+        return number in self.mapped or number not in self.sizes
 
     def bytes_of(self, number: int) -> Bytes:
         """Return the memory of this number, empty if this rank does not map it."""
-        return self.held.get(number, NONE)
+        return self.mapped.get(number, NONE)
 
     def size_of(self, number: int) -> int:
         """Return the size of rank 0's memory of this number in bytes; 0 if there is none."""
@@ -174,5 +174,5 @@ class MappedVectors:
 
     def unmap(self, numbers: list[int]) -> None:
         for number in numbers:
-            self.held.pop(number, None)
+            self.mapped.pop(number, None)
             self.sizes.pop(number, None)

@@ -45,7 +45,7 @@ class RankGroup(Protocol):
         """Send plain data between rank 0 and another rank."""
 
     def receive_value(self, rank: int, hint: Any) -> Any:
-        """Receive plain data, which must fit the annotation."""
+        """Receive plain data, which must fit ``hint``, a type annotation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Operation:
     """The part of every rank in one operation, as rank 0 announces it.
 
     Attributes:
-        kind: A key of :data:`node.model.sharded.work.WORK`.
+        kind: A key of :data:`node.model.sharded.work.WORK`, which has the function of each.
         start: The index of the first element in the vector that newcomers take.
         elements: The number of elements in memory.
         memory: The number of the memory, 0 for none.
@@ -149,9 +149,9 @@ def portions(operation: Operation) -> Iterator[Operation]:
     if operation.is_at_positions:
         yield operation
         return
-    each, count = operation.element_bytes, PORTION_BYTES // operation.element_bytes
-    for low in range(0, operation.elements, count):
+    max_elements = PORTION_BYTES // operation.element_bytes
+    for first in range(0, operation.elements, max_elements):
         yield replace(
-            operation, start=operation.start + low, elements=min(count, operation.elements - low),
-            offset=operation.offset + each * low,
+            operation, start=operation.start + first, elements=min(max_elements, operation.elements - first),
+            offset=operation.offset + operation.element_bytes * first,
         )  # fmt: skip

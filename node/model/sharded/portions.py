@@ -64,20 +64,20 @@ class LeaderPortions:
 
     def serve_positions(self, portion: Portion, places: dict[int, list[ShardPlace]]) -> Iterator[Portion]:
         """Send each rank those of the positions that lie in its parts, and the values there or receive them."""
-        reads, values, found = portion.operation.reads, torch.from_numpy(portion.values), {}
+        reads, values, indices_by_rank = portion.operation.reads, torch.from_numpy(portion.values), {}
         for rank, parts in places.items():
-            rows = [indices for _, indices, _ in matching_positions(parts, portion.positions)]
-            found[rank] = indices = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *rows]))
+            by_part = [indices for _, indices, _ in matching_positions(parts, portion.positions)]
+            indices_by_rank[rank] = indices = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *by_part]))
             self.group.send_value(len(indices), rank)
             self.group.send(torch.from_numpy(portion.positions)[indices], rank)
             if not reads:
                 self.group.send(values[indices], rank)
         yield portion
-        for rank, indices in found.items():
+        for rank, indices in indices_by_rank.items():
             if reads:
-                read = torch.empty(len(indices))
-                self.group.receive(read, rank)
-                values[indices] = read
+                received = torch.empty(len(indices))
+                self.group.receive(received, rank)
+                values[indices] = received
 
 
 class OtherPortions:
@@ -90,16 +90,16 @@ class OtherPortions:
         if self.memory.maps(operation.memory):
             yield from mapped_portions(operation, self.memory.bytes_of(operation.memory), shards)
             return
-        parts = [one for one in shards if one.box.elements and (one.box.owns or not operation.reads)]
+        parts = [shard for shard in shards if shard.box.elements and (shard.box.owns or not operation.reads)]
         self.group.send_value([ShardPlace.of(part) for part in parts], 0)
         memory = np.empty(0, np.uint8)
-        for one in portions(operation):
+        for step in portions(operation):
             if operation.is_at_positions:
-                yield from self.positions(one, shards)
+                yield from self.positions(step, shards)
                 continue
             # The place of each element is that of memory that is mapped, so that additions give the same bits.
-            memory = memory if memory.size >= one.size else np.empty(one.size, np.uint8)
-            portion = Portion(one, memory[: one.size], shards)
+            memory = memory if memory.size >= step.size else np.empty(step.size, np.uint8)
+            portion = Portion(step, memory[: step.size], shards)
             if not operation.reads:
                 receive_slices(self.group, 0, portion, parts)
             yield portion
@@ -127,8 +127,8 @@ class OtherPortions:
 
 def mapped_portions(operation: Operation, memory: Bytes, shards: Sequence[LocalShard]) -> Iterator[Portion]:
     """Yield the portions of an operation on memory that this rank maps."""
-    for one in portions(operation):
-        yield Portion(one, memory[one.offset : one.offset + one.size], shards)
+    for step in portions(operation):
+        yield Portion(step, memory[step.offset : step.offset + step.size], shards)
 
 
 def slices_of(portion: Portion, parts: Sequence[Placed]) -> list[Tensor]:

@@ -53,13 +53,14 @@ class ShardBox:
 
     def digest(self) -> int:
         """Return a number that is the same on all ranks that hold this part, and differs for other parts."""
-        ends = repr([(one.start, one.stop) for one in self.box]).encode()
+        ends = repr([(dimension.start, dimension.stop) for dimension in self.box]).encode()
+        # 7 bytes fit into an int64, in which the ranks exchange it.
         return int.from_bytes(hashlib.blake2b(ends, digest_size=7).digest(), "big")
 
     @property
     def sizes(self) -> Sizes:
         """Return the shape of the part."""
-        return tuple(one.stop - one.start for one in self.box)
+        return tuple(dimension.stop - dimension.start for dimension in self.box)
 
     @property
     def elements(self) -> int:
@@ -140,7 +141,7 @@ class ShardPlace:
     def box(self) -> ShardBox:
         """Return the part. The other process leaves out parts that it does not own when it copies them out."""
         ends = zip(self.offsets, self.sizes, strict=True)
-        return ShardBox(self.shape, tuple(slice(at, at + size) for at, size in ends), owns=True)
+        return ShardBox(self.shape, tuple(slice(offset, offset + size) for offset, size in ends), owns=True)
 
 
 def is_sharded(thing: object) -> bool:
@@ -151,26 +152,26 @@ def is_sharded(thing: object) -> bool:
 
 def local_part(tensor: Tensor) -> Tensor:
     """Return the part of a tensor that lies in this process. Call it without gradients."""
-    held: Any = tensor
-    return held.to_local() if is_sharded(tensor) else tensor
+    dtensor: Any = tensor
+    return dtensor.to_local() if is_sharded(tensor) else tensor
 
 
-def box_of(name: str, tensor: Tensor, first: bool) -> ShardBox:
-    """Return the box of a tensor that this rank holds. ``first`` is True on rank 0, which owns whole tensors.
+def box_of(name: str, tensor: Tensor, is_first: bool) -> ShardBox:
+    """Return the box of a tensor that this rank holds. ``is_first`` is True on rank 0, which owns whole tensors.
 
     Raises:
         LayoutError: The part is no box of consecutive rows, columns and so on.
     """
     shape = tuple(tensor.shape)
     if not is_sharded(tensor):
-        return ShardBox(shape, tuple(slice(0, size) for size in shape), first)
+        return ShardBox(shape, tuple(slice(0, size) for size in shape), is_first)
     from torch.distributed.tensor import Partial
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    held: Any = tensor
-    mesh, placements = held.device_mesh, held.placements
-    coordinate = mesh.get_coordinate()
-    if coordinate is None or any(isinstance(one, Partial) for one in placements):
+    dtensor: Any = tensor
+    mesh, placements = dtensor.device_mesh, dtensor.placements
+    coordinate = mesh.get_coordinate()  # None if this rank is not in the mesh.
+    if coordinate is None or any(isinstance(placement, Partial) for placement in placements):
         raise LayoutError(f"Tensor {name!r} {NO_BOX}")
     owns = True  # If two meshes hold the same part, ShardWork.begin chooses one of their ranks.
     for number, placement in enumerate(placements):
@@ -178,13 +179,16 @@ def box_of(name: str, tensor: Tensor, first: bool) -> ShardBox:
         if dim is None:  # The tensor is replicated over this dimension of the mesh, whose first rank owns it.
             owns = owns and coordinate[number] == 0
             continue
-        later = [mesh.size(other) for other, one in enumerate(placements)
-                 if other > number and getattr(one, "dim", None) == dim]  # fmt: skip
-        factor = getattr(placement, "split_factor", None)  # Of FSDP over tensor parallelism.
-        if factor is not None and (factor != math.prod(later) or shape[dim] % (factor * mesh.size(number))):
+        # FSDP over tensor parallelism divides a dimension twice. The first of its two placements has a split_factor:
+        # the number of parts into which the later one divides it.
+        later_sizes = [mesh.size(other) for other, later in enumerate(placements)
+                       if other > number and getattr(later, "dim", None) == dim]  # fmt: skip
+        factor = getattr(placement, "split_factor", None)
+        if factor is not None and (factor != math.prod(later_sizes) or shape[dim] % (factor * mesh.size(number))):
             raise LayoutError(f"Tensor {name!r} {NO_BOX}")
-    sizes, offsets = compute_local_shape_and_global_offset(held.shape, mesh, placements)
-    return ShardBox(shape, tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True)), owns)
+    sizes, offsets = compute_local_shape_and_global_offset(dtensor.shape, mesh, placements)
+    ends = zip(offsets, sizes, strict=True)
+    return ShardBox(shape, tuple(slice(offset, offset + size) for offset, size in ends), owns)
 
 
 NO_BOX = (
@@ -240,12 +244,12 @@ def matching_slices(
             break
         if low >= high or not box.elements:
             continue
-        for at, block in blocks(box.shape, low - part.start, high - part.start):
-            common = [intersection(ours, theirs) for ours, theirs in zip(block, box.box, strict=True)]
+        for block_start, block in blocks(box.shape, low - part.start, high - part.start):
+            common = [intersection(in_block, in_box) for in_block, in_box in zip(block, box.box, strict=True)]
             if any(piece.start >= piece.stop for piece in common):
                 continue
             sizes = [piece.stop - piece.start for piece in block]
-            first = part.start - start + at
+            first = part.start - start + block_start
             in_host = host[first : first + math.prod(sizes)].view(sizes)
             in_part = tuple(shifted(piece, whole.start) for piece, whole in zip(common, box.box, strict=True))
             in_block = tuple(shifted(piece, whole.start) for piece, whole in zip(common, block, strict=True))
@@ -260,16 +264,16 @@ def blocks(shape: tuple[int, ...], low: int, high: int) -> Iterator[tuple[int, S
         yield 0, ()
         return
     inner = math.prod(shape[1:])
-    first, last = -(-low // inner), high // inner  # The rows that are complete.
-    if first > last:  # Within one row.
-        ends = [(low // inner, low, high)]
+    first, last = -(-low // inner), high // inner  # The rows first to last - 1 are complete.
+    if first > last:  # All elements lie within one row.
+        partial_rows = [(low // inner, low, high)]
     else:
-        ends = [(first - 1, low, first * inner), (last, last * inner, high)]
+        partial_rows = [(first - 1, low, first * inner), (last, last * inner, high)]  # Each may be empty.
         if first < last:
             yield first * inner, (slice(first, last), *(slice(0, size) for size in shape[1:]))
-    for row, begin, end in ends:
-        for at, box in blocks(shape[1:], begin - row * inner, end - row * inner):
-            yield row * inner + at, (slice(row, row + 1), *box)
+    for row, begin, end in partial_rows:
+        for block_start, box in blocks(shape[1:], begin - row * inner, end - row * inner):
+            yield row * inner + block_start, (slice(row, row + 1), *box)
 
 
 def intersection(piece: slice, box: slice) -> slice:
@@ -293,11 +297,11 @@ def matching_positions(
         low, high = np.searchsorted(positions, (shard.start, shard.stop)).tolist()
         if low == high or not shard.box.elements:
             continue
-        indices = np.unravel_index(positions[low:high] - shard.start, shard.box.shape or (1,))
+        coordinates = np.unravel_index(positions[low:high] - shard.start, shard.box.shape or (1,))
         is_ours = np.ones(high - low, np.bool_)
         in_part = np.zeros(high - low, np.int64)  # The index in the part, flattened.
-        # A scalar has one index, and no slice.
-        for index, piece, size in zip(indices, shard.box.box, shard.box.sizes, strict=False):
-            is_ours &= (index >= piece.start) & (index < piece.stop)
-            in_part = in_part * size + (index - piece.start)
+        # Dimension by dimension. A scalar has one coordinate, and no slice.
+        for coordinate, piece, size in zip(coordinates, shard.box.box, shard.box.sizes, strict=False):
+            is_ours &= (coordinate >= piece.start) & (coordinate < piece.stop)
+            in_part = in_part * size + (coordinate - piece.start)
         yield shard, low + np.flatnonzero(is_ours), in_part[is_ours]

@@ -26,6 +26,7 @@ from node.model.tensors import plain_name, refuse_other_tensors
 __all__ = ["ShardedState"]
 
 STAGED_BYTES = PORTION_BYTES  # A copy of 64 MB takes a hundred times as long as its announcement.
+NOTHING_ADOPTED = -1  # No vector has this length.
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,11 @@ class ShardedState(State):
         self.work, self.layout = work, work.layout
         self._staging = np.empty(0, np.float32)
         self._thread: threading.Thread | None = None  # The training thread.
-        # Some positions and the weights there, which the network thread reads before the first step.
+        # The positions that gossip.arithmetic.movement samples and the weights there, while the network thread may read
+        # them: before the first step. Otherwise None.
         self._sample: tuple[Positions, Floats] | None = None
-        self._adopted_elements = -1  # The length of the last vector that was adopted with the optimizer's state.
+        # The length of the last vector that was adopted with the optimizer's state, NOTHING_ADOPTED if there is none.
+        self._adopted_elements = NOTHING_ADOPTED
         # A copy of the frozen weights, which any thread may read.
         self._frozen = np.empty(self.layout.size - self.layout.exchanged, np.float32)
 
@@ -70,50 +73,50 @@ class ShardedState(State):
 
     def announce(self, operation: Operation) -> int:
         """Announce an operation and take part in it; return the number of ranks that report success."""
-        memory, number, tell = self._memory, operation.memory, self.work.group.send_command
-        if ended := memory.drop_unused():
-            tell("unmap", ended)
+        memory, number, send_command = self._memory, operation.memory, self.work.group.send_command
+        if dropped := memory.drop_unused():
+            send_command("unmap", dropped)
         if number and not memory.is_offered(number):
             name = memory.made[number].name
-            tell("map", name)
+            send_command("map", name)
             memory.on_offered(number, self.work.map(name))
-        tell("operation", operation)
+        send_command("operation", operation)
         return self.work.perform(operation)
 
     def _on_array(self, operation: Operation, array: NDArray[Any]) -> bool:
-        """Do an operation with all elements of an array. Stage it in memory for the ranks if it is in none.
+        """Do an operation with all elements of an array, by way of the staging memory if its own is not shared.
 
         Return True if all ranks report success.
         """
         operation = replace(operation, elements=array.size, wide=array.dtype == np.float64)
-        found = self._memory.locate(array)
-        if found is not None:
-            number, offset = found
+        place = self._memory.locate(array)
+        if place is not None:
+            number, offset = place
             return self.announce(replace(operation, memory=number, offset=offset)) == self.work.group.size
         number, staging = self._stage()
-        staged, succeeds = staging.view(array.dtype), True
-        for low in range(0, array.size, staged.size):
-            part = array[low : low + staged.size]
-            copy = staged[: part.size]
+        staging, succeeds = staging.view(array.dtype), True
+        for start in range(0, array.size, staging.size):
+            part = array[start : start + staging.size]
+            staged = staging[: part.size]
             if operation.kind != "read":
-                copy[:] = part
-            done = self.announce(replace(operation, start=operation.start + low, elements=part.size, memory=number))
-            succeeds = succeeds and done == self.work.group.size
+                staged[:] = part
+            count = self.announce(replace(operation, start=operation.start + start, elements=part.size, memory=number))
+            succeeds = succeeds and count == self.work.group.size
             if operation.kind == "read":
-                part[:] = copy
+                part[:] = staged
         return succeeds
 
     def _on_positions(self, kind: str, values: Floats, positions: Positions) -> bool:
         """Do an operation at these positions. Return True if all ranks report success."""
         number, staging = self._stage()
-        most, succeeds = staging.size // 3, True
-        for low in range(0, positions.size, most):
-            at, part = positions[low : low + most], values[low : low + most]
-            staging[: 2 * at.size].view(np.int64)[:] = at
-            staged = staging[2 * at.size : 3 * at.size]
+        max_elements, succeeds = staging.size // 3, True  # A position takes as much memory as two values.
+        for start in range(0, positions.size, max_elements):
+            part = values[start : start + max_elements]
+            staging[: 2 * part.size].view(np.int64)[:] = positions[start : start + max_elements]
+            staged = staging[2 * part.size : 3 * part.size]
             staged[:] = part
-            done = self.announce(Operation(kind, elements=at.size, memory=number))
-            succeeds = succeeds and done == self.work.group.size
+            count = self.announce(Operation(kind, elements=part.size, memory=number))
+            succeeds = succeeds and count == self.work.group.size
             part[:] = staged
         return succeeds
 
@@ -121,9 +124,9 @@ class ShardedState(State):
         """Return the number of the staging memory, and the memory itself."""
         if not self._staging.size:
             self._staging = self.buffer(STAGED_BYTES // 4)
-        found = self._memory.locate(self._staging)
-        assert found is not None, "it was made here"
-        return found[0], self._staging
+        place = self._memory.locate(self._staging)
+        assert place is not None, "it was made here"
+        return place[0], self._staging
 
     @property
     def absent_ranks(self) -> tuple[int, ...]:
@@ -139,10 +142,10 @@ class ShardedState(State):
         """Let the network thread read the sample that it begins with, while the training thread waits for its start."""
         self._thread = threading.current_thread()
         self._copy_frozen()
-        places = Movement(self.layout.exchanged).positions
-        values = np.empty(places.size, np.float32)
-        self._on_positions("read_at", values, places)
-        self._sample = places, values
+        positions = Movement(self.layout.exchanged).positions
+        values = np.empty(positions.size, np.float32)
+        self._on_positions("read_at", values, positions)
+        self._sample = positions, values
         try:
             yield
         finally:
@@ -194,8 +197,8 @@ class ShardedState(State):
     def write(self, vector: Floats) -> None:
         self._on_array(Operation("write"), vector)
         if self._sample is not None:
-            places, values = self._sample
-            values[:] = vector[places]
+            positions, values = self._sample
+            values[:] = vector[positions]
         if vector.size == self.layout.size:
             self._frozen[:] = vector[self.layout.exchanged :]
 
@@ -211,11 +214,12 @@ class ShardedState(State):
         self.write(vector[:weights])
         if not fits:
             self.announce(Operation("clear"))
-        self._adopted_elements = vector.size if fits else -1
+        self._adopted_elements = vector.size if fits else NOTHING_ADOPTED
 
     def holds(self, vector: Floats) -> bool:
-        place = self.optimizer_range()
-        return bool(place) and self._adopted_elements == vector.size == place.stop
+        """Return True if ``vector`` is as long as the one that was adopted last. Comparing them needs all ranks."""
+        state_range = self.optimizer_range()
+        return bool(state_range) and self._adopted_elements == vector.size == state_range.stop
 
     def sound(self) -> bool:
         """Return True if every weight is finite. Between boundaries only this rank's part is checked."""
@@ -267,21 +271,21 @@ class ShardedState(State):
     def tensors(self) -> dict[str, Tensor]:
         """Return the same as for a whole model, collected on rank 0."""
         starts = self.work.starts()
-        whole: dict[int, Tensor] = {}
-        found = {}
+        whole: dict[int, Tensor] = {}  # By the id of the sharded tensor, which may have several names.
+        tensors = {}
         for name, tensor in self.work.named():
             if id(tensor) in starts and id(tensor) not in whole:
                 whole[id(tensor)] = self.fetch(starts[id(tensor)], tensor)
-            found[name] = whole.get(id(tensor), tensor.detach())
-        return found
+            tensors[name] = whole.get(id(tensor), tensor.detach())
+        return tensors
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         tensors = {plain_name(name): value for name, value in tensors.items()}
-        held = dict(self.work.named())
-        refuse_other_tensors(held, tensors, isinstance(self.work.model, nn.Module))
+        ours = dict(self.work.named())
+        refuse_other_tensors(ours, tensors, exact=isinstance(self.work.model, nn.Module))
         starts = self.work.starts()
-        for name, tensor in held.items():
+        for name, tensor in ours.items():
             if id(tensor) in starts:
                 self.put(starts[id(tensor)], tensors[name].to(tensor.dtype))
             else:

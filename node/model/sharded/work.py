@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from gossip.arithmetic.mixing import is_finite
 from gossip.errors import LayoutError
 from node.model.device.uploads import Uploads
-from node.model.flat import add_at
+from node.model.flat import TensorPositions, add_at
 from node.model.optimizer_state import OptimizerState
 from node.model.optimizers import Optimizers
 from node.model.sharded.memory import NONE, MappedVectors, MemoryName, SharedVectors
@@ -50,13 +50,13 @@ class PositionRun:
         device: The device.
         values: The values at all positions, on the host.
         indices: The indices of this rank's positions among all, on the host.
-        pieces: Each shard, its positions in the flattened part on the device, and their range in ``indices``.
+        pieces: Each shard, and its positions in the flattened part on the device, for a range of ``indices``.
     """
 
     device: torch.device
     values: Tensor
     indices: Tensor
-    pieces: list[tuple[LocalShard, Tensor, int, int]]
+    pieces: list[tuple[LocalShard, TensorPositions]]
 
 
 class ShardWork:
@@ -81,16 +81,16 @@ class ShardWork:
         self.tensors = LiveTensors(model, frozen, sharded=True)
         self.state = OptimizerState(self.tensors, optimizers)
         self.layout = self.tensors.layout
-        live, first = self.tensors.current(), group.rank == 0
+        live, is_first = self.tensors.current(), group.rank == 0
         named = zip(self.layout.segments, live, strict=True)
-        self._boxes = [box_of(segment.name, tensor, first) for segment, tensor in named]
+        self._boxes = [box_of(segment.name, tensor, is_first) for segment, tensor in named]
         known = set(map(id, live))
         for name, tensor in self.named():
             if is_sharded(tensor) and id(tensor) not in known:
                 raise LayoutError(f"Tensor {name!r} {NOT_FLOATING}")
         self.memory: SharedVectors | MappedVectors
         self.portions: Portions
-        if first:
+        if is_first:
             self.memory = SharedVectors()
             self.portions = LeaderPortions(self.memory, group)
         else:
@@ -106,16 +106,16 @@ class ShardWork:
         # Each rank knows its own mesh alone, and a model may use several, as FSDP over tensor parallelism does. So the
         # ranks exchange a digest of each part. The first rank with a part owns it.
         count, rank = len(self._boxes), self.group.rank
-        row = [0] * (self.group.size * count)
-        row[rank * count : (rank + 1) * count] = [box.digest() for box in self._boxes]
-        digests = self.group.sum_values(row)
+        own_digests = [0] * (self.group.size * count)  # Zeros in the places of other ranks: the sum collects all.
+        own_digests[rank * count : (rank + 1) * count] = [box.digest() for box in self._boxes]
+        digests = self.group.sum_values(own_digests)
         owners = [digests[number::count].index(box.digest()) for number, box in enumerate(self._boxes)]
         self._boxes = [replace(box, owns=owner == rank) for box, owner in zip(self._boxes, owners, strict=True)]
-        held = self.group.sum_values([box.elements if box.owns else 0 for box in self._boxes])
-        for segment, count in zip(self.layout.segments, held, strict=True):
-            if count != segment.size:
+        owned_counts = self.group.sum_values([box.elements if box.owns else 0 for box in self._boxes])
+        for segment, owned in zip(self.layout.segments, owned_counts, strict=True):
+            if owned != segment.size:
                 raise LayoutError(
-                    f"The ranks of this node's group hold {count} elements of tensor {segment.name!r}, which has "
+                    f"The ranks of this node's group hold {owned} elements of tensor {segment.name!r}, which has "
                     f"{segment.size}: give as group= exactly the processes over which the model is sharded."
                 )
 
@@ -140,9 +140,9 @@ class ShardWork:
         Returns:
             The ranks that cannot, being on another host, or in a container that does not see rank 0's processes.
         """
-        row = [0] * self.group.size
-        row[self.group.rank] = int(self.memory.map(name))
-        return tuple(rank for rank, maps in enumerate(self.group.sum_values(row)) if not maps)
+        own_result = [0] * self.group.size
+        own_result[self.group.rank] = int(self.memory.map(name))
+        return tuple(rank for rank, maps in enumerate(self.group.sum_values(own_result)) if not maps)
 
     def unmap(self, numbers: list[int]) -> None:
         if isinstance(self.memory, MappedVectors):
@@ -155,22 +155,23 @@ class ShardWork:
 
     def _matching_positions(self, portion: Portion) -> Iterator[PositionRun]:
         """Yield this rank's positions by device. One copy brings them there, since each copy waits for the device."""
-        found = matching_positions(portion.shards, portion.positions)
-        for device, group in groupby(found, key=lambda row: row[0].tensor.device):
-            rows = list(group)
-            ends = np.cumsum([0, *(in_part.size for _, _, in_part in rows)]).tolist()
-            at = torch.from_numpy(np.concatenate([in_part for _, _, in_part in rows])).to(device)
-            yield PositionRun(
-                device, torch.from_numpy(portion.values),
-                torch.from_numpy(np.concatenate([indices for _, indices, _ in rows])),
-                [(row[0], at[low:high], low, high) for row, (low, high) in zip(rows, pairwise(ends), strict=True)],
-            )  # fmt: skip
+        matches = matching_positions(portion.shards, portion.positions)
+        for device, group in groupby(matches, key=lambda match: match[0].tensor.device):
+            run = list(group)
+            ends = np.cumsum([0, *(in_part.size for _, _, in_part in run)]).tolist()
+            on_device = torch.from_numpy(np.concatenate([in_part for _, _, in_part in run])).to(device)
+            pieces = [
+                (shard, TensorPositions(shard.tensor, on_device[start:stop], start, stop))
+                for (shard, _, _), (start, stop) in zip(run, pairwise(ends), strict=True)
+            ]
+            indices = torch.from_numpy(np.concatenate([indices for _, indices, _ in run]))
+            yield PositionRun(device, torch.from_numpy(portion.values), indices, pieces)
 
     def _shards(self, operation: Operation) -> Iterator[LocalShard]:
         """Yield this rank's parts of the tensors that an operation concerns."""
         live, start = self.tensors.current(), 0
         boxes = dict(zip(map(id, live), self._boxes, strict=True))
-        state = self.optimizer_tensors() if operation.in_optimizers else []
+        state = self.optimizer_tensors() if operation.in_optimizers else []  # Parameters, each with a tensor of its.
         if not operation.in_optimizers:
             for segment, tensor, box in zip(self.layout.segments, live, self._boxes, strict=True):
                 if operation.concerns(start, start + segment.size):
@@ -191,18 +192,19 @@ class ShardWork:
         """Return all sharded tensors in the optimizers' state with their parameters, by parameter and key."""
         return [
             (parameter, state[key])
-            for one in self.optimizers.all for group in one.param_groups for parameter in group["params"]
-            for state in [one.state.get(parameter, {})] for key in sorted(state, key=str) if is_sharded(state[key])
+            for optimizer in self.optimizers.all for group in optimizer.param_groups for parameter in group["params"]
+            for state in [optimizer.state.get(parameter, {})]
+            for key in sorted(state, key=str) if is_sharded(state[key])
         ]  # fmt: skip
 
     def _read(self, portion: Portion) -> bool:
         """Read this rank's part. Return True if all of it is finite."""
-        read: list[Tensor] = []
+        parts: list[Tensor] = []
         for shard, part, values in portion.views():
             if shard.box.owns:
                 values.copy_(part.cpu())  # Half precision is widened on the host, and takes no memory of the device.
-                read.append(part)
-        return are_finite(read)
+                parts.append(part)
+        return are_finite(parts)
 
     def _write(self, portion: Portion) -> None:
         for _, part, values in portion.views():
@@ -221,19 +223,18 @@ class ShardWork:
         """Read this rank's part. Return True if all of it is finite."""
         finite = True
         for run in self._matching_positions(portion):
-            owned = [(shard, at, low, high) for shard, at, low, high in run.pieces if shard.box.owns]
+            owned = [piece for shard, piece in run.pieces if shard.box.owns]
             if owned:
-                read = [shard.tensor.reshape(-1).index_select(0, at).to(torch.float32) for shard, at, _, _ in owned]
-                here = torch.cat(read).cpu()
-                run.values[torch.cat([run.indices[low:high] for _, _, low, high in owned])] = here
-                finite = finite and is_finite(here.numpy())
+                values = torch.cat([piece.select().to(torch.float32) for piece in owned]).cpu()
+                run.values[torch.cat([run.indices[piece.start : piece.stop] for piece in owned])] = values
+                finite = finite and is_finite(values.numpy())
         return finite
 
     def _add_at(self, portion: Portion) -> None:
         for run in self._matching_positions(portion):
             added = run.values[run.indices].to(run.device)
-            for shard, at, low, high in run.pieces:
-                add_at(shard.tensor, at, added[low:high])
+            for _, piece in run.pieces:
+                add_at(piece.tensor, piece.positions, added[piece.start : piece.stop])
 
     def _create(self, portion: Portion) -> None:
         keys, scalars = portion.operation.keys, dict(portion.operation.scalars)
@@ -264,8 +265,8 @@ class ShardWork:
     def named(self) -> list[tuple[str, Tensor]]:
         """Return the tensors of a checkpoint by name."""
         model = self.model
-        held = model.state_dict(keep_vars=True) if isinstance(model, nn.Module) else {**model, **self.tensors.shared}
-        return [(plain_name(name), torch.as_tensor(value)) for name, value in held.items()]
+        values = model.state_dict(keep_vars=True) if isinstance(model, nn.Module) else {**model, **self.tensors.shared}
+        return [(plain_name(name), torch.as_tensor(value)) for name, value in values.items()]
 
     def starts(self) -> dict[int, int]:
         """Return the index of each tensor's first element in the vector, by the tensor's id."""
@@ -286,7 +287,7 @@ def are_finite(tensors: Sequence[Tensor]) -> bool:
 
 
 def change_tensor(tensor: Tensor, values: Tensor, change: Callable[[Tensor, Tensor], object]) -> None:
-    """Call ``change`` with rows of the tensor and their values, some at a time on a device.
+    """Call ``change`` with the tensor and its values: on a device with some rows of both at a time.
 
     If the device has too little memory, call it with a host copy of them.
     """
@@ -294,7 +295,8 @@ def change_tensor(tensor: Tensor, values: Tensor, change: Callable[[Tensor, Tens
         change(tensor, values.to(tensor.device))
         return
     rows = max(1, Uploads.PORTION_ELEMENTS * max(len(tensor), 1) // max(tensor.numel(), 1)) if tensor.dim() else 0
-    for live, host in zip(*(torch.split(one, rows) if rows else [one] for one in (tensor, values)), strict=True):
+    live_rows, host_rows = (torch.split(whole, rows) if rows else [whole] for whole in (tensor, values))
+    for live, host in zip(live_rows, host_rows, strict=True):
         try:
             # torch keeps page-locked memory, so that only the first portions lock it.
             staged = torch.empty(host.shape, dtype=host.dtype, pin_memory=True).copy_(host)
