@@ -41,6 +41,18 @@ class Request:
         return ALL if self.cut is None else self.cut.part
 
 
+@dataclass(frozen=True, slots=True)
+class ReadyRequests:
+    """The requests that one visit takes and fulfils."""
+
+    must_restore: bool
+    updates: list[Update]
+    adoption: Adoption | None
+    requests: dict[int, Request]  # Requests for snapshots by session.
+    is_current: bool  # True if the weights hold all decided updates once these are applied.
+    decided_updates: int
+
+
 class Boundary:
     """The requests of the network side, which the training loop fulfils.
 
@@ -201,6 +213,39 @@ class Boundary:
             spare: A mix is due: copy the weights ahead of its request, so that the exchange begins a step sooner.
             keep: Take a copy for newcomers, which may come while the loop stands.
         """
+        ready = self.take_ready_requests()
+        visit = Visit(updates=ready.updates, decided_updates=ready.decided_updates)
+        if ready.must_restore:
+            on_replaced(self.backup.put_back())
+            visit.restored = True
+            self.replacements += 1
+        copies: dict[Subset, Vector] = {}  # By part, the copies that this visit has begun.
+        if ready.updates:
+            copies_all = keep or (spare and ready.is_current and self.next_cut is None)
+            copies_all = copies_all or any(
+                request.cut is None and request.piece is None for request in ready.requests.values()
+            )
+            last = ready.updates[-1] if copies_all and ready.adoption is None else None  # Added and copied in one pass.
+            visit.merged_shares = [
+                self.apply_update(update, visit, copies if update is last else None) for update in ready.updates
+            ]
+        if ready.adoption is not None:
+            self.apply_adoption(ready.adoption, visit, on_replaced)
+        if ready.requests:
+            visit.snapshots = self.take_snapshots(ready.requests, visit, copies)
+        if spare and ready.is_current and self.has_memory_for(self.next_cut, copies):
+            visit.spare_copy = self.begin_copy(visit, self.next_cut, copies)
+        if keep and self.has_memory_for(None, copies):
+            visit.newcomers_copy = self.begin_copy(visit, None, copies)
+        if copies:
+            self.copying_visits += 1
+            for vector in copies.values():
+                vector.visit_number = self.copying_visits
+        visit.replacements = self.replacements
+        return visit
+
+    def take_ready_requests(self) -> ReadyRequests:
+        """Take the requests that can be fulfilled now, and leave those that wait for an update."""
         with self.lock:
             ready_count = self.count_ready_updates()
             updates = self.arrived_updates[:ready_count]
@@ -216,40 +261,12 @@ class Boundary:
             self.has_requests = bool(self.arrived_updates)
             if self.clear_wake is not None and not self.has_requests:
                 self.clear_wake()
-            visit = Visit(updates=updates, decided_updates=self.decided_updates)
-        if must_restore:
-            on_replaced(self.backup.put_back())
-            visit.restored = True
-            self.replacements += 1
-        copies: dict[Subset, Vector] = {}
-        if updates:
-            copies_all = keep or (spare and is_current and self.next_cut is None)
-            copies_all = copies_all or any(
-                request.cut is None and request.piece is None for request in requests.values()
-            )
-            last = updates[-1] if copies_all and adoption is None else None  # One pass adds it and copies the sum.
-            visit.merged_shares = [
-                self.apply_update(update, visit, copies if update is last else None) for update in updates
-            ]
-        if adoption is not None:
-            self.apply_adoption(adoption, visit, on_replaced)
-        if requests:
-            visit.snapshots = self.take_snapshots(requests, visit, copies)
-        if spare and is_current and self.has_memory_for(self.next_cut, copies):
-            visit.spare_copy = self.begin_copy(visit, self.next_cut, copies)
-        if keep and self.has_memory_for(None, copies):
-            visit.newcomers_copy = self.begin_copy(visit, None, copies)
-        if copies:
-            self.copying_visits += 1
-            for vector in copies.values():
-                vector.visit_number = self.copying_visits
-        visit.replacements = self.replacements
-        return visit
+            return ReadyRequests(must_restore, updates, adoption, requests, is_current, self.decided_updates)
 
     def count_ready_updates(self) -> int:
         """Return how many of the first updates can be applied without waiting for the upload of one.
 
-        Before the weights are replaced, all must be applied, and waited for. The caller holds the lock.
+        Before the weights are replaced all are applied, even if that waits. The caller holds the lock.
         """
         if self.adoption is None and not self.must_restore:
             for number, update in enumerate(self.arrived_updates):

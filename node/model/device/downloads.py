@@ -19,18 +19,22 @@ __all__ = ["Downloads"]
 
 
 class CopyList:
-    """Tensors on a device, and for each the place in a host vector to which it is copied in its own type or as float32.
+    """Copies to the host that are to begin: tensors on a device, and for each its place in a host vector.
 
     Attributes:
         sources: The tensors.
         targets: Their places.
         halves: The parts of the host vector that arrive in half precision.
+        guarded: Live tensors whose optimizer must wait for the copies.
+        blocks: True if all later work on the device must wait for them.
     """
 
     def __init__(self) -> None:
         self.sources: list[Tensor] = []
         self.targets: list[Tensor] = []
         self.halves: list[HalfPart] = []
+        self.guarded: list[Tensor] = []
+        self.blocks = False
 
     def place(self, part: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the place in a part of the host vector at which its values arrive in this type."""
@@ -63,7 +67,7 @@ class Downloads:
 
     MAX_STAGED_ELEMENTS = 1 << 26  # A model of up to 256 MB of float32, or 128 MB of halves, is staged as a whole.
     MIN_DIRECT_ELEMENTS = 1 << 16  # Smaller tensors are staged: the call for a direct copy takes longer than the copy.
-    PORTION_ELEMENTS = 1 << 24  # A tensor of a type that is converted on the device takes 64 MB there.
+    PORTION_ELEMENTS = 1 << 24  # Elements that are converted on the device at once, in 64 MB there.
 
     def __init__(self, streams: CopyStreams, guard: StepGuard) -> None:
         self.streams, self.guard = streams, guard
@@ -83,33 +87,7 @@ class Downloads:
         """
         current, side = torch.cuda.current_stream(device), self.streams.of(device, "down")
         self.guard.arm()
-        guarded = self.guard.guarded_tensors() if host.numel() > self.MAX_STAGED_ELEMENTS else set()
-
-        def is_direct(tensor: Tensor) -> bool:
-            return constant or (id(tensor) in guarded and tensor.numel() >= self.MIN_DIRECT_ELEMENTS)
-
-        copies, to_guard = CopyList(), list[Tensor]()  # Tensors whose optimizer must wait for the copy.
-        staged: dict[torch.dtype, list[tuple[list[Tensor], Tensor]]] = {}  # By type: tensors, and their part of `host`.
-        training_waits, start = False, 0
-        for (are_direct, dtype), run in groupby(live, key=lambda tensor: (is_direct(tensor), crossing_type(tensor))):
-            tensors = list(run)
-            stop = start + count_elements(tensors)
-            target, start = copies.place(host[start:stop], dtype), stop
-            if not are_direct:
-                staged.setdefault(dtype, []).append((tensors, target))
-                continue
-            copies.add(self.converted_pieces(tensors), target)
-            if not constant:
-                to_guard += tensors
-        for dtype, runs in staged.items():
-            flat = self.copy_on_device(device, dtype, [tensor for tensors, _ in runs for tensor in tensors])
-            if flat is None:  # The device has no room for another copy.
-                training_waits = True
-                for tensors, target in runs:
-                    copies.add(self.converted_pieces(tensors), target)
-            else:
-                copies.sources += torch.split(flat, [target.numel() for _, target in runs])
-                copies.targets += [target for _, target in runs]
+        copies = self.plan_copies(device, live, host, constant)
         size_bytes = 4 * host.numel() - sum(half.narrow.nbytes for half in copies.halves)
         side.wait_stream(current)
         try:
@@ -123,11 +101,41 @@ class Downloads:
         for source in copies.sources:
             source.record_stream(side)  # Keep the allocator from reusing the memory during the copy.
         copied = side.record_event()
-        if training_waits:
+        if copies.blocks:
             current.wait_event(copied)
         # A watch notices changes that did not wait for the copy.
-        watches = (self.guard.delay_steps(device, copied, to_guard),) if to_guard else ()
+        watches = (self.guard.delay_steps(device, copied, copies.guarded),) if copies.guarded else ()
         return Copies((copied,), flags, watches, tuple(copies.halves))
+
+    def plan_copies(self, device: torch.device, live: Sequence[Tensor], host: Tensor, constant: bool) -> CopyList:
+        """Choose the way of each tensor, and begin the staged copies on the device; for arguments see :meth:`begin`."""
+        guarded = self.guard.guarded_tensors() if host.numel() > self.MAX_STAGED_ELEMENTS else set()
+
+        def is_direct(tensor: Tensor) -> bool:
+            return constant or (id(tensor) in guarded and tensor.numel() >= self.MIN_DIRECT_ELEMENTS)
+
+        copies, start = CopyList(), 0
+        staged: dict[torch.dtype, list[tuple[list[Tensor], Tensor]]] = {}  # By type: tensors, and their place.
+        for (are_direct, dtype), run in groupby(live, key=lambda tensor: (is_direct(tensor), crossing_type(tensor))):
+            tensors = list(run)
+            stop = start + count_elements(tensors)
+            target, start = copies.place(host[start:stop], dtype), stop
+            if not are_direct:
+                staged.setdefault(dtype, []).append((tensors, target))
+                continue
+            copies.add(self.converted_pieces(tensors), target)
+            if not constant:
+                copies.guarded += tensors
+        for dtype, runs in staged.items():
+            flat = self.copy_on_device(device, dtype, [tensor for tensors, _ in runs for tensor in tensors])
+            if flat is None:  # The device has no room for another copy.
+                copies.blocks = True
+                for tensors, target in runs:
+                    copies.add(self.converted_pieces(tensors), target)
+            else:
+                copies.sources += torch.split(flat, [target.numel() for _, target in runs])
+                copies.targets += [target for _, target in runs]
+        return copies
 
     def converted_pieces(self, tensors: list[Tensor]) -> list[Tensor]:
         """Split large tensors that cross in another type: torch converts each piece in a copy on the device."""
