@@ -75,8 +75,8 @@ def correction_limit(failing: float = 0.0, weight: float = 0.5) -> float:
 
     With ``weight`` w it is ``2 (1 - w)(1 - q) / (1 + w + (1 - w) q)``, 2/3 if none fails.
     """
-    kept = 1.0 - weight
-    return 2.0 * kept * (1.0 - failing) / (1.0 + weight + kept * failing)
+    kept_share = 1.0 - weight
+    return 2.0 * kept_share * (1.0 - failing) / (1.0 + weight + kept_share * failing)
 
 
 def check_correction(kappa: float) -> None:

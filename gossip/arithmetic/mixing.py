@@ -67,8 +67,8 @@ def push_mass(mass: float, pushes: int, conserves: bool) -> tuple[float, float]:
     """
     if not conserves:
         return 1.0, 1.0
-    given = mass / (pushes + 1)
-    return given, mass - given
+    share = mass / (pushes + 1)
+    return share, mass - share
 
 
 def subtract(

@@ -245,7 +245,7 @@ class Boundary:
         return visit
 
     def take_ready_requests(self) -> ReadyRequests:
-        """Take the requests that can be fulfilled now, and leave those that wait for an update."""
+        """Take the requests that can be fulfilled now. The others wait for an update, and stay."""
         with self.lock:
             ready_count = self.count_ready_updates()
             updates = self.arrived_updates[:ready_count]

@@ -139,17 +139,17 @@ class MixJob(Job):
         averager, snapshot = self.averager, self.snapshot
         self.added_since, self.is_late = snapshot.added_since, snapshot.visit_number < averager.counted_visit
         averager.counted_visit = max(averager.counted_visit, snapshot.visit_number)
-        newer_snapshots = {
-            id(other): other for session, other in averager.snapshots.items()
-            if other.visit_number >= averager.counted_visit and other.part == snapshot.part
-            and not (other.is_transient or averager.peer.view.has_donation(session))
+        newer_snapshots = {  # By id, since sessions may share a snapshot.
+            id(newer): newer for session, newer in averager.snapshots.items()
+            if newer.visit_number >= averager.counted_visit and newer.part == snapshot.part
+            and not (newer.is_transient or averager.peer.view.has_donation(session))
         }  # fmt: skip
-        for other in newer_snapshots.values():
-            is_new = other.added_since is None
-            if other.added_since is None:
-                other.added_since = averager.vectors.take_scratch(snapshot.elements)
-            other.added_since.users += 1
-            self.newer_sums.append((other.added_since, is_new))
+        for newer in newer_snapshots.values():
+            is_new = newer.added_since is None
+            if newer.added_since is None:
+                newer.added_since = averager.vectors.take_scratch(snapshot.elements)
+            newer.added_since.users += 1
+            self.newer_sums.append((newer.added_since, is_new))
 
     @property
     def allocates(self) -> bool:

@@ -29,7 +29,7 @@ class Cut:
 class Vector:
     """A host vector, shared by ``users`` sessions; it returns to its pool when the last one gives it back."""
 
-    array: Floats  # (elements,); with a cut: the cut's elements, then those that gossip.arithmetic.movement samples.
+    array: Floats  # (elements,); with a cut: its elements, then the sampled ones (gossip.arithmetic.movement).
     users: int = 1
     cut: Cut | None = None  # The elements of the weights that it holds; None for all.
     is_transient: bool = False  # Its memory is freed when it has no more users.

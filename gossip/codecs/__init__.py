@@ -32,9 +32,9 @@ def get_codec(name: str) -> Codec:
         raise ConfigError(f"There is no codec {name!r}: use one of {', '.join(CODECS)}.") from None
 
 
-def leaner(one: str, other: str) -> str:
-    """Return the codec with fewer bytes."""
-    return one if one == other else min(one, other, key=lambda name: CODECS[name].encoded_bytes(1 << 16))
+def leaner(first: str, second: str) -> str:
+    """Return the name of the codec with fewer bytes."""
+    return first if first == second else min(first, second, key=lambda name: CODECS[name].encoded_bytes(1 << 16))
 
 
 def needs_spread(name: str) -> bool:

@@ -198,7 +198,7 @@ class Pass:
         return sum(len(part.indices) for part in self.parts) + self.position
 
     def given_parts(self, count: int) -> list[Part]:
-        """Return the parts of all lives; of this life the first ``count`` indices, those that were trained on."""
+        """Return the parts of all lives; of this life the first ``count`` indices, which the loop has trained on."""
         parts_of_this_life = [*self.parts, self.part(self.position)] if self.position else self.parts
         parts = list(self.earlier_parts)
         for part in parts_of_this_life:

@@ -22,14 +22,14 @@ class Optimizers:
     """The optimizers of one training loop, without the wrappers of frameworks (accelerate, Lightning).
 
     Args:
-        given: A ``torch.optim.Optimizer``, a list or tuple of them, or None.
+        optimizers: A ``torch.optim.Optimizer``, a list or tuple of them, or None.
 
     Raises:
-        ConfigError: ``given`` is something else.
+        ConfigError: ``optimizers`` is something else.
     """
 
-    def __init__(self, given: object = None) -> None:
-        as_list = given if isinstance(given, list | tuple) else [] if given is None else [given]
+    def __init__(self, optimizers: object = None) -> None:
+        as_list = optimizers if isinstance(optimizers, list | tuple) else [] if optimizers is None else [optimizers]
         self.all = tuple(dict.fromkeys(unwrapped(optimizer) for optimizer in as_list))  # Each once.
         self.quasi_global = tuple(optimizer for optimizer in self.all if isinstance(optimizer, QuasiGlobal))
 

@@ -26,8 +26,8 @@ class VectorPool:
     # The smallest vector with pages of its own, 256 KiB, which return to the system. An allocator may keep a smaller
     # one.
     MAPPED_ELEMENTS = 65_536
-    # The largest vector in a file, in multiples of the weights: a newcomer's has Adam's state too. A donor may claim
-    # that there is more, and must not fill the disk.
+    # The largest vector in a file, in multiples of the weights. A newcomer's vector has Adam's state too, and a donor
+    # that claims more must not fill the disk.
     MAPPED_WEIGHTS = 4
 
     def __init__(self, state: State, files: FileVectors | None = None) -> None:

@@ -42,20 +42,16 @@ class VectorState(ABC):
     layout: Layout
     """Names, shapes and types, the same on every node of a swarm. It never changes."""
     finite: bool | None = None
-    """Whether all values that :meth:`begin_read` or :meth:`add_read` read last are finite; None if the caller has to
-    check.
-    """
+    """True if all values that :meth:`begin_read` or :meth:`add_read` read last are finite; None if not checked."""
     weighs: bool = False
-    """Whether :meth:`add_weighted` and :meth:`add_read` multiply in the same pass as they add.
+    """True if :meth:`add_weighted` and :meth:`add_read` multiply in the same pass as they add.
 
-    If so, callers use them instead of multiplying in a pass of their own.
+    Callers then use them instead of multiplying in a pass of their own.
     """
     locks: bool = False
-    """Whether :meth:`buffer` locks pages. That takes long, so a worker thread then allocates exchanges' vectors."""
+    """True if :meth:`buffer` locks pages. That takes long, so a worker thread then allocates exchanges' vectors."""
     copy_s: float = 0.0
-    """Seconds that the last full read took from the training loop. Copies made in advance may take a hundredth of its
-    time.
-    """
+    """Seconds that the last full read took from the loop, of whose time copies made in advance may take 1 %."""
 
     @abstractmethod
     def read(self, out: Floats) -> None:
@@ -73,7 +69,7 @@ class VectorState(ABC):
     def write(self, vector: Floats) -> None:
         """Set ``weights[:] = vector``, complete when this returns."""
 
-    # -- faster ------------------------------------------------------------------------------------------------------
+    # -- methods that a subclass may make faster ---------------------------------------------------------------------
     def begin_read(self, out: Floats) -> Pending | None:
         """Begin to read the weights as they are now.
 
@@ -126,9 +122,9 @@ class VectorState(ABC):
         return self.add(shift)
 
     def add_scaled(self, values: Floats, factor: float, version: int) -> bool | None:
-        """Add ``factor * values`` to the weights; ``values`` stay unchanged.
+        """Add ``factor * values`` to the weights; ``values`` stay unchanged, and are added many times.
 
-        They are added repeatedly. ``version`` changes with their contents.
+        ``version`` changes with their contents, so that a copy of them on a device can be seen to be old.
 
         Returns:
             False if a part is still to be added: then each later boundary calls again, with the values, the factor and
@@ -161,8 +157,8 @@ class VectorState(ABC):
         """Begin to bring an update of all elements to a device, ahead of the call that adds it. Any thread may call it.
 
         Returns:
-            None if nothing is gained: :meth:`add` or :meth:`merge` is called as usual. Otherwise an object that is
-            called instead, once it is done.
+            None if nothing is gained: :meth:`add` or :meth:`merge` is called as usual. Otherwise an upload, whose
+            methods are called instead once it is done.
         """
         return None
 
@@ -204,7 +200,7 @@ class VectorState(ABC):
         return self.optimizer_scalars()
 
     def optimizer_range(self) -> range:
-        """Return the state's place in the vector that newcomers take."""
+        """Return the range of the optimizer's state in the vector that newcomers take, which is behind all weights."""
         return range(self.layout.size, self.layout.size + len(self.optimizer_keys) * self.trained_elements)
 
     def begin_read_optimizer(self, out: Floats, start: int) -> Pending | None:
@@ -226,7 +222,7 @@ class VectorState(ABC):
         self.adopt(vector, optimizer_keys, scalars)
 
     def holds(self, vector: Floats) -> bool:
-        """Return True if ``vector`` includes the weights and this optimizer's state and equals both now."""
+        """Return True if ``vector`` includes the weights and this optimizer's state, and equals both at present."""
         return False
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
@@ -242,14 +238,14 @@ class VectorState(ABC):
         """Load what :meth:`tensors` returned. Raise :class:`~gossip.errors.CheckpointError` before any change."""
         vector = np.empty(self.layout.size, np.float32)
         for segment, start, stop in self._places():
-            given = tensors.get(segment.name)
-            if given is None or tuple(given.shape) != segment.shape:
-                found = "not there" if given is None else f"of shape {tuple(given.shape)}"
+            tensor = tensors.get(segment.name)
+            if tensor is None or tuple(tensor.shape) != segment.shape:
+                in_file = "not there" if tensor is None else f"of shape {tuple(tensor.shape)}"
                 raise CheckpointError(
-                    f"it holds another model than this node's (tensor {segment.name!r} is {found} in the file and of "
+                    f"it holds another model than this node's (tensor {segment.name!r} is {in_file} in the file and of "
                     f"shape {segment.shape} here)."
                 )
-            vector[start:stop] = given.to(torch.float32).reshape(-1).numpy()
+            vector[start:stop] = tensor.to(torch.float32).reshape(-1).numpy()
         self.write(vector)
 
     def _places(self) -> Iterator[tuple[Segment, int, int]]:

@@ -151,10 +151,10 @@ class CheckpointUploads:
             )
 
     def on_failed(self, upload: LocalCopy, error: Exception) -> None:
-        """Keep the checkpoint here, in place of the one that was given up before it, and tell the first time."""
-        kept = upload.home / UNSENT
+        """Keep the checkpoint here, in place of the last one that could not be sent, and tell the first time."""
+        kept_file = upload.home / UNSENT
         with contextlib.suppress(OSError):
-            os.replace(upload.file, kept)
+            os.replace(upload.file, kept_file)
         shutil.rmtree(upload.folder, ignore_errors=True)
         shown_url, reason = upload.shown_url, error_text(error, upload.url)
         if isinstance(error, PERMANENT):
@@ -162,7 +162,7 @@ class CheckpointUploads:
         else:
             text = f"The checkpoint cannot be stored at {shown_url} ({reason}): look at the store and the network"
         self.report_failure(
-            upload, f"{text}; training goes on, the next save tries again, and this one is kept in {kept}."
+            upload, f"{text}; training goes on, the next save tries again, and this one is kept in {kept_file}."
         )
 
     def report_failure(self, upload: LocalCopy, sentence: str) -> None:

@@ -119,5 +119,5 @@ def upload(host: Tensor, device: torch.device, streams: CopyStreams) -> tuple[Te
         return host.to(device), None
     locked = host.pin_memory()
     with streams.copying(device, "up", host.nbytes):
-        there = locked.to(device, non_blocking=True)
-    return there, streams.of(device, "up").record_event()
+        on_device = locked.to(device, non_blocking=True)
+    return on_device, streams.of(device, "up").record_event()
