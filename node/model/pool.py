@@ -23,11 +23,10 @@ class VectorPool:
 
     MAX_FREE = 8  # Free vectors of one size: 2 for each of 1 outgoing and 2 incoming exchanges, 2 for newcomers.
     SMALL_ELEMENTS = 1 << 20  # The page faults of a smaller vector delay a step boundary by milliseconds only.
-    # The smallest vector with pages of its own, 256 KiB, which return to the system. An allocator may keep a smaller
-    # one.
+    # The smallest vector with pages of its own, 256 KiB. They return to the system; an allocator may keep smaller ones.
     MAPPED_ELEMENTS = 65_536
-    # The largest vector in a file, in multiples of the weights. A newcomer's vector has Adam's state too, and a donor
-    # that claims more must not fill the disk.
+    # The largest vector in a file, in multiples of the weights, of which Adam's state is two. A donor may claim that it
+    # has more, and must not fill the disk.
     MAPPED_WEIGHTS = 4
 
     def __init__(self, state: State, files: FileVectors | None = None) -> None:
