@@ -28,13 +28,13 @@ class GroupAverage:
     """One member's side of an all-reduce. A member's place is its index in ``members``."""
 
     __slots__ = (
-        "codec", "config", "difference", "effect", "excluded_places", "is_averaging", "is_released", "is_reported",
+        "codec", "config", "difference", "excluded_places", "is_averaging", "is_released", "is_reported",
         "members", "missing_means", "missing_values", "ours", "place", "row_memory", "rows", "session", "slice_mean",
         "slice_squares", "slices", "vectors",
     )  # fmt: skip
 
     def __init__(self, effect: Gather, snapshot: Vector, codec: Codec, config: Config, vectors: Vectors) -> None:
-        self.effect, self.codec, self.config, self.vectors = effect, codec, config, vectors
+        self.codec, self.config, self.vectors = codec, config, vectors
         self.session, self.members, self.place = effect.session, effect.members, effect.place
         self.ours = ours = snapshot.array
         self.slices = member_slices(ours.size, len(effect.members))
@@ -44,14 +44,14 @@ class GroupAverage:
         # All members' values of our slice: (members, length).
         self.rows: Floats = self.row_memory.array[: len(self.members) * length].reshape(len(self.members), length)
         self.difference: Vector | None = vectors.take(ours.size)  # The means minus our vector, until it is taken.
-        # Receivers by place, None for slices that arrive whole: of members whose values of our slice have not all
-        # arrived, and of members whose means have not.
+        # The members whose values of our slice have not all arrived, and those whose mean has not: the receiver by the
+        # member's place; None for a slice that arrives whole.
         self.missing_values: dict[int, Receiver | None] = {}
         self.missing_means: dict[int, Receiver | None] = {}
-        for place, where in enumerate(self.slices):
+        for place, member_slice in enumerate(self.slices):
             if place != self.place and length:
                 self.missing_values[place] = None
-            if place != self.place and where.stop > where.start:
+            if place != self.place and member_slice.stop > member_slice.start:
                 self.missing_means[place] = None
         self.slice_squares: dict[int, tuple[float, float]] = {}  # |mean - ours|^2 and |ours|^2 by slice.
         self.excluded_places: list[int] = []  # Places of members that our slice's mean leaves out.
@@ -69,9 +69,9 @@ class GroupAverage:
         for place in self.missing_values:
             self.missing_values[place] = ValuesReceiver(self.session, self.rows[place], self.codec, own.start)
         for place in self.missing_means:
-            where = self.slices[place]
+            member_slice = self.slices[place]
             self.missing_means[place] = DifferenceReceiver(
-                self.session, self.ours[where], result.array[where], self.codec, origin=where.start
+                self.session, self.ours[member_slice], result.array[member_slice], self.codec, origin=member_slice.start
             )
 
     def chunk_receiver(self, place: int, start: int) -> Receiver | None:
@@ -103,10 +103,10 @@ class GroupAverage:
     def take_mean(self, place: int, values: Floats) -> None:
         """Take the mean of a member's slice."""
         if place in self.missing_means:
-            where = self.slices[place]
+            member_slice = self.slices[place]
             assert self.difference is not None
-            ours = self.as_received(self.ours[where], where.start)
-            self.slice_squares[place] = subtract(values, ours, self.difference.array[where])
+            ours = self.as_received(self.ours[member_slice], member_slice.start)
+            self.slice_squares[place] = subtract(values, ours, self.difference.array[member_slice])
             del self.missing_means[place]
 
     # -- means ---------------------------------------------------------------------------------------------------
@@ -140,11 +140,11 @@ class GroupAverage:
         """Return ``|mean - ours|^2``, ``|ours|^2``, and the members whose values were refused."""
         difference_sq = own_sq = 0.0
         refused = list(self.excluded_places)
-        for place, where in enumerate(self.slices):
+        for place, member_slice in enumerate(self.slices):
             if place in self.slice_squares:
-                squares = self.slice_squares[place]
+                squares, elements = self.slice_squares[place], member_slice.stop - member_slice.start
                 difference_sq, own_sq = difference_sq + squares[0], own_sq + squares[1]
-                if norm_refusal(*squares, where.stop - where.start, self.config.internal.norm_bound) is not None:
+                if norm_refusal(*squares, elements, self.config.internal.norm_bound) is not None:
                     refused.append(place)
         return difference_sq, own_sq, [self.members[place] for place in refused]
 

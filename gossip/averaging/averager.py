@@ -59,9 +59,11 @@ from gossip.effects import (
     UseLastSnapshot,
 )  # fmt: skip
 
-__all__ = ["CHECKED_BESIDE_ELEMENTS", "PERFORM", "Averager"]
+__all__ = ["CHECKED_BY_DRIVER_ELEMENTS", "PERFORM", "Averager"]
 
-CHECKED_BESIDE_ELEMENTS = 1 << 20  # So many elements take about a millisecond to check, so a driver does it elsewhere.
+# A check of so many elements for finite values takes about a millisecond. The driver does it, in another thread if it
+# has one.
+CHECKED_BY_DRIVER_ELEMENTS = 1 << 20
 
 
 class Averager:
@@ -363,7 +365,7 @@ class Averager:
 
     def use_copies(self, visit: Visit) -> None:
         """Use the copies of a visit once they are done and checked; its updates are in the model."""
-        if visit.copies or visit.unchecked_vectors(CHECKED_BESIDE_ELEMENTS):
+        if visit.copies or visit.unchecked_vectors(CHECKED_BY_DRIVER_ELEMENTS):
             self.driver.await_copies(visit, self.delivery.deliver)
         else:
             self.delivery.deliver(visit)

@@ -42,7 +42,7 @@ class Sender:
     receiver share it, because the partner's view of our values (``quantised``) depends on the bounds.
     """
 
-    sealed = False  # The link authenticates every byte, so a checksum would be redundant.
+    sealed = False  # True: the link authenticates every byte, so chunks carry no checksum.
 
     def __init__(
         self, session: int, vector: Floats, codec: Codec, chunk_elements: int, origin: int = 0,
@@ -89,7 +89,7 @@ class Sender:
         return encode(Chunk(self.session, self.origin + start, values.size, checksum), len(body)), body
 
     def let_go(self) -> None:
-        """End the lease of the vector's memory."""
+        """End the lease of the vector's memory, which the link no longer reads."""
         if self.lease is not None:
             self.lease.end()
 
@@ -105,7 +105,7 @@ class Receiver:
     a protocol error. Subclasses choose the buffer and use the values.
     """
 
-    sealed = False  # As for the sender; a checksum of 0 then means none.
+    sealed = False  # True as for the sender: a checksum of 0 then means none.
 
     def __init__(self, session: int, size: int, codec: Codec, origin: int = 0) -> None:
         self.session, self.size, self.codec, self.origin = session, size, codec, origin

@@ -30,29 +30,35 @@ class Passes(Protocol):
 
     def difference(
         self, elements: int, theirs: Any, ours: Any, out: Any, out_sq: float, ours_sq: float, /
-    ) -> tuple[float, float]: ...  # fmt: skip
+    ) -> tuple[float, float]:  # fmt: skip
+        """Do the work of :func:`gossip.arithmetic.mixing.subtract`."""
 
     def outer_step(
         self, elements: int, difference: Any, snapshot: Any, phi: Any, momentum: Any, weight: float, alpha: float,
         beta: float, /,
-    ) -> None: ...  # fmt: skip
+    ) -> None:  # fmt: skip
+        """Do the work of :func:`gossip.arithmetic.mixing.outer_step`."""
 
     def add_read(self, elements: int, live: Any, shift: Any, out: Any, weight: float, /) -> bool:
         """Set ``live += weight * shift``, then ``out[:] = live``. Return True if the values read are finite."""
 
-    def squares(self, elements: int, values: Any, before: float, /) -> float: ...
+    def squares(self, elements: int, values: Any, before: float, /) -> float:
+        """Do the work of :func:`gossip.kernel.squares.squares`."""
 
     def bf16(
         self, elements: int, values: Any, data: Any, encoded: Any, own: Any, out: Any, out_sq: float, own_sq: float, /
-    ) -> tuple[float, float]: ...  # fmt: skip
+    ) -> tuple[float, float]:  # fmt: skip
+        """Do the work of :class:`gossip.codecs.floats.Bf16`."""
 
     def blockwise(
         self, elements: int, values: Any, data: Any, encoded: Any, own: Any, out: Any, start: int, block: int,
         bits: int, share: float, scales: Any, inverses: Any, noise: Any, offsets: Any, out_sq: float, own_sq: float, /,
-    ) -> tuple[float, float]: ...  # fmt: skip
+    ) -> tuple[float, float]:  # fmt: skip
+        """Do the work of :class:`gossip.codecs.blockwise.Blockwise`."""
 
 
 def load_passes() -> Passes | None:
+    """Return the compiled passes; None if there are none of this edition, or numpy is asked for."""
     if os.environ.get("GOSSIP_KERNEL") == "numpy":
         return None
     try:

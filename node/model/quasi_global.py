@@ -27,7 +27,7 @@ KEY = "quasi_global"
 
 
 @dataclass(slots=True)
-class Since:
+class SinceMix:
     """One parameter's movement since the last mix. Kept outside the optimizer's ``state``, which a node may average."""
 
     before: Tensor
@@ -68,7 +68,7 @@ class QuasiGlobal(torch.optim.Optimizer):
             raise ConfigError(f"momentum is {momentum:g} and must be at least 0 and below 1: 0.9 is the usual one.")
         if not 0.0 <= weight_decay < float("inf"):
             raise ConfigError(f"weight_decay is {weight_decay:g} and must be a number from 0 up.")
-        self._since: dict[Tensor, Since] = {}
+        self._since: dict[Tensor, SinceMix] = {}
         # Use SGD's names, so that schedulers that cycle the momentum find it.
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
@@ -139,7 +139,7 @@ class QuasiGlobal(torch.optim.Optimizer):
         if parameter.grad.is_sparse:
             raise ConfigError("QuasiGlobal needs dense gradients: make the embedding with sparse=False.")
         if parameter not in self._since:
-            self._since[parameter] = Since(parameter.detach().clone())
+            self._since[parameter] = SinceMix(parameter.detach().clone())
         state = self.state[parameter]
         if KEY not in state:
             state[KEY] = torch.zeros_like(parameter)

@@ -156,7 +156,7 @@ def test_large_copies_that_do_not_say_whether_they_are_finite_are_checked_in_a_w
         return is_finite(array)
 
     for module in (averager, streams):
-        monkeypatch.setattr(module, "CHECKED_BESIDE_ELEMENTS", 0)
+        monkeypatch.setattr(module, "CHECKED_BY_DRIVER_ELEMENTS", 0)
         monkeypatch.setattr(module, "is_finite", check)
     after(until, trainees, 3)
     assert len(threads) > 3

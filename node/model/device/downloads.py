@@ -85,22 +85,22 @@ class Downloads:
         Raises:
             MemoryError: The device has no memory for it. Nothing writes to ``host``.
         """
-        current, side = torch.cuda.current_stream(device), self.streams.of(device, "down")
+        current, copy_stream = torch.cuda.current_stream(device), self.streams.of(device, "down")
         self.guard.arm()
         copies = self.plan_copies(device, live, host, constant)
         size_bytes = 4 * host.numel() - sum(half.narrow.nbytes for half in copies.halves)
-        side.wait_stream(current)
+        copy_stream.wait_stream(current)
         try:
             with self.streams.copying(device, "down", size_bytes):
                 # This may lack memory: torch converts a tensor to another type in a temporary one on the device.
                 torch._foreach_copy_(copies.targets, copies.sources, non_blocking=True)
                 flags = self.begin_finite_check(copies.sources)
         except torch.OutOfMemoryError as error:
-            side.synchronize()  # Nothing may write to the host vector any more, nor read what trains.
+            copy_stream.synchronize()  # Nothing may write to the host vector any more, nor read what trains.
             raise MemoryError(str(error)) from error
         for source in copies.sources:
-            source.record_stream(side)  # Keep the allocator from reusing the memory during the copy.
-        copied = side.record_event()
+            source.record_stream(copy_stream)  # Keep the allocator from reusing the memory during the copy.
+        copied = copy_stream.record_event()
         if copies.blocks:
             current.wait_event(copied)
         # A watch notices changes that did not wait for the copy.

@@ -101,12 +101,12 @@ class AdditionSweep:
 
     def allocate(self, live: Sequence[Tensor]) -> bool:
         """Allocate the buffers; return False if the device has no room for small ones either."""
-        side = self.streams.of(self.device, "up")
+        copy_stream = self.streams.of(self.device, "up")
         for portion_elements in (Uploads.PORTION_ELEMENTS, max(Uploads.PORTION_ELEMENTS >> 4, 1)):
             sizes = [count_elements(tensors) for tensors in portions(live, portion_elements)]
             count = min(len(sizes), self.BUFFERS)
             try:
-                with torch.cuda.stream(side):
+                with torch.cuda.stream(copy_stream):
                     self.buffers = [
                         torch.empty(max(sizes), dtype=torch.float32, device=self.device) for _ in range(count)
                     ]
@@ -134,17 +134,17 @@ class AdditionSweep:
 
         ``starts`` are the portions' first positions in the vector, and the vector's end.
         """
-        side = self.streams.of(self.device, "up")
+        copy_stream = self.streams.of(self.device, "up")
         first = self.added_portions + len(self.arriving)
         for number in range(first, min(self.added_portions + len(self.buffers), len(starts) - 1)):
             buffer, start, stop = number % len(self.buffers), starts[number], starts[number + 1]
             last_read = self.last_reads[buffer]
             if last_read is not None:
-                side.wait_event(last_read)
+                copy_stream.wait_event(last_read)
             values = self.buffers[buffer][: stop - start]
             with self.streams.copying(self.device, "up", 4 * (stop - start)):
                 values.copy_(host[start:stop], non_blocking=True)
-            self.arriving.append(ArrivingPortion(values, version, side.record_event()))
+            self.arriving.append(ArrivingPortion(values, version, copy_stream.record_event()))
 
 
 def add_at_once(device: torch.device, live: list[Tensor], host: Tensor, factor: float) -> None:

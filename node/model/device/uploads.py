@@ -58,14 +58,14 @@ class Uploads:
             count, stop = count + 1, stop + count_elements(portion)
         if not count:
             return None
-        side = self.streams.of(device, "up")
+        copy_stream = self.streams.of(device, "up")
         try:
             with self.streams.copying(device, "up", 4 * stop):
                 flat = torch.empty(stop, dtype=torch.float32, device=device)
                 flat.copy_(host[:stop], non_blocking=True)
         except torch.OutOfMemoryError:
             return None
-        return Uploading(flat, side.record_event(), count)
+        return Uploading(flat, copy_stream.record_event(), count)
 
     def prepare(
         self, device: torch.device, live: Sequence[Tensor], host: Tensor, change: Change,
@@ -130,7 +130,7 @@ class Uploads:
 
         With a relay the values are sent once they are on the device, or received there if there is no ``host``.
         """
-        current, side = torch.cuda.current_stream(device), self.streams.of(device, "up")
+        current, copy_stream = torch.cuda.current_stream(device), self.streams.of(device, "up")
         start, uploaded, events = 0, 0, list[torch.cuda.Event]()
         if ahead is not None:
             current.wait_event(ahead.event)
@@ -147,10 +147,10 @@ class Uploads:
             values = buffers[number % len(buffers)][: stop - start]
             if host is not None:
                 if last_use is not None:
-                    side.wait_event(last_use)
+                    copy_stream.wait_event(last_use)
                 with self.streams.copying(device, "up", 4 * (stop - start)):
                     values.copy_(host[start:stop], non_blocking=True)
-                arrived = side.record_event()
+                arrived = copy_stream.record_event()
                 current.wait_event(arrived)
                 events = [arrived]  # This event is the last, because the copies of one stream end in order.
             if relay is not None:
@@ -179,17 +179,17 @@ class Uploads:
         Raises:
             MemoryError: The device has no memory for it.
         """
-        side = self.streams.of(device, "up")
+        copy_stream = self.streams.of(device, "up")
         with memory_errors():
             torch.empty(2 * host.numel(), dtype=torch.float32, device=device)  # The allocator keeps it for `change`.
-            with torch.cuda.stream(side):
+            with torch.cuda.stream(copy_stream):
                 flat = torch.empty(host.numel(), dtype=torch.float32, device=device)
 
         def work() -> list[torch.cuda.Event]:
             current = torch.cuda.current_stream(device)
             with self.streams.copying(device, "up", host.nbytes):
                 flat.copy_(host, non_blocking=True)
-            arrived = side.record_event()
+            arrived = copy_stream.record_event()
             current.wait_event(arrived)
             change([], flat)
             flat.record_stream(current)
@@ -205,14 +205,14 @@ class Uploads:
         Returns:
             The buffers, and the portions that fit into them. They are smaller if the device is nearly full.
         """
-        side = self.streams.of(device, "up")
+        copy_stream = self.streams.of(device, "up")
         rest = [tensor for tensors in parts[uploaded:] for tensor in tensors]
         for max_elements in (self.PORTION_ELEMENTS, self.PORTION_ELEMENTS >> 4):
             fitting = [*parts[:uploaded], *portions(rest, max_elements)]
             sizes = [count_elements(tensors) for tensors in fitting[uploaded:]]
             try:
                 largest = max(map(count_elements, fitting), default=0) if scratch else 0
-                return allocated(device, side, sizes, 2, largest), fitting
+                return allocated(device, copy_stream, sizes, 2, largest), fitting
             except torch.OutOfMemoryError as error:
                 last_error = error
         raise last_error

@@ -13,7 +13,7 @@ import numpy as np
 import trio
 
 from gossip.arithmetic.mixing import OuterStep, is_finite
-from gossip.averaging.averager import CHECKED_BESIDE_ELEMENTS, Averager
+from gossip.averaging.averager import CHECKED_BY_DRIVER_ELEMENTS, Averager
 from gossip.averaging.boundary import Boundary
 from gossip.averaging.jobs import Job
 from gossip.averaging.streams import ComparingReceiver, DifferenceReceiver, PieceReceiver, Sender
@@ -202,7 +202,7 @@ class Streams:
     def vectors_to_check(visit: Visit) -> list[Vector]:
         """Return the large vectors whose copies, which are done, did not check for finite values."""
         visit.record_checks()
-        return visit.unchecked_vectors(CHECKED_BESIDE_ELEMENTS)
+        return visit.unchecked_vectors(CHECKED_BY_DRIVER_ELEMENTS)
 
     # -- an exchange ---------------------------------------------------------------------------------------------
     def fail_later(self, session: int, code: str) -> None:
