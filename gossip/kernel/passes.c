@@ -21,6 +21,7 @@
 #error "float32 is not computed as float32 here, or bytes are in another order: numpy does it all"
 #endif
 
+/* A pass is inlined into two functions, one for AVX2 and one for any processor. */
 #define PASS static inline __attribute__((always_inline)) void
 #if defined(__x86_64__)
 #define AVX2 __attribute__((target("avx2")))
@@ -35,7 +36,7 @@
 #endif
 #define EACH(i, n) INDEPENDENT for (int i = 0; i < (n); i++)
 
-#define EDITION 4 /* Change it with a pass's arguments or results, and in gossip/kernel/__init__.py too. */
+#define EDITION 4           /* Change it with a pass's arguments or results, and in gossip/kernel/__init__.py too. */
 #define ROW 256             /* Values at a time, and the most that share a scale: ALIGN in values.py. */
 #define LANES 64            /* From squares.py: the number of partial sums that a row of squares is added to. */
 #define BLOCK 4096          /* From squares.py: values whose squares are summed in float32. */
@@ -49,7 +50,7 @@
 #define MIN_STREAMED 65536  /* Elements: larger outputs leave the cache before they are read. */
 #define MIN_WITHOUT_GIL 4096 /* Elements: a pass then takes a microsecond, as much as releasing the GIL. */
 
-typedef uint16_t __attribute__((may_alias, aligned(1))) half; /* In a body, which may be unaligned. */
+typedef uint16_t __attribute__((may_alias, aligned(1))) half; /* In a body (an encoded chunk), perhaps unaligned. */
 typedef uint32_t __attribute__((may_alias)) bits;             /* The bits of a float32. */
 
 static inline float float_of(uint32_t pattern) {
@@ -447,6 +448,7 @@ static int take_chunk(struct views *views, PyObject *const *arguments, Py_ssize_
         !take(views, arguments[2], body, 1, &c->encoded) || !take(views, arguments[3], floats, 1, &c->own) ||
         !take(views, arguments[4], floats, 1, &c->out))
         return 0;
+    /* Refuse all but the four combinations that struct chunk names. */
     if ((c->values ? !c->encoded == !c->own : c->encoded || c->own || !c->data) || !c->data != !c->out ||
         (c->data && c->encoded)) {
         PyErr_SetString(PyExc_AssertionError, "these buffers are of no pass");
@@ -455,7 +457,8 @@ static int take_chunk(struct views *views, PyObject *const *arguments, Py_ssize_
     return 1;
 }
 
-#define RUN(pass, buffers, elements)                             \
+/* Run a pass in the version for this processor, and if it is long without the interpreter's lock. */
+#define RUN(pass, buffers, elements)                            \
     do {                                                        \
         PyThreadState *state = NULL;                            \
         if ((elements) >= MIN_WITHOUT_GIL) state = PyEval_SaveThread(); \
