@@ -204,7 +204,7 @@ class OuterStep:
     def reset(self, vector: Floats) -> None:
         """Start mixing from a copy of ``vector`` (at least ``parameters`` elements), without momentum.
 
-        Called at the start, and after joining or settling.
+        Called at the start, and after the weights were replaced by a run's or by the mean at the end of training.
         """
         if self.is_plain:
             return
