@@ -35,7 +35,7 @@ class Carrier:
         self.transport = network.transport
         self.group_of: dict[int, int] | None = None  # Group by host row during a partition.
         self.partitioned_at = -math.inf  # When the latest partition began.
-        # Lines with segments that wait for the end of a partition: sender, receiver, and since when TCP retransmits.
+        # The lines with segments that a partition holds back: sender, receiver, and since when TCP retransmits.
         self.holding: dict[Line, tuple[Host, Host, float]] = {}
 
     def arrival(self, sender: Host, receiver: Host) -> float:
@@ -60,28 +60,30 @@ class Carrier:
         """Schedule held segments of reconnected hosts to arrive with TCP's next retransmission."""
         if self.transport is None:
             return
-        for line, (host, to, since) in list(self.holding.items()):
-            if self.is_cut(host, to):
+        for line, (sender, receiver, since) in list(self.holding.items()):
+            if self.is_cut(sender, receiver):
                 continue
             del self.holding[line]
-            latency = self.latency(host.index, to.index)
-            again = self.transport.retransmitted_at(since, self.events.now, 2 * latency)
-            line.free_at = max(line.free_at, again + latency)
+            latency = self.latency(sender.index, receiver.index)
+            again_at = self.transport.retransmitted_at(since, self.events.now, 2 * latency)
+            line.free_at = max(line.free_at, again_at + latency)
             for sent_at, handler, args in line.held:
-                self.events.push(line.free_at, self.on_late_arrival, line, host, to, sent_at, handler, args, None)
+                self.events.push(
+                    line.free_at, self.on_late_arrival, line, sender, receiver, sent_at, handler, args, None
+                )
             line.held.clear()
 
     # -- lines and their segments --------------------------------------------------------------------------------
-    def new_line(self, host: Host, to: Host) -> Line:
+    def new_line(self, sender: Host, receiver: Host) -> Line:
         """Return the line of a new connection, whose random draws depend only on the pair and the time."""
-        now, loss = self.events.now, self.network.loss_of(host.index, to.index)
-        return Line(line_key(host.line_seed, to.line_seed, now), now, loss)
+        now, loss = self.events.now, self.network.loss_of(sender.index, receiver.index)
+        return Line(line_key(sender.line_seed, receiver.line_seed, now), now, loss)
 
-    def line_to(self, host: Host, to: Host) -> Line:
+    def line_to(self, sender: Host, receiver: Host) -> Line:
         """Return the existing line to a host, or create one without a handshake."""
-        line = host.lines.get(to.id)
+        line = sender.lines.get(receiver.id)
         if line is None:
-            line = host.lines[to.id] = self.new_line(host, to)
+            line = sender.lines[receiver.id] = self.new_line(sender, receiver)
         return line
 
     def delivers_packet(self, line: Line | None, sender: Host, receiver: Host) -> bool:
@@ -90,17 +92,19 @@ class Carrier:
             return False
         return line is None or self.transport is None or not self.transport.lost(line)
 
-    def send_segment(self, line: Line, host: Host, to: Host, handler: Callable[..., None], *args: object) -> float:
+    def send_segment(
+        self, line: Line, sender: Host, receiver: Host, handler: Callable[..., None], *args: object
+    ) -> float:
         """Send one TCP segment and return its arrival time; it may queue behind a stream of the same host."""
-        latency = self.latency(host.index, to.index)
-        late_s = self.draw_queueing_s(host, line) if self.events.now < host.queueing_until else 0.0
+        latency = self.latency(sender.index, receiver.index)
+        late_s = self.draw_queueing_s(sender, line) if self.events.now < sender.queueing_until else 0.0
         if line.loss:
             assert self.transport is not None
             late_s += self.transport.late_s(line, 2 * latency)
-        return self.deliver_in_order(line, host, to, latency, late_s, handler, args)
+        return self.deliver_in_order(line, sender, receiver, latency, late_s, handler, args)
 
     def deliver_in_order(
-        self, line: Line, host: Host, to: Host, latency: float, late_s: float, handler: Callable[..., None],
+        self, line: Line, sender: Host, receiver: Host, latency: float, late_s: float, handler: Callable[..., None],
         args: tuple[Any, ...], on_held: Callable[[float], None] | None = None,
     ) -> float:  # fmt: skip
         """Schedule ``handler(*args)`` in the order of the line, and return the arrival time.
@@ -109,39 +113,39 @@ class Carrier:
         partition begins while the segment is on its way.
         """
         now = self.events.now
-        if self.group_of is not None and self.is_cut(host, to):
-            self.hold(line, host, to, now, handler, args, on_held)
+        if self.group_of is not None and self.is_cut(sender, receiver):
+            self.hold(line, sender, receiver, now, handler, args, on_held)
             return math.inf
         arrives = now + (latency + late_s)
         # A delayed segment is checked again on arrival, in case a partition has begun. Others skip the check: a
         # partition that begins within one latency is not modelled for them.
         if late_s > 0 or arrives < line.free_at:
             arrives = line.free_at = max(arrives, line.free_at)
-            self.events.push(arrives, self.on_late_arrival, line, host, to, now, handler, args, on_held)
+            self.events.push(arrives, self.on_late_arrival, line, sender, receiver, now, handler, args, on_held)
         else:
             line.free_at = arrives
             self.events.push(arrives, handler, *args)
         return arrives
 
     def on_late_arrival(
-        self, line: Line, host: Host, to: Host, sent_at: float, handler: Callable[..., None], args: tuple[Any, ...],
-        on_held: Callable[[float], None] | None,
+        self, line: Line, sender: Host, receiver: Host, sent_at: float, handler: Callable[..., None],
+        args: tuple[Any, ...], on_held: Callable[[float], None] | None,
     ) -> None:  # fmt: skip
         """Deliver a segment that was delayed, unless a partition has begun meanwhile."""
-        if self.group_of is not None and self.is_cut(host, to):
-            self.hold(line, host, to, sent_at, handler, args, on_held)
+        if self.group_of is not None and self.is_cut(sender, receiver):
+            self.hold(line, sender, receiver, sent_at, handler, args, on_held)
         else:
             handler(*args)
 
     def hold(
-        self, line: Line, host: Host, to: Host, sent_at: float, handler: Callable[..., None], args: tuple[Any, ...],
-        on_held: Callable[[float], None] | None,
+        self, line: Line, sender: Host, receiver: Host, sent_at: float, handler: Callable[..., None],
+        args: tuple[Any, ...], on_held: Callable[[float], None] | None,
     ) -> None:  # fmt: skip
         """Hold a segment until the partition ends, in the order in which the line's segments were sent."""
         line.free_at = max(line.free_at, sent_at)  # The line counts as used, so it is not idle.
         since = max(sent_at, self.partitioned_at)
         insort(line.held, (sent_at, handler, args), key=itemgetter(0))
-        self.holding[line] = host, to, min(since, self.holding[line][2] if line in self.holding else since)
+        self.holding[line] = sender, receiver, min(since, self.holding[line][2] if line in self.holding else since)
         if on_held is not None:
             on_held(since)
 
@@ -152,21 +156,21 @@ class Carrier:
 
     # -- streams -------------------------------------------------------------------------------------------------
     def stream(
-        self, host: Host, to: Host, size_bytes: int, duplex: bool, on_sent: Callable[[], None],
+        self, sender: Host, receiver: Host, size_bytes: int, duplex: bool, on_sent: Callable[[], None],
         on_stalled: Callable[..., None], session: int, on_arrived: Callable[..., None], *args: object,
     ) -> Flow | None:  # fmt: skip
         """Stream ``size_bytes`` from one host to another.
 
         Args:
-            host: The sender.
-            to: The receiver.
+            sender: The sending host.
+            receiver: The receiving host.
             size_bytes: Payload bytes.
             duplex: True if the receiver streams as much in the other direction.
             on_sent: Called when the last byte has been sent.
-            on_stalled: Called as ``on_stalled(to, host, session)`` when a partition, or a loss without TCP, has stopped
-                the stream for ``stall_s``.
-            session: The session.
-            on_arrived: Called as ``on_arrived(to, *args)`` when the last byte has arrived.
+            on_stalled: Called as ``on_stalled(receiver, sender, session)`` when a partition, or a loss without TCP, has
+                stopped the stream for ``stall_s``.
+            session: The exchange or join that the stream serves.
+            on_arrived: Called as ``on_arrived(receiver, *args)`` when the last byte has arrived.
             *args: Further arguments of ``on_arrived``.
 
         Returns:
@@ -175,15 +179,17 @@ class Carrier:
         callbacks = on_sent, on_stalled, session, on_arrived, args
         transport = self.transport
         if transport is None:
-            finish = partial(self.on_last_byte_sent, host, to, None, 0.0, *callbacks)
-            return self.flows.start(host.index, to.index, size_bytes, finish)
-        line = self.line_to(host, to)
-        rate, rtt = self.flows.offered_rate(host.index, to.index), 2 * self.latency(host.index, to.index)
-        back = Back(self.line_to(to, host), self.flows.offered_rate(to.index, host.index)) if duplex else None
+            finish = partial(self.on_last_byte_sent, sender, receiver, None, 0.0, *callbacks)
+            return self.flows.start(sender.index, receiver.index, size_bytes, finish)
+        line = self.line_to(sender, receiver)
+        rtt = 2 * self.latency(sender.index, receiver.index)
+        rate, back = self.flows.offered_rate(sender.index, receiver.index), None
+        if duplex:
+            back = Back(self.line_to(receiver, sender), self.flows.offered_rate(receiver.index, sender.index))
         wire_bytes, ceiling, late_s = transport.stream(line, size_bytes, rate, rtt, self.events.now, back)
-        self.note_queueing(host, line.queue_delay_s, wire_bytes / rate + late_s)
-        finish = partial(self.on_last_byte_sent, host, to, line, late_s, *callbacks)
-        return self.flows.start(host.index, to.index, wire_bytes, finish, ceiling, size_bytes)
+        self.note_queueing(sender, line.queue_delay_s, wire_bytes / rate + late_s)
+        finish = partial(self.on_last_byte_sent, sender, receiver, line, late_s, *callbacks)
+        return self.flows.start(sender.index, receiver.index, wire_bytes, finish, ceiling, size_bytes)
 
     def note_queueing(self, host: Host, queueing_s: float, lasts_s: float) -> None:
         """Record that for ``lasts_s`` the host's messages queue behind a stream of its own."""
@@ -197,28 +203,31 @@ class Carrier:
         """Draw how long a message waits now in the host's uplink queue, in seconds.
 
         The mean over the stream is ``host.queueing_mean_s``. The wait is zero at the stream's beginning and end and
-        largest in its middle. Each draw lies between zero and twice the mean for that moment.
+        largest in its middle. Each draw lies between zero and twice the mean for that moment, which is the parabola
+        ``6 done (1 - done)`` times the stream's mean.
         """
         done = (self.events.now - host.queueing_since) / (host.queueing_until - host.queueing_since)
         return 12.0 * done * (1.0 - done) * line.draw() * host.queueing_mean_s
 
     def on_last_byte_sent(
-        self, host: Host, to: Host, line: Line | None, late_s: float, on_sent: Callable[[], None],
+        self, sender: Host, receiver: Host, line: Line | None, late_s: float, on_sent: Callable[[], None],
         on_stalled: Callable[..., None], session: int, on_arrived: Callable[..., None], args: tuple[Any, ...],
     ) -> None:  # fmt: skip
         """Schedule the arrival of a stream's last byte."""
         on_sent()
-        if host.gone:
+        if sender.gone:
             return
-        on_held = partial(self.schedule_stall, on_stalled, to, host, session)
+        on_held = partial(self.schedule_stall, on_stalled, receiver, sender, session)
         if line is not None:
-            latency = self.latency(host.index, to.index)
-            self.deliver_in_order(line, host, to, latency, late_s, on_arrived, (to, *args), on_held)
-        elif self.is_cut(host, to) or self.network.loses(host.rng):
+            latency = self.latency(sender.index, receiver.index)
+            self.deliver_in_order(line, sender, receiver, latency, late_s, on_arrived, (receiver, *args), on_held)
+        elif self.is_cut(sender, receiver) or self.network.loses(sender.rng):
             on_held(self.events.now)
         else:
-            self.events.push_bulk(self.arrival(host, to), on_arrived, to, *args)
+            self.events.push_bulk(self.arrival(sender, receiver), on_arrived, receiver, *args)
 
-    def schedule_stall(self, on_stalled: Callable[..., None], to: Host, host: Host, session: int, since: float) -> None:
+    def schedule_stall(
+        self, on_stalled: Callable[..., None], receiver: Host, sender: Host, session: int, since: float
+    ) -> None:
         """Schedule the stall timeout of a stream that has not moved since ``since``."""
-        self.events.push(max(since + self.stall_s, self.events.now), on_stalled, to, host, session)
+        self.events.push(max(since + self.stall_s, self.events.now), on_stalled, receiver, sender, session)

@@ -34,10 +34,8 @@ class Flow:
         self.wire_bytes = wire_bytes  # The payload with its overhead.
         self.ceiling = ceiling  # The rate that TCP allows at most, in bytes/s.
         self.rate = 0.0  # The present rate, in bytes/s.
-        self.since, self.unsent_bytes = (
-            now,
-            wire_bytes,
-        )  # When the rate was set, and the wire bytes that were left then.
+        self.since = now  # When the rate was set.
+        self.unsent_bytes = wire_bytes  # The wire bytes that were left when the rate was set.
         self.due = math.inf  # When the last byte is sent if no other stream begins or ends before.
 
     def sent_bytes(self, now: float) -> int:
@@ -102,7 +100,8 @@ class Flows:
 
     def stop(self, flow: Flow) -> None:
         """End a stream, complete or not, without calling ``on_sent``."""
-        if self.outgoing[flow.sender].pop(flow, 0) is None:  # Values are None: 0 means that it has ended already.
+        if flow in self.outgoing[flow.sender]:  # Else it has ended already.
+            del self.outgoing[flow.sender][flow]
             del self.incoming[flow.receiver][flow]
             self.ended_bytes += flow.sent_bytes(self.events.now)
             flow.due = math.inf
@@ -136,9 +135,17 @@ class Flows:
             flow.on_sent()
 
 
-def share_of(rate: float, flows: Collection[Flow], more: int = 0) -> float:
-    """Return an unlimited stream's share of ``rate`` among ``flows`` and ``more`` further unlimited streams."""
-    count = len(flows) + more
+def share_of(rate: float, flows: Collection[Flow], newcomers: int = 0) -> float:
+    """Return the share of ``rate`` that a stream without a ceiling has, next to the other streams of a peer.
+
+    A stream whose ceiling is below an equal share leaves the rest of that share to the others.
+
+    Args:
+        rate: The peer's rate in one direction, in bytes/s.
+        flows: Its open streams in that direction.
+        newcomers: Further streams without a ceiling that are counted as open.
+    """
+    count = len(flows) + newcomers
     if count > 1:
         for ceiling in sorted([flow.ceiling for flow in flows if flow.ceiling < math.inf]):
             if count == 1 or ceiling * count >= rate:

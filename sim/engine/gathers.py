@@ -1,4 +1,8 @@
-"""Group all-reduce in virtual time: members send each slice to its owner, and owners send the means back."""
+"""Group all-reduce in virtual time: members send each slice to its owner, and owners send the means back.
+
+The vector is cut into as many slices as the group has members. A member's *place* is its index in the group, and it
+owns the slice with that index.
+"""
 
 from __future__ import annotations
 

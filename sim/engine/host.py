@@ -42,7 +42,8 @@ class Host:
     """One life of a simulated peer, and the driver of its averager.
 
     ``vector`` is the live model, float32, shape (elements,). Mixes change it only at step boundaries. The trainer may
-    already have computed steps that have not ended yet (see :mod:`sim.engine.training`).
+    already have computed steps that have not ended yet (see :mod:`sim.engine.training`). A time of ``math.inf`` means
+    that nothing is scheduled, and ``-math.inf`` that it never happened.
     """
 
     __slots__ = (
@@ -94,11 +95,12 @@ class Host:
         self.cursor = 0  # Index in `step_ends` of the first step that has not been counted.
         self.steps = 0  # Counted steps of this life.
         self.computed_steps = 0  # Steps of this life that the vector contains; may exceed `steps`.
-        self.pause: tuple[float, list[float]] | None = None  # Begin of a wait at a boundary, and its postponed ends.
+        # While the loop waits at a boundary: since when, and the step ends to postpone by the wait.
+        self.pause: tuple[float, list[float]] | None = None
         self.is_training = False  # The loop trained at the last boundary.
         self.visit_at = math.inf  # The scheduled visit to a step boundary.
         self.is_visiting = False  # It is at a boundary; its timer is armed once, at the end of the visit.
-        self.reported_at = -math.inf
+        self.reported_at = -math.inf  # When the loop last reported progress to the peer.
         self.timeline: NodeTimeline | None = None
         # Timer
         self.timer_at = math.inf  # When the timer fires; timers pushed for other times are void.
@@ -160,8 +162,10 @@ class Host:
         report(visit)
 
 
-# The shift added to the model, its weight in the correction, |Q(s)|^2, and the new interval in steps.
 Lesson = tuple[Floats, float, float, int]
+"""The record of one exchange for the drift correction: the shift that was added to the model, its credit (its weight
+in the correction), the squared norm of the snapshot as the partner decodes it, and the steps of the new interval
+(0: as before)."""
 
 
 class Lessons(Correction):

@@ -70,10 +70,11 @@ class Registry:
     def _count_ready(self, record: MemberRecord, change: int) -> None:
         """Add ``change``, 1 or -1, to the members that hold the weights of the record's run, if it says so."""
         if record.ready:
-            count = self.ready.get(record.run_id, 0) + change
-            self.changes += count == 0 or (count == 1 and change == 1)
-            if count:
-                self.ready[record.run_id] = count
+            before = self.ready.get(record.run_id, 0)
+            after = before + change
+            self.changes += before == 0 or after == 0  # A run appears, or the last member that held it is gone.
+            if after:
+                self.ready[record.run_id] = after
             else:
                 del self.ready[record.run_id]
 

@@ -40,9 +40,9 @@ from sim.world.tcp import syn_again_s
 
 __all__ = ["VirtualLinks"]
 
-# One message in WEIGHED is encoded, to estimate the size of all of them. It is a prime because an exchange is four
+# One message in so many is encoded, to estimate the size of all of them. It is a prime because an exchange is four
 # messages in a fixed order: every 64th message was nearly always of one kind, which missed a tenth of the bytes.
-WEIGHED = 61
+MESSAGES_PER_SAMPLE = 61
 PENDING_MESSAGES = 32  # Messages kept for a peer that is being dialled, as on a real node.
 
 # Seconds from kill -9 until the kernel closes the sockets; 52 to 214 ms were measured with torch loaded.
@@ -63,7 +63,9 @@ def ignore(host: Host) -> None:
 class DialAttempt:
     """An attempt of ``dialler`` to open a link to ``acceptor``, with the lines that the link will use.
 
-    With an ``asker`` it only tests whether the address answers. If a pair has two links, the higher number wins.
+    ``expected`` is the acceptor's id; None if the dialler knows only the address, as that of a seed. With an ``asker``
+    the dial only tests for that peer whether the address answers; ``asker`` is None for a link. If a pair has two
+    links, the higher ``number`` wins.
     """
 
     __slots__ = (
@@ -80,8 +82,8 @@ class DialAttempt:
         self.began_at, self.deadline = began_at, deadline
         self.syns = 0  # SYNs that were sent again.
         self.is_over = False  # It has failed, or its dialler has the link.
-        self.line_out: Line | None = None
-        self.line_back: Line | None = None
+        self.line_out: Line | None = None  # From the dialler; None without TCP.
+        self.line_back: Line | None = None  # To the dialler; None without TCP.
 
 
 class Dials:
@@ -126,12 +128,12 @@ class Dials:
 
     def resend_syn(self, dial: DialAttempt) -> None:
         """Retransmit an unanswered SYN as the kernel does, until the deadline of the dial."""
-        again = max(dial.began_at + syn_again_s(dial.syns), self.events.now)
-        if self.transport is None or again >= dial.deadline:
+        again_at = max(dial.began_at + syn_again_s(dial.syns), self.events.now)
+        if self.transport is None or again_at >= dial.deadline:
             self.events.push(dial.deadline, self.on_failed, dial)
         else:
             dial.syns += 1
-            self.events.push(again, self.send_syn, dial)
+            self.events.push(again_at, self.send_syn, dial)
 
     def on_syn(self, dial: DialAttempt) -> None:
         """Answer the SYN from the acceptor's machine; refuse it if the peer is gone."""
@@ -144,7 +146,7 @@ class Dials:
 
     # -- Hello ---------------------------------------------------------------------------------------------------
     def on_connected(self, dial: DialAttempt) -> None:
-        """Send the dialler's Hello; with TLS it arrives a round trip later."""
+        """Send the dialler's Hello, with TLS after another round trip; a mere test of the address ends here."""
         dialler, acceptor, line = dial.dialler, dial.acceptor, dial.line_out
         if dialler.gone:
             return
@@ -155,7 +157,7 @@ class Dials:
             dialler.peer.on_seed_answered(acceptor.address)
         if self.transport is not None and self.transport.tls and line is not None:
             latency = self.carrier.latency(dialler.index, acceptor.index)
-            line.free_at = max(line.free_at, self.events.now + 3 * latency)
+            line.free_at = max(line.free_at, self.events.now + 3 * latency)  # Two for TLS, and one for the Hello.
         self.send_hello(dial, line, dialler, acceptor, self.on_dialler_hello)
 
     def send_hello(
@@ -225,7 +227,7 @@ class VirtualLinks:
         self.by_id: dict[PeerId, Host] = {}
         self.before_answer: Callable[[Host], None] = ignore  # Called before the peer answers; the swarm sets it.
         self.posted_messages = 0
-        self.message_bytes = 0  # Sent bytes, estimated from one frame in WEIGHED.
+        self.message_bytes = 0  # Sent bytes, estimated from one frame in MESSAGES_PER_SAMPLE.
 
     def add(self, host: Host) -> None:
         before = self.by_id.get(host.id)
@@ -252,8 +254,8 @@ class VirtualLinks:
     def post(self, host: Host, to: Host, message: Message) -> None:
         """Put a message on the open link to another host."""
         self.posted_messages += 1
-        if self.posted_messages % WEIGHED == 0:
-            self.message_bytes += WEIGHED * len(frames.encode(message))
+        if self.posted_messages % MESSAGES_PER_SAMPLE == 0:
+            self.message_bytes += MESSAGES_PER_SAMPLE * len(frames.encode(message))
         carrier = self.carrier
         if self.transport is not None:
             line = host.lines.get(to.id) or carrier.line_to(host, to)
@@ -329,8 +331,8 @@ class VirtualLinks:
         links, lines = host.links, host.lines
         if len(links) < self.config.internal.max_links:
             return True
-        kept = {*host.peer.view.session_peers(), *host.peer.reach.homes}
-        idle = [partner for partner in links if partner not in kept]
+        needed = {*host.peer.view.session_peers(), *host.peer.reach.homes}
+        idle = [partner for partner in links if partner not in needed]
         if idle:
             self.close_idle(host, min(idle, key=lambda partner: lines[partner].last_at))
         return bool(idle)

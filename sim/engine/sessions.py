@@ -26,7 +26,7 @@ from sim.world.network import NetworkModel
 
 __all__ = ["Sessions"]
 
-STREAMED, COLLECTED = 212, 213  # Codes in the event log.
+STREAMED, COLLECTED = 212, 213  # Codes in the event log: a pair's stream or a newcomer's piece has arrived.
 MAX_DURATIONS = 65_536  # Durations kept; when full, every second one is dropped and the sampling rate is halved.
 
 
@@ -46,7 +46,8 @@ class Sessions:
         self.groups = GroupStreams(events, links)
         self.flows: dict[tuple[Host, int], Flow] = {}  # Open streams of pairs and joins, by sender and session.
         self.piece_codec = get_codec("fp32")
-        self.first_received: dict[int, tuple[Host, PairAverage]] = {}  # The side that received first, by session.
+        # By session, the side that has its partner's stream while the other side still waits for its own.
+        self.first_received: dict[int, tuple[Host, PairAverage]] = {}
         self.failures_of_gone = 0  # Failed exchanges counted by peers that are gone.
         self.mixes = 0  # Mixes applied; each side of an exchange counts as one.
         self.exchanges = 0.0  # Exchanges applied; a pair, a push and a group count as one each.
@@ -93,13 +94,14 @@ class Sessions:
 
     def attackers_sight(self, pair: PairAverage) -> Sight:
         """Return the knowledge of attackers when one of them sends: the partner's snapshot and all honest models."""
-        hosts, at = self.links.by_id.values(), slice(None) if pair.positions is None else pair.positions
+        hosts = self.links.by_id.values()
+        mixed = slice(None) if pair.positions is None else pair.positions  # The elements that this exchange mixes.
         partner = self.links.by_id[pair.partner]
         snapshot = partner.averager.snapshots.get(pair.session)
-        held = partner.vector[at] if snapshot is None else snapshot.array[: pair.elements]
-        honest = [host.vector[at] for host in hosts if host.attacker is None and host.is_training and not host.gone]
+        theirs = partner.vector[mixed] if snapshot is None else snapshot.array[: pair.elements]
+        honest = [host.vector[mixed] for host in hosts if host.attacker is None and host.is_training and not host.gone]
         attackers = sum(host.attacker is not None for host in hosts)
-        return Sight(held, np.stack(honest or [held]), attackers)
+        return Sight(theirs, np.stack(honest or [theirs]), attackers)
 
     def stream(
         self, host: Host, to: Host, session: int, values: Floats, size_bytes: int, duplex: bool,
@@ -132,8 +134,8 @@ class Sessions:
         both_honest = host.attacker is None and sender.attacker is None
         if host.attacker is not None and sender.attacker is not None:
             theirs = pair.ours  # Attackers collude, so an exchange between two of them changes nothing.
-        first, first_pair = self.first_received.pop(session, (None, None))
-        if first is sender and both_honest:
+        first_host, first_pair = self.first_received.pop(session, (None, None))
+        if first_host is sender and both_honest:
             pair.receive_whole(theirs, first_pair)
         else:
             pair.receive_whole(theirs)

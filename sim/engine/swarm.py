@@ -54,7 +54,7 @@ __all__ = ["Swarm"]
 
 REST_S = 0.01  # Pause after a tick that did not move the peer's deadline, as on a real node.
 PORT = 7700
-TICK = 210  # Code in the event log, above those of sim.engine.links.
+TICK = 210  # Code in the event log of a timer that fired, above those of sim.engine.links.
 
 
 class Swarm:
@@ -88,7 +88,7 @@ class Swarm:
         self.machine = machine
         self.seed, self.network, self.config, self.parameters = seed, network, config, parameters
         self.hosts: list[Host] = []
-        self.restarts: list[int] = []  # Restarts of each peer.
+        self.restarts: list[int] = []  # Number of restarts, by peer.
         self.events = Events()
         self.timeline: TimelineWriter | None = None  # Records all peers that start from now on.
         self.has_correction = getattr(trainer, "corrections", None) is not None
@@ -104,6 +104,7 @@ class Swarm:
         self.links.before_answer, self.training.arm_timer = self.training.report_steps, self.arm_timer
         self.sessions = Sessions(self.events, network, config, self.links, self.perform)
         sessions = self.sessions
+        # The handler of each effect that a peer returns. Those in PERFORM concern the averager alone.
         self.performers: dict[type, Callable[[Host, Any], None]] = dict.fromkeys(PERFORM, self.perform_averaging) | {
             Send: self.links.send, Dial: self.links.dial, TryDial: self.links.try_dial,
             Snapshot: sessions.snapshot, Transfer: sessions.transfer, Gather: sessions.gather, Mix: sessions.mix,
@@ -179,7 +180,8 @@ class Swarm:
             members = Membership(record, sign=unsigned, verify=trusting, config=config, rng=rng, now=self.now)
         else:
             members = IdealMembers(self.registry, record)
-        # A newcomer of an ideal swarm has no seeds; its book makes it wait for a run.
+        # Without seeds and without the book of an earlier life a peer would begin a run. A newcomer of an ideal swarm
+        # has no seeds and must wait for the swarm's run, so its book holds its own record.
         book = [record] if self.registry is not None and not founder else ()
         bootstrap = Bootstrap(tuple(self.hosts[seed].address for seed in seeds), book=book)
         model = LocalModel(f"vector of {elements}", elements, machine=self.machine)

@@ -5,7 +5,7 @@ it. The virtual clock therefore counts steps and leaves them pending. When the f
 have begun by then are computed in one batched call**. This is exact: mixes change a model only at a step boundary, so
 nothing can change a step in progress.
 
-A host visits a boundary when its mix is due, when the network side asks for it, or to report progress. The boundaries
+A host visits a boundary when its mix is due, when its averager asks for it, or to report progress. The boundaries
 between these visits cost nothing.
 """
 
@@ -55,7 +55,7 @@ class Trainer(Protocol):
 
     def learn_correction(
         self, rows: I64, shifts: Floats, credits: F64, own_sq: F64,
-        every: I64 | None = None,
+        interval_steps: I64 | None = None,
     ) -> None:  # fmt: skip
         """Update the drift correction with what exchanges taught.
 
@@ -64,7 +64,7 @@ class Trainer(Protocol):
             shifts: What the exchanges added to the models, shape (n, parameters).
             credits: Weight of each shift in the correction, shape (n,).
             own_sq: Squared norm of each peer's snapshot, shape (n,).
-            every: Local steps in an interval from then on, shape (n,); 0 or None keeps the old number.
+            interval_steps: Local steps in an interval from then on, shape (n,); 0 or None keeps the old number.
         """
 
 
@@ -94,7 +94,9 @@ class OneByOne:
     def on_weights_replaced(self, row: int) -> None:
         """Do nothing."""
 
-    def learn_correction(self, rows: I64, shifts: Floats, credits: F64, own_sq: F64, every: I64 | None = None) -> None:
+    def learn_correction(
+        self, rows: I64, shifts: Floats, credits: F64, own_sq: F64, interval_steps: I64 | None = None
+    ) -> None:
         """Do nothing."""
 
 
@@ -158,9 +160,9 @@ class Training:
             host.steps += ended
             self.steps += ended
             if host.timeline is not None:
-                for back in range(ended, 0, -1):
-                    end_s = host.step_ends[host.cursor - back]
-                    host.timeline.record_step(host.steps - back + 1, end_s, end_s)
+                ends = host.step_ends[host.cursor - ended : host.cursor]
+                for step, end_s in enumerate(ends, host.steps - ended + 1):
+                    host.timeline.record_step(step, end_s, end_s)
 
     def report_steps(self, host: Host) -> None:
         """Tell the peer its step count and when its loop was last at a boundary; its answers to partners need both."""
@@ -175,22 +177,20 @@ class Training:
         if host.pause is not None:
             self.schedule_poll(host)
             return
-        ends, at = host.step_ends, host.cursor
-        if at >= len(ends):
+        ends, initiator = host.step_ends, host.peer.initiator
+        if host.cursor >= len(ends):
             self.draw_step_ends(host)
-            ends, at = host.step_ends, host.cursor
         if host.boundary.has_requests or not host.is_training:
-            when = ends[at]
+            when = ends[host.cursor]
         else:
-            when = host.reported_at + REPORT_S
-            while ends[-1] <= when:
+            report_at = host.reported_at + REPORT_S
+            while ends[-1] <= report_at:
                 self.draw_step_ends(host)
-            at = host.cursor
-            when = ends[bisect_right(ends, when, at)]
-            if self.mixes_by_steps and not host.peer.initiator.is_blocked:
-                due = at + max(host.peer.initiator.due_steps - host.steps - 1, 0)
-                if due < len(ends) and ends[due] < when:
-                    when = ends[due]
+            when = ends[bisect_right(ends, report_at, host.cursor)]
+            if self.mixes_by_steps and not initiator.is_blocked:
+                mixing_step = host.cursor + max(initiator.due_steps - host.steps - 1, 0)  # Its index in `ends`.
+                if mixing_step < len(ends):
+                    when = min(when, ends[mixing_step])
         if when < host.visit_at or host.visit_at <= self.events.now:
             self.schedule_visit(host, when)
 
@@ -218,9 +218,9 @@ class Training:
             self.schedule_poll(host)
         elif self.mixes_by_steps and host.is_training and not peer.initiator.is_blocked and host.visit_at > now:
             ended = self.uncounted_steps(host, now)
-            due = host.cursor + max(peer.initiator.due_steps - host.steps - 1, ended)
-            if due < len(host.step_ends) and host.step_ends[due] < host.visit_at:
-                self.schedule_visit(host, host.step_ends[due])
+            mixing_step = host.cursor + max(peer.initiator.due_steps - host.steps - 1, ended)  # Index in `step_ends`.
+            if mixing_step < len(host.step_ends) and host.step_ends[mixing_step] < host.visit_at:
+                self.schedule_visit(host, host.step_ends[mixing_step])
 
     def schedule_visit(self, host: Host, when: float) -> None:
         host.visit_at = when
@@ -229,7 +229,7 @@ class Training:
     # -- a visit to a boundary -----------------------------------------------------------------------------------
     def on_boundary(self, host: Host, when: float) -> None:
         """Visit a step boundary as a node's training loop does: take snapshots, add mixes and report progress."""
-        if when != host.visit_at or host.gone:
+        if when != host.visit_at or host.gone:  # A visit at another time has replaced this one, or the host is dead.
             return
         peer, now, boundary = host.peer, self.events.now, host.boundary
         self.count_steps(host, now)
@@ -241,37 +241,40 @@ class Training:
             and host.steps >= peer.initiator.due_steps
         )
         reports = is_due or now - host.reported_at > REPORT_S or not is_ready
-        spare = is_due and self.copies_ahead and peer.initiator.mix_at <= now
+        takes_spare = is_due and self.copies_ahead and peer.initiator.mix_at <= now
         host.is_visiting = True
-        visited = self.visit_boundary(host, spare) if boundary.has_requests or spare else None
-        if reports or (visited is not None and not visited.has_only_updates):
+        visit = self.visit_boundary(host, takes_spare) if boundary.has_requests or takes_spare else None
+        if reports or (visit is not None and not visit.has_only_updates):
             host.reported_at = now
-            host.averager.on_visit(visited, host.steps, host.steps * host.samples_per_step, None)
+            host.averager.on_visit(visit, host.steps, host.steps * host.samples_per_step, None)
             if not peer.view.sound and not boundary.has_requests:
                 self.check_recovery(host)
             host.is_training = has_weights(host)
-        elif visited is not None:
-            host.averager.use_copies(visited)
+        elif visit is not None:
+            host.averager.use_copies(visit)
         if self.can_pause:
             self.pause_or_resume(host)
         self.schedule_next_visit(host)
         host.is_visiting = False
         self.arm_timer(host)
 
-    def visit_boundary(self, host: Host, spare: bool) -> Visit:
-        """Take the requested snapshots, and with ``spare`` one for the due mix; add mixes or adopt other weights."""
+    def visit_boundary(self, host: Host, takes_spare: bool) -> Visit:
+        """Take the requested snapshots, and add mixes or adopt other weights.
+
+        With ``takes_spare`` it also takes the spare copy: the snapshot of a due mix, before the peer requests it.
+        """
         # Adopted weights need the pending steps too, so that batches and optimizer continue from here.
         self.compute_pending_steps(host)
-        if spare:
+        if takes_spare:
             host.averager.prepare_next_part(host.peer.exchanges.next_part)
-        visit = host.boundary.visit(host.averager.on_weights_replaced, spare)
+        visit = host.boundary.visit(host.averager.on_weights_replaced, takes_spare)
         if self.trainer is not None:
             if visit.updates:
                 self.trainer.on_mixed(host.row)
                 row = np.array([host.row])
-                for shift, counts, own_sq, every in host.take_lessons():
+                for shift, credit, own_sq, interval_steps in host.take_lessons():
                     self.trainer.learn_correction(
-                        row, shift[None], np.array([counts]), np.array([own_sq]), np.array([every])
+                        row, shift[None], np.array([credit]), np.array([own_sq]), np.array([interval_steps])
                     )
             if visit.restored or visit.adopted:
                 self.trainer.on_weights_replaced(host.row)
@@ -287,7 +290,7 @@ class Training:
             self.perform(host, host.peer.on_mended(self.events.now))
 
     def pause_or_resume(self, host: Host) -> None:
-        """Pause the loop at this boundary while its peer is held; then postpone its step ends by the pause."""
+        """Pause the loop at this boundary while ``max_version_gap`` holds it; then postpone its step ends."""
         now, is_held = self.events.now, host.peer.view.is_held
         if host.pause is None and is_held:
             host.pause = now, host.step_ends[host.cursor :]

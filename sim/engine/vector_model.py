@@ -16,8 +16,8 @@ class VectorModel:
     """A flat float32 model without optimizer state, because simulated peers share none."""
 
     __slots__ = ("vector",)
-    finite = None
-    weighs = False
+    finite = None  # Reads are never checked for values that are not finite.
+    weighs = False  # Differences come multiplied by their weight.
 
     def __init__(self, vector: Floats) -> None:
         self.vector = vector
