@@ -1,8 +1,9 @@
 """The peers' decisions at the fast level: which pairs exchange and when, one exchange at a time, in virtual time.
 
 A simulated peer decides as :class:`gossip.peer.Peer` does: when a mix is due, which partner to ask, when it is busy,
-the weight of a pair, and when to background a slow exchange. Single messages are not simulated. An offer and its answer
-take their transfer times. Everything that follows an answer is computed at once, and is revised only if a peer dies.
+the weight of a pair, and when to background a slow exchange (:mod:`sim.exchanges.pair_exchange`). Single messages are
+not simulated. An offer and its answer take their transfer times. Everything that follows an answer is computed at once,
+and is revised only if a peer dies.
 
 The way of an exchange: on_due, send_offer, on_offer, accept (or on_busy and the next offer), on_end for each side.
 """
@@ -35,7 +36,7 @@ __all__ = ["Decisions"]
 
 
 class Decisions:
-    """The decisions of all peers. Each list holds one entry per peer.
+    """The decisions of all peers, which are numbered from 0. Each list holds one entry per peer.
 
     ``intervals``: None if no peer chooses its own interval.
     """
@@ -46,22 +47,23 @@ class Decisions:
     ) -> None:  # fmt: skip
         self.events, self.config, self.clocks = events, config, clocks
         self.streams, self.tape, self.draws, self.intervals = streams, tape, draws, intervals
-        self.rngs = [cast(random.Random, draw) for draw in draws]  # Draws has all methods that gossip calls.
+        # The same generators under the type that gossip asks for: Draws has all methods that gossip calls.
+        self.rngs = [cast(random.Random, draw) for draw in draws]
         peers = len(draws)
-        self.alive: list[int] = []
+        self.alive: list[int] = []  # The peers that are up, in no particular order.
         self.ready = [False] * peers  # The peer is up and has the run's weights.
         self.schedules = [Schedule(config, rng) for rng in self.rngs]
         self.slots = Slots(peers)
         self.waits_for_slot = [False] * peers  # A due mix waits for the end of an exchange that another peer initiated.
-        self.retry_at = [0.0] * peers
+        self.retry_at = [0.0] * peers  # The peer initiates no exchange before this time.
         self.due_at = [math.inf] * peers  # Time of the valid event for the next mix; other events are void.
         self.counted_steps = [0] * peers  # Step count at its last update.
         # Step count at the last mix, by recent partner.
         self.mixed_with = [Recent[int, int](MAX_MIXED) for _ in range(peers)]
-        self.last_partner = [-1] * peers
+        self.last_partner = [-1] * peers  # -1 before the first mix of a life.
         self.strangers = Strangers(self.slots.exchanges, self.mixed_with)
         self.waits = UsualWaits()
-        self.selecting = -1  # The peer that selects a partner now; see is_candidate().
+        self.selecting = -1  # The peer for which is_candidate() answers at the moment; -1 before the first.
         self.is_plain, self.can_overlap, self.max_incoming = config.plain, config.overlaps, config.incoming_limit
         self.max_overlapping = config.incoming_limit + 1  # Limit of exchanges in progress where mixes overlap.
         self.max_backgrounded = config.incoming_limit + config.partners
@@ -113,7 +115,7 @@ class Decisions:
         is_overlapping = self.is_overlapping(peer)
         if (self.slots.own[peer] and not is_overlapping) or not self.ready[peer]:
             return
-        steps = self.clocks.next_boundary(peer, when) - 1
+        steps = self.clocks.next_boundary(peer, when) - 1  # The event is at a boundary: these are the steps done there.
         if steps < self.due_steps(peer) or when < self.retry_at[peer]:
             self.schedule_check(peer)
             return
@@ -234,7 +236,7 @@ class Decisions:
         If necessary, it first abandons its own offer to the sender, or backgrounds one that waits for long.
         """
         used_slots, own, now = self.slots.used[peer], self.slots.own[peer], self.events.now
-        offers = [exchange for exchange in own if now < exchange.accept_arrives_at]
+        offers = [exchange for exchange in own if now < exchange.accept_arrives_at]  # Still without an answer.
         crossed = next((exchange for exchange in offers if exchange.responder == sender), None)
         if crossed is not None:
             if peer < sender:  # The smaller index wins if two offers cross.
@@ -247,6 +249,7 @@ class Decisions:
             return False
         limit, is_overlapping = 1, self.is_overlapping(peer)
         if self.is_plain or is_overlapping:
+            # The last partner may not take the last slot, which is kept for others. Own exchanges come on top.
             limit = self.max_incoming - (sender == self.last_partner[peer] and self.max_incoming > 1)
             limit += len(own) - (crossed is not None)
         if is_overlapping:
@@ -266,11 +269,14 @@ class Decisions:
         return True
 
     def accept(self, exchange: PairExchange, steps: int, now: float) -> None:
-        """Accept an offer, and compute the exchange from the responder's snapshot at its next boundary on."""
+        """Accept an offer, and compute when the exchange ends on either side.
+
+        It begins with the responder's snapshot at its next boundary, after ``steps`` steps.
+        """
         initiator, responder, tape, streams = exchange.initiator, exchange.responder, self.tape, self.streams
         self.slots.add(exchange, RESPONDER)
         exchange.weight = min(exchange.weight, pair_cap(self.slots.used[responder]))
-        at = exchange.snapshot_at = self.clocks.time_of(responder, steps)
+        snapshot_at = exchange.snapshot_at = self.clocks.time_of(responder, steps)
         exchange.responder_steps = steps
         self.accepts += 1
         tape.responders[exchange.number], tape.weights[exchange.number] = responder, exchange.weight
@@ -278,16 +284,16 @@ class Decisions:
             tape.intervals[side][exchange.number] = self.interval_steps(peer)
         tape.append(responder, steps, SNAPSHOT, exchange.number, RESPONDER)
         if streams.are_instant:
-            exchange.accept_arrives_at, exchange.commits_at = at, (at, at)
-            streams.count(at, at)
-            self.events.push(at, self.on_both_ends, exchange, now)
+            exchange.accept_arrives_at, exchange.commits_at = snapshot_at, (snapshot_at, snapshot_at)
+            streams.count(snapshot_at, snapshot_at)
+            self.events.push(snapshot_at, self.on_both_ends, exchange, now)
             return
-        accepted_at = exchange.accept_arrives_at = at + streams.message_s(responder, initiator, at)
-        streams.count(at, accepted_at)
+        accepted_at = exchange.accept_arrives_at = snapshot_at + streams.message_s(responder, initiator, snapshot_at)
+        streams.count(snapshot_at, accepted_at)
         # The responder sends its Accept and then its stream. The initiator streams once it has the Accept. Each side
         # sends its Commit when it has received the other's stream, and ends when it has both.
         commits_at = (
-            at + streams.stream_s(responder, initiator, at),
+            snapshot_at + streams.stream_s(responder, initiator, snapshot_at),
             accepted_at + streams.stream_s(initiator, responder, accepted_at),
         )
         exchange.commits_at = commits_at
@@ -296,8 +302,9 @@ class Decisions:
             max(commits_at[1], commits_at[0] + streams.message_s(initiator, responder, commits_at[0])),
         )
         self.limit_wait(exchange, INITIATOR, exchange.offered_at, accepted_at, self.waits.answers)
-        for side, since, requested_at in ((INITIATOR, accepted_at, exchange.requested_at), (RESPONDER, at, now)):
-            self.limit_wait(exchange, side, since, ends_at[side], self.waits.streams)
+        sides = (INITIATOR, accepted_at, exchange.requested_at), (RESPONDER, snapshot_at, now)
+        for side, streams_at, requested_at in sides:
+            self.limit_wait(exchange, side, streams_at, ends_at[side], self.waits.streams)
             self.events.push(ends_at[side], self.on_end, exchange, side, requested_at)
 
     # -- the end of an exchange ----------------------------------------------------------------------------------
@@ -306,7 +313,10 @@ class Decisions:
         self.on_end(exchange, RESPONDER, responder_requested_at)
 
     def on_end(self, exchange: PairExchange, side: int, requested_at: float) -> None:
-        """Finish the exchange for one side, which adds the result at its next boundary."""
+        """Finish the exchange for one side, which adds the result at its next boundary.
+
+        ``requested_at`` is when this side's snapshot was requested.
+        """
         if exchange.ended >> side & 1:
             return
         exchange.ended |= 1 << side
@@ -398,10 +408,10 @@ class Decisions:
 
     # -- slow exchanges ------------------------------------------------------------------------------------------
     def limit_wait(
-        self, exchange: PairExchange, side: int, since: float, until: float, usual: dict[int, Waits]
+        self, exchange: PairExchange, side: int, since: float, until: float, usual_waits: dict[int, Waits]
     ) -> None:
         """Schedule the exchange to be backgrounded if the wait from ``since`` to ``until`` exceeds the usual one."""
-        waits = usual.get(exchange.peer_and_partner(side)[0])
+        waits = usual_waits.get(exchange.peer_and_partner(side)[0])
         if waits is not None and until - since > waits.limit_s:
             when = max(since + waits.limit_s, self.events.now)
             self.events.push(when, self.on_long_wait, exchange, side, exchange.attempt)

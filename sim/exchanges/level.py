@@ -55,6 +55,7 @@ class ExchangeLevel:
             self.clocks.add(peer, step_times.durations(name))
         codec = codec_of(config)
         self.sizes = Sizes(codec.name, learners.elements)
+        # A peer answers at its next boundary, so such steps may make a wait longer than the shortest limit of waits.
         has_slow_steps = scenario.compute.step_s.mean > MIN_WAIT_LIMIT_S / 2
         vector_bytes = network.bytes_of(self.sizes.vector_bytes)
         self.streams = StreamTimes(network, vector_bytes, names, seed, has_slow_steps)

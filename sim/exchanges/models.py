@@ -1,4 +1,7 @@
-"""The arithmetic of the fast level: entries of the tape are replayed in waves over the rows of one matrix."""
+"""The arithmetic of the fast level: entries of the tape are replayed in waves over the rows of one matrix.
+
+A *wave* is a batch of entries of which no two concern the same row (:mod:`sim.exchanges.waves`).
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,8 @@ EXCHANGES_AT_ONCE = 2048  # Exchanges whose training batches are drawn in one ca
 class Models:
     """Every peer's model and its outer step's state: ``phi`` and ``momentum``, float32, shape (peers, elements).
 
+    :mod:`gossip.arithmetic.mixing` states the equations of the outer step.
+
     A training step is computed lazily, when a later operation needs it. The division into waves changes no result.
     """
 
@@ -54,11 +59,11 @@ class Models:
         self.rows_in_cache = 1 if learners.elements >= LONG_MODEL else CACHED_BYTES // (4 * learners.elements)
         self.work = [np.empty((2 * self.pairs_at_once, learners.elements), np.float32) for _ in range(2)]
         self.has_correction = learners.corrections is not None
-        self.every = config.interval_steps or 1  # Steps in an interval, as versions count.
+        self.interval_steps = config.interval_steps or 1  # Local steps in an interval, as versions count them.
         self.chooses_intervals = config.auto_interval
         self.mixed_at = np.zeros(len(self.matrix), np.int64)  # Step count of each row at its last mix's snapshot.
-        # Exchanges in progress: snapshots by exchange and side, with their step counts and the steps since the last mix
-        # before; each side's weight after filtering, shape (2,).
+        # Exchanges in progress, by exchange and side: the snapshot; its step count, and the steps since the last mix
+        # before it. Then by exchange: both sides' weights after filtering, shape (2,).
         self.snapshots: dict[int, dict[int, F32]] = {}
         self.trained: dict[int, dict[int, tuple[int, int]]] = {}
         self.filtered: dict[int, F64] = {}
@@ -83,8 +88,8 @@ class Models:
         for wave in units.waves():
             whole, single = wave[wave < units.whole_units], wave[wave >= units.whole_units]
             for start in range(0, len(whole), EXCHANGES_AT_ONCE):
-                some = whole[start : start + EXCHANGES_AT_ONCE]
-                self.replay_exchanges(entries, units.first[some], units.last[some])
+                block = whole[start : start + EXCHANGES_AT_ONCE]
+                self.replay_exchanges(entries, units.first[block], units.last[block])
             if len(single):
                 self.replay_entries(entries, units.first[single])
 
@@ -122,9 +127,9 @@ class Models:
 
         exchanges = entries.exchange[first]
         trained = self.take_intervals(pairs, steps, interval_steps(self.tape.intervals, exchanges))
-        every = flat(interval_steps(self.tape.end_intervals, exchanges))
-        rows, before, after, own = flat(pairs), flat(before), flat(after), flat(steps / self.every)
-        ours, theirs = flat(trained), flat(trained[::-1])
+        end_intervals = flat(interval_steps(self.tape.end_intervals, exchanges))
+        rows, before, after, age = flat(pairs), flat(before), flat(after), flat(steps / self.interval_steps)
+        own_trained, partner_trained = flat(trained), flat(trained[::-1])
         numbers = flat(entries.exchange[[first, second]])
         agreed = np.frombuffer(self.tape.weights)[numbers]
         self.progress_at[pairs] = steps
@@ -132,38 +137,39 @@ class Models:
             to_snapshot, to_boundary = learners.draw_steps(rows, before), learners.draw_steps(rows, after)
         for start in range(0, len(rows), 2 * self.pairs_at_once):
             part = slice(start, start + 2 * self.pairs_at_once)
-            some = rows[part]
+            block = rows[part]
             if not uses_copies:
-                self.train_until(some, learners.steps_taken[some] + before[part])
-            models, difference = (work[: len(some)] for work in self.work)
-            self.matrix.take(some, axis=0, out=models, mode="clip")
+                self.train_until(block, learners.steps_taken[block] + before[part])
+            models, difference = (work[: len(block)] for work in self.work)
+            self.matrix.take(block, axis=0, out=models, mode="clip")
             if uses_copies:
                 learners.train_copies(models, to_snapshot, start)
-            lesson, weights = self.mix_pairs(some, models, numbers[part], agreed[part], own[part], difference)
+            lesson, weights = self.mix_pairs(block, models, numbers[part], agreed[part], age[part], difference)
             if uses_copies:
                 learners.train_copies(models, to_boundary, start)
                 models += difference
-                self.matrix[some] = models
+                self.matrix[block] = models
             else:
-                self.train_until(some, learners.steps_taken[some] + after[part])
-                self.matrix[some] += difference
+                self.train_until(block, learners.steps_taken[block] + after[part])
+                self.matrix[block] += difference
             if lesson is not None:
-                credits = credit(ours[part], theirs[part], weights / agreed[part])
-                new_every = every[part] if self.chooses_intervals else None
-                learners.learn_correction(some, lesson[0], credits, lesson[1], new_every)
+                shifts, own_sq = lesson
+                credits = credit(own_trained[part], partner_trained[part], weights / agreed[part])
+                new_intervals = end_intervals[part] if self.chooses_intervals else None
+                learners.learn_correction(block, shifts, credits, own_sq, new_intervals)
 
-    def take_intervals(self, rows: I64, steps: I64, every: I64) -> F64:
+    def take_intervals(self, rows: I64, steps: I64, interval_lengths: I64) -> F64:
         """Return the intervals that the rows have trained between their last mixes and their snapshots.
 
-        The snapshots then count as the last mixes. ``rows``, ``steps`` (at the snapshots), ``every`` (steps in an
-        interval) and the result share a shape.
+        The snapshots then count as the last mixes. ``rows``, ``steps`` (at the snapshots), ``interval_lengths`` (in
+        steps) and the result share a shape.
         """
-        trained: F64 = (steps - self.mixed_at[rows]) / every
+        trained: F64 = (steps - self.mixed_at[rows]) / interval_lengths
         self.mixed_at[rows] = steps
         return trained
 
     def mix_pairs(
-        self, rows: I64, ours: F32, numbers: I64, agreed: F64, own: F64, difference: F32
+        self, rows: I64, ours: F32, numbers: I64, agreed: F64, age: F64, difference: F32
     ) -> tuple[tuple[F32, F64] | None, F64]:
         """Mix pairs of rows, and write what each row must add into ``difference``.
 
@@ -172,7 +178,7 @@ class Models:
             ours: Snapshots, shape (rows, elements).
             numbers: The exchange of each row, shape (rows,).
             agreed: Weights that the sides agreed on, shape (rows,).
-            own: Intervals that each row has trained, shape (rows,).
+            age: Intervals that each row has trained in all, shape (rows,).
             difference: Output, shape (rows, elements).
 
         Returns:
@@ -182,7 +188,7 @@ class Models:
         self.note_movement(rows, ours)
         sent = self.decoded(ours, numbers)
         np.subtract(sent[half:], sent[:half], out=difference[:half])
-        weights = self.filter_pairs(rows.reshape(2, -1), agreed[:half], own.reshape(2, -1), difference[:half], sent)
+        weights = self.filter_pairs(rows.reshape(2, -1), agreed[:half], age.reshape(2, -1), difference[:half], sent)
         shares = weights.astype(np.float32)[:, None]
         np.multiply(difference[:half], -shares[half:], out=difference[half:])
         difference[:half] *= shares[:half]
@@ -230,16 +236,19 @@ class Models:
         lesson = self.shift(rows, ours, difference, weights, numbers)
         self.matrix[rows] += difference
         if lesson is not None:
-            trained = [(self.trained[number][side], self.trained[number][1 - side]) for number, side in pairs]
-            self.mixed_at[rows] = np.maximum(self.mixed_at[rows], [own[0] for own, _ in trained])
-            every = interval_steps(self.tape.intervals, numbers)  # Of both sides, (2, rows), as the next one.
-            end_every = interval_steps(self.tape.end_intervals, numbers)
-            steps = np.array([[own[1] for own, _ in trained], [theirs[1] for _, theirs in trained]])
-            since, theirs_since = steps / np.where(sides, every[::-1], every)
+            shifts, own_sq = lesson
+            own = [self.trained[number][side] for number, side in pairs]
+            partners = [self.trained[number][1 - side] for number, side in pairs]
+            self.mixed_at[rows] = np.maximum(self.mixed_at[rows], [at_steps for at_steps, _ in own])
+            # Both arrays have a row for each side of the exchanges, initiators first, shape (2, rows).
+            intervals = interval_steps(self.tape.intervals, numbers)
+            end_intervals = interval_steps(self.tape.end_intervals, numbers)
+            steps = np.array([[since_mix for _, since_mix in each] for each in (own, partners)])
+            own_trained, partner_trained = steps / np.where(sides, intervals[::-1], intervals)
             agreed = np.frombuffer(self.tape.weights)[numbers]
-            credits = credit(since, theirs_since, weights / agreed)
-            new_every = np.where(sides, end_every[1], end_every[0]) if self.chooses_intervals else None
-            self.learners.learn_correction(rows, lesson[0], credits, lesson[1], new_every)
+            credits = credit(own_trained, partner_trained, weights / agreed)
+            new_intervals = np.where(sides, end_intervals[1], end_intervals[0]) if self.chooses_intervals else None
+            self.learners.learn_correction(rows, shifts, credits, own_sq, new_intervals)
         for number in numbers:
             self.end_side(number)
 
@@ -250,17 +259,18 @@ class Models:
         sent = self.decoded(both, [*numbers, *numbers])
         rows = np.stack([np.frombuffer(values, "l")[numbers] for values in (tape.initiators, tape.responders)])
         agreed = np.frombuffer(tape.weights)[numbers]
-        own = np.array([[self.trained[number][side][0] for number in numbers] for side in (0, 1)]) / self.every
-        weights = self.filter_pairs(rows, agreed, own, sent[count:] - sent[:count], sent).reshape(2, -1)
+        steps = np.array([[self.trained[number][side][0] for number in numbers] for side in (0, 1)])
+        age = steps / self.interval_steps
+        weights = self.filter_pairs(rows, agreed, age, sent[count:] - sent[:count], sent).reshape(2, -1)
         self.filtered.update(zip(numbers, weights.T, strict=True))
 
     def adopt(self, row: int, number: int) -> None:
         """Assemble a newcomer's weights from its donors' pieces, and reset its optimizer and filter."""
         ranges, snapshots = self.tape.piece_ranges.pop(number), self.snapshots.pop(number)
         self.trained.pop(number, None)
-        given = [snapshots[place] for place in range(len(ranges))]
+        donated = [snapshots[place] for place in range(len(ranges))]
         model = self.matrix[row]
-        for (start, stop), values in zip(ranges, given, strict=True):
+        for (start, stop), values in zip(ranges, donated, strict=True):
             model[start:stop] = values[start:stop]
         self.learners.reset(row)
         self.mixed_at[row] = self.learners.steps_taken[row]
@@ -269,9 +279,11 @@ class Models:
             self.progress_at[row] = -1
         if self.watches_movement:
             self.expected[row] = model
+        # Compare each donor with the next one on its own piece. The lower quartile tells the newcomer's filter how far
+        # apart honest members are, even if some donors are not honest.
         apart_sq = [
             float(np.mean(np.square(one[start:stop] - other[start:stop], dtype=np.float64)))
-            for (start, stop), one, other in zip(ranges, given, [*given[1:], given[0]], strict=True)
+            for (start, stop), one, other in zip(ranges, donated, [*donated[1:], donated[0]], strict=True)
         ]
         donors_sq = sorted(apart_sq)[len(apart_sq) // 4] if len(apart_sq) >= MIN_DONORS else 0.0
         self.acceptance.on_joined(row, donors_sq)
@@ -304,18 +316,18 @@ class Models:
             if self.config.plain:
                 self.expected[rows] = ours
 
-    def filter_pairs(self, rows: I64, agreed: F64, own: F64, difference: F32, sent: F32) -> F64:
+    def filter_pairs(self, rows: I64, agreed: F64, age: F64, difference: F32, sent: F32) -> F64:
         """Return each row's weight for its difference after filtering, shape (2 pairs,); 0 if either side refuses.
 
-        ``rows`` and ``own`` have shape (2, pairs), ``agreed`` (pairs,), ``difference`` (pairs, elements), and ``sent``
-        (2 pairs, elements).
+        ``rows`` and ``age`` (:meth:`mix_pairs`) have shape (2, pairs), ``agreed`` (pairs,), ``difference`` (pairs,
+        elements), and ``sent``, the decoded snapshots, (2 pairs, elements).
         """
         acceptance, weights = self.acceptance, np.zeros(rows.shape)
         apart_sq, own_sq = squares(difference), squares(sent).reshape(2, -1)
         passed = np.flatnonzero(acceptance.check_norms(rows, apart_sq, own_sq))
         sides, partners = rows[:, passed].reshape(-1), rows[::-1, passed].reshape(-1)
         offered, apart_sq = (np.tile(values[passed], 2) for values in (agreed, apart_sq))
-        filtered = acceptance.filter(sides, partners, offered, apart_sq, own[:, passed].reshape(-1))
+        filtered = acceptance.filter(sides, partners, offered, apart_sq, age[:, passed].reshape(-1))
         weights[:, passed] = filtered.reshape(2, -1)
         return weights.reshape(-1)
 
@@ -396,10 +408,10 @@ class Models:
             return
         for start in range(0, len(rows), self.rows_in_cache):
             part = slice(start, start + self.rows_in_cache)
-            some = rows[part]
-            phi, momentum = self.phi.take(some, axis=0), self.momentum.take(some, axis=0)
+            block = rows[part]
+            phi, momentum = self.phi.take(block, axis=0), self.momentum.take(block, axis=0)
             outer_step(difference[part], ours[part], phi, momentum, 1.0, alpha, beta)
-            self.phi[some], self.momentum[some] = phi, momentum
+            self.phi[block], self.momentum[block] = phi, momentum
 
     def decoded(self, values: F32, numbers: Iterable[int]) -> F32:
         """Return the values (rows, elements) as the partners decode them in exchanges of these numbers, (rows,)."""

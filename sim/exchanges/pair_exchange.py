@@ -1,4 +1,8 @@
-"""The pair exchanges in progress: the state of each one, for both of its sides, and the slots that they take."""
+"""The pair exchanges in progress: the state of each one, for both of its sides, and the slots that they take.
+
+A peer has few slots, and each exchange in progress takes one of them on either side. A peer *backgrounds* an exchange
+that lasts too long: it goes on, but frees the slot.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,9 @@ BOTH = 0b11  # A bit mask of both sides.
 class PairExchange:
     """A pair exchange in progress.
 
-    ``ended`` and ``backgrounded`` are bit masks over the sides. ``ended``: the exchange is over for this side.
-    ``backgrounded``: it takes none of this side's slots.
+    ``ended`` and ``backgrounded`` are bit masks with a bit for each side, ``1 << side``. ``ended``: the exchange is
+    over for this side. ``backgrounded``: it takes none of this side's slots. A time is ``math.inf`` while no accepted
+    offer determines it.
     """
 
     __slots__ = (
@@ -26,18 +31,20 @@ class PairExchange:
     )  # fmt: skip
 
     def __init__(self, initiator: int, number: int, steps: int, now: float, asked: set[int]) -> None:
-        self.initiator, self.responder, self.number = initiator, -1, number
+        self.initiator, self.responder = initiator, -1  # The peers of the two sides; -1 before the first offer.
+        self.number = number  # Its number on the tape.
         self.attempt = 0  # The number of the latest offer; events of earlier offers are void.
-        self.asked, self.max_asked = asked, len(asked) + OFFERS_PER_PARTNER
-        self.weight = 0.5
+        self.asked = asked  # No offer may go to these again: the asked ones, and the partners of other exchanges.
+        self.max_asked = len(asked) + OFFERS_PER_PARTNER
+        self.weight = 0.5  # The share of the difference that each side adds.
         self.initiator_steps, self.responder_steps = steps, 0  # Step counts at the two snapshots.
         self.requested_at = now  # When the initiator's snapshot was due.
         self.offered_at = now  # When the latest offer was sent.
         self.snapshot_at = math.inf  # When the responder takes its snapshot.
-        self.accept_arrives_at = math.inf
+        self.accept_arrives_at = math.inf  # When the initiator receives the Accept.
         self.commits_at = (math.inf, math.inf)  # By side: when it has the partner's stream and sends its Commit.
         self.ended = self.backgrounded = 0
-        self.has_dead_side = False
+        self.has_dead_side = False  # One side has died, and the other one still mixes.
 
     def peer_and_partner(self, side: int) -> tuple[int, int]:
         """Return the peer of a side, and the other one."""
@@ -56,15 +63,15 @@ class PairExchange:
 
 
 class Slots:
-    """The exchanges in progress of all peers, and the slots that they take. Each list holds one entry per peer."""
+    """The slots of all peers, and their exchanges in progress. Each list holds one entry per peer."""
 
     def __init__(self, peers: int) -> None:
         self.exchanges: list[list[PairExchange]] = [[] for _ in range(peers)]
-        self.own: list[list[PairExchange]] = [[] for _ in range(peers)]  # Those with a slot that the peer initiated.
-        self.used = [0] * peers
+        self.own: list[list[PairExchange]] = [[] for _ in range(peers)]  # Initiated by the peer, and with a slot.
+        self.used = [0] * peers  # Number of slots taken.
 
     def add(self, exchange: PairExchange, side: int) -> None:
-        """Add an exchange, which takes a slot of one side."""
+        """Add an exchange to one side, where it takes a slot."""
         peer, _ = exchange.peer_and_partner(side)
         self.exchanges[peer].append(exchange)
         self.used[peer] += 1

@@ -27,7 +27,8 @@ RETRY_S = 1.0  # Interval at which a newcomer that found no donor looks again.
 class Presence:
     """The starts, joins and stops of all peers.
 
-    ``steps[peer]`` holds a peer's steps so far while it is not ready; it takes none then.
+    A peer that stops and starts again begins a new life; lives are numbered from 0. ``steps[peer]`` holds a peer's
+    steps so far while it is not ready; it takes none then.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Presence:
             self.is_stranded = self.is_stranded or not any(self.decisions.ready)
             self.events.push(now + RETRY_S, self.join, peer, life)
             return
-        surveyed_at = now + max(
+        surveyed_at = now + max(  # The newcomer first asks all donors which weights they have: a round trip.
             streams.message_s(peer, donor, now) + streams.message_s(donor, peer, now) for donor in donors
         )
         ranges = self.divide(len(donors))
@@ -115,8 +116,8 @@ class Presence:
                 self.fetch(peer, donor, size, complete_at, None)[1] for donor, size in zip(donors, sizes, strict=True)
             )
         lives = [self.lives[donor] for donor in donors]
-        given = list(zip(donors, lives, snapshots_at, strict=True))
-        self.events.push(complete_at, self.on_fetched, peer, life, number, given)
+        donations = list(zip(donors, lives, snapshots_at, strict=True))
+        self.events.push(complete_at, self.on_fetched, peer, life, number, donations)
 
     def choose_donors(self, peer: int) -> list[int]:
         """Draw the donors of a newcomer from the ready peers."""
@@ -132,8 +133,9 @@ class Presence:
 
     def divide(self, donors: int) -> list[tuple[int, int]]:
         """Return the element ranges of at most this many pieces, of whole chunks as far as possible."""
-        size, chunk = max(-(-self.elements // donors), MIN_ELEMENTS), self.config.chunk_elements
-        size = size if size < chunk else -(-size // chunk) * chunk
+        chunk = self.config.chunk_elements
+        size = max(math.ceil(self.elements / donors), MIN_ELEMENTS)
+        size = size if size < chunk else math.ceil(size / chunk) * chunk
         return [(start, min(start + size, self.elements)) for start in range(0, self.elements, size)]
 
     def fetch(
@@ -151,16 +153,16 @@ class Presence:
         size_bytes = self.streams.network.bytes_of(self.codec.encoded_bytes(elements))
         return snapshot_at, snapshot_at + self.streams.stream_s(donor, peer, snapshot_at, size_bytes)
 
-    def on_fetched(self, peer: int, life: int, number: int, given: list[tuple[int, int, float]]) -> None:
+    def on_fetched(self, peer: int, life: int, number: int, donations: list[tuple[int, int, float]]) -> None:
         """Use the complete weights at the next boundary, or start again if a donor died before its snapshot.
 
-        ``given`` holds each donor with its life and the time of its snapshot.
+        ``donations`` holds each donor with its life and the time of its snapshot.
         """
-        lost = any(
+        is_one_lost = any(
             donor_life != self.lives[donor] and self.life_ends[donor][donor_life] < snapshot_at
-            for donor, donor_life, snapshot_at in given
+            for donor, donor_life, snapshot_at in donations
         )
-        if life != self.lives[peer] or lost:
+        if life != self.lives[peer] or is_one_lost:
             self.tape.append(peer, self.steps[peer], DROP, number, 0)
             self.join(peer, life)
             return

@@ -1,4 +1,7 @@
-"""Protection against failing exchanges with new partners: a peer that had such failures treats them all as one."""
+"""Protection against failing exchanges with new partners: after a few failures a peer is wary of all of them.
+
+A wary peer mixes for a while only with partners of recent mixes, and then with one new partner at a time.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ __all__ = ["Sizes", "StreamTimes"]
 MAX_DURATIONS = 65_536  # Durations kept; when full, every second one is dropped and the sampling rate is halved.
 LINES_PER_PEER = 16  # Recently used lines kept; a line idle for long restarts TCP's slow start, like a new one.
 
-SESSION, RUN, VERSION = 1 << 61, bytes(16), 1.5  # Values of the usual encoded length.
+SESSION, RUN, VERSION = 1 << 61, bytes(16), 1.5  # Examples for messages' fields, of the usual encoded length.
 
 
 class Sizes:
@@ -50,8 +50,11 @@ class StreamTimes:
         self.network, self.vector_bytes = network, vector_bytes
         self.latency, self.transport = network.latency, network.transport
         self.has_instant_messages = network.longest_s == 0 and self.transport is None
-        self.are_instant = is_instant(network, len(names))
-        # Anything takes so long that a peer may background an exchange.
+        self.are_instant = self.has_instant_messages and all(
+            math.isinf(network.up_bytes_s(peer)) and math.isinf(network.down_bytes_s(peer))
+            for peer in range(len(names))
+        )
+        # Messages, streams or steps may take so long that a peer backgrounds an exchange.
         self.can_be_slow = not self.has_instant_messages or has_slow_steps
         self.used_slots: list[int] = []
         self.line_seeds = [int.from_bytes(derive(seed, name, "lines")[:8], "little") for name in names]
@@ -60,7 +63,7 @@ class StreamTimes:
         self.mixes_per_duration = 1  # One in this many mixes has its duration kept.
         self._mixes_left = 1  # Mixes until the next duration is kept.
         self._counted_bytes = 0  # Bytes of pieces, and of streams that had begun at the last count.
-        self._begin: list[float] = []  # Begin times of streams of whole vectors that are not counted yet.
+        self._uncounted: list[float] = []  # Begin times of streams of whole vectors that are not counted yet.
 
     def message_s(self, sender: int, receiver: int, now: float) -> float:
         """Return how long a message sent at ``now`` takes: a loss delays it and the messages behind it."""
@@ -112,15 +115,15 @@ class StreamTimes:
         low, high = SOCKETS_CLOSE_S
         return 0.0 if self.transport is None else low + (high - low) * draws.random()
 
-    def count(self, *begin: float) -> None:
+    def count(self, *begin_times: float) -> None:
         """Count streams of whole vectors that begin at these times."""
-        self._begin += begin
+        self._uncounted += begin_times
 
     def sent_bytes(self, now: float) -> int:
         """Return the total bytes of all streams that have begun by ``now``; each counts in full."""
-        later = [when for when in self._begin if when > now]
-        self._counted_bytes += self.vector_bytes * (len(self._begin) - len(later))
-        self._begin = later
+        later = [when for when in self._uncounted if when > now]
+        self._counted_bytes += self.vector_bytes * (len(self._uncounted) - len(later))
+        self._uncounted = later
         return self._counted_bytes
 
     def note_duration(self, seconds: float) -> None:
@@ -133,10 +136,3 @@ class StreamTimes:
         if len(self.durations_s) >= MAX_DURATIONS:
             del self.durations_s[::2]
             self.mixes_per_duration *= 2
-
-
-def is_instant(network: NetworkModel, peers: int) -> bool:
-    """Return True if neither messages nor streams between the peers take any time."""
-    if network.longest_s > 0 or network.transport is not None:
-        return False
-    return math.isinf(min(min(network.up_bytes_s(peer), network.down_bytes_s(peer)) for peer in range(peers)))

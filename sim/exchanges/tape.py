@@ -1,7 +1,7 @@
-"""A log of the peers' decisions, which the models replay later: when to take snapshots and when to add mixes.
+"""The tape: a log of the peers' decisions, which the models replay later.
 
 No decision depends on the models' values. Decisions can therefore run ahead and log the arithmetic in order. An
-exchange is two snapshots and two additions, one of each per side.
+exchange is two snapshots and two additions, one of each per side. A *row* is a peer: its model is a row of a matrix.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class Entries:
 
 
 class Tape:
-    """The entries in the order of decision, which may be long before their boundary.
+    """The entries in the order of decision, which may be long before the boundary at which they are performed.
 
     A newcomer's join has a number like an exchange.
     """
 
     def __init__(self) -> None:
         self.rows, self.steps = array("q"), array("q")
-        self.codes = array("q")  # Exchange, side and kind, packed.
+        self.codes = array("q")  # Packed: exchange << 8 | side << 4 | kind.
         self.initiators = array("l")  # Row of the initiator, by exchange.
         self.responders = array("l")  # Row of the responder, by exchange; -1 while there is none.
         self.weights = array("d")  # Share of the difference that each side adds, by exchange.
@@ -88,11 +88,12 @@ class Tape:
         order = np.lexsort((code & 7, steps, row))  # Stable: equal keys keep the order of decision.
         taken = (steps <= done[row])[order]
         if not splits:
-            closed = taken & ~must_wait(row[order], code[order], taken)
-            taken = closed if 2 * np.count_nonzero(closed) > np.count_nonzero(taken) else taken
-        left = np.ones(len(row), bool)
-        left[order[taken]] = False
-        self.rows, self.steps, self.codes = (array("q", values[left].tobytes()) for values in (row, steps, code))
+            without_unfinished = taken & ~must_wait(row[order], code[order], taken)
+            if 2 * np.count_nonzero(without_unfinished) > np.count_nonzero(taken):
+                taken = without_unfinished
+        stays = np.ones(len(row), bool)
+        stays[order[taken]] = False
+        self.rows, self.steps, self.codes = (array("q", values[stays].tobytes()) for values in (row, steps, code))
         self._hashed_entries = len(self.rows)
         order = order[taken]
         row, steps, code = row[order], steps[order], code[order]

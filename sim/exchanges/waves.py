@@ -69,7 +69,7 @@ class Units:
         first, last = place[self.first], place[self.last]  # Indices into `kept`, by unit.
         # Count what a unit waits for: its turn on each of its rows, and for an addition the partner's snapshot.
         waits = 1 + (first != last).astype(np.int64)
-        waiter = self._awaited_by()
+        waiter = self._waiters()
         np.add.at(waits, waiter[waiter >= 0], 1)
         is_begin = np.ones(count, bool)
         is_begin[1:] = row[1:] != row[:-1]
@@ -80,30 +80,31 @@ class Units:
             if not len(ready):
                 break
             yield ready
-            one, two = first[ready], last[ready]
-            next_on_row = following[np.concatenate([one, two[two != one]])]
+            first_entries, last_entries = first[ready], last[ready]
+            has_two_rows = last_entries != first_entries
+            next_on_row = following[np.concatenate([first_entries, last_entries[has_two_rows]])]
             waiters = waiter[ready]
             reached = np.concatenate([unit[next_on_row[next_on_row >= 0]], waiters[waiters >= 0]])
         assert not waits.any(), "every row's entries were played"
 
-    def _awaited_by(self) -> I64:
-        """Return for each unit the unit that waits for its snapshot, or -1, shape (units,).
+    def _waiters(self) -> I64:
+        """Return for each unit the unit that waits for its snapshot, or -1 if there is none, shape (units,).
 
-        The other side's addition waits for a SNAPSHOT, and a newcomer's ADOPT waits for a GIVE.
+        The addition of an exchange's other side waits for a SNAPSHOT, and a newcomer's ADOPT waits for a GIVE.
         """
         entries, waiter = self.entries, np.full(self.units, -1)
         single = self._kept[self.unit[self._kept] >= self.whole_units]
         kind, unit = entries.kind[single], self.unit[single]
-        for awaited, awaiting, other in ((SNAPSHOT, ADD, 1), (GIVE, ADOPT, 0)):
-            # A key is an exchange with a side; the two sides' keys differ in the lowest bit.
-            key = entries.exchange[single] * 2 + (entries.side[single] if other else 0)
-            waits, snapshot = kind == awaiting, kind == awaited
-            if not (waits.any() and snapshot.any()):
+        for awaited_kind, waiting_kind, has_sides in ((SNAPSHOT, ADD, True), (GIVE, ADOPT, False)):
+            # A key is an exchange with a side; the two sides' keys differ in the lowest bit. A join has one key.
+            key = entries.exchange[single] * 2 + (entries.side[single] if has_sides else 0)
+            is_waiting, is_awaited = kind == waiting_kind, kind == awaited_kind
+            if not (is_waiting.any() and is_awaited.any()):
                 continue
-            order = np.argsort(key[waits])
-            keys, units = key[waits][order], unit[waits][order]
-            wanted = key[snapshot] ^ other
-            found = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-            hit = keys[found] == wanted
-            waiter[unit[snapshot][hit]] = units[found[hit]]
+            order = np.argsort(key[is_waiting])
+            sorted_keys, waiting_units = key[is_waiting][order], unit[is_waiting][order]
+            waiting_key = key[is_awaited] ^ int(has_sides)  # The key of the entry that waits for each snapshot.
+            index = np.minimum(np.searchsorted(sorted_keys, waiting_key), len(sorted_keys) - 1)
+            is_found = sorted_keys[index] == waiting_key
+            waiter[unit[is_awaited][is_found]] = waiting_units[index[is_found]]
         return waiter
