@@ -46,11 +46,12 @@ class Churn:
 
         A trace identifies the peer by ``index``. The sequence may be endless: take as many as the run needs.
         """
-        rng, power = generator(self.seed, name, "farewell"), generator(self.seed, name, "power")
+        farewell_draws, power_draws = generator(self.seed, name, "farewell"), generator(self.seed, name, "power")
         for from_s, until_s in self.spans(name, index):
-            ends = math.isfinite(until_s)
-            farewell = ends and rng.random() < self.farewell
-            yield Uptime(from_s, until_s, farewell, ends and not farewell and power.random() < self.silent)
+            has_end = math.isfinite(until_s)
+            farewell = has_end and farewell_draws.random() < self.farewell
+            silent = has_end and not farewell and power_draws.random() < self.silent
+            yield Uptime(from_s, until_s, farewell, silent)
 
     def spans(self, name: str, index: int) -> Iterator[tuple[float, float]]:
         """Yield the beginning and end of each session, in seconds."""
@@ -58,7 +59,10 @@ class Churn:
 
 
 class Renewal(Churn):
-    """Times up and down drawn alternately: an alternating renewal process (D. R. Cox, Renewal Theory, 1962)."""
+    """Times up and down drawn alternately: an alternating renewal process (D. R. Cox, Renewal Theory, 1962).
+
+    Without times down each peer has one session and never returns.
+    """
 
     def __init__(self, spec: ChurnSpec, seed: int) -> None:
         super().__init__(seed, spec.farewell, spec.silent)
@@ -70,21 +74,21 @@ class Renewal(Churn):
         now = 0.0
         if self.start == "steady":
             # Start at a random time of a process without beginning. The chance to be up is the mean time up over the
-            # sum of both means. The rest of the current duration is longer than a fresh one where long ones are rare
-            # (Distribution.residual).
+            # sum of both means. A random time lies in a long duration more often than in a short one, so the rest of
+            # the current duration has a distribution of its own (Distribution.residual).
             assert self.down is not None
             if rng.random() * (self.up.mean + self.down.mean) < self.up.mean:
-                ends = max(self.up.residual(rng), SHORTEST_S)
-                yield now, ends
-                now = ends + draw_s(self.down, rng)
+                end_s = max(self.up.residual(rng), SHORTEST_S)
+                yield now, end_s
+                now = end_s + draw_s(self.down, rng)
             else:
                 now = max(self.down.residual(rng), SHORTEST_S)
         while True:
-            ends = now + draw_s(self.up, rng)
-            yield now, ends
+            end_s = now + draw_s(self.up, rng)
+            yield now, end_s
             if self.down is None:
                 return
-            now = ends + draw_s(self.down, rng)
+            now = end_s + draw_s(self.down, rng)
 
 
 def draw_s(times: Distribution, rng: np.random.Generator) -> float:

@@ -15,10 +15,10 @@ ODD = 0xD1B54A32D192ED03  # A multiplier other than GOLDEN, so that a line and i
 
 
 class Prediction(NamedTuple):
-    """The prediction for a stream, made when its counterpart began on the reverse line."""
+    """The computed delay of a stream that is about to begin, made when the stream in the other direction began."""
 
-    began_at: float  # When the counterpart began.
-    segments: float
+    began_at: float  # When the stream in the other direction began.
+    segments: float  # The length of the predicted stream: one of another length is computed anew.
     delay_s: float
 
 
@@ -26,7 +26,7 @@ class Line:
     """The state of one direction of a connection.
 
     ``key``: 64 bits that determine all its draws, so that another line changes none of them. ``loss``: the share of
-    lost packets.
+    lost packets. The windows and the curve belong to TCP's congestion control; :mod:`sim.world.cubic` explains them.
     """
 
     __slots__ = (
@@ -36,9 +36,11 @@ class Line:
     )  # fmt: skip
 
     def __init__(self, key: int, now: float, loss: float = 0.0) -> None:
-        self.key, self.drawn = key, 0
-        self.loss, self.log_arrives = loss, math.log1p(-loss)
-        self.window = FIRST_SEGMENTS
+        self.key = key
+        self.drawn = 0  # Number of draws so far.
+        self.loss = loss
+        self.log_arrives = math.log1p(-loss)  # The logarithm of the share of packets that arrive.
+        self.window = FIRST_SEGMENTS  # Segments that may be in flight.
         # Below this window cubic is in slow start. Infinite until the first slow start ends.
         self.threshold = math.inf
         self.peak = 0.0  # cubic's window at its last loss; 0: there was none.
@@ -49,13 +51,13 @@ class Line:
         self.until_loss = -1  # Segments until the next loss; below 0: not drawn yet.
         self.until_probe_s = -1.0  # Seconds of use until bbr's next PROBE_RTT; below 0: not drawn yet.
         self.queue_delay_s = 0.0  # The average delay at this sender for other packets while its latest stream is sent.
-        self.used_at = now
+        self.used_at = now  # When the latest stream on it ends.
         self.free_at = now  # Data sent on it arrives no earlier: TCP keeps order.
         self.back: Line | None = None  # The reverse direction, of an open link.
-        self.sent_segments = self.sending_s = (
-            0.0  # Segments and their time, counted until the link is known to be lossy.
-        )
-        # The time from which the link has more connections (sim.world.striping), and how many it then has.
+        # Segments and their seconds of sending, counted until the link is known to lose packets.
+        self.sent_segments = self.sending_s = 0.0
+        # The time from which the link has more connections (sim.world.striping), and how many it then has. Infinite
+        # and 1 while it has only this one.
         self.striped_from, self.connections = math.inf, 1
         self.more_lines: list[Line] = []  # The additional connections.
         # Messages sent during a cut, with their times.

@@ -35,7 +35,7 @@ class NetworkModel:
     # TCP's congestion control; None: no TCP, and the full rate from the first byte.
     congestion: Congestion | None = None
     tls: bool = False  # TLS over TCP.
-    weight: float = 1.0  # The weight of a vector's byte, where a small model stands for a large one.
+    weight: float = 1.0  # Bytes on the wire for each byte of a vector: above 1 where the model stands for a larger one.
     connections: int = 1  # The most connections of one link, where one does not fill its path.
 
     def __post_init__(self) -> None:
@@ -201,10 +201,11 @@ def network_of(
     common: dict[str, Any] = {"loss": spec.loss, "weight": weight}
     if has_tcp(spec, ideal, fleet):
         common |= {"congestion": spec.congestion, "tls": spec.tls, "connections": connections}
-    base, own = base_network(spec, seed, common, by_name(fleet)), [each for each in fleet if each.links]
-    if not own:
+    base = base_network(spec, seed, common, by_name(fleet))
+    with_own_links = [each for each in fleet if each.links]
+    if not with_own_links:
         return base
-    return FleetNetwork(base.latency_s, base.rate_bytes_s, **common, base=base, fleet=by_name(own))
+    return FleetNetwork(base.latency_s, base.rate_bytes_s, **common, base=base, fleet=by_name(with_own_links))
 
 
 def has_tcp(spec: NetworkSpec, ideal: bool, fleet: Sequence[PeerSpec]) -> bool:
@@ -224,14 +225,14 @@ def base_network(spec: NetworkSpec, seed: int, common: dict[str, Any], fleet: Ma
         assert latency.distribution is not None
         return UnevenNetwork(latency.distribution.mean, **rates, **common)
     table_s = quantiles_s(latency).tolist()
-    middle_s = table_s[QUANTILES // 2]
+    median_s = table_s[QUANTILES // 2]
     if latency.kind != "matrix":
-        return PairNetwork(middle_s, **rates, **common, seed=seed, table_s=table_s)
+        return PairNetwork(median_s, **rates, **common, seed=seed, table_s=table_s)
     rtt_ms = latency.rtt_ms if latency.name is None else world("matrix", latency.name, "name")["rtt_ms"]
     matrix_s = [[rtt / 2e3 for rtt in row] for row in rtt_ms or ()]
     region_of = {name: latency.places.index(each.region) for name, each in fleet.items() if each.region is not None}
     return RegionNetwork(
-        middle_s, **rates, **common, seed=seed, table_s=table_s, matrix_s=matrix_s, region_of=region_of
+        median_s, **rates, **common, seed=seed, table_s=table_s, matrix_s=matrix_s, region_of=region_of
     )  # fmt: skip
 
 

@@ -51,12 +51,12 @@ class DrawnDurations:
 
     def __init__(self, step_s: Distribution, slowdown: float, rng: np.random.Generator) -> None:
         self.step_s, self.slowdown, self.rng = step_s, slowdown, rng
-        self.left = np.empty(0)
+        self.drawn_ahead = np.empty(0)
 
     def __call__(self, count: int) -> F64:
-        if count > self.left.size:
-            blocks = -(-(count - self.left.size) // DRAWN_AT_ONCE)
+        if count > self.drawn_ahead.size:
+            blocks = -(-(count - self.drawn_ahead.size) // DRAWN_AT_ONCE)
             drawn = self.step_s.draw(self.rng, blocks * DRAWN_AT_ONCE) * self.slowdown
-            self.left = np.concatenate([self.left, np.maximum(drawn, SHORTEST_S)])
-        taken, self.left = self.left[:count], self.left[count:]
+            self.drawn_ahead = np.concatenate([self.drawn_ahead, np.maximum(drawn, SHORTEST_S)])
+        taken, self.drawn_ahead = self.drawn_ahead[:count], self.drawn_ahead[count:]
         return taken

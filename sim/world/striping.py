@@ -1,8 +1,9 @@
 """Striping in a simulator: the additional connections that nodes open where ``cubic`` loses packets.
 
-It follows node/links/stripes.py. A node watches its links (node/transport/loss.py). After a few seconds of sending it
-knows that a link loses packets, and opens more connections in a few round trips. Chunks go to whichever connection has
-room. So a stream takes the sum of their rates, and all connections end within a chunk of each other.
+It follows node/links/stripes.py. A node looks at intervals whether its links lose packets (node/transport/loss.py).
+After a few seconds of sending it knows that one does, and opens more connections in a few round trips. The chunks of a
+stream go to any connection that has room. So a stream has the sum of their rates, and all connections end within a
+chunk of each other.
 """
 
 from __future__ import annotations
@@ -14,12 +15,10 @@ from sim.world.line import Line
 
 __all__ = ["CHUNKS", "CHUNKS_FACTOR", "MIN_CHUNK", "SENDING_S", "lines_for", "note_sent"]
 
-MIN_SEGMENTS, SENDING_S = (
-    1_000.0,
-    6.0,
-)  # Segments, and seconds of sending for four looks with losses, until a node knows.
-MIN_LOSS, MIN_RTT_S = 0.005, 0.005
-LOOK_S = 1.5  # The interval between two looks, of which half passes on average.
+# A link that has sent this many segments and seconds is known to lose packets: four looks have then seen losses.
+MIN_SEGMENTS, SENDING_S = 1_000.0, 6.0
+MIN_LOSS, MIN_RTT_S = 0.005, 0.005  # Links with less loss or a shorter round trip get no more connections.
+LOOK_S = 1.5  # The interval between two looks. The next look comes half of it later, on average.
 OPENING_ROUNDS = 3.0  # Round trips for TCP, both Hellos and the admission.
 # Between real nodes streams of 1 and 10 MB took a tenth longer at 100 Mbit/s than windows and losses predict. At 20
 # Mbit/s, which eight windows fill, they took 1.2 times as long: the root of both squares gives that.
@@ -30,7 +29,7 @@ CHUNKS, MIN_CHUNK = 8, 11.3  # Chunks of a stream per connection, and the least 
 def note_sent(line: Line, segments: float, took_s: float, rtt: float, now: float, connections: int) -> None:
     """Count segments sent by cubic, and decide whether the link gets more connections."""
     if connections < 2 or line.striped_from < float("inf") or line.loss < MIN_LOSS or rtt < MIN_RTT_S:
-        return
+        return  # Striping cannot help, or has been decided already.
     line.sent_segments += segments
     line.sending_s += took_s
     if line.sent_segments >= MIN_SEGMENTS and line.sending_s >= SENDING_S:

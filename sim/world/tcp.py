@@ -38,16 +38,22 @@ PACKET_BYTES = 1500
 ACK_FACTOR = 1.0173
 TIMEOUT_S = 0.2  # The least excess of a retransmission timeout over the round trip (Linux: TCP_RTO_MIN).
 LONGEST_TIMEOUT_S = 120.0  # TCP_RTO_MAX.
-REORDERED = 1.25  # Round trips until a gap that others follow is filled: a quarter allows for reordering (RFC 8985).
-MIN_FOLLOWERS = 3  # The last segments, which too few others follow to show a gap. A probe after two round trips does.
+# Round trips from sending a segment that is lost to the arrival of its retransmission, if the segments behind it show
+# the gap: a quarter of one allows for reordering (RFC 8985).
+RECOVERY_ROUNDS = 1.25
+MIN_FOLLOWERS = 3  # Fewer segments behind a lost one show no gap; a probe after two round trips does.
 PACED_WINDOWS = 1.5  # Windows per round trip that bbr sends while it looks for the rate (2.89 of the rate before).
-# bbr lets two round trips of the rate be in flight, and three quanta of two segments. The part beyond one round trip
-# stands in the queue on average: at 50 ms and 20, 10 and 2 Mbit/s 19, 36 and 46 ms (here 24, 26, 39).
-STANDING, QUANTA = 0.45, 6
-PROBE_EVERY_S, PROBE_S = 10.0, 0.2
-# From one SYN to the next while nothing answers: the timer is 2 % late (1.02, 2.04, 3.07, 4.09, 5.11, 7.13 s).
-SYN_S, SYN_EVEN = 1.02, 5
-MAX_EPOCHS = 64  # Losses of one stream that are drawn one by one; the rest goes at Mathis' rate.
+# bbr lets two round trips of the rate be in flight, and six segments on top. A part of what exceeds one round trip
+# stands in the queue: measured at 50 ms and 20, 10 and 2 Mbit/s were 19, 36 and 46 ms, and these numbers give 24, 26
+# and 39.
+QUEUED_SHARE, EXTRA_SEGMENTS = 0.45, 6
+PROBE_EVERY_S, PROBE_S = 10.0, 0.2  # The interval of PROBE_RTT, and its duration.
+# While nothing answers, this time passes from one SYN to the next, at first so many times and then twice as long each
+# time. The kernel's timer of 1 s is 2 % late: 1.02, 2.04, 3.07, 4.09, 5.11, 7.13 s were measured.
+SYN_S, EVEN_SYNS = 1.02, 5
+# Losses of one stream that are drawn one by one, each with the epoch (the segments) before it. The rest of the stream
+# goes at Mathis' rate.
+MAX_EPOCHS = 64
 QUEUE_S = 0.1  # The queue of a home router before a slow link, in seconds at its rate.
 LEAST_QUEUE_BYTES = 65_536  # The least size of that queue.
 
@@ -90,11 +96,11 @@ class Transport:
 
     def retransmitted_at(self, sent_at: float, now: float, rtt: float) -> float:
         """Return the next time at which data sent at ``sent_at`` and never acknowledged is sent again."""
-        at, timeout_s = sent_at, self.timeout_s(rtt)
-        while at < now:
-            at += timeout_s
+        again_at, timeout_s = sent_at, self.timeout_s(rtt)
+        while again_at < now:
+            again_at += timeout_s
             timeout_s = min(2 * timeout_s, LONGEST_TIMEOUT_S)
-        return at
+        return again_at
 
     def draw_until_loss(self, line: Line) -> int:
         """Draw how many segments arrive until one is lost."""
@@ -126,7 +132,7 @@ class Transport:
     def stream(
         self, line: Line, size_bytes: float, rate: float, rtt: float, now: float, back: Back | None = None
     ) -> Passage:
-        """Begin a stream on this line; ``back`` describes one in the other direction."""
+        """Begin a stream on this line; ``back`` describes one in the other direction, None if there is none."""
         segments = max(1.0, size_bytes / SEGMENT_BYTES)
         packet_bytes = PACKET_BYTES * (1.0 if back is None else ACK_FACTOR)
         wire_bytes, pace = segments * packet_bytes, rate / packet_bytes
@@ -169,7 +175,7 @@ class Transport:
         if prediction is not None and prediction.segments == segments and now - prediction.began_at <= 2 * rtt:
             return prediction.delay_s
         if not rtt:
-            return 0.0  # Acknowledgements arrive at once.
+            return 0.0  # Acknowledgements arrive at once, so that no window limits the stream.
         lines, rates = [line], [pace]
         if back is not None and back.line.used_at <= now:
             lines.append(back.line)
@@ -190,8 +196,8 @@ class Transport:
         """
         took_s, window, had_loss, left = 0.0, line.window, False, segments
         line.queue_delay_s = 0.0
-        full = pace * rtt if rtt else 0.0  # A rate may be infinite.
-        while window < full:
+        full_window = pace * rtt if rtt else 0.0  # The window that fills the rate. The rate itself may be infinite.
+        while window < full_window:
             if left <= window:
                 line.window = window
                 return took_s + left / min(pace, PACED_WINDOWS * window / rtt)
@@ -200,10 +206,11 @@ class Transport:
             took_s += rtt
             if not had_loss:
                 window *= GROWTH
-        line.window = min(window, full) if full > FIRST_SEGMENTS else FIRST_SEGMENTS
-        full_s = left / pace
-        line.queue_delay_s = STANDING * (rtt + QUANTA / pace) * full_s / (took_s + full_s) if rtt else 0.0
-        return took_s + full_s
+        line.window = min(window, full_window) if full_window > FIRST_SEGMENTS else FIRST_SEGMENTS
+        rest_s = left / pace  # The time at the full rate, with a queue.
+        excess_s = rtt + EXTRA_SEGMENTS / pace
+        line.queue_delay_s = QUEUED_SHARE * excess_s * rest_s / (took_s + rest_s) if rtt else 0.0
+        return took_s + rest_s
 
     def draw_loss_among(self, line: Line, segments: float) -> bool:
         """Draw whether one of this many segments is lost."""
@@ -225,6 +232,7 @@ class Transport:
         if len(lines) == 1:
             took_s = self.lossy_line_s(lines[0], segments, pace, rtt)
         else:
+            # All but the last chunk of each line: the lines share it in proportion to their rates.
             chunk = max(segments / (striping.CHUNKS * len(lines)), min(striping.MIN_CHUNK, segments))
             lines = lines[: math.ceil(segments / chunk)]
             last = min(chunk, segments / len(lines))
@@ -243,12 +251,12 @@ class Transport:
         Its window never exceeds what the rate carries.
         """
         took_s, left, recovers = 0.0, segments, False
-        full = max(pace * rtt, 2.0) if rtt else 2.0
+        full_window = max(pace * rtt, 2.0) if rtt else 2.0
         for _ in range(MAX_EPOCHS):
             if line.until_loss < 0:
                 line.until_loss = self.draw_until_loss(line)
             sent = min(left, line.until_loss + 1.0)
-            took_s += self.epoch_s(line, sent, pace, rtt, full, recovers, sent > line.until_loss)
+            took_s += self.epoch_s(line, sent, pace, rtt, full_window, recovers, sent > line.until_loss)
             left -= sent
             if sent <= line.until_loss:
                 line.until_loss -= int(sent)
@@ -267,7 +275,7 @@ class Transport:
         return took_s + left * max(1 / pace, rtt / math.sqrt(1.5 / line.loss))  # Mathis et al., equation 3.
 
     def epoch_s(
-        self, line: Line, segments: float, pace: float, rtt: float, full: float, recovers: bool, loses: bool
+        self, line: Line, segments: float, pace: float, rtt: float, full_window: float, recovers: bool, loses: bool
     ) -> float:
         """Return the seconds for this many segments until a loss.
 
@@ -276,11 +284,11 @@ class Transport:
         and those before it in its round let the window grow.
         """
         took_s, left = 0.0, segments
-        if recovers and line.window < full:
+        if recovers and line.window < full_window:
             if left <= line.window:
                 return left * max(1 / pace, rtt / line.window)
-            took_s, left = REORDERED * rtt, left - line.window
-        while line.window < min(line.threshold, HYSTART_DELAY_FACTOR * full):
+            took_s, left = RECOVERY_ROUNDS * rtt, left - line.window
+        while line.window < min(line.threshold, HYSTART_DELAY_FACTOR * full_window):
             if left <= line.window:
                 if loses:
                     line.window = min(line.window + (GROWTH - 1) * left, line.threshold)
@@ -288,7 +296,7 @@ class Transport:
             took_s += max(rtt, line.window / pace)
             left -= line.window
             line.window = min(line.window * GROWTH, line.threshold)
-        while line.window < full:
+        while line.window < full_window:
             window = line.window
             if left <= window:
                 if loses:
@@ -297,7 +305,7 @@ class Transport:
             took_s += rtt
             left -= window
             cubic.grow(line, rtt, False)
-        line.window = min(line.window, full)
+        line.window = min(line.window, full_window)
         return took_s + left / pace
 
     def tail_s(self, line: Line, segments: float, pace: float, rtt: float) -> float:
@@ -309,7 +317,7 @@ class Transport:
         """Return how much later a lost segment arrives than the last of the ``behind`` segments that follow it."""
         if segments <= 1:
             return self.draw_timeouts_s(line, rtt)
-        late_s = (2 * rtt if behind < MIN_FOLLOWERS else REORDERED * rtt) - behind / pace
+        late_s = (2 * rtt if behind < MIN_FOLLOWERS else RECOVERY_ROUNDS * rtt) - behind / pace
         if line.draw() < line.loss:  # The retransmission is lost too, and waits for the timeout.
             late_s += self.draw_timeouts_s(line, rtt)
         return max(0.0, late_s)
@@ -332,5 +340,5 @@ def syn_again_s(tries: int) -> float:
     The kernel's intervals lead to 1, 2, 3, 4, 5, 7, 11 ... s; the first are even since Linux 6.5
     (tcp_syn_linear_timeouts).
     """
-    even = min(tries + 1, SYN_EVEN)
+    even = min(tries + 1, EVEN_SYNS)
     return SYN_S * (even + 2 * (2.0 ** (tries + 1 - even) - 1))
