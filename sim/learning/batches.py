@@ -75,8 +75,8 @@ class Batches:
             chosen = np.flatnonzero(width_bits == bits)
             rows = max(1, KEYS_AT_ONCE >> bits)
             for start in range(0, len(chosen), rows):
-                some = chosen[start : start + rows]
-                self._sort(peers[some], epochs[some], 1 << bits)
+                block = chosen[start : start + rows]
+                self._sort(peers[block], epochs[block], 1 << bits)
 
     def _sort(self, peers: I64, epochs: I64, width: int) -> None:
         """Order the samples of peers with at most ``width`` each by a hash of (peer, epoch, place)."""

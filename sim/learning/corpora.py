@@ -139,24 +139,24 @@ def dirichlet_split(labels: torch.Tensor, parts: int, alpha: float, seed: int) -
     if not 0 < alpha < float("inf"):
         raise DataError(f"alpha must be above 0 (0.1 is very uneven, 100 nearly even), not {alpha}.")
     random = np.random.default_rng(seed)
-    held: list[list[int]] = [[] for _ in range(parts)]
+    rows_of_part: list[list[int]] = [[] for _ in range(parts)]
     classes = labels.numpy()
     for label in np.unique(classes):
-        rows = random.permutation(np.flatnonzero(classes == label))
+        rows = random.permutation(np.flatnonzero(classes == label))  # The samples of this class.
         shares = random.dirichlet(np.full(parts, alpha))  # (parts,)
         cuts = np.round(np.cumsum(shares)[:-1] * len(rows)).astype(int)
-        for part, dealt in zip(held, np.split(rows, cuts), strict=True):
+        for part, dealt in zip(rows_of_part, np.split(rows, cuts), strict=True):
             part.extend(dealt.tolist())
     # The usual method, to redraw until every part is large enough, may never end with many parts. Move samples instead.
     least = min(LEAST_SAMPLES_A_PART, len(classes) // parts)
-    lengths = np.array([len(part) for part in held])
-    for number, part in enumerate(held):
+    lengths = np.array([len(part) for part in rows_of_part])
+    for number, part in enumerate(rows_of_part):
         while len(part) < least:
             largest = int(lengths.argmax())
-            part.append(held[largest].pop())
+            part.append(rows_of_part[largest].pop())
             lengths[largest] -= 1
             lengths[number] += 1
-    return [torch.tensor(sorted(part)) for part in held]
+    return [torch.tensor(sorted(part)) for part in rows_of_part]
 
 
 def _check_parts(count: int, parts: int) -> None:

@@ -1,4 +1,8 @@
-"""The drift corrections of all peers in one matrix; :mod:`gossip.arithmetic.correction` explains the equations."""
+"""The drift corrections of all peers in one matrix; :mod:`gossip.arithmetic.correction` explains the equations.
+
+A correction takes the pull of a peer's own data out of its local steps. It learns from exchanges; the displacement by
+one exchange is its *lesson*. An *interval* is the local steps from one mix to the next.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +16,29 @@ __all__ = ["Corrections"]
 
 
 class Corrections:
-    """The drift correction of each peer.
+    """The drift correction of each peer; a row is a peer.
 
     Attributes:
         pull: The correction that each model gets over one interval, float32 (peers, parameters).
         rates: The learning rate at which it was learned, (peers,); 0 until one is learned.
         lessons_sq: The running mean square of the lessons, (peers,).
-        signal: The share of ``pull`` that is applied, (peers,).
-        every: Local steps in an interval, int64 (peers,).
+        applied_share: The share of ``pull`` that is applied, since the rest may be noise, (peers,).
+        interval_steps: Local steps in an interval, int64 (peers,).
         spread: Local steps between two parts of a correction, int64 (peers,).
     """
 
     def __init__(self, peers: int, parameters: int, config: Config) -> None:
-        every = config.first_interval
-        assert every is not None, "a correction counts steps"
+        first_interval = config.first_interval
+        assert first_interval is not None, "a correction counts steps"
         self.kappa = config.kappa
-        self.every = np.full(peers, every, np.int64)
-        self.spread = np.full(peers, steps_between_parts(every), np.int64)
+        self.interval_steps = np.full(peers, first_interval, np.int64)
+        self.spread = np.full(peers, steps_between_parts(first_interval), np.int64)
         self.pull = np.zeros((peers, parameters), np.float32)
-        self.rates, self.lessons_sq, self.signal = np.zeros(peers), np.zeros(peers), np.zeros(peers)
+        self.rates, self.lessons_sq, self.applied_share = np.zeros(peers), np.zeros(peers), np.zeros(peers)
 
-    def learn(self, rows: I64, shifts: F32, credits: F64, own_sq: F64, rates: F64, every: I64 | None = None) -> None:
+    def learn(
+        self, rows: I64, shifts: F32, credits: F64, own_sq: F64, rates: F64, interval_steps: I64 | None = None
+    ) -> None:
         """Learn from finished exchanges of unique rows.
 
         Args:
@@ -41,14 +47,14 @@ class Corrections:
             credits: The weights from :func:`gossip.arithmetic.correction.credit`, shape (exchanges,).
             own_sq: The squared norms of the models, which bound the corrections, shape (exchanges,).
             rates: The learning rates of the peers now, shape (exchanges,).
-            every: Local steps in an interval from now on, shape (exchanges,); 0 or None keeps the old number.
+            interval_steps: Local steps in an interval from now on, shape (exchanges,); 0 or None keeps the old number.
         """
         counting = np.flatnonzero(credits > 0)
         rows, rates, credits, own_sq = rows[counting], rates[counting], credits[counting], own_sq[counting]
         shifts = shifts[counting, : self.pull.shape[1]]
         scale = self.rate_factors(rows, rates) * (1.0 - LEAK * credits)
-        if every is not None:
-            scale *= self.set_intervals(rows, every[counting])
+        if interval_steps is not None:
+            scale *= self.set_intervals(rows, interval_steps[counting])
         if (scale != 1.0).any():
             self.pull[rows] *= scale.astype(np.float32)[:, None]
         self.pull[rows] += (self.kappa * credits).astype(np.float32)[:, None] * shifts
@@ -56,16 +62,16 @@ class Corrections:
         for row, shift, credit, model_sq in zip(rows.tolist(), shifts, credits.tolist(), own_sq.tolist(), strict=True):
             lesson_sq = mean_lesson_sq(float(self.lessons_sq[row]), credit * credit * float(shift.dot(shift)))
             self.lessons_sq[row] = lesson_sq
-            self.signal[row] = limit_pull(self.pull[row], model_sq, int(self.every[row]), lesson_sq)
+            self.applied_share[row] = limit_pull(self.pull[row], model_sq, int(self.interval_steps[row]), lesson_sq)
         self.rates[rows] = np.where(rates > 0, rates, self.rates[rows])
 
-    def set_intervals(self, rows: I64, every: I64) -> F64:
-        """Set the intervals of these rows to ``every`` steps (0: no change); return the factor for each correction."""
-        before = self.every[rows]
-        every = np.where(every > 0, every, before)
-        self.every[rows] = every
-        self.spread[rows] = [steps_between_parts(steps) for steps in every.tolist()]
-        return every / before
+    def set_intervals(self, rows: I64, interval_steps: I64) -> F64:
+        """Set the intervals of these rows to these steps (0: no change); return the factor for each correction."""
+        before = self.interval_steps[rows]
+        after: I64 = np.where(interval_steps > 0, interval_steps, before)
+        self.interval_steps[rows] = after
+        self.spread[rows] = [steps_between_parts(steps) for steps in after.tolist()]
+        return after / before
 
     def rate_factors(self, rows: I64, rates: F64) -> F64:
         """Return the factor for each row's correction at its current learning rate."""
@@ -84,16 +90,17 @@ class Corrections:
         due = np.flatnonzero(taken % self.spread[rows] == 0)
         if not len(due):
             return
-        some = rows[due]
-        shares = self.signal[some] * self.spread[some] / self.every[some] * self.rate_factors(some, rates[due])
+        due_rows = rows[due]
+        shares = self.applied_share[due_rows] * self.spread[due_rows] / self.interval_steps[due_rows]
+        shares *= self.rate_factors(due_rows, rates[due])
         factors = shares.astype(np.float32)[:, None]
         parameters = self.pull.shape[1]
         if len(due) == len(rows):
             models[:, :parameters] += factors * self.pull[rows]
         else:
-            models[due, :parameters] += factors * self.pull[some]
+            models[due, :parameters] += factors * self.pull[due_rows]
 
     def reset(self, row: int) -> None:
         """Forget the correction of a peer whose weights were replaced."""
         self.pull[row] = 0
-        self.lessons_sq[row] = self.signal[row] = self.rates[row] = 0.0
+        self.lessons_sq[row] = self.applied_share[row] = self.rates[row] = 0.0

@@ -18,8 +18,9 @@ from sim.seeds import derive
 __all__ = ["Dropouts", "StepKeys"]
 
 
-BITS = 24  # Bits of a hash that decide a mask: exact in float32, and precise enough to meet p to within 6e-8.
-LOW_32 = (1 << 32) - 1  # A mask of 32 bits.
+# Bits of a hash that decide whether an element is kept: exact in float32, and enough to meet p to within 6e-8.
+BITS = 24
+LOW_32 = (1 << 32) - 1  # Selects the low 32 bits.
 LAYER_ODD = 0x9E3779B1  # An odd constant that separates the hash inputs of layers.
 # lowbias32 of C. Wellons, "Prospecting for Hash Functions", 2018, in torch's int64, where a product of 32 and 31 bits
 # does not overflow.
@@ -37,8 +38,8 @@ class StepKeys:
 
     def of(self, rows: I64, steps: I64) -> I64:
         """Return the 32-bit key of each row's step, int64 (rows,)."""
-        drawn = splitmix(self._keys[rows] + steps.astype(np.uint64) * GOLDEN)
-        return (drawn >> np.uint64(32)).astype(np.int64)
+        hashes = splitmix(self._keys[rows] + steps.astype(np.uint64) * GOLDEN)
+        return (hashes >> np.uint64(32)).astype(np.int64)
 
 
 class Dropouts:
@@ -75,9 +76,9 @@ class KeyedDropout(nn.Module):
         # The mask has shape (batch, channels, 1, ...) if whole channels are dropped, else the shape of x.
         shape = [*x.shape[:2], *([1] * (x.dim() - 2))] if self.whole_channels else list(x.shape)
         places = torch.arange(int(np.prod(shape))).view(shape)
-        drawn = hashed(hashed(places + dropouts.reached_layers * LAYER_ODD) ^ dropouts.key)
-        kept = (drawn >> (32 - BITS)) >= round(self.p * (1 << BITS))
-        return x * kept.to(x.dtype) / (1.0 - self.p) if self.p < 1 else x * 0.0
+        hashes = hashed(hashed(places + dropouts.reached_layers * LAYER_ODD) ^ dropouts.key)
+        mask = (hashes >> (32 - BITS)) >= round(self.p * (1 << BITS))  # True where the element is kept.
+        return x * mask.to(x.dtype) / (1.0 - self.p) if self.p < 1 else x * 0.0
 
 
 def hashed(x: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Learners", "Steps"]
 
 
-UNKNOWN = -1  # In place of the steps since the last mix, if the model's next step starts the count.
+UNKNOWN = -1  # In place of a count of steps since the last mix: the row's next training starts the count.
 
 DRAWN_AT_ONCE = 4096  # Rows whose batches are drawn in one call; with batches of 8, a step takes 256 KiB of indices.
 
@@ -97,10 +97,10 @@ class Learners:
         self.samples_per_step = task.batch_size
         self.steps_taken = np.zeros(peers, np.int64)
         self._ages = np.zeros(peers, np.int64)  # Steps since the optimizer's state was zero, (peers,).
-        self._steps_since_mix = np.full(peers, UNKNOWN)  # For quasi-global momentum, (peers,).
+        self._steps_since_mix = np.full(peers, UNKNOWN)  # For quasi-global momentum, or UNKNOWN, (peers,).
         self._rates = schedule(task.optimizer)
         self._quasi_global: BatchedQuasiGlobal | None = None
-        self._stack: Stack | None = None
+        self._stack: Stack | None = None  # None if nothing trains.
         if task.dataset == "averaging":
             self.elements = self.parameters = task.elements
             self.matrix = np.empty((peers, self.elements), np.float32)
@@ -139,9 +139,9 @@ class Learners:
         if self._stack is None:
             return
         if self._quasi_global is not None:
-            begin = rows[(self._steps_since_mix[rows] == UNKNOWN) & (counts > 0)]
-            self._after_mix[begin] = self.matrix[begin, : self.parameters]
-            self._steps_since_mix[begin] = 0
+            starting = rows[(self._steps_since_mix[rows] == UNKNOWN) & (counts > 0)]
+            self._after_mix[starting] = self.matrix[starting, : self.parameters]
+            self._steps_since_mix[starting] = 0
             self._steps_since_mix[rows] += counts
         # Sort by falling number of steps, so that the rows that still train are always a prefix.
         order = np.lexsort((rows, -counts))
@@ -156,8 +156,8 @@ class Learners:
         first = self.steps_taken[rows] - counts
         samples: list[I64] = []  # One array per step, (rows that take the step, batch).
         for step in range(int(counts[0]) if len(counts) else 0):
-            going = int(np.searchsorted(-counts, -step))  # Rows with counts > step.
-            samples.append(self._batches.draw(rows[:going], first[:going] + step))
+            training = int(np.searchsorted(-counts, -step))  # The number of rows with counts > step.
+            samples.append(self._batches.draw(rows[:training], first[:training] + step))
         size = self._stack.models_at_once
         for start in range(0, len(rows), size):
             stop = start + size
@@ -167,10 +167,10 @@ class Learners:
         """Train one block: in place if its rows are adjacent, else on copies that are written back."""
         assert self._stack is not None
         live = (self.matrix, *self._moments)
-        count, low = len(rows), int(rows[0])
-        are_adjacent = int(rows[-1]) - low == count - 1 and bool((np.diff(rows) == 1).all())
+        count, first_row = len(rows), int(rows[0])
+        are_adjacent = int(rows[-1]) - first_row == count - 1 and bool((np.diff(rows) == 1).all())
         if are_adjacent:
-            block = [whole[low : low + count] for whole in live]
+            block = [whole[first_row : first_row + count] for whole in live]
         else:
             block = [copy[:count] for copy in self._copies]
             for whole, copy in zip(live, block, strict=True):
@@ -179,16 +179,16 @@ class Learners:
         gradients = torch.from_numpy(self._gradients[:count])
         ages, taken = self._ages[rows], self.steps_taken[rows] - counts
         for step in range(int(counts[0])):
-            drawn = samples[step]
-            going = len(drawn)
-            keys = self._dropout_keys(rows[:going], taken[:going] + step)
-            self._stack.gradients(block[0][:going], drawn, self._gradients[:going], keys)
-            if going == count:
-                model, moments, slope = tensors[0], tensors[1:], gradients
+            training = len(samples[step])  # The number of rows that take this step; they are the first ones.
+            keys = self._dropout_keys(rows[:training], taken[:training] + step)
+            self._stack.gradients(block[0][:training], samples[step], self._gradients[:training], keys)
+            if training == count:
+                models, moments, slopes = tensors[0], tensors[1:], gradients
             else:
-                model, moments, slope = tensors[0][:going], [part[:going] for part in tensors[1:]], gradients[:going]
-            self._optimizer.step(model, slope, moments, ages[:going] + step, self._rates(taken[:going] + step))
-            self._correct(block[0][:going], rows[:going], taken[:going] + step)
+                models, slopes = tensors[0][:training], gradients[:training]
+                moments = [part[:training] for part in tensors[1:]]
+            self._optimizer.step(models, slopes, moments, ages[:training] + step, self._rates(taken[:training] + step))
+            self._correct(block[0][:training], rows[:training], taken[:training] + step)
         self._ages[rows] = ages + counts
         if not are_adjacent:
             for whole, copy in zip(live, block, strict=True):
@@ -211,11 +211,11 @@ class Learners:
         self.steps_taken[rows] = first + counts
         samples: list[I64] = []
         for step in range(int(counts.max(initial=0))):
-            going = np.flatnonzero(counts > step)
-            drawn = self._batches.draw(rows[going], first[going] + step)
-            if len(going) < len(rows):  # The entries of the other rows stay undefined and are never read.
+            training = np.flatnonzero(counts > step)  # Indices of the rows that take this step.
+            drawn = self._batches.draw(rows[training], first[training] + step)
+            if len(training) < len(rows):  # The entries of the other rows stay undefined and are never read.
                 whole = np.empty((len(rows), drawn.shape[1]), np.int64)
-                whole[going] = drawn
+                whole[training] = drawn
                 drawn = whole
             samples.append(drawn)
         return Steps(rows, first, counts, samples)
@@ -233,18 +233,18 @@ class Learners:
         stack, counts = self._stack, steps.counts[start : start + len(models)]
         assert stack is not None
         for step in range(int(counts.max())):
-            going = np.flatnonzero(counts > step)
-            low, high = int(going[0]), int(going[-1]) + 1
-            are_adjacent = high - low == len(going)
-            block = models[low:high] if are_adjacent else models[going]
-            slopes, at = self._gradients[: len(going)], start + going
-            rows, taken = steps.rows[at], steps.first[at] + step
-            stack.gradients(block, steps.samples[step][at], slopes, self._dropout_keys(rows, taken))
+            training = np.flatnonzero(counts > step)  # Indices of the copies that take this step.
+            low, high = int(training[0]), int(training[-1]) + 1
+            are_adjacent = high - low == len(training)
+            block = models[low:high] if are_adjacent else models[training]
+            slopes, places = self._gradients[: len(training)], start + training  # Places in `steps`.
+            rows, taken = steps.rows[places], steps.first[places] + step
+            stack.gradients(block, steps.samples[step][places], slopes, self._dropout_keys(rows, taken))
             trained = torch.from_numpy(block)[:, : self.parameters]
             self._optimizer.step(trained, torch.from_numpy(slopes), (), taken, self._rates(taken))
             self._correct(block, rows, taken)
             if not are_adjacent:
-                models[going] = block
+                models[training] = block
 
     def _dropout_keys(self, rows: I64, taken: I64) -> I64 | None:
         """Return the keys for dropout of these rows' next steps, or None without dropout."""
@@ -260,11 +260,13 @@ class Learners:
         return np.broadcast_to(np.asarray(self._rates(taken), np.float64), taken.shape)
 
     # -- exchanges and restarts ----------------------------------------------------------------------------------
-    def learn_correction(self, rows: I64, shifts: F32, credits: F64, own_sq: F64, every: I64 | None = None) -> None:
+    def learn_correction(
+        self, rows: I64, shifts: F32, credits: F64, own_sq: F64, interval_steps: I64 | None = None
+    ) -> None:
         """Let the drift corrections of unique rows learn from exchanges; see :meth:`Corrections.learn`."""
         if self.corrections is not None:
             rates = self._rate_of_each(np.maximum(self.steps_taken[rows] - 1, 0))
-            self.corrections.learn(rows, shifts, credits, own_sq, rates, every)
+            self.corrections.learn(rows, shifts, credits, own_sq, rates, interval_steps)
 
     def on_mixed(self, row: int) -> None:
         """Update quasi-global momentum with a row's movement since its last mix, after a mix was added to it."""

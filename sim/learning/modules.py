@@ -92,10 +92,10 @@ class StackedModule:
         # A batched call may copy a buffer that is not contiguous, and update only the copy.
         for name in self._buffers:
             stacked[name] = stacked[name].clone(memory_format=torch.contiguous_format)
-        wanted = [tensor.requires_grad_() for name, tensor in stacked.items() if name not in self._buffers]
+        trained = [tensor.requires_grad_() for name, tensor in stacked.items() if name not in self._buffers]
         key = () if keys is None else (torch.from_numpy(keys),)
         with sdpa_kernel(SDPBackend.MATH):  # The fused attention kernels have no vmap rule.
-            gradients = torch.autograd.grad(self._losses(stacked, x, y, *key).sum(), wanted)
+            gradients = torch.autograd.grad(self._losses(stacked, x, y, *key).sum(), trained)
         out_tensor, models_tensor = torch.from_numpy(out), torch.from_numpy(models)
         for piece, gradient in zip(self._pieces.values(), gradients, strict=False):
             out_tensor[:, piece] = gradient.flatten(1)
@@ -115,7 +115,7 @@ class StackedModule:
     def _scores(self, tensors: dict[str, torch.Tensor]) -> tuple[float, float, float]:
         """Return loss, accuracy and metric of one model."""
         objective, x_test, y_test = self._objective, self._dataset.x_test, self._targets(self._dataset.y_test)
-        loss, right, outputs = 0.0, 0.0, list[torch.Tensor]()
+        loss, correct, outputs = 0.0, 0.0, list[torch.Tensor]()
         self._module.eval()
         try:
             for start in range(0, len(x_test), TESTED_AT_ONCE):
@@ -123,19 +123,19 @@ class StackedModule:
                 output = self._output(tensors, x_test[piece])
                 if self._classifies:
                     logits, labels = output.flatten(0, -2), y_test[piece].flatten()
-                    right += (logits.argmax(1) == labels).sum().item()
+                    correct += (logits.argmax(1) == labels).sum().item()
                     if objective.classifies:
                         loss += nn.functional.cross_entropy(logits, labels, reduction="sum").item()
                 if not objective.classifies or objective.metric is not None:
                     outputs.append(output)
         finally:
             self._module.train()
-        accuracy = right / y_test.numel() if self._classifies else float("nan")
+        accuracy = correct / y_test.numel() if self._classifies else float("nan")
         loss /= y_test.numel()
         if outputs:
-            whole = torch.cat(outputs)  # All at once, as a user's function need not be a mean over samples.
-            loss = loss if objective.classifies else float(objective.loss(whole, y_test))
-            metric = float("nan") if objective.metric is None else float(objective.metric(whole, y_test))
+            output = torch.cat(outputs)  # All at once, as a user's function need not be a mean over samples.
+            loss = loss if objective.classifies else float(objective.loss(output, y_test))
+            metric = float("nan") if objective.metric is None else float(objective.metric(output, y_test))
             return loss, accuracy, metric
         return loss, accuracy, float("nan")
 

@@ -179,8 +179,8 @@ class AdamW:
         first, second = moments
         beta1, beta2 = self.betas
         if self.weight_decay:
-            kept = 1 - rates * self.weight_decay
-            models.mul_(kept if isinstance(kept, float) else _column(kept))
+            decay = 1 - rates * self.weight_decay
+            models.mul_(decay if isinstance(decay, float) else _column(decay))
         first.lerp_(gradients, 1 - beta1)
         second.mul_(beta2).addcmul_(gradients, gradients, value=1 - beta2)
         steps = ages + 1.0  # float64, (models,)
@@ -233,14 +233,15 @@ class Muon:
             adam_share: AdamW's learning rate divided by Muon's.
         """
         self.matrices, self.adamw, self.adam_share = matrices, adamw, adam_share
+        # AdamW's pieces of a row: those between the matrices, and from the last one to the end.
         ends = [0, *(matrix.piece.stop for matrix in matrices)]
         starts = [*(matrix.piece.start for matrix in matrices), None]
-        self.rest = [slice(end, start) for end, start in zip(ends, starts, strict=True) if end != start]
+        self.other_pieces = [slice(end, start) for end, start in zip(ends, starts, strict=True) if end != start]
 
     def step(
         self, models: torch.Tensor, gradients: torch.Tensor, moments: Sequence[torch.Tensor], ages: I64, rates: Rates
     ) -> None:
-        for piece in self.rest:
+        for piece in self.other_pieces:
             if models[:, piece].shape[1]:
                 parts = [moment[:, piece] for moment in moments]
                 self.adamw.step(models[:, piece], gradients[:, piece], parts, ages, rates * self.adam_share)

@@ -94,9 +94,9 @@ def _drawn(task: Task, dataset: Dataset, names: Sequence[str], seed: int, draw: 
             shares = random.dirichlet(np.full(len(pools), task.partition.alpha))  # (classes,)
             counts = random.multinomial(draw, shares)
             pieces = [
-                random.choice(pool, wanted, replace=wanted > len(pool))
-                for pool, wanted in zip(pools, counts.tolist(), strict=True)
-                if wanted
+                random.choice(pool, size, replace=size > len(pool))
+                for pool, size in zip(pools, counts.tolist(), strict=True)
+                if size
             ]
             drawn.append(np.concatenate(pieces))
     return drawn

@@ -74,7 +74,7 @@ class StackedLinear:
         check_widths(layers, dataset, name)
         self._module, self._layers = module, layers
         self._widths = [layers[0].in_features, *(layer.out_features for layer in layers)]
-        sizes = [(a + 1) * b for a, b in zip(self._widths, self._widths[1:], strict=False)]
+        sizes = [(inputs + 1) * outputs for inputs, outputs in zip(self._widths, self._widths[1:], strict=False)]
         ends = np.cumsum(sizes).tolist()
         self._pieces = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
         self.elements = self.parameters = ends[-1]
@@ -90,18 +90,18 @@ class StackedLinear:
     def initial(self) -> F32:
         """Return the module's own weights as a row, float32 (elements,)."""
         row = np.empty(self.elements, np.float32)
-        for layer, matrix, hidden in zip(self._layers, self._matrices(row[None]), self._hidden(), strict=True):
+        for layer, matrix, is_hidden in zip(self._layers, self._matrices(row[None]), self._are_hidden(), strict=True):
             weight, bias = layer.weight.detach().numpy(), layer.bias.detach().numpy()[:, None]
             whole = np.concatenate([weight, bias], 1)  # (outputs, inputs + 1)
-            matrix[0] = whole.T if hidden else whole
+            matrix[0] = whole.T if is_hidden else whole
         return row
 
     def state_dict(self, row: F32) -> dict[str, torch.Tensor]:
         """Convert a row to the module's parameters by name."""
         names = {id(parameter): name for name, parameter in self._module.named_parameters()}
         state: dict[str, torch.Tensor] = {}
-        for layer, matrix, hidden in zip(self._layers, self._matrices(row[None]), self._hidden(), strict=True):
-            whole = torch.from_numpy(matrix[0].T if hidden else matrix[0]).clone()
+        for layer, matrix, is_hidden in zip(self._layers, self._matrices(row[None]), self._are_hidden(), strict=True):
+            whole = torch.from_numpy(matrix[0].T if is_hidden else matrix[0]).clone()
             state[names[id(layer.weight)]] = whole[:, :-1].contiguous()
             state[names[id(layer.bias)]] = whole[:, -1].contiguous()
         return state
@@ -125,6 +125,7 @@ class StackedLinear:
         labels = self._y.take(flat)
 
         # The forward pass. `below` is the input of a layer, (models, batch, width + 1), with ones in the last column.
+        # `level` is its output with that column, `inner` the same without it.
         below = views.inputs
         for weight, (level, inner, level_torch) in zip(weights, views.levels, strict=False):
             np.matmul(below, weight, out=inner)
@@ -162,19 +163,20 @@ class StackedLinear:
         losses, accuracies = np.empty(count), np.empty(count)
         step = max(1, LOGITS_AT_ONCE // (tests * max(self._widths[1:])))
         for start in range(0, count, step):
-            some = np.ascontiguousarray(models[start : start + step])
-            *hidden, last = (torch.from_numpy(matrix) for matrix in self._matrices(some))
-            level = self._x_test.expand(len(some), -1, -1)
-            for weight in hidden:
-                level = nn.functional.pad(torch.bmm(level, weight).relu_(), (0, 1), value=1.0)
+            block = np.ascontiguousarray(models[start : start + step])
+            *hidden_weights, last = (torch.from_numpy(matrix) for matrix in self._matrices(block))
+            level = self._x_test.expand(len(block), -1, -1)
+            for weight in hidden_weights:
+                level = nn.functional.pad(torch.bmm(level, weight).relu_(), (0, 1), value=1.0)  # Pads with the ones.
             logits = torch.bmm(level, last.transpose(1, 2))  # (models, tests, classes)
-            labels = self._y_test.expand(len(some), -1)
-            each = nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
-            losses[start : start + step] = each.mean(1, dtype=torch.float64)
+            labels = self._y_test.expand(len(block), -1)
+            sample_losses = nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
+            losses[start : start + step] = sample_losses.mean(1, dtype=torch.float64)
             accuracies[start : start + step] = (logits.argmax(2) == labels).mean(1, dtype=torch.float64)
         return losses, accuracies, np.full(count, np.nan)
 
-    def _hidden(self) -> list[bool]:
+    def _are_hidden(self) -> list[bool]:
+        """Return for each layer whether it is a hidden one."""
         return [True] * (len(self._layers) - 1) + [False]
 
     def _matrices(self, models: F32) -> list[F32]:

@@ -196,8 +196,8 @@ def test_the_simulators_rows_are_what_nodes_hold_bit_for_bit(own_sq):
         np.testing.assert_allclose(models[0], expected, rtol=1e-6)
         for row, node in zip(rows.pull, nodes, strict=True):
             np.testing.assert_array_equal(row, node.pull)
-    np.testing.assert_allclose(rows.signal, [node.applied_share for node in nodes], rtol=1e-6)
-    assert rows.signal.all() or own_sq < LONG
+    np.testing.assert_allclose(rows.applied_share, [node.applied_share for node in nodes], rtol=1e-6)
+    assert rows.applied_share.all() or own_sq < LONG
 
 
 # -- intervals that change ---------------------------------------------------------------------------------------------
@@ -260,8 +260,8 @@ def test_a_simulated_correction_follows_the_interval_as_a_nodes_does(lessons, se
         node.learn(taught, 0.5, counts, LONG, every)
         shift = (np.float32(0.5) * taught)[None]
         rows.learn(row, shift, np.array([counts]), np.array([LONG]), np.array([0.0]), np.array([every]))
-    assert rows.every.tolist() == [EVERY, node.interval_steps]
+    assert rows.interval_steps.tolist() == [EVERY, node.interval_steps]
     assert rows.spread.tolist() == [steps_between_parts(EVERY), steps_between_parts(node.interval_steps)]
     if node.pull is not None:
         np.testing.assert_allclose(rows.pull[1], node.pull, rtol=1e-5, atol=1e-7)
-        assert rows.signal[1] == pytest.approx(node.applied_share, rel=1e-5, abs=1e-6)
+        assert rows.applied_share[1] == pytest.approx(node.applied_share, rel=1e-5, abs=1e-6)

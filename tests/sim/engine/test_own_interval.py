@@ -77,9 +77,9 @@ def test_a_correction_counts_in_the_interval_that_its_peer_has_chosen(kind, of):
     for _ in simulation.slices():
         pass
     learners, chosen = of(simulation)
-    every = learners.corrections.every.tolist()
-    assert 6 <= sorted(every)[PEERS // 2] <= 12  # Before they knew better, they made some of them wait for each other.
-    assert sum(one == other for one, other in zip(every, chosen, strict=True)) >= PEERS // 2  # others chose since
+    steps = learners.corrections.interval_steps.tolist()
+    assert 6 <= sorted(steps)[PEERS // 2] <= 12  # Before they knew better, they made some of them wait for each other.
+    assert sum(one == other for one, other in zip(steps, chosen, strict=True)) >= PEERS // 2  # others chose since
 
 
 def test_a_number_that_is_given_stays_on_any_link():
