@@ -27,7 +27,7 @@ __all__ = ["differences", "in_words"]
 
 MODELS = {"linear": "a linear model", "mlp": "an MLP", "cnn": "a CNN", "gpt": "a small GPT"}
 WORLDS = {"internet": "the internet", "cloud": "a cloud"}
-FEW = 5  # Peers that a sentence names at most.
+MAX_NAMED_PEERS = 5  # Peers that a sentence names at most.
 
 DATASETS = {
     "digits": "digits", "fashion-mnist": "Fashion-MNIST", "mnist": "MNIST", "shakespeare": "Shakespeare's plays",
@@ -42,7 +42,7 @@ def in_words(scenario: Scenario, played: Fidelity | None = None) -> str:
         played: The level that played it, if it has been played.
     """
     fidelity = played or fidelity_of(scenario)
-    ideal = scenario.membership.mode == "ideal" or fidelity.level == "exchange"
+    is_ideal = scenario.membership.mode == "ideal" or fidelity.level == "exchange"
     sentences = [
         task_sentence(scenario),
         mixing_sentence(scenario),
@@ -50,7 +50,7 @@ def in_words(scenario: Scenario, played: Fidelity | None = None) -> str:
         network_sentence(scenario),
         fleet_sentence(scenario),
         transport_sentence(scenario),
-        churn_sentence(scenario, ideal),
+        churn_sentence(scenario, is_ideal),
         attackers_sentence(scenario),
         ending_sentence(scenario),
         fidelity.sentence,
@@ -60,10 +60,10 @@ def in_words(scenario: Scenario, played: Fidelity | None = None) -> str:
 
 def task_sentence(scenario: Scenario) -> str:
     task, peers = scenario.task, count_text(scenario.peers)
-    noun = "peer" if scenario.peers == 1 else "peers"
+    peers += " peer" if scenario.peers == 1 else " peers"
     if task.dataset == "averaging":
         numbers = "one number" if task.elements == 1 else f"{count_text(task.elements)} numbers"
-        return f"{peers} {noun} average vectors of {numbers} each, and train nothing."
+        return f"{peers} average vectors of {numbers} each, and train nothing."
     divided = {
         "iid": "dealt out evenly",
         "dirichlet": f"divided unevenly by class (Dirichlet, alpha {task.partition.alpha})",
@@ -75,16 +75,16 @@ def task_sentence(scenario: Scenario) -> str:
     momentum = f", momentum {optimizer.momentum:g}" if optimizer.momentum else ""
     if optimizer.quasi_global:
         momentum = f", quasi-global momentum {optimizer.quasi_global:g}"
-    falling = f", a cosine over {optimizer.schedule_steps:,} steps" if optimizer.schedule == "cosine" else ""
-    beside = f", AdamW's {optimizer.adam_lr:g}" if optimizer.adam_lr is not None else ""
-    clipped = f", gradients clipped to {optimizer.clip_norm:g}" if optimizer.clip_norm is not None else ""
+    schedule = f", a cosine over {optimizer.schedule_steps:,} steps" if optimizer.schedule == "cosine" else ""
+    adam_rate = f", AdamW's {optimizer.adam_lr:g}" if optimizer.adam_lr is not None else ""
+    clipping = f", gradients clipped to {optimizer.clip_norm:g}" if optimizer.clip_norm is not None else ""
     name = {"sgd": "SGD", "adamw": "AdamW", "muon": "Muon"}[optimizer.name]
-    rule = f"{name} (learning rate {optimizer.lr:g}{beside}{falling}{momentum}{clipped})"
+    rule = f"{name} (learning rate {optimizer.lr:g}{adam_rate}{schedule}{momentum}{clipping})"
     width = f" of width {task.hidden}" if task.hidden is not None else ""
     loss = f", to make {task.loss} small" if task.loss is not None else ""
     metric = f", and are measured by {task.metric}" if task.metric is not None else ""
     return (
-        f"{peers} {noun} train {model}{width} on {dataset}, {divided}{share}, "
+        f"{peers} train {model}{width} on {dataset}, {divided}{share}, "
         f"in batches of {task.batch_size} with {rule}{loss}{metric}."
     )
 
@@ -121,36 +121,36 @@ def partners_text(config: Config, peers: int) -> str:
         return f"in random groups of up to {size}" if size else f"with all peers, in groups of up to {MAX_GROUP}"
     rule = SELECTIONS[config.selection]
     where = f"on the graph in {Path(config.graph).name}" if rule.file else rule.where
-    joint = "to" if config.pushes else "with"
+    preposition = "to" if config.pushes else "with"
     if config.partners == 0:
-        return f"{joint} all its neighbours {where} at once"
+        return f"{preposition} all its neighbours {where} at once"
     one, many = ("a random partner", "random partners") if not where else ("a neighbour", "neighbours")
     if peers == 2:
-        return f"{joint} the other"
-    these = one if config.partners == 1 else f"{config.partners} {many}"
-    return f"{joint} {these}" if not where else f"{joint} {these} {where}"
+        return f"{preposition} the other"
+    partners = one if config.partners == 1 else f"{config.partners} {many}"
+    return f"{preposition} {partners}" if not where else f"{preposition} {partners} {where}"
 
 
 def compute_sentence(scenario: Scenario) -> str:
     spec = scenario.compute
     once = " drawn once for each peer" if spec.per == "peer" else ""
-    slow = spec.stragglers
-    tail = ""
-    if slow is not None and slow.share > 0:
-        tail = f"; {100 * slow.share:g} % of the peers are {slow.slowdown:g} times slower"
-    return f"A step takes {distribution_text(spec.step_s)}{once}{tail}."
+    stragglers = spec.stragglers
+    slow = ""
+    if stragglers is not None and stragglers.share > 0:
+        slow = f"; {100 * stragglers.share:g} % of the peers are {stragglers.slowdown:g} times slower"
+    return f"A step takes {distribution_text(spec.step_s)}{once}{slow}."
 
 
 def network_sentence(scenario: Scenario) -> str:
     spec = scenario.network
     latency = spec.latency
     if latency.distribution is not None:
-        far = f"Messages take {distribution_text(latency.distribution)}"
+        latencies = f"Messages take {distribution_text(latency.distribution)}"
     elif latency.kind == "quantiles":
-        far = f"Latencies are those measured on {WORLDS.get(str(latency.name), latency.name)}"
+        latencies = f"Latencies are those measured on {WORLDS.get(str(latency.name), latency.name)}"
     else:
         where = WORLDS.get(latency.name, latency.name) if latency.name else ", ".join(latency.regions or ())
-        far = f"Latencies are those between the regions of {where}"
+        latencies = f"Latencies are those between the regions of {where}"
     up, down = spec.rate_mbit_s.up, spec.rate_mbit_s.down
     if math.isinf(up) and math.isinf(down):
         rate = "rates are unlimited"
@@ -158,23 +158,25 @@ def network_sentence(scenario: Scenario) -> str:
         rate = f"each peer has {up:g} Mbit/s each way"
     else:
         rate = f"each peer has {rate_text(up)} up and {rate_text(down)} down"
-    what = "messages and streams are lost" if spec.congestion is None else "packets are lost and sent again"
-    lost = f", and {100 * spec.loss:g} % of {what}" if spec.loss else ""
+    lost = "messages and streams are lost" if spec.congestion is None else "packets are lost and sent again"
+    losses = f", and {100 * spec.loss:g} % of {lost}" if spec.loss else ""
     cuts = "".join(
         f" From {duration_text(cut.at_s)} to {duration_text(cut.until_s)} the network is cut into {cut.groups} groups."
         for cut in spec.partitions[:3]
     )
     more = f" {len(spec.partitions) - 3} more cuts follow." if len(spec.partitions) > 3 else ""
-    return f"{far}; {rate}{lost}.{cuts}{more}"
+    return f"{latencies}; {rate}{losses}.{cuts}{more}"
 
 
 def fleet_sentence(scenario: Scenario) -> str:
     """Describe the peers that differ from the others."""
-    own = [str(spec) for spec in scenario.fleet if spec.links or spec.step_s is not None or spec.region is not None]
-    if not own:
+    specs = [
+        spec for spec in scenario.fleet if spec.has_own_links or spec.step_s is not None or spec.region is not None
+    ]
+    if not specs:
         return ""
-    more = f"; and {len(own) - FEW} more" if len(own) > FEW else ""
-    return f"Some have their own: {'; '.join(own[:FEW])}{more}."
+    more = f"; and {len(specs) - MAX_NAMED_PEERS} more" if len(specs) > MAX_NAMED_PEERS else ""
+    return f"Some have their own: {'; '.join(map(str, specs[:MAX_NAMED_PEERS]))}{more}."
 
 
 def transport_sentence(scenario: Scenario) -> str:
@@ -183,13 +185,13 @@ def transport_sentence(scenario: Scenario) -> str:
     if not has_tcp(spec, ideal, scenario.fleet):
         return "There is no TCP: a message takes the latency, and a stream its bytes over the rate from the first one."
     assert spec.congestion is not None
-    loses, cubic = spec.loss > 0 or any(each.loss for each in scenario.fleet), spec.congestion == "cubic"
+    is_lossy, is_cubic = spec.loss > 0 or any(peer.loss for peer in scenario.fleet), spec.congestion == "cubic"
     connections = scenario.gossip.connections
     effects = [
-        "streams begin slowly" + (", and again after a pause" if cubic else ""),
-        "lost packets come late" + (" and narrow a sender's window" if cubic else "") if loses else "",
-        f"a link that loses much gets {connections} connections" if cubic and loses and connections > 1 else "",
-        "" if cubic else "every 10 s of use a link nearly stops for 0.2 s",
+        "streams begin slowly" + (", and again after a pause" if is_cubic else ""),
+        "lost packets come late" + (" and narrow a sender's window" if is_cubic else "") if is_lossy else "",
+        f"a link that loses much gets {connections} connections" if is_cubic and is_lossy and connections > 1 else "",
+        "" if is_cubic else "every 10 s of use a link nearly stops for 0.2 s",
     ]
     tls = " and TLS" if spec.tls and not ideal else ""
     return (
@@ -198,7 +200,8 @@ def transport_sentence(scenario: Scenario) -> str:
     )
 
 
-def churn_sentence(scenario: Scenario, ideal: bool) -> str:
+def churn_sentence(scenario: Scenario, is_ideal: bool) -> str:
+    """Describe when peers come and go; with ``is_ideal`` the others know it at once."""
     spec = scenario.churn
     if spec is None:
         going = "All peers stay"
@@ -208,33 +211,33 @@ def churn_sentence(scenario: Scenario, ideal: bool) -> str:
         assert spec.up is not None, "a churn without a trace has times"
         rest = f"then gone for {distribution_text(spec.down)}" if spec.down is not None else "then gone for good"
         going = f"A peer is up for {distribution_text(spec.up)}, {rest}"
-    knowing = (
+    knowledge = (
         "a perfect sampler knows which peers are up"
-        if ideal
+        if is_ideal
         else "the membership protocol finds out which peers are up"
     )
     joining = "; all but the first join through it" if scenario.membership.start == "seed" else ""
-    return f"{going}; {knowing}{joining}."
+    return f"{going}; {knowledge}{joining}."
 
 
 def attackers_sentence(scenario: Scenario) -> str:
     spec = scenario.attackers
     if spec is None or spec.share == 0:
         return ""
-    number = spec.count(scenario.peers)
-    size = spec.size(scenario.peers)
-    times = "" if size == 1 else f" times {size:.3g}"
+    count = spec.count(scenario.peers)
+    scale = spec.size(scenario.peers)
+    times = "" if scale == 1 else f" times {scale:.3g}"
     sent = {
         "sign-flip": f"their models with the sign flipped{times}",
         "scaled": f"their models{times}",
-        "random": f"noise of standard deviation {size:g} in place of their models",
+        "random": f"noise of standard deviation {scale:g} in place of their models",
         "nan": "models of which nothing is a number",
-        "alie": f"the mean of the honest models less {size:.2g} standard deviations",
-        "ipm": f"the mean of the honest models times {-size:g}",
+        "alie": f"the mean of the honest models less {scale:.2g} standard deviations",
+        "ipm": f"the mean of the honest models times {-scale:g}",
         "dissensus": f"each partner's own model, moved away from the honest mean{times}",
     }[spec.kind]
-    who = "1 of the peers attacks and sends" if number == 1 else f"{count_text(number)} of the peers attack and send"
-    return f"{who} {sent}; figures are of the honest ones."
+    send = "1 of the peers attacks and sends" if count == 1 else f"{count_text(count)} of the peers attack and send"
+    return f"{send} {sent}; figures are of the honest ones."
 
 
 def ending_sentence(scenario: Scenario) -> str:

@@ -1,7 +1,8 @@
 """Attacking peers, which train and mix like others but send something other than their model.
 
 An attacker's own model follows the swarm's, so that a flipped sign points against all that was learned. It refuses
-nothing and commits to every exchange. A newcomer gets its true weights: it lies in exchanges only.
+nothing and commits to every exchange. A *lie* is the vector that it sends in place of its model. It lies in exchanges
+only: a newcomer gets its true weights.
 
 The kinds are those of the literature on Byzantine learning: sign-flip (Li, Xu, Chen, Giannakis and Ling, "RSA:
 Byzantine-robust stochastic aggregation methods for distributed learning from heterogeneous datasets", AAAI 2019),
@@ -71,18 +72,18 @@ class AttackersSpec:
         return math.floor(self.share * peers + 0.5)
 
     def size(self, peers: int) -> float:
-        """Return the scale, or the kind's own among so many peers."""
+        """Return the scale; if none is given, the kind's own for a swarm of ``peers`` peers."""
         if self.scale is not None:
             return self.scale
         return little_deviations(peers, self.count(peers)) if self.kind == "alie" else SCALES.get(self.kind, 1.0)
 
 
 def little_deviations(peers: int, attackers: int) -> float:
-    """Return how many standard deviations a lie may be off for a majority to look like it.
+    """Return how many standard deviations from the mean a lie of "alie" is, so that it looks like honest models.
 
     This is algorithm 3 of Baruch et al. (2019): the quantile of ``(n - m - s) / (n - m)`` of a normal distribution,
     with ``s = floor(n / 2 + 1) - m`` honest peers that the attackers need beside them. It is 0.07 for 4 of 40 and 0.24
-    for 8. Attackers must be less than half.
+    for 8. ``n`` are all peers and ``m`` the attackers, which must be less than half.
     """
     supporters = peers // 2 + 1 - attackers
     below = (peers - attackers - supporters) / (peers - attackers)
@@ -120,7 +121,7 @@ class Attacker:
         """
         kind, scale = self.spec.kind, self.scale
         if kind in COLLUDING:
-            assert sight is not None, f"{kind} is told to one partner"
+            assert sight is not None, f"a lie of {kind} depends on the partner that receives it"
             return colluding(kind, scale, sight())
         if kind == "random":
             rng = generator(self.seed, self.name, f"lie {session}")
@@ -139,7 +140,7 @@ def colluding(kind: str, scale: np.float32, sight: Sight) -> F32:
         lie = mean - scale * honest.std(axis=0)
     elif kind == "ipm":
         lie = -scale * mean
-    else:  # He et al. (2022), Dissensus, where all members are met alike: the weights of a row are equal
+    else:  # He et al. (2022), Dissensus, with equal weights for all partners, since each is met as often as any other.
         lie = partner - scale * np.float32(len(honest) / attackers) * (mean - partner)
     return lie
 

@@ -51,8 +51,8 @@ class Latency:
         elif self.kind == "matrix":
             check_matrix(self.regions, self.rtt_ms)
         else:
-            right = self.distribution is not None and self.distribution.kind == self.kind
-            require(right, "distribution", self.distribution, f"a {self.kind} Distribution, as Latency.of sets it")
+            fits = self.distribution is not None and self.distribution.kind == self.kind
+            require(fits, "distribution", self.distribution, f"a {self.kind} Distribution, as Latency.of sets it")
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -105,12 +105,12 @@ def check_matrix(regions: tuple[str, ...] | None, rtt_ms: tuple[tuple[float, ...
         missing = "regions" if not regions else "rtt_ms"
         names = ", ".join(worlds.names("matrix"))
         raise KeyFault(missing, f"is missing: a matrix has a name ({names}), or its regions and rtt_ms.")
-    square = len(rtt_ms) == len(regions) and all(len(row) == len(regions) for row in rtt_ms)
-    require(square, "rtt_ms", rtt_ms, f"a row and a column for each of the {len(regions)} regions")
+    is_square = len(rtt_ms) == len(regions) and all(len(row) == len(regions) for row in rtt_ms)
+    require(is_square, "rtt_ms", rtt_ms, f"a row and a column for each of the {len(regions)} regions")
     for i, row in enumerate(rtt_ms):
         for j, rtt in enumerate(row):
-            right = rtt == rtt_ms[j][i] and (0 < rtt < math.inf or (i == j and rtt == 0))
-            require(right, f"rtt_ms[{i}][{j}]", rtt, "positive, and the same both ways")
+            is_valid = rtt == rtt_ms[j][i] and (0 < rtt < math.inf or (i == j and rtt == 0))
+            require(is_valid, f"rtt_ms[{i}][{j}]", rtt, "positive, and the same both ways")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +124,16 @@ class Rate:
         for name in ("up", "down"):
             value = getattr(self, name)
             value = math.inf if value == UNLIMITED else value
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            require(number and value > 0, name, value, f"a positive number of Mbit/s, or '{UNLIMITED}'")
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            require(is_number and value > 0, name, value, f"a positive number of Mbit/s, or '{UNLIMITED}'")
             object.__setattr__(self, name, float(value))
 
     @classmethod
     def parse(cls, value: object) -> Rate:
         """Parse a table of up and down; a single number, or "unlimited", is both."""
         if isinstance(value, str | int | float):
-            right = value == UNLIMITED or not isinstance(value, str | bool)
-            require(right, "", value, f"a number of Mbit/s, '{UNLIMITED}', or a table of up and down")
+            is_rate = value == UNLIMITED or not isinstance(value, str | bool)
+            require(is_rate, "", value, f"a number of Mbit/s, '{UNLIMITED}', or a table of up and down")
             return cls(value, value)  # type: ignore[arg-type]
         return tables.record(cls, value)
 
@@ -203,16 +203,16 @@ class NetworkSpec:
         require(not self.tls or self.congestion is not None, "tls", True, "left out where there is no TCP")
         ordered = sorted(enumerate(self.partitions), key=lambda item: item[1].at_s)
         for (_, earlier), (place, later) in itertools.pairwise(ordered):
-            apart = later.at_s >= earlier.until_s
+            lies_apart = later.at_s >= earlier.until_s
             wanted = f"{earlier.until_s:g} or more, when the cut before has ended: no overlap"
-            require(apart, f"partitions[{place}].at_s", later.at_s, wanted)
+            require(lies_apart, f"partitions[{place}].at_s", later.at_s, wanted)
 
     @property
     def perfect(self) -> bool:
         """Return True if latency and loss are 0 and rates unlimited, so that TCP has no effect."""
         distribution, rate = self.latency.distribution, self.rate_mbit_s
-        near = distribution is not None and distribution.kind == "constant" and distribution.mean == 0
-        return near and rate.up == rate.down == math.inf and not self.loss
+        has_no_latency = distribution is not None and distribution.kind == "constant" and distribution.mean == 0
+        return has_no_latency and rate.up == rate.down == math.inf and not self.loss
 
     @classmethod
     def of(cls, preset: str, **changes: Any) -> NetworkSpec:
@@ -228,7 +228,7 @@ class NetworkSpec:
     def plain(self) -> dict[str, Any]:
         """Return the table that :meth:`parse` reads."""
         bases = {name: NetworkSpec.of(name) for name in worlds.names("network")}
-        return tables.nearest(tables.fields_of(self), {k: preset_fields(base) for k, base in bases.items()})
+        return tables.nearest(tables.fields_of(self), {name: preset_fields(base) for name, base in bases.items()})
 
 
 def preset_fields(spec: NetworkSpec) -> dict[str, Any]:
@@ -296,8 +296,10 @@ class ChurnSpec:
     def plain(self) -> dict[str, Any]:
         """Return the table that :meth:`parse` reads."""
         table = tables.fields_of(self)
-        bases = {name: ChurnSpec.of(name) for name in worlds.names("churn")}
-        return tables.nearest(table, {k: durations_of(b) for k, b in bases.items() if self.down or not b.down})
+        presets = {name: ChurnSpec.of(name) for name in worlds.names("churn")}
+        # A preset with times down cannot be the base of a churn without, as no key would take them away.
+        bases = {name: durations_of(spec) for name, spec in presets.items() if self.down or not spec.down}
+        return tables.nearest(table, bases)
 
 
 def durations_of(spec: ChurnSpec) -> dict[str, Any]:
@@ -309,7 +311,7 @@ def parse_with_preset(kind: Any, value: object) -> Any:
     table: Any = {"preset": value} if isinstance(value, str) else value
     if not isinstance(table, Mapping) or "preset" not in table:
         return tables.record(kind, table)
-    changes = {name: held for name, held in table.items() if name != "preset"}
+    changes = {name: value for name, value in table.items() if name != "preset"}
     refuse_unknown(changes, tables.hints(kind))
     return kind.of(table["preset"], **changes)
 

@@ -60,11 +60,11 @@ class Distribution:
         if self.kind == "uniform":
             require(self.parameters[0] <= self.parameters[1], "high", self.parameters[1], "at least low")
         try:
-            endless = not math.isfinite(self.mean)
+            is_endless = not math.isfinite(self.mean)
         except OverflowError:
-            endless = True
-        index = names.index("sigma" if "sigma" in names else names[0])
-        require(not endless, names[index], self.parameters[index], "nearer to 1: the mean would be endless")
+            is_endless = True
+        index = names.index("sigma" if "sigma" in names else names[0])  # The parameter that makes the mean endless.
+        require(not is_endless, names[index], self.parameters[index], "nearer to 1: the mean would be endless")
 
     @classmethod
     def constant(cls, value_s: float) -> Distribution:
@@ -124,9 +124,14 @@ class Distribution:
 
     # -- numbers -----------------------------------------------------------------------------------------------------
     @property
+    def two_parameters(self) -> tuple[float, float]:
+        """Return the parameters, with 0 in place of a second one if the kind has only one."""
+        return self.parameters[0], self.parameters[1] if len(self.parameters) > 1 else 0.0
+
+    @property
     def mean(self) -> float:
         """Return the mean in seconds."""
-        first, second = (*self.parameters, 0.0)[:2]
+        first, second = self.two_parameters
         if self.kind == "uniform":
             return (first + second) / 2
         if self.kind == "lognormal":
@@ -135,7 +140,7 @@ class Distribution:
 
     def draw(self, rng: np.random.Generator, count: int) -> F64:
         """Return ``count`` independent draws, in seconds."""
-        first, second = (*self.parameters, 0.0)[:2]
+        first, second = self.two_parameters
         if self.kind == "constant":
             return np.full(count, first)
         if self.kind == "uniform":
@@ -149,10 +154,11 @@ class Distribution:
     def residual(self, rng: np.random.Generator) -> float:
         """Draw the rest, in seconds, of a duration that is in progress at a random time.
 
-        It is a uniform share of a duration of density x f(x) / mean (the inspection paradox; D. R. Cox, Renewal Theory,
-        1962, section 5.4), and that density is drawn in closed form for each kind.
+        A random time hits a long duration more often than a short one (the inspection paradox; D. R. Cox, Renewal
+        Theory, 1962, section 5.4). The whole duration around it has the density x f(x) / mean, which is drawn in
+        closed form for each kind, and a uniform share of it is left.
         """
-        first, second = (*self.parameters, 0.0)[:2]
+        first, second = self.two_parameters
         if self.kind == "constant":
             whole = first
         elif self.kind == "uniform":
@@ -167,7 +173,7 @@ class Distribution:
 
     def quantiles(self, shares: F64) -> F64:
         """Return the quantiles, in seconds, at these shares (each within 0..1, both ends excluded)."""
-        first, second = (*self.parameters, 0.0)[:2]
+        first, second = self.two_parameters
         if self.kind == "constant":
             return np.full(shares.shape, first)
         if self.kind == "uniform":
@@ -182,11 +188,13 @@ class Distribution:
 
 def take_parameter(table: dict[str, Any], name: str, kind: str) -> float:
     """Remove one parameter from the table and return it, in seconds if it is a time."""
-    spellings = {name: 1.0, f"{name}_s": 1.0, f"{name}_ms": 1e-3} if name in SECONDS else {name: 1.0}
-    given = [spelling for spelling in spellings if spelling in table]
-    if len(given) != 1:
+    # The keys under which it may be given, with the factor to its unit here.
+    factors = {name: 1.0, f"{name}_s": 1.0, f"{name}_ms": 1e-3} if name in SECONDS else {name: 1.0}
+    given_keys = [key for key in factors if key in table]
+    if len(given_keys) != 1:
         wanted = f"{name}_s" if name in SECONDS else name
         raise KeyFault(wanted, f"must be given once: {kind} has {', '.join(PARAMETERS[kind])}.")
-    value = table.pop(given[0])
-    require(isinstance(value, int | float) and not isinstance(value, bool), given[0], value, "a number")
-    return float(value) * spellings[given[0]]
+    (key,) = given_keys
+    value = table.pop(key)
+    require(isinstance(value, int | float) and not isinstance(value, bool), key, value, "a number")
+    return float(value) * factors[key]

@@ -1,4 +1,7 @@
-"""The level at which a scenario is played, and the keys that the fast one cannot represent."""
+"""The level of detail at which a scenario is played, and the keys that the fast level cannot represent.
+
+The *whole* level plays every message of every peer, and the fast level, "exchange", each exchange as one event.
+"""
 
 from __future__ import annotations
 
@@ -101,8 +104,8 @@ def unplayed(config: Config) -> Iterator[str]:
 
 
 def beyond(scenario: Playable) -> Iterator[tuple[str, str]]:
-    """Yield each key that is not represented, with an alternative."""
-    gossip, membership = scenario.config, scenario.membership
+    """Yield each key whose value the fast level cannot represent, with the advice that follows it in an error."""
+    config, membership = scenario.config, scenario.membership
     if membership.mode == "protocol":
         yield "membership.mode", "leave it out or set it to 'ideal', as no message of the protocol is played"
     if membership.start != "together":
@@ -117,23 +120,23 @@ def beyond(scenario: Playable) -> Iterator[tuple[str, str]]:
         yield "attackers", "leave them out"
     if scenario.task.optimizer.quasi_global:
         yield "task.optimizer.quasi_global", "use momentum"
-    if not gossip.paired:
+    if not config.paired:
         yield "gossip.mixing", "set it to 'pair'"
-    if gossip.partners != 1:
+    if config.partners != 1:
         yield "gossip.partners", "set it to 1"
-    if gossip.selection != "uniform":
+    if config.selection != "uniform":
         yield "gossip.selection", "set it to 'uniform'"
-    if gossip.part != "all":
+    if config.part != "all":
         yield "gossip.part", "set it to 'all'"
-    if gossip.codec_name not in CODECS:
+    if config.codec_name not in CODECS:
         yield "gossip.codec", f"use {', '.join(CODECS[:-1])} or {CODECS[-1]}"
-    if gossip.filter_name not in FILTERS:
+    if config.filter_name not in FILTERS:
         yield "gossip.filter", "use 'clip' or 'none'"
-    if gossip.consensus_target is not None:
+    if config.consensus_target is not None:
         yield "gossip.consensus_target", "leave it out, as no decision may depend on values"
-    if gossip.max_version_gap is not None:
+    if config.max_version_gap is not None:
         yield "gossip.max_version_gap", "leave it out"
-    if gossip.mix_every_s is not None:
+    if config.mix_every_s is not None:
         yield "gossip.mix_every_s", "use mix_every_steps alone"
-    if gossip.staleness_exponent:
+    if config.staleness_exponent:
         yield "gossip.staleness_exponent", "set it to 0"

@@ -16,7 +16,7 @@ __all__ = ["PeerSpec", "by_name", "check_fleet"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerSpec:
-    """The properties of one peer, or of those from ``number`` to ``to``; others are as for all peers.
+    """The properties of one peer, or of all from ``number`` to ``to``; what it leaves out is as for all peers.
 
     Attributes:
         number: The peer's number, from 0.
@@ -54,46 +54,51 @@ class PeerSpec:
         return range(self.number, (self.number if self.to is None else self.to) + 1)
 
     @property
-    def links(self) -> bool:
-        """Return True if its line to the network differs."""
+    def has_own_links(self) -> bool:
+        """Return True if its rates, latency or loss differ from those of all peers."""
         return self.rate_mbit_s is not None or self.latency_ms > 0 or self.loss > 0
 
     def __str__(self) -> str:
         """Return its own properties as text."""
-        who = f"{self.number}" if self.to is None else f"{self.number} to {self.to}"
+        numbers = f"{self.number}" if self.to is None else f"{self.number} to {self.to}"
         rate = self.rate_mbit_s
-        own = [
+        properties = [
             "" if rate is None else f"{rate.up:g} Mbit/s up, {rate.down:g} down",
             f"{self.latency_ms:g} ms further" if self.latency_ms else "",
             f"{100 * self.loss:g} % of packets lost" if self.loss else "",
             "" if self.step_s is None else f"steps of {self.step_s}",
             f"in {self.region}" if self.region else "",
         ]
-        return f"{self.name or 'peer' + 's' * (self.to is not None)} ({who}): " + ", ".join(filter(None, own))
+        name = self.name or ("peer" if self.to is None else "peers")
+        return f"{name} ({numbers}): " + ", ".join(filter(None, properties))
 
 
 def check_fleet(fleet: Sequence[PeerSpec], peers: int, network: NetworkSpec) -> None:
     """Raise a :class:`KeyFault` for a peer that does not fit the number of peers or this network."""
-    known: dict[int, int] = {}
+    place_of: dict[int, int] = {}  # The place in the fleet at which each number is named.
     latency = network.latency
     for place, spec in enumerate(fleet):
-        key, last = f"fleet[{place}]", spec.numbers[-1]
-        which = "number" if spec.to is None else "to"
-        require(last < peers, f"{key}.{which}", last, f"below peers = {peers}, counted from 0")
+        table, last = f"fleet[{place}]", spec.numbers[-1]
+        key = "number" if spec.to is None else "to"
+        require(last < peers, f"{table}.{key}", last, f"below peers = {peers}, counted from 0")
         for number in spec.numbers:
-            if number in known:
-                raise KeyFault(f"{key}.number", f"= {number} is named in fleet[{known[number]}] already: name it once.")
-            known[number] = place
-        lossless = not spec.loss or network.congestion is not None
+            if number in place_of:
+                raise KeyFault(
+                    f"{table}.number", f"= {number} is named in fleet[{place_of[number]}] already: name it once."
+                )
+            place_of[number] = place
+        is_possible = not spec.loss or network.congestion is not None
         require(
-            lossless, f"{key}.loss", spec.loss, "0 where network.congestion is 'none': without TCP all lines lose alike"
-        )
+            is_possible, f"{table}.loss", spec.loss,
+            "0 where network.congestion is 'none': without TCP all lines lose alike",
+        )  # fmt: skip
         if spec.step_s is not None:
-            require(spec.step_s.mean > 0, f"{key}.step_s", str(spec.step_s), "longer than 0 s: time would stand still")
+            positive = "longer than 0 s: time would stand still"
+            require(spec.step_s.mean > 0, f"{table}.step_s", str(spec.step_s), positive)
         if spec.region is not None:
-            there = latency.places
-            require(bool(there), f"{key}.region", spec.region, "left out, or network.latency a matrix of regions")
-            require(spec.region in there, f"{key}.region", spec.region, "one of " + ", ".join(there))
+            regions = latency.places
+            require(bool(regions), f"{table}.region", spec.region, "left out, or network.latency a matrix of regions")
+            require(spec.region in regions, f"{table}.region", spec.region, "one of " + ", ".join(regions))
 
 
 def by_name(fleet: Sequence[PeerSpec]) -> dict[str, PeerSpec]:

@@ -69,8 +69,8 @@ class Compute:
     def __post_init__(self) -> None:
         tables.settle(self)
         require(self.step_s.mean > 0, "step_s", str(self.step_s), "longer than 0 s: time would stand still")
-        long = self.step_s.mean >= SHORTEST_STEP_S
-        require(long, "step_s", str(self.step_s), f"{SHORTEST_STEP_S:g} s or longer on average")
+        is_long_enough = self.step_s.mean >= SHORTEST_STEP_S
+        require(is_long_enough, "step_s", str(self.step_s), f"{SHORTEST_STEP_S:g} s or longer on average")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +91,8 @@ class ReportSpec:
 
     def __post_init__(self) -> None:
         tables.settle(self)
-        right = self.every_s is None or 0 < self.every_s < math.inf
-        require(right, "every_s", self.every_s, "a positive number of seconds")
+        is_valid = self.every_s is None or 0 < self.every_s < math.inf
+        require(is_valid, "every_s", self.every_s, "a positive number of seconds")
         require(self.evaluate_peers >= 1, "evaluate_peers", self.evaluate_peers, "1 or more")
 
 
@@ -145,24 +145,25 @@ class Scenario:
         require(self.peers >= 1, "peers", self.peers, "1 or more")
         require(self.peers <= LARGEST, "peers", self.peers, f"{LARGEST:,} at most")
         if (self.duration_s is None) == (self.rounds is None):
-            how = "neither is given" if self.rounds is None else "both are given"
-            raise KeyFault("duration_s", f"or rounds must say when the run ends, and {how}.")
+            mistake = "neither is given" if self.rounds is None else "both are given"
+            raise KeyFault("duration_s", f"or rounds must say when the run ends, and {mistake}.")
         for key, value in (("duration_s", self.duration_s), ("rounds", self.rounds)):
             require(value is None or 0 < value < math.inf, key, value, "a positive number")
-        alone = self.rounds is not None and self.peers == 1
+        never_ends = self.rounds is not None and self.peers == 1
         require(
-            not alone, "peers", self.peers, "2 or more, or duration_s must stand for rounds: one peer has no partner"
-        )
+            not never_ends, "peers", self.peers,
+            "2 or more, or duration_s must stand for rounds: one peer has no partner",
+        )  # fmt: skip
         for place, cut in enumerate(self.network.partitions):
-            right = cut.groups <= self.peers
+            fits = cut.groups <= self.peers
             require(
-                right, f"network.partitions[{place}].groups", cut.groups, f"{self.peers} at most, the number of peers"
+                fits, f"network.partitions[{place}].groups", cut.groups, f"{self.peers} at most, the number of peers"
             )
         check_fleet(self.fleet, self.peers, self.network)
         self.check_attackers()
-        static = SELECTIONS[self.gossip.selection].file and self.churn is not None
+        lacks_newcomers = SELECTIONS[self.gossip.selection].file and self.churn is not None
         require(
-            not static, "gossip.selection", "graph",
+            not lacks_newcomers, "gossip.selection", "graph",
             "another where nodes come and go, as 'uniform': a static graph has no place for newcomers",
         )  # fmt: skip
         self.check_report()
@@ -185,11 +186,11 @@ class Scenario:
             wanted = f"a share that comes to 1 at least of {self.peers} peers, and leaves 1"
             count = spec.count(self.peers)
             require(1 <= count < self.peers, "attackers.share", spec.share, wanted)
-            grouped = self.gossip.mixing == "group" and spec.kind in COLLUDING
+            lacks_partner = self.gossip.mixing == "group" and spec.kind in COLLUDING
             wanted = "a kind that needs no single partner beside groups: sign-flip, scaled, random, nan"
-            require(not grouped, "attackers.kind", spec.kind, wanted)
-            endless = spec.kind == "alie" and spec.scale is None and 2 * count >= self.peers
-            require(not endless, "attackers.scale", spec.scale, "given for alie where half of the peers attack")
+            require(not lacks_partner, "attackers.kind", spec.kind, wanted)
+            has_no_scale = spec.kind == "alie" and spec.scale is None and 2 * count >= self.peers
+            require(not has_no_scale, "attackers.scale", spec.scale, "given for alie where half of the peers attack")
 
     def check_report(self) -> None:
         """Check that rows come at even intervals of a run of known length, at most MOST_ROWS of them."""
@@ -198,9 +199,9 @@ class Scenario:
             return
         require(self.duration_s is not None, "report.every_s", every_s, "left out where rounds say when the run ends")
         assert self.duration_s is not None
-        least = self.duration_s / MOST_ROWS
-        wanted = f"{least:g} or more, for {MOST_ROWS} rows at most"
-        require(every_s >= least * (1 - 1e-9), "report.every_s", every_s, wanted)
+        least_s = self.duration_s / MOST_ROWS
+        wanted = f"{least_s:g} or more, for {MOST_ROWS} rows at most"
+        require(every_s >= least_s * (1 - 1e-9), "report.every_s", every_s, wanted)  # The limit itself may be rounded.
 
     # -- tables --------------------------------------------------------------------------------------------------
     @classmethod
@@ -225,17 +226,17 @@ class Scenario:
             churn["trace"] = str(path.parent / trace)
         if isinstance(gossip := table.get("gossip"), dict) and isinstance(graph := gossip.get("graph"), str) and graph:
             gossip["graph"] = str(path.parent / graph)
-        given: dict[str, Any] = {key: value_of(text) for key, text in (changes or {}).items()}
+        values: dict[str, Any] = {key: value_of(text) for key, text in (changes or {}).items()}
         if seed is not None:
-            given["seed"] = seed
-        ends = {key: given.pop(key) for key in ENDS if key in given}
+            values["seed"] = seed
+        ends = {key: values.pop(key) for key in ENDS if key in values}
         if ends:  # These replace the end that the file gives, if it gives one.
-            table = {key: held for key, held in table.items() if key not in ENDS} | ends
+            table = {key: value for key, value in table.items() if key not in ENDS} | ends
         try:
             scenario = cls.from_mapping(table)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
-        return scenario.replace(**given) if given else scenario
+        return scenario.replace(**values) if values else scenario
 
     @classmethod
     def from_mapping(cls, table: Mapping[str, Any]) -> Scenario:
@@ -278,14 +279,14 @@ class Scenario:
         """
         table = self.to_mapping()
         if sum(changes.get(key) is not None for key in ENDS) == 1:
-            table = {key: held for key, held in table.items() if key not in ENDS}
+            table = {key: value for key, value in table.items() if key not in ENDS}
         if changes.get("task.optimizer.name", self.task.optimizer.name) != self.task.optimizer.name:
             # Settings that suit one optimizer make another diverge.
             table["task"] = dict(table["task"]) | {"optimizer": {}}
         return Scenario.from_mapping(tables.changed(table, changes))
 
 
-ENDS = ("duration_s", "rounds")
+ENDS = ("duration_s", "rounds")  # The keys that end a run, of which a scenario has one.
 
 
 def value_of(text: str) -> Any:

@@ -33,8 +33,9 @@ __all__ = [
 
 T = TypeVar("T")
 
-FEW = 8  # Keys that a sentence can list.
+MAX_LISTED_KEYS = 8  # The most known keys that a sentence lists.
 NONE = "none"  # TOML has no word for an optional key that is left out on purpose.
+# By the type of a key: the types of a value in TOML, and the words for it in errors.
 KINDS: dict[type, tuple[tuple[type, ...], str]] = {
     int: ((int,), "a whole number"),
     float: ((int, float), "a number"),
@@ -44,7 +45,10 @@ KINDS: dict[type, tuple[tuple[type, ...], str]] = {
 
 
 class KeyFault(ConfigError):
-    """An error about one key; each table above it adds its own name in front (:meth:`under`)."""
+    """An error about one key; each table above it adds its own name in front (:meth:`under`).
+
+    The key is "" where only the table above knows it.
+    """
 
     def __init__(self, key: str, message: str) -> None:
         super().__init__(key, message)
@@ -60,26 +64,26 @@ class KeyFault(ConfigError):
 
 
 class UnknownKey(KeyFault):
-    """An unknown key."""
+    """An error about a key that its table does not have."""
 
 
-def require(right: bool, key: str, value: object, wanted: str) -> None:
+def require(is_right: bool, key: str, value: object, wanted: str) -> None:
     """Raise a :class:`KeyFault` for a value that cannot work; ``wanted`` completes "it must be ..."."""
-    if not right:
+    if not is_right:
         message = "is missing" if value is None else f"= {shown(value)} cannot work"
         raise KeyFault(key, f"{message}: it must be {wanted}.")
 
 
 # -- tables to dataclasses ---------------------------------------------------------------------------------------------
-def settle(made: Any) -> None:
-    """Bring each field of a dataclass to the type of its annotation; called in ``__post_init__``.
+def settle(instance: Any) -> None:
+    """Bring each field of a dataclass's instance to the type of its annotation; called in ``__post_init__``.
 
     Types are int, float, str, bool, Literal, tuples of them, ``X | None`` (the text "none" is None), and gossip.Config.
     Other types are dataclasses that call this, and classes with a classmethod ``parse(value)``.
     """
-    for name, hint in hints(type(made)).items():
+    for name, hint in hints(type(instance)).items():
         try:
-            object.__setattr__(made, name, parse_value(hint, getattr(made, name)))
+            object.__setattr__(instance, name, parse_value(hint, getattr(instance, name)))
         except KeyFault as fault:
             raise fault.under(name) from None
 
@@ -92,8 +96,8 @@ def record(kind: type[T], value: object) -> T:
     table = cast(Mapping[str, Any], value)
     refuse_unknown(table, hints(kind))
     for field in dataclasses.fields(cast(Any, kind)):
-        without = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if without and field.name not in table:
+        has_no_default = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if has_no_default and field.name not in table:
             hint = hints(kind)[field.name]
             raise KeyFault(field.name, f"is missing: it must be {KINDS[hint][1] if hint in KINDS else 'given'}.")
     return kind(**table)
@@ -105,16 +109,16 @@ def refuse_unknown(table: Mapping[str, Any], known: Iterable[str]) -> None:
     for name in table:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, n=1)
-            there = f": there are {', '.join(known)}." if len(known) <= FEW else "."
-            raise UnknownKey(str(name), "is not a key here" + (f"; did you mean {near[0]!r}?" if near else there))
+            choices = f": there are {', '.join(known)}." if len(known) <= MAX_LISTED_KEYS else "."
+            raise UnknownKey(str(name), "is not a key here" + (f"; did you mean {near[0]!r}?" if near else choices))
 
 
 def parse_value(hint: Any, value: Any) -> Any:
     """Return a value in the type of an annotation, as :func:`settle` does; a KeyFault then has an empty key."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
-        wanted = next(option for option in get_args(hint) if option is not types.NoneType)
-        return None if value is None or value == NONE else parse_value(wanted, value)
+        other_hint = next(option for option in get_args(hint) if option is not types.NoneType)
+        return None if value is None or value == NONE else parse_value(other_hint, value)
     if origin is Literal:
         require(value in get_args(hint), "", value, "one of " + ", ".join(get_args(hint)))
         return value
@@ -143,39 +147,43 @@ def parse_sequence(options: tuple[Any, ...], value: object) -> tuple[Any, ...]:
     if options[-1] is Ellipsis:
         options = (options[0],) * len(items)
     require(len(items) == len(options), "", value, f"a list of {len(options)}")
-    made = []
+    parsed = []
     for place, (option, item) in enumerate(zip(options, items, strict=True)):
         try:
-            made.append(parse_value(option, item))
+            parsed.append(parse_value(option, item))
         except KeyFault as fault:
             raise fault.under(f"[{place}]") from None
-    return tuple(made)
+    return tuple(parsed)
 
 
 def parse_config(value: object) -> Config:
-    """Return the settings of a ``[gossip]`` section, which has the keys of a node's ``--config``."""
+    """Return the settings of a ``[gossip]`` section, which has the keys of a node's ``--config``.
+
+    An error of :class:`Config` is a sentence. Here it becomes a KeyFault of the first key that the sentence mentions,
+    or else of the first key whose value it mentions.
+    """
     require(isinstance(value, Mapping), "", value, "a table of gossip's settings")
     known = hints(Config)
-    optional = {name for name, wanted in known.items() if type(None) in get_args(wanted)}
+    optional = {name for name, hint in known.items() if type(None) in get_args(hint)}
     given = cast(Mapping[str, Any], value).items()  # For a key that is never left out, "none" is an ordinary value.
     table = {name: None if setting == NONE and name in optional else setting for name, setting in given}
     for name in (name for name in table if name in REMOVED):
         raise KeyFault(name, f"was removed: {REMOVED[name]}.")
-    inner = [name for name, setting in given if isinstance(setting, Internal)]
-    refuse_unknown(table, ["preset", "method", *known, *inner])
+    internal = [name for name, setting in given if isinstance(setting, Internal)]  # Only Python can give these.
+    refuse_unknown(table, ["preset", "method", *known, *internal])
     try:
         return Config.from_mapping(table)
     except ConfigError as error:
         name, _, message = str(error).partition(" ")
         if name in table:
             raise KeyFault(name, message) from error
-        about = [name for name in table if re.search(rf"\b{name}\b", str(error))]
-        about = about or [name for name, held in table.items() if repr(held) in str(error)]
-        if not about:
+        mentioned = [name for name in table if re.search(rf"\b{name}\b", str(error))]
+        mentioned = mentioned or [name for name, setting in table.items() if repr(setting) in str(error)]
+        if not mentioned:
             raise KeyFault("", f"cannot work: {lower_first(str(error))}") from error
-        held = table[about[0]]
-        what = "is missing" if held is None else f"= {shown(held)} cannot work"
-        raise KeyFault(about[0], f"{what}: {lower_first(str(error))}") from error
+        name = mentioned[0]
+        fault = "is missing" if table[name] is None else f"= {shown(table[name])} cannot work"
+        raise KeyFault(name, f"{fault}: {lower_first(str(error))}") from error
 
 
 def lower_first(sentence: str) -> str:
@@ -195,12 +203,12 @@ HINTS: dict[Any, dict[str, Any]] = {}
 
 
 def paths(kind: type, above: str = "") -> Iterator[str]:
-    """Yield every dotted key of a dataclass and of the dataclasses within it."""
+    """Yield every dotted key of a dataclass and of the dataclasses within it; ``above`` goes in front of each."""
     for name, hint in hints(kind).items():
         yield above + name
-        inner = [option for option in (hint, *get_args(hint)) if dataclasses.is_dataclass(option)]
-        if inner and get_origin(hint) is not tuple:
-            yield from paths(cast(type, inner[0]), f"{above}{name}.")
+        tables = [option for option in (hint, *get_args(hint)) if dataclasses.is_dataclass(option)]
+        if tables and get_origin(hint) is not tuple:
+            yield from paths(cast(type, tables[0]), f"{above}{name}.")
 
 
 # -- dataclasses to tables ---------------------------------------------------------------------------------------------
@@ -212,8 +220,8 @@ def plain(value: Any) -> Any:
     if hasattr(value, "plain") and not isinstance(value, Config):
         return value.plain()
     if isinstance(value, Config):
-        plain_ = nearest(fields_of(value), {name: fields_of(getattr(Config, name)()) for name in PRESETS})
-        return plain_ if value.internal == Internal() else plain_ | {"internal": value.internal}
+        table = nearest(fields_of(value), {name: fields_of(getattr(Config, name)()) for name in PRESETS})
+        return table if value.internal == Internal() else table | {"internal": value.internal}
     if dataclasses.is_dataclass(value):
         return fields_of(value)
     if isinstance(value, tuple):
@@ -225,11 +233,11 @@ def fields_of(value: Any) -> dict[str, Any]:
     """Return a dataclass's fields in plain form, without its internal settings."""
     table = {}
     for field in dataclasses.fields(value):
-        held = getattr(value, field.name)
-        if isinstance(held, Internal):
+        item = getattr(value, field.name)
+        if isinstance(item, Internal):
             continue
-        if held is not None:
-            table[field.name] = plain(held)
+        if item is not None:
+            table[field.name] = plain(item)
         elif field.default is not None:
             table[field.name] = NONE
     return table
@@ -240,36 +248,36 @@ def nearest(table: dict[str, Any], bases: Mapping[str, Mapping[str, Any]]) -> di
 
     ``bases`` has the keys of each preset. A preset with a key that the table lacks is not considered.
     """
-    best = dict(table)
+    shortest = dict(table)
     for name, base in bases.items():
-        rest = {key: held for key, held in table.items() if key not in base or base[key] != held}
-        if set(base) <= set(table) and base and len(rest) + 1 < len(best):
-            best = {"preset": name} | rest
-    return best
+        differing = {key: value for key, value in table.items() if key not in base or base[key] != value}
+        if set(base) <= set(table) and base and len(differing) + 1 < len(shortest):
+            shortest = {"preset": name} | differing
+    return shortest
 
 
 def changed(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of nested mappings with other values under dotted keys; None removes a key."""
-    made = deep_copy(table)
+    copy = deep_copy(table)
     for dotted, value in changes.items():
         *above, last = dotted.split(".")
         if not all((*above, last)):
             raise KeyFault(dotted, "is not a key: write table.key, as gossip.mix_every_steps.")
-        inner = made
+        inner = copy
         for depth, name in enumerate(above):
             inner = inner.setdefault(name, {})
             if not isinstance(inner, dict):
-                whole = ".".join(above[: depth + 1])
-                raise KeyFault(dotted, f"cannot be set: {whole} = {shown(inner)} is no table of keys.")
+                path = ".".join(above[: depth + 1])
+                raise KeyFault(dotted, f"cannot be set: {path} = {shown(inner)} is no table of keys.")
         if value is None:
             inner.pop(last, None)
         else:
             inner[last] = value
-    return made
+    return copy
 
 
 def deep_copy(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: deep_copy(held) if isinstance(held, Mapping) else held for name, held in table.items()}
+    return {name: deep_copy(value) if isinstance(value, Mapping) else value for name, value in table.items()}
 
 
 # -- tables to text ----------------------------------------------------------------------------------------------------
@@ -279,18 +287,18 @@ def toml_text(table: Mapping[str, Any]) -> str:
     Plain values come first, then a section for each table, with inner tables on one line. Keys are bare words, as all
     keys of a scenario are.
     """
-    lines = [f"{name} = {toml_value(held)}" for name, held in table.items() if not isinstance(held, Mapping)]
+    lines = [f"{name} = {toml_value(value)}" for name, value in table.items() if not isinstance(value, Mapping)]
     for name, section in table.items():
         if isinstance(section, Mapping):
-            lines += ["", f"[{name}]", *(f"{key} = {toml_value(held)}" for key, held in section.items())]
+            lines += ["", f"[{name}]", *(f"{key} = {toml_value(value)}" for key, value in section.items())]
     return "\n".join(lines) + "\n"
 
 
 def toml_value(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{name} = {toml_value(held)}" for name, held in value.items()) + " }"
+        return "{ " + ", ".join(f"{name} = {toml_value(item)}" for name, item in value.items()) + " }"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(toml_value(held) for held in value) + "]"
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
     if isinstance(value, str):
         return '"' + "".join(ESCAPES.get(c, c if c.isprintable() else f"\\U{ord(c):08x}") for c in value) + '"'
     if isinstance(value, bool):

@@ -16,7 +16,7 @@ __all__ = ["LARGEST", "Optimizer", "Partition", "Task"]
 DATASETS = ("digits", "fashion-mnist", "mnist", "shakespeare", "averaging")
 MODELS = ("linear", "mlp", "cnn", "gpt")
 LOSSES = ("cross-entropy", "mse")
-USUAL_RATES = {"adamw": 0.001, "muon": 0.02}
+USUAL_RATES = {"adamw": 0.001, "muon": 0.02}  # Examples for an error: optimizers whose rate a scenario must give.
 LARGEST = 1_000_000  # Peers, and sizes of a task: a typing error is found before memory runs out.
 
 
@@ -39,8 +39,8 @@ class Partition:
     def __post_init__(self) -> None:
         tables.settle(self)
         if self.kind == "dirichlet":
-            right = self.alpha is not None and 0 < self.alpha < math.inf
-            require(right, "alpha", self.alpha, "a positive number for dirichlet, as 0.1")
+            is_valid = self.alpha is not None and 0 < self.alpha < math.inf
+            require(is_valid, "alpha", self.alpha, "a positive number for dirichlet, as 0.1")
         else:
             require(self.alpha is None, "alpha", self.alpha, f"left out: {self.kind} has none")
 
@@ -88,39 +88,39 @@ class Optimizer:
         require(0 <= self.weight_decay < math.inf, "weight_decay", self.weight_decay, "a number from 0 up")
         require(all(0 <= beta < 1 for beta in self.betas), "betas", self.betas, "two numbers from 0 to below 1")
         if self.name != "sgd":
-            has = {"adamw": "adamw has betas", "muon": "muon has a momentum of 0.95"}[self.name]
-            require(self.momentum == 0, "momentum", self.momentum, f"left out: {has}")
-            require(self.quasi_global == 0, "quasi_global", self.quasi_global, f"left out: {has}")
+            reason = {"adamw": "adamw has betas", "muon": "muon has a momentum of 0.95"}[self.name]
+            require(self.momentum == 0, "momentum", self.momentum, f"left out: {reason}")
+            require(self.quasi_global == 0, "quasi_global", self.quasi_global, f"left out: {reason}")
         adam, clip = self.adam_lr, self.clip_norm
         if self.name == "muon":
-            right = adam is not None and 0 < adam < math.inf
-            require(right, "adam_lr", adam, "a positive number for muon, the rate of AdamW beside it, as 0.01")
+            is_valid = adam is not None and 0 < adam < math.inf
+            require(is_valid, "adam_lr", adam, "a positive number for muon, the rate of AdamW beside it, as 0.01")
         else:
             require(adam is None, "adam_lr", adam, "left out: only muon has AdamW beside it")
         require(clip is None or 0 < clip < math.inf, "clip_norm", clip, "a positive number, as 1.0")
-        alone = clip is None or self.quasi_global == 0
-        require(alone, "clip_norm", clip, "left out with quasi_global, whose momentum no gradient enters")
-        both = self.momentum > 0 and self.quasi_global > 0
-        require(not both, "quasi_global", self.quasi_global, "left out, or momentum left out: it takes its place")
+        fits = clip is None or self.quasi_global == 0
+        require(fits, "clip_norm", clip, "left out with quasi_global, whose momentum no gradient enters")
+        has_both = self.momentum > 0 and self.quasi_global > 0
+        require(not has_both, "quasi_global", self.quasi_global, "left out, or momentum left out: it takes its place")
         self.check_schedule()
 
     def check_schedule(self) -> None:
         steps, warmup = self.schedule_steps, self.warmup_steps
         if self.schedule == "constant":
             for key, value in (("schedule_steps", steps), ("warmup_steps", warmup), ("min_lr", self.min_lr)):
-                unused = value is None or (value == 0 and key != "schedule_steps")
-                require(unused, key, value, "left out, or schedule = 'cosine': a constant rate has none")
+                is_unset = value is None or (value == 0 and key != "schedule_steps")
+                require(is_unset, key, value, "left out, or schedule = 'cosine': a constant rate has none")
             return
-        right = steps is not None and 1 <= steps <= LARGEST
+        is_valid = steps is not None and 1 <= steps <= LARGEST
         wanted = f"the steps of a peer until the rate is at its lowest, 1 to {LARGEST:,}, as 3000"
-        require(right, "schedule_steps", steps, wanted)
+        require(is_valid, "schedule_steps", steps, wanted)
         assert steps is not None
         require(
             0 <= warmup < steps, "warmup_steps", warmup, f"from 0 to below schedule_steps = {steps}, which counts them"
         )
         require(0 <= self.min_lr <= self.lr, "min_lr", self.min_lr, f"from 0 to lr = {self.lr:g}")
-        constant = self.quasi_global == 0
-        require(constant, "schedule", self.schedule, "constant with quasi_global, which divides by one rate")
+        fits = self.quasi_global == 0
+        require(fits, "schedule", self.schedule, "constant with quasi_global, which divides by one rate")
 
     @classmethod
     def parse(cls, value: object) -> Optimizer:
@@ -190,16 +190,16 @@ class Task:
                 require(False, key, value, "left out: averaging trains nothing")
             module, colon, function = value.partition(":")
             words = (*module.split("."), function)
-            right = value in known or (colon == ":" and all(word.isidentifier() for word in words))
+            is_valid = value in known or (colon == ":" and all(word.isidentifier() for word in words))
             near = difflib.get_close_matches(value, known, n=1)
             meant = f" (did you mean {near[0]!r}?)" if near else ""
-            require(right, key, value, f"{', '.join(known) + ' or ' if known else ''}'module:function'{meant}")
+            require(is_valid, key, value, f"{', '.join(known) + ' or ' if known else ''}'module:function'{meant}")
         for key in ("batch_size", "samples_per_peer", "hidden", "elements"):
             value = getattr(self, key)
             require(value is None or value >= 1, key, value, "1 or more")
             require(value is None or value <= LARGEST, key, value, f"{LARGEST:,} at most")
-        right = self.model_mb is None or 0 < self.model_mb <= LARGEST
-        require(right, "model_mb", self.model_mb, f"a size in MB above 0, {LARGEST:,} at most")
+        is_valid = self.model_mb is None or 0 < self.model_mb <= LARGEST
+        require(is_valid, "model_mb", self.model_mb, f"a size in MB above 0, {LARGEST:,} at most")
 
     def weight(self, elements: int) -> float:
         """Return the weight of a byte of ``elements`` on a link: 1, or more if they stand for a larger model."""

@@ -202,7 +202,7 @@ def network_of(
     if has_tcp(spec, ideal, fleet):
         common |= {"congestion": spec.congestion, "tls": spec.tls, "connections": connections}
     base = base_network(spec, seed, common, by_name(fleet))
-    with_own_links = [each for each in fleet if each.links]
+    with_own_links = [each for each in fleet if each.has_own_links]
     if not with_own_links:
         return base
     return FleetNetwork(base.latency_s, base.rate_bytes_s, **common, base=base, fleet=by_name(with_own_links))
@@ -214,7 +214,7 @@ def has_tcp(spec: NetworkSpec, ideal: bool, fleet: Sequence[PeerSpec]) -> bool:
         return False
     if ideal:
         return spec.loss > 0 or any(each.loss for each in fleet)
-    return not spec.perfect or any(each.links for each in fleet)
+    return not spec.perfect or any(each.has_own_links for each in fleet)
 
 
 def base_network(spec: NetworkSpec, seed: int, common: dict[str, Any], fleet: Mapping[str, PeerSpec]) -> NetworkModel:
