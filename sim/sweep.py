@@ -1,4 +1,7 @@
-"""Parameter sweeps: one scenario over a grid of values and several seeds."""
+"""Parameter sweeps: one scenario over a grid of values and several seeds.
+
+A sweep has an *axis* for each swept key, and one run for each combination of values and each seed.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ COLUMNS = (
     "metric_max", "metric_average_model", "consensus_distance",
     "exchanges_done", "exchanges_failed", "bytes_sent", "virtual_s", "wall_s", "digest",
 )  # fmt: skip
-# The columns of the table: key, head and formatter. A terminal of 80 columns has no room for the last three.
+# The columns of the table: key, head and formatter.
 SHOWN: tuple[tuple[str, str, Formatter], ...] = (
     ("accuracy_mean", "accuracy", share_text), ("accuracy_min", "worst peer", share_text),
     ("accuracy_average_model", "average model", share_text), ("loss", "loss", figure_text),
@@ -46,6 +49,7 @@ SHOWN: tuple[tuple[str, str, Formatter], ...] = (
     ("virtual_s", "virtual time", duration_text), ("exchanges_done", "exchanges", lambda mean: count_text(round(mean))),
     ("exchanges_failed", "failed", lambda mean: count_text(round(mean))),
 )  # fmt: skip
+LEFT_OUT_OF_TERMINAL = 3  # Columns at the end of SHOWN for which a terminal of 80 characters has no room.
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +144,15 @@ class Sweep:
         ``brief`` leaves out columns that do not fit into a terminal of 80 characters.
         """
         learns = any(not math.isnan(value) for value in self.column("accuracy_mean", self.rows))
-        unknown = [] if learns else [row for row in SHOWN if row[0].startswith("accuracy")]
+        unknown = [] if learns else [column for column in SHOWN if column[0].startswith("accuracy")]
         if np.isnan(self.column("metric_mean", self.rows)).all():
-            unknown += [row for row in SHOWN if row[0].startswith("metric")]
-        shown = [row for row in SHOWN if row not in unknown]
+            unknown += [column for column in SHOWN if column[0].startswith("metric")]
+        shown = [column for column in SHOWN if column not in unknown]
         if brief:
-            shown = [row for row in shown[:-3] if not (learns and row[0] == "loss")]
+            shown = [column for column in shown[:-LEFT_OUT_OF_TERMINAL] if not (learns and column[0] == "loss")]
         rows = []
         for values, group in self.groups():
-            cells = [text(float(self.column(key, group).mean())) for key, _, text in shown]
+            cells = [as_text(float(self.column(key, group).mean())) for key, _, as_text in shown]
             if learns and len(group) > 1:
                 cells[0] += f" ± {100 * np.ptp(self.column('accuracy_mean', group)) / 2:.1f}"
             rows.append((*values, *cells))
@@ -166,17 +170,17 @@ class Sweep:
         if not ordered or any(math.isnan(mean) for mean in means.values()):
             return ""
         best = max(ordered, key=means.__getitem__)
-        good = [means[text] >= means[best] - ACCURACY_POINT for text in ordered]
-        low = high = ordered.index(best)
-        while low > 0 and good[low - 1]:
+        is_good = [means[text] >= means[best] - ACCURACY_POINT for text in ordered]
+        low = high = ordered.index(best)  # The ends of the range of good values around the best one.
+        while low > 0 and is_good[low - 1]:
             low -= 1
-        while high + 1 < len(ordered) and good[high + 1]:
+        while high + 1 < len(ordered) and is_good[high + 1]:
             high += 1
-        where = f"{ordered[low]} to {ordered[high]}" if low < high else ordered[low]
-        beyond = "" if high + 1 < len(ordered) else ", the largest value tried"
+        span = f"{ordered[low]} to {ordered[high]}" if low < high else ordered[low]
+        note = "" if high + 1 < len(ordered) else ", the largest value tried"
         return (
             f"Within one point of the best mean accuracy ({share_text(means[best])} at {short_key(key)} = {best}): "
-            f"{short_key(key)} = {where}{beyond}."
+            f"{short_key(key)} = {span}{note}."
         )
 
     @staticmethod
@@ -209,10 +213,10 @@ class Sweep:
             drawn.append((title, self.caption, charts.svg_of(figure, title)))
         heads, rows = self.table()
         labels = self.labels()
-        first = describe.in_words(self.points[0].scenario, next(iter(self.levels), None))
+        description = describe.in_words(self.points[0].scenario, next(iter(self.levels), None))
         parts = [
             html.paragraph(self.conclusion),
-            html.paragraph(f"With the first of the values: {first}", "note"),
+            html.paragraph(f"With the first of the values: {description}", "note"),
             html.key(labels) if len(labels) > 1 else "",
             html.pictures(drawn),
             html.table(heads, {"": rows}),
@@ -230,53 +234,55 @@ class Sweep:
         """Return the labels of the curves: one for each combination of all keys but the first, which is the x axis."""
         _, *others = self.axes
         combinations = itertools.product(*(self.axes[key] for key in others))
-        return [", ".join(f"{short_key(k)} {v}" for k, v in zip(others, each, strict=True)) for each in combinations]
+        return [label_of(others, values) for values in combinations]
 
     def pictures(self) -> list[tuple[str, Any]]:
         """Return the pictures' titles, with functions that draw them on axes."""
-        made: list[tuple[str, Any]] = []
+        pictures: list[tuple[str, Any]] = []
         if np.isfinite(self.column("accuracy_mean", self.rows)).any():
-            made.append(("Accuracy, mean of peers", lambda axes: self.draw(axes, "accuracy_mean")))
-            made.append(("Accuracy, worst peer", lambda axes: self.draw(axes, "accuracy_min")))
+            pictures.append(("Accuracy, mean of peers", lambda axes: self.draw(axes, "accuracy_mean")))
+            pictures.append(("Accuracy, worst peer", lambda axes: self.draw(axes, "accuracy_min")))
         else:
-            made.append(("Loss", lambda axes: self.draw(axes, "loss")))
+            pictures.append(("Loss", lambda axes: self.draw(axes, "loss")))
         if np.isfinite(self.column("metric_mean", self.rows)).any():
-            made.append(("Metric, mean of peers", lambda axes: self.draw(axes, "metric_mean")))
-        made.append(("Consensus distance", lambda axes: self.draw(axes, "consensus_distance")))
-        return made
+            pictures.append(("Metric, mean of peers", lambda axes: self.draw(axes, "metric_mean")))
+        pictures.append(("Consensus distance", lambda axes: self.draw(axes, "consensus_distance")))
+        return pictures
 
     def draw(self, axes: Axes, key: str) -> None:
+        """Draw one figure over the first swept key: a dot for each seed, and a curve through their means."""
         from sim.report import plots
 
-        first, *others = self.axes
-        texts = list(self.axes[first])
+        x_key, *others = self.axes
+        texts = list(self.axes[x_key])
         values = as_numbers(texts)
-        at = dict(zip(texts, values if values is not None else range(len(texts)), strict=True))
+        x_of = dict(zip(texts, values if values is not None else range(len(texts)), strict=True))
         scale = 100.0 if key.startswith("accuracy") else 1.0
         labels = self.labels()
+        # The points of each curve, by the values of the other keys: x, and the figures of all seeds, (seeds,).
         curves: dict[tuple[str, ...], list[tuple[float, F64]]] = {}
         for combination, rows in self.groups():
-            curves.setdefault(combination[1:], []).append((at[combination[0]], scale * self.column(key, rows)))
-        for order, (rest, points) in enumerate(curves.items()):
+            curves.setdefault(combination[1:], []).append((x_of[combination[0]], scale * self.column(key, rows)))
+        for order, (other_values, points) in enumerate(curves.items()):
             points.sort(key=lambda point: point[0])
             colour, dash = plots.colour_of(order), plots.dash_of(order)
-            means = [float(found.mean()) for _, found in points]
-            label = ", ".join(f"{short_key(k)} {v}" for k, v in zip(others, rest, strict=True))
+            means = [float(figures.mean()) for _, figures in points]
             line = dash if values is not None else "none"  # There is no line between values that are not numbers.
             axes.plot(
-                [x for x, _ in points], means, color=colour, linestyle=line, marker="o", markersize=4, label=label
-            )
-            for x, found in points if self.seeds > 1 else ():
-                axes.plot([x] * len(found), found, "o", color=colour, alpha=0.45, markersize=3, markeredgewidth=0)
+                [x for x, _ in points], means, color=colour, linestyle=line, marker="o", markersize=4,
+                label=label_of(others, other_values),
+            )  # fmt: skip
+            for x, figures in points if self.seeds > 1 else ():
+                axes.plot([x] * len(figures), figures, "o", color=colour, alpha=0.45, markersize=3, markeredgewidth=0)
         assert len(curves) <= len(labels), "a curve has a label"
-        drawn = [float(mean) for points in curves.values() for _, found in points for mean in found]
+        drawn = [float(figure) for points in curves.values() for _, figures in points for figure in figures]
         if key == "consensus_distance" and all(value > 0 for value in drawn):
             axes.set_yscale("log")
             plots.plain_ticks(axes, min(drawn), max(drawn))
-        self.label_swept(axes, first, texts, values)
-        loss = plots.loss_label([point.scenario for point in self.points])
-        labels_of = {"loss": loss, "metric_mean": "metric", "consensus_distance": "distance (L2 norm)"}
-        axes.set_ylabel(labels_of.get(key, "accuracy (%)"))
+        self.label_swept(axes, x_key, texts, values)
+        loss_label = plots.loss_label([point.scenario for point in self.points])
+        y_labels = {"loss": loss_label, "metric_mean": "metric", "consensus_distance": "distance (L2 norm)"}
+        axes.set_ylabel(y_labels.get(key, "accuracy (%)"))
 
     @staticmethod
     def label_swept(axes: Axes, key: str, texts: Sequence[str], values: Sequence[float] | None) -> None:
@@ -297,12 +303,12 @@ def at_one_level(points: Sequence[Point]) -> tuple[list[Point], list[Fidelity]]:
     then comes from the swept values.
     """
     levels = [fidelity_of(point.scenario) for point in points]
-    auto = [number for number, point in enumerate(points) if point.scenario.fidelity == "auto"]
-    needed = next((levels[number] for number in auto if levels[number].level == "whole"), None)
+    auto_points = [number for number, point in enumerate(points) if point.scenario.fidelity == "auto"]
+    common_level = next((levels[number] for number in auto_points if levels[number].level == "whole"), None)
     changed = list(points)
-    if needed is not None:
-        for number in auto:
-            levels[number] = needed
+    if common_level is not None:
+        for number in auto_points:
+            levels[number] = common_level
             scenario = replace(points[number].scenario, fidelity="whole")
             changed[number] = replace(points[number], scenario=scenario)
     return changed, list(dict.fromkeys(levels))
@@ -310,10 +316,15 @@ def at_one_level(points: Sequence[Point]) -> tuple[list[Point], list[Fidelity]]:
 
 # Last words of keys that occur in more than one table of a scenario.
 AMBIGUOUS = ("kind", "name", "mode", "start", "preset", "up", "down")
+# Axis labels with units, by short key; other keys are labelled by their names.
 UNITS = {
     "mix_every_steps": "mix every (steps)", "mix_every_s": "mix every (s)", "duration_s": "duration (virtual s)",
     "network.loss": "loss (share of packets)", "batch_size": "batch (samples)", "lr": "learning rate",
 }  # fmt: skip
+
+
+def label_of(keys: Sequence[str], values: Sequence[str]) -> str:
+    return ", ".join(f"{short_key(key)} {value}" for key, value in zip(keys, values, strict=True))
 
 
 def short_key(key: str) -> str:

@@ -23,8 +23,10 @@ from sim.scenario.scenario import Scenario
 
 __all__ = ["COLUMNS", "HISTORY", "SHOWN", "SUMMARY", "Column", "Total", "page"]
 
-ROUNDED = 1e-3  # Tolerance for sums of thirds and elevenths of groups: enough for up to 10^10 of them.
-HEAD = """
+# Each mix counts as its side's share of an exchange. Sums of shares like 1/3 are rounded; this is added before whole
+# exchanges are counted, and is enough for up to 10^10 shares.
+ROUNDING_ALLOWANCE = 1e-3
+HISTORY_HEAD = """
 ## Of a simulation
 
 A model is evaluated as it is at the end of its peer's current step. At most 1,000 held-out samples are used (128
@@ -35,7 +37,7 @@ A row of **history.csv** (and of `result.history`); empty where unknown:
 | column | meaning |
 |---|---|
 """
-ALL = """
+SUMMARY_HEAD = """
 **summary.json**, which `--json` prints on one line; null for a value that is not a number:
 
 | key | meaning |
@@ -52,7 +54,7 @@ class Column:
 
     name: str
     meaning: str
-    of: Callable[[Instant], float]
+    measure: Callable[[Instant], float]
     head: str = ""
     text: Callable[[float], str] = figure_text
 
@@ -63,7 +65,7 @@ class Total:
 
     name: str
     meaning: str
-    of: Callable[[FinishedRun], Any]
+    compute: Callable[[FinishedRun], Any]
 
 
 HISTORY = (
@@ -103,7 +105,7 @@ HISTORY = (
     ),
     Column(
         "exchanges_done", "exchanges so far: pairs, groups or pushes, each counted once all its sides have mixed",
-        lambda at: math.floor(at.level.exchanges + ROUNDED),
+        lambda at: math.floor(at.level.exchanges + ROUNDING_ALLOWANCE),
     ),
     Column(
         "exchanges_failed", "failed exchanges so far, as each peer counts them; both sides may count one",
@@ -241,7 +243,7 @@ SHOWN: tuple[tuple[str, Callable[[PlayedRun], str]], ...] = (
 
 def page() -> str:
     """Return the part of docs/figures.md that is about a simulation."""
-    tables = ((HEAD, HISTORY), (ALL, SUMMARY))
+    tables = ((HISTORY_HEAD, HISTORY), (SUMMARY_HEAD, SUMMARY))
     cells = [(head, [(f"`{row.name}`", row.meaning.replace("|", "\\|")) for row in rows]) for head, rows in tables]
     return "".join(head + "".join(f"| {name} | {meaning} |\n" for name, meaning in rows) for head, rows in cells)
 

@@ -16,7 +16,7 @@ __all__ = ["Headline", "details", "figures", "key", "page", "paragraph", "pictur
 class Headline:
     """A headline figure: its name, the figure with its unit, and a note."""
 
-    what: str
+    name: str
     value: str
     note: str = ""
 
@@ -33,7 +33,7 @@ def paragraph(text: str, style: str = "lead") -> str:
 def figures(items: Iterable[Headline]) -> str:
     """Return headline figures, in as many columns as fit."""
     cells = (
-        f"<div><dt>{escape(item.what)}</dt><dd>{escaped(item.value)}<small>{escaped(item.note)}</small></dd></div>"
+        f"<div><dt>{escape(item.name)}</dt><dd>{escaped(item.value)}<small>{escaped(item.note)}</small></dd></div>"
         for item in items
     )
     return f'<dl class="figures">{"".join(cells)}</dl>'

@@ -16,7 +16,7 @@ from sim.scenario.scenario import Scenario
 __all__ = ["FinishedRun", "Instant", "Level", "spread_of"]
 
 
-BLOCK_ROWS = 256  # I64 of one pass, so that temporary arrays stay small.
+BLOCK_ROWS = 256  # Rows of one pass, so that temporary arrays stay small.
 
 
 class Level(Protocol):
@@ -86,7 +86,7 @@ class Instant:
     """A swarm at one instant.
 
     Models are evaluated as they are at the end of each peer's current step. If some peers attack, losses, accuracies
-    and the consensus distance are those of the honest ones.
+    and the consensus distance are those of the honest ones. A figure that cannot be measured is NaN.
     """
 
     def __init__(self, level: Level, scenario: Scenario, learners: Learners) -> None:
@@ -104,7 +104,7 @@ class Instant:
         honest = level.honest_rows()
         if len(honest):
             mean, self.distance = spread_of(learners.matrix, honest)
-            chosen = honest[:: -(-len(honest) // scenario.report.evaluate_peers)]
+            chosen = honest[:: math.ceil(len(honest) / scenario.report.evaluate_peers)]
             self.losses, self.accuracies, self.metrics = learners.evaluate(learners.matrix[chosen])
             average = (float(figure[0]) for figure in learners.evaluate(mean[None]))
             self.average_loss, self.average_accuracy, self.average_metric = average

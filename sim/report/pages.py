@@ -37,9 +37,9 @@ def comparison(results: Sequence[Result]) -> str:
     different = describe.differences([result.scenario for result in results])
     keys = list(different)[:SHOWN_DIFFERENCES]
     left_out = len(different) - len(keys)
-    shown = [result.figures() for result in results]
-    heads = dict.fromkeys(head for figures in shown for head in figures)
-    groups = {"At the end": [(head, *(figures.get(head, ABSENT) for figures in shown)) for head in heads]}
+    columns = [result.figures() for result in results]
+    heads = dict.fromkeys(head for figures in columns for head in figures)
+    groups = {"At the end": [(head, *(figures.get(head, ABSENT) for figures in columns)) for head in heads]}
     if keys:
         groups["Where they differ"] = [(key, *different[key]) for key in keys]
     title = " · ".join(names) if len(names) <= 4 else f"{len(names)} scenarios"
@@ -73,26 +73,26 @@ def pictures_of(results: Sequence[Result]) -> list[tuple[str, str, str]]:
 
 def headlines(result: Result) -> list[html.Headline]:
     """Return the headline figures."""
-    summary, shown = result.summary, result.figures()
+    summary, texts = result.summary, result.figures()
     accuracy, last = summary["accuracy"], result.history[-1] if result.history else {}
     figures = []
-    if "average model" in shown:
+    if "average model" in texts:
         spread = f"{share_text(accuracy['min'])} to {share_text(accuracy['max'])} over the peers"
-        figures.append(html.Headline("Accuracy, mean of peers", shown["accuracy, mean of peers"], spread))
-        figures.append(html.Headline("Accuracy, average model", shown["average model"]))
+        figures.append(html.Headline("Accuracy, mean of peers", texts["accuracy, mean of peers"], spread))
+        figures.append(html.Headline("Accuracy, average model", texts["average model"]))
     average = figure_text(last.get("loss_average_model", math.nan))
-    figures.append(html.Headline("Loss, mean of peers", shown["loss, mean of peers"], f"average model {average}"))
-    apart = "root mean square, from the average model"
-    figures.append(html.Headline("Consensus distance", shown["consensus distance"], apart))
+    figures.append(html.Headline("Loss, mean of peers", texts["loss, mean of peers"], f"average model {average}"))
+    meaning = "root mean square, from the average model"
+    figures.append(html.Headline("Consensus distance", texts["consensus distance"], meaning))
     ready = count_text(last.get("ready", math.nan))
-    figures.append(html.Headline("Peers alive at the end", shown["alive at the end"], f"{ready} of them training"))
-    figures.append(html.Headline("Exchanges", shown["exchanges"], f"{shown['failed']} failed"))
-    each = bytes_text(summary["bytes_sent"] / max(1, summary["peers"]))
-    figures.append(html.Headline("Sent", shown["sent"], f"{each} a peer"))
+    figures.append(html.Headline("Peers alive at the end", texts["alive at the end"], f"{ready} of them training"))
+    figures.append(html.Headline("Exchanges", texts["exchanges"], f"{texts['failed']} failed"))
+    sent_by_one = bytes_text(summary["bytes_sent"] / max(1, summary["peers"]))
+    figures.append(html.Headline("Sent", texts["sent"], f"{sent_by_one} a peer"))
     mixes = (
         f"{figure_text(last.get('mixes', math.nan))} mixes and {figure_text(last.get('steps', math.nan))} steps a peer"
     )
-    figures.append(html.Headline("Virtual time", shown["virtual time"], mixes))
+    figures.append(html.Headline("Virtual time", texts["virtual time"], mixes))
     return figures
 
 

@@ -52,7 +52,7 @@ class Panel:
     caption: str
     draw: Callable[[Axes, Sequence[Result]], None]
     about_time: bool = True  # Its x axis is virtual time.
-    many: Callable[[Axes, Sequence[Result]], None] | None = None  # For several results, if that differs.
+    many: Callable[[Axes, Sequence[Result]], None] | None = None  # Draws several results, if `draw` cannot.
     many_caption: str = ""
 
     def caption_for(self, results: Sequence[Result]) -> str:
@@ -99,16 +99,16 @@ def times_of(result: Result, results: Sequence[Result]) -> F64:
 def draw_band(axes: Axes, results: Sequence[Result], kind: str, scale: float = 1.0) -> None:
     """Draw the mean over peers as a line, least to greatest as a band, and the average model of a single result."""
     for number, result in enumerate(results):
-        at = times_of(result, results)
+        times = times_of(result, results)
         low, mean, high = (scale * result.column(f"{kind}_{part}") for part in ("min", "mean", "max"))
         is_single = len(results) == 1
         axes.fill_between(
-            at, low, high, color=colour_of(number), alpha=0.22 if is_single else 0.13, linewidth=0,
+            times, low, high, color=colour_of(number), alpha=0.22 if is_single else 0.13, linewidth=0,
             label="min to max" if is_single else None,
         )  # fmt: skip
-        axes.plot(at, mean, **line_of(number, "mean" if is_single else name_of(result)))
+        axes.plot(times, mean, **line_of(number, "mean" if is_single else name_of(result)))
         if is_single and np.isfinite(average := scale * result.column(f"{kind}_average_model")).any():
-            axes.plot(at, average, color=colour_of(1), linestyle=DASHES[1], label="average model")
+            axes.plot(times, average, color=colour_of(1), linestyle=DASHES[1], label="average model")
 
 
 def draw_loss(axes: Axes, results: Sequence[Result]) -> None:
@@ -148,8 +148,7 @@ def draw_consensus(axes: Axes, results: Sequence[Result]) -> None:
     drawn = []
     for number, result in enumerate(results):
         drawn.append(distance := distances(result))
-        at = times_of(result, results)
-        axes.plot(at, distance, **line_of(number, name_of(result)))
+        axes.plot(times_of(result, results), distance, **line_of(number, name_of(result)))
     axes.set_yscale("log")
     spread = positive(np.concatenate(drawn))
     if spread.size and spread.max() < 1e4 * spread.min():
@@ -174,12 +173,12 @@ def draw_members(axes: Axes, results: Sequence[Result]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     for number, result in enumerate(results):
-        at, is_single = times_of(result, results), len(results) == 1
+        times, is_single = times_of(result, results), len(results) == 1
         line = line_of(number, "alive" if is_single else name_of(result))
-        axes.step(at, result.column("alive"), where="post", **line)
+        axes.step(times, result.column("alive"), where="post", **line)
         if is_single:
             axes.step(
-                at, result.column("ready"), where="post", color=colour_of(2), linestyle=DASHES[1], label="training"
+                times, result.column("ready"), where="post", color=colour_of(2), linestyle=DASHES[1], label="training"
             )
     axes.set_ylim(0, 1.06 * max(axes.get_ylim()[1], 1.0))
     axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -211,7 +210,7 @@ def draw_durations(axes: Axes, results: Sequence[Result]) -> None:
     axes.hist(sample, list(edges), weights=shares, color=colour_of(0), alpha=0.75, linewidth=0)
     if is_log:
         axes.set_xscale("log")
-    plain_ticks(axes, low, high, "x" if is_log else "")
+        plain_ticks(axes, low, high, "x")
     for share, words, style in ((0.5, "median", "-"), (0.95, "95 % within", DASHES[1])):
         value = float(np.quantile(sample, share))
         axes.axvline(
@@ -228,10 +227,10 @@ def draw_durations_of_many(axes: Axes, results: Sequence[Result]) -> None:
     divisor, unit = time_axis(float(np.quantile(durations, 0.95)))
     for number, (result, sample) in enumerate(zip(results, samples, strict=True)):
         if sample.size:
-            at = np.concatenate([[0.0], np.sort(sample) / divisor])
-            shares = np.linspace(0, 100, at.size)
-            thin = np.unique(np.linspace(0, at.size - 1, 400).astype(int))  # No picture shows more points.
-            axes.plot(at[thin], shares[thin], drawstyle="steps-post", **line_of(number, name_of(result)))
+            times = np.concatenate([[0.0], np.sort(sample) / divisor])
+            shares = np.linspace(0, 100, times.size)
+            shown = np.unique(np.linspace(0, times.size - 1, 400).astype(int))  # A picture shows no more points.
+            axes.plot(times[shown], shares[shown], drawstyle="steps-post", **line_of(number, name_of(result)))
     low, high = float(durations.min()) / divisor, float(durations.max()) / divisor
     if high > LOG_RATIO * low:
         axes.set_xscale("log")
@@ -249,16 +248,15 @@ def name_of(result: Result) -> str:
 
 
 def positive(values: F64) -> F64:
-    chosen: F64 = values[np.isfinite(values) & (values > 0)]
-    return chosen
+    """Return the values that a logarithmic axis can show."""
+    shown: F64 = values[np.isfinite(values) & (values > 0)]
+    return shown
 
 
 def plain_ticks(axes: Axes, low: float, high: float, which: str = "y") -> None:
     """Set round, written-out ticks on a logarithmic axis: powers of ten on a long axis, more digits on a short one."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    if not which:
-        return
     low, high = low / 1.15, high * 1.15
     powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
     for digits in TICK_DIGITS:

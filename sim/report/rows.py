@@ -22,9 +22,9 @@ class Measures:
     def row(self) -> dict[str, float]:
         """Measure the swarm now, and return a row of the history."""
         instant = Instant(self.level, self.scenario, self.learners)
-        return {column.name: float(column.of(instant)) for column in HISTORY}
+        return {column.name: float(column.measure(instant)) for column in HISTORY}
 
     def summary(self, last: dict[str, float], fidelity: Fidelity, **spent: float) -> dict[str, Any]:
         """Return the final figures; ``last`` is the last row, and ``spent`` are the costs as in FinishedRun."""
         run = FinishedRun(self.level, self.scenario, last, fidelity, **spent)
-        return {total.name: total.of(run) for total in SUMMARY}
+        return {total.name: total.compute(run) for total in SUMMARY}
