@@ -26,14 +26,17 @@ if TYPE_CHECKING:
 __all__ = ["run", "sweep"]
 
 
-RowHandler = Callable[[dict[str, float]], None]
+RowHandler = Callable[[dict[str, float]], None]  # Receives each row of a run's history as it is measured.
 
 
 class ProgressDisplay(Protocol):
     """A display of the progress of a run."""
 
-    def update(self, progress: Progress) -> None: ...
-    def note(self, done: float, figures: str) -> None: ...
+    def update(self, progress: Progress) -> None:
+        """Show the progress of a simulation."""
+
+    def note(self, done: float, figures: str) -> None:
+        """Show a share of any work, 0 to 1, and a few words."""
 
 
 # -- gossip sim --------------------------------------------------------------------------------------------------------
@@ -58,7 +61,7 @@ def run(
     """
     from sim.jobs import Assignment
 
-    done: dict[int, Result] = {}
+    done: dict[int, Result] = {}  # The results of finished runs, by the number of the file.
     partial: dict[int, Result] = {}  # Results of interrupted runs.
     saved: list[int] = []
     folders: list[Path | None] = []
@@ -90,12 +93,12 @@ def run(
         lines.print_rest()
         if partial and not as_json and not saved:
             print_results(in_order(done | partial))
-        kept = [f"what was finished is in {', '.join(str(folders[n]) for n in sorted(saved))}"] if saved else []
-        kept += [
+        saved_text = [f"what was finished is in {', '.join(str(folders[n]) for n in sorted(saved))}"] if saved else []
+        saved_text += [
             f"what was seen of {partial[number].summary['name']} until then is in {folders[number]}"
             for number in sorted(partial) if folders[number] is not None
         ]  # fmt: skip
-        print(f"gossip: stopped; {', and '.join(kept) or 'nothing was saved'}.", file=sys.stderr)
+        print(f"gossip: stopped; {', and '.join(saved_text) or 'nothing was saved'}.", file=sys.stderr)
         return 130
     finally:
         lines.print_rest()
@@ -110,19 +113,19 @@ class OrderedLines:
     """An output buffer that prints numbered lines in order, each as soon as all earlier ones are printed."""
 
     def __init__(self) -> None:
-        self.held: dict[int, str] = {}
+        self.waiting: dict[int, str] = {}  # Lines that are not printed yet, by number.
         self.next_number = 0
 
     def add(self, number: int, line: str) -> None:
-        self.held[number] = line
-        while self.next_number in self.held:
-            print(self.held.pop(self.next_number), flush=True)
+        self.waiting[number] = line
+        while self.next_number in self.waiting:
+            print(self.waiting.pop(self.next_number), flush=True)
             self.next_number += 1
 
     def print_rest(self) -> None:
         """Print the remaining lines, even if an earlier one is missing."""
-        for number in sorted(self.held):
-            print(self.held.pop(number), flush=True)
+        for number in sorted(self.waiting):
+            print(self.waiting.pop(number), flush=True)
 
 
 def in_order(results: Mapping[int, Result]) -> list[Result]:
@@ -318,12 +321,12 @@ def sweep(
                 table.write_csv(out / "sweep.csv")
     except KeyboardInterrupt:
         finished = 0 if table is None else len(table.rows)
-        kept = "nothing was saved"
+        saved_text = "nothing was saved"
         if out is not None and finished:
-            are = "is" if finished == 1 else "are"
-            kept = f"the {quantity(finished, 'finished run')} {are} in {out / 'sweep.csv'}"
+            verb = "is" if finished == 1 else "are"
+            saved_text = f"the {quantity(finished, 'finished run')} {verb} in {out / 'sweep.csv'}"
         lines.print_rest()
-        print(f"gossip: stopped; {kept}.", file=sys.stderr)
+        print(f"gossip: stopped; {saved_text}.", file=sys.stderr)
         return 130
     finally:
         lines.print_rest()

@@ -13,29 +13,29 @@ from gossip.errors import ConfigError
 __all__ = ["call", "find"]
 
 
-def call(named: str, key: str) -> Any:
+def call(path: str, key: str) -> Any:
     """Call a function that :func:`find` finds, and return its result; its exceptions pass unchanged."""
-    return find(named, key)()
+    return find(path, key)()
 
 
-def find(named: str, key: str) -> Callable[..., Any]:
-    """Import and return a function; modules in the current folder are found too.
+def find(path: str, key: str) -> Callable[..., Any]:
+    """Import and return the function that ``path`` names, "module:function"; the current folder is searched too.
 
     Raises ConfigError, which names the scenario's ``key``, if the module cannot be imported or has no such function.
     """
-    module_name, _, function_name = named.partition(":")
-    before = sys.path
-    sys.path = [*before, str(Path.cwd())]  # Last, so that it hides no installed module.
+    module_name, _, function_name = path.partition(":")
+    usual_path = sys.path
+    sys.path = [*usual_path, str(Path.cwd())]  # Last, so that it hides no installed module.
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise ConfigError(
-            f"{key} = {named!r} cannot be imported ({error}): install the module, or run where its file is."
+            f"{key} = {path!r} cannot be imported ({error}): install the module, or run where its file is."
         ) from error
     finally:
-        sys.path = before
+        sys.path = usual_path
     function = getattr(module, function_name, None)
     if not callable(function):
-        raise ConfigError(f"{key} = {named!r}: {module_name} has no function {function_name}: name one that it has.")
-    found: Callable[..., Any] = function
-    return found
+        raise ConfigError(f"{key} = {path!r}: {module_name} has no function {function_name}: name one that it has.")
+    checked: Callable[..., Any] = function
+    return checked

@@ -40,14 +40,15 @@ from sim.world.step_times import StepTimes
 
 __all__ = ["Simulation", "Stopped", "simulate"]
 
-SLICES = 400  # Slices of a run with a duration, after each of which progress is shown.
+SLICES = 400  # Slices of a run with a duration: its rows and its progress are looked at between them.
 ROWS = 40  # Rows of the history, unless the report sets an interval.
 SEEDS = 3  # Seeds for a peer that starts during the run.
 MAX_IDLE_S = 600.0  # Virtual seconds without a mix after which a run with a number of rounds gives up.
 REDRAW_S = 0.1  # Real seconds between two reports of progress.
 START_S = 0.03, 0.1  # Start-up time of a node: keys, thread and socket take 20 to 45 ms of CPU time.
+ROUNDING_ALLOWANCE = 1e-9  # Rounding must not postpone a row by a slice.
 
-RowHandler = Callable[[dict[str, float]], None]
+RowHandler = Callable[[dict[str, float]], None]  # Receives each row of the history as it is measured.
 
 
 @dataclass(slots=True)
@@ -80,7 +81,7 @@ class RunningSimulation:
     """
 
     scenario: Scenario
-    level: Level
+    level: Level  # The swarm.
     measures: Measures
 
     @property
@@ -137,7 +138,7 @@ class ExchangeSimulation(RunningSimulation):
                 "is beyond fidelity = 'exchange': use GroupNorm or LayerNorm, or play it with fidelity = 'whole'.",
                 f"the fast level cannot represent the buffers of task.model = {scenario.task.model!r}",
             )
-        weight = scenario.task.weight(learners.elements)
+        weight = scenario.task.weight(learners.elements)  # Above 1 where the model stands for a larger one.
         network, machine = build_network(scenario, weight), machine_of(learners, weight)
         self.level: ExchangeLevel = ExchangeLevel(scenario, names, network, learners, sessions_of(scenario), machine)
         self.measures = Measures(self.level, scenario, learners)
@@ -357,15 +358,17 @@ def play_at(
     row_share = 1 / ROWS  # Progress between two rows.
     if scenario.report.every_s is not None and scenario.duration_s is not None:
         row_share = scenario.report.every_s / scenario.duration_s
-    next_row, started, shown_at, was_stopped = row_share, Elapsed.now(), 0.0, False
+    next_row = row_share  # The progress at which the next row is due.
+    started, shown_at, was_stopped = Elapsed.now(), 0.0, False
     with interrupt.deferred():
         try:
             for _ in simulation.slices():
                 check_fidelity(simulation)
                 done, now = simulation.done, time.perf_counter()
-                if done >= next_row - 1e-9 or done >= 1.0:
+                if done >= next_row - ROUNDING_ALLOWANCE or done >= 1.0:
                     add_row()
-                    next_row += row_share * max(1, math.ceil((done - next_row) / row_share + 1e-9))
+                    rows_passed = math.ceil((done - next_row) / row_share + ROUNDING_ALLOWANCE)
+                    next_row += row_share * max(1, rows_passed)  # A long slice may pass several.
                 if now - shown_at > REDRAW_S or done >= 1.0:
                     shown_at, passed_s, events = now, now - started.wall_s, level.handled_events
                     left_s = passed_s * (1 - done) / done if done > 0 else math.inf

@@ -15,7 +15,7 @@ from sim.scenario.scenario import Scenario, value_of
 
 __all__ = ["GIVEN", "Candidate", "candidates", "parse", "with_candidate"]
 
-GIVEN = "as given"
+GIVEN = "as given"  # The name of the candidate with the file's own settings.
 MAX_CANDIDATES = 12  # The settings of the file and eleven others.
 CODECS = ("fp32", "bf16", "int8", "int4")
 MAX_STEPS = 128  # The most steps that an exchange is assumed to last: beyond it all mix as often as they can.
@@ -43,7 +43,8 @@ def candidates(
             file's keys.
     """
     intervals = {codec: intervals_around(steps_of(codec)) for codec in CODECS}
-    often, middle, rarely = ({codec: steps[which] for codec, steps in intervals.items()} for which in range(3))
+    # For each codec, three numbers of steps between mixes: an exchange takes twice, half and an eighth of them.
+    often, middle, rarely = ({codec: steps[place] for codec, steps in intervals.items()} for place in range(3))
     wanted = [
         Candidate("auto", {"codec": AUTO, "mix_every_steps": AUTO}),
         mixing_every("int8", middle), mixing_every("int8", often), mixing_every("fp32", middle),
@@ -54,17 +55,17 @@ def candidates(
         mixing_every("bf16", middle), mixing_every("fp32", often), mixing_every("fp32", rarely),
         mixing_every("int4", rarely), mixing_every("bf16", often),
     ]  # fmt: skip
-    found, seen = [Candidate(GIVEN, {})], [scenario.config]
-    for own in wanted:
-        candidate = Candidate(own.name, {**(suited or {}), **own.changes})
+    chosen, configs = [Candidate(GIVEN, {})], [scenario.config]
+    for variation in wanted:
+        candidate = Candidate(variation.name, {**(suited or {}), **variation.changes})
         try:
             config = with_candidate(scenario, candidate).config
         except ConfigError:  # It does not go with the file's settings.
             continue
-        if config not in seen and len(found) < MAX_CANDIDATES:
-            found.append(candidate)
-            seen.append(config)
-    return found
+        if config not in configs and len(chosen) < MAX_CANDIDATES:
+            chosen.append(candidate)
+            configs.append(config)
+    return chosen
 
 
 def intervals_around(steps: float) -> tuple[int, int, int]:
@@ -73,9 +74,9 @@ def intervals_around(steps: float) -> tuple[int, int, int]:
     return max(1, pace // 2), 2 * pace, 8 * pace
 
 
-def mixing_every(codec: str, every: Mapping[str, int], method: str = "", **changes: Any) -> Candidate:
+def mixing_every(codec: str, steps_of_codec: Mapping[str, int], method: str = "", **changes: Any) -> Candidate:
     """Return a candidate with this codec that mixes at the codec's interval."""
-    steps = every[codec]
+    steps = steps_of_codec[codec]
     name = f"{codec} every {steps}" + (f", {method}" if method else "")
     return Candidate(name, {"codec": codec, "mix_every_steps": steps} | changes)
 

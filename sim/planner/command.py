@@ -66,8 +66,8 @@ def plan(
         world = World.from_mapping(
             tables, str(file or "what was measured"), model_mb=model_mb, step_s=step_s, nodes=nodes, seed=seed
         )
-        wanted = candidates(world.scenario, world.exchange_steps, world.suited)
-        study = Study(world, [*wanted, *(parse(text) for text in more)], seeds)
+        tried = candidates(world.scenario, world.exchange_steps, world.suited)
+        study = Study(world, [*tried, *(parse(text) for text in more)], seeds)
         todo = [
             Assignment(scenario, f"{outcome.candidate.name}, seed {scenario.seed}") for outcome, scenario in study.runs
         ]

@@ -1,4 +1,4 @@
-"""The evaluation of the candidates, compared in pairs, seed by seed."""
+"""The evaluation of the candidates. Two of them are compared seed by seed, so that luck concerns both alike."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ class Study:
     def choice(self) -> CandidateRuns:
         """Return the candidate that sends least among the ones within a point of the best."""
         best = self.best
-        good = [outcome for outcome in self.mixing_runs if best.mean - outcome.mean <= POINT]
-        return min(good, key=lambda outcome: statistics.fmean(outcome.sent))
+        as_good = [outcome for outcome in self.mixing_runs if best.mean - outcome.mean <= POINT]
+        return min(as_good, key=lambda outcome: statistics.fmean(outcome.sent))
 
     @property
     def target(self) -> float:
@@ -124,7 +124,7 @@ class Study:
     def seeds_within_point(self) -> int:
         """Return the number of seeds in which the choice is within a point of the best."""
         best, choice = self.best.accuracy, self.choice.accuracy
-        return sum(top - own <= POINT for top, own in zip(best, choice, strict=True))
+        return sum(best_one - chosen_one <= POINT for best_one, chosen_one in zip(best, choice, strict=True))
 
     @property
     def sentences(self) -> list[str]:
@@ -182,7 +182,7 @@ class Study:
         """Return heads and a row for each candidate, the most accurate first."""
         heads = ["settings", "accuracy", f"to {100 * self.target:.0f} %", "sent/min", "exchange"]
         rows = list[tuple[str, ...]]()
-        for outcome in sorted(self.outcomes, key=lambda one: -one.mean):
+        for outcome in sorted(self.outcomes, key=lambda runs: -runs.mean):
             spread = f" ±{100 * np.ptp(outcome.accuracy) / 2:.1f}" if self.seeds > 1 else ""
             to_s = outcome.seconds_to(self.target)
             mark = "> " if outcome is self.choice else "  "
@@ -226,16 +226,16 @@ class Study:
         return {"name": outcome.candidate.name, "settings": dict(outcome.candidate.changes), **as_json_data(figures)}
 
 
-def first_at(seconds: Any, accuracies: Any, wanted: float) -> float:
+def first_at(seconds: Any, accuracies: Any, accuracy: float) -> float:
     """Return when a curve first reached a value, interpolated linearly; infinity for never."""
-    reached = np.flatnonzero(accuracies >= wanted)
+    reached = np.flatnonzero(accuracies >= accuracy)
     if not len(reached):
         return math.inf
     first = int(reached[0])
     if first == 0:
         return float(seconds[0])
     before, after = accuracies[first - 1], accuracies[first]
-    share = (wanted - before) / (after - before) if after > before else 1.0
+    share = (accuracy - before) / (after - before) if after > before else 1.0
     return float(seconds[first - 1] + share * (seconds[first] - seconds[first - 1]))
 
 

@@ -50,7 +50,7 @@ class World:
         cls, tables: Mapping[str, Any], source: str, *, model_mb: float, step_s: float | None = None,
         nodes: int | None = None, seed: int | None = None,
     ) -> World:  # fmt: skip
-        """Create the world from a scenario's tables, all of them optional.
+        """Create the world from a scenario's tables, all of which may be missing.
 
         The defaults are 8 nodes, a step of 0.1 s, and the stand-in as the task. ``source`` names the tables in error
         messages. Raises :class:`ConfigError`.
@@ -59,11 +59,11 @@ class World:
         for key in ("rounds", "fidelity", "attackers"):
             if key in table:
                 raise ConfigError(f"{source}: {key} has no place in a plan: leave it out.")
-        given = table.get("task", {})
-        if not isinstance(given, dict):
+        task = table.get("task", {})
+        if not isinstance(task, dict):
             raise ConfigError(f"{source}: task must be a table, written [task].")
         name = Path(source).stem
-        table = {"name": name, "peers": 8} | table | {"task": TASK | given | {"model_mb": model_mb}}
+        table = {"name": name, "peers": 8} | table | {"task": TASK | task | {"model_mb": model_mb}}
         if step_s is not None:
             table["compute"] = {"step_s": step_s}
         if nodes is not None:
@@ -87,7 +87,7 @@ class World:
             return world
         steps = min(max(STEPS, MIN_EXCHANGES * world.exchange_steps("fp32")), MAX_STEPS)
         changes: dict[str, Any] = {"duration_s": steps * scenario.compute.step_s.mean}
-        if "optimizer" not in given:
+        if "optimizer" not in task:
             changes["task.optimizer.lr"] = LEARNING_RATE * STEPS / steps
         return cls(scenario.replace(**changes), world.section)
 
