@@ -17,16 +17,17 @@ from gossip.codecs import AUTO, get_codec
 from gossip.config.derived import PLAIN, Derived
 from gossip.config.internal import Internal
 from gossip.config.methods import METHODS, method
-from gossip.config.removed import KEYS, check_removed
+from gossip.config.removed import REMOVED_KEYS, check_removed
 from gossip.config.rules import check_together, interval_conflict
 from gossip.config.setting import check, settings_of, shown
 from gossip.errors import ConfigError
 
-__all__ = ["PRESETS", "Config", "as_published", "read_toml", "unknown"]
+__all__ = ["PRESETS", "Config", "as_published", "read_toml", "unknown_key"]
 
 PRESETS = ("lan", "wan", "datacentre")
-NOLOCO = (0.5, 0.7)  # Momentum and rate of the outer step.
-KAPPA = 0.2  # The correction's kappa.
+NOLOCO = (0.5, 0.7)  # The default outer step's momentum and rate, those of the method NoLoCo.
+KAPPA = 0.2  # The default correction's kappa.
+MAX_SWARM_NAME = 64  # Characters of a swarm's name.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +40,15 @@ class Config(Derived):
 
     def __new__(cls, **changes: Any) -> Config:
         """Refuse removed keys, and say what to do instead; Python would only call them unexpected."""
-        for name in KEYS.keys() & changes.keys():
-            raise unknown(name)
+        for name in REMOVED_KEYS.keys() & changes.keys():
+            raise unknown_key(name)
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
         for name, (field, setting) in settings_of(self).items():
             check(name, getattr(self, name), str(field.type), setting)
-        if not self.swarm or len(self.swarm) > 64 or not self.swarm.isprintable():
-            raise ConfigError("swarm must be a name of 1 to 64 printable characters.")
+        if not self.swarm or len(self.swarm) > MAX_SWARM_NAME or not self.swarm.isprintable():
+            raise ConfigError(f"swarm must be a name of 1 to {MAX_SWARM_NAME} printable characters.")
         check_outer(*self.outer, self.averaged)
         check_correction(self.kappa)
         check_removed("codec", self.codec_name)
@@ -58,7 +59,7 @@ class Config(Derived):
         check_together(self)
 
     def for_training(self, quasi_global: bool) -> Config:
-        """Return this Config with open choices decided for a training loop.
+        """Return this Config with open choices, keys that are None, decided for a training loop.
 
         A node that mixes its whole vector with one partner gets NoLoCo's outer step and the correction, and chooses
         its interval and codecs itself. With ``quasi_global`` momentum it gets neither step nor correction, since a
@@ -71,15 +72,15 @@ class Config(Derived):
         Returns:
             A new Config, or this one if nothing is open.
         """
-        given = self.outer_momentum is not None or self.outer_rate is not None
-        if given or quasi_global or not self.paired or self.partners != 1 or self.part != "all":
+        has_outer_step = self.outer_momentum is not None or self.outer_rate is not None
+        if has_outer_step or quasi_global or not self.paired or self.partners != 1 or self.part != "all":
             return self
         kappa = KAPPA if self.correction is None and self.interval_steps is not None else self.correction
-        every = self.mix_every_steps
-        if every is None and self.mix_every_s is None and interval_conflict(self) is None:
-            every = AUTO
+        interval = self.mix_every_steps
+        if interval is None and self.mix_every_s is None and interval_conflict(self) is None:
+            interval = AUTO
         return dataclasses.replace(
-            self, outer_momentum=NOLOCO[0], outer_rate=NOLOCO[1], correction=kappa, mix_every_steps=every
+            self, outer_momentum=NOLOCO[0], outer_rate=NOLOCO[1], correction=kappa, mix_every_steps=interval
         )
 
     def unfiltered(self) -> Config:
@@ -145,7 +146,7 @@ class Config(Derived):
         known = settings_of(cls)
         for name in changes:
             if name not in known and not isinstance(changes[name], Internal):
-                raise unknown(name)
+                raise unknown_key(name)
         config: Config = getattr(cls, preset)(**changes)
         return config
 
@@ -163,10 +164,10 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         raise ConfigError(f"{path} is not TOML: {error}.") from error
 
 
-def unknown(name: str) -> ConfigError:
+def unknown_key(name: str) -> ConfigError:
     """Return the error for an unknown or a removed key."""
-    if name in KEYS:
-        return ConfigError(f"{name} was removed: {KEYS[name]}.")
+    if name in REMOVED_KEYS:
+        return ConfigError(f"{name} was removed: {REMOVED_KEYS[name]}.")
     near = difflib.get_close_matches(name, settings_of(Config), n=1)
     return ConfigError(f"{shown(name)} is not a setting" + (f"; did you mean {near[0]!r}?" if near else "."))
 
@@ -175,5 +176,5 @@ def as_published(name: object) -> dict[str, Any]:
     """Return a method's settings, without a filter or a momentum that its paper does not have."""
     if not isinstance(name, str):  # A file may hold any value, even one that repr() refuses.
         raise ConfigError(f"No method is called {shown(name)}: there are {', '.join(METHODS)}.")
-    plain = {"filter": "none", "outer_momentum": PLAIN[0], "outer_rate": PLAIN[1], "correction": 0.0}
-    return plain | method(name).changes
+    base = {"filter": "none", "outer_momentum": PLAIN[0], "outer_rate": PLAIN[1], "correction": 0.0}
+    return base | method(name).changes

@@ -14,7 +14,7 @@ from gossip.config.mixings import MIXINGS
 __all__ = ["PLAIN", "Derived"]
 
 INTERNAL = Internal()
-PLAIN = (0.0, 1.0)  # Momentum and rate without an outer step.
+PLAIN = (0.0, 1.0)  # Momentum and rate that make the outer step the plain mean.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,8 @@ class Derived(Keys):
     @property
     def watches_movement(self) -> bool:
         """Return True if a driver measures how far local steps alone move the model (gossip.schedule)."""
-        return self.consensus_target is not None or (FILTERS[self.filter_name].follows and self.filter_limit is None)
+        follows_movement = FILTERS[self.filter_name].follows_movement and self.filter_limit is None
+        return self.consensus_target is not None or follows_movement
 
     @property
     def pushes(self) -> bool:
@@ -138,7 +139,7 @@ class Derived(Keys):
 
     @property
     def conserves(self) -> bool:
-        """Return True if a node loses the mass that it gives away."""
+        """Return True if a node loses the mass that it gives away (:mod:`gossip.config.mixings`)."""
         return MIXINGS[self.mixing].conserves
 
     @property

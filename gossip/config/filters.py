@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["AUTO_FILTER", "FILTERS", "FilterRule", "filters_that"]
+__all__ = ["AUTO_FILTER", "FILTERS", "FilterRule", "names_of_filters"]
 
 AUTO_FILTER = ("clip", "none")  # For filter = "auto": the first one that fits the mixing.
 
@@ -17,7 +17,8 @@ AUTO_FILTER = ("clip", "none")  # For filter = "auto": the first one that fits t
 class FilterRule:
     """The properties of one filter.
 
-    ``home`` is its module and class in ``gossip.filters``; ``does`` follows its name in the reference.
+    ``home`` is its module and class in ``gossip.filters``. ``does`` is a verb with which the reference says what it
+    does with wrong vectors; empty if it does nothing.
     """
 
     home: str
@@ -25,7 +26,7 @@ class FilterRule:
     pairs: bool = False  # It judges one partner's vector, of a pair or a push.
     groups: bool = False  # It fits a group's mean.
     cuts: bool = False  # It may take a part of a difference, and another on the other side of a pair.
-    follows: bool = False  # It depends on how far local steps alone move the model, unless a radius is given.
+    follows_movement: bool = False  # Its radius depends on how far local steps alone move the model, unless given.
     limit: str = ""  # The meaning of filter_limit; empty if the filter has no number of its own.
 
     def fits(self, group: bool, conserves: bool) -> bool:
@@ -39,7 +40,7 @@ class FilterRule:
 FILTERS: dict[str, FilterRule] = {
     "none": FilterRule("rule:Filter", pairs=True, groups=True),
     "clip": FilterRule(
-        "clip:Clip", "cuts long differences off", pairs=True, cuts=True, follows=True,
+        "clip:Clip", "cuts long differences off", pairs=True, cuts=True, follows_movement=True,
         limit="the longest difference taken whole",
     ),
     "balance": FilterRule(
@@ -52,6 +53,6 @@ FILTERS: dict[str, FilterRule] = {
 }  # fmt: skip
 
 
-def filters_that(fit: Callable[[FilterRule], object]) -> str:
-    """Return the names of the fitting filters, for a sentence."""
-    return " or ".join(repr(name) for name, rule in FILTERS.items() if fit(rule))
+def names_of_filters(fits: Callable[[FilterRule], object]) -> str:
+    """Return the names of the filters that fit, for a sentence."""
+    return " or ".join(repr(name) for name, rule in FILTERS.items() if fits(rule))

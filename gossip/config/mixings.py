@@ -14,6 +14,8 @@ __all__ = ["MIXINGS", "MixingRule"]
 class MixingRule:
     """The properties of one mixing. Parts, outer momentum and codecs with bounds only fit the mean of two.
 
+    Push-sum gives each vector a *mass*, its weight in the swarm's mean. A push gives a share of it away.
+
     Attributes:
         home: Module and class in ``gossip.exchange``.
         means: Its description in the reference.

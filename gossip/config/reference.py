@@ -7,7 +7,7 @@ import sys
 from dataclasses import Field
 from typing import Any
 
-from gossip.config.config import PRESETS, Config, as_published, unknown
+from gossip.config.config import PRESETS, Config, as_published, unknown_key
 from gossip.config.methods import METHODS, Method, method
 from gossip.config.setting import Setting, settings_of
 
@@ -53,10 +53,10 @@ def all_keys() -> str:
 
 def explained(name: str) -> str:
     """Explain one key. Raise ConfigError for an unknown one, naming a similar one."""
-    said = described(name)
+    texts = described(name)
     lines = [
-        f"{name} = {said.pop('default')}",
-        *(f"  {what.replace('_', ' '):<15} {is_}" for what, is_ in said.items()),
+        f"{name} = {texts.pop('default')}",
+        *(f"  {property_.replace('_', ' '):<15} {text}" for property_, text in texts.items()),
     ]
     return "\n".join(lines).replace("`", "")
 
@@ -67,15 +67,16 @@ def as_json(name: str | None) -> str:
 
 
 def described(name: str) -> dict[str, str]:
+    """Return the texts about one key, by property; those that say nothing are left out."""
     if name not in settings_of(Config):
-        raise unknown(name)
+        raise unknown_key(name)
     field, setting = settings_of(Config)[name]
-    said = {"meaning": setting.meaning, "unit": setting.unit, "range": span(field, setting), "default": default(field)}
-    said |= {"when_to_change": setting.advice}
+    texts = {"meaning": setting.meaning, "unit": setting.unit, "range": span(field, setting), "default": default(field)}
+    texts |= {"when_to_change": setting.advice}
     for preset in PRESETS:
         if (value := getattr(getattr(Config, preset)(), name)) != field.default:
-            said[f"preset_{preset}"] = json.dumps(value)
-    return {what: is_ for what, is_ in said.items() if is_}
+            texts[f"preset_{preset}"] = json.dumps(value)
+    return {property_: text for property_, text in texts.items() if text}
 
 
 def page() -> str:
@@ -101,7 +102,7 @@ def page() -> str:
 # -- gossip methods ----------------------------------------------------------------------------------------------------
 def all_methods() -> str:
     """Return a line for every method, and how to use one."""
-    lines = [f"{one.name:<{WIDTH}}  {one.title}: {one.paper}" for one in METHODS.values()]
+    lines = [f"{each.name:<{WIDTH}}  {each.title}: {each.paper}" for each in METHODS.values()]
     return "\n".join((
         *lines, "",
         "gossip methods NAME shows the settings of one. Use it in a file of settings or a scenario, as",
@@ -111,12 +112,12 @@ def all_methods() -> str:
 
 def one_method(name: str) -> str:
     """Return one method as a [gossip] section, with its needs and its differences from the paper."""
-    found = method(name)
-    lines = [f"# {found.title}: {found.paper}"]
-    if found.needs:
-        lines.append(f"# needs {found.needs}")
-    if found.differs:
-        lines.append(f"# differs: {found.differs}")
+    chosen = method(name)
+    lines = [f"# {chosen.title}: {chosen.paper}"]
+    if chosen.needs:
+        lines.append(f"# needs {chosen.needs}")
+    if chosen.differs:
+        lines.append(f"# differs: {chosen.differs}")
     return "\n".join(
         (*lines, "[gossip]", *(f"{key} = {json.dumps(value)}" for key, value in as_published(name).items()))
     )
@@ -126,13 +127,13 @@ def methods_as_json(name: str | None) -> str:
     """Return one method, or all by name, as JSON."""
     if name:
         return json.dumps(method_described(method(name)))
-    return json.dumps({key: method_described(found) for key, found in METHODS.items()})
+    return json.dumps({key: method_described(each) for key, each in METHODS.items()})
 
 
-def method_described(found: Method) -> dict[str, object]:
+def method_described(chosen: Method) -> dict[str, object]:
     return {
-        "title": found.title, "paper": found.paper, "settings": as_published(found.name), "needs": found.needs,
-        "differs": found.differs,
+        "title": chosen.title, "paper": chosen.paper, "settings": as_published(chosen.name),
+        "needs": chosen.needs, "differs": chosen.differs,
     }  # fmt: skip
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from gossip.errors import ConfigError
 
-__all__ = ["KEYS", "check_removed"]
+__all__ = ["REMOVED_KEYS", "check_removed"]
 
 LINKS = "leave it out: timeouts follow from stall_s (the longest pause of a live link)"
 MEMBERS = "leave it out: membership is as fast as a failure needs, and slow links slow it by themselves"
 RETRY = "leave it out: the pause doubles with each failure, whatever it begins with"
-KEYS = {
+# What to do instead, by key; it follows "KEY was removed:".
+REMOVED_KEYS = {
     "reply_timeout_s": "set boundary_patience_s (the longest local step) or stall_s (the longest pause of a link)",
     "hello_timeout_s": LINKS,
     "idle_s": "leave it out: a link without traffic for a minute is closed, and opened again when it is needed",
@@ -44,7 +45,8 @@ KEYS = {
     "fastest_member": "leave it out: progress is averaged, and an exchange bounds what a member's number changes",
     "average_optimizer": "leave it out: newcomers take over the optimizer's state, and exchanges mix the weights alone",
 }
-VALUES = {  # The setting and the first word of its value.
+# The same by the key and the first word of its value.
+REMOVED_VALUES = {
     ("codec", "moniqua8"): "use int8, which comes within a point of it for the same bytes",
     ("codec", "moniqua2"): "use moniqua4, or int4 where a node mixes a part of the vector",
     ("part", "top"): "use 'fragments 8', which loses less for fewer bytes, or 'mask 0.05'",
@@ -53,5 +55,5 @@ VALUES = {  # The setting and the first word of its value.
 
 def check_removed(name: str, value: str) -> None:
     """Raise :class:`ConfigError` if this value of the setting was removed."""
-    if (instead := VALUES.get((name, value.partition(" ")[0]))) is not None:
+    if (instead := REMOVED_VALUES.get((name, value.partition(" ")[0]))) is not None:
         raise ConfigError(f"{name} = {value!r} was removed: {instead}.")

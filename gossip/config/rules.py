@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gossip.codecs import needs_spread
 from gossip.config.derived import Derived
-from gossip.config.filters import AUTO_FILTER, FILTERS, filters_that
+from gossip.config.filters import AUTO_FILTER, FILTERS, names_of_filters
 from gossip.config.keys import MOST_PARTNERS
 from gossip.config.selections import SELECTIONS
 from gossip.errors import ConfigError
@@ -174,17 +174,18 @@ def check_filter(config: Derived) -> str | None:
     """Return why the filter does not fit the other settings, or None."""
     rule, limit = FILTERS[config.filter_name], config.filter_limit
     if limit is not None and not rule.limit:
-        return f"filter_limit is for filter = {filters_that(lambda rule: rule.limit)}, and filter is {config.filter!r}."
+        limited = names_of_filters(lambda rule: rule.limit)
+        return f"filter_limit is for filter = {limited}, and filter is {config.filter!r}."
     if limit is not None and config.filter_name == "trimmed" and limit not in range(1, MOST_PARTNERS // 2 + 1):
         return f"filter_limit = {limit:g} with filter = 'trimmed' counts members: use 1 to {MOST_PARTNERS // 2}."
     if rule.fits(config.grouped, config.conserves):
         return None
     if config.grouped:
-        instead = filters_that(lambda rule: rule.groups and not rule.pairs)
+        instead = names_of_filters(lambda rule: rule.groups and not rule.pairs)
         return f"filter = {config.filter!r} judges a pair: use filter = {instead} for groups, or mixing = 'pair'."
     if not rule.pairs:
         return f"filter = {config.filter!r} is for groups: use mixing = 'group', or filter = {AUTO_FILTER[0]!r}."
-    instead = filters_that(lambda rule: rule.pairs and not rule.cuts and not rule.groups)
+    instead = names_of_filters(lambda rule: rule.pairs and not rule.cuts and not rule.groups)
     return (
         f"filter = {config.filter!r} with mixing = {config.mixing!r} cannot work: weights that the filter cuts off "
         f"would leave their mass behind, and all averages would be wrong. Use filter = {instead}, or mixing = "

@@ -63,9 +63,10 @@ class Setting:
         return low and (value < self.most if self.below else value <= self.most) and math.isfinite(value)
 
 
-def key(default: Any, meaning: str, advice: str, **said: Any) -> Any:
+def key(default: Any, meaning: str, advice: str, **properties: Any) -> Any:
     """Return a dataclass field with its :class:`Setting` in the metadata."""
-    return dataclasses.field(default=default, metadata={"setting": Setting(meaning=meaning, advice=advice, **said)})
+    setting = Setting(meaning=meaning, advice=advice, **properties)
+    return dataclasses.field(default=default, metadata={"setting": setting})
 
 
 def settings_of(cls: Any) -> dict[str, tuple[dataclasses.Field[Any], Setting]]:
@@ -92,19 +93,20 @@ def check(name: str, value: Any, annotation: str, setting: Setting) -> None:
         raise ConfigError(f"{name} = {shown(value)} cannot work: it must be {setting.range}{without}.")
 
 
-def check_type(name: str, value: object, wanted: str, word: str = "") -> None:
-    right = {
+def check_type(name: str, value: object, type_name: str, word: str = "") -> None:
+    """Raise :class:`ConfigError` if a value has another type; ``word`` is a text that is allowed instead."""
+    has_type = {
         "int": isinstance(value, int) and not isinstance(value, bool),
         "float": isinstance(value, int | float) and not isinstance(value, bool),
         "str": isinstance(value, str),
         "bool": isinstance(value, bool),
-    }[wanted]
-    if right and isinstance(value, int) and abs(value) > LARGEST:
+    }[type_name]
+    if has_type and isinstance(value, int) and abs(value) > LARGEST:
         raise ConfigError(f"{name} = {shown(value)} cannot work: it must be a number below 2**53.")
-    if not right:
-        kind = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false"}[wanted]
-        kind += f', or "{word}"' if word else ""
-        raise ConfigError(f"{name} = {shown(value)} cannot work: it must be {kind}.")
+    if not has_type:
+        wanted = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false"}[type_name]
+        wanted += f', or "{word}"' if word else ""
+        raise ConfigError(f"{name} = {shown(value)} cannot work: it must be {wanted}.")
 
 
 def shown(value: object) -> str:

@@ -1,8 +1,8 @@
 """A merge of several nodes' timelines into one, with their clocks aligned by the exchanges that they share.
 
-Both sides of an exchange begin their streams within a latency of each other and end them together, so half the sum of
-the differences at both ends estimates the difference of two clocks, as NTP does. The median over all exchanges of a
-pair of nodes is robust against delayed ones.
+Both sides of an exchange begin their streams within a latency of each other and end them together. The difference of
+their clocks is therefore estimated by the mean of two differences, at the beginning and at the end, as NTP does. The
+median over all exchanges of a pair of nodes is robust against delayed ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from gossip.errors import ConfigError
 
 __all__ = ["Merged", "merge", "read_timeline"]
 
-Event = dict[str, Any]
+Event = dict[str, Any]  # An event of the Trace Event Format; "ts" is its time in microseconds, "pid" its node.
+MAX_NODES = 100_000  # Nodes in one file: each file's numbers of nodes begin at a multiple of it.
 
 
 class Merged(NamedTuple):
@@ -50,9 +51,8 @@ def merge(paths: Sequence[Path], out: Path) -> Merged:
     shifts = clock_shifts(files)
     merged: list[Event] = []
     for number, (events, shift) in enumerate(zip(files, shifts, strict=True)):
-        numbers = {pid: number * 100_000 + pid for pid in sorted({event["pid"] for event in events})}
         for event in events:
-            moved = event | {"pid": numbers[event["pid"]]}
+            moved = event | {"pid": number * MAX_NODES + event["pid"]}
             if "ts" in event and shift:
                 moved["ts"] = event["ts"] + shift
             merged.append(moved)
@@ -72,24 +72,24 @@ def read_timeline(path: Path) -> list[Event]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", "it is not text")
-        raise ConfigError(f"Cannot read the timeline {path}: {why}.") from error
+        reason = getattr(error, "strerror", "it is not text")
+        raise ConfigError(f"Cannot read the timeline {path}: {reason}.") from error
     events: list[Event] = []
-    fault = ConfigError(f"{path} is no timeline: give files that --trace has written.")
+    no_timeline = ConfigError(f"{path} is no timeline: give files that --trace has written.")
     if not lines or lines[0] != "[":
-        raise fault
+        raise no_timeline
     for number, line in enumerate(lines[1:], 2):
         if line == "]":
             break
         try:
             event = json.loads(line.removesuffix(","))
         except ValueError as error:
-            if number == len(lines):
+            if number == len(lines):  # The process was killed while it wrote this line.
                 break
-            raise fault from error
-        whole = isinstance(event, dict) and isinstance(event.get("pid"), int)
-        if not whole or not isinstance(event.get("ts", 0.0), int | float):
-            raise fault
+            raise no_timeline from error
+        is_event = isinstance(event, dict) and isinstance(event.get("pid"), int)
+        if not is_event or not isinstance(event.get("ts", 0.0), int | float):
+            raise no_timeline
         events.append(event)
     return events
 
@@ -99,27 +99,28 @@ def clock_shifts(files: Sequence[Sequence[Event]]) -> list[float | None]:
 
     From the first file on, each file whose clock is known gives the clocks of those that share exchanges with it.
     """
-    seen = [stream_times(events) for events in files]
+    times = [stream_times(events) for events in files]
     shifts: list[float | None] = [0.0, *[None] * (len(files) - 1)]
-    reached = [0]
-    while reached:
-        here = reached.pop(0)
+    queue = [0]  # Files whose clock is known and whose neighbours have not been looked at.
+    while queue:
+        known = queue.pop(0)
         for other in range(len(files)):
-            shared = [] if shifts[other] is not None else sorted(seen[here].keys() & seen[other].keys())
+            shared = [] if shifts[other] is not None else sorted(times[known].keys() & times[other].keys())
             if shared:
-                apart = [sum(seen[here][one]) / 2 - sum(seen[other][one]) / 2 for one in shared]
-                shifts[other] = (shifts[here] or 0.0) + statistics.median(apart)
-                reached.append(other)
+                differences = [sum(times[known][name]) / 2 - sum(times[other][name]) / 2 for name in shared]
+                shifts[other] = (shifts[known] or 0.0) + statistics.median(differences)
+                queue.append(other)
     return shifts
 
 
 def stream_times(events: Sequence[Event]) -> Mapping[str, tuple[float, float]]:
     """Return when the streams of each exchange began and ended, in microseconds, by the exchange's name."""
-    found: dict[str, tuple[float, float]] = {}
+    times: dict[str, tuple[float, float]] = {}
     counts: dict[str, int] = defaultdict(int)
     for event in events:
         name = event.get("args", {}).get("exchange") if event.get("name") == "streams" else None
         if isinstance(name, str):
-            found[name] = event["ts"], event["ts"] + event.get("dur", 0.0)
+            times[name] = event["ts"], event["ts"] + event.get("dur", 0.0)
             counts[name] += 1
-    return {name: both for name, both in found.items() if counts[name] == 1}  # A simulator's file has both sides.
+    # An exchange that a file has twice is shared with no other file: a simulator's file has both sides.
+    return {name: begin_and_end for name, begin_and_end in times.items() if counts[name] == 1}

@@ -1,4 +1,8 @@
-"""The timeline of one node: spans of its training loop, its exchanges and its events, in a writer's file."""
+"""The timeline of one node: spans of its training loop, its exchanges and its events, in a writer's file.
+
+A *span* is a bar in the picture, from one time to another, on a *track*: a line of bars that do not overlap or that
+nest.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ class NodeTimeline:
 
     def __init__(self, writer: TimelineWriter, process: int, name: str) -> None:
         self.writer, self.number = writer, process
-        self.last_span_end: float | None = None  # The end of the loop's last span.
+        self.last_span_end: float | None = None  # The end of the loop's last span; None before the first.
         self.busy_until: list[float] = []  # The end of the last span of each track of exchanges.
         writer.name_process(process, name)
 
@@ -81,11 +85,11 @@ class NodeTimeline:
         self.writer.write_span(self.number, track, name, asked_s, end_s, **args)
         if begun_s is None:
             return
-        shared = f"{session:x}-" + "-".join(sorted(side[:8] for side in sides))
-        self.writer.write_span(self.number, track, "streams", begun_s, end_s, exchange=shared)
+        shared_name = f"{session:x}-" + "-".join(sorted(side[:8] for side in sides))  # The same on all sides.
+        self.writer.write_span(self.number, track, "streams", begun_s, end_s, exchange=shared_name)
         if not reason and len(sides) == 2:
-            arrives = sides[0] > sides[1]
-            self.writer.write_arrow(self.number, track, shared, end_s if arrives else begun_s, arrives)
+            arrives = sides[0] > sides[1]  # The arrow leads from the side with the smaller id to the other one.
+            self.writer.write_arrow(self.number, track, shared_name, end_s if arrives else begun_s, arrives)
 
     def record_event(self, name: str, at_s: float, **args: Any) -> None:
         """Record an event without a duration."""

@@ -44,7 +44,7 @@ class TimelineWriter:
         self.failure: OSError | None = None
         self.tracks: dict[tuple[int, str], int] = {}  # Thread numbers by process and track.
         self.lock = threading.Lock()
-        self.queue: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
+        self.queue: SimpleQueue[dict[str, Any] | None] = SimpleQueue()  # Events to write; None ends the file.
         try:
             file = path.open("w", encoding="utf-8")
         except OSError as error:
@@ -87,13 +87,13 @@ class TimelineWriter:
             known = self.tracks.get((process, track))
             number = self.tracks.setdefault((process, track), len(self.tracks) + 1)
         if known is None:
-            named = {"ph": "M", "pid": process, "tid": number}
-            self.queue_event(named | {"name": "thread_name", "args": {"name": track}})
-            self.queue_event(named | {"name": "thread_sort_index", "args": {"sort_index": number}})
+            metadata = {"ph": "M", "pid": process, "tid": number}
+            self.queue_event(metadata | {"name": "thread_name", "args": {"name": track}})
+            self.queue_event(metadata | {"name": "thread_sort_index", "args": {"sort_index": number}})
         return {"pid": process, "tid": number}
 
     def queue_event(self, event: dict[str, Any]) -> None:
-        """Queue an event."""
+        """Queue an event for the writing thread, or count it as dropped if the disk is too slow."""
         if self.queue.qsize() >= MAX_QUEUED_EVENTS:
             self.dropped += 1
         else:
@@ -107,7 +107,7 @@ class TimelineWriter:
 
     def write_events(self, file: TextIO) -> None:
         """Write queued events until :meth:`close`, in a thread of its own. Flush whenever the queue is empty."""
-        before = "[\n"
+        separator = "[\n"  # Goes in front of the next event: the array's bracket, and later a comma.
         try:
             with file:
                 while (event := self.queue.get()) is not None:
@@ -116,11 +116,11 @@ class TimelineWriter:
                     if self.bytes_left < 0:
                         self.dropped += 1
                         continue
-                    file.write(before + text)
-                    before = ",\n"
+                    file.write(separator + text)
+                    separator = ",\n"
                     if self.queue.empty():
                         file.flush()
-                file.write(("[" if before == "[\n" else "") + "\n]\n")
+                file.write(("[" if separator == "[\n" else "") + "\n]\n")
         except OSError as error:
             self.failure = error
             while self.queue.get() is not None:  # The queue must not grow.

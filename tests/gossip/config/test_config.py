@@ -8,7 +8,7 @@ import math
 import pytest
 
 from gossip.config import PRESETS, Config
-from gossip.config.removed import KEYS
+from gossip.config.removed import REMOVED_KEYS
 from gossip.config.setting import settings_of
 from gossip.errors import ConfigError
 from gossip.wire.frames import MAX_BODY_BYTES
@@ -202,7 +202,7 @@ def test_a_removed_key_is_refused_in_python_as_in_a_file():
 
 def test_there_are_at_most_25_settings_and_none_of_them_was_removed():
     assert len(SETTINGS) <= 25
-    assert not SETTINGS.keys() & KEYS.keys()
+    assert not SETTINGS.keys() & REMOVED_KEYS.keys()
 
 
 def test_the_longest_chunk_fits_the_longest_body():
