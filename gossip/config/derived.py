@@ -123,8 +123,8 @@ class Derived(Keys):
 
         That holds for pairs of the whole vector, if no training loop waits for them.
         """
-        alone = self.paired and self.partners == 1 and self.part == "all"
-        return alone and not self.plain and self.max_version_gap is None
+        mixes_whole_pairs = self.paired and self.partners == 1 and self.part == "all"
+        return mixes_whole_pairs and not self.plain and self.max_version_gap is None
 
     @property
     def watches_movement(self) -> bool:

@@ -125,8 +125,8 @@ class Host:
         if has_correction:
             outer.correction = Lessons(vector.size, outer.parameters, config.kappa, config.first_interval or 1)
         vectors = HostVectors(lambda: vector.copy() if prepare_copy(self) else None)
-        model, kept = VectorModel(vector), KeptVector(vector)
-        self.boundary = Boundary(model, vectors, kept, config.conserves, LOCK, partial(request_visit, self))
+        model, backup = VectorModel(vector), KeptVector(vector)
+        self.boundary = Boundary(model, vectors, backup, config.conserves, LOCK, partial(request_visit, self))
         self.averager = Averager(self.peer, config, self.boundary, vectors, outer, self, LOCK)
         if self.averager.movement is not None:
             self.averager.start_movement_at(self.averager.movement.sample(vector))

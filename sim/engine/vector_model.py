@@ -71,32 +71,32 @@ class VectorModel:
 class KeptVector:
     """A backup of the weights while another run's weights are on trial."""
 
-    __slots__ = ("kept", "vector", "why_not")
+    __slots__ = ("backup", "vector", "why_not")
 
     def __init__(self, vector: Floats) -> None:
         self.vector, self.why_not = vector, ""
-        self.kept: Floats | None = None
+        self.backup: Floats | None = None
 
     @property
     def holds(self) -> bool:
-        return self.kept is not None
+        return self.backup is not None
 
     def keep(self) -> bool:
-        self.kept = self.vector.copy()
+        self.backup = self.vector.copy()
         return True
 
     def distance(self, theirs: Floats) -> tuple[float, float]:
-        kept = self.kept
-        assert kept is not None
-        return subtract(theirs, kept, np.empty_like(kept))
+        backup = self.backup
+        assert backup is not None
+        return subtract(theirs, backup, np.empty_like(backup))
 
     def put_back(self) -> Floats:
-        assert self.kept is not None
-        self.vector[:], self.kept = self.kept, None
+        assert self.backup is not None
+        self.vector[:], self.backup = self.backup, None
         return self.vector
 
     def forget(self) -> None:
-        self.kept = None
+        self.backup = None
 
 
 class HostVectors:

@@ -47,7 +47,7 @@ class ExchangeLevel:
         self.learners = learners
         self.events, self.tape = Events(), Tape()
         step_times = StepTimes(scenario.compute, seed, scenario.fleet)
-        distributions = scenario.compute.step_s, *step_times.own.values()
+        distributions = scenario.compute.step_s, *step_times.own_step_s.values()
         constant = scenario.compute.per == "peer" or all(step_s.kind == "constant" for step_s in distributions)
         self.clocks = ConstantClocks(peers) if constant else DrawnClocks(peers)
         for peer, name in enumerate(names):

@@ -255,8 +255,8 @@ class Models:
     def filter_exchanges(self, numbers: list[int]) -> None:
         """Filter exchanges with both snapshots, and keep both sides' weights until they are added."""
         tape, count = self.tape, len(numbers)
-        both = np.stack([self.snapshots[number][side] for side in (0, 1) for number in numbers])
-        sent = self.decoded(both, [*numbers, *numbers])
+        snapshots = np.stack([self.snapshots[number][side] for side in (0, 1) for number in numbers])
+        sent = self.decoded(snapshots, [*numbers, *numbers])
         rows = np.stack([np.frombuffer(values, "l")[numbers] for values in (tape.initiators, tape.responders)])
         agreed = np.frombuffer(tape.weights)[numbers]
         steps = np.array([[self.trained[number][side][0] for number in numbers] for side in (0, 1)])

@@ -30,10 +30,10 @@ def build(task: Task, dataset: Dataset, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if ":" in name:
-            made = plugins.call(name, "task.model")
-            if not isinstance(made, nn.Module):
-                raise ConfigError(f"task.model = {name!r} returned {type(made).__name__}: return a torch.nn.Module.")
-            return made
+            module = plugins.call(name, "task.model")
+            if not isinstance(module, nn.Module):
+                raise ConfigError(f"task.model = {name!r} returned {type(module).__name__}: return a torch.nn.Module.")
+            return module
         if dataset.text != (name == "gpt"):
             does = "reads text: use linear, mlp or cnn, or the data set" if name == "gpt" else "cannot read text: use"
             which = "shakespeare" if name == "gpt" else "gpt"

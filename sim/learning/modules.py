@@ -193,13 +193,13 @@ class StackedModule:
             raise ConfigError(f"{where} fails on samples of {list(x.shape[1:])} ({_first_line(error)}).") from error
         if not isinstance(output, torch.Tensor):
             raise ConfigError(f"{where} gives {type(output).__name__} for a batch of 2, where a tensor is needed.")
-        given, logits = list(output.shape), [*y.shape, dataset.outputs]
+        shape, logits = list(output.shape), [*y.shape, dataset.outputs]
         # The outputs may have more classes than the data.
-        self._classifies = dataset.labelled and given[:-1] == logits[:-1] and given[-1:] >= logits[-1:]
+        self._classifies = dataset.labelled and shape[:-1] == logits[:-1] and shape[-1:] >= logits[-1:]
         if objective.classifies and not self._classifies:
-            raise ConfigError(f"{where} gives {given} for a batch of 2, where logits of {logits} are needed.")
-        if not objective.own and not objective.classifies and given not in (list(y.shape), [*y.shape, 1]):
-            raise ConfigError(f"{where} gives {given} for a batch of 2, where {list(y.shape)} is needed, as y has it.")
+            raise ConfigError(f"{where} gives {shape} for a batch of 2, where logits of {logits} are needed.")
+        if not objective.is_custom and not objective.classifies and shape not in (list(y.shape), [*y.shape, 1]):
+            raise ConfigError(f"{where} gives {shape} for a batch of 2, where {list(y.shape)} is needed, as y has it.")
         for key, function in (("loss", objective.loss), ("metric", objective.metric)):
             self._try_function(key, function, output, y)
         row = self._initial[None].copy()
@@ -228,9 +228,9 @@ class StackedModule:
             value.numel() == 1 if isinstance(value, torch.Tensor) else key == "metric" and isinstance(value, float)
         )
         if not is_number:
-            given = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+            returned = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
             raise ConfigError(
-                f"The function of task.{key} gives {given}, where one number is needed: a mean over the samples."
+                f"The function of task.{key} gives {returned}, where one number is needed: a mean over the samples."
             )
 
 

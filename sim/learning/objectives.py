@@ -44,9 +44,9 @@ class Objective:
                 f"task.loss = 'mse' needs real numbers, and y of {dataset.name} are class numbers: "
                 "use 'cross-entropy', a function of your own, or y as float32."
             )
-        own = None if named in (CROSS_ENTROPY, SQUARED_ERROR) else plugins.find(named, "task.loss")
-        self.own = own is not None
-        self.loss: Function = own or (cross_entropy if self.classifies else squared_error)
+        custom = None if named in (CROSS_ENTROPY, SQUARED_ERROR) else plugins.find(named, "task.loss")
+        self.is_custom = custom is not None
+        self.loss: Function = custom or (cross_entropy if self.classifies else squared_error)
         self.metric: Function | None = None if task.metric is None else plugins.find(task.metric, "task.metric")
 
 

@@ -37,9 +37,9 @@ def parts(task: Task, dataset: Dataset, names: Sequence[str], seed: int) -> list
     """
     count, kind = len(dataset.x_train), task.partition.kind
     if kind == "dirichlet" and not (dataset.labelled and dataset.y_train.dim() == 1):
-        what = "is text" if dataset.text else "has other targets"
+        reason = "is text" if dataset.text else "has other targets"
         raise ConfigError(
-            f"task.partition dirichlet needs one class a sample, and {dataset.name} {what}: use natural or iid."
+            f"task.partition dirichlet needs one class a sample, and {dataset.name} {reason}: use natural or iid."
         )
     if kind == "natural" and dataset.clients is None:
         raise ConfigError(

@@ -92,8 +92,8 @@ class StackedLinear:
         row = np.empty(self.elements, np.float32)
         for layer, matrix, is_hidden in zip(self._layers, self._matrices(row[None]), self._are_hidden(), strict=True):
             weight, bias = layer.weight.detach().numpy(), layer.bias.detach().numpy()[:, None]
-            whole = np.concatenate([weight, bias], 1)  # (outputs, inputs + 1)
-            matrix[0] = whole.T if is_hidden else whole
+            with_bias = np.concatenate([weight, bias], 1)  # (outputs, inputs + 1)
+            matrix[0] = with_bias.T if is_hidden else with_bias
         return row
 
     def state_dict(self, row: F32) -> dict[str, torch.Tensor]:
@@ -101,9 +101,9 @@ class StackedLinear:
         names = {id(parameter): name for name, parameter in self._module.named_parameters()}
         state: dict[str, torch.Tensor] = {}
         for layer, matrix, is_hidden in zip(self._layers, self._matrices(row[None]), self._are_hidden(), strict=True):
-            whole = torch.from_numpy(matrix[0].T if is_hidden else matrix[0]).clone()
-            state[names[id(layer.weight)]] = whole[:, :-1].contiguous()
-            state[names[id(layer.bias)]] = whole[:, -1].contiguous()
+            with_bias = torch.from_numpy(matrix[0].T if is_hidden else matrix[0]).clone()
+            state[names[id(layer.weight)]] = with_bias[:, :-1].contiguous()
+            state[names[id(layer.bias)]] = with_bias[:, -1].contiguous()
         return state
 
     def gradients(self, models: F32, samples: I64, out: F32, keys: I64 | None = None) -> None:

@@ -107,9 +107,9 @@ class World:
         network = self.network()
         ways = [way for pair in self.pairs() for way in (pair, pair[::-1])]
         return (
-            statistics.median(network.latency(one, other) for one, other in ways),
-            statistics.median(min(network.up_bytes_s(one), network.down_bytes_s(other)) for one, other in ways),
-            statistics.median(network.loss_of(one, other) for one, other in ways),
+            statistics.median(network.latency(sender, receiver) for sender, receiver in ways),
+            statistics.median(rate_bytes_s(network, sender, receiver) for sender, receiver in ways),
+            statistics.median(network.loss_of(sender, receiver) for sender, receiver in ways),
         )
 
     @property
@@ -146,14 +146,18 @@ class World:
         return takes_s / scenario.compute.step_s.mean
 
 
+def rate_bytes_s(network: NetworkModel, sender: int, receiver: int) -> float:
+    return min(network.up_bytes_s(sender), network.down_bytes_s(receiver))
+
+
 def pair_seconds(network: NetworkModel, a: int, b: int, size_bytes: float) -> float:
     """Return the time of the offer, the answer and the slower of the two streams."""
     latency_s, ways = network.latency(a, b), ((a, b), (b, a))
-    rate_out, rate_back = (min(network.up_bytes_s(one), network.down_bytes_s(other)) for one, other in ways)
+    rate_out, rate_back = (rate_bytes_s(network, *way) for way in ways)
     if network.transport is None:
         rate = min(rate_out, rate_back)
         return 3 * latency_s + (0.0 if math.isinf(rate) else size_bytes / rate)
-    out, back = (Line(line_key(one, other, 0.0), 0.0, network.loss_of(one, other)) for one, other in ways)
+    out, back = (Line(line_key(*way, 0.0), 0.0, network.loss_of(*way)) for way in ways)
     streams = ((out, rate_out, Back(back, rate_back)), (back, rate_back, Back(out, rate_out)))
     seconds = network.transport.seconds
     takes_s = [seconds(line, size_bytes, rate, 2 * latency_s, 0.0, reverse) for line, rate, reverse in streams]

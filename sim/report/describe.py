@@ -124,10 +124,10 @@ def partners_text(config: Config, peers: int) -> str:
     preposition = "to" if config.pushes else "with"
     if config.partners == 0:
         return f"{preposition} all its neighbours {where} at once"
-    one, many = ("a random partner", "random partners") if not where else ("a neighbour", "neighbours")
+    singular, plural = ("a random partner", "random partners") if not where else ("a neighbour", "neighbours")
     if peers == 2:
         return f"{preposition} the other"
-    partners = one if config.partners == 1 else f"{config.partners} {many}"
+    partners = singular if config.partners == 1 else f"{config.partners} {plural}"
     return f"{preposition} {partners}" if not where else f"{preposition} {partners} {where}"
 
 

@@ -69,58 +69,64 @@ class Total:
 
 
 HISTORY = (
-    Column("virtual_s", "virtual time in seconds", lambda at: at.level.now, "virtual time", duration_text),
-    Column("alive", "peers up", lambda at: at.level.live_peers, "alive", count_text),
-    Column("ready", "peers up that hold a run's weights and train", lambda at: at.level.ready_peers),
+    Column("virtual_s", "virtual time in seconds", lambda swarm: swarm.level.now, "virtual time", duration_text),
+    Column("alive", "peers up", lambda swarm: swarm.level.live_peers, "alive", count_text),
+    Column("ready", "peers up that hold a run's weights and train", lambda swarm: swarm.level.ready_peers),
     Column(
-        "steps", "steps so far, of all lives, divided by `peers`", lambda at: at.level.steps / at.scenario.peers
+        "steps", "steps so far, of all lives, divided by `peers`",
+        lambda swarm: swarm.level.steps / swarm.scenario.peers,
     ),
     Column(
         "mixes", "mixes so far, of all lives, divided by `peers`; each side of an exchange counts",
-        lambda at: at.level.mixes / at.scenario.peers, "mixes", "{:.1f}".format,
+        lambda swarm: swarm.level.mixes / swarm.scenario.peers, "mixes", "{:.1f}".format,
     ),
     Column(
         "loss_mean", "loss of the evaluated peers' models on held-out samples: cross-entropy in nats, or as "
-        "in `task.loss`; for `averaging` half the mean square", lambda at: at.losses.mean(), "loss",
+        "in `task.loss`; for `averaging` half the mean square", lambda swarm: swarm.losses.mean(), "loss",
     ),
-    Column("loss_min", "the least loss", lambda at: at.losses.min()),
-    Column("loss_max", "the greatest loss", lambda at: at.losses.max()),
+    Column("loss_min", "the least loss", lambda swarm: swarm.losses.min()),
+    Column("loss_max", "the greatest loss", lambda swarm: swarm.losses.max()),
     Column(
         "accuracy_mean", "their accuracy, 0 to 1; for text per predicted byte; empty where nothing is classified",
-        lambda at: at.accuracies.mean(), "accuracy", share_text,
+        lambda swarm: swarm.accuracies.mean(), "accuracy", share_text,
     ),
-    Column("accuracy_min", "the least accuracy", lambda at: at.accuracies.min()),
-    Column("accuracy_max", "the greatest accuracy", lambda at: at.accuracies.max()),
-    Column("loss_average_model", "loss of the mean of all ready peers' weights", lambda at: at.average_loss),
+    Column("accuracy_min", "the least accuracy", lambda swarm: swarm.accuracies.min()),
+    Column("accuracy_max", "the greatest accuracy", lambda swarm: swarm.accuracies.max()),
+    Column("loss_average_model", "loss of the mean of all ready peers' weights", lambda swarm: swarm.average_loss),
     Column(
-        "accuracy_average_model", "its accuracy, 0 to 1", lambda at: at.average_accuracy, "average model", share_text
+        "accuracy_average_model", "its accuracy, 0 to 1", lambda swarm: swarm.average_accuracy, "average model",
+        share_text,
     ),
-    Column("metric_mean", "mean of `task.metric`, like the loss; empty without one", lambda at: at.metrics.mean()),
-    Column("metric_min", "the least metric", lambda at: at.metrics.min()),
-    Column("metric_max", "the greatest metric", lambda at: at.metrics.max()),
-    Column("metric_average_model", "metric of the mean of all ready peers' weights", lambda at: at.average_metric),
     Column(
-        "consensus_distance", "sqrt(mean |x_i - mean|^2) over all ready peers", lambda at: at.distance,
+        "metric_mean", "mean of `task.metric`, like the loss; empty without one", lambda swarm: swarm.metrics.mean()
+    ),
+    Column("metric_min", "the least metric", lambda swarm: swarm.metrics.min()),
+    Column("metric_max", "the greatest metric", lambda swarm: swarm.metrics.max()),
+    Column(
+        "metric_average_model", "metric of the mean of all ready peers' weights", lambda swarm: swarm.average_metric
+    ),
+    Column(
+        "consensus_distance", "sqrt(mean |x_i - mean|^2) over all ready peers", lambda swarm: swarm.distance,
         "consensus distance",
     ),
     Column(
         "exchanges_done", "exchanges so far: pairs, groups or pushes, each counted once all its sides have mixed",
-        lambda at: math.floor(at.level.exchanges + ROUNDING_ALLOWANCE),
+        lambda swarm: math.floor(swarm.level.exchanges + ROUNDING_ALLOWANCE),
     ),
     Column(
         "exchanges_failed", "failed exchanges so far, as each peer counts them; both sides may count one",
-        lambda at: at.level.failures,
+        lambda swarm: swarm.level.failures,
     ),
     Column(
         "bytes_sent", "bytes so far, by all peers: streams in full, control messages estimated from every 61st",
-        lambda at: at.level.sent_bytes, "sent", bytes_text,
+        lambda swarm: swarm.level.sent_bytes, "sent", bytes_text,
     ),
     Column(
         "exchange_s_median", "median time from the request for a snapshot to the mix, over an even sample",
-        lambda at: np.median(at.exchange_s),
+        lambda swarm: np.median(swarm.exchange_s),
     ),
-    Column("exchange_s_p95", "the 95th percentile of the same", lambda at: np.percentile(at.exchange_s, 95)),
-    Column("events", "events handled so far", lambda at: at.level.handled_events),
+    Column("exchange_s_p95", "the 95th percentile of the same", lambda swarm: np.percentile(swarm.exchange_s, 95)),
+    Column("events", "events handled so far", lambda swarm: swarm.level.handled_events),
 )  # fmt: skip
 COLUMNS = tuple(column.name for column in HISTORY)
 OF_ACCURACY = ("mean", "min", "max", "average_model")  # The same keys apply to a metric.

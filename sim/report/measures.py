@@ -139,6 +139,6 @@ def spread_of(matrix: F32, rows: I64) -> tuple[F32, float]:
     mean = (total / len(rows)).astype(np.float32)
     square = 0.0
     for block in blocks:
-        apart = matrix[block] - mean
-        square += float(np.vdot(apart, apart))
+        deviations = matrix[block] - mean
+        square += float(np.vdot(deviations, deviations))
     return mean, math.sqrt(square / len(rows))

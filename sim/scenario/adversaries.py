@@ -64,8 +64,8 @@ class AttackersSpec:
         if self.kind == "nan":
             require(self.scale is None, "scale", self.scale, "left out: nan has none")
         else:
-            right = self.scale is None or 0 < self.scale < math.inf
-            require(right, "scale", self.scale, "a positive number")
+            is_valid = self.scale is None or 0 < self.scale < math.inf
+            require(is_valid, "scale", self.scale, "a positive number")
 
     def count(self, peers: int) -> int:
         """Return how many of so many peers attack."""

@@ -160,16 +160,16 @@ class Distribution:
         """
         first, second = self.two_parameters
         if self.kind == "constant":
-            whole = first
+            duration = first
         elif self.kind == "uniform":
-            whole = math.sqrt(first**2 + rng.random() * (second**2 - first**2))
+            duration = math.sqrt(first**2 + rng.random() * (second**2 - first**2))
         elif self.kind == "lognormal":
-            whole = first * math.exp(second**2 + second * rng.standard_normal())
+            duration = first * math.exp(second**2 + second * rng.standard_normal())
         elif self.kind == "exponential":
-            whole = rng.gamma(2.0, first)
+            duration = rng.gamma(2.0, first)
         else:  # (x / scale)**shape is exponential, so weighted by x it is Gamma(1 + 1 / shape).
-            whole = second * rng.gamma(1 + 1 / first) ** (1 / first)
-        return float(rng.random() * whole)
+            duration = second * rng.gamma(1 + 1 / first) ** (1 / first)
+        return float(rng.random() * duration)
 
     def quantiles(self, shares: F64) -> F64:
         """Return the quantiles, in seconds, at these shares (each within 0..1, both ends excluded)."""

@@ -155,13 +155,13 @@ class FleetNetwork(NetworkModel):
 
     base: NetworkModel
     fleet: Mapping[str, PeerSpec] = field(repr=False)  # By name.
-    own: list[PeerSpec | None] = field(default_factory=list, repr=False)  # By peer.
+    specs: list[PeerSpec | None] = field(default_factory=list, repr=False)  # By peer; None without own properties.
     more_latency_s: list[float] = field(default_factory=list, repr=False)  # Additional latency, by peer.
 
     def add(self, name: str) -> None:
         self.base.add(name)
         spec = self.fleet.get(name)
-        self.own.append(spec)
+        self.specs.append(spec)
         self.more_latency_s.append(0.0 if spec is None else spec.latency_ms / 1e3)
 
     def latency(self, sender: int, receiver: int) -> float:
@@ -174,17 +174,17 @@ class FleetNetwork(NetworkModel):
 
     def loss_of(self, sender: int, receiver: int) -> float:
         arrive = 1 - self.base.loss_of(sender, receiver)
-        for spec in (self.own[sender], self.own[receiver]):
+        for spec in (self.specs[sender], self.specs[receiver]):
             arrive *= 1 if spec is None else 1 - spec.loss
         return 1 - arrive
 
     def up_bytes_s(self, peer: int) -> float:
-        spec = self.own[peer]
+        spec = self.specs[peer]
         rate = None if spec is None else spec.rate_mbit_s
         return self.base.up_bytes_s(peer) if rate is None else rate.up_bytes_s
 
     def down_bytes_s(self, peer: int) -> float:
-        spec = self.own[peer]
+        spec = self.specs[peer]
         rate = None if spec is None else spec.rate_mbit_s
         return self.base.down_bytes_s(peer) if rate is None else rate.down_bytes_s
 

@@ -23,12 +23,12 @@ class StepTimes:
 
     def __init__(self, spec: Compute, seed: int, fleet: Sequence[PeerSpec] = ()) -> None:
         self.spec, self.seed = spec, seed
-        self.own = {name: spec.step_s for name, spec in by_name(fleet).items() if spec.step_s is not None}
+        self.own_step_s = {name: spec.step_s for name, spec in by_name(fleet).items() if spec.step_s is not None}
 
     def slowdown(self, name: str) -> float:
         """Return the factor on a peer's step times: 1, or a straggler's slowdown."""
         stragglers = self.spec.stragglers
-        if stragglers is None or name in self.own:
+        if stragglers is None or name in self.own_step_s:
             return 1.0
         drawn = int.from_bytes(derive(self.seed, name, "straggler")[:8], "little") / 2**64
         return stragglers.slowdown if drawn < stragglers.share else 1.0
@@ -38,7 +38,7 @@ class StepTimes:
 
         The size of the requests changes no duration.
         """
-        spec, slowdown, step_s = self.spec, self.slowdown(name), self.own.get(name, self.spec.step_s)
+        spec, slowdown, step_s = self.spec, self.slowdown(name), self.own_step_s.get(name, self.spec.step_s)
         if spec.per == "step" and step_s.kind != "constant":
             return DrawnDurations(step_s, slowdown, generator(self.seed, name, "steps"))
         drawn = step_s.draw(generator(self.seed, name, "steps"), 1)[0]
