@@ -114,7 +114,7 @@ class Host:
 
         Args:
             config: The run's configuration.
-            request_visit: Called when the network side needs a visit to the next boundary.
+            request_visit: Called when the averager needs a visit to the next boundary.
             prepare_copy: Returns True once the vector is the model of the last boundary; False if it is too late.
             parameters: Number of elements that the outer step covers; by default all.
             has_correction: True if the trainer applies the drift correction that exchanges teach.

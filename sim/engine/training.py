@@ -203,7 +203,7 @@ class Training:
             self.schedule_visit(host, when)
 
     def request_visit(self, host: Host) -> None:
-        """Schedule a visit to the next boundary, at the network side's request."""
+        """Schedule a visit to the next boundary, at the averager's request."""
         if host.pause is not None:
             self.schedule_poll(host)
             return

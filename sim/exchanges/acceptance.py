@@ -87,9 +87,9 @@ class Acceptance:
             return weights
         filtered = weights.tolist()
         sides = zip(rows.tolist(), partners.tolist(), apart_sq.tolist(), intervals.tolist(), strict=True)
-        for place, (row, partner, square, trained) in enumerate(sides):
+        for place, (row, partner, distance_sq, trained) in enumerate(sides):
             factor, reasons = self.filters[row].take_share(
-                cast(PeerId, partner), filtered[place], square, self.elements, self.ready_rows, trained
+                cast(PeerId, partner), filtered[place], distance_sq, self.elements, self.ready_rows, trained
             )
             if reasons:
                 filtered[place] *= factor

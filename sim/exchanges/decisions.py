@@ -109,7 +109,7 @@ class Decisions:
 
     def on_due(self, peer: int, when: float) -> None:
         """Initiate an exchange at a boundary if the peer's mix is due."""
-        if when != self.due_at[peer]:
+        if when != self.due_at[peer]:  # An earlier check has replaced this one.
             return
         self.due_at[peer] = math.inf
         is_overlapping = self.is_overlapping(peer)
@@ -237,6 +237,7 @@ class Decisions:
         """
         used_slots, own, now = self.slots.used[peer], self.slots.own[peer], self.events.now
         offers = [exchange for exchange in own if now < exchange.accept_arrives_at]  # Still without an answer.
+        # The peer's own offer to the sender, which crossed the sender's offer on the way.
         crossed = next((exchange for exchange in offers if exchange.responder == sender), None)
         if crossed is not None:
             if peer < sender:  # The smaller index wins if two offers cross.

@@ -62,15 +62,14 @@ class Models:
         self.interval_steps = config.interval_steps or 1  # Local steps in an interval, as versions count them.
         self.chooses_intervals = config.auto_interval
         self.mixed_at = np.zeros(len(self.matrix), np.int64)  # Step count of each row at its last mix's snapshot.
-        # Exchanges in progress, by exchange and side: the snapshot; its step count, and the steps since the last mix
-        # before it. Then by exchange: both sides' weights after filtering, shape (2,).
+        # The exchanges in progress, by number; the first two also by side.
         self.snapshots: dict[int, dict[int, F32]] = {}
-        self.trained: dict[int, dict[int, tuple[int, int]]] = {}
-        self.filtered: dict[int, F64] = {}
+        self.trained: dict[int, dict[int, tuple[int, int]]] = {}  # Steps at the snapshot, and since the mix before.
+        self.filtered: dict[int, F64] = {}  # Both sides' weights after filtering, shape (2,).
         self.dropped_early = set[int]()  # Exchanges dropped before a snapshot, which must then not be kept.
         self.half_done = set[int]()  # Exchanges that are over for one side.
         # Bookkeeping of overlapping outer steps: by row, the step count of the newest snapshot whose local progress has
-        # entered the outer step.
+        # entered the outer step; -1 if there is none.
         self.progress_at = np.full(len(self.matrix), -1)
         self.open_snapshots: dict[int, dict[int, int]] = {}  # By row and exchange: the snapshot's step count.
         self.shift_since: dict[tuple[int, int], F32] = {}  # By row and exchange: the sum of shifts since the snapshot.
@@ -113,7 +112,9 @@ class Models:
             second: Entries of the responders' snapshots, shape (exchanges,).
         """
         learners, uses_copies = self.learners, self.learners.copied_at_once > 0
-        pairs = entries.row[[first, second]]  # Rows, shape (2, exchanges), as of the next three.
+        # The two rows of each exchange, their steps up to the snapshot, and from there to the addition: all of shape
+        # (2, exchanges).
+        pairs = entries.row[[first, second]]
         taken = learners.steps_taken[pairs]
         steps = np.maximum(entries.steps[[first, second]], taken)
         before, after = steps - taken, entries.steps[[first + 1, second + 1]] - steps

@@ -1,4 +1,4 @@
-"""A schedule for replaying entries of the tape: waves, each of which touches a row at most once."""
+"""A schedule for replaying entries of the tape: waves, each of which touches a row (a peer's model) at most once."""
 
 from __future__ import annotations
 
@@ -64,16 +64,16 @@ class Units:
         row, unit, count = self.entries.row[kept], self.unit[kept], len(kept)
         following = np.full(count + 1, -1)  # Index into `kept` of the next entry of the same row, or -1.
         following[:-2] = np.where(row[:-1] == row[1:], np.arange(1, count), -1) if count > 1 else -1
-        place = np.empty(len(self.entries), np.int64)
-        place[kept] = np.arange(count)
-        first, last = place[self.first], place[self.last]  # Indices into `kept`, by unit.
+        index_in_kept = np.empty(len(self.entries), np.int64)
+        index_in_kept[kept] = np.arange(count)
+        first, last = index_in_kept[self.first], index_in_kept[self.last]  # By unit.
         # Count what a unit waits for: its turn on each of its rows, and for an addition the partner's snapshot.
         waits = 1 + (first != last).astype(np.int64)
         waiter = self._waiters()
         np.add.at(waits, waiter[waiter >= 0], 1)
-        is_begin = np.ones(count, bool)
-        is_begin[1:] = row[1:] != row[:-1]
-        reached = unit[is_begin]  # Units for which one of their waits is over.
+        is_first_of_row = np.ones(count, bool)
+        is_first_of_row[1:] = row[1:] != row[:-1]
+        reached = unit[is_first_of_row]  # Units for which one of their waits is over.
         while len(reached):
             np.subtract.at(waits, reached, 1)
             ready = np.unique(reached[waits[reached] == 0])

@@ -117,7 +117,7 @@ def send_together(
             drain_s += ACK_COMPRESSION * min(windows_s)
         round_s = max(rtt, drain_s)
         excess_s2 += round_s * (round_s - rtt)
-        for place, stream in enumerate(streams):
+        for number, stream in enumerate(streams):
             line, left, window = stream.line, stream.left, stream.line.window
             if left <= 0:
                 continue
@@ -126,13 +126,13 @@ def send_together(
                 # With a queue, the segments are spread over the round. Otherwise they are sent at once when it begins.
                 sending -= 1
                 stream.finished_s = elapsed_s + (left / window * drain_s if drain_s > rtt else left / stream.rate)
-            elif windows_s[place] > rtt + queue_capacity_s:
+            elif windows_s[number] > rtt + queue_capacity_s:  # The window overflows the queue.
                 note_loss(line)
             else:
-                is_later = place == 1
-                seen_share = OTHER_WINDOW_SEEN_BY_LATER if is_later else OTHER_WINDOW_SEEN_BY_EARLIER
-                sees_other_queue = both_send and windows_s[1 - place] > seen_share * rtt
-                sees_own_queue = windows_s[place] > HYSTART_DELAY_FACTOR * rtt
+                began_later = number == 1
+                seen_share = OTHER_WINDOW_SEEN_BY_LATER if began_later else OTHER_WINDOW_SEEN_BY_EARLIER
+                sees_other_queue = both_send and windows_s[1 - number] > seen_share * rtt
+                sees_own_queue = windows_s[number] > HYSTART_DELAY_FACTOR * rtt
                 grow(line, round_s, sees_other_queue or sees_own_queue)
         elapsed_s += round_s
         if not sending:

@@ -232,7 +232,8 @@ class Transport:
         if len(lines) == 1:
             took_s = self.lossy_line_s(lines[0], segments, pace, rtt)
         else:
-            # All but the last chunk of each line: the lines share it in proportion to their rates.
+            # Compute how long each line takes for an equal share without its last chunk. Together they then take the
+            # harmonic mean, as the lines share all of it in proportion to their rates. The last chunks follow.
             chunk = max(segments / (striping.CHUNKS * len(lines)), min(striping.MIN_CHUNK, segments))
             lines = lines[: math.ceil(segments / chunk)]
             last = min(chunk, segments / len(lines))
