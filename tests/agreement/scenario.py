@@ -187,8 +187,10 @@ class CorrectedSteps(OneByOne):
     def on_weights_replaced(self, row: int) -> None:
         self.corrections.reset(row)
 
-    def learn_correction(self, rows: I64, shifts: Floats, credits: F64, own_sq: F64, every: I64 | None = None) -> None:
-        self.corrections.learn(rows, shifts, credits, own_sq, np.zeros(len(rows)), every)
+    def learn_correction(
+        self, rows: I64, shifts: Floats, credits: F64, own_sq: F64, interval_steps: I64 | None = None
+    ) -> None:
+        self.corrections.learn(rows, shifts, credits, own_sq, np.zeros(len(rows)), interval_steps)
 
 
 class Simulated(Driver):
