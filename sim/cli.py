@@ -148,10 +148,10 @@ def results_of(
     began_at, title = time.monotonic(), f"{quantity(len(todo), 'run')}, {at_once} at once"
     with progress_bar(title, quiet) as display, Workers(todo, at_once) as workers:
 
-        def show(share: float, done: int) -> None:
+        def show(share: float, finished: int) -> None:
             if display is not None:
                 left_s = (time.monotonic() - began_at) * (1 - share) / share if share > 0 else math.inf
-                display.note(share, f"{done} done  {duration_text(left_s)} left")
+                display.note(share, f"{finished} done  {duration_text(left_s)} left")
 
         try:
             yield from workers.results(show)

@@ -258,10 +258,10 @@ def build_network(scenario: Scenario, weight: float) -> NetworkModel:
     """
     is_ideal, gossip = scenario.membership.mode == "ideal", scenario.gossip
     network = network_of(scenario.network, scenario.seed, is_ideal, scenario.fleet, weight, gossip.connections)
-    latencies, takes = (6, "six latencies to open with TLS") if network.tls else (4, "four latencies to open")
+    latencies, opening = (6, "six latencies to open with TLS") if network.tls else (4, "four latencies to open")
     if not is_ideal and latencies * network.longest_s >= gossip.hello_timeout_s:
         raise ConfigError(
-            f"network.latency reaches {network.longest_s:g} s, and a link takes {takes}: set "
+            f"network.latency reaches {network.longest_s:g} s, and a link takes {opening}: set "
             f"gossip.stall_s above {latencies * network.longest_s:g} (a handshake may take "
             f"{gossip.hello_timeout_s:g} s)."
         )

@@ -156,8 +156,8 @@ class Learners:
         first = self.steps_taken[rows] - counts
         samples: list[I64] = []  # One array per step, (rows that take the step, batch).
         for step in range(int(counts[0]) if len(counts) else 0):
-            training = int(np.searchsorted(-counts, -step))  # The number of rows with counts > step.
-            samples.append(self._batches.draw(rows[:training], first[:training] + step))
+            remaining = int(np.searchsorted(-counts, -step))  # The number of rows with counts > step.
+            samples.append(self._batches.draw(rows[:remaining], first[:remaining] + step))
         size = self._stack.models_at_once
         for start in range(0, len(rows), size):
             stop = start + size
@@ -179,16 +179,17 @@ class Learners:
         gradients = torch.from_numpy(self._gradients[:count])
         ages, taken = self._ages[rows], self.steps_taken[rows] - counts
         for step in range(int(counts[0])):
-            training = len(samples[step])  # The number of rows that take this step; they are the first ones.
-            keys = self._dropout_keys(rows[:training], taken[:training] + step)
-            self._stack.gradients(block[0][:training], samples[step], self._gradients[:training], keys)
-            if training == count:
+            remaining = len(samples[step])  # The number of rows that take this step; they are the first ones.
+            steps = taken[:remaining] + step
+            keys = self._dropout_keys(rows[:remaining], steps)
+            self._stack.gradients(block[0][:remaining], samples[step], self._gradients[:remaining], keys)
+            if remaining == count:
                 models, moments, slopes = tensors[0], tensors[1:], gradients
             else:
-                models, slopes = tensors[0][:training], gradients[:training]
-                moments = [part[:training] for part in tensors[1:]]
-            self._optimizer.step(models, slopes, moments, ages[:training] + step, self._rates(taken[:training] + step))
-            self._correct(block[0][:training], rows[:training], taken[:training] + step)
+                models, slopes = tensors[0][:remaining], gradients[:remaining]
+                moments = [part[:remaining] for part in tensors[1:]]
+            self._optimizer.step(models, slopes, moments, ages[:remaining] + step, self._rates(steps))
+            self._correct(block[0][:remaining], rows[:remaining], steps)
         self._ages[rows] = ages + counts
         if not are_adjacent:
             for whole, copy in zip(live, block, strict=True):
