@@ -59,6 +59,7 @@ class ConstantClocks:
     def steps_done(self, peers: I64, when: float) -> I64:
         origin, step_s = np.array(self.origins)[peers], np.array(self.step_s)[peers]
         steps = ((when - origin) / step_s).astype(np.int64) + 1
+        # Correct quotients that were rounded, as next_boundary() does.
         steps += origin + steps * step_s <= when
         steps -= origin + (steps - 1) * step_s > when
         done: I64 = steps - 1

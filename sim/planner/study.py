@@ -80,8 +80,8 @@ class Study:
 
     def __init__(self, world: World, tried: Sequence[Candidate], seeds: int) -> None:
         self.world, self.seeds = world, seeds
-        self.outcomes = [CandidateRuns(candidate) for candidate in tried]
-        self.runs: list[tuple[CandidateRuns, Scenario]] = []
+        self.outcomes = [CandidateRuns(candidate) for candidate in tried]  # They are empty before `take`.
+        self.runs: list[tuple[CandidateRuns, Scenario]] = []  # Each run, and the outcome that it belongs to.
         for count in range(seeds):
             for outcome in self.outcomes:
                 scenario = with_candidate(world.scenario, outcome.candidate)

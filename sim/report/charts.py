@@ -165,8 +165,8 @@ def svg_of(figure: Figure, label: str, *, themed: bool = True) -> str:
     for colour, variable in CSS_VARIABLES.items() if themed else ():
         text = text.replace(colour, f"var(--{variable})")
     width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text).groups()  # type: ignore[union-attr]
-    spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-    opening = f'<svg {spaces} viewBox="0 0 {width} {height}"'
+    namespaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    opening = f'<svg {namespaces} viewBox="0 0 {width} {height}"'
     return opening + f' role="img" aria-label="{escape(label)}"' + text[text.index(">") :].strip()
 
 
