@@ -67,7 +67,7 @@ def as_json(name: str | None) -> str:
 
 
 def described(name: str) -> dict[str, str]:
-    """Return the texts about one key, by property; those that say nothing are left out."""
+    """Return the texts about one key, by property; empty ones are left out."""
     if name not in settings_of(Config):
         raise unknown_key(name)
     field, setting = settings_of(Config)[name]

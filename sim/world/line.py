@@ -56,8 +56,8 @@ class Line:
         self.back: Line | None = None  # The reverse direction, of an open link.
         # Segments and their seconds of sending, counted until the link is known to lose packets.
         self.sent_segments = self.sending_s = 0.0
-        # The time from which the link has more connections (sim.world.striping), and how many it then has. Infinite
-        # and 1 while it has only this one.
+        # The time from which the link has more connections (sim.world.striping); infinite while it has only one. Then
+        # the number of connections that it has from that time on.
         self.striped_from, self.connections = math.inf, 1
         self.more_lines: list[Line] = []  # The additional connections.
         # Messages sent during a cut, with their times.

@@ -44,8 +44,7 @@ RECOVERY_ROUNDS = 1.25
 MIN_FOLLOWERS = 3  # Fewer segments behind a lost one show no gap; a probe after two round trips does.
 PACED_WINDOWS = 1.5  # Windows per round trip that bbr sends while it looks for the rate (2.89 of the rate before).
 # bbr lets two round trips of the rate be in flight, and six segments on top. A part of what exceeds one round trip
-# stands in the queue: measured at 50 ms and 20, 10 and 2 Mbit/s were 19, 36 and 46 ms, and these numbers give 24, 26
-# and 39.
+# stands in the queue. At 50 ms and 20, 10 and 2 Mbit/s this part was 19, 36 and 46 ms; here it is 24, 26 and 39 ms.
 QUEUED_SHARE, EXTRA_SEGMENTS = 0.45, 6
 PROBE_EVERY_S, PROBE_S = 10.0, 0.2  # The interval of PROBE_RTT, and its duration.
 # While nothing answers, this time passes from one SYN to the next, at first so many times and then twice as long each
