@@ -3,7 +3,7 @@
 A node is nearest to its swarm's average just after a mix, and each mix approaches it from another side. The average of
 its weights ``x`` at these moments is nearer than any of them, and costs no traffic (docs/decisions/0097):
 
-    e <- e + max(1 - FACTOR, 1/n) (x - e)        just after mix n since the average began
+    e <- e + max(1 - FACTOR, 1/n) (x - e)        for the average e, just after mix n since it began
 
 This is the plain mean of the first mixes, then an exponential average over about five. If a mix covers a part of the
 model, only that part is averaged: local steps have moved the other elements. The average starts again whenever other
@@ -28,9 +28,9 @@ from node.model.state import Positions, State
 __all__ = ["FACTOR", "Average", "Part"]
 
 Part: TypeAlias = Positions | None
-"""The elements of a mix, ascending; None for all."""
+"""The positions of the elements that a mix covers, ascending; None if it covers all."""
 
-FACTOR = 0.8  # The weight of the old average at a mix: 0.9 lags where mixes are rare, 0.5 keeps more noise.
+FACTOR = 0.8  # The weight of the old average at a mix. 0.9 would lag where mixes are rare, and 0.5 keep more noise.
 
 NOT_KEPT = (
     "This node keeps no average: make it with Node(..., keep_average=True), which takes one more vector of the model's "
@@ -63,9 +63,9 @@ class Average:
         if self._store is None:
             return
         for part in (None,) if any(part is None for part in parts) else parts:
-            begins = not self._mixed_elements
+            is_first = not self._mixed_elements
             self._mixed_elements += self._size if part is None else part.size
-            self._store.mix_in(max(1.0 - FACTOR, 1.0 / self.mixes), None if begins else part)
+            self._store.mix_in(max(1.0 - FACTOR, 1.0 / self.mixes), None if is_first else part)
 
     def forget(self) -> None:
         """Start again: other weights have replaced those that were averaged."""
@@ -167,10 +167,10 @@ class TensorStore:
             torch._foreach_copy_(averages, live)  # Copy: the old average may not be finite.
             return
         pairs = list(zip(averages, live, strict=True))
-        alike = [pair for pair in pairs if pair[0].dtype == pair[1].dtype]
-        if alike:
-            torch._foreach_lerp_([average for average, _ in alike], [tensor for _, tensor in alike], share)
-        for average, tensor in pairs if len(alike) < len(pairs) else ():
+        same_type = [pair for pair in pairs if pair[0].dtype == pair[1].dtype]
+        if same_type:
+            torch._foreach_lerp_([average for average, _ in same_type], [tensor for _, tensor in same_type], share)
+        for average, tensor in pairs if len(same_type) < len(pairs) else ():
             if average.dtype != tensor.dtype:  # One after the other, since each needs temporary memory.
                 average.lerp_(tensor.to(average.dtype), share)
 
@@ -203,17 +203,18 @@ class TensorStore:
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> bool:
-        given = fitting_tensors(tensors, self._state.layout)  # Empty if one does not fit.
-        for index, (tensor, live) in enumerate(zip(given, self._state.exchanged_tensors(), strict=False)):
+        fitting = fitting_tensors(tensors, self._state.layout)  # Empty if one does not fit.
+        for index, (tensor, live) in enumerate(zip(fitting, self._state.exchanged_tensors(), strict=False)):
             self._average(index, live).copy_(tensor)
-        return bool(given)
+        return bool(fitting)
 
     def _mix_in_part(self, live: list[Tensor], share: float, part: Positions) -> None:
-        for index, at in self._state.positions_by_tensor(part):
+        for index, positions in self._state.positions_by_tensor(part):
             tensor = live[index]
             average = self._average(index, tensor).view(-1)
-            now = tensor.reshape(-1).index_select(0, at).to(average.dtype)
-            average.index_copy_(0, at, now if share == 1.0 else average.index_select(0, at).lerp_(now, share))
+            weights = tensor.reshape(-1).index_select(0, positions).to(average.dtype)
+            mixed = weights if share == 1.0 else average.index_select(0, positions).lerp_(weights, share)
+            average.index_copy_(0, positions, mixed)
 
     def _average(self, index: int, tensor: Tensor) -> Tensor:
         """Return the average of this tensor, after following it to its device."""
@@ -274,10 +275,10 @@ class VectorStore:
         return {name: tensor for name, tensor in self._backup.items() if name in names}
 
     def load(self, tensors: Mapping[str, Tensor]) -> bool:
-        given = fitting_tensors(tensors, self._state.layout)
-        if given:
-            self._average = torch.cat([tensor.to(torch.float32).reshape(-1) for tensor in given]).numpy()
-        return bool(given)
+        fitting = fitting_tensors(tensors, self._state.layout)
+        if fitting:
+            self._average = torch.cat([tensor.to(torch.float32).reshape(-1) for tensor in fitting]).numpy()
+        return bool(fitting)
 
 
 def exchanged_segments(layout: Layout) -> list[Segment]:
@@ -287,6 +288,6 @@ def exchanged_segments(layout: Layout) -> list[Segment]:
 
 def fitting_tensors(tensors: Mapping[str, Tensor], layout: Layout) -> list[Tensor]:
     """Return the tensors of the exchanged segments, or none if one is missing or has another shape."""
-    given = [(tensors.get(segment.name), segment.shape) for segment in exchanged_segments(layout)]
-    found = [tensor for tensor, shape in given if tensor is not None and tuple(tensor.shape) == shape]
-    return found if len(found) == len(given) else []
+    candidates = [(tensors.get(segment.name), segment.shape) for segment in exchanged_segments(layout)]
+    fitting = [tensor for tensor, shape in candidates if tensor is not None and tuple(tensor.shape) == shape]
+    return fitting if len(fitting) == len(candidates) else []

@@ -1,4 +1,7 @@
-"""The run whose weights a node holds: its progress, its checkpoints, and how a node continues from one."""
+"""The run whose weights a node holds: its progress, its checkpoints, and how a node continues from one.
+
+A *run* is one training from one start. Its id travels with its weights, and all members with this id train one model.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from node.storage.urls import beside, is_url, public_url
 
 __all__ = ["LOADED_STATE", "HeldRun", "NoRanks", "OtherRanks", "check_state"]
 
-POLL_S = 1.0  # Interval of the checks whether the network thread has ended.
+POLL_S = 1.0  # Seconds between two checks whether the network thread has ended.
 LOADED_STATE = "The state of a checkpoint"  # The origin of a state whose weights the program has loaded itself.
 
 
@@ -44,7 +47,7 @@ class OtherRanks(Protocol):
 
     @property
     def uncounted_samples(self) -> int:
-        """Return an estimate of the samples of all ranks that are not counted yet."""
+        """Return an estimate of the samples that all ranks have trained on and that this rank has not counted yet."""
 
 
 class NoRanks:
@@ -63,14 +66,14 @@ class HeldRun:
     def __init__(self, live: LiveModel, network: NetworkSide, samplers: Samplers, ranks: OtherRanks) -> None:
         self.live, self.network, self.samplers, self.ranks = live, network, samplers, ranks
         live.backup.save = self.save_before_merge
-        self.own_folder: Path | None = None  # The folder for this node's own files.
-        # The file with the weights that this node gave up for another run's.
+        self.own_folder: Path | None = None  # The folder for this node's own files, once it is needed.
+        # The file with the weights that this node gave up for another run's, once there were any.
         self.before_merge_path: Path | None = None
         self.uploads = CheckpointUploads(network.notify)
-        self.url: str | None = None  # The URL of the last save to a store.
+        self.url: str | None = None  # The URL of the last save to a store; None before the first.
         self.early_state: Mapping[str, Any] | None = None  # A state that was loaded before the node started.
         self.steps = self.samples = 0  # Those of this loop.
-        self.shown_samples = SwarmView(), 0  # The last view, and the sample count that was shown with it.
+        self.shown_samples = SwarmView(), 0  # The last view, and the sample count shown with it.
 
     # -- readings --------------------------------------------------------------------------------------------------
     @property
@@ -112,16 +115,16 @@ class HeldRun:
             state: The metadata, by default :meth:`state_dict`.
             keep: The number of checkpoints to keep under this name.
         """
-        checked_keep(keep)  # It raises for an impossible number.
+        checked_keep(keep)  # It raises CheckpointError for an impossible number.
         if is_url(path):
-            with self.uploads.spool(str(path), keep, self.folder()) as place:
-                self.save(place, state)
+            with self.uploads.spool(str(path), keep, self.folder()) as file:
+                self.save(file, state)
             self.url = str(path)
             return
         meta = dict(self.state_dict() if state is None else state)
-        with self.live.average.in_checkpoint() as training:
-            figures = {"averaged_mixes": self.live.average.mixes} if training else {}
-            self.live.archive.save(path, meta | figures, training, keep)
+        with self.live.average.in_checkpoint() as training_weights:
+            figures = {"averaged_mixes": self.live.average.mixes} if training_weights else {}
+            self.live.archive.save(path, meta | figures, training_weights, keep)
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Continue the run of the checkpoint at a path or URL, and return the checkpoint's metadata."""
@@ -162,10 +165,10 @@ class HeldRun:
             load_weights: Loads the checkpoint's weights into the model. It is not called if the present run stays.
         """
         peer = self.network.peer
-        run, samples, version = checkpoint.run_progress(meta, origin)
+        run, samples, version = checkpoint.run_progress(meta, origin)  # The run is None for weights of no run.
         self.samplers.passes = max(self.samplers.passes, clamp_field("steps", meta.get("passes", 0)))
         run_id = run or peer.view.run_id
-        # Weights of no run start one, but only if nothing is trained yet.
+        # Weights of no run are taken only if nothing is trained yet.
         is_ahead = self.swarm_samples >= samples if run is not None else self.swarm_samples > 0
         if run_id == peer.view.run_id and is_ahead:
             text = (
@@ -177,7 +180,8 @@ class HeldRun:
         self.live.average.forget()
         load_weights()
         self.ranks.on_replaced()
-        self.live.boundary.mass = 1.0
+        self.live.boundary.mass = 1.0  # The push-sum mass of weights of which nothing was pushed away.
+        # The outer step and the correction begin again from these weights; without both they need no copy.
         outer = self.live.outer
         weights = None if outer.is_plain and outer.correction is None else self.live.pool.take()
         if weights is not None:
@@ -212,8 +216,8 @@ class HeldRun:
         if self.before_merge_path is None:
             self.before_merge_path = self.folder() / "before-merge.safetensors"
         self.save(self.before_merge_path)
-        where = f"{self.before_merge_path}{self.upload_before_merge()}"
-        text = f"The weights of this node's run are kept in {where}; node.load takes them back."
+        places = f"{self.before_merge_path}{self.upload_before_merge()}"
+        text = f"The weights of this node's run are kept in {places}; node.load takes them back."
         self.network.notify("kept", text)
 
     def upload_before_merge(self) -> str:
@@ -227,8 +231,8 @@ class HeldRun:
             return ""
         url = beside(self.url, "before-merge")
         try:
-            with self.uploads.spool(url, 1, self.folder()) as place:
-                os.link(self.before_merge_path, place)  # A later save replaces the first name, and not this one.
+            with self.uploads.spool(url, 1, self.folder()) as file:
+                os.link(self.before_merge_path, file)  # A later save replaces the first name and leaves this one.
         except (OSError, CheckpointError):
             return ""
         return f", and go to {public_url(url)}"
@@ -281,10 +285,10 @@ class HeldRun:
                 self.network.notify("state", text)
 
 
-def check_state(given: object, state: State) -> None:
-    """Raise CheckpointError if ``given`` is no node's state, or that of another model."""
-    if not isinstance(given, Mapping):
-        raise CheckpointError(f"A node's state is a mapping, as state_dict() gives, not {type(given).__name__}.")
-    if given.get("fingerprint", state.layout.contents_fingerprint) != state.layout.contents_fingerprint:
+def check_state(loaded: object, state: State) -> None:
+    """Raise CheckpointError if ``loaded`` is no node's state, or that of another model."""
+    if not isinstance(loaded, Mapping):
+        raise CheckpointError(f"A node's state is a mapping, as state_dict() gives, not {type(loaded).__name__}.")
+    if loaded.get("fingerprint", state.layout.contents_fingerprint) != state.layout.contents_fingerprint:
         raise CheckpointError(f"{LOADED_STATE} belongs to another model than this node's: load it beside its weights.")
-    checkpoint.run_progress(given, LOADED_STATE)
+    checkpoint.run_progress(loaded, LOADED_STATE)

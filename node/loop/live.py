@@ -1,6 +1,7 @@
 """The live model of a node: its tensors and optimizers, the step boundary, the outer step and the average.
 
-The training thread owns it. The network thread leaves requests at the boundary, and its jobs move the outer step under
+The training thread owns it. At the *step boundary*, between two steps, it fulfils the requests of the network thread.
+Jobs of that thread also move the outer step, the momentum of mixes (:class:`gossip.arithmetic.mixing.OuterStep`), under
 ``outer_lock``.
 """
 
@@ -73,7 +74,8 @@ class LiveModel:
         config: The node's configuration.
         make_boundary: Makes the step boundary.
         is_single_rank: True if no other rank trains this model. Only then does the node learn a correction for the bias
-            of its data, and upload updates to a device ahead of the boundary that adds them.
+            of its data (:class:`~gossip.arithmetic.correction.Correction`), and upload updates to a device ahead of the
+            boundary that adds them.
         folder: The folder for files that hold the host vectors; None to hold them in memory.
     """
 
@@ -99,10 +101,10 @@ class LiveModel:
         # With max_version_gap the loop waits at its boundary for the update, so it is not uploaded ahead.
         self.boundary.uploads_updates = is_single_rank and config.max_version_gap is None
         self.outer = OuterStep(self.state.layout.parameters, *config.outer, config.averaged)
-        every = config.first_interval
-        if config.kappa and every is not None and is_single_rank:
+        interval_steps = config.first_interval
+        if config.kappa and interval_steps is not None and is_single_rank:
             self.outer.correction = Correction(
-                self.state.layout.exchanged, self.state.layout.parameters, config.kappa, every
+                self.state.layout.exchanged, self.state.layout.parameters, config.kappa, interval_steps
             )
         if files is not None:
             self.outer.zeros = self.backup.zeros = files.zeros
@@ -114,8 +116,8 @@ class LiveModel:
 
     def lasting_elements(self, config: Config) -> int:
         """Return the number of elements in the vectors that a node holds all the time (docs/operating.md)."""
-        vectors = 2 + (0 if config.plain else 2) + bool(config.kappa)
-        return vectors * self.state.layout.exchanged
+        for_exchange, for_outer_step, for_correction = 2, 0 if config.plain else 2, 1 if config.kappa else 0
+        return (for_exchange + for_outer_step + for_correction) * self.state.layout.exchanged
 
     def begin_mixing(self) -> None:
         """Start mixing from the current weights."""
@@ -138,7 +140,7 @@ class LiveModel:
 
     def on_replaced(self, vector: Any) -> None:
         """Reset everything that depends on the old weights, after ``vector`` has replaced them."""
-        # A vector with an optimizer's state of the right size may come from another optimizer, and is not taken then.
+        # The vector may end with an optimizer's state, which is taken if it fits. Momentum stays only if it was taken.
         if self.optimizers.quasi_global:
             self.optimizers.on_replaced(keep=self.state.holds(vector))
         self.average.forget()

@@ -44,11 +44,11 @@ class NetworkSide:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self.token: trio.lowlevel.TrioToken | None = None
+        self.token: trio.lowlevel.TrioToken | None = None  # Lets other threads call functions in trio's newest loop.
         self.failure: BaseException | None = None  # The error that ended the network thread for good.
-        self.begun, self.ended = threading.Event(), threading.Event()
+        self.begun, self.ended = threading.Event(), threading.Event()  # `begun`: the service has started or failed.
         self.thread: threading.Thread | None = None
-        self.process = os.getpid()
+        self.process = os.getpid()  # A forked child has another.
 
     # -- the thread ------------------------------------------------------------------------------------------------
     def start(self) -> None:

@@ -18,9 +18,11 @@ from node.observe.reduced import Figures, is_settling
 __all__ = ["SETTLED", "Settling"]
 
 FAREWELL_S = 0.5  # Time for a newcomer to request the next piece of a finished run's weights.
+VISIT_PERIOD_S = 0.02  # Seconds between two visits of the boundary while the loop waits.
+QUICK_VISIT_PERIOD_S = 0.005  # The same for a wait that ends within a second.
 PRESENT = MemberState.ALIVE, MemberState.SUSPECT  # Slow machines are often suspected, and still count.
-SETTLED = 1e-4  # Nodes agree if |theirs - ours| / |ours| is below this.
-SETTLED_EXCHANGES = 3  # Exchanges that an agreement takes at least: the first ones may be with the same partner.
+SETTLED = 1e-4  # Nodes agree if the weights of the last partners and ours differ by less, relative to ours.
+SETTLED_EXCHANGES = 3  # The least exchanges before an agreement counts: the first may all be with one partner.
 
 
 class Settling:
@@ -42,7 +44,7 @@ class Settling:
 
         Args:
             seconds: The time limit of the mixing.
-            wait_s: The time limit of a wait before it, in which the other members come.
+            wait_s: The time limit of a wait before it, until all other members settle too.
 
         Returns:
             The consensus distance; None if it is unknown.
@@ -51,11 +53,11 @@ class Settling:
         done_before = peer.exchanges.done_count
         self.settled_at = self.run.steps
         self.network.report_to_peer(lambda peer, now: peer.settle(True, now))
-        if self.wait_for_settlers(wait_s):  # Exchanges without the last members to come do not count.
+        if self.wait_for_settlers(wait_s):  # Exchanges before the last member came do not count.
             done_before = self.network.peer.exchanges.done_count
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            self.live.wake.wait(0.02)
+            self.live.wake.wait(VISIT_PERIOD_S)
             self.visit()
             if self.network.peer is not peer:  # After a fault the new peer counts from 0.
                 peer, done_before = self.network.peer, 0
@@ -84,16 +86,16 @@ class Settling:
         Returns:
             True if it had to wait.
         """
-        until, looked_at, waited = time.monotonic() + wait_s, -math.inf, False
-        missing: int | None = 0
+        until, counted_at, waited = time.monotonic() + wait_s, -math.inf, False
+        missing: int | None = 0  # None if it could not be counted.
         self.announce_settling(True)
         while (now := time.monotonic()) < until:
-            if now - looked_at >= REPORT_S:
-                looked_at, missing = now, self.count_missing()
+            if now - counted_at >= REPORT_S:
+                counted_at, missing = now, self.count_missing()
                 if missing == 0:
                     return waited
                 waited = True
-            self.live.wake.wait(0.02)
+            self.live.wake.wait(VISIT_PERIOD_S)
             self.visit()
         if missing:
             others = quantity(missing, "member") + (" that has" if missing == 1 else " that have")
@@ -103,27 +105,27 @@ class Settling:
 
     def count_missing(self) -> int | None:
         """Count the run's members that neither settle nor have finished; None if the network thread is too busy."""
-        found: list[list[tuple[MemberRecord, MemberState]]] = []
+        answers: list[list[tuple[MemberRecord, MemberState]]] = []  # At most one, from the network thread.
         self.announce_settling(True)  # Announce it again, because figures are dropped with a run that is given up.
-        self.network.call(lambda: found.append(self.network.peer.membership.members()))
+        self.network.call(lambda: answers.append(self.network.peer.membership.members()))
         self.network.sync()
         self.network.check()
-        if not found:
+        if not answers:
             return None
         run = self.network.peer.view.run_id
-        here = [one for one, state in found[0] if state in PRESENT and one.ready and one.run_id == run]
-        return sum(not (record.finished or is_settling(record)) for record in here)
+        present = [record for record, state in answers[0] if state in PRESENT and record.ready and record.run_id == run]
+        return sum(not (record.finished or is_settling(record)) for record in present)
 
-    def announce_settling(self, on: bool) -> None:
+    def announce_settling(self, is_settling_now: bool) -> None:
         """Announce whether this loop settles, until its next step."""
-        packed = self.own_figures.pack_settling(on, self.network.peer.view.run_id, self.run.swarm_samples)
+        packed = self.own_figures.pack_settling(is_settling_now, self.network.peer.view.run_id, self.run.swarm_samples)
         self.network.report_to_peer(lambda peer, now: peer.publish_figures(packed, now))
 
     def finish_exchanges(self, seconds: float) -> None:
         """Wait for exchanges in progress, so that the weights that are evaluated or saved equal the partners'."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            self.live.wake.wait(0.005)
+            self.live.wake.wait(QUICK_VISIT_PERIOD_S)
             self.visit()
             if (
                 not self.network.peer.exchanges.table
@@ -144,7 +146,7 @@ class Settling:
         now = time.monotonic()
         until, quiet_at = now + seconds, now + FAREWELL_S
         while now < until and (now < quiet_at or self.network.peer.view.is_donating):
-            self.live.wake.wait(0.02)
+            self.live.wake.wait(VISIT_PERIOD_S)
             self.visit()
             now = time.monotonic()
             if not self.network.peer.view.finished:  # A fault has replaced the peer meanwhile.

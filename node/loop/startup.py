@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from gossip.errors import FaultError, LocalError
+from gossip.errors import FaultError, LocalError, RefusedError
 from gossip.ids import quantity
 from node.faults import report_to
 from node.loop.held_run import HeldRun
@@ -15,9 +15,10 @@ from node.settings import Settings
 
 __all__ = ["Startup"]
 
-# A seed that closes connections at once may be busy, or a forwarder whose node is down. Such a refusal is final after
-# this multiple of join_timeout_s.
+# A seed may close connections at once because it is busy, or is a forwarder whose node is down. This refusal ("closed")
+# may therefore be retried until this multiple of join_timeout_s has passed.
 CLOSED_TIMEOUTS = 3.0
+VISIT_PERIOD_S = 0.02  # Seconds between two visits of the boundary while the loop waits.
 
 
 class Startup:
@@ -39,7 +40,7 @@ class Startup:
         service.read_progress = self.network.runtime.read_progress = lambda: (self.run.steps, self.run.samples)
         is_ready = False
         while not is_ready:
-            self.live.wake.wait(0.02)
+            self.live.wake.wait(VISIT_PERIOD_S)
             self.network.check()
             if service.is_backing_off:
                 raise FaultError(
@@ -57,12 +58,17 @@ class Startup:
         """Raise LocalError if a seed has refused this node for good, or the time to join has passed."""
         connector, limit_s = self.network.runtime.connector, self.settings.join_or_fail_s
         refusal = connector.seeds.refusal
-        retries_closed = waited_s < CLOSED_TIMEOUTS * self.settings.config.join_timeout_s and not is_ready
-        is_final = refusal is not None and not (retries_closed if refusal.code == "closed" else is_ready)
-        if is_final and not connector.dialling and not len(self.network.runtime.links):
+        may_connect = bool(connector.dialling) or len(self.network.runtime.links) > 0
+        if refusal is not None and not may_connect and self.is_final(refusal, waited_s, is_ready):
             raise LocalError(f"Could not join: {refusal}") from refusal
         if limit_s is not None and waited_s > limit_s and not is_ready:
             raise LocalError(f"Could not join within {limit_s:g} s: {connector.seeds.why_alone()}.")
+
+    def is_final(self, refusal: RefusedError, waited_s: float, is_ready: bool) -> bool:
+        """Return True if a refusal by a seed must end this node, which is ready to train or has waited so long."""
+        if refusal.code == "closed":  # A node that is ready would train alone, although its seed is there.
+            return is_ready or waited_s >= CLOSED_TIMEOUTS * self.settings.config.join_timeout_s
+        return not is_ready
 
     def begin_with_own_weights(self) -> None:
         """Start mixing from the node's own weights, unless it has adopted others, and allocate memory for exchanges."""
@@ -76,7 +82,7 @@ class Startup:
         Only members that this node has contacted count, because a peer may claim any others.
         """
         count, wait_s = self.settings.wait_for, self.settings.wait_s
-        while (here := self.network.peer.membership.run_size) < count and not self.network.peer.view.finished:
+        while (run_size := self.network.peer.membership.run_size) < count and not self.network.peer.view.finished:
             if time.monotonic() - began >= wait_s:
                 if self.settings.others is not None and self.network.peer.view.alive_count < 2:
                     address = self.network.peer.membership.me.address or "none"
@@ -85,13 +91,13 @@ class Startup:
                         f"came to this node at {address} ({self.network.runtime.connector.seeds.why_alone()}): it does "
                         "not train alone. Look whether the others run and can reach this address."
                     )
-                present = f"{here} is" if here == 1 else f"{here} are"
+                present = f"{run_size} is" if run_size == 1 else f"{run_size} are"
                 text = (
                     f"Waited {wait_s:g} s for {quantity(count, 'member')}, of whom {present} here with the weights, "
                     "this one included: this node goes on, and mixes with the others when they come."
                 )
                 self.network.notify("waited", text)
                 return
-            self.live.wake.wait(0.02)
+            self.live.wake.wait(VISIT_PERIOD_S)
             self.network.check()
             self.visit()

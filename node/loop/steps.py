@@ -13,7 +13,7 @@ from node.network.hints import LoopHints
 
 __all__ = ["LoopOwner", "StepLoop"]
 
-VISIT_GAP_S = 0.002  # Seconds between two visits at least, because a visit at each step would slow a tiny model.
+VISIT_GAP_S = 0.002  # The least seconds between two visits, because a visit at each step would slow a tiny model.
 
 
 class LoopOwner(Protocol):
@@ -42,8 +42,8 @@ class StepLoop:
         config: The node's configuration.
         boundary: The step boundary.
         owner: The receiver of reports.
-        report_s: Seconds between two reports at most.
-        visit_gap_s: Seconds between two visits at least. In lockstep there is no such limit.
+        report_s: The most seconds between two reports.
+        visit_gap_s: The least seconds between two visits; none in lockstep, which ``max_version_gap`` asks for.
     """
 
     def __init__(
@@ -51,20 +51,21 @@ class StepLoop:
     ) -> None:
         self.boundary, self.owner, self.hints = boundary, owner, LoopHints(config)
         self.is_lockstep = config.max_version_gap is not None
-        self.must_land = config.max_version_gap == 0  # A mix must be in the model before the next step.
+        self.must_apply_mix = config.max_version_gap == 0  # A mix must be in the model before the next step.
         self.report_s, self.visit_gap_s = report_s, 0.0 if self.is_lockstep else visit_gap_s
-        # A pair's snapshot is copied before its request. A pushed one carries mass, which only the request takes away.
-        self.copies_ahead = config.paired
+        # A pair's snapshot may be copied before its request. A pushed one carries push-sum mass, which only the request
+        # takes from the model.
+        self.copies_early = config.paired
         self.reported_at = self.visited_at = -math.inf
 
     def step(self, steps: int, now: float) -> None:
-        """Visit the boundary after ``steps`` steps in all, if a mix or a report is due or the network wants something.
+        """Visit the boundary after ``steps`` steps in all, if a mix or a report is due or the network has a request.
 
         Every training step calls this. Without a reason it costs a few comparisons.
         """
         is_mix_due, is_report_due = steps >= self.hints.due_at_step, now - self.reported_at > self.report_s
-        is_wanted = is_mix_due or self.boundary.has_requests
-        if is_report_due or (is_wanted and now - self.visited_at >= self.visit_gap_s):
+        has_reason = is_mix_due or self.boundary.has_requests
+        if is_report_due or (has_reason and now - self.visited_at >= self.visit_gap_s):
             self.visited_at = now
             self.visit(now, is_mix_due, is_mix_due or is_report_due)
 
@@ -73,13 +74,14 @@ class StepLoop:
 
         Args:
             now: Current time in seconds.
-            is_mix_due: A mix begins here, so that its snapshot is copied before the request for it comes.
+            is_mix_due: A mix begins here. Its snapshot is copied now, before the request for it comes.
             report: False to report only what the peer must be told, if the visit did nothing but add updates.
         """
         boundary, owner = self.boundary, self.owner
-        spare = is_mix_due and self.copies_ahead and self.hints.mix_at <= now
-        serves_newcomers = spare and boundary.next_cut is None  # A snapshot of a part would not.
-        visit = boundary.visit(owner.on_replaced, spare, report and not serves_newcomers and owner.is_copy_due())
+        copies_now = is_mix_due and self.copies_early and self.hints.mix_at <= now
+        # Newcomers need the whole model, which the copy for a mix of a part does not hold.
+        serves_newcomers = copies_now and boundary.next_cut is None
+        visit = boundary.visit(owner.on_replaced, copies_now, report and not serves_newcomers and owner.is_copy_due())
         if visit.updates and not visit.adopted:
             owner.on_mixed(visit.updates)
         if visit.has_only_updates and not report:

@@ -1,6 +1,7 @@
-"""The training thread's side of a node: it starts, visits the step boundary, reports to the network thread, and ends.
+"""The side of a node that runs in the training thread: it starts, visits the step boundary, reports, and ends.
 
-Everything here runs in the training thread, except :meth:`TrainingSide.pass_updates` and
+The step boundary (:class:`gossip.averaging.boundary.Boundary`) is where the network thread leaves requests between two
+steps. Everything here runs in the training thread, except :meth:`TrainingSide.pass_updates` and
 :meth:`TrainingSide.pass_report`, which run in the network thread.
 """
 
@@ -45,13 +46,14 @@ __all__ = ["TrainingSide"]
 OptimizerReport: TypeAlias = tuple[tuple[str, ...], tuple[tuple[str, float], ...]]
 """The keys of an optimizer's state, and its scalars by name."""
 
-# Newcomers get the newest snapshot while this node's loop is idle. A copy is taken for them if it is older than this:
-LONE_COPY_S = 1.0  # for a node without other members;
-COPY_S = 10.0  # for a node with others, whose exchanges take snapshots anyway.
+# Newcomers get the newest snapshot while this node's loop is idle. Another is taken for them once it is so old:
+LONE_COPY_S = 1.0  # For a node without other members.
+COPY_S = 10.0  # For a node with others, whose exchanges take snapshots anyway.
 COPY_WORK = 100.0  # The interval between two such copies is at least this multiple of a copy's duration.
-COPY_RATE = 10e9  # A copy counts as at most 10 GB/s, because a GPU's overlaps with the loop and looks faster.
+COPY_BYTES_PER_S = 10e9  # A copy counts as no faster, because a GPU's overlaps with the loop and looks faster.
 OPTIMIZER_S = 5.0  # Seconds between two reports of the optimizer's state, which walk over all parameters.
-REPLACED = "Another Node over this model was still running in this process, and is closed now."
+VISIT_PERIOD_S = 0.05  # Seconds between two visits of the boundary while the loop waits for a mix.
+REPLACED_NOTICE = "Another Node over this model was still running in this process, and is closed now."
 
 
 class TrainingSide:
@@ -64,7 +66,7 @@ class TrainingSide:
         sharing: The side whose data the samplers divide, by default this.
     """
 
-    rank, size = 0, 1  # The place among the processes that form one node, and their number.
+    rank, size = 0, 1  # The place among the processes that form one node, and their number: here one alone.
 
     def __init__(
         self, live: LiveModel, settings: Settings, ranks: OtherRanks | None = None, sharing: Sharing | None = None
@@ -81,10 +83,11 @@ class TrainingSide:
         self.settling = Settling(live, self.network, self.run, self.visit)
         self.loss = LastLoss()
         self.was_loss_finite = True  # At the last report.
-        self.learning_rate = math.nan  # As the loop passes it; used if no optimizer has one.
+        self.learning_rate = math.nan  # As the loop passes it to `step`; used if no optimizer has one.
         self.overheads_s: deque[float] = deque(maxlen=512)  # Durations of the last calls of `step`.
         self.optimizer_reported_at = self.view_refreshed_at = -math.inf
-        self.corrected_at_step = self.correcting_steps = 0  # The last correction's step; the steps of one in progress.
+        self.corrected_at_step = 0  # The step count at the last correction.
+        self.correcting_steps = 0  # The steps that a correction in progress covers; 0 if none is in progress.
         self.previous_handler: Any = None  # The handler of SIGTERM before ours; None if ours is not installed.
         self.owner: running.Side = self  # The side that the program closes.
         trace = settings.trace
@@ -108,15 +111,15 @@ class TrainingSide:
         if running.is_stop_requested():
             raise SystemExit(128 + signal.SIGTERM)
         self.owner = owner or self
-        before = running.enter(self.owner)
+        replaced_nodes = running.enter(self.owner)
         if not self.settings.joins:
             self.live.begin_mixing()
         self.handle_sigterm()
         began = time.monotonic()
         try:
             self.network.start()
-            if before:
-                self.network.notify("replaced", REPLACED)
+            if replaced_nodes:
+                self.network.notify("replaced", REPLACED_NOTICE)
             if self.timeline is not None:
                 self.timeline.start(self.me.hex())
             self.startup.join()
@@ -206,13 +209,13 @@ class TrainingSide:
         packed = own.pack(figures, self.network.peer.view.run_id, self.run.swarm_samples)
         records: list[MemberRecord] = []
 
-        def tell() -> None:
+        def publish_and_read() -> None:
             runtime, peer = self.network.runtime, self.network.peer
             if figures and peer.view.run_id == own.run:
                 runtime.perform(peer.publish_figures(packed, runtime.now))
             records.extend(peer.membership.run_members(peer.local.run_id))
 
-        self.network.call(tell)
+        self.network.call(publish_and_read)
         self.network.sync()
         self.network.check()
         return reduce(own.values, records)
@@ -221,6 +224,7 @@ class TrainingSide:
         return Metrics.of(self.source())
 
     def source(self) -> Source:
+        """Return the state from which all figures of this node are read."""
         runtime = self.network.runtime
         return Source(
             runtime.peer, runtime.links, self.run.steps, self.run.samples, self.run.swarm_samples,
@@ -254,26 +258,26 @@ class TrainingSide:
         is_due = self.correcting_steps or steps >= steps_between_parts(correction.interval_steps)
         if not is_due or not self.live.outer_lock.acquire(blocking=False):
             return
-        is_done: bool | None = True
+        is_unfinished = False
         try:
             rate = self.live.optimizers.learning_rate
             correction.rate = self.learning_rate if math.isnan(rate) else rate
             factor = correction.step_factor(steps)
             if correction.pull is not None and (self.correcting_steps or factor):
-                is_done = self.live.state.add_scaled(correction.pull, factor, correction.version)
+                is_unfinished = self.live.state.add_scaled(correction.pull, factor, correction.version) is False
         finally:
             self.live.outer_lock.release()
         if not self.correcting_steps:
             self.corrected_at_step = self.run.steps
-        self.correcting_steps = steps if is_done is False else 0
+        self.correcting_steps = steps if is_unfinished else 0
 
     def wait_for_mix(self) -> None:
         """Wait at this boundary for a mix that takes longer than ``max_version_gap`` allows, until it is applied."""
         self.network.sync()
-        until_applied = self.loop.must_land
+        until_applied = self.loop.must_apply_mix
         while self.loop.must_wait(until_applied):
-            until_applied = True
-            self.live.wake.wait(0.05)
+            until_applied = True  # A mix for which the loop has waited is applied before the next step.
+            self.live.wake.wait(VISIT_PERIOD_S)
             self.visit()
             self.network.sync()
 
@@ -325,8 +329,8 @@ class TrainingSide:
             self.timeline.visit = visit
         if visit.snapshots:
             self.startup.begin_with_own_weights()  # Otherwise the mix of this snapshot would have no start.
-        optimizer, is_missing = None, self.live.optimizers.all and not runtime.peer.local.optimizer_keys
-        if now - self.optimizer_reported_at > OPTIMIZER_S or is_missing:
+        optimizer, lacks_keys = None, self.live.optimizers.all and not runtime.peer.local.optimizer_keys
+        if now - self.optimizer_reported_at > OPTIMIZER_S or lacks_keys:
             optimizer = self.optimizer_report()
             self.optimizer_reported_at = -math.inf if optimizer is None else now
         if now - self.view_refreshed_at > REPORT_S:
@@ -346,7 +350,7 @@ class TrainingSide:
         peer, pool, now = self.network.runtime.peer, self.live.pool, time.monotonic()
         if not (peer.view.ready and self.live.has_weights) or peer.view.is_joining:
             return False
-        copy_s = max(self.live.state.copy_s, 4 * self.live.state.layout.exchanged / COPY_RATE)
+        copy_s = max(self.live.state.copy_s, 4 * self.live.state.layout.exchanged / COPY_BYTES_PER_S)
         every_s = max(COPY_WORK * copy_s, LONE_COPY_S if peer.run_choice.is_alone else COPY_S)
         if now - pool.newest_at < every_s:
             return False
@@ -354,10 +358,10 @@ class TrainingSide:
         return True
 
     def check_soundness(self, runtime: Runtime) -> None:
-        """Check the loss, and the weights if the loss is not finite; report weights that are not finite, or are again.
+        """Check the loss, and the weights if the loss is not finite. Report weights that become unsound or sound again.
 
-        A loop may fix its weights, for example by a checkpoint. A loop without a loss is not checked here: its weights
-        are checked before they are sent.
+        Weights are sound if all are finite. A loop may fix them, for example by a checkpoint. A loop without a loss is
+        not checked here: its weights are checked before they are sent.
         """
         has_diverged = self.was_loss_finite and self.loss.is_not_finite
         self.was_loss_finite = not self.loss.is_not_finite

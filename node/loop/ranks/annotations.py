@@ -37,7 +37,8 @@ def check_of(hint: Any) -> Check:
     if origin is None:
         kinds = (int, float) if hint is float else hint
         return lambda value: isinstance(value, kinds)
-    checks = [check_of(one) for one in inner if one is not Ellipsis]
+    # The ellipsis of tuple[X, ...] is no annotation: all items must fit the one before it.
+    checks = [check_of(each) for each in inner if each is not Ellipsis]
     if origin in (Union, UnionType):
         return lambda value: any(check(value) for check in checks)
     if issubclass(origin, Mapping):
@@ -51,5 +52,5 @@ def check_of(hint: Any) -> Check:
             and len(value) == len(checks)
             and all(check(item) for check, item in zip(checks, value, strict=True))
         )
-    (check_item,) = checks
+    (check_item,) = checks  # A list, or a tuple of any length.
     return lambda value: isinstance(value, origin) and all(map(check_item, value))

@@ -1,4 +1,4 @@
-"""The step boundary of a node of several ranks: changes of the model wait until all ranks are at it."""
+"""The step boundary of a node of several ranks. Changes of the model wait until all ranks stand at it: it is *open*."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ __all__ = ["RanksBoundary", "ShardedBoundary", "UpdateTold"]
 
 @dataclass(frozen=True, slots=True)
 class UpdateTold:
-    """The announcement of an update to the other ranks. Its values follow, and then its positions if it has some."""
+    """The announcement of an update to the other ranks. Its values follow, then its positions unless it covers all."""
 
     elements: int
     has_positions: bool
-    ratio: float | None  # The weight of a vector to merge; None for a vector to add.
-    portions: tuple[int, ...] = ()  # Their sizes if the values go from device to device; empty if over the hosts.
+    ratio: float | None  # The share of a vector to merge in the new weights; None for a vector to add.
+    # The sizes of the portions in which values go from device to device; empty if they go over the hosts.
+    portions: tuple[int, ...] = ()
 
     def fits(self, layout: Layout) -> bool:
         """Return True if an exchange of a model with this layout can have produced the update."""
@@ -44,7 +45,7 @@ class RanksBoundary(Boundary):
     """A step boundary that applies changes only while it is open, which is when all ranks stand at one boundary.
 
     Snapshots are taken at any boundary, because only rank 0 takes them. A change of the model is deferred until the
-    boundary opens. Until then it counts as owed, so that no snapshot is exchanged without it.
+    boundary opens. Until then an update counts as pending, so that no snapshot is exchanged without it.
     """
 
     __slots__ = ("deferred", "has_lost_update", "is_open", "opening_lock", "ranks")
@@ -111,8 +112,9 @@ class RanksBoundary(Boundary):
     def restart(self) -> None:
         """Restart as the base class does, and keep the deferred updates, which the partners have added too."""
         with self.opening_lock:
-            updates = [one for one in self.deferred if getattr(one, "func", None) is Boundary.deliver_update]
-            self.deferred = updates
+            self.deferred = [
+                request for request in self.deferred if getattr(request, "func", None) is Boundary.deliver_update
+            ]
             super().restart()
             with self.lock:
                 self.pending_updates += len(self.deferred)
@@ -137,8 +139,8 @@ class RanksBoundary(Boundary):
             update = replace(update, upload=relayed)  # Its values are sent while they are added.
         if positions is not None:
             self.ranks.broadcast_array(np.array(positions))  # A copy, since the positions may be read-only.
-        lost, ratio = visit.lost_updates, super().apply_update(update, visit, copies)
-        self.has_lost_update |= visit.lost_updates > lost
+        lost_before, ratio = visit.lost_updates, super().apply_update(update, visit, copies)
+        self.has_lost_update |= visit.lost_updates > lost_before
         return ratio
 
 
@@ -149,7 +151,7 @@ class ShardedBoundary(RanksBoundary):
 
     def __init__(self, ranks: Ranks, *args: Any) -> None:
         super().__init__(ranks, *args)
-        # Copies that a visit had to take while the boundary was closed: for a mix that is due, and for newcomers.
+        # Copies that visits should have taken while the boundary was closed: for a mix that is due, and for newcomers.
         self.is_spare_due = self.is_copy_due = False
 
     @property
@@ -160,12 +162,12 @@ class ShardedBoundary(RanksBoundary):
     def adds_weighted(self) -> bool:
         return self.model.weighs
 
-    def visit(self, replaced: Callable[[Floats], None], spare: bool = False, keep: bool = False) -> Visit:
+    def visit(self, on_replaced: Callable[[Floats], None], spare: bool = False, keep: bool = False) -> Visit:
         spare, keep = spare or self.is_spare_due, keep or self.is_copy_due
         self.is_spare_due, self.is_copy_due = (False, False) if self.is_open else (spare, keep)
         if not self.is_open:
             return Visit(decided_updates=self.decided_updates, replacements=self.replacements)
-        return Boundary.visit(self, replaced, spare, keep)
+        return Boundary.visit(self, on_replaced, spare, keep)
 
     def apply_update(self, update: Update, visit: Visit, copies: dict[Subset, Vector] | None = None) -> float:
         """Apply the update as a node of one process does, because the sharded state brings it to all ranks."""

@@ -65,7 +65,7 @@ class Channel(Protocol):
         """Broadcast ``flat``, bytes on the host, from rank 0."""
 
     def relays(self, size: int) -> bool:
-        """Return True if as many bytes go from device to device."""
+        """Return True if a vector of ``size`` bytes goes from device to device, by :meth:`relay`."""
 
     def relay(self, values: Tensor) -> None:
         """Broadcast ``values`` on the device from rank 0, in the order of the current stream. No host waits for it."""
@@ -115,7 +115,7 @@ class GroupChannel:
             )
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.first_rank = dist.get_global_rank(group, 0)
+        self.first_rank = dist.get_global_rank(group, 0)  # The rank among all processes of this group's rank 0.
         self.vector_device: torch.device | None = None  # The device over which large vectors go, if any.
         self.device: torch.device | None = None  # The model's device.
         self.timeout = timeout_of(group)
@@ -150,13 +150,13 @@ class GroupChannel:
             for piece in torch.split(flat, PIECE_BYTES):
                 self.broadcast_over(self.vector_device, piece)
         else:
-            self.wait(self.open_group.broadcast([flat], options_of(0)))
+            self.wait(self.open_group.broadcast([flat], broadcast_from(0)))
 
     def send(self, flat: Tensor, rank: int) -> None:
-        self.wait(self.pair_with(rank).broadcast([flat], options_of(int(self.rank != 0))))
+        self.wait(self.pair_with(rank).broadcast([flat], broadcast_from(place_in_pair(self.rank))))
 
     def receive(self, flat: Tensor, rank: int) -> None:
-        self.wait(self.pair_with(rank).broadcast([flat], options_of(int(rank != 0))))
+        self.wait(self.pair_with(rank).broadcast([flat], broadcast_from(place_in_pair(rank))))
 
     def pair_with(self, rank: int) -> Any:
         """Return the gloo group of rank 0 and another rank; both connect at their first message.
@@ -169,15 +169,15 @@ class GroupChannel:
             raise LocalError(NOT_RUNNING)
         if rank not in self.pairs:
             store = prefixed(f"pair/{max(self.rank, rank)}", self.store)
-            self.pairs[rank] = dist.ProcessGroupGloo(store, int(self.rank != 0), 2, self.timeout)
+            self.pairs[rank] = dist.ProcessGroupGloo(store, place_in_pair(self.rank), 2, self.timeout)
         return self.pairs[rank]
 
     def broadcast_over(self, device: torch.device, piece: Tensor) -> None:
         """Broadcast a piece over the device, in the current stream after the gradients of the last step."""
-        there = piece.to(device) if self.rank == 0 else torch.empty_like(piece, device=device)
-        self.relay(there)
+        on_device = piece.to(device) if self.rank == 0 else torch.empty_like(piece, device=device)
+        self.relay(on_device)
         if self.rank:
-            piece.copy_(there)
+            piece.copy_(on_device)
 
     def relays(self, size: int) -> bool:
         return self.vector_device is not None and size > SMALL_BYTES
@@ -186,12 +186,12 @@ class GroupChannel:
         dist.broadcast(values, self.first_rank, group=self.group)
 
     def wait(self, work: Collective, seconds: float | None = None) -> bool:
-        patience_s = self.timeout.total_seconds()
-        pause_s, until = SHORTEST_POLL_S, time.monotonic() + (patience_s if seconds is None else seconds)
+        timeout_s = self.timeout.total_seconds()
+        pause_s, until = SHORTEST_POLL_S, time.monotonic() + (timeout_s if seconds is None else seconds)
         while not work.is_completed():
             if time.monotonic() > until:
                 if seconds is None:
-                    raise Silence(f"{patience_s:g}")
+                    raise Silence(f"{timeout_s:g}")
                 return False
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_POLL_S)
@@ -199,7 +199,7 @@ class GroupChannel:
             work.wait()
         except RuntimeError as error:
             if "Timed out" in str(error):  # gloo's own timer has the same timeout, and has fired first.
-                raise Silence(f"{patience_s:g}") from error
+                raise Silence(f"{timeout_s:g}") from error
             raise
         return True
 
@@ -213,18 +213,18 @@ class GroupChannel:
 
         A thread asks the store, because a store whose process is suspended never answers.
         """
-        found: list[bytes] = []
+        answers: list[bytes] = []  # At most one.
 
         def ask(store: Any) -> None:
             with contextlib.suppress(RuntimeError):
                 if store.check([REASON_KEY]):
-                    found.append(bytes(store.get(REASON_KEY)))
+                    answers.append(bytes(store.get(REASON_KEY)))
 
         if self.store is not None:
             asking = threading.Thread(target=ask, args=(self.store,), name="gossip-why", daemon=True)
             asking.start()
             asking.join(REASON_S)
-        return one_line(found[0].decode(errors="replace")) if found else ""
+        return one_line(answers[0].decode(errors="replace")) if answers else ""
 
     @property
     def open_group(self) -> Any:
@@ -233,7 +233,12 @@ class GroupChannel:
         return self.control
 
 
-def options_of(root: int) -> Any:
+def place_in_pair(rank: int) -> int:
+    """Return the place of a rank in the group of rank 0 and one other rank: 0 and 1."""
+    return int(rank != 0)
+
+
+def broadcast_from(root: int) -> Any:
     """Return the options of a broadcast from this rank of its group."""
     options = dist.BroadcastOptions()
     options.rootRank = root
@@ -256,7 +261,7 @@ def timeout_of(group: ProcessGroup) -> timedelta:
     """Return the group's timeout, for which torch has private names only."""
     try:
         kinds = {kind.type for kind in group._device_types}
-        found = getattr(group._get_backend(torch.device(sorted(kinds)[0])).options, "_timeout", None)
+        timeout = getattr(group._get_backend(torch.device(sorted(kinds)[0])).options, "_timeout", None)
     except (AttributeError, IndexError, RuntimeError):
-        found = None
-    return found if isinstance(found, timedelta) else DEFAULT_TIMEOUT
+        timeout = None
+    return timeout if isinstance(timeout, timedelta) else DEFAULT_TIMEOUT

@@ -35,6 +35,12 @@ from node.observe.reduced import Reduced
 
 __all__ = ["Follower"]
 
+POLL_S = 1e-4  # Seconds between two checks whether a copy to the device has ended.
+
+
+Outcome = tuple[Any, LocalError | None, SwarmReport | None]
+"""The payload of "done": the result of rank 0's call, its error, and a report unless rank 0 could not start."""
+
 
 class Follower:
     """The counterpart of :class:`node.loop.training.TrainingSide` on ranks other than 0.
@@ -78,15 +84,15 @@ class Follower:
 
     # -- the loop ------------------------------------------------------------------------------------------------
     def step(self, loss: Any, samples: int) -> None:
-        known = self.knowledge
-        known.count_step(samples)
+        knowledge = self.knowledge
+        knowledge.count_step(samples)
         if self.is_lockstep:
-            known.begin_summary(Call.STEP)
-        summary = known.finish_summary()
+            knowledge.begin_summary(Call.STEP)
+        summary = knowledge.finish_summary()
         if summary is not None and summary.must_stop:
             self.obey()
-        if not self.is_lockstep and known.count_boundary():
-            known.begin_summary(Call.STEP)
+        if not self.is_lockstep and knowledge.count_boundary():
+            knowledge.begin_summary(Call.STEP)
 
     def join_call(self, call: Call, hint: Any = Any) -> Any:
         """Take part in a call that all ranks make and rank 0 carries out.
@@ -108,11 +114,11 @@ class Follower:
                 command = ranks.receive_command()
                 match command.kind:
                     case "hello":
-                        self.check_same_model(checked(command.what, tuple[str, list[str], bool, bool]))
+                        self.check_same_model(checked(command.payload, tuple[str, list[str], bool, bool]))
                     case _ if self.work is not None and perform_command(command, self.work, self.optimizers):
                         continue
                     case "change" if self.work is None:
-                        self.apply_change(checked(command.what, UpdateTold))
+                        self.apply_change(checked(command.payload, UpdateTold))
                     case "mixed":
                         self.optimizers.on_mixed()
                         self.average.on_mixed(self.changed_parts)
@@ -122,8 +128,8 @@ class Follower:
                         self.average.forget()
                         self.changed_parts = []
                     case "done":
-                        result, error, report = checked(command.what, tuple[Any, LocalError | None, SwarmReport | None])
-                        if report is not None:  # None if rank 0 could not start.
+                        result, error, report = checked(command.payload, Outcome)
+                        if report is not None:
                             self.knowledge.on_report(report)
                             self.samplers.passes = report.passes
                         break
@@ -138,7 +144,7 @@ class Follower:
     def check_same_model(self, hello: tuple[str, list[str], bool, bool]) -> None:
         """Check that this rank trains the same model with the same kinds of optimizers as rank 0."""
         fingerprint, kinds, self.is_lockstep, sharded = hello
-        ours = [type(one).__name__ for one in self.optimizers.all]
+        own_kinds = [type(optimizer).__name__ for optimizer in self.optimizers.all]
         if fingerprint != self.state.layout.fingerprint:
             raise LayoutError(
                 f"Rank {self.ranks.rank} holds another model than rank 0 of its group: make the same one on every rank."
@@ -148,10 +154,10 @@ class Follower:
                 f"Rank {self.ranks.rank} holds a {'whole' if sharded else 'sharded'} model and rank 0 of its group a "
                 f"{'sharded' if sharded else 'whole'} one: shard it on all of them, over the processes of group=."
             )
-        if kinds != ours:
+        if kinds != own_kinds:
             raise ConfigError(
-                f"Rank {self.ranks.rank} gives Node the optimizers {ours} and rank 0 of its group {kinds}: give every "
-                "rank the same."
+                f"Rank {self.ranks.rank} gives Node the optimizers {own_kinds} and rank 0 of its group {kinds}: give "
+                "every rank the same."
             )
         if self.work is not None:
             self.work.begin()
@@ -159,7 +165,7 @@ class Follower:
     def apply_change(self, change: UpdateTold) -> None:
         """Receive an exchange's change, and apply it by the same arithmetic as rank 0."""
         while self.pending_copy is not None and not self.pending_copy.done():
-            time.sleep(1e-4)
+            time.sleep(POLL_S)  # The end of a copy can only be polled.
         if not change.fits(self.state.layout):
             raise unreadable_error(f"a change of {change.elements} elements")
         if change.portions:
@@ -172,8 +178,8 @@ class Follower:
         if change.has_positions:
             positions = np.empty(change.elements, np.int64)
             self.ranks.broadcast_array(positions)
-            inside = positions.size == 0 or 0 <= positions[0] <= positions[-1] < self.state.layout.exchanged
-            if not inside or (np.diff(positions) <= 0).any():
+            is_inside = positions.size == 0 or 0 <= positions[0] <= positions[-1] < self.state.layout.exchanged
+            if not is_inside or (np.diff(positions) <= 0).any():
                 raise unreadable_error("a change at positions outside the model")
             self.pending_copy = self.state.add_at(self.received, positions)
             self.changed_parts.append(positions)
@@ -238,11 +244,12 @@ class Follower:
 
     # -- readings --------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        known = self.knowledge
-        swarm_samples = known.swarm_samples + known.view.sharers * known.uncounted_samples
+        knowledge = self.knowledge
+        swarm_samples = knowledge.swarm_samples + knowledge.view.sharers * knowledge.uncounted_samples
         return {
-            **known.report.run, "steps": known.steps, "samples": self.trained_on, "swarm_samples": swarm_samples,
-            "passes": self.samplers.passes, "samplers": self.samplers.state(), "finished": known.finished,
+            **knowledge.report.run, "steps": knowledge.steps, "samples": self.trained_on,
+            "swarm_samples": swarm_samples, "passes": self.samplers.passes, "samplers": self.samplers.state(),
+            "finished": knowledge.finished,
         }  # fmt: skip
 
     @property

@@ -30,7 +30,7 @@ from node.settings import Settings
 __all__ = ["Leader"]
 
 T = TypeVar("T")
-SUM_S = 0.01  # Seconds between two all-reduces, each of which costs the loop some 0.3 ms.
+SUM_S = 0.01  # Seconds between two all-reduces of counts (`Ranks`), each of which costs the loop some 0.3 ms.
 REPORT_AGE_S = 1.0  # The age of members and metrics at which they are sent anew, which stops all ranks at a boundary.
 
 
@@ -47,8 +47,8 @@ class Leader:
     def __init__(self, trained: Trained, settings: Settings, ranks: Ranks) -> None:
         self.ranks, self.size, self.knowledge = ranks, ranks.size, SwarmKnowledge(ranks)
         self.has_replaced_weights = False  # Rank 0's weights were replaced, and the other ranks need a copy of them.
-        self.reported_at = 0.0  # The time at which members and metrics were last sent; 0 to send them next.
-        self.summed_at = (0.0, 0)  # The time and the step count of the last summary.
+        self.reported_at = 0.0  # The time at which members and metrics were last sent; 0.0: the next report has them.
+        self.summed_at = (0.0, 0)  # The time and the step count at the last summary; 0.0 before the first.
         self.is_report_wanted = False  # A rank has read values that only a report has.
         trained = with_shards(trained, ranks)
         # The state of a sharded model, which all ranks change together; None if each rank holds the whole model.
@@ -58,8 +58,8 @@ class Leader:
                 "memory_dir is for models that are not sharded: the ranks of a sharded model share its vectors in "
                 "memory. Leave memory_dir out."
             )
-        boundary = RanksBoundary if self.sharded is None else ShardedBoundary
-        live = LiveModel(trained, settings.config, partial(boundary, ranks), False, settings.memory_dir)
+        boundary_class = RanksBoundary if self.sharded is None else ShardedBoundary
+        live = LiveModel(trained, settings.config, partial(boundary_class, ranks), False, settings.memory_dir)
         assert isinstance(live.boundary, RanksBoundary)
         self.boundary = live.boundary
         self.side = TrainingSide(live, settings, self, self)
@@ -84,9 +84,9 @@ class Leader:
             raise
 
     def start_side(self) -> None:
-        keys = [type(one).__name__ for one in self.live.optimizers.all]
+        kinds = [type(optimizer).__name__ for optimizer in self.live.optimizers.all]
         sharded, fingerprint = self.sharded, self.live.state.layout.fingerprint
-        self.ranks.send_command("hello", (fingerprint, keys, self.is_lockstep, sharded is not None))
+        self.ranks.send_command("hello", (fingerprint, kinds, self.is_lockstep, sharded is not None))
         if sharded is None:
             self.side.start(self)
         else:
@@ -139,24 +139,26 @@ class Leader:
 
     # -- steps -----------------------------------------------------------------------------------------------------
     def step(self, loss: Any, samples: int) -> None:
-        start, known = time.perf_counter(), self.knowledge
+        """Count a step, and visit the boundary with the other ranks if a summary has said so, else alone."""
+        start, knowledge = time.perf_counter(), self.knowledge
         self.run.steps += 1
-        known.count_step(samples)
+        knowledge.count_step(samples)
         if loss is not None:
             self.side.loss.set(loss)
         visit: Callable[[], None] = partial(self.side.loop.step, self.run.steps, start + self.side.service.clock_s)
         if self.is_lockstep:
             visit()
             self.network.sync()
-            known.begin_summary(Call.STEP, self.make_summary(self.side.loop.must_wait(self.side.loop.must_land)))
+            must_wait = self.side.loop.must_wait(self.side.loop.must_apply_mix)
+            knowledge.begin_summary(Call.STEP, self.make_summary(must_wait))
             visit = self.side.wait_for_mix
         summary = self.finish_summary()
         if summary is not None and summary.must_stop:
             self.run_at_boundary(visit if self.sharded is None else self.visit_sharded)
         elif not self.is_lockstep:
             visit()
-        if not self.is_lockstep and known.count_boundary():
-            known.begin_summary(Call.STEP, self.make_summary())
+        if not self.is_lockstep and knowledge.count_boundary():
+            knowledge.begin_summary(Call.STEP, self.make_summary())
         self.side.overheads_s.append(time.perf_counter() - start)
 
     def visit_sharded(self) -> None:
@@ -173,8 +175,8 @@ class Leader:
 
     def make_summary(self, must_wait: bool = False) -> StepSummary:
         """Return rank 0's part of the next all-reduce, which all ranks read about ``SUM_S`` after the last."""
-        view, known, now = self.side.service.view, self.knowledge.view, time.perf_counter()
-        must_stop = must_wait or self.boundary.has_deferred or view.changes != known.changes or self.is_report_due
+        view, known_view, now = self.side.service.view, self.knowledge.view, time.perf_counter()
+        must_stop = must_wait or self.boundary.has_deferred or view.changes != known_view.changes or self.is_report_due
         (last_at, last_steps), self.summed_at = self.summed_at, (now, self.run.steps)
         gap_steps = int(SUM_S * (self.run.steps - last_steps) / (now - last_at)) if last_at else 1
         return StepSummary(
@@ -182,22 +184,22 @@ class Leader:
             finished=self.side.finished, gap_steps=min(max(gap_steps, 1), MAX_GAP_STEPS),
         )  # fmt: skip
 
-    def run_together(self, call: Call, do: Callable[[], T]) -> T:
-        """Run ``do`` here once all ranks make this call; its result or exception goes to all of them."""
+    def run_together(self, call: Call, action: Callable[[], T]) -> T:
+        """Run ``action`` here once all ranks make this call; its result or exception goes to all of them."""
         self.knowledge.wait_for_all(call)
         self.run.samples = self.knowledge.samples
         self.reported_at = 0.0  # The next report then contains members and metrics.
-        return self.run_at_boundary(do)
+        return self.run_at_boundary(action)
 
-    def run_at_boundary(self, do: Callable[[], T]) -> T:
-        """Run ``do`` while all ranks stand at this boundary, which is open meanwhile; send them its outcome."""
+    def run_at_boundary(self, action: Callable[[], T]) -> T:
+        """Run ``action`` while all ranks stand at this boundary, which is open meanwhile; send them its outcome."""
         ranks, boundary = self.ranks, self.boundary
         result: T | None = None
         error: BaseException | None = None
         with ranks.at_one_boundary():
             boundary.open()
             try:
-                result = do()
+                result = action()
             except BaseException as raised:
                 ranks.check_alive()  # If the channel has failed there is no rank to tell.
                 error = raised
@@ -281,13 +283,13 @@ class Leader:
         state = self.run.state_dict()
         if self.ranks.is_standing:
             return state
-        # Figures that all ranks know, so that each returns the same state.
-        ahead = self.view.sharers * self.uncounted_samples
-        return state | {"swarm_samples": self.swarm_samples + ahead, "members": len(self.view.owners)}
+        # Replace rank 0's own figures by those that all ranks know, so that each returns the same state.
+        uncounted = self.view.sharers * self.uncounted_samples
+        return state | {"swarm_samples": self.swarm_samples + uncounted, "members": len(self.view.owners)}
 
 
 def warn_of_hosts(absent: tuple[int, ...]) -> None:
-    """Warn if the parts of some ranks take the slow way."""
+    """Warn if these ranks share no memory with rank 0, so that their parts go over the network."""
     if absent:
         LOGGER.warning(
             "Of this node's group, rank %s runs on another host, or in a container that does not see rank 0's "

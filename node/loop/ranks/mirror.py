@@ -33,14 +33,15 @@ __all__ = [
 ]
 
 Described = list[tuple[list[dict[str, Any]], list[dict[Any, Any]]]]
-"""For each optimizer: its groups' options, and its state for each parameter."""
+"""All optimizers, with a :class:`Place` for each tensor: for each, its groups' options and its state by parameter."""
 
 Receive = Callable[["Place", Tensor | None, Any], Tensor]
 """Returns the tensor for a place. Arguments: the place, the parameter whose state it is, the present value there."""
 
-# Limit of one tensor of an optimizer's state. A model of more than 8 million elements may have larger ones: 128 bytes
-# for each of its elements.
+# Limit of one tensor of an optimizer's state. A model of more than 8 million elements may have larger ones, of
+# ``ELEMENT_BYTES`` for each of its elements.
 MAX_TENSOR_BYTES = 1 << 30
+ELEMENT_BYTES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Place:
     def fits(self, elements: int) -> bool:
         """Return True if an optimizer of a model of this many elements can keep such a tensor."""
         size = math.prod(self.shape, start=self.dtype.itemsize)
-        return min(self.shape, default=0) >= 0 and size <= max(MAX_TENSOR_BYTES, 128 * elements)
+        return min(self.shape, default=0) >= 0 and size <= max(MAX_TENSOR_BYTES, ELEMENT_BYTES * elements)
 
 
 register(Place)
@@ -66,7 +67,7 @@ class Mirror:
 
     def __init__(self, state: State, optimizers: Optimizers, ranks: Ranks) -> None:
         for optimizer in optimizers.all:
-            # ZeroRedundancyOptimizer, whose module is rarely imported.
+            # It is a ZeroRedundancyOptimizer, whose module is rarely imported.
             if hasattr(optimizer, "consolidate_state_dict"):
                 raise ConfigError(
                     f"{type(optimizer).__name__} keeps another part of its state on each rank, and the ranks of a node "
@@ -103,7 +104,7 @@ class Mirror:
         for name, tensor in self.state.tensors().items():
             tensors[name] = host = torch.empty(tensor.shape, dtype=tensor.dtype)
             self.ranks.broadcast(host)
-        described = checked(self.ranks.receive_command().what, Described)
+        described = checked(self.ranks.receive_command().payload, Described)
         check_counts(self.optimizers, described)
         self.state.load(tensors)
         self.optimizers.on_replaced(keep=True)  # It drops what belongs to the old weights; the momentum comes next.
@@ -123,18 +124,18 @@ class Mirror:
 def check_counts(optimizers: Optimizers, described: Described) -> None:
     """Raise LocalError unless the optimizers have as many groups and parameters as rank 0 describes."""
     counts = [(len(optimizer.param_groups), len(list(parameters_of(optimizer)))) for optimizer in optimizers.all]
-    if counts != [(len(groups), len(kept)) for groups, kept in described]:
+    if counts != [(len(groups), len(states)) for groups, states in described]:
         raise unreadable_error("optimizers of other parameters")
 
 
 def fill_optimizers(optimizers: Optimizers, described: Described, receive: Receive) -> None:
     """Replace the optimizers' options and state by those described, with a received tensor for each placeholder."""
-    for optimizer, (groups, kept) in zip(optimizers.all, described, strict=True):
+    for optimizer, (groups, states) in zip(optimizers.all, described, strict=True):
         for group, options in zip(optimizer.param_groups, groups, strict=True):
             if "params" in options:
                 raise unreadable_error("an optimizer's parameters")
             group.update(with_tensors(options, None, receive, group))
-        for parameter, state in zip(parameters_of(optimizer), kept, strict=True):
+        for parameter, state in zip(parameters_of(optimizer), states, strict=True):
             before = optimizer.state.pop(parameter, {})
             if state:
                 optimizer.state[parameter] = with_tensors(state, parameter, receive, before)
@@ -149,15 +150,21 @@ def host_copy(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().contiguous()
 
 
-def with_places(value: Any, parameter: Tensor | None, found: list[Tensor]) -> Any:
-    """Return ``value`` with a :class:`Place` for each tensor, and append the tensors to ``found``."""
+def with_places(value: Any, parameter: Tensor | None, tensors: list[Tensor]) -> Any:
+    """Return ``value`` with a :class:`Place` for each tensor, and append the tensors to ``tensors``.
+
+    Args:
+        value: A value in an optimizer's options or state.
+        parameter: The parameter whose state it is; None for options.
+        tensors: Receives the tensors, in the order in which they are sent.
+    """
     if isinstance(value, Tensor):
-        found.append(value)
+        tensors.append(value)
         return Place(value.shape, value.dtype, parameter is not None and value.device == parameter.device)
     if isinstance(value, Mapping):
-        return {key: with_places(one, parameter, found) for key, one in value.items()}
+        return {key: with_places(item, parameter, tensors) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(with_places(one, parameter, found) for one in value)
+        return type(value)(with_places(item, parameter, tensors) for item in value)
     return value
 
 
@@ -172,6 +179,7 @@ def with_tensors(value: Any, parameter: Tensor | None, receive: Receive, before:
         present = before if isinstance(before, Mapping) else {}
         return {key: with_tensors(item, parameter, receive, present.get(key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        olds = before if isinstance(before, list | tuple) and len(before) == len(value) else [None] * len(value)
-        return type(value)(with_tensors(item, parameter, receive, old) for item, old in zip(value, olds, strict=True))
+        old_items = before if isinstance(before, list | tuple) and len(before) == len(value) else [None] * len(value)
+        pairs = zip(value, old_items, strict=True)
+        return type(value)(with_tensors(item, parameter, receive, old) for item, old in pairs)
     return value

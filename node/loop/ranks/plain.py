@@ -18,7 +18,8 @@ __all__ = ["MAX_BYTES", "checked", "one_line", "pack_value", "register", "unpack
 
 T = TypeVar("T")
 
-TUPLE, INTEGER, TYPE, RECORD, MAPPING, ERROR = range(6)  # Codes of msgpack's extension types.
+# Codes of msgpack's extension types, for values that msgpack itself would lose or turn into others.
+TUPLE, INTEGER, TYPE, RECORD, MAPPING, ERROR = range(6)
 KINDS: dict[str, type[Any]] = {}  # Records and mappings that may be sent, by name.
 
 MAX_BYTES = 32 << 20  # Limit of a value: placeholders of some 200,000 optimizer tensors, or six full member tables.
@@ -26,7 +27,7 @@ MAX_CONTAINERS = 1 << 20  # Limit of lists and mappings in a value: each takes 6
 MAX_DEPTH = 24  # Limit of nested extension types: each takes 40 KB of the C stack, of which a thread has 8 MB.
 # Each level of nesting copies its bytes. The copies may be COPIES times as large as the value, plus SMALL_BYTES.
 COPIES, SMALL_BYTES = 8, 1 << 20
-MAX_LETTERS = 2000  # Limit of characters in a sentence.
+MAX_CHARACTERS = 2000  # Limit of characters in a sentence.
 
 
 def register(*kinds: type[Any]) -> None:
@@ -34,22 +35,22 @@ def register(*kinds: type[Any]) -> None:
     KINDS.update({kind.__name__: kind for kind in kinds})
 
 
-def unreadable_error(what: str) -> LocalError:
+def unreadable_error(received: str) -> LocalError:
     """Return the error for bytes or values that no rank of this version sends."""
     return LocalError(
-        f"What came from another rank of this node's group is no message of this version ({what}): install the same "
-        "version of this package on all ranks, and keep others from the ports of torch.distributed."
+        f"What came from another rank of this node's group is no message of this version ({received}): install the "
+        "same version of this package on all ranks, and keep others from the ports of torch.distributed."
     )
 
 
 def one_line(text: str) -> str:
     """Return ``text`` as one line that a terminal can show: control characters become ``?``, and long text is cut."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:MAX_LETTERS])
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:MAX_CHARACTERS])
 
 
 # -- to bytes ----------------------------------------------------------------------------------------------------------
 def pack_value(value: Any) -> bytes:
-    """Return the bytes of ``value``; tuples stay tuples, and other mappings and subclasses become the plain type.
+    """Return the bytes of ``value``. Tuples stay tuples; mappings and subclasses of other types become plain ones.
 
     Raises:
         ConfigError: A value is not plain data, for example a function, or the whole is larger or nested deeper than
@@ -81,7 +82,7 @@ def extension_of(depth: int, value: Any) -> Any:
         return msgpack.ExtType(TUPLE, pack(list(value), depth))
     if KINDS.get(kind.__name__) is kind:
         if is_dataclass(kind):
-            row = [kind.__name__, *(getattr(value, one.name) for one in fields(kind))]
+            row = [kind.__name__, *(getattr(value, field.name) for field in fields(kind))]
             return msgpack.ExtType(RECORD, pack(row, depth))
         return msgpack.ExtType(MAPPING, pack([kind.__name__, dict(value)], depth))
     if isinstance(value, torch.dtype):
@@ -111,7 +112,7 @@ def unpack_value(data: bytes, hint: Any = Any) -> Any:
     For any bytes this takes less than a GB and a few levels of the stack.
 
     Args:
-        data: At most ``MOST_BYTES`` bytes.
+        data: At most ``MAX_BYTES`` bytes.
         hint: The annotation that the value must fit.
 
     Raises:
@@ -134,7 +135,7 @@ def checked(value: T, hint: Any) -> T:
 
 
 class Decoding:
-    """The decoding of one value, with its remaining budgets."""
+    """The decoding of one value, with its remaining budgets of bytes and containers."""
 
     __slots__ = ("bytes_left", "containers_left", "depth")
 
@@ -142,6 +143,7 @@ class Decoding:
         self.bytes_left, self.containers_left, self.depth = COPIES * size + SMALL_BYTES, MAX_CONTAINERS, 0
 
     def value(self, data: bytes) -> Any:
+        """Decode one value; the codec of an extension type calls this again for the value inside."""
         self.bytes_left -= len(data)
         if self.depth > MAX_DEPTH or self.bytes_left < 0:
             raise unreadable_error("values nested too deep")
@@ -150,6 +152,7 @@ class Decoding:
         )
 
     def count(self, container: T) -> T:
+        """Count a decoded list or mapping against the budget, and return it."""
         self.containers_left -= 1
         if self.containers_left < 0:
             raise unreadable_error(f"more than {MAX_CONTAINERS} lists and mappings")
@@ -173,10 +176,10 @@ class Decoding:
             kind = kind_of(values)
             if not is_dataclass(kind):
                 raise unreadable_error("a mapping as a record")
-            given, hints = values[1:], hints_of(kind)
-            if len(given) != len(hints):
-                raise unreadable_error(f"a {kind.__name__} of {len(given)} fields")
-            return kind(*map(checked, given, hints))
+            contents, hints = values[1:], hints_of(kind)
+            if len(contents) != len(hints):
+                raise unreadable_error(f"a {kind.__name__} of {len(contents)} fields")
+            return kind(*map(checked, contents, hints))
         if code == MAPPING:
             kind = kind_of(values)
             if is_dataclass(kind) or not fits(values[1:], list[dict[str, Any]]) or len(values) != 2:
@@ -197,6 +200,7 @@ def kind_of(values: list[Any]) -> type[Any]:
 
 
 def local_errors(kind: type[LocalError] = LocalError) -> Iterator[type[LocalError]]:
-    for one in kind.__subclasses__():
-        yield one
-        yield from local_errors(one)
+    """Yield all subclasses of this error, at any depth."""
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from local_errors(subclass)

@@ -25,7 +25,8 @@ __all__ = ["MAX_GAP_STEPS", "Call", "Command", "Ranks", "StepSummary"]
 HEARTBEAT_S = 1.0  # The interval at which rank 0 reports that it still waits for its swarm.
 FAREWELL_S = 2.0  # Time for the other ranks to end the step that this rank has ended, since they shared its gradients.
 MAX_GAP_STEPS = 16  # Steps between two all-reduces at most, in case steps suddenly become longer.
-FRAME_BYTES = 512  # A command up to this size is one broadcast; a longer one takes two.
+FRAME_BYTES = 512  # A command up to this size, its length included, is one broadcast; a longer one takes two.
+LENGTH_BYTES = 8  # The length of a command, little-endian, at the beginning of its frame.
 
 
 class Call(IntEnum):
@@ -41,7 +42,8 @@ class StepSummary:
     samples: int = 0  # The samples that all ranks have trained on since the last summary.
     is_report_wanted: bool = False  # A rank has read values that only a SwarmReport has.
     must_stop: bool = False  # All ranks stay at this boundary, for commands of rank 0.
-    swarm_samples: int = 0  # Samples behind the weights of the run, when this node had trained ``own_samples``.
+    # Samples that the weights of the run were trained on, when this node itself had trained ``own_samples``.
+    swarm_samples: int = 0
     own_samples: int = 0
     sharers: int = 1  # Members of the run.
     finished: bool = False
@@ -59,7 +61,7 @@ class Command:
     """A command from rank 0 while all ranks stand at a boundary."""
 
     kind: str
-    what: Any = None
+    payload: Any = None
 
 
 class Ranks:
@@ -108,6 +110,7 @@ class Ranks:
             return None
         row = self.wait_for_sum()
         self.pending_sum = None
+        # The row of `begin_summary` without the call and its square, which `wait_for_sum` has checked.
         summary = StepSummary(row[2], row[3] > 0, row[4] > 0, row[5], row[6], row[7], row[8] > 0, row[9])
         if not summary.is_valid:
             raise unreadable_error(f"a sum of {row[2:]}")
@@ -137,16 +140,16 @@ class Ranks:
         return sums
 
     # -- commands ------------------------------------------------------------------------------------------------
-    def send_command(self, kind: str, what: Any = None) -> None:
+    def send_command(self, kind: str, payload: Any = None) -> None:
         """Send a command from rank 0 to all others."""
-        data = pack_value([kind, what])
+        data = pack_value([kind, payload])
         frame = np.zeros(FRAME_BYTES, np.uint8)
-        frame[:8] = np.frombuffer(len(data).to_bytes(8, "little"), np.uint8)
-        short = len(data) <= FRAME_BYTES - 8
-        if short:
-            frame[8 : 8 + len(data)] = np.frombuffer(data, np.uint8)
+        frame[:LENGTH_BYTES] = np.frombuffer(len(data).to_bytes(LENGTH_BYTES, "little"), np.uint8)
+        is_short = len(data) <= FRAME_BYTES - LENGTH_BYTES
+        if is_short:
+            frame[LENGTH_BYTES : LENGTH_BYTES + len(data)] = np.frombuffer(data, np.uint8)
         self.broadcast_array(frame)
-        if not short:
+        if not is_short:
             self.broadcast_array(np.frombuffer(bytearray(data), np.uint8))
         self.commanded_at = time.monotonic()
 
@@ -154,11 +157,11 @@ class Ranks:
         """Receive the next command."""
         frame = np.zeros(FRAME_BYTES, np.uint8)
         self.broadcast_array(frame)
-        size = int.from_bytes(frame[:8].tobytes(), "little")
+        size = int.from_bytes(frame[:LENGTH_BYTES].tobytes(), "little")
         if size > MAX_BYTES:
             raise unreadable_error(f"{size} bytes at once")
-        data = frame[8 : 8 + size]
-        if size > FRAME_BYTES - 8:
+        data = frame[LENGTH_BYTES : LENGTH_BYTES + size]
+        if size > FRAME_BYTES - LENGTH_BYTES:
             data = np.zeros(size, np.uint8)
             self.broadcast_array(data)
         row = unpack_value(data.tobytes(), list[Any])
@@ -182,7 +185,7 @@ class Ranks:
                 self.channel.broadcast(tensor.reshape(-1).view(torch.uint8))
 
     def relays(self, size: int) -> bool:
-        """Return True if as many bytes go from device to device."""
+        """Return True if a vector of ``size`` bytes goes from device to device, by :meth:`relay`."""
         return self.channel.relays(size)
 
     def relay(self, values: Tensor) -> None:
@@ -241,11 +244,11 @@ class Ranks:
         """
         if self.failure:
             return LocalError(self.failure)
-        one = "A rank" if self.size > 2 else f"Rank {1 - self.rank}"
-        ended = f"{one} of this node's group has ended, was killed, or left its Node before this one did"
+        other = "A rank" if self.size > 2 else f"Rank {1 - self.rank}"
+        ended = f"{other} of this node's group has ended, was killed, or left its Node before this one did"
         if isinstance(error, Silence):
             waited = f"{error} s, as long as the ranks of this group wait for each other"
-            ended = f"{one} of this node's group did nothing for {waited}"
+            ended = f"{other} of this node's group did nothing for {waited}"
         return self.fail(self.channel.read_reason() or f"{ended}, and the others end with it: start all of them again.")
 
     def fail(self, sentence: str) -> LocalError:
@@ -266,7 +269,7 @@ class Ranks:
             with contextlib.suppress(RuntimeError):
                 if pending is not None:  # Other ranks are about to end the step that this rank has ended.
                     self.channel.wait(pending[2], FAREWELL_S)  # A group with pending work does not end.
-            del pending
+            del pending  # The channel closes only if nothing holds the work.
             lost = self.on_channel_error() if is_channel_error(error) else None
             if error is not None and not self.failure:
                 self.channel.leave_reason(

@@ -26,7 +26,7 @@ class SwarmReport:
     address: str
     view: SwarmView
     finished: bool
-    passes: int
+    passes: int  # Passes over the data.
     run: Mapping[str, Any]  # The run's entry in a checkpoint.
     members: tuple[Member, ...]
     metrics: Metrics
@@ -40,13 +40,13 @@ class SwarmKnowledge:
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        self.steps = 0  # Those of this rank, which all ranks take together.
-        self.samples = 0  # Those of all ranks, as far as all-reduces have finished.
-        self.swarm_samples = 0  # Samples behind the weights of the run, as HeldRun.swarm_samples explains.
+        self.steps = 0  # All ranks take their steps together.
+        self.samples = 0  # The samples of all ranks that finished all-reduces have counted.
+        self.swarm_samples = 0  # As HeldRun.swarm_samples: of all members, behind the run's weights.
         self.unsent_samples = 0  # Samples of this rank that no all-reduce contains yet.
         self.pending_samples = 0  # Samples of this rank in the all-reduce in progress.
         self.boundaries_left = 0  # Boundaries before the next all-reduce begins.
-        self.last_report: SwarmReport | None = None
+        self.last_report: SwarmReport | None = None  # None until the node has started.
         self.view = SwarmView()
         self.finished = False
         self.is_report_wanted = False  # Members or metrics were read since the last all-reduce.

@@ -61,17 +61,18 @@ class ShardedOptimizers(Optimizers):
     Rank 0 calls :meth:`state_dict`, :meth:`load` and :meth:`on_replaced`, only while all ranks stand at one boundary.
     """
 
-    def __init__(self, given: Optimizers, state: ShardedState, ranks: Ranks) -> None:
-        super().__init__(given.all)
+    def __init__(self, optimizers: Optimizers, state: ShardedState, ranks: Ranks) -> None:
+        super().__init__(optimizers.all)
         self.state, self.ranks = state, ranks
 
     def state_dict(self) -> dict[str, Any] | None:
         saved = super().state_dict()
         if saved is None:
             return None
-        start = 0  # The index among all sharded tensors in the optimizers' state.
-        for optimizer, part in zip(self.all, saved.get(SEVERAL, [saved]), strict=True):
-            states = part["state"] = dict(part["state"])  # A copy, like those below, since these are live mappings.
+        start = 0  # The first element of the next tensor in the vector of all sharded tensors of the optimizers.
+        for optimizer, own_state in zip(self.all, saved.get(SEVERAL, [saved]), strict=True):
+            # A copy, like those below, since these are live mappings.
+            states = own_state["state"] = dict(own_state["state"])
             for number, _ in enumerate(parameters_of(optimizer)):
                 state = states[number] = dict(states.get(number, {}))
                 for key in sorted(state, key=str):
@@ -85,16 +86,17 @@ class ShardedOptimizers(Optimizers):
 
     def split_state(self, saved: Mapping[str, Any] | None) -> list[dict[str, Any]]:
         states = super().split_state(saved)
-        for one, state in zip(self.all, states, strict=False):
-            counts = [len(group["params"]) for group in one.param_groups]
+        for optimizer, state in zip(self.all, states, strict=False):
+            counts = [len(group["params"]) for group in optimizer.param_groups]
             if counts != [len(group["params"]) for group in state["param_groups"]]:
                 raise CheckpointError(
-                    f"its {type(one).__name__} has other groups of parameters than this node's: build it in the same "
-                    "way."
+                    f"its {type(optimizer).__name__} has other groups of parameters than this node's: build it in the "
+                    "same way."
                 )
         return states
 
     def load(self, states: list[dict[str, Any]]) -> None:
+        """Load saved states of the whole model, one for each optimizer, into the optimizers of all ranks."""
         if not states:
             return
         described: Described = []
@@ -105,23 +107,24 @@ class ShardedOptimizers(Optimizers):
                 {key: with_places(value, None, sent) for key, value in group.items() if key != "params"}
                 for group in saved["param_groups"]
             ]
+            # For each parameter: fused and capturable optimizers keep its step count on the device.
             has_steps_on_device = [bool(group.get("fused") or group.get("capturable"))
                                    for group in optimizer.param_groups for _ in group["params"]]  # fmt: skip
-            rows = []
+            parameter_states = []
             for number, parameter in enumerate(parameters_of(optimizer)):
-                row: dict[Any, Any] = {}
+                described_state: dict[Any, Any] = {}
                 for key, value in sorted(saved["state"].get(number, {}).items(), key=lambda item: str(item[0])):
                     if key != "step" and is_sharded(parameter) and getattr(value, "shape", None) == parameter.shape:
-                        row[key] = Place(tuple(value.shape), value.dtype, on_device=True, sharded=True)
+                        described_state[key] = Place(tuple(value.shape), value.dtype, on_device=True, sharded=True)
                         sharded.append(value)
                     elif isinstance(value, Tensor):
                         sent.append(value)
                         on_device = key != "step" or has_steps_on_device[number]
-                        row[key] = Place(tuple(value.shape), value.dtype, on_device)
+                        described_state[key] = Place(tuple(value.shape), value.dtype, on_device)
                     else:
-                        row[key] = with_places(value, parameter, sent)
-                rows.append(row)
-            described.append((groups, rows))
+                        described_state[key] = with_places(value, parameter, sent)
+                parameter_states.append(described_state)
+            described.append((groups, parameter_states))
         self.ranks.send_command("optimizers", described)
         self.fill(described, iter(sent))
         start = 0
@@ -170,18 +173,18 @@ def perform_command(command: Command, work: ShardWork, optimizers: Optimizers) -
     assert isinstance(optimizers, ShardedOptimizers), "the optimizers of a sharded model"
     match command.kind:
         case "operation":
-            operation = checked(command.what, Operation)
+            operation = checked(command.payload, Operation)
             if not work.accepts(operation):
                 raise unreadable_error(f"an operation {operation.kind[:20]!r} outside its memory")
             work.perform(operation)
         case "map":
-            work.map(checked(command.what, MemoryName))
+            work.map(checked(command.payload, MemoryName))
         case "unmap":
-            work.unmap(checked(command.what, list[int]))
+            work.unmap(checked(command.payload, list[int]))
         case "optimizers":
-            optimizers.fill(checked(command.what, Described))
+            optimizers.fill(checked(command.payload, Described))
         case "joined":
-            optimizers.reset_here(checked(command.what, bool))
+            optimizers.reset_here(checked(command.payload, bool))
         case _:
             return False
     return True
