@@ -15,8 +15,8 @@ from gossip.errors import LocalError
 __all__ = ["LATER_S", "Faults", "first_cause", "leaf_errors", "place_of", "report_to", "trace_of"]
 
 MAX_LOGGED_PLACES = 64  # Distinct places that are logged, once each: an attacker could trigger faults all the time.
-RESTARTS, WITHIN_S = 3, 600.0  # After this many restarts within this time, the next ones are slow.
-SOON_S, LATER_S = 0.1, 60.0
+RESTARTS, WITHIN_S = 3, 600.0  # After this many restarts within this time the pauses before further ones are long.
+SOON_S, LATER_S = 0.1, 60.0  # The short and the long pause before a restart.
 MAX_CHARACTERS = 200  # Characters of an exception's text, which only the log shows.
 MAX_FRAMES = 40  # Frames of a traceback: a recursion has a thousand.
 
@@ -33,10 +33,10 @@ class Faults:
         self.on_event = on_event
         self.logged_places: set[str] = set()
         self.count = self.restarts = 0
-        self._restarted: deque[float] = deque(maxlen=RESTARTS)
+        self._restarted_at: deque[float] = deque(maxlen=RESTARTS)
 
-    def contain(self, error: BaseException, what: str, end: str) -> None:
-        """Count and log a fault that ``what`` raised; ``end`` is a clause on the consequence.
+    def contain(self, error: BaseException, activity: str, consequence: str) -> None:
+        """Count and log a fault in an activity, like "The page"; ``consequence`` is a clause that says what follows.
 
         A LocalError is for the user, and a cancellation or interrupt must not be stopped: both are raised again.
         """
@@ -44,11 +44,12 @@ class Faults:
             if isinstance(leaf, LocalError) or not isinstance(leaf, Exception):
                 raise error
             self.count += 1
-            where = place_of(leaf)
-            if where not in self.logged_places and len(self.logged_places) < MAX_LOGGED_PLACES:
-                self.logged_places.add(where)
+            place = place_of(leaf)
+            if place not in self.logged_places and len(self.logged_places) < MAX_LOGGED_PLACES:
+                self.logged_places.add(place)
                 self.on_event(
-                    "fault", f"{what} raised {type(leaf).__name__} in {where}, a fault of this library; {end}."
+                    "fault",
+                    f"{activity} raised {type(leaf).__name__} in {place}, a fault of this library; {consequence}.",
                 )
 
     def count_restart(self, now: float) -> float:
@@ -62,16 +63,16 @@ class Faults:
                 ``WITHIN_S``.
         """
         self.restarts += 1
-        often = len(self._restarted) == RESTARTS and now - self._restarted[0] < WITHIN_S
-        self._restarted.append(now)
-        return LATER_S if often else SOON_S
+        is_frequent = len(self._restarted_at) == RESTARTS and now - self._restarted_at[0] < WITHIN_S
+        self._restarted_at.append(now)
+        return LATER_S if is_frequent else SOON_S
 
 
 def leaf_errors(error: BaseException) -> Iterator[BaseException]:
     """Yield the errors inside the exception groups that nurseries make, or the error itself."""
     if isinstance(error, BaseExceptionGroup):
-        for one in error.exceptions:
-            yield from leaf_errors(one)
+        for inner in error.exceptions:
+            yield from leaf_errors(inner)
     else:
         yield error
 
@@ -82,13 +83,15 @@ def first_cause(error: BaseException) -> BaseException:
     It is neither a nursery's group, nor trio's wrapper, nor a cancellation that accompanies the error. A LocalError is
     preferred to others.
     """
-    found = list(leaf_errors(error))
+    leaves = list(leaf_errors(error))
     for kind in (LocalError, Exception, BaseException):
-        one = next((leaf for leaf in found if isinstance(leaf, kind)), None)
-        if one is not None:
+        cause = next((leaf for leaf in leaves if isinstance(leaf, kind)), None)
+        if cause is not None:
             break
-    assert one is not None, "a group holds an error"
-    return first_cause(one.__cause__) if isinstance(one, trio.TrioInternalError) and one.__cause__ else one
+    assert cause is not None, "a group holds an error"
+    if isinstance(cause, trio.TrioInternalError) and cause.__cause__:
+        return first_cause(cause.__cause__)
+    return cause
 
 
 def place_of(error: BaseException) -> str:
@@ -109,5 +112,6 @@ def report_to() -> str:
         urls = metadata.metadata("gossip-trainer").get_all("Project-URL") or []
     except metadata.PackageNotFoundError:
         urls = []
-    found = (url.partition(",") for url in urls)
-    return next((f"at {where.strip()}" for name, _, where in found if name.strip() == "Issues"), "to its maintainers")
+    named_urls = (url.partition(",") for url in urls)  # "Issues, https://..."
+    places = (f"at {url.strip()}" for name, _, url in named_urls if name.strip() == "Issues")
+    return next(places, "to its maintainers")

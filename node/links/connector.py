@@ -77,7 +77,7 @@ class LinkOwner(Protocol):
     def on_dial_failed(self, peer: PeerId | None) -> None:
         """Handle a dial that did not reach this peer, or a seed (None)."""
 
-    def report_misbehaviour(self, who: PeerId | str, kind: str) -> None:
+    def report_misbehaviour(self, culprit: PeerId | str, kind: str) -> None:
         """Report a kind of misbehaviour of a member, or of a stranger's host."""
 
     def notify(self, kind: str, sentence: str) -> None:

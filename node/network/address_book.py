@@ -11,12 +11,13 @@ from node.identity.statedir import Memory, StateDir
 
 __all__ = ["AddressBook"]
 
-FIRST_SAVE_S = 1.0  # Seconds from the start to the first write. The pause then doubles with each write:
-SAVE_S = 30.0  # seconds between writes at most. The book is also written when the members have doubled.
+# The book is also written when the number of members has doubled.
+FIRST_SAVE_S = 1.0  # Seconds from the start to the first write. Each further pause is twice as long, up to SAVE_S.
+SAVE_S = 30.0
 
 
 class AddressBook:
-    """The address book of one node, and the number of its present life.
+    """The address book of one node, and the number of its present life, the *incarnation*.
 
     It is written soon after the start, and whenever many members are new. So a node that is killed in its first seconds
     also finds its swarm again.
@@ -24,9 +25,9 @@ class AddressBook:
 
     def __init__(self, state_dir: StateDir, faults: Faults, notify: Callable[[str, str], None]) -> None:
         self.state_dir, self.faults, self.notify = state_dir, faults, notify
-        self.stored = Memory()  # As the state directory holds it, or would hold it.
+        self.stored = Memory()  # The last contents that were read or written; without a directory, those to be written.
         self.incarnation = 0
-        self.saved_at, self.pause_s, self.saved_members = 0.0, FIRST_SAVE_S, 0
+        self.saved_at, self.pause_s, self.saved_members = 0.0, FIRST_SAVE_S, 0  # Time and members of the last write.
 
     def read(self) -> None:
         """Read the book of the last life, and begin the next one."""
@@ -49,7 +50,7 @@ class AddressBook:
             self.pause_s, self.saved_at, self.saved_members = min(2 * self.pause_s, SAVE_S), now, members
 
     def save(self, peer: Peer) -> None:
-        """Write the members' addresses. If reading the peer fails, the last ones stay."""
+        """Write the members' addresses. If a fault keeps the peer from naming them, the last ones stay."""
         try:
             self.stored = Memory(self.incarnation, peer.membership.my_samples, peer.membership.book())
         except Exception as error:

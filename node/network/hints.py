@@ -14,11 +14,12 @@ __all__ = ["LoopHints", "WakeEvent"]
 class LoopHints:
     """Plain numbers that the network thread writes after each decision, so that the loop decides without asking it."""
 
-    __slots__ = ("due_at_step", "interval_in_steps", "is_lockstep", "mix_at", "must_wait")
+    __slots__ = ("due_at_step", "has_interval_in_steps", "is_lockstep", "mix_at", "must_wait")
 
     def __init__(self, config: Config) -> None:
-        self.interval_in_steps, self.is_lockstep = config.interval_steps is not None, config.max_version_gap is not None
-        self.due_at_step: float = 0  # The step count at which the next mix is due.
+        self.has_interval_in_steps = config.interval_steps is not None  # Otherwise a clock alone times the mixes.
+        self.is_lockstep = config.max_version_gap is not None  # The loop waits for mixes that take long.
+        self.due_at_step: float = 0  # The step count at which the next mix is due; infinite if steps do not time it.
         self.mix_at = math.inf  # The earliest time at which that mix can begin, as far as it is known.
         self.must_wait = False  # The loop must wait at its boundary, because a mix exceeds max_version_gap.
 
@@ -30,11 +31,11 @@ class LoopHints:
     def update_from(self, peer: Peer) -> bool:
         """Copy the hints from the peer after a decision. Return True if a waiting loop may continue."""
         due_steps, self.mix_at = peer.initiator.next_mix
-        self.due_at_step = due_steps if self.interval_in_steps else math.inf
+        self.due_at_step = due_steps if self.has_interval_in_steps else math.inf
         if not self.is_lockstep:
             return False
-        before, self.must_wait = self.must_wait, peer.view.is_held
-        return before and not self.must_wait
+        had_to_wait, self.must_wait = self.must_wait, peer.view.is_held
+        return had_to_wait and not self.must_wait
 
 
 class WakeEvent:

@@ -57,10 +57,11 @@ from node.transport.byte_stream import BrokenLinkError, ByteStream
 
 __all__ = ["FloodError", "LinkLife"]
 
-MESSAGES_PER_S = 2_000  # Limit of one link; a member of the largest swarm sends less than a tenth of it.
+MESSAGES_PER_S = 2_000  # Limit for one link; a member of the largest swarm sends less than a tenth of it.
+CLOSE_S = 1.0  # The most seconds for the last frames and the close of a link to leave.
 # Messages that go to the peer as they are: they begin no session here, and concern neither the link nor a status page.
 PEER_MESSAGES = frozenset({Ping, Ack, PingReq, Nack, Gossip, Digest, Records, Accept, Commit})
-STATUS_COST = 20  # A query for the status counts as so many messages: up to 64 KiB take about a millisecond to write.
+STATUS_COST = 20  # A status query counts as so many messages: its reply of up to 64 KiB takes a millisecond to write.
 
 
 class FloodError(ProtocolError):
@@ -89,12 +90,12 @@ class LinkRuntime(Protocol):
     def perform(self, effects: Iterable[Effect]) -> None: ...
     def end_batch(self) -> None: ...
     def send(self, to: PeerId, message: Message) -> None: ...
-    def report_misbehaviour(self, who: PeerId | str, kind: str) -> None: ...
+    def report_misbehaviour(self, culprit: PeerId | str, kind: str) -> None: ...
     def notify(self, kind: str, sentence: str) -> None: ...
 
 
 class LinkLife:
-    """The tasks of one link, what it brings, and what the peer is told when it begins and ends."""
+    """The tasks of one link: they read, write, and tell the peer when the link begins and ends."""
 
     def __init__(self, runtime: LinkRuntime, link: Link) -> None:
         self.runtime, self.link, self.links = runtime, link, runtime.links
@@ -103,7 +104,7 @@ class LinkLife:
 
     async def run(self, theirs: Hello) -> None:
         """Run the link until its stream ends. A side without a record in its Hello is an observer and no member."""
-        runtime, link, member = self.runtime, self.link, theirs.record
+        runtime, link, member = self.runtime, self.link, theirs.record  # None: an observer.
         self.is_observer = member is None
         if member is not None:
             is_full = len(runtime.links) >= runtime.config.internal.max_links
@@ -128,7 +129,7 @@ class LinkLife:
                     finally:
                         link.admit_lane = refuse_lane
                         link.finish()
-                        scope.deadline = trio.current_time() + 1.0
+                        scope.deadline = trio.current_time() + CLOSE_S
         except* RemoteError as group:
             self.on_remote_error(group)
         except* Exception as error:
@@ -148,6 +149,7 @@ class LinkLife:
     def close_idle_link(self) -> bool:
         """Close the link that has been idle longest among those without a session; return False if there is none."""
         runtime = self.runtime
+        # A node that nobody can dial keeps links to some members, its homes.
         busy, homes = runtime.streams.busy_links(), runtime.peer.reach.homes
         idle = [link for link in runtime.links.all() if link not in busy and link.peer not in homes]
         if not idle:
@@ -158,9 +160,9 @@ class LinkLife:
     def announce_link(self, member: MemberRecord) -> None:
         """Tell the peer of the link, and send the messages that waited for it and still apply."""
         runtime, other = self.runtime, self.link.peer
-        pending = runtime.undelivered.pop(other, None)
+        waiting = runtime.undelivered.pop(other, None)
         runtime.perform(runtime.peer.on_linked(other, member, runtime.now))
-        for message in pending or ():
+        for message in waiting or ():
             if runtime.peer.view.should_send(other, message):
                 runtime.send(other, message)
 
@@ -182,7 +184,7 @@ class LinkLife:
 
         try:
             await link.write_loop(on_chunk_sent, runtime.streams.on_piece_sent)
-            with trio.move_on_after(1.0):
+            with trio.move_on_after(CLOSE_S):
                 await link.stream.aclose()
         except RemoteError:
             pass
@@ -210,6 +212,7 @@ class LinkLife:
             raise FloodError("A member sends too many messages.")
 
     def on_message(self, message: Message) -> None:
+        """Handle a message, which counts against the rate limit. What it queues is sent with the rest of its batch."""
         kind, link, links = type(message), self.link, self.links
         self.count_messages(STATUS_COST if kind is StatusQuery else 1)
         links.batch_depth += 1
@@ -249,7 +252,7 @@ class LinkLife:
             raise ProtocolError("A message came that does not belong here.")
         elif isinstance(message, Widen):
             runtime.striping.on_widen(link, message.connections)
-        # No answer would go out on an ending link.
+        # Begin nothing on an ending link, where no answer would go out.
         elif not (link.is_ending and isinstance(message, Offer | Invite | Fetch)):
             if isinstance(message, Offer | Invite | Fetch | Outcome) and read_progress is not None:
                 peer.update_counts(*read_progress())
@@ -320,11 +323,11 @@ class LinkLife:
     def announce_end(self) -> None:
         """Tell the peer that the sessions on the link and perhaps the last link to the other side have ended."""
         runtime, link = self.runtime, self.link
-        broken, code = runtime.sessions.sessions_on(link), "idle" if link.is_orderly else "broken"
-        last = runtime.links.remove(link)
-        for session in broken:
+        ended_sessions, code = runtime.sessions.sessions_on(link), "idle" if link.is_orderly else "broken"
+        is_last = runtime.links.remove(link)
+        for session in ended_sessions:
             runtime.sessions.links.pop(session, None)
             runtime.perform(runtime.peer.on_failed(session, code, runtime.now))
-        if last:
+        if is_last:
             runtime.perform(runtime.peer.on_unlinked(link.peer, runtime.now, orderly=link.is_orderly))
         runtime.streams.gathers.on_unlinked(link)

@@ -55,9 +55,10 @@ from node.transport.blocking_io import BlockingIoPool
 
 __all__ = ["Reporter", "Runtime"]
 
-POLL_S = 0.25  # Seconds between two checks whether vectors move, below the shortest timeout of a probe.
+POLL_S = 0.25  # The most seconds between two checks whether vectors move, below the shortest timeout of a probe.
 PENDING_MESSAGES = 32  # Messages kept for a peer that is being dialled. Beyond that the oldest one is dropped.
-MAX_TIMER_S = 3600.0  # The timer ends at least so often, in case the peer has no deadline.
+MAX_TIMER_S = 3600.0  # The timer ends at least so often. A peer without a deadline has an infinite one.
+FLOAT32_MB = 4e-6  # The size of one element in MB.
 REPORTS = (
     "count_votes", "finish", "leave", "merge", "note_misbehaviour", "on_adopted", "on_collected", "on_compared",
     "on_dial_failed", "on_dial_tried", "on_failed", "on_frozen_hashed", "on_gathered", "on_linked", "on_mended",
@@ -109,11 +110,11 @@ class Runtime:
         self.undelivered: dict[PeerId, deque[Message]] = {}  # Messages for peers that are being dialled.
         self.clock = trio.lowlevel.current_clock()
         self.timer = trio.CancelScope()  # It ends when the peer's next tick is due.
-        self.timer_deadline = -math.inf
-        self.mixes_parts = config.part != "all"
+        self.timer_deadline = -math.inf  # That of `timer`; -inf until it first runs.
+        self.mixes_parts = config.part != "all"  # Each mix covers a part of the model.
         self.is_stopping = False
         self.nursery: trio.Nursery | None = None
-        self.on_batch_end: Callable[[], object] = lambda: None
+        self.on_batch_end: Callable[[], object] = lambda: None  # Called when a batch of effects is performed.
         # Returns the steps and samples of the training loop; None until it trains.
         self.read_progress: Callable[[], tuple[int, int]] | None = None
 
@@ -255,7 +256,7 @@ class Runtime:
             if isinstance(message, Offer):  # A Fetch that is not only a query was bound to its link by ReceivePiece.
                 self.sessions.links[message.session] = link
             link.send(message)
-            if isinstance(message, Abort):  # Chunks in flight do not belong to any session now.
+            if isinstance(message, Abort):  # Chunks of its session may still be in flight.
                 self.sessions.expect_late_chunks(message.session)
             return
         record = self.peer.membership.record(to)
@@ -274,19 +275,20 @@ class Runtime:
             return
         self.is_looking_up = True
         try:
-            found = await self.seed_lookup.poll()
+            lookup = await self.seed_lookup.poll()
         except Exception as error:
             self.faults.contain(error, "The search for seeds", "it is repeated")
             return
         finally:
             self.is_looking_up = False
-        self.connector.seeds.on_found(found)
-        self.perform(self.peer.on_seeds_found(found.addresses, found.expected))
+        self.connector.seeds.on_found(lookup)
+        self.perform(self.peer.on_seeds_found(lookup.addresses, lookup.expected))
 
     async def try_dial(self, asker: PeerId, address: Address) -> None:
+        """Dial an address for the member that asked whether others can reach it there, and report the result."""
         link = self.links.newest(asker)
-        ok = await self.connector.try_dial(address, "" if link is None else link.stream.peer_host)
-        self.perform(self.peer.on_dial_tried(asker, ok, self.now))
+        has_connected = await self.connector.try_dial(address, "" if link is None else link.stream.peer_host)
+        self.perform(self.peer.on_dial_tried(asker, has_connected, self.now))
 
     # -- calls of the connector (LinkOwner) ------------------------------------------------------------------------
     def on_dial_failed(self, peer: PeerId | None) -> None:
@@ -297,9 +299,9 @@ class Runtime:
     async def run_link(self, link: Link, theirs: Hello) -> None:
         await LinkLife(self, link).run(theirs)
 
-    def report_misbehaviour(self, who: PeerId | str, kind: str) -> None:
+    def report_misbehaviour(self, culprit: PeerId | str, kind: str) -> None:
         """Report a kind of misbehaviour of a member, or of a stranger's host, to the peer (gossip.misbehaviour)."""
-        self.perform(self.peer.note_misbehaviour(who, kind, self.now))
+        self.perform(self.peer.note_misbehaviour(culprit, kind, self.now))
 
     # -- time ----------------------------------------------------------------------------------------------------
     async def run_timer(self) -> None:
@@ -316,22 +318,22 @@ class Runtime:
 
     async def watch_for_stalls(self) -> None:
         """Poll the links for bytes of vectors, and now and then look for stalls of the loop, streams and links."""
-        every_s, next_at = min(self.config.stall_s / 4, STALL_AFTER_S / 4), self.now
+        check_period_s, next_check_at = min(self.config.stall_s / 4, STALL_AFTER_S / 4), self.now
         while True:
-            await trio.sleep(min(every_s, POLL_S))
+            await trio.sleep(min(check_period_s, POLL_S))
             now = self.now
             for link in self.links.all():
                 if link.poll_motion(now):
                     self.peer.on_proof_of_life(link.peer, now)
-            if now >= next_at:
-                next_at = now + every_s
+            if now >= next_check_at:
+                next_check_at = now + check_period_s
                 self.stalls.check(now)
                 self.losses.check_links(now)
                 self.close_stalled_links(now)
 
     def close_stalled_links(self, now: float) -> None:
-        """Close the links whose streams do not move, and retire idle ones."""
-        chunk_s = 4e-6 * self.config.chunk_elements / self.config.slowest_rate_mb_s
+        """Close the links whose streams do not move, and retire the links that no session uses."""
+        chunk_s = FLOAT32_MB * self.config.chunk_elements / self.config.slowest_rate_mb_s
         for session in self.sessions.stalled_sessions(now, self.config.stall_s):
             text = f"A transfer with {short(session.partner)} stopped moving; its link is closed."
             self.notify("transfer", text)

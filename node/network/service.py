@@ -83,18 +83,18 @@ class Service:
         self.read_progress: Callable[[], tuple[int, int]] | None = None  # Returns the loop's steps and samples.
         self.faults = Faults(self.notify)
         self.book = AddressBook(self.state_dir, self.faults, self.notify)
-        self.bound: Address | None = None  # The address on which this node listens, also after a fault.
-        self.has_started = False  # A network side has started, at least once.
+        self.bound: Address | None = None  # The address on which this node listens, kept after a fault.
+        self.has_started = False  # A network side has run, at least once.
         self.has_shown_address = False
         self.is_restarting = False  # No new network side has started since the last fault.
-        self.pause_s = 0.0  # Seconds from a fault to the next start.
+        self.pause_s = 0.0  # Seconds to wait before the next network side starts; 0 for the first one.
         self.view = SwarmView()
         self.members: tuple[Member, ...] = ()  # As of `listed_at`, by time.monotonic.
         self.listed_at = -math.inf
         self.listeners = Listeners(lambda: self.identity.id.hex())
-        self.console: Console | None = None
+        self.console: Console | None = None  # Made when the address is known; None until then.
         self.logs_exchanges = LOGGER.isEnabledFor(logging.DEBUG)  # As of the last poll.
-        self.leaving: trio.Event | None = None
+        self.leaving: trio.Event | None = None  # Set to leave; None before the network thread runs.
         self.clock_s = 0.0  # The network's clock minus time.perf_counter.
 
     async def main(self, started: Callable[[], None]) -> None:
@@ -112,10 +112,10 @@ class Service:
         self.has_shown_address = False
         await self.lock_state_dir()
         try:
-            page_at = None if self.page is None else await self.page.server.bind()
+            page_address = None if self.page is None else await self.page.server.bind()
             try:
                 async with trio.open_nursery() as nursery:
-                    await self.supervise(started, nursery, page_at)
+                    await self.supervise(started, nursery, page_address)
                     nursery.cancel_scope.cancel()
             finally:
                 if self.page is not None:
@@ -124,13 +124,13 @@ class Service:
             self.state_dir.release()
 
     # -- supervision ---------------------------------------------------------------------------------------------
-    async def supervise(self, started: Callable[[], None], nursery: trio.Nursery, page_at: Address | None) -> None:
+    async def supervise(self, started: Callable[[], None], nursery: trio.Nursery, page_address: Address | None) -> None:
         """Run one network side after another until this node leaves. Raises the errors that must end the node."""
         assert self.leaving is not None
         while not self.leaving.is_set():
             await self.wait_before_restart()
             try:
-                await self.run_once(started, nursery, page_at)
+                await self.run_once(started, nursery, page_address)
             except Exception as error:
                 if not self.can_recover(error):
                     self.close_console()
@@ -160,10 +160,10 @@ class Service:
         self.hints.release()
         self.live.wake.set()
         if self.pause_s < LATER_S:
-            end = "which begins anew at once while the loop trains on"
+            consequence = "which begins anew at once while the loop trains on"
         else:
-            end = f"which is tried again every {LATER_S:.0f} s while the loop trains on alone"
-        self.report_fault(cause, end)
+            consequence = f"which is tried again every {LATER_S:.0f} s while the loop trains on alone"
+        self.report_fault(cause, consequence)
         return True
 
     def close_console(self) -> None:
@@ -193,17 +193,17 @@ class Service:
         """Return True if there were so many faults that the network side is started only once a minute."""
         return self.is_restarting and self.pause_s >= LATER_S
 
-    def report_fault(self, cause: Exception, end: str) -> None:
+    def report_fault(self, cause: Exception, consequence: str) -> None:
         """Tell the user of a fault that ended the network side, with the traceback for a bug report.
 
-        ``end`` is a clause that says what follows.
+        ``consequence`` is a clause that says what follows.
         """
         if isinstance(cause, LocalError):
             self.notify("restarted", f"The network side cannot begin anew, and is tried again: {cause}")
             return
         sentence = (
-            f"A fault of this library ({type(cause).__name__} in {place_of(cause)}) ended the network side, {end}. "
-            f"Report the traceback, which the log has, {report_to()}."
+            f"A fault of this library ({type(cause).__name__} in {place_of(cause)}) ended the network side, "
+            f"{consequence}. Report the traceback, which the log has, {report_to()}."
         )
         self.announce(NoticeEvent("restarted", time.time(), sentence), traceback=trace_of(cause))
         notices.log(self.identity.id.hex(), "restarted", f"The traceback to report:\n{trace_of(cause)}", True)
@@ -240,7 +240,7 @@ class Service:
             "identity of one node, so give each node a directory of its own."
         )
 
-    async def run_once(self, started: Callable[[], None], nursery: trio.Nursery, page_at: Address | None) -> None:
+    async def run_once(self, started: Callable[[], None], nursery: trio.Nursery, page_address: Address | None) -> None:
         """Run one network side until it fails or this node leaves. The first one starts the page, in ``nursery``."""
         settings, is_first = self.settings, self.runtime is None
         network = TcpNetwork(self.bound or settings.listen, settings.config.hello_timeout_s)
@@ -251,9 +251,9 @@ class Service:
             lookup = SeedLookup(settings.seeds, settings.expected, settings.sources, settings.secret, bound)
             address = advertised_address(settings, bound, self.book.addresses)
             peer = self.make_peer(address, lookup, trio.current_time())
-            shown = str(peer.membership.me.address or bound or "no address: it only dials out")
+            address_text = str(peer.membership.me.address or bound or "no address: it only dials out")
             if self.console is None:
-                self.console = Console.from_environment(time.time(), self.identity.id.hex(), shown, os.environ)
+                self.console = Console.from_environment(time.time(), self.identity.id.hex(), address_text, os.environ)
             contexts = swarm_contexts(self.identity, settings.secret) if settings.secret is not None else None
             greeter = Greeter(settings.config.swarm, self.live.state.layout)
             runtime = Runtime(peer, Access(network, greeter, contexts, lookup), self.live, self)
@@ -262,7 +262,7 @@ class Service:
             self.runtime, self.view = runtime, self.view if is_first else self.view.restarted()
             if not self.has_shown_address:
                 self.has_shown_address = True
-                self.announce_address(nursery, shown, page_at)
+                self.announce_address(nursery, address_text, page_address)
             self.book.save(peer)
             if self.state_dir.damage and is_first:
                 self.notify("state", self.state_dir.damage)
@@ -270,13 +270,13 @@ class Service:
         finally:
             network.close()
 
-    def announce_address(self, nursery: trio.Nursery, where: str, page_at: Address | None) -> None:
+    def announce_address(self, nursery: trio.Nursery, address_text: str, page_address: Address | None) -> None:
         """Announce this node's address, and start its page."""
-        self.listeners.post(NoticeEvent("listening", time.time(), f"This node listens on {where}."))
-        if self.page is not None and page_at is not None:
+        self.listeners.post(NoticeEvent("listening", time.time(), f"This node listens on {address_text}."))
+        if self.page is not None and page_address is not None:
             settings = dataclasses.replace(self.settings, advertise=None)
-            seen = advertised_address(settings, page_at, self.book.addresses) or page_at
-            self.notify("page", f"The page of this node: {self.page.guard.link(seen)}")
+            public = advertised_address(settings, page_address, self.book.addresses) or page_address
+            self.notify("page", f"The page of this node: {self.page.guard.link(public)}")
             nursery.start_soon(self.serve_page)
 
     async def run_until_leaving(self, runtime: Runtime, started: Callable[[], None]) -> None:
@@ -300,15 +300,16 @@ class Service:
     def make_peer(self, address: Address | None, lookup: SeedLookup, now: float) -> Peer:
         """Return a peer, with the run and the numbers of the last one if there was one."""
         identity, settings = self.identity, self.settings
-        before = None if self.runtime is None else self.runtime.peer.own_run.state
+        # The run, counts and incarnation of the peer that a fault has ended; None for the first peer.
+        last_state = None if self.runtime is None else self.runtime.peer.own_run.state
         record = MemberRecord(
             identity.id, identity.public_key, self.book.incarnation, address=address, run_id=secrets.token_bytes(16),
         )  # fmt: skip
-        if before is not None:
-            self.book.incarnation = max(self.book.incarnation, before.incarnation) + 1
+        if last_state is not None:
+            self.book.incarnation = max(self.book.incarnation, last_state.incarnation) + 1
             record = dataclasses.replace(
-                record, incarnation=self.book.incarnation, run_id=before.run_id, steps=before.earlier_steps,
-                samples=before.earlier_samples, extra=before.extra,
+                record, incarnation=self.book.incarnation, run_id=last_state.run_id, steps=last_state.earlier_steps,
+                samples=last_state.earlier_samples, extra=last_state.extra,
             )  # fmt: skip
         config, layout = settings.config, self.live.state.layout
         graph = Graph.from_file(config.graph) if config.graph else None
@@ -332,8 +333,8 @@ class Service:
             Membership(record, sign=identity.sign, verify=verify, config=config, rng=rng, now=now), config, model,
             rng=rng, bootstrap=bootstrap, selector=selector_of(config, layout.exchanged, graph), now=now,
         )  # fmt: skip
-        if before is not None:
-            peer.continue_from(before, now)
+        if last_state is not None:
+            peer.continue_from(last_state, now)
         return peer
 
     def update_hints(self, peer: Peer) -> None:

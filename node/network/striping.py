@@ -1,4 +1,4 @@
-"""Striping decisions: which links get further connections, called lanes."""
+"""Striping decisions: which links get further connections, called lanes (:mod:`node.links.stripes`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Striping:
 
     def __init__(self, links: Links, connector: Connector, config: Config) -> None:
         self.links, self.connector, self.config = links, connector, config
-        self.opening_lanes = 0
+        self.opening_lanes = 0  # The number of lanes that are being dialled.
 
     @property
     def is_full(self) -> bool:
@@ -34,7 +34,10 @@ class Striping:
         )
 
     def widen(self, link: Link) -> None:
-        """Open lanes for a link that one connection does not fill, or request them. Repeated calls have no effect."""
+        """Open lanes for a link whose path one connection does not fill, or request them from the side that dialled.
+
+        Repeated calls have no effect.
+        """
         if link.has_widened or self.config.connections < 2 or not link.name_for_our_lanes:
             return
         link.has_widened = True
@@ -62,7 +65,7 @@ class Striping:
         try:
             assert link.address is not None
             lane = await self.connector.dial_lane(link.address, link.peer, link.name_for_our_lanes)
-        except (OSError, RemoteError):  # The link works without it.
+        except (OSError, RemoteError):  # The link works without the lane.
             return
         finally:
             self.opening_lanes -= 1
@@ -71,12 +74,13 @@ class Striping:
 
     async def on_lane(self, lane: Link, theirs: Hello) -> None:
         """Handle a lane that a peer dialled: add it to the link that its Hello names, or close it."""
-        most = self.config.connections
+        max_lanes = self.config.connections
         for link in self.links.by_peer.get(lane.peer, ()):
             name = link.name_for_their_lanes
+            # Without a name a link takes no lanes: two empty names would be equal.
             if link.is_ending or not name or not compare_digest(name, theirs.joins):
                 continue
-            has_room = 1 < most > len(link.lanes.all) and not self.is_full
+            has_room = max_lanes > 1 and len(link.lanes.all) < max_lanes and not self.is_full
             if has_room and link.admit_lane(lane.stream, lane.reader, False):
                 link.has_widened = True
                 return

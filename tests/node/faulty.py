@@ -52,7 +52,7 @@ class Pair:
 
     def forgive(self):
         """No restart was lately."""
-        self.service.faults._restarted.clear()
+        self.service.faults._restarted_at.clear()
 
     @contextlib.contextmanager
     def books_of_next_peers(self):

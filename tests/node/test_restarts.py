@@ -41,7 +41,7 @@ def test_after_three_restarts_within_ten_minutes_it_is_tried_once_a_minute():
 def resting(monkeypatch):
     """A pair whose first node met faults so often that its network side is tried once a minute."""
     made = Pair()
-    made.service.faults._restarted.extend([time.monotonic()] * 3)
+    made.service.faults._restarted_at.extend([time.monotonic()] * 3)
     made.call(raises)
     until(lambda: made.service.is_backing_off)
     yield made
@@ -89,7 +89,7 @@ def test_the_page_is_served_while_the_network_side_rests():
             with ask(path) as opened:
                 return opened.read().decode()
 
-        made.service.faults._restarted.extend([time.monotonic()] * 3)
+        made.service.faults._restarted_at.extend([time.monotonic()] * 3)
         with ask("/events") as stream:
             assert told_by(stream, "page of this node")
             made.call(raises)
@@ -108,7 +108,7 @@ def test_the_page_is_served_while_the_network_side_rests():
 def test_what_is_trained_while_the_network_side_rests_counts_when_it_is_back(pair, monkeypatch):
     monkeypatch.setattr(faults, "LATER_S", 1.0)
     monkeypatch.setattr(service, "LATER_S", 1.0)
-    pair.service.faults._restarted.extend([time.monotonic()] * 3)
+    pair.service.faults._restarted_at.extend([time.monotonic()] * 3)
     old, progress, trained = (
         pair.side.network.runtime,
         pair.side.network.peer.local.progress.samples,
@@ -251,7 +251,7 @@ def test_a_loop_in_lockstep_is_let_go_on(monkeypatch):
     config = dataclasses.replace(QUICK, max_version_gap=0)
     made = Pair(config=config)
     try:
-        made.service.faults._restarted.extend([time.monotonic()] * 3)
+        made.service.faults._restarted_at.extend([time.monotonic()] * 3)
         made.call(raises)
         until(lambda: made.service.is_backing_off)
         steps = made.side.run.steps

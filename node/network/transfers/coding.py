@@ -18,16 +18,17 @@ CODECS = ("fp32", "bf16", "int8")  # The codecs that "auto" chooses among.
 
 
 @functools.cache
-def measure_codecs(built: str) -> Machine:
+def measure_codecs(implementation: str) -> Machine:
     """Return the CPU costs of the codecs on this machine.
 
-    ``built`` is :func:`gossip.kernel.built`. It only keys the cache, because most of the cost depends on it.
+    ``implementation`` is :func:`gossip.kernel.implementation`. It only keys the cache, because the costs depend on it.
     """
     values = np.random.default_rng(0).standard_normal(ELEMENTS, np.float32)
-    gb = 1e-9 * values.nbytes
-    seconds = {name: min(coding_s(name, values) for _ in range(ROUNDS)) / gb for name in CODECS}
+    gigabytes = 1e-9 * values.nbytes
+    seconds_per_gb = {name: min(coding_s(name, values) for _ in range(ROUNDS)) / gigabytes for name in CODECS}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Machine({name: max(0.0, seconds[name] - seconds["fp32"]) for name in CODECS}, max(cores, 1))
+    # The cost of a codec is what it takes beyond sending floats as they are.
+    return Machine({name: max(0.0, seconds_per_gb[name] - seconds_per_gb["fp32"]) for name in CODECS}, max(cores, 1))
 
 
 def coding_s(name: str, values: np.ndarray) -> float:

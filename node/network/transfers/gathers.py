@@ -33,7 +33,7 @@ class SliceBulk:
 
     def __init__(self, lease: Lease) -> None:
         self.senders: list[Sender] = []  # The senders that are not done, of which the first one sends now.
-        self.lease = lease  # Our lease of the snapshot.
+        self.lease = lease  # It keeps the snapshot in memory while its values are sent.
         self.finished_elements = 0  # Elements of the senders that are done.
 
     def next_frame(self, apart: bool = False) -> tuple[bytes, memoryview] | None:
@@ -69,27 +69,27 @@ class EarlyChunks:
 
     def add(self, link: Link, chunk: Chunk, body_bytes: int) -> EarlyChunk:
         early = EarlyChunk(link, chunk, bytearray(body_bytes))
-        kept = self.by_link.setdefault(link, {})
-        if chunk.start in kept:
+        link_chunks = self.by_link.setdefault(link, {})
+        if chunk.start in link_chunks:
             raise ProtocolError("A chunk of a group came twice.")
-        kept[chunk.start] = early
+        link_chunks[chunk.start] = early
         self.bytes += body_bytes
         self.chunks += 1
         return early
 
     def filling_chunk(self, link: Link) -> EarlyChunk | None:
         """Return the chunk that the link is reading, which is its last, because a link reads one after the other."""
-        kept = self.by_link.get(link)
-        return next(reversed(kept.values())) if kept else None
+        link_chunks = self.by_link.get(link)
+        return next(reversed(link_chunks.values())) if link_chunks else None
 
     def filled_chunks(self) -> list[EarlyChunk]:
-        return [early for kept in self.by_link.values() for early in kept.values() if early.is_filled]
+        return [early for chunks in self.by_link.values() for early in chunks.values() if early.is_filled]
 
     def largest_link(self) -> Link:
         """Return the link with the most early data. Each chunk also counts MIN_CHUNK_ELEMENTS bytes for its memory."""
         sizes = {
-            link: sum(len(early.body) + MIN_CHUNK_ELEMENTS for early in kept.values())
-            for link, kept in self.by_link.items()
+            link: sum(len(early.body) + MIN_CHUNK_ELEMENTS for early in chunks.values())
+            for link, chunks in self.by_link.items()
         }
         return max(sizes, key=lambda link: sizes[link])
 
@@ -128,22 +128,22 @@ class GroupTransfers:
     # -- a group -------------------------------------------------------------------------------------------------
     def stream_to_members(self, group: GroupAverage) -> None:
         """Stream to the members that have a link. A further call adds members whose link is newer."""
-        number = group.session
-        transfer = self.transfers.get(number)
+        session = group.session
+        transfer = self.transfers.get(session)
         if transfer is None:
             group.create_receivers()
-            transfer = self.transfers[number] = GroupTransfer(group)
+            transfer = self.transfers[session] = GroupTransfer(group)
         for place, member in enumerate(group.members):
             link = None if place == group.place or place in transfer.outgoing else self.links.newest(member)
             if link is not None:
-                transfer.outgoing[place] = link, SliceBulk(self.pool.lease(self.averager.snapshots[number]))
+                transfer.outgoing[place] = link, SliceBulk(self.pool.lease(self.averager.snapshots[session]))
                 transfer.last_data.setdefault(place, (link, trio.current_time()))
                 their_slice = group.slices[place]
                 self.queue_values(transfer, place, group.ours[their_slice], their_slice.start)
                 if group.slice_mean is not None:
                     self.queue_values(transfer, place, group.slice_mean, group.slices[group.place].start)
-        for early in self.early[number].filled_chunks() if number in self.early else ():
-            self.replay(number, early)
+        for early in self.early[session].filled_chunks() if session in self.early else ():
+            self.replay(session, early)
         self.start_average(transfer)
 
     def queue_values(self, transfer: GroupTransfer, place: int, values: Floats, start: int) -> None:
@@ -265,15 +265,15 @@ class GroupTransfers:
         transfer = self.transfers.get(session)
         if transfer is None:
             return 0, 0
-        group, received = transfer.group, 0
+        group, received_elements = transfer.group, 0
         our_slice = group.slices[group.place]
         for place, their_slice in enumerate(group.slices):
             if place != group.place:
-                for slice_, waiting in ((our_slice, group.missing_values), (their_slice, group.missing_means)):
-                    receiver = waiting.get(place)
-                    whole = slice_.stop - slice_.start if place not in waiting else 0
-                    received += whole if receiver is None else receiver.elements_arrived
-        return sum(bulk.sent_elements for _, bulk in transfer.outgoing.values()), received
+                for slice_, missing in ((our_slice, group.missing_values), (their_slice, group.missing_means)):
+                    receiver = missing.get(place)  # None before the group streams, or if all has come.
+                    complete = slice_.stop - slice_.start if place not in missing else 0
+                    received_elements += complete if receiver is None else receiver.elements_arrived
+        return sum(bulk.sent_elements for _, bulk in transfer.outgoing.values()), received_elements
 
     def release(self, session: int) -> None:
         self.early.pop(session, None)
@@ -284,18 +284,18 @@ class GroupTransfers:
 
     def on_unlinked(self, link: Link) -> None:
         """Handle the end of a link: fail the groups that stream over it, and drop its early chunks."""
-        for number, transfer in list(self.transfers.items()):
-            used = [used for used, _ in (*transfer.outgoing.values(), *transfer.last_data.values())]
-            if link in used:
-                self.averager.report_failed(number, "broken")
+        for session, transfer in list(self.transfers.items()):
+            used_links = [used for used, _ in (*transfer.outgoing.values(), *transfer.last_data.values())]
+            if link in used_links:
+                self.averager.report_failed(session, "broken")
         for early_chunks in self.early.values():
             early_chunks.drop_link(link)
 
     def stalled_links(self, now: float, stall_s: float) -> list[Link]:
         """Return the links over which nothing came for ``stall_s`` seconds although data is due."""
         return [
-            link for transfer in self.transfers.values() for place, (link, moved_at) in transfer.last_data.items()
-            if now - max(moved_at, link.received_at) > stall_s and self.is_due(transfer.group, place)
+            link for transfer in self.transfers.values() for place, (link, data_at) in transfer.last_data.items()
+            if now - max(data_at, link.received_at) > stall_s and self.is_due(transfer.group, place)
         ]  # fmt: skip
 
     @staticmethod

@@ -18,8 +18,8 @@ from node.observe.events import ExchangeEvent, MemberEvent, NodeEvent
 
 __all__ = ["OFFER_FAILURES", "ExchangeLog", "ExchangeStats"]
 
-OFFER_FAILURES = frozenset({"unanswered", "unreached"})  # The reasons with which an offer fails before streams begin.
-SHOWN_MIXES = 8  # Recent mixes that a status page shows. Within seconds those of all members give a graph.
+OFFER_FAILURES = frozenset({"unanswered", "unreached"})  # The reasons for which an offer fails before streams begin.
+SHOWN_MIXES = 8  # Recent mixes that a status page shows. Those of all members together show who mixes with whom.
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +34,8 @@ class ExchangeStats:
     seconds: float = 0.0  # From the request for a snapshot to the mix.
     bytes_sent: int = 0
     bytes_received: int = 0
-    distance: float | None = None  # From the partner's weights, scaled to all elements; in a group from the mean.
+    # Between our weights and the partner's, scaled to all elements; in a group from the mean. None if not measured.
+    distance: float | None = None
 
 
 class ExchangeLog:
@@ -48,8 +49,8 @@ class ExchangeLog:
         self.last_mixes = deque[tuple[str, str, float]](maxlen=SHOWN_MIXES)
 
     def on_member_changed(self, peer: PeerId, before: MemberState | None, after: MemberState) -> None:
-        was = None if before is None else before.value
-        self.announce(MemberEvent("member", time.time(), peer.hex(), was, after.value))
+        value_before = None if before is None else before.value
+        self.announce(MemberEvent("member", time.time(), peer.hex(), value_before, after.value))
 
     def on_begun(self, stats: ExchangeStats) -> None:
         self.pending_offers.pop(stats.session, None)
@@ -66,12 +67,12 @@ class ExchangeLog:
         ))  # fmt: skip
         if stats.has_succeeded:
             for partner in stats.partners:
-                self.last_mixes.append((partner, stats.codec, time.perf_counter()))  # A generator would cost a call.
+                self.last_mixes.append((partner, stats.codec, time.perf_counter()))
 
     def mixes(self) -> tuple[tuple[str, str, float], ...]:
         """Return recent mixes: partner, codec, seconds ago. Thread-safe."""
         now = time.perf_counter()
-        return tuple((partner, codec, round(now - at, 2)) for partner, codec, at in tuple(self.last_mixes))
+        return tuple((partner, codec, round(now - mixed_at, 2)) for partner, codec, mixed_at in tuple(self.last_mixes))
 
     def on_offer_ended(self, session: int, partner: PeerId | None = None) -> None:
         """Announce the failure of an offer that has ended, or has moved to another partner.
@@ -79,11 +80,12 @@ class ExchangeLog:
         A declined offer is no failure. In a group several invitations may have failed at once.
         """
         now = trio.current_time()
-        to, at = self.pending_offers.pop(session, (partner, now))
-        partners = () if to is None else (to.hex(),)
+        invited, offered_at = self.pending_offers.pop(session, (partner, now))
+        partners = () if invited is None else (invited.hex(),)
         while (reason := self.next_failure(False)) is not None:
-            self.announce(ExchangeEvent("exchange.failed", time.time(), session, partners, "", now - at, reason=reason))
-            if not self.config.grouped:  # Another failure of pairs belongs to a session whose end is performed next.
+            seconds = now - offered_at
+            self.announce(ExchangeEvent("exchange.failed", time.time(), session, partners, "", seconds, reason=reason))
+            if not self.config.grouped:  # A further failure of pairs belongs to another session, whose end comes next.
                 return
 
     def next_failure(self, has_begun: bool) -> str | None:
@@ -98,6 +100,7 @@ class ExchangeLog:
             if count > self.announced_failures.get(reason, 0)
         ]
         fitting = [reason for reason in counted if (reason in OFFER_FAILURES) is not has_begun]
+        # An offer may also fail for a reason of exchanges.
         reasons = fitting or ([] if has_begun else counted)
         if not reasons:
             return None

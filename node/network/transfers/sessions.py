@@ -1,4 +1,4 @@
-"""The stream sessions of one node: their vectors, links and progress, and whether they have stalled."""
+"""The stream sessions of one node: the vectors that a session sends and receives, their progress and their stalls."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ from node.transport.sealed import SealedStream
 
 __all__ = ["StreamSession", "StreamSessions"]
 
-ENDED_SESSIONS = 64  # Ended sessions whose late chunks are dropped, and are no fault; far more than run at once.
+# Ended sessions that are remembered, so that their late chunks are dropped and are no fault. Far fewer run at once.
+ENDED_SESSIONS = 64
 
 
 @dataclass(slots=True, eq=False)
 class StreamSession:
     """The streams of one exchange, of one piece to fetch or of one piece to serve, on one link.
 
-    An I/O thread may receive the vector. The lock keeps the vector alive while the thread handles a chunk.
+    A piece is a range of the weights that a newcomer fetches. An I/O thread may receive the vector. The lock keeps the
+    vector alive while the thread handles a chunk.
     """
 
     id: int
@@ -37,8 +39,8 @@ class StreamSession:
     moved_at: float = 0.0  # The last progress in either direction.
     heard_at: float = 0.0  # The last time that a chunk of the partner's began or arrived.
     clock: Callable[[], float] = lambda: 0.0  # trio's clock, which threads may read.
-    is_over: bool = False  # True once the vectors must not be used any more.
-    uses_lanes: bool | None = None  # True if the partner's vector comes over lanes; its first chunk decides.
+    is_over: bool = False  # The vectors must not be used any more.
+    uses_lanes: bool | None = None  # True if the partner's vector comes over lanes; None before its first chunk.
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def buffer_for(self, chunk: Chunk, body_bytes: int, over_lane: bool = False) -> memoryview | None:
@@ -85,16 +87,16 @@ class StreamSessions:
         session.clock = trio.lowlevel.current_clock().current_time
         session.moved_at = session.heard_at = session.clock()
         self.table[session.id] = session
-        sealed = isinstance(session.link.stream, SealedStream)
+        is_sealed = isinstance(session.link.stream, SealedStream)
         if session.receiver is not None:
-            session.receiver.sealed = sealed
+            session.receiver.sealed = is_sealed
         if session.sender is not None:
-            session.sender.sealed = sealed
+            session.sender.sealed = is_sealed
             session.link.start_bulk(session.id, session.sender, large, shared=True)
         self.session_changed.unpark_all()
 
     def expect_late_chunks(self, session: int) -> None:
-        """Drop the chunks that still come for this session, without a fault."""
+        """From now on drop the chunks that still come for this session, without a fault."""
         self.ended.append(session)
         self.session_changed.unpark_all()
 
@@ -133,7 +135,7 @@ class StreamSessions:
 
     def sessions_on(self, link: Link) -> list[int]:
         """Return the sessions that are bound to this link, and end with it."""
-        return [session for session, used in self.links.items() if used is link]
+        return [session for session, bound_link in self.links.items() if bound_link is link]
 
     def stalled_sessions(self, now: float, stall_s: float) -> list[StreamSession]:
         """Return the sessions that have stalled: for ``stall_s`` seconds nothing moved, or the partner sent nothing.
@@ -151,8 +153,10 @@ class StreamSessions:
     def last_moved_at(self, session: StreamSession) -> float:
         """Return the time of the last progress in either direction, over the link or lanes too while data is due."""
         link, sender = session.link, session.sender
-        sent = link.sent_at if sender is not None and not sender.done else -math.inf
-        return max(session.moved_at, sent, link.received_at if self.is_receiving(session) else -math.inf)
+        # -inf: no data is due in this direction, so that the link's other streams say nothing of it.
+        sent_at = link.sent_at if sender is not None and not sender.done else -math.inf
+        received_at = link.received_at if self.is_receiving(session) else -math.inf
+        return max(session.moved_at, sent_at, received_at)
 
     @staticmethod
     def is_receiving(session: StreamSession) -> bool:
@@ -160,5 +164,5 @@ class StreamSessions:
 
     @staticmethod
     def is_complete(session: StreamSession) -> bool:
-        sent = session.sender is None or session.sender.done
-        return sent and (session.receiver is None or session.receiver.is_complete)
+        is_sent = session.sender is None or session.sender.done
+        return is_sent and (session.receiver is None or session.receiver.is_complete)

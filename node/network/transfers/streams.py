@@ -39,7 +39,7 @@ from node.network.transfers.sessions import StreamSession, StreamSessions
 __all__ = ["Streams"]
 
 DURATIONS = 64  # Durations of exchanges that are kept, enough for a steady median.
-LARGE_BYTES = 4 << 20  # The least vector for an I/O thread, which saves no CPU at 4 MB, and a quarter at 40 MB.
+LARGE_BYTES = 4 << 20  # The smallest vector for an I/O thread, which saves no CPU at 4 MB, and a quarter at 40 MB.
 INLINE_ELEMENTS = 1 << 20  # Arithmetic on up to 4 MB takes 1 to 2 ms and runs inline, on more in a worker thread.
 
 
@@ -88,19 +88,19 @@ class Streams:
         self.gathers = GroupTransfers(peer, config, self.averager, pool, links, self.sessions)
         # Durations of the last exchanges in seconds. The tuple is replaced, because the training thread reads it.
         self.durations: tuple[float, ...] = ()
-        self.requested_at: dict[int, float] = {}  # The time at which each session requested its snapshot.
-        self.stats: dict[int, ExchangeStats] = {}  # Those of the exchanges whose streams have begun.
+        self.requested_at: dict[int, float] = {}  # By session, the time at which it requested its snapshot.
+        self.stats: dict[int, ExchangeStats] = {}  # By session, of the exchanges whose streams have begun.
         self.on_begun: Callable[[ExchangeStats], None] = lambda stats: None
         self.on_ended: Callable[[ExchangeStats], None] = lambda stats: None
         self.clock = trio.lowlevel.current_clock()
         # The queue needs no limit. No snapshot is taken while an update is pending, so it holds at most one update for
         # each session with an earlier snapshot, and Peer bounds their number.
         self.jobs_in, self.jobs_out = trio.open_memory_channel[Job](math.inf)
-        self.queued_jobs = 0
-        # True if all exchanges carry vectors of one length, and that is large.
+        self.queued_jobs = 0  # Jobs in the queue, and the one that runs.
+        # True if all exchanges carry vectors of one length, and this length is large.
         has_one_length = config.part == "all" and not config.grouped
         self.allocates_ahead = has_one_length and is_large(get_codec("fp32"), peer.view.elements)
-        self.is_allocated, self.allocation_lock = False, threading.Lock()
+        self.is_allocated, self.allocation_lock = False, threading.Lock()  # The lock guards the flag.
         if not (peer.may_join or peer.view.ready):
             self.allocate_memory()
         movement = self.averager.movement
@@ -140,6 +140,7 @@ class Streams:
         return self.clock.current_time()
 
     def call_soon(self, report: Callable[..., None], *arguments: object) -> None:
+        """Call ``report`` when the effects of the present decision are performed."""
         self.spawn(self.report_soon, report, *arguments)
 
     async def report_soon(self, report: Callable[..., None], *arguments: object) -> None:
@@ -182,6 +183,7 @@ class Streams:
         job.fail()
 
     def await_copies(self, visit: Visit, report: Callable[[Visit], None]) -> None:
+        """Report a visit once its copies are done, their values are float32, and large vectors are checked."""
         is_done = all(copy.done() and not copy.is_narrow for copy in visit.copies)
         if is_done and not self.vectors_to_check(visit):
             report(visit)
@@ -222,6 +224,7 @@ class Streams:
         """Send our vector, receive the partner's, or both, over the link that the session is bound to."""
         number, link = effect.session, self.sessions.links.get(effect.session)
         self.begin_stats(number, (effect.partner,), effect.codec)
+        # A text is the reason why the exchange cannot begin.
         pair = "broken" if link is None else self.averager.begin_pair(effect)
         if link is None or isinstance(pair, str):
             self.fail_later(number, str(pair))
@@ -234,8 +237,9 @@ class Streams:
     def make_sender(self, link: Link, number: int, values: Floats, codec: Codec, vector: Vector) -> Sender:
         """Return a stream that brings these values of ``vector`` to a partner."""
         elements = chunk_elements(self.config.chunk_elements, values.size, len(link.lanes))
-        most = None if len(link.lanes) else link.motion
-        return Sender(number, values, codec, elements, lease=self.pool.lease(vector), limit=most)
+        # Over the link alone, chunks are as short as its motion says. Lanes have bounds of their own.
+        limit = None if len(link.lanes) else link.motion
+        return Sender(number, values, codec, elements, lease=self.pool.lease(vector), limit=limit)
 
     def gather(self, effect: Gather) -> None:
         """Stream to the members of a group."""
@@ -250,8 +254,8 @@ class Streams:
 
     def begin_stats(self, session: int, partners: tuple[PeerId, ...], codec: str) -> None:
         """Begin the statistics of an exchange, on which all sides have agreed."""
-        exchange, others = self.peer.exchanges.table.get(session), tuple(map(bytes.hex, partners))
-        self.stats[session] = ExchangeStats(session, others, codec, exchange)
+        exchange, partner_ids = self.peer.exchanges.table.get(session), tuple(map(bytes.hex, partners))
+        self.stats[session] = ExchangeStats(session, partner_ids, codec, exchange)
         self.on_begun(self.stats[session])
 
     def buffer_for(self, link: Link, chunk: Chunk, body_bytes: int) -> memoryview | None:
@@ -337,7 +341,7 @@ class Streams:
         if stats is not None:
             self.complete_stats(stats)
         self.gathers.release(session)
-        self.sessions.release(session)  # It stops using the vectors, except a sender, which has a lease.
+        self.sessions.release(session)  # From here on only a sender uses the vectors; it has a lease.
         self.averager.release(session)  # It gives the vectors back.
         self.requested_at.pop(session, None)
         if stats is not None:
@@ -379,8 +383,8 @@ class Streams:
         if link is None:
             self.fail_later(effect.session, "broken")
             return
-        kind = ComparingReceiver if effect.compare else PieceReceiver
-        receiver = kind(effect.session, vector, effect.start, effect.stop)
+        receiver_class = ComparingReceiver if effect.compare else PieceReceiver
+        receiver = receiver_class(effect.session, vector, effect.start, effect.stop)
         self.sessions.links[effect.session] = link
         self.sessions.add(StreamSession(effect.session, effect.partner, link, receiver=receiver))
 
@@ -417,13 +421,13 @@ class MemoryAllocation(Job):
 
     def finish(self) -> None:
         if self.error is not None:
-            end = "it is taken when it is needed"
-            self.streams.faults.contain(self.error, "Taking the memory of an exchange", end)
+            consequence = "it is taken when it is needed"
+            self.streams.faults.contain(self.error, "Taking the memory of an exchange", consequence)
 
     def fail(self) -> None:
         """Do nothing, because nothing waits for this job."""
 
 
 def is_large(codec: Codec, elements: int) -> bool:
-    """Return True if a vector of so many elements is worth an I/O thread."""
+    """Return True if an encoded vector of so many elements is worth an I/O thread."""
     return codec.encoded_bytes(elements) >= LARGE_BYTES
