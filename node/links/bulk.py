@@ -15,7 +15,7 @@ __all__ = ["Bulk", "ChunkMotion", "Inflow", "SendBatch"]
 FIRST_ELEMENTS = 16_384  # The size of a link's first chunk.
 LEAST_ELEMENTS = 4_096  # The smallest chunk: sums of squares are added up in blocks of 4,096.
 MOST_ELEMENTS = 1 << 20  # The largest chunk that a Config allows.
-SLOW_CHUNK_S = 0.25  # Chunks become shorter after one that took longer, because probes wait behind a chunk.
+SLOW_CHUNK_S = 0.25  # Chunks become shorter after one that took longer: SWIM's probes wait behind a chunk.
 FAST_CHUNK_S = 0.05  # Chunks become longer after one that took less.
 
 
@@ -25,7 +25,8 @@ class Bulk(Protocol):
     def next_frame(self, apart: bool = False) -> tuple[bytes, memoryview] | None:
         """Return the next frame as (prefix and header, body), or None when all frames are sent.
 
-        ``apart`` is True for a lane, which sends the frame while other frames of the same vector are in flight.
+        ``apart`` is True for a lane. Lanes send several frames of a vector at the same time, so each frame needs memory
+        of its own.
         """
 
     def let_go(self) -> None:
@@ -64,7 +65,7 @@ class ChunkMotion:
         self.is_receiving = False
         self.received_at = self.sent_at = -math.inf
         self.elements = FIRST_ELEMENTS
-        self._chunk_at: float | None = None  # The time at which the sending of the current chunk began.
+        self._chunk_at: float | None = None  # The time at which the chunk in flight was begun; None if there is none.
         self._received = self._sent = 0  # Byte counts at the last poll.
 
     def on_chunk_begun(self, now: float) -> None:
@@ -83,14 +84,17 @@ class ChunkMotion:
 
     def poll(self, now: float) -> bool:
         """Read the byte counters; return True if bytes of a chunk have moved since the last poll."""
+        # Without a socket, as in tests, only whole reads count.
         received = self.reader.bytes_received if self.socket is None else self.socket.bytes_received
         sent = 0 if self.socket is None else self.socket.bytes_sent
-        if self.is_receiving and received > self._received:
+        has_received = self.is_receiving and received > self._received
+        has_sent = self._chunk_at is not None and sent > self._sent
+        if has_received:
             self.received_at = now
-        if self._chunk_at is not None and sent > self._sent:
+        if has_sent:
             self.sent_at = now
         self._received, self._sent = received, sent
-        return now in (self.received_at, self.sent_at)
+        return has_received or has_sent
 
 
 @dataclass(slots=True)

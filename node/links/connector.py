@@ -1,6 +1,8 @@
 """The connector: it dials and accepts links up to the finished Hello, with limits on strangers.
 
 A *stranger* is a peer that this node has never been in contact with. Its address is hearsay, and may belong to anybody.
+An *observer* queries the status of a node and is no member: its Hello has no record. ``theirs`` is the Hello of the
+other side.
 """
 
 from __future__ import annotations
@@ -36,12 +38,13 @@ from node.transport.tls import Contexts, TlsStream
 __all__ = ["Access", "Connector"]
 
 OBSERVER_S = 30.0  # Time for an observer to read the status, page by page.
+OBSERVER = PeerId(b"observer")  # Stands for the id of an observer, which has none.
 MAX_DIALS = 16  # Concurrent dials of all kinds.
 NAME_BYTES = 16  # The length of a link's name, by which lanes join it.
 MAX_STRANGER_DIALS = 2  # Concurrent dials to strangers, whose addresses may drop packets.
 MAX_SILENT_DIALS = 8  # Concurrent dials to addresses whose last dial timed out.
 MAX_QUEUED_STRANGERS = 64  # Dials to strangers that may queue; further ones fail at once.
-SILENT_S = 1.0  # A dial that fails after this time was dropped by the network, and not refused.
+SILENT_S = 1.0  # A dial that fails after a longer time was dropped by the network, and not refused.
 MAX_SILENT_ADDRESSES = 4_096  # Silent addresses that are remembered.
 MAX_NOTICES = 64  # Distinct notices, so that strangers cannot fill the log.
 
@@ -111,8 +114,8 @@ class Connector:
         self.budget = DialBudget()
         self.stranger_addresses: set[Address] = set()  # Addresses of strangers that are being dialled.
         self.silent_addresses = Recent[Address, None](MAX_SILENT_ADDRESSES)  # Addresses whose last dial timed out.
-        # The address ranges of contacted members' hosts, at this turnover of the membership.
-        self.member_hosts, self.hosts_turnover = frozenset[str](), -1
+        # The address ranges of contacted members' hosts, and the turnover of the membership when they were collected.
+        self.member_hosts, self.hosts_turnover = frozenset[str](), -1  # -1: never collected.
         self.handshake_pool = HandshakePool(self.favoured_hosts, self.on_failed_handshake)
         self.notified: set[str] = set()  # The sentences that the user was told.
         self.nursery: trio.Nursery | None = None
@@ -134,7 +137,7 @@ class Connector:
         """
         is_own = address == self.peer.membership.me.address
         if self.is_closed or is_own or (expect is not None and not self.may_dial(address)):
-            self.spawn(self.report_missed, {expect})
+            self.spawn(self.report_failed_dials_soon, {expect})
             return
         if address in self.dialling:
             self.dialling[address].add(expect)
@@ -142,7 +145,7 @@ class Connector:
         is_known = expect is None or self.peer.membership.remembers(expect)
         is_stranger = not is_known and address not in self.seeds.addresses
         if is_stranger and len(self.stranger_addresses) >= MAX_STRANGER_DIALS + MAX_QUEUED_STRANGERS:
-            self.spawn(self.report_missed, {expect})
+            self.spawn(self.report_failed_dials_soon, {expect})
             return
         if is_stranger:
             self.stranger_addresses.add(address)
@@ -164,8 +167,8 @@ class Connector:
         if self.peer.membership.turnover != self.hosts_turnover:
             self.hosts_turnover = self.peer.membership.turnover
             records = map(self.peer.membership.record, self.peer.membership.contacted())
-            addresses = [record.address for record in records if record is not None]
-            self.member_hosts = frozenset(neighbourhood(one.host) for one in addresses if one is not None)
+            addresses = [record.address for record in records if record is not None and record.address is not None]
+            self.member_hosts = frozenset(neighbourhood(address.host) for address in addresses)
         mine = self.peer.membership.me.address
         hosts = {seed.host for seed in self.seeds.addresses} | ({mine.host} if mine is not None else set())
         return self.member_hosts.union(map(neighbourhood, hosts))
@@ -180,19 +183,22 @@ class Connector:
             return True
         return not is_loopback(address.host) and (is_private(mine.host) or not is_private(address.host))
 
-    async def report_missed(self, expected: set[PeerId | None]) -> None:
+    async def report_failed_dials_soon(self, expected: set[PeerId | None]) -> None:
         await trio.lowlevel.checkpoint()  # The report must not come inside the decision that dialled.
-        self.on_missed(expected)
+        self.report_failed_dials(expected)
 
-    def on_missed(self, expected: set[PeerId | None]) -> None:
+    def report_failed_dials(self, expected: set[PeerId | None]) -> None:
+        """Report each of the expected peers (None: a seed) as not reached."""
         for peer in expected:
             self.owner.on_dial_failed(peer)
 
     async def dial_task(self, address: Address, expect: PeerId | None) -> None:
         """Dial an address and run the link. Without a link, report every peer that was expected there."""
-        greeted: tuple[Link, Hello] | None = None
-        expected: set[PeerId | None] = set()
-        failure, refused, began, is_charged = "", None, trio.current_time(), False
+        greeted: tuple[Link, Hello] | None = None  # None unless the handshake succeeds.
+        expected: set[PeerId | None] = set()  # All peers for which this address was dialled meanwhile.
+        failure = ""  # A clause that says why there is no link; empty while no step of the dial has failed.
+        refusal: RefusedError | None = None
+        began, is_charged = trio.current_time(), False
         try:
             async with self.limiter_for(address), self.dial_limit:
                 began = trio.current_time()
@@ -209,32 +215,34 @@ class Connector:
                     greeted = await self.handshake(stream, False, expect)
         except RefusedError as error:
             self.on_refusal(error, address, expect)
-            refused = error
+            refusal = error
         except (OSError, RemoteError) as error:
             failure = failure or describe_failure(error)
         finally:
             expected = self.dialling.pop(address, set())
             self.stranger_addresses.discard(address)
-        if not is_charged:  # A dial that the budget refused says nothing about a stranger.
-            self.on_missed({peer for peer in expected if peer is None or self.peer.membership.remembers(peer)})
+        if not is_charged:  # A dial that the budget refused says nothing about a stranger, which is not reported.
+            remembers = self.peer.membership.remembers
+            self.report_failed_dials({peer for peer in expected if peer is None or remembers(peer)})
             return
-        if greeted is not None and greeted[1].record is not None:
+        is_observer = greeted is not None and greeted[1].record is None
+        if greeted is not None and not is_observer:
             self.budget.mark_proven(address)
         self.silent_addresses.pop(address, None)
         if greeted is None and trio.current_time() - began > SILENT_S:  # Later dials to it wait their turn.
             self.silent_addresses[address] = None
         if address in self.seeds.addresses:
-            self.seeds.on_dialled(address, greeted is not None, failure or "did not answer", refused)
-        if greeted is not None and greeted[1].record is None:  # Only a side that dials may be an observer.
+            self.seeds.on_dialled(address, greeted is not None, failure or "did not answer", refusal)
+        if greeted is not None and is_observer:  # Only a side that dials may be an observer.
             greeted[0].stream.close_now()
             greeted = None
         if greeted is None:
-            self.on_missed(expected)
+            self.report_failed_dials(expected)
             return
         link, theirs = greeted
         link.address = address
         # There must be no await between the Hello and `run_link`, which closes the stream.
-        self.on_missed(expected - {None, link.peer})
+        self.report_failed_dials(expected - {None, link.peer})
         await self.owner.run_link(link, theirs)
 
     def on_refusal(self, error: RefusedError, address: Address, expect: PeerId | None) -> None:
@@ -262,17 +270,18 @@ class Connector:
                 if visitor in self.handshake_pool.visitors:  # The pool itself reports those that it evicts.
                     self.on_failed_handshake(stream.peer_host)
                 return
-            if greeted[1].record is None:
+            link, theirs = greeted
+            if theirs.record is None:
                 # An observer keeps its place in the handshake pool, so its time is limited.
                 with trio.move_on_after(OBSERVER_S):
-                    await self.owner.run_link(*greeted)
+                    await self.owner.run_link(link, theirs)
                 return
         finally:
             self.handshake_pool.leave(visitor)
-        if greeted[1].joins and self.on_lane is not None:
-            await self.on_lane(*greeted)
+        if theirs.joins and self.on_lane is not None:
+            await self.on_lane(link, theirs)
         else:
-            await self.owner.run_link(*greeted)
+            await self.owner.run_link(link, theirs)
 
     def on_failed_handshake(self, host: str) -> None:
         """Handle a handshake from this host that led to no member."""
@@ -319,7 +328,7 @@ class Connector:
             OSError, RemoteError: The handshake failed.
         """
         try:
-            proven, share = None, b""
+            proven, share = None, b""  # Without TLS no id is proved, and no record is sealed.
             name = b"" if joins else secrets.token_bytes(NAME_BYTES)
             if self.contexts is not None:
                 tls = TlsStream(stream, self.contexts, server_side=server_side)
@@ -341,7 +350,7 @@ class Connector:
         except BaseException:
             stream.close_now()
             raise
-        peer = theirs.record.id if theirs.record is not None else PeerId(b"observer")
+        peer = theirs.record.id if theirs.record is not None else OBSERVER
         link = Link(stream, reader, peer)
         link.name_for_their_lanes, link.name_for_our_lanes = name, theirs.lanes
         return link, theirs

@@ -1,4 +1,4 @@
-"""Framing of a byte stream."""
+"""The reader of frames from a byte stream. A frame is a prefix of two lengths, a header (the message) and a body."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from node.transport.byte_stream import BrokenLinkError, ByteStream, PlainStream
 __all__ = ["READ_AHEAD_BYTES", "FrameReader", "do_nothing"]
 
 READ_AHEAD_BYTES = 16_384  # Room for a few control frames; a larger buffer would copy the start of every chunk twice.
+DISCARD_BYTES = 65_536  # The size of the buffer through which a body is discarded.
 
 
 def do_nothing() -> None:
@@ -90,7 +91,7 @@ class FrameReader:
 
     async def discard(self, count: int) -> None:
         """Read ``count`` bytes and drop them."""
-        scratch = memoryview(bytearray(min(count, 65_536)))
+        scratch = memoryview(bytearray(min(count, DISCARD_BYTES)))
         while count:
             piece = scratch[: min(count, len(scratch))]
             await self.read_exactly(piece)

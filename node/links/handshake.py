@@ -1,4 +1,7 @@
-"""The handshake: both sides exchange Hellos with identity and model, and check them before anything else."""
+"""The handshake: both sides exchange Hellos with identity and model, and check them before anything else.
+
+``theirs`` is the Hello of the other side. An *observer* queries the status of a node and is no member.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from node.transport.tls import TlsStream
 
 __all__ = ["Greeter"]
 
-LAST_WORDS_S = 1.0  # Time for the other side's Close, which contains its layout.
+LAST_WORDS_S = 1.0  # Time to send our Close and to read the other side's, which contains its layout.
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +72,15 @@ class Greeter:
             encode(Hello(VERSION_MIN, VERSION_MAX, self.swarm, fingerprint, (), record, share, lanes, joins))
         )
         try:
-            got = await reader.read_message()
+            reply = await reader.read_message()
         except BrokenLinkError:  # A node that expects TLS resets a plain connection.
-            got = None
-        if got is None:
+            reply = None
+        if reply is None:
             raise RefusedError(
                 "closed", f"{stream.peer_host} closed the connection at once; is it a node of this swarm, and do both "
                 "or neither use a secret?"
             )  # fmt: skip
-        theirs = got[0]
+        theirs, _ = reply
         if isinstance(theirs, Close):
             raise RefusedError(theirs.code, f"{stream.peer_host} refused: {theirs.sentence}")
         if not isinstance(theirs, Hello):
@@ -131,7 +134,7 @@ class Greeter:
                 "own, and not a copy of one.",
             )
         if self.layout is not None and theirs.fingerprint != self.layout.fingerprint:
-            raise RefusedError("layout", "")
+            raise RefusedError("layout", "")  # :meth:`refuse` adds the text.
 
     async def refuse(self, stream: ByteStream, reader: FrameReader, theirs: Hello, error: RemoteError) -> RefusedError:
         """Send a Close with the reason, but never the exception's own text, and return the error for our user.
@@ -139,7 +142,7 @@ class Greeter:
         If the layouts differ, the other side's Close contains its layout, and the error names the first difference.
         """
         layout = self.layout
-        sentence = {
+        sentences = {
             "version": f"this node speaks protocol {versions_text(VERSION_MIN, VERSION_MAX)}, the other side "
             f"{versions_text(theirs.version_min, theirs.version_max)}: install releases that have one in common.",
             "swarm": "this node belongs to another swarm.",
@@ -147,17 +150,18 @@ class Greeter:
             "identity": "another member was expected at this address.",
             "self": "this is the same node.",
             "twin": "this node has the same key: its state directory is shared, or a copy.",
-        }.get(error.code, "the Hello was not acceptable.")
+        }
+        sentence = sentences.get(error.code, "the Hello was not acceptable.")
         summary = layout.summary() if layout is not None and error.code == "layout" else ()
         difference = ""
         with trio.move_on_after(LAST_WORDS_S):
             try:
                 await stream.send_all(encode(Close(error.code, sentence, summary)))
-                got = await reader.read_message()
-                if error.code == "layout" and got is not None and isinstance(got[0], Close) and layout is not None:
-                    difference = layout.difference(Layout.parse(got[0].layout))
+                reply = await reader.read_message()
+                if error.code == "layout" and layout is not None and reply is not None and isinstance(reply[0], Close):
+                    difference = layout.difference(Layout.parse(reply[0].layout))
                 # A side that has accepted our Hello leaves TLS, and then sends sealed records.
-                if got is None and isinstance(stream, TlsStream):
+                if reply is None and isinstance(stream, TlsStream):
                     await stream.read_until_end()
             except GossipError:
                 pass

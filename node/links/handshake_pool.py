@@ -80,14 +80,14 @@ class HandshakePool:
     def evict(self, candidates: list[Visitor], now: float) -> None:
         """Evict the oldest silent connection, or else the oldest one of the host with the most connections."""
         # A stream that cannot tell whether a byte has come counts as not silent.
-        late = [one for one in candidates if now - one.came_at > FIRST_FLIGHT_S]
-        silent = [one for one in late if not getattr(one.stream, "has_received", True)]
+        late = [visitor for visitor in candidates if now - visitor.came_at > FIRST_FLIGHT_S]
+        silent = [visitor for visitor in late if not getattr(visitor.stream, "has_received", True)]
         if silent:
             evicted = silent[0]
         else:
-            per_host = Counter(one.host_range for one in candidates)
-            largest = max(per_host.values())
-            evicted = next(one for one in candidates if per_host[one.host_range] == largest)
+            per_host = Counter(visitor.host_range for visitor in candidates)
+            most_connections = max(per_host.values())
+            evicted = next(visitor for visitor in candidates if per_host[visitor.host_range] == most_connections)
         del self.visitors[evicted]
         evicted.stream.close_now()
         self.on_evicted(evicted.stream.peer_host)

@@ -1,4 +1,7 @@
-"""A link: one stream after its Hello, which sends control frames ahead of bulk data and bounds every queue."""
+"""A link: one stream after its Hello, which sends control frames ahead of bulk data and bounds every queue.
+
+A control frame is a message without a body. Bulk data are the chunks of a vector.
+"""
 
 from __future__ import annotations
 
@@ -64,9 +67,9 @@ class Link:
         self.bulk: dict[int, Bulk] = {}  # The vectors that this connection itself sends, by session.
         # By session, in the order of turns: the value of `taken_frames` from which its chunks may be sent.
         self.sendable_from: dict[int, int] = {}
-        self.large: set[int] = set()  # Sessions whose vector an I/O thread sends, if one is free.
+        self.large_sessions: set[int] = set()  # Sessions whose vector an I/O thread sends, if one is free.
         self.lanes = Stripes(self)  # Further connections, which carry the vectors that are assigned to them.
-        self.name_for_their_lanes = self.name_for_our_lanes = b""  # The names by which lanes join this link.
+        self.name_for_their_lanes = self.name_for_our_lanes = b""  # The secret names by which lanes join this link.
         self.address: Address | None = None  # The address at which this side has dialled; None on the other side.
         self.has_widened = False  # Lanes were requested or opened.
         # Starts a lane on a stream, which either side may have dialled; returns False to refuse it.
@@ -76,8 +79,8 @@ class Link:
         self.is_flush_due = False  # True while the link is in `pool.to_flush`.
         self.on_sent: Callable[[int], None] = lambda session: None  # Called after each chunk of a session.
         self.on_finished: Callable[[int], None] = lambda session: None  # Called after the last one.
-        self.pool: Outboxes | None = None
-        self.io_pool: BlockingIoPool | None = None  # The I/O threads for large vectors.
+        self.pool: Outboxes | None = None  # All links of the node; None while this one is not among them.
+        self.io_pool: BlockingIoPool | None = None  # The I/O threads for large vectors; None: trio's thread sends them.
         self.inflow: Inflow | None = None  # The vector that an I/O thread receives now.
         self.wake = trio.Event()  # Wakes the writer task.
         self.clock = trio.lowlevel.current_clock()
@@ -85,8 +88,8 @@ class Link:
         self.sent_bytes = 0  # Without those of the lanes.
         self.ignored_messages = 0  # Messages of a newer version that were skipped.
         self.fault = ""  # The sentence about a fault of this program for which the link was closed.
-        self.is_unread = False  # Closed because the other side requests more than it reads.
-        self.is_closing = False  # To be closed once the outbox is sent.
+        self.is_unread = False  # Closed because the other side does not read what it causes us to send.
+        self.is_closing = False  # It is closed once the outbox is sent.
         self.is_orderly = False  # Closed as idle, by either side.
         self.is_closed = False
         self.cancel_scope: trio.CancelScope | None = None
@@ -107,16 +110,16 @@ class Link:
     @property
     def received_at(self) -> float:
         """Return the time at which bytes of a chunk last arrived, over any of its connections."""
-        return max(one.received_at for one in self.motions)
+        return max(motion.received_at for motion in self.motions)
 
     @property
     def sent_at(self) -> float:
         """Return the time at which bytes of a chunk last left, over any of its connections."""
-        return max(one.sent_at for one in self.motions)
+        return max(motion.sent_at for motion in self.motions)
 
     def poll_motion(self, now: float) -> bool:
         """Poll all connections; return True if bytes of chunks have moved since the last poll."""
-        return any([one.poll(now) for one in self.motions])
+        return any([motion.poll(now) for motion in self.motions])  # A list, so that each of them is polled.
 
     @property
     def is_ending(self) -> bool:
@@ -158,7 +161,7 @@ class Link:
             return
         self.bulk[session] = bulk
         if large:
-            self.large.add(session)
+            self.large_sessions.add(session)
         self.sendable_from[session] = self.queued_frames
         if not self.is_flush_due:
             self.request_flush()
@@ -170,7 +173,7 @@ class Link:
             return
         self.bulk.pop(session, None)
         self.sendable_from.pop(session, None)
-        self.large.discard(session)
+        self.large_sessions.discard(session)
         if bulk not in self.lanes.chunks_in_flight and (self.batch is None or self.batch.bulk is not bulk):
             bulk.let_go()
 
@@ -274,8 +277,9 @@ class Link:
                 batch = self.batch or self.take_batch()
                 if batch is not None:
                     await self.send_batch(batch)
-                session = self.next_session() if self.large else None
-                if session in self.large and self.io_pool is not None:
+                # A batch leaves the chunks of large vectors, which an I/O thread sends.
+                session = self.next_session() if self.large_sessions else None
+                if session in self.large_sessions and self.io_pool is not None:
                     await self.send_large(session, self.io_pool)
         finally:
             self.is_writer_idle = False
@@ -284,8 +288,8 @@ class Link:
 
     def next_session(self) -> int | None:
         """Return the session that sends the next chunk, None if there is none."""
-        for session, frames in self.sendable_from.items():
-            if frames <= self.taken_frames:
+        for session, frames_before in self.sendable_from.items():
+            if frames_before <= self.taken_frames:
                 return session
         return None
 
@@ -302,7 +306,7 @@ class Link:
             self.lanes.wake_lanes()
         batch = SendBatch(frames if len(frames) < 2 else [b"".join(frames)], control_bytes)
         session = self.next_session() if self.bulk else None
-        if session is not None and (session not in self.large or self.io_pool is None):
+        if session is not None and (session not in self.large_sessions or self.io_pool is None):
             self.take_chunk(batch, session)
         if not batch.pieces:
             return None
@@ -327,7 +331,7 @@ class Link:
         return self.bulk[session]
 
     def on_vector_sent(self, session: int, bulk: Bulk) -> None:
-        """Handle the end of a vector, all of which is sent."""
+        """Handle a vector of which every chunk is sent."""
         self.stop_bulk(session, bulk)
         self.on_finished(session)
 
@@ -343,7 +347,7 @@ class Link:
         self.on_batch_sent(batch)
 
     def on_batch_sent(self, batch: SendBatch) -> None:
-        """Handle the end of a batch, all of which is sent."""
+        """Handle a batch of which every byte is sent."""
         if batch.bulk is None:
             self.batch = None
         else:
@@ -361,19 +365,19 @@ class Link:
 
     async def send_large(self, session: int, io_pool: BlockingIoPool) -> None:
         """Send chunks of the vector from an I/O thread if one is free, else one chunk from here."""
-        bulk, lent = self.rotate(session), io_pool.lend(self.stream)
-        if lent is None:
+        bulk, blocking_stream = self.rotate(session), io_pool.lend(self.stream)
+        if blocking_stream is None:
             batch = self.batch = SendBatch([], 0)
             self.take_chunk(batch, session)
             await self.send_batch(batch)
-        elif not await self.send_in_thread(lent, session, bulk) and self.bulk.get(session) is bulk:
+        elif not await self.send_in_thread(blocking_stream, session, bulk) and self.bulk.get(session) is bulk:
             self.on_vector_sent(session, bulk)
 
-    async def send_in_thread(self, lent: BlockingStream, session: int, bulk: Bulk) -> bool:
-        """Send chunks until something else is waiting; return False when none are left."""
+    async def send_in_thread(self, stream: BlockingStream, session: int, bulk: Bulk) -> bool:
+        """Send chunks in a thread until something else waits to be sent; return False when none are left."""
         assert self.io_pool is not None
 
-        async def chunks(blocking: BlockingStream) -> bool:
+        async def send_chunks(blocking: BlockingStream) -> bool:
             while (frame := bulk.next_frame()) is not None:
                 self.motion.on_chunk_begun(self.clock.current_time())
                 await blocking.send_frame(*frame)
@@ -387,7 +391,7 @@ class Link:
 
         batch = self.batch = SendBatch([], 0, session, bulk)
         try:
-            return await self.io_pool.run(lent, "gossip-send", chunks)
+            return await self.io_pool.run(stream, "gossip-send", send_chunks)
         finally:
             self.clear_batch(batch)
 

@@ -51,7 +51,7 @@ class Links:
         """
         self.waiting_bytes += count
         if self.waiting_bytes > OUTBOXES_BYTES:
-            max(self.all(), key=lambda link: -1 if link.is_closed else link.outbox_bytes).close_now()
+            max(self.all(), key=lambda link: (not link.is_closed, link.outbox_bytes)).close_now()
 
     def flush(self) -> None:
         """Send the messages that the finished effects queued."""

@@ -33,9 +33,10 @@ async def read_link(
         on_inflow: Called when the I/O thread has returned, with the first chunk that it received.
     """
     reader, motion, io_pool = link.reader, link.motion, link.io_pool
-    got: tuple[Message, int] | None = None
-    while (got := got or await reader.read_message()) is not None:
-        (message, body_bytes), got = got, None
+    # A message with the length of its body. The I/O thread may have read one that is not of its vector.
+    frame: tuple[Message, int] | None = None
+    while (frame := frame or await reader.read_message()) is not None:
+        (message, body_bytes), frame = frame, None
         link.used_at = link.clock.current_time()
         if not isinstance(message, Chunk):
             if isinstance(message, Unknown):
@@ -50,20 +51,20 @@ async def read_link(
             await reader.discard(body_bytes)
             continue
         inflow = None if io_pool is None or body_bytes < WHOLE_BYTES else inflow_of(message)
-        lent = None if io_pool is None or inflow is None else io_pool.lend(link.stream)
+        blocking_stream = None if io_pool is None or inflow is None else io_pool.lend(link.stream)
         motion.is_receiving = True
-        if io_pool is None or inflow is None or lent is None:
+        if io_pool is None or inflow is None or blocking_stream is None:  # Trio's thread receives the chunk.
             await reader.read_exactly(buffer)
             motion.is_receiving = False
             on_body(message)
         else:
-            got = await receive_in_thread(link, io_pool, lent, inflow, message, buffer)
+            frame = await receive_in_thread(link, io_pool, blocking_stream, inflow, message, buffer)
             motion.is_receiving = False
             on_inflow(message)
 
 
 async def receive_in_thread(
-    link: Link, io_pool: BlockingIoPool, lent: BlockingStream, inflow: Inflow, chunk: Chunk, buffer: memoryview
+    link: Link, io_pool: BlockingIoPool, stream: BlockingStream, inflow: Inflow, chunk: Chunk, buffer: memoryview
 ) -> tuple[Message, int] | None:
     """Receive this chunk and those of the same vector that follow, in an I/O thread.
 
@@ -74,29 +75,29 @@ async def receive_in_thread(
     reader = link.reader
 
     async def receive_chunks(blocking: BlockingStream) -> tuple[Message, int] | None:
-        last, body = chunk, buffer
+        current, body = chunk, buffer
         reader.stream = blocking
         while True:
             await reader.read_exactly(body)
-            if not inflow.on_body(last):
+            if not inflow.on_body(current):
                 return None
             if not (reader.has_read_ahead or blocking.wait_readable(lambda: inflow.is_over)):
                 return None
-            got = await reader.read_message()
-            if got is None:
+            frame = await reader.read_message()
+            if frame is None:
                 return None
-            message, body_bytes = got
+            message, body_bytes = frame
             if not isinstance(message, Chunk) or message.session != chunk.session or not body_bytes:
-                return got
+                return frame
             next_body = inflow.buffer_for(message, body_bytes)
             if next_body is None:
-                return got
-            last, body = message, next_body
+                return frame
+            current, body = message, next_body
 
     link.inflow, before_waiting = inflow, reader.before_waiting
     before_waiting()
     reader.before_waiting = do_nothing  # It sends replies, which trio's thread alone may do.
     try:
-        return await io_pool.run(lent, "gossip-receive", receive_chunks)
+        return await io_pool.run(stream, "gossip-receive", receive_chunks)
     finally:
         reader.stream, reader.before_waiting, link.inflow = link.stream, before_waiting, None

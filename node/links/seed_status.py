@@ -43,24 +43,24 @@ class SeedStatus:
     def on_found(self, found: Found) -> None:
         """Handle the result of a look-up of seeds: use these addresses, and forget the failures of former seeds."""
         self.addresses, self.names, self.failed_lookups = frozenset(found.addresses), found.names, found.missing
-        self.failures = {address: why for address, why in self.failures.items() if address in self.addresses}
+        self.failures = {address: failure for address, failure in self.failures.items() if address in self.addresses}
         self.refusals = {address: error for address, error in self.refusals.items() if address in self.addresses}
 
-    def on_dialled(self, address: Address, greeted: bool, failure: str, refused: RefusedError | None) -> None:
+    def on_dialled(self, address: Address, greeted: bool, failure: str, refusal: RefusedError | None) -> None:
         """Handle the outcome of a dial to a seed.
 
         Args:
             address: The seed's address.
             greeted: True if the handshake succeeded.
             failure: Otherwise a clause that says why not.
-            refused: The refusal, if either side has refused the other. The user knows of it already.
+            refusal: The refusal, if either side has refused the other. The user knows of it already.
         """
-        if greeted or refused is not None:
+        if greeted or refusal is not None:
             self.unanswered.discard(address)
         if greeted:
             self.failures.pop(address, None)
-        elif refused is not None:
-            self.failures[address] = f"refused this node: {refused}"
+        elif refusal is not None:
+            self.failures[address] = f"refused this node: {refusal}"
         else:
             self.failures[address] = failure
             if address not in self.unanswered:

@@ -1,4 +1,4 @@
-"""Striping: additional connections (lanes) of one link, which carry its vectors while the link carries its messages.
+"""Striping: further connections (lanes) of one link, which carry its vectors while the link carries its messages.
 
 TCP's window belongs to a connection. Where packets are lost, cubic's window stays small; on a long path the receive
 buffer is the limit, however fast the path is. Chunks go to whichever connection has room, so that none waits for a
@@ -24,7 +24,7 @@ __all__ = ["LEAST_ELEMENTS", "Lane", "Stripes", "chunk_elements"]
 
 # Chunks of a vector for each lane, about. More would cost more, and fewer would leave lanes idle at the end.
 CHUNKS_PER_LANE = 8
-MOST_ELEMENTS = 131_072  # The largest chunk of a lane, so that eight at once take as much memory as one over a link.
+LANE_ELEMENTS = 131_072  # The largest chunk of a lane, so that eight at once take as much memory as one over a link.
 # Limit on the kernel's unsent queue of a lane, because a faster lane cannot take the chunks that wait there.
 NOT_SENT_BYTES = 8_192
 LAST_WORDS_S = 1.0  # Time for the close of a lane to leave.
@@ -38,7 +38,7 @@ def chunk_elements(max_elements: int, elements: int, lanes: int) -> int:
     if not lanes:
         return max_elements
     share = elements // (CHUNKS_PER_LANE * lanes) // LEAST_ELEMENTS * LEAST_ELEMENTS
-    return min(max_elements, MOST_ELEMENTS, max(share, LEAST_ELEMENTS))
+    return min(max_elements, LANE_ELEMENTS, max(share, LEAST_ELEMENTS))
 
 
 class StripedLink(Protocol):
@@ -63,7 +63,7 @@ class Stripes:
         self.link = link
         self.all: list[Lane] = []
         self.bulk: dict[int, Bulk] = {}  # The vectors by session, as for the link itself.
-        self.sendable_from: dict[int, int] = {}  # By session, in the order of turns, as for the link itself.
+        self.sendable_from: dict[int, int] = {}  # As :attr:`node.links.link.Link.sendable_from`.
         self.chunks_in_flight: Counter[Bulk] = Counter()  # The number of lanes that send a chunk of each vector now.
         self.finishing: dict[Bulk, int] = {}  # Vectors whose last chunk is taken but not sent, with their sessions.
         self.lanes_waiting = trio.lowlevel.ParkingLot()  # Lanes that have nothing to send.
@@ -91,8 +91,8 @@ class Stripes:
 
     def take_turn(self) -> tuple[int, Bulk] | None:
         """Return the session and the vector whose chunk a lane sends next, in turns. :meth:`end_turn` must follow."""
-        for session, frames in self.sendable_from.items():
-            if frames <= self.link.taken_frames:
+        for session, frames_before in self.sendable_from.items():
+            if frames_before <= self.link.taken_frames:
                 self.sendable_from[session] = self.sendable_from.pop(session)
                 bulk = self.bulk[session]
                 self.chunks_in_flight[bulk] += 1
@@ -163,12 +163,12 @@ class Lane:
     ) -> None:
         """Receive chunks until the other side ends, after its Widen if this side has dialled."""
         reader, link = self.reader, self.link
-        while (got := await reader.read_message()) is not None:
-            message, body_bytes = got
+        while (frame := await reader.read_message()) is not None:
+            message, body_bytes = frame
             if isinstance(message, Widen) and dialled and not self.is_open:
                 self.on_admitted(nursery)
                 continue
-            if not isinstance(message, Chunk) or not body_bytes or message.elements > MOST_ELEMENTS:
+            if not isinstance(message, Chunk) or not body_bytes or message.elements > LANE_ELEMENTS:
                 raise ProtocolError("A lane received a chunk above its size limit, or a message of another kind.")
             body = await buffer_for(message, body_bytes)
             link.used_at = link.clock.current_time()
@@ -188,7 +188,7 @@ class Lane:
         while True:
             if self.socket is not None:
                 await self.socket.wait_for_room()
-            turn = lanes.take_turn()
+            turn = lanes.take_turn()  # None: nothing is to be sent now.
             if turn is None:
                 await lanes.lanes_waiting.park()
                 continue
