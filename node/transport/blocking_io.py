@@ -22,15 +22,15 @@ from node.transport.sealed import SealedStream
 
 __all__ = ["WHOLE_BYTES", "BlockingIoPool", "BlockingStream"]
 
-MAX_THREADS = 8  # Two for each of three exchanges (ours and two that others began), and two for a newcomer.
+MAX_THREADS = 8  # Two (to send and receive) for each of three exchanges, ours and two of others, and for a newcomer.
 WHOLE_BYTES = 65_536  # A buffer of at least this size is a chunk's body, and is filled in one call.
 POLL_MS = 250  # The interval at which an idle thread checks whether its vector is still needed.
 # A blocking call returns after 250 ms with the bytes that have moved, so that a slow stream is seen to move. The value
 # is a struct timeval of seconds and microseconds. trio's own calls never block.
 CALL_TIMEOUT = struct.pack("ll", 0, 250_000)
 
-S = TypeVar("S")
-T = TypeVar("T")
+S = TypeVar("S")  # A stream.
+T = TypeVar("T")  # The result of a coroutine.
 
 
 class BlockingStream:
@@ -73,18 +73,18 @@ class BlockingStream:
 
     async def send_frame(self, header: bytes | bytearray | memoryview, body: bytes | memoryview) -> None:
         """Send header and body in one system call."""
-        left = [memoryview(piece) for piece in (header, body) if len(piece)]
+        unsent = [memoryview(piece) for piece in (header, body) if len(piece)]
         try:
-            while left:
+            while unsent:
                 try:
-                    sent = self.socket.sendmsg(left)
+                    sent = self.socket.sendmsg(unsent)
                 except BlockingIOError:  # The other side read nothing within the timeout of one call.
                     continue
                 self.owner.bytes_sent += sent
-                while left and sent >= len(left[0]):
-                    sent -= len(left.pop(0))
+                while unsent and sent >= len(unsent[0]):
+                    sent -= len(unsent.pop(0))
                 if sent:
-                    left[0] = left[0][sent:]
+                    unsent[0] = unsent[0][sent:]
         except OSError as error:
             raise self.broken() from error
 

@@ -56,8 +56,8 @@ class ByteStream(Protocol):
 
 
 # Threads set the socket to blocking mode, which they share with trio's loop. Calls from the loop must never block.
-DONT_WAIT: int = getattr(socket, "MSG_DONTWAIT", 0)
-MAX_CALLS_IN_A_ROW = 8  # Reads without a wait, of one chunk each at most, before other tasks run.
+DONT_WAIT: int = getattr(socket, "MSG_DONTWAIT", 0)  # 0 on systems without it, where no thread borrows the socket.
+MAX_READS_IN_A_ROW = 8  # Reads without a wait, of one chunk each at most, before other tasks run.
 
 
 def socket_of(stream: ByteStream) -> PlainStream | None:
@@ -87,11 +87,11 @@ class PlainStream:
     blocks = DONT_WAIT > 0  # True if I/O threads can use the socket next to trio.
 
     def __init__(self, sock: trio.socket.SocketType) -> None:
-        self._lent = 0  # The number of duplicated descriptors that threads hold.
+        self._lent_count = 0  # The number of duplicated descriptors that threads hold.
         self.has_received = False  # A byte has come.
         self.bytes_received = self.bytes_sent = 0  # Counted at the kernel, including the bytes that threads move.
-        self._empty = False  # The last read has drained the socket.
-        self._calls_in_a_row = 0  # Reads since the last wait.
+        self._is_drained = False  # The last read has taken all that the kernel had.
+        self._reads_in_a_row = 0  # Reads since the last wait.
         try:
             self.peer_host = str(sock.getpeername()[0])
         except OSError as error:  # The connection was accepted and then reset.
@@ -121,17 +121,17 @@ class PlainStream:
             return b"", b""
 
     async def receive_into(self, buffer: memoryview) -> int:
-        if self._calls_in_a_row >= MAX_CALLS_IN_A_ROW:  # A fast partner must not starve other tasks.
-            self._calls_in_a_row = 0
+        if self._reads_in_a_row >= MAX_READS_IN_A_ROW:  # A fast partner must not starve other tasks.
+            self._reads_in_a_row = 0
             await trio.lowlevel.checkpoint()
         while (count := self.receive_now(buffer)) is None:
             await self._wait(trio.lowlevel.wait_readable)
-            self._empty = False
+            self._is_drained = False
         return count
 
     def receive_now(self, buffer: memoryview) -> int | None:
         """Receive as :meth:`receive_into` does, but return None where that would wait."""
-        if self._empty or self._calls_in_a_row >= MAX_CALLS_IN_A_ROW:
+        if self._is_drained or self._reads_in_a_row >= MAX_READS_IN_A_ROW:
             return None
         sock = self._socket
         try:
@@ -141,12 +141,12 @@ class PlainStream:
                 # reset socket has no peer name, and a socket whose peer closed properly still has one.
                 sock.getpeername()
         except BlockingIOError:
-            self._empty = True
+            self._is_drained = True
             return None
         except OSError as error:
             raise self._broken() from error
-        self._calls_in_a_row += 1
-        self._empty = 0 < count < len(buffer)
+        self._reads_in_a_row += 1
+        self._is_drained = 0 < count < len(buffer)
         self.has_received = True
         self.bytes_received += count
         return count
@@ -171,15 +171,15 @@ class PlainStream:
         except OSError:
             sent = 0
         self.bytes_sent += sent
-        left = list(pieces)
-        while left and sent >= len(left[0]):
-            sent -= len(left.pop(0))
+        unsent = list(pieces)
+        while unsent and sent >= len(unsent[0]):
+            sent -= len(unsent.pop(0))
         if sent:
-            left[0] = memoryview(left[0])[sent:]
-        return left
+            unsent[0] = memoryview(unsent[0])[sent:]
+        return unsent
 
     async def _wait(self, ready: Callable[[socket.socket], Awaitable[None]]) -> None:
-        self._calls_in_a_row = 0
+        self._reads_in_a_row = 0
         if self._socket.fileno() < 0:
             raise self._broken()
         try:
@@ -196,12 +196,12 @@ class PlainStream:
         descriptor = os.dup(self._socket.fileno())
         lent = socket.socket(self._socket.family, self._socket.type, self._socket.proto, descriptor)
         lent.settimeout(None)  # This is a property of the open file, and so applies to our descriptor too.
-        self._lent += 1
+        self._lent_count += 1
         return lent
 
     def take_back(self) -> None:
         """Note that a borrower has closed its descriptor."""
-        self._lent -= 1
+        self._lent_count -= 1
 
     async def aclose(self) -> None:
         self._close()
@@ -222,7 +222,7 @@ class PlainStream:
         """
         if self._socket.fileno() < 0:
             return
-        if self._lent:
+        if self._lent_count:
             with contextlib.suppress(OSError):  # The other side has ended the connection already.
                 self._socket.shutdown(socket.SHUT_RDWR)
         trio.lowlevel.notify_closing(self._socket)

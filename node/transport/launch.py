@@ -9,7 +9,7 @@ from node.transport.tcp import is_loopback
 
 __all__ = ["other_hosts"]
 
-PORT = 29500  # torchrun's default, used where MASTER_PORT is missing; the route depends on the host alone.
+DEFAULT_PORT = 29500  # torchrun's default, used where MASTER_PORT is missing; the route depends on the host alone.
 # The number of processes of the launch and on this host: torch.distributed, Open MPI, and MPICH's Hydra.
 SIZES = (
     ("WORLD_SIZE", "LOCAL_WORLD_SIZE"),
@@ -33,10 +33,10 @@ def other_hosts(environment: Mapping[str, str]) -> Address | None:
         for size, local in SIZES:
             # Some launchers do not count the processes per host, so all may be on other hosts.
             if number_of(environment, size) > max(1, number_of(environment, local)):
-                return Address(master, number_of(environment, "MASTER_PORT") or PORT)
+                return Address(master, number_of(environment, "MASTER_PORT") or DEFAULT_PORT)
     launcher = environment.get("SLURM_LAUNCH_NODE_IPADDR", "")
     if launcher and not is_loopback(launcher) and number_of(environment, "SLURM_STEP_NUM_NODES") > 1:
-        return Address(launcher, PORT)
+        return Address(launcher, DEFAULT_PORT)
     return None
 
 

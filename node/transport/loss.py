@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 __all__ = ["Loss", "PathRecord"]
 
-# Byte offsets in Linux's struct tcp_info, which only grows at its end.
-RTT_US, RETRANSMITTED, MIN_RTT_US, SENT = 68, 100, 148, 156  # Segments with data: retransmitted, and sent at all.
-BUSY_US, WINDOWED_US = 168, 176  # 64-bit times: sending, and waiting for the receiver's window.
-INFO_BYTES, LONG_INFO_BYTES = 160, 184
-SEGMENT_BYTES = 1448
+# Byte offsets in Linux's struct tcp_info, which only grows at its end. Times are in microseconds.
+RTT_US, RETRANSMITTED, MIN_RTT_US, SENT = 68, 100, 148, 156  # RETRANSMITTED and SENT count segments with data.
+BUSY_US, WINDOWED_US = 168, 176  # 64-bit times of sending, and of waiting for the receiver's window.
+INFO_BYTES, LONG_INFO_BYTES = 160, 184  # The size up to SENT, and up to WINDOWED_US.
+SEGMENT_BYTES = 1448  # Of an Ethernet packet of 1500 bytes.
 
 MIN_SEGMENTS = 1_000  # Segments (1.4 MB) before a verdict on losses.
 # Updates with a loss before it: a slow start that overshoots loses many segments, but only once.
@@ -33,7 +33,7 @@ class Loss:
     """The loss on a path."""
 
     share: float  # Of the segments, those that were retransmitted.
-    rtt_s: float  # The shortest round trip.
+    rtt_s: float  # The shortest round trip, in seconds.
 
     @property
     def ceiling_mb_s(self) -> float:
@@ -48,9 +48,9 @@ class Loss:
 class PathRecord:
     """The statistics of one connection so far."""
 
-    sent: int = 0  # Segments up to the last update.
+    sent: int = 0  # Segments with data up to the last update.
     retransmitted: int = 0  # Those of them that were retransmitted.
-    counted: int = 0  # Segments that were sent while no queue had built up.
+    judged: int = 0  # Segments that were sent while no queue had built up, whose losses therefore count.
     lost: int = 0  # Those of them that were lost.
     lossy_updates: int = 0  # Updates that found new losses.
     loss: Loss | None = None  # Set for cubic only. None if there are few losses, or too few segments for a verdict.
@@ -72,12 +72,12 @@ class PathRecord:
         self.sent, self.retransmitted = sent, retransmitted
         is_long = min_rtt_us >= 1e6 * MIN_RTT_S
         if control.rstrip(b"\0") == b"cubic" and is_long and rtt_us <= QUEUED_RTT * min_rtt_us:
-            self.counted += new_sent
+            self.judged += new_sent
             self.lost += new_lost
             self.lossy_updates += new_lost > 0
-            is_known = self.counted >= MIN_SEGMENTS and self.lossy_updates >= MIN_LOSSY_UPDATES
-            is_lossy = is_known and self.lost >= LOSSY_SHARE * self.counted
-            self.loss = Loss(min(self.lost / self.counted, 1.0), 1e-6 * min_rtt_us) if is_lossy else None
+            is_known = self.judged >= MIN_SEGMENTS and self.lossy_updates >= MIN_LOSSY_UPDATES
+            is_lossy = is_known and self.lost >= LOSSY_SHARE * self.judged
+            self.loss = Loss(min(self.lost / self.judged, 1.0), 1e-6 * min_rtt_us) if is_lossy else None
         if len(info) >= LONG_INFO_BYTES:
             busy_us, windowed_us = struct.unpack_from("=QQ", info, BUSY_US)
             is_busy = busy_us >= 1e6 * MIN_BUSY_S

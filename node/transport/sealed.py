@@ -28,11 +28,11 @@ LENGTH_BYTES = 4  # The length prefix of a record: ciphertext and tag.
 TAG_BYTES = 16
 RECORD_BYTES = 262_144  # The largest record: it stays in cache together with the plaintext.
 AROUND_BYTES = LENGTH_BYTES + TAG_BYTES  # The overhead of a record.
-AHEAD_BYTES = 16_384  # Read-ahead for short reads; below WHOLE_BYTES, so that a thread returns with what has come.
-# A *room* is a buffer for records. This one holds a chunk of the default size, for one system call.
+AHEAD_BYTES = 16_384  # Read-ahead for short reads; below WHOLE_BYTES, so that a thread returns with the bytes it has.
+# A *room* is a buffer for records. A large one holds a chunk of the default size, which then takes one system call.
 ROOM_BYTES = 2 * (RECORD_BYTES + AROUND_BYTES) + AHEAD_BYTES
 ROOMS_KEPT = 8  # Free rooms that are kept, one for each thread that carries large vectors.
-# RFC 8446, 5.5: a key may seal 2^34.5 blocks of AES-GCM with a safety margin of about 2^-57. These are 2^34.
+# RFC 8446, 5.5: a key may seal 2^34.5 blocks of AES-GCM with a safety margin of about 2^-57. Here it seals 2^34.
 RECORDS_A_KEY = 1 << 20
 IN_PLACE = hasattr(AESGCM, "encrypt_into") and hasattr(AESGCM, "decrypt_into")  # Available since cryptography 47.
 
@@ -157,11 +157,11 @@ class Opener:
         self.plaintext = memoryview(b"")  # Decrypted bytes that are not received yet.
         self.ended = False
 
-    def begin(self, came: bytes) -> None:
+    def begin(self, read_ahead: bytes) -> None:
         """Start with the bytes that TLS has already read past its end."""
-        self.make_room(len(came))  # A slice of TLS is smaller than a room.
-        self.room[: len(came)] = came
-        self.stop = len(came)
+        self.make_room(len(read_ahead))  # A slice of TLS is smaller than a room.
+        self.room[: len(read_ahead)] = read_ahead
+        self.stop = len(read_ahead)
 
     @property
     def is_ready(self) -> bool:
@@ -183,10 +183,11 @@ class Opener:
             await self.read_until(read, LENGTH_BYTES)
             length = self.length()
             plain_bytes = length - TAG_BYTES
-            wanted = len(buffer) - plain_bytes  # More than this record has, so that another one follows.
-            await self.read_until(read, LENGTH_BYTES + length, wanted + AROUND_BYTES if wanted > 0 else 0)
+            # A larger buffer than this record needs is that of a chunk of several records: another one follows.
+            rest_bytes = len(buffer) - plain_bytes
+            await self.read_until(read, LENGTH_BYTES + length, rest_bytes + AROUND_BYTES if rest_bytes > 0 else 0)
             self.plaintext = self.open(length, buffer)
-            if not self.plaintext:
+            if not self.plaintext:  # All of it is in the buffer.
                 self.return_room()
                 return plain_bytes
         count = min(len(buffer), len(self.plaintext))
@@ -208,29 +209,29 @@ class Opener:
         record = self.room[begin : begin + length]
         plain_bytes = length - TAG_BYTES
         fits = plain_bytes <= len(buffer)
-        into = buffer[:plain_bytes] if fits else record[:plain_bytes]
+        target = buffer[:plain_bytes] if fits else record[:plain_bytes]
         cipher, nonce = self.direction.next_record()
         try:
-            cipher.decrypt_into(nonce, record, self.room[self.start : begin], into)
+            cipher.decrypt_into(nonce, record, self.room[self.start : begin], target)
         except InvalidTag:
             raise ProtocolError(f"{self.peer_host} sent bytes that are not sealed for this link.") from None
         self.start = begin + length
-        self.ended = not plain_bytes
-        return into[:0] if fits else into
+        self.ended = not plain_bytes  # An empty record marks the end.
+        return target[:0] if fits else target
 
-    async def read_until(self, read: Read, count: int, more: int = 0) -> None:
-        """Read until ``count`` bytes are here. Another ``more`` bytes are certain to follow them.
+    async def read_until(self, read: Read, count: int, following: int = 0) -> None:
+        """Read until ``count`` bytes are here. Another ``following`` bytes are certain to come after them.
 
         All bytes that are certain to come are read in one call, and no others, for which a thread would block.
         """
         self.make_room(count)
         while self.stop - self.start < count:
             missing = count - (self.stop - self.start)
-            read_bytes = missing + more if missing >= AHEAD_BYTES else AHEAD_BYTES
-            got = await read(self.room[self.stop : self.stop + read_bytes])
-            if not got:
+            read_bytes = missing + following if missing >= AHEAD_BYTES else AHEAD_BYTES
+            count_read = await read(self.room[self.stop : self.stop + read_bytes])
+            if not count_read:
                 raise BrokenLinkError(f"The encrypted connection to {self.peer_host} broke.")
-            self.stop += got
+            self.stop += count_read
 
     def make_room(self, count: int) -> None:
         """Make place for ``count`` bytes from ``start`` on, in a larger room if needed."""
@@ -254,7 +255,7 @@ class SealedStream:
     def __init__(self, tls: TlsStream, sealer: Sealer, opener: Opener) -> None:
         self.inner: ByteStream = tls.inner
         self.sealer, self.opener = sealer, opener
-        self.tls: TlsStream | None = tls
+        self.tls: TlsStream | None = tls  # None once the other side has left TLS.
         self.peer_host = tls.peer_host
 
     @property

@@ -23,7 +23,7 @@ __all__ = ["Found", "Seed", "SeedLookup", "SeedSource", "parse_seed", "read_seed
 SeedSource = Path | Callable[[], Iterable[str]]
 """A source of seed texts, which is polled: a file, or a function of the program."""
 
-POLL_S = 10.0  # Time for files and functions, and again for names: a resolver retries 5 s after a lost packet.
+POLL_S = 10.0  # Time limit for files and functions, and again for names: a resolver retries 5 s after a lost packet.
 NAMES_AT_ONCE = 8  # Threads that resolve names. One that hangs is busy until the system gives up.
 MAX_TEXTS = 1_000  # Texts from one file, function or name, more than a look-up uses.
 FILE_BYTES = 1 << 18  # Bytes of a file that are read, enough for so many texts, invites included.
@@ -31,7 +31,7 @@ FILE_BYTES = 1 << 18  # Bytes of a file that are read, enough for so many texts,
 # service draw different ones, so that together they still find one swarm.
 MAX_FOUND = 32
 MAX_OWN = 64  # Addresses at which this node has found itself, more than a machine has.
-MAX_LETTERS = 300  # Characters of a text other than an invite: a host name has at most 253, and an id 32.
+MAX_CHARACTERS = 300  # Characters of a text other than an invite: a host name has at most 253, and an id 32.
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Seed:
     """A parsed seed: addresses to dial, the id that must answer there, and the secret of an invite."""
 
     addresses: tuple[Address, ...]
-    expected: PeerId | None = None
+    expected: PeerId | None = None  # None: any member may answer.
     secret: bytes | None = field(default=None, repr=False)
 
 
@@ -67,11 +67,12 @@ def parse_seed(text: object) -> Seed:
     if is_invite(text):
         invite = parse_invite(text)
         return Seed(invite.seeds, invite.seed_id, invite.secret)
-    where, mark, wanted = text.partition("#")
-    return Seed((parse_address(where),), peer_id(wanted.strip(), text) if mark else None)
+    address, mark, wanted_id = text.partition("#")
+    return Seed((parse_address(address),), peer_id(wanted_id.strip(), text) if mark else None)
 
 
 def peer_id(text: str, seed: str) -> PeerId:
+    """Return the id in a seed's text. Raises ConfigError, which quotes the seed."""
     value = from_hex(text)
     if value is None:
         raise ConfigError(f"{seed!r} is not a seed: after # belong the 32 hexadecimal digits of a node's id.")
@@ -100,12 +101,12 @@ def read_seeds(path: Path) -> list[str]:
 
 def call_source(source: Callable[[], Iterable[str]]) -> list[str]:
     """Call a seed function of the program. Raises ConfigError, and anything that the function raises."""
-    given = source()
-    if isinstance(given, str):
-        return [given]
-    if not isinstance(given, Iterable):
-        raise ConfigError(f"returned {type(given).__name__}, and not a list of texts")
-    texts = list(itertools.islice(given, MAX_TEXTS))
+    result = source()
+    if isinstance(result, str):
+        return [result]
+    if not isinstance(result, Iterable):
+        raise ConfigError(f"returned {type(result).__name__}, and not a list of texts")
+    texts = list(itertools.islice(result, MAX_TEXTS))
     for text in texts:
         if not isinstance(text, str):
             raise ConfigError(f"named {type(text).__name__} as a seed, and not a text")
@@ -115,10 +116,10 @@ def call_source(source: Callable[[], Iterable[str]]) -> list[str]:
 def resolve_host(host: str, port: int) -> list[str]:
     """Return all IPv4 and IPv6 addresses of a name, as this machine resolves it. Raises OSError."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError as error:  # For example ``a..b`` is no valid name.
         raise OSError(f"{host!r} is not a name that can be looked up") from error
-    return [str(where[0]) for *_, where in found[:MAX_TEXTS]]
+    return [str(socket_address[0]) for *_, socket_address in answers[:MAX_TEXTS]]
 
 
 class SeedLookup:
@@ -141,14 +142,14 @@ class SeedLookup:
     ) -> None:  # fmt: skip
         self.given, self.expected, self.sources = tuple(given), dict(expected), tuple(sources)
         self.secret, self.bound, self.log = secret, bound, log
-        self.own: set[Address] = set()  # Addresses that turned out to be this node's.
+        self.own: set[Address] = set()  # Addresses at which this node has found itself.
         self.texts: dict[SeedSource, list[str]] = {}  # The last texts of each source.
-        self.numbers: dict[Address, list[str]] = {}  # The last addresses of each name.
+        self.resolved: dict[Address, list[str]] = {}  # The last numeric addresses of each name.
         self.missing: dict[str, str] = {}  # For each source that gave no address at this poll: the reason.
         self.logged: set[str] = set()  # Sources whose failure or invalid seed was logged.
         # One thread for each source, which stays busy if the source hangs.
-        self.turns = {source: trio.CapacityLimiter(1) for source in self.sources}
-        self.names_at_once = trio.CapacityLimiter(NAMES_AT_ONCE)
+        self.source_limiters = {source: trio.CapacityLimiter(1) for source in self.sources}
+        self.name_limiter = trio.CapacityLimiter(NAMES_AT_ONCE)
         self.rng = random.Random()
 
     @property
@@ -182,8 +183,9 @@ class SeedLookup:
             async with trio.open_nursery() as nursery:
                 for source in self.sources:
                     nursery.start_soon(self.poll_source, source)
-        for name, why in self.missing.items():
-            self.log_once(name, f"{name} {why}; it is asked for seeds again and again.")
+        for name, reason in self.missing.items():
+            self.log_once(name, f"{name} {reason}; it is asked for seeds again and again.")
+        # By address: the id that must answer there; None for any member.
         wanted: dict[Address, PeerId | None] = {address: self.expected.get(address) for address in self.given}
         for source in self.sources:
             texts = list(dict.fromkeys(self.texts.get(source, ())))
@@ -193,11 +195,11 @@ class SeedLookup:
             if not texts:
                 self.missing.setdefault(source_name(source), "names no node yet")
         names = [address for address in wanted if is_name(address.host)]
-        self.numbers = {each: self.numbers[each] for each in names if each in self.numbers}
+        self.resolved = {name: self.resolved[name] for name in names if name in self.resolved}
         with trio.move_on_after(POLL_S):
             async with trio.open_nursery() as nursery:
-                for each in names:
-                    nursery.start_soon(self.resolve, each)
+                for name_address in names:
+                    nursery.start_soon(self.resolve, name_address)
         return self.make_found(wanted)
 
     def sample(self, texts: list[str]) -> list[str]:
@@ -207,12 +209,12 @@ class SeedLookup:
     async def poll_source(self, source: SeedSource) -> None:
         """Ask a file or a function for its texts."""
         name = source_name(source)
-        self.missing[name] = f"did not answer within {POLL_S:.0f} s"
-        if not self.turns[source].available_tokens:  # It still hangs from an earlier poll; do not wait for it again.
+        self.missing[name] = f"did not answer within {POLL_S:.0f} s"  # This holds until it answers.
+        if not self.source_limiters[source].available_tokens:  # It hangs since an earlier poll: do not wait again.
             return
         try:
             texts = await trio.to_thread.run_sync(
-                texts_of, source, abandon_on_cancel=True, limiter=self.turns[source]
+                texts_of, source, abandon_on_cancel=True, limiter=self.source_limiters[source]
             )  # fmt: skip
         except (Exception, SystemExit) as error:  # The function is the program's, and this thread is ours.
             self.missing[name] = describe_error(error)
@@ -224,7 +226,7 @@ class SeedLookup:
     def parse(self, text: str, name: str) -> dict[Address, PeerId | None]:
         """Return the addresses in a source's text, with the ids expected there. An invalid text has none."""
         try:
-            seed = parse_seed(text if is_invite(text) else text[:MAX_LETTERS])
+            seed = parse_seed(text if is_invite(text) else text[:MAX_CHARACTERS])
         except LocalError as error:
             self.log_once(f"a text of {name}", f"{name} names something that is no seed, and is left out: {error}")
             return {}
@@ -245,8 +247,8 @@ class SeedLookup:
 
     async def resolve(self, name: Address) -> None:
         with contextlib.suppress(OSError, ValueError):  # A null byte in a name raises ValueError.
-            self.numbers[name] = await trio.to_thread.run_sync(
-                resolve_host, *name, abandon_on_cancel=True, limiter=self.names_at_once
+            self.resolved[name] = await trio.to_thread.run_sync(
+                resolve_host, *name, abandon_on_cancel=True, limiter=self.name_limiter
             )
 
     def make_found(self, wanted: Mapping[Address, PeerId | None]) -> Found:
@@ -254,22 +256,22 @@ class SeedLookup:
 
         A name that was not resolved stays a name, because dialling it reports the reason.
         """
-        expected, names, others = dict[Address, PeerId](), dict[Address, str](), list[Address]()
+        expected, names, seeds = dict[Address, PeerId](), dict[Address, str](), list[Address]()
         fixed = [address for address in self.fixed if not self.is_own(address)]
         for address, peer in wanted.items():
-            for host in self.numbers.get(address) or [address.host]:
+            for host in self.resolved.get(address) or [address.host]:
                 seed = Address(host, address.port)
-                others.append(seed)
+                seeds.append(seed)
                 if seed != address:
                     names.setdefault(seed, str(address))
                 if peer is not None:
                     expected[seed] = peer
-        others = list(dict.fromkeys(others))
-        self.rng.shuffle(others)
-        drawn = (seed for seed in others if seed not in fixed and not self.is_own(seed))
+        seeds = list(dict.fromkeys(seeds))
+        self.rng.shuffle(seeds)
+        drawn = (seed for seed in seeds if seed not in fixed and not self.is_own(seed))
         addresses = (*fixed, *itertools.islice(drawn, MAX_FOUND))
-        if not addresses and others:
-            self.missing.setdefault(str(others[0]), "is this node itself")
+        if not addresses and seeds:
+            self.missing.setdefault(str(seeds[0]), "is this node itself")
         return Found(addresses, expected, names, dict(self.missing))
 
 
@@ -298,5 +300,5 @@ def describe_error(error: BaseException) -> str:
         return str(error)
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"cannot be read ({error.strerror.lower()})"
-    said = str(error).partition("\n")[0][:MAX_LETTERS]
-    return f"raised {type(error).__name__}" + (f" ({said})" if said else "")
+    first_line = str(error).partition("\n")[0][:MAX_CHARACTERS]
+    return f"raised {type(error).__name__}" + (f" ({first_line})" if first_line else "")

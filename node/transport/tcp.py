@@ -17,9 +17,9 @@ from node.transport.forks import keep_from_children
 
 __all__ = ["TcpNetwork", "is_loopback", "is_private", "routed"]
 
-BACKLOG = 128
-NOT_SENT_BYTES = 131_072  # Unsent bytes the kernel may queue: a probe waits behind at most this much of a chunk.
-KEEPALIVE_S = 20
+BACKLOG = 128  # Connections that the kernel accepts ahead of this program.
+NOT_SENT_BYTES = 131_072  # Unsent bytes that the kernel may queue: a probe waits behind them.
+KEEPALIVE_S = 20  # Seconds without data before the kernel asks whether the other side is still there.
 NEXT_ATTEMPT_S = 0.25  # The Connection Attempt Delay that RFC 8305 recommends.
 MAX_TARGETS = 8  # Addresses of one name that are tried, since each takes a descriptor.
 
@@ -83,12 +83,12 @@ class TcpNetwork:
     ) -> None:
         while True:
             try:
-                accepted, where = await sock.accept()
+                accepted, socket_address = await sock.accept()
             except OSError:  # No descriptor is left, or the connection has ended before it was accepted.
                 await trio.sleep(0.1)
                 continue
             try:
-                tune(accepted, str(where[0]))
+                tune(accepted, str(socket_address[0]))
                 nursery.start_soon(handler, PlainStream(accepted))
             except (OSError, BrokenLinkError):
                 accepted.close()
@@ -115,7 +115,7 @@ class TcpNetwork:
 
 
 async def resolve(address: Address, flags: int = 0) -> list[Any]:
-    """Return getaddrinfo's answers. An invalid name (``a..b``) raises OSError, like an unknown one."""
+    """Return the *targets* of a name, as getaddrinfo gives them. An invalid name (``a..b``) raises OSError."""
     try:
         return await trio.socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=flags)
     except UnicodeError as error:
@@ -124,6 +124,7 @@ async def resolve(address: Address, flags: int = 0) -> list[Any]:
 
 def alternated(targets: Sequence[Any]) -> list[Any]:
     """Move the first address of the other family to the second place: a broken IPv6 then costs one delay (RFC 8305)."""
+    # The first item of a target is its family, IPv4 or IPv6.
     other = next((target for target in targets if target[0] != targets[0][0]), None)
     if other is None:
         return list(targets)
@@ -140,34 +141,34 @@ async def first_to_answer(
     """
     connected: list[trio.socket.SocketType] = []
 
-    async def attempt(target: Any, over: trio.Event) -> None:
-        family, kind, proto, _, where = target
+    async def attempt(target: Any, ended: trio.Event) -> None:
+        family, kind, proto, _, socket_address = target
         try:
             sock = trio.socket.socket(family, kind, proto)
         except OSError as error:  # This kernel has no IPv6, or no descriptor is left.
             failures.append(error)
-            over.set()
+            ended.set()
             return
         try:
             with trio.move_on_after(timeout_s):
-                tune(sock, str(where[0]))
-                await sock.connect(where)
+                tune(sock, str(socket_address[0]))
+                await sock.connect(socket_address)
                 connected.append(sock)
                 nursery.cancel_scope.cancel()
         except OSError as error:
             failures.append(error)
         finally:
-            if connected[:1] != [sock]:
+            if connected[:1] != [sock]:  # Only the first to connect stays open.
                 sock.close()
-            over.set()
+            ended.set()
 
     try:
         async with trio.open_nursery() as nursery:
             for target in targets:
-                over = trio.Event()
-                nursery.start_soon(attempt, target, over)
+                ended = trio.Event()
+                nursery.start_soon(attempt, target, ended)
                 with trio.move_on_after(NEXT_ATTEMPT_S):
-                    await over.wait()
+                    await ended.wait()
     except BaseException:
         for sock in connected:
             sock.close()
@@ -177,11 +178,11 @@ async def first_to_answer(
 
 async def listening(address: Address, backlog: int) -> trio.socket.SocketType:
     """Return a listening socket, which forked children close. Raises OSError."""
-    family, kind, proto, _, where = (await resolve(address, socket.AI_PASSIVE))[0]
+    family, kind, proto, _, socket_address = (await resolve(address, socket.AI_PASSIVE))[0]
     sock = trio.socket.socket(family, kind, proto)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        await sock.bind(where)
+        await sock.bind(socket_address)
         sock.listen(backlog)
         keep_from_children(sock)
     except OSError:

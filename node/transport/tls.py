@@ -23,7 +23,7 @@ from node.transport.byte_stream import BrokenLinkError, ByteStream
 
 __all__ = ["Contexts", "TlsStream", "leaf_peer_id", "swarm_contexts"]
 
-SLICE_BYTES = 262_144  # Encrypted at a time: 16 records. Plaintext and ciphertext of a slice stay in cache together.
+SLICE_BYTES = 262_144  # Bytes encrypted at a time: 16 records. Plaintext and ciphertext of a slice stay in cache.
 LAST_WORDS_S = 1.0  # Time for an alert or a close_notify to leave: several round trips around the world.
 
 # Members' clocks need not agree, and any holder of the secret could issue another certificate, so nothing expires. A
@@ -93,17 +93,17 @@ class TlsStream:
 
     def __init__(self, inner: ByteStream, contexts: Contexts, *, server_side: bool) -> None:
         self.inner, self.own_id, self.peer_host = inner, contexts.peer_id, inner.peer_host
-        self._incoming = ssl.MemoryBIO()
-        self._outgoing = ssl.MemoryBIO()
+        self._incoming = ssl.MemoryBIO()  # Received ciphertext that TLS has not taken.
+        self._outgoing = ssl.MemoryBIO()  # Ciphertext to send.
         context = contexts.server_context if server_side else contexts.client_context
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
-        self._arrived = memoryview(bytearray(SLICE_BYTES))
+        self._ciphertext = memoryview(bytearray(SLICE_BYTES))  # The buffer of one read.
         self._sending = trio.Lock()  # A task that takes ciphertext out sends it before another takes more.
-        self._torn = False  # A send was cut short within a record; the peer could not read anything sent after it.
+        self._is_torn = False  # A send is in progress or was cut short in a record, after which the peer reads nothing.
         self._closed = False
-        self._left = False  # close_notify was sent, and plain bytes may follow it.
-        self._heard = False  # The other side is known to have accepted us.
-        self._peer_id: PeerId | None = None
+        self._has_left = False  # close_notify was sent, and plain bytes may follow it.
+        self._is_accepted = False  # The other side is known to have accepted us.
+        self._peer_id: PeerId | None = None  # None until the handshake has proved it.
 
     @property
     def dialled(self) -> bool:
@@ -136,7 +136,7 @@ class TlsStream:
         certificate = self._tls.getpeercert(binary_form=True)
         assert certificate is not None  # Guaranteed by CERT_REQUIRED.
         self._peer_id = leaf_peer_id(certificate)
-        self._heard = self._tls.server_side  # A client speaks last, and only if it trusts the server.
+        self._is_accepted = self._tls.server_side  # A client speaks last, and only if it trusts the server.
         await self._flush()
 
     async def receive_into(self, buffer: memoryview) -> int:
@@ -160,14 +160,14 @@ class TlsStream:
                     raise self._failed(error) from error
             else:
                 await trio.lowlevel.checkpoint()  # Nothing above waited, and a fast sender must not starve other tasks.
-            self._heard = self._heard or filled > 0
+            self._is_accepted = self._is_accepted or filled > 0
             return filled
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         view = memoryview(data).cast("B")
         for start in range(0, len(view), SLICE_BYTES):
             async with self._sending:
-                if self._torn or self._closed or self._left:
+                if self._is_torn or self._closed or self._has_left:
                     raise self._broken()
                 try:
                     self._tls.write(view[start : start + SLICE_BYTES])
@@ -182,15 +182,15 @@ class TlsStream:
         :meth:`bytes_after_end` has the rest.
         """
         # OpenSSL would look for the other side's close_notify in these bytes, and fail at any other data.
-        came = self._incoming.read()
+        read_ahead = self._incoming.read()
         try:
             self._tls.unwrap()
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLError as error:
             raise self._failed(error) from error
-        self._incoming.write(came)
-        self._left = True
+        self._incoming.write(read_ahead)
+        self._has_left = True
         await self._flush()
 
     def bytes_after_end(self) -> bytes:
@@ -202,7 +202,7 @@ class TlsStream:
 
         The caller bounds the time.
         """
-        while await self.inner.receive_into(self._arrived):
+        while await self.inner.receive_into(self._ciphertext):
             pass
 
     async def aclose(self) -> None:
@@ -225,23 +225,23 @@ class TlsStream:
 
     async def _fill(self) -> None:
         """Wait for ciphertext. A cancelled wait loses none: there is no await between receiving and writing."""
-        count = await self.inner.receive_into(self._arrived)
+        count = await self.inner.receive_into(self._ciphertext)
         if not count:
             raise self._broken()
-        self._incoming.write(self._arrived[:count])
+        self._incoming.write(self._ciphertext[:count])
 
     async def _flush(self) -> None:
         async with self._sending:
-            if not self._torn:
+            if not self._is_torn:
                 await self._send_outgoing()
 
     async def _send_outgoing(self) -> None:
         ciphertext = self._outgoing.read()
         if not ciphertext:
             return
-        self._torn = True
+        self._is_torn = True
         await self.inner.send_all(ciphertext)
-        self._torn = False
+        self._is_torn = False
 
     async def _send_alert(self) -> None:
         """Send the alert of a failed handshake, if there is one, then read until the other side has closed.
@@ -258,7 +258,7 @@ class TlsStream:
     def _failed(self, error: ssl.SSLError) -> RefusedError | ProtocolError | BrokenLinkError:
         if self._closed:
             return self._broken()
-        if not self._heard:
+        if not self._is_accepted:
             return self._refused()
         return ProtocolError(f"{self.peer_host} sent bytes that are not this link's TLS ({error.reason}).")
 

@@ -16,7 +16,7 @@ from node.links.pool import Links
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from node.transport import byte_stream
-from node.transport.byte_stream import MAX_CALLS_IN_A_ROW
+from node.transport.byte_stream import MAX_READS_IN_A_ROW
 from tests.node.carriers import FP32, SOCKET_BYTES, in_trio, loopback_pair
 
 SMALL, LARGE = 1_024, 1 << 18  # elements: what both sockets hold at once, and twice what they hold
@@ -169,7 +169,7 @@ async def test_a_vector_of_many_chunks_leaves_the_loop_to_others_meanwhile():
 @in_trio
 async def test_who_always_finds_something_to_read_has_others_read_too():
     near, far = await loopback_pair()
-    await far.send_all(bytes(4 * MAX_CALLS_IN_A_ROW))
+    await far.send_all(bytes(4 * MAX_READS_IN_A_ROW))
     turns = 0
 
     async def other():
@@ -180,7 +180,7 @@ async def test_who_always_finds_something_to_read_has_others_read_too():
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(other)
-        for _ in range(4 * MAX_CALLS_IN_A_ROW):
+        for _ in range(4 * MAX_READS_IN_A_ROW):
             assert await near.receive_into(memoryview(bytearray(1))) == 1
         assert turns >= 2
         nursery.cancel_scope.cancel()
