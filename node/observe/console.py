@@ -23,11 +23,12 @@ from node.observe.figures import RATES, Reading, line_of, table_of
 
 __all__ = ["Console"]
 
-REWRITE_PERIOD_S = 0.25  # On a terminal: as fast as an eye can follow numbers.
-LINE_PERIOD_S = 10.0  # In a file: 360 lines an hour.
-ROW_PERIOD_S = 1.0  # The period at which members' own counts arrive.
-SPARSE_PERIOD_S = 10.0  # Between the rows of a long run: about 9,000 rows a day, 3 MB.
-DENSE_SHARE = 60  # Between these two periods a row comes after each sixtieth of the time since the start.
+# Seconds between two lines, and between two rows of the log:
+REWRITE_PERIOD_S = 0.25  # A line that a terminal rewrites, as fast as an eye can follow numbers.
+LINE_PERIOD_S = 10.0  # A line in a file: 360 an hour.
+ROW_PERIOD_S = 1.0  # A row of a young run. Members' own counts arrive as often.
+SPARSE_PERIOD_S = 10.0  # A row of a long run: about 9,000 a day, 3 MB.
+ROWS_PER_AGE = 60  # In between, the period of rows is this part of the time since the start.
 
 
 class Console:
@@ -63,7 +64,7 @@ class Console:
         self._line_period_s = REWRITE_PERIOD_S if self._terminal else LINE_PERIOD_S
         self.tick_period_s = min(ROW_PERIOD_S, self._line_period_s)  # The period at which to call tick.
         self._log = None if log is None else _Log.open(log)
-        self._began_s = self._row_s = self._line_s = now_s
+        self._began_s = self._row_at_s = self._line_at_s = now_s  # Times of the start, the last row and the last line.
         self._rates = _Rates(now_s)
         self.write_event(now_s, "listening", f"Node {node_id[:8]} listens on {address}.", address=address)
 
@@ -82,17 +83,17 @@ class Console:
     def tick(self, now_s: float, read: Callable[[], Reading]) -> None:
         """Write the line and the row that are due; ``read`` is called only when one is."""
         # A clock set back must not silence the output until it has caught up, hence the absolute difference.
-        row_period_s = min(max(ROW_PERIOD_S, (self._row_s - self._began_s) / DENSE_SHARE), SPARSE_PERIOD_S)
-        row_due = self._log is not None and abs(now_s - self._row_s) >= row_period_s
-        line_due = self._stream is not None and abs(now_s - self._line_s) >= self._line_period_s
-        if not row_due and not line_due:
+        row_period_s = min(max(ROW_PERIOD_S, (self._row_at_s - self._began_s) / ROWS_PER_AGE), SPARSE_PERIOD_S)
+        is_row_due = self._log is not None and abs(now_s - self._row_at_s) >= row_period_s
+        is_line_due = self._stream is not None and abs(now_s - self._line_at_s) >= self._line_period_s
+        if not is_row_due and not is_line_due:
             return
         figures = self._with_rates(now_s, read())
-        if row_due:
-            self._row_s = now_s
+        if is_row_due:
+            self._row_at_s = now_s
             self._write_row(now_s, {"event": "progress", **figures})
-        if line_due:
-            self._line_s = now_s
+        if is_line_due:
+            self._line_at_s = now_s
             line = f"{self._id[:8]}  {line_of(figures)}"
             if self._terminal:
                 width = shutil.get_terminal_size().columns - 1  # A full last column would wrap.
@@ -129,11 +130,11 @@ class Console:
     def _write_row(self, now_s: float, row: dict[str, Any]) -> None:
         if self._log is None:
             return
-        trouble = self._log.write({"t": round(now_s, 3), "id": self._id, **row})
-        if trouble is not None:
+        failure = self._log.write({"t": round(now_s, 3), "id": self._id, **row})
+        if failure is not None:
             path, self._log = self._log.path, None
             # Report it even where the line is off, since a missing log goes unnoticed.
-            notice = f"The log {path} cannot be written ({trouble}) and is off from here; training goes on."
+            notice = f"The log {path} cannot be written ({failure}) and is off from here; training goes on."
             if self._stream is not None:
                 self._print(f"{notice}\n")
             elif self._embedded:
@@ -165,10 +166,10 @@ class _Rates:
         passed_s = now_s - self._since_s
         if abs(passed_s) >= ROW_PERIOD_S:
             if passed_s > 0:
-                scale = 1e-6 / passed_s
+                scale = 1e-6 / passed_s  # From bytes to MB per second.
                 for figure in RATES:
-                    more = row[figure.rate_of] - self._counts[figure.rate_of]
-                    self._rates[figure.name] = round(more * scale, 3)
+                    growth = row[figure.rate_of] - self._counts[figure.rate_of]
+                    self._rates[figure.name] = round(growth * scale, 3)
             self._since_s, self._counts = now_s, {name: row[name] for name in self._counts}
         return self._rates
 
@@ -194,8 +195,8 @@ class _Log:
     def write(self, row: Mapping[str, Any]) -> str | None:
         """Write a row; return None, or the reason why that failed."""
         # JSON has no NaN, so a diverged loss becomes null.
-        lost = {key: None for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)}
-        text = json.dumps({**row, **lost}, separators=(",", ":"), allow_nan=False)
+        not_finite = {key: None for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)}
+        text = json.dumps({**row, **not_finite}, separators=(",", ":"), allow_nan=False)
         data = (text + "\n").encode()
         self._reopen_if_rotated()
         try:

@@ -31,7 +31,7 @@ Reading = dict[str, Any]
 """A snapshot of a node: its logged figures by name, None where a value is not known."""
 
 SHOWN_ROWS = 16  # Rows of a table in `gossip status`: refusals, misbehaviour or recent mixes.
-SHORTENED = ("clipped", "budget")  # Reasons for which a vector is shortened and mixed, not refused.
+SHORTENED = ("clipped", "budget")  # The reasons with which gossip.filters shortens a vector and mixes it.
 HEAD = """\
 # Every figure
 
@@ -99,7 +99,7 @@ class Figure:
         name: Its name in the log.
         meaning: A description for users.
         unit: Its unit.
-        of: A function that reads it from a :class:`Source`; None for a rate, which follows from ``rate_of``.
+        read: A function that reads it from a :class:`Source`; None for a rate, which follows from ``rate_of``.
         text: A function that formats its value; the value None means unknown.
         rate_of: The figure in bytes of which this one is the rate in MB/s.
         logged: The log has it.
@@ -115,7 +115,7 @@ class Figure:
     name: str
     meaning: str
     unit: str = ""
-    of: Callable[[Source], Any] | None = None
+    read: Callable[[Source], Any] | None = None
     text: Callable[[Any], str] = str
     rate_of: str = ""
     logged: bool = True
@@ -129,18 +129,19 @@ class Figure:
 
 
 def median(values: Iterable[float]) -> float | None:
-    found = list(values)
-    return statistics.median(found) if found else None
+    """Return the median, or None without values."""
+    known = list(values)
+    return statistics.median(known) if known else None
 
 
-def refusals_of(at: Source) -> tuple[tuple[str, str, int], ...]:
+def refusals_of(source: Source) -> tuple[tuple[str, str, int], ...]:
     """Return the members that were refused most often, and the reasons.
 
     Vectors that a filter shortens do not count, since honest members with their own data often send such vectors.
     :class:`gossip.misbehaviour.MisbehaviourLog` reports members that send too many.
     """
-    whole = [item for item in at.peer.exchanges.refusals.counts.items() if item[0][1] not in SHORTENED]
-    counts = sorted(whole, key=lambda item: item[1], reverse=True)[:SHOWN_ROWS]
+    refusals = [item for item in source.peer.exchanges.refusals.counts.items() if item[0][1] not in SHORTENED]
+    counts = sorted(refusals, key=lambda item: item[1], reverse=True)[:SHOWN_ROWS]
     return tuple((partner.hex(), code, count) for (partner, code), count in counts)
 
 
@@ -165,76 +166,76 @@ VERSION = installed_version()
 # `gossip status` identify figures by position: append new ones behind the others.
 FIGURES = (
     Figure(
-        "steps", "steps of this node's training loop", "local steps", lambda at: at.steps, count_text,
+        "steps", "steps of this node's training loop", "local steps", lambda source: source.steps, count_text,
         status=True, line="step {steps}", table=("steps", "{steps}"), column="steps",
         metric="gossip_steps_total",
     ),
     Figure(
-        "samples", "samples that this node has trained on", "samples", lambda at: at.samples, count_text,
+        "samples", "samples that this node has trained on", "samples", lambda source: source.samples, count_text,
         status=True, line="samples {samples} of {swarm_samples}",
         table=("samples", "{samples} of the swarm's {swarm_samples}"), column="samples",
         metric="gossip_samples_total",
     ),
     Figure(
         "swarm_samples", "samples behind the weights of its run, including those of members that left", "samples",
-        lambda at: at.swarm_samples, count_text, status=True,
+        lambda source: source.swarm_samples, count_text, status=True,
         metric="gossip_swarm_samples",
     ),
     Figure(
-        "loss", "the last loss that the loop reported", "", lambda at: at.peer.membership.me.loss, loss_text,
+        "loss", "the last loss that the loop reported", "", lambda source: source.peer.membership.me.loss, loss_text,
         status=True, line="loss {loss}", table=("loss", "{loss}"), column="loss",
         metric="gossip_loss",
     ),
     Figure(
-        "members_alive", "members alive, this node included", "members", lambda at: at.peer.view.alive_count,
+        "members_alive", "members alive, this node included", "members", lambda source: source.peer.view.alive_count,
         count_text, status=True, line=members_text,
         table=("members", lambda row: "alone" if row["alone"] else count_text(row["members_alive"])),
     ),
     Figure(
-        "exchanges_done", "finished exchanges", "exchanges", lambda at: at.peer.exchanges.done_count, count_text,
-        status=True, line=lambda row: quantity(row["exchanges_done"], "exchange")
+        "exchanges_done", "finished exchanges", "exchanges", lambda source: source.peer.exchanges.done_count,
+        count_text, status=True, line=lambda row: quantity(row["exchanges_done"], "exchange")
         + (f" ({row['exchanges_failed']:,} failed)" if row["exchanges_failed"] else "") + interval_text(row),
         table=("exchanges", "{exchanges_done} done, {exchanges_failed} failed"), column="exchanges",
         metric="gossip_exchanges_done_total",
     ),
     Figure(
         "exchanges_failed", "failed exchanges, including unanswered offers", "exchanges",
-        lambda at: at.peer.exchanges.failures, count_text, status=True, column="failed",
+        lambda source: source.peer.exchanges.failures, count_text, status=True, column="failed",
     ),
     Figure(
         "exchange_seconds", "median of recent exchanges, from the request for a snapshot to the mix", "s",
-        lambda at: median(at.exchange_s), seconds_text, table=("an exchange takes", "{exchange_seconds}"),
+        lambda source: median(source.exchange_s), seconds_text, table=("an exchange takes", "{exchange_seconds}"),
     ),
     Figure(
-        "step_overhead_seconds", "median of recent calls of `node.step`", "s", lambda at: median(at.overhead_s),
+        "step_overhead_seconds", "median of recent calls of `node.step`", "s", lambda source: median(source.overhead_s),
         logged=False, metric="gossip_step_overhead_seconds",
     ),
     Figure(
-        "bytes_sent", "bytes sent over all links", "bytes", lambda at: at.links.bytes_sent, megabytes_text,
+        "bytes_sent", "bytes sent over all links", "bytes", lambda source: source.links.bytes_sent, megabytes_text,
         status=True, table=("sent, received", "{bytes_sent} MB, {bytes_received} MB"), column="MB sent",
         metric="gossip_sent_bytes_total",
     ),
     Figure(
-        "bytes_received", "bytes received over all links", "bytes", lambda at: at.links.bytes_received, megabytes_text,
-        status=True,
+        "bytes_received", "bytes received over all links", "bytes", lambda source: source.links.bytes_received,
+        megabytes_text, status=True,
         metric="gossip_received_bytes_total",
     ),
     Figure(
         "consensus_distance", "sqrt(mean |x_i - mean|^2) over the swarm, estimated from recent exchanges",
-        "distance of weights", lambda at: at.peer.exchanges.consensus_distance, logged=False, status=True,
+        "distance of weights", lambda source: source.peer.exchanges.consensus_distance, logged=False, status=True,
         metric="gossip_consensus_distance",
     ),
     Figure(
         "partner", "the last partner: the first digits of its id", "",
-        lambda at: at.peer.exchanges.last_partner and at.peer.exchanges.last_partner.hex()[:8],
+        lambda source: source.peer.exchanges.last_partner and source.peer.exchanges.last_partner.hex()[:8],
         lambda last: f", last with {last}" if last else "",
     ),
     Figure(
-        "ready", "true if it holds a run's weights", "", lambda at: at.peer.view.ready, logged=False, status=True,
-        metric="gossip_ready",
+        "ready", "true if it holds a run's weights", "", lambda source: source.peer.view.ready, logged=False,
+        status=True, metric="gossip_ready",
     ),
     Figure(
-        "alone", "true if no other member is alive", "", lambda at: at.peer.run_choice.is_alone, status=True,
+        "alone", "true if no other member is alive", "", lambda source: source.peer.run_choice.is_alone, status=True,
         metric="gossip_alone",
     ),
     Figure(
@@ -248,64 +249,65 @@ FIGURES = (
     ),
     Figure(
         "messages_ignored", "messages of kinds that this version does not know", "messages",
-        lambda at: at.links.ignored_messages, logged=False, status=True,
+        lambda source: source.links.ignored_messages, logged=False, status=True,
         metric="gossip_messages_ignored_total",
     ),
     Figure(
         "events_dropped", "events dropped because callbacks of `node.on` were too slow", "events",
-        lambda at: at.events_dropped,
+        lambda source: source.events_dropped,
         logged=False,
         metric="gossip_events_dropped_total",
     ),
     Figure(
         "suspicious", "members that misbehave: member, how, count", "",
-        lambda at: tuple(islice(at.peer.misbehaviour.rows(), SHOWN_ROWS)), logged=False, status=True,
+        lambda source: tuple(islice(source.peer.misbehaviour.rows(), SHOWN_ROWS)), logged=False, status=True,
         heading="misbehaves",
     ),
     Figure(
         "mixed", "recent partners: member, codec, seconds ago", "",
-        lambda at: tuple(at.mixes)[-SHOWN_ROWS:], logged=False, status=True, heading="mixed with",
+        lambda source: tuple(source.mixes)[-SHOWN_ROWS:], logged=False, status=True, heading="mixed with",
         heads=("codec", "s ago"),
     ),
     Figure(
         "failures", "failed exchanges by reason", "exchanges",
-        lambda at: tuple((reason, "", count) for reason, count in at.peer.exchanges.failures_by_reason.items()),
+        lambda source: tuple((reason, "", count) for reason, count in source.peer.exchanges.failures_by_reason.items()),
         logged=False, status=True, heading="exchanges failed", heads=("", "times"),
     ),
-    Figure("version", "version of this library", "", lambda at: VERSION, logged=False, status=True),
+    Figure("version", "version of this library", "", lambda source: VERSION, logged=False, status=True),
     Figure(
         "kernel", "the codecs' implementation: `compiled`, or `numpy` where nothing was built", "",
-        lambda at: kernel.implementation(), logged=False, status=True,
+        lambda source: kernel.implementation(), logged=False, status=True,
     ),
     Figure(
         "lossy_links", "links on which packet loss limits cubic; bbr would not be limited", "links",
-        lambda at: at.links.lossy_links, logged=False, status=True,
+        lambda source: source.links.lossy_links, logged=False, status=True,
     ),
     Figure(
         "wide_links", "links with several connections, since one does not fill their path", "links",
-        lambda at: at.links.striped_links, logged=False, status=True,
+        lambda source: source.links.striped_links, logged=False, status=True,
     ),
     Figure(
         "faults", "faults of this library that ended one link or one exchange", "faults",
-        lambda at: at.faults, logged=False, status=True,
+        lambda source: source.faults, logged=False, status=True,
         metric="gossip_faults_total",
     ),
     Figure(
         "network_restarts", "restarts of its network side after a fault of this library", "restarts",
-        lambda at: at.restarts, logged=False, status=True,
+        lambda source: source.restarts, logged=False, status=True,
         metric="gossip_network_restarts_total",
     ),
     Figure(
         "interval_steps", "local steps between two mixes at present; null if timed by the clock", "local steps",
-        lambda at: at.peer.schedule.every, count_text, status=True,
+        lambda source: source.peer.schedule.every, count_text, status=True,
     ),
     Figure(
         "codec", "the codec of the last exchange; of the configuration before the first", "",
-        lambda at: next((codec for _, codec, _ in reversed(tuple(at.mixes))), at.peer.config.codec_name), status=True,
-        table=("mixes", lambda row: interval_text(row).removeprefix(", ") or f"in {row.get('codec')}"),
+        lambda source: next((codec for _, codec, _ in reversed(tuple(source.mixes))), source.peer.config.codec_name),
+        status=True, table=("mixes", lambda row: interval_text(row).removeprefix(", ") or f"in {row.get('codec')}"),
     ),
 )  # fmt: skip
-MEASURED = tuple(figure for figure in FIGURES if figure.of is not None and not figure.heading)
+# The figures of `node.metrics()`: those with a value, and not those that are rows.
+MEASURED = tuple(figure for figure in FIGURES if figure.read is not None and not figure.heading)
 RATES = tuple(figure for figure in FIGURES if figure.rate_of)
 STATUS = tuple(figure for figure in FIGURES if figure.status)
 HEADINGS = {figure.name: (figure.heading, *figure.heads) for figure in FIGURES if figure.heading}
@@ -316,20 +318,21 @@ def none_if_nan(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def reading(at: Source) -> Reading:
+def reading(source: Source) -> Reading:
     """Return the logged figures except rates, which follow from two readings."""
-    return {figure.name: none_if_nan(figure.of(at)) for figure in FIGURES if figure.logged and figure.of is not None}
+    logged = [figure for figure in FIGURES if figure.logged]
+    return {figure.name: none_if_nan(figure.read(source)) for figure in logged if figure.read is not None}
 
 
-def status_reading(at: Source) -> Reading:
+def status_reading(source: Source) -> Reading:
     """Return the figures of `gossip status`, in the order of ``STATUS``."""
-    return {figure.name: none_if_nan(figure.of(at)) for figure in STATUS if figure.of is not None}
+    return {figure.name: none_if_nan(figure.read(source)) for figure in STATUS if figure.read is not None}
 
 
 def fill_templates(templates: Iterable[str | Callable[[Reading], str]], row: Reading) -> list[str]:
     """Fill templates with the figures of a reading as text."""
     texts = {figure.name: figure.text(row[figure.name]) for figure in FIGURES if figure.name in row}
-    return [one.format_map(texts) if isinstance(one, str) else one(row) for one in templates]
+    return [each.format_map(texts) if isinstance(each, str) else each(row) for each in templates]
 
 
 def line_of(row: Reading) -> str:
@@ -340,7 +343,7 @@ def line_of(row: Reading) -> str:
 def table_of(row: Reading) -> list[tuple[str, str]]:
     """Return a node's whole run as rows of name and value."""
     tables = [figure.table for figure in FIGURES if figure.table is not None]
-    return list(zip([what for what, _ in tables], fill_templates([text for _, text in tables], row), strict=True))
+    return list(zip([label for label, _ in tables], fill_templates([text for _, text in tables], row), strict=True))
 
 
 def columns_of(row: Reading) -> dict[str, str]:

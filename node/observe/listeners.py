@@ -28,7 +28,7 @@ class Listener:
 
     kind: str
     callback: Callback
-    is_failure_logged: bool = False  # Its exception has been logged.
+    is_failure_logged: bool = False  # An exception of the callback has been logged.
 
     def matches(self, event: NodeEvent) -> bool:
         return self.kind in ("*", event.kind) or event.kind.startswith(self.kind + ".")
@@ -60,20 +60,20 @@ class Listeners:
         Raises:
             ConfigError: There is no such kind, or the callback cannot be called.
         """
-        kinds = {"*", *LEVELS, *(one.partition(".")[0] for one in LEVELS)}
+        kinds = {"*", *LEVELS, *(name.partition(".")[0] for name in LEVELS)}
         if kind not in kinds:
             raise ConfigError(f"There is no event {kind!r}; there are {', '.join(sorted(kinds))}.")
         if not callable(callback):
             raise ConfigError(f"The callback for {kind!r} is {callback!r}, which cannot be called.")
-        one = Listener(kind, callback)
+        listener = Listener(kind, callback)
         with self.lock:
-            self.listeners = (*self.listeners, one)
+            self.listeners = (*self.listeners, listener)
 
-        def take_back() -> None:
+        def remove() -> None:
             with self.lock:
-                self.listeners = tuple(other for other in self.listeners if other is not one)
+                self.listeners = tuple(other for other in self.listeners if other is not listener)
 
-        return take_back
+        return remove
 
     def history(self) -> tuple[NodeEvent, ...]:
         """Return recent events, newest last."""
@@ -107,21 +107,21 @@ class Listeners:
     def call_listeners(self) -> None:
         while (item := self.queue.get()) is not None:
             event, listeners = item
-            for one in listeners:
-                if one.matches(event) and one in self.listeners:
-                    self.call_back(one, event)
+            for listener in listeners:
+                if listener.matches(event) and listener in self.listeners:  # It may have been removed since.
+                    self.call_back(listener, event)
 
-    def call_back(self, one: Listener, event: NodeEvent) -> None:
+    def call_back(self, listener: Listener, event: NodeEvent) -> None:
         try:
-            one.callback(event)
+            listener.callback(event)
         except BaseException as error:  # SystemExit too: it would end this thread alone.
-            if not one.is_failure_logged:
-                one.is_failure_logged = True
-                text = f"The callback of node.on for {one.kind!r} raised, and is called again."
+            if not listener.is_failure_logged:
+                listener.is_failure_logged = True
+                text = f"The callback of node.on for {listener.kind!r} raised, and is called again."
                 notices.log(self.node_id(), "callback", text, True, error)
 
     def close(self, within_s: float) -> None:
         """Deliver the events so far, waiting at most ``within_s`` seconds. May be called from a callback."""
-        self.queue.put(None)
+        self.queue.put(None)  # The thread ends at it.
         if self.thread is not None and self.thread is not threading.current_thread():
             self.thread.join(within_s)

@@ -39,8 +39,8 @@ class Losses:
         self.checked_at = now
         lossy = 0
         for link in self.links.all():
-            before, path = self.records.get(link) or (0, PathRecord())
-            if link.sent_bytes - before >= MIN_BYTES:
+            sent_before, path = self.records.get(link) or (0, PathRecord())
+            if link.sent_bytes - sent_before >= MIN_BYTES:
                 self.check_link(link, path)
             lossy += path.loss is not None
             if path.is_narrow:
@@ -54,10 +54,10 @@ class Losses:
             path.update(*plain.tcp_info())
         if path.loss is not None and not self.is_reported:
             self.is_reported = True  # The cause is this machine's TCP, so naming the first link suffices.
-            share, at_ms = f"{100 * path.loss.share:.1f} %", f"{1e3 * path.loss.rtt_s:.0f} ms"
+            share, rtt = f"{100 * path.loss.share:.1f} %", f"{1e3 * path.loss.rtt_s:.0f} ms"
             self.on_event("lossy", (
                 f"Of what goes to member {short(link.peer)} {share} is lost on its way, and this machine's TCP (cubic) "
-                f"takes that for a full path: at {at_ms} it sends {path.loss.ceiling_mb_s:.2f} MB/s at most by each "
+                f"takes that for a full path: at {rtt} it sends {path.loss.ceiling_mb_s:.2f} MB/s at most by each "
                 "connection. Such links get several (`connections`). bbr needs one: as root, `modprobe tcp_bbr` and "
                 '`sysctl -w net.ipv4.tcp_allowed_congestion_control="reno cubic bbr"`, then start this node again.'
             ))  # fmt: skip

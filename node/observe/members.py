@@ -17,7 +17,7 @@ class Member:
     """A node of the swarm, perhaps this one, as this node knows it."""
 
     id: str  # 32 hexadecimal digits.
-    address: str | None  # None: it only dials out, and cannot be dialled.
+    address: str | None  # None if it cannot be dialled.
     state: str  # One of alive, suspect, dead, left.
     steps: int
     samples: int
@@ -29,15 +29,16 @@ class SwarmView:
     """The network thread's latest report to the training thread: frozen and replaced whole, so it needs no lock."""
 
     owners: tuple[PeerId, ...] = ()  # The nodes that share the data: alive and ready, this node included.
-    changes: int = -1  # Counts changes of owners.
-    run: bytes = b""  # The id of the run whose weights we hold.
-    swarm_samples: int = 0  # Samples behind these weights.
-    own_samples: int = 0  # Our samples in this life, at the time of that count.
-    sharers: int = 1  # Members of the run, by which each sample of ours since then is multiplied.
+    changes: int = -1  # Counts changes of owners; -1 before the first report.
+    run: bytes = b""  # The id of the run whose weights we hold; empty before the first report.
+    swarm_samples: int = 0  # Samples that all members together have trained these weights on.
+    own_samples: int = 0  # Our samples in this life (since our start), at the time of that count.
+    sharers: int = 1  # Members of the run. Each sample of ours counts so often, as if all trained at our pace.
     earlier: int = 0  # Changes that earlier peers of this process counted.
     settled: int = 0  # Counts how often the node has settled.
 
     def refreshed(self, peer: Peer) -> Self:
+        """Return the view of this peer now."""
         changes = self.earlier + peer.membership.changes
         owners = self.owners if changes == self.changes else tuple(peer.membership.owners())
         return replace(

@@ -19,8 +19,8 @@ class Metrics(Mapping[str, Any]):
         object.__setattr__(self, "_values", dict(values))
 
     @classmethod
-    def of(cls, at: Source) -> Self:
-        return cls({figure.name: none_if_nan(figure.of(at)) for figure in MEASURED if figure.of is not None})
+    def of(cls, source: Source) -> Self:
+        return cls({figure.name: none_if_nan(figure.read(source)) for figure in MEASURED if figure.read is not None})
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]

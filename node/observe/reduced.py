@@ -16,7 +16,9 @@ from gossip.wire.records import MAX_EXTRA_BYTES, clamp_field, is_keepable
 
 __all__ = ["Figures", "Reduced", "is_settling", "reduce", "values_in"]
 
-SETTLING = ""  # The name under which a loop says that it waits in settle; no figure has this name.
+SETTLING = ""  # The name of the mark that this loop waits in ``node.settle``. No figure may have an empty name.
+
+FRAMING_BYTES = 3  # msgpack's headers of a record's list of values and of the packed figures in it.
 
 Values = dict[str, tuple[float, int]]
 """Figures by name: the value, and the swarm's samples when it was measured."""
@@ -43,13 +45,13 @@ class Figures:
     """This node's own figures. Sending a figure again replaces it and leaves the others."""
 
     def __init__(self) -> None:
-        self.run = b""  # The run on whose weights they were measured.
+        self.run = b""  # The run on whose weights they were measured; empty before the first.
         self.values: Values = {}
-        self.is_settling = False  # Our loop waits in settle: others in settle need not wait for it.
+        self.is_settling = False  # Our loop waits in ``node.settle``: others that wait there need not wait for it.
 
-    def pack_settling(self, on: bool, run: bytes, swarm_samples: int) -> bytes:
+    def pack_settling(self, is_settling: bool, run: bytes, swarm_samples: int) -> bytes:
         """Return the packed figures for our record, when the loop begins or ends to settle."""
-        self.is_settling = on
+        self.is_settling = is_settling
         return self.pack({}, run, swarm_samples)
 
     def pack(self, figures: Mapping[str, Any], run: bytes, swarm_samples: int) -> bytes:
@@ -59,23 +61,23 @@ class Figures:
 
         Raises :class:`ConfigError` for a value that is no number, and for more than a record has room for.
         """
-        kept = dict(self.values) if run == self.run else {}
-        for name, given in figures.items():
-            value = number_of(name, given)
-            kept.pop(name, None)
+        values = dict(self.values) if run == self.run else {}
+        for name, figure in figures.items():
+            value = number_of(name, figure)
+            values.pop(name, None)
             if math.isfinite(value):
-                kept[name] = value, clamp_field("samples", swarm_samples)
-        packed: bytes = msgpack.packb(kept, use_bin_type=True) if kept else b""
-        # Always keep room for the mark of settling.
-        settled: bytes = msgpack.packb(kept | {SETTLING: (1.0, 0)}, use_bin_type=True)
-        if not is_keepable((settled,)):
-            room = MAX_EXTRA_BYTES - 3 - (len(settled) - len(packed))
+                values[name] = value, clamp_field("samples", swarm_samples)
+        packed: bytes = msgpack.packb(values, use_bin_type=True) if values else b""
+        # Without the mark of settling there must be room for it.
+        with_mark: bytes = msgpack.packb(values | {SETTLING: (1.0, 0)}, use_bin_type=True)
+        if not is_keepable((with_mark,)):
+            room = MAX_EXTRA_BYTES - FRAMING_BYTES - (len(with_mark) - len(packed))
             raise ConfigError(
-                f"The figures {', '.join(kept)} take {len(packed)} bytes, and a member's record has room for {room}: "
+                f"The figures {', '.join(values)} take {len(packed)} bytes, and a member's record has room for {room}: "
                 "tell fewer of them, or by shorter names."
             )
-        self.run, self.values = run, kept
-        return settled if self.is_settling else packed
+        self.run, self.values = run, values
+        return with_mark if self.is_settling else packed
 
 
 def number_of(name: object, value: Any) -> float:
@@ -94,11 +96,11 @@ def values_in(record: MemberRecord) -> Values:
     if type(packed) is not bytes:
         return {}
     try:
-        found = msgpack.unpackb(packed)
+        rows = msgpack.unpackb(packed)
     except ValueError:
         return {}
     values: Values = {}
-    for name, row in found.items() if isinstance(found, dict) else ():
+    for name, row in rows.items() if isinstance(rows, dict) else ():
         if isinstance(name, str) and isinstance(row, list) and len(row) == 2:
             value, samples = row
             if type(value) is float and math.isfinite(value) and type(samples) is int:
@@ -113,16 +115,19 @@ def is_settling(record: MemberRecord) -> bool:
 
 def reduce(own: Values, records: Iterable[MemberRecord]) -> dict[str, Reduced]:
     """Return each figure reduced over ``own`` and these records."""
-    rows: dict[str, list[tuple[float, int]]] = {}
+    rows_by_name: dict[str, list[tuple[float, int]]] = {}
     for values in (own, *map(values_in, records)):
         for name, row in values.items():
-            if name:
-                rows.setdefault(name, []).append(row)
-    return {name: reduce_values([value for value, _ in row], min(at for _, at in row)) for name, row in rows.items()}
+            if name != SETTLING:
+                rows_by_name.setdefault(name, []).append(row)
+    return {name: reduce_rows(rows) for name, rows in rows_by_name.items()}
 
 
-def reduce_values(values: list[float], oldest: int) -> Reduced:
+def reduce_rows(rows: list[tuple[float, int]]) -> Reduced:
+    """Return one figure reduced over the members' rows, each its value and the swarm's samples."""
+    values = [value for value, _ in rows]
     total = sum(values)  # fsum would raise where a liar's values exceed the range of a float.
     return Reduced(
-        total / len(values), statistics.median(values), total, min(values), max(values), len(values), oldest
+        total / len(values), statistics.median(values), total, min(values), max(values), len(values),
+        min(samples for _, samples in rows),
     )  # fmt: skip

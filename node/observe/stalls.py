@@ -16,18 +16,25 @@ STALL_AFTER_S = 5.0
 
 
 class Stalls:
-    """The stall detector of one node. ``trains`` returns True once its training loop has begun."""
+    """The stall detector of one node.
+
+    Args:
+        peer: The node's peer.
+        has_begun: Returns True once the training loop has begun.
+        announce: Announces a structured event.
+        on_event: Announces a sentence of a kind.
+    """
 
     def __init__(
-        self, peer: Peer, trains: Callable[[], bool], announce: Callable[[NodeEvent], None],
+        self, peer: Peer, has_begun: Callable[[], bool], announce: Callable[[NodeEvent], None],
         on_event: Callable[[str, str], None],
     ) -> None:  # fmt: skip
-        self.peer, self.trains, self.announce, self.on_event = peer, trains, announce, on_event
-        # Number of elements of the weights that a newcomer still lacks, and since when that number is the same.
+        self.peer, self.has_begun, self.announce, self.on_event = peer, has_begun, announce, on_event
+        # The number of elements of the weights that this newcomer still lacks, and the time of its last change.
         self.missing_elements, self.missing_since = 0, 0.0
-        # Seconds without a boundary if that was reported, else 0; and the seconds after which it is reported.
+        # Seconds without a boundary, 0 unless that was reported; and the seconds after which it is reported.
         self.reported_stall_s, self.patience_s = 0.0, STALL_AFTER_S
-        # Times of the last check, and of the last check after the whole process had been suspended.
+        # The time of the last check, inf before the first; and of the last check after the whole process was suspended.
         self.checked_at, self.woke_at = math.inf, -math.inf
 
     def check(self, now: float) -> None:
@@ -48,29 +55,29 @@ class Stalls:
 
         A loop with steps that long is reported at the first of them, and again only for a stall twice as long.
         """
-        stood_s = now - max(self.peer.view.boundary_at, self.woke_at)
-        if stood_s < STALL_AFTER_S:
+        stall_s = now - max(self.peer.view.boundary_at, self.woke_at)
+        if stall_s < STALL_AFTER_S:
             if self.reported_stall_s:
                 text = f"The training loop is at a step boundary again, after {self.reported_stall_s:.0f} s."
                 self.announce(StalledEvent("moving", time.time(), text, self.reported_stall_s))
                 self.patience_s, self.reported_stall_s = max(self.patience_s, 2 * self.reported_stall_s), 0.0
-        elif self.peer.view.ready and self.trains():
-            if not self.reported_stall_s and stood_s >= self.patience_s:
-                text = f"The training loop has reached no step boundary for {stood_s:.0f} s"
+        elif self.peer.view.ready and self.has_begun():
+            if not self.reported_stall_s and stall_s >= self.patience_s:
+                text = f"The training loop has reached no step boundary for {stall_s:.0f} s"
                 text += (
                     " (an evaluation, a loader that yields nothing?): until it does, no member can mix with this node."
                 )
-                self.announce(StalledEvent("stalled", time.time(), text, stood_s))
-                self.reported_stall_s = stood_s
+                self.announce(StalledEvent("stalled", time.time(), text, stall_s))
+                self.reported_stall_s = stall_s
             elif self.reported_stall_s:
-                self.reported_stall_s = stood_s
+                self.reported_stall_s = stall_s
 
     def check_donors(self, now: float) -> None:
         """Report once that the donors send no weights, because the newcomer would otherwise wait silently."""
-        left = self.peer.joining.missing_elements
-        if left != self.missing_elements or not left:
-            self.missing_elements, self.missing_since = left, now
+        missing = self.peer.joining.missing_elements
+        if missing != self.missing_elements or not missing:
+            self.missing_elements, self.missing_since = missing, now
         elif self.peer.joining.is_starved and now - self.missing_since >= STALL_AFTER_S:
-            self.missing_since = math.inf  # Reported.
+            self.missing_since = math.inf  # It was reported, and is not again until a piece arrives.
             text = f"The members that hold the weights have given none for {STALL_AFTER_S:.0f} s: their training loops "
             self.on_event("waiting", text + "stand (an evaluation?), or they serve others. This node waits for them.")

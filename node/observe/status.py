@@ -21,8 +21,8 @@ from node.transport.tls import TlsStream, swarm_contexts
 __all__ = ["AFTER_ALL", "PAGE_MEMBERS", "query", "query_node", "status_page"]
 
 PAGE_MEMBERS = 100  # Members of a page: at most 400 B each (a host name has 255) in one header of 64 KiB.
-MAX_ROWS = 50_000  # Members that are read: 40 MB, twice what a table holds, since any node may be answering.
-MAX_TEXT = 300  # Characters of a text that is shown: enough for an address.
+MAX_MEMBERS = 50_000  # Members that are read: 40 MB, twice what a table holds. Any program may be answering.
+MAX_CHARACTERS = 300  # Characters of a text that is shown: enough for an address.
 AFTER_ALL = b"\xff" * 16  # No member's id comes after it.
 METRICS = ("id", "address", "swarm", *(figure.name for figure in STATUS))
 """The metrics of a reply in their order; later versions append theirs."""
@@ -34,14 +34,14 @@ def status_page(source: Source, swarm: str, after: bytes) -> StatusReply:
     me = peer.membership.me
     address = str(me.address) if me.address is not None else None
     figures = status_reading(source).values()
-    rows = sorted((record.id, record, state) for record, state in peer.membership.members() if record.id > after)
+    later = sorted((record.id, record, state) for record, state in peer.membership.members() if record.id > after)
     page = tuple(
         (record.id, str(record.address) if record.address else None, state.value, record.steps, record.samples,
          record.loss, record.ready, peer.membership.rtt_s(record.id),
          peer.exchanges.durations.rate(record.id))
-        for _, record, state in rows[:PAGE_MEMBERS]
+        for _, record, state in later[:PAGE_MEMBERS]
     )  # fmt: skip
-    return StatusReply((me.id.hex(), address, swarm, *figures), page, len(rows) > PAGE_MEMBERS)
+    return StatusReply((me.id.hex(), address, swarm, *figures), page, len(later) > PAGE_MEMBERS)
 
 
 def query(address: Address, secret: bytes | None = None, timeout_s: float = 5.0) -> dict[str, Any]:
@@ -54,8 +54,10 @@ def query(address: Address, secret: bytes | None = None, timeout_s: float = 5.0)
     except RefusedError as error:
         raise LocalError(str(error)) from error
     except (OSError, RemoteError, trio.TooSlowError) as error:
-        how = "is its secret this one" if secret is not None else "does it need --secret-file"
-        raise LocalError(f"No node answers at {address}: is it running, is the address right, and {how}?") from error
+        secret_hint = "is its secret this one" if secret is not None else "does it need --secret-file"
+        raise LocalError(
+            f"No node answers at {address}: is it running, is the address right, and {secret_hint}?"
+        ) from error
 
 
 async def query_node(address: Address, secret: bytes | None, timeout_s: float, after: bytes = b"") -> dict[str, Any]:
@@ -91,7 +93,7 @@ async def read_pages(stream: ByteStream, reader: FrameReader, after: bytes = b""
             after = bytes.fromhex(members[-1]["id"])
         if not reply.more or not reply.members:
             break
-        if len(members) >= MAX_ROWS:
+        if len(members) >= MAX_MEMBERS:
             raise ProtocolError("The node names more members than a swarm can have.")
     values = (*reply.metrics, *[None] * len(METRICS))
     metrics = {name: printable(value) for name, value in zip(METRICS, values, strict=False)}
@@ -107,11 +109,12 @@ async def read_pages(stream: ByteStream, reader: FrameReader, after: bytes = b""
 
 
 async def next_reply(reader: FrameReader) -> StatusReply:
+    """Return the next reply; messages that this version does not know are skipped."""
     while True:
-        got = await reader.read_message()
-        if got is None:
+        frame = await reader.read_message()
+        if frame is None:
             raise ProtocolError("The node closed the connection.")
-        message, body_bytes = got
+        message, body_bytes = frame
         if isinstance(message, StatusReply):
             return message
         if isinstance(message, Unknown):
@@ -123,10 +126,10 @@ def member_of(row: Any, after: bytes) -> dict[str, Any]:
     peer = row[0] if isinstance(row, tuple) and row else None
     if type(peer) is not bytes or len(peer) != 16 or peer <= after:
         raise ProtocolError("The node's answer is not a status.")
-    values = (*row[1:], *[None] * 8)
-    where, state, steps, samples, loss, ready, rtt_s, mb_s = (printable(value) for value in values[:8])
+    values = (*row[1:], *[None] * 8)  # Values that an older version does not send are None.
+    address, state, steps, samples, loss, ready, rtt_s, mb_s = (printable(value) for value in values[:8])
     return {
-        "id": peer.hex(), "address": where, "state": state, "steps": steps, "samples": samples, "loss": loss,
+        "id": peer.hex(), "address": address, "state": state, "steps": steps, "samples": samples, "loss": loss,
         "ready": ready, "rtt_s": rtt_s, "mb_s": mb_s,
     }  # fmt: skip
 
@@ -143,5 +146,5 @@ def rows_of(value: Any) -> tuple[tuple[Any, ...], ...]:
 def printable(value: Any) -> Any:
     """Return a value that is safe to show, a number or a short printable text, and None for any other."""
     if isinstance(value, str):
-        return value if len(value) <= MAX_TEXT and value.isprintable() else None
+        return value if len(value) <= MAX_CHARACTERS and value.isprintable() else None
     return value if isinstance(value, bool | int | float) else None

@@ -196,7 +196,7 @@ def test_what_is_no_status_is_refused_in_a_sentence(page):
 
 
 def test_a_node_that_never_comes_to_an_end_is_left(monkeypatch):
-    monkeypatch.setattr("node.observe.status.MAX_ROWS", 3)
+    monkeypatch.setattr("node.observe.status.MAX_MEMBERS", 3)
     pages = [StatusReply(METRIC_VALUES, ((bytes([number]) * 16,),), True) for number in range(1, 9)]
     with pytest.raises(BaseExceptionGroup) as error:
         ask(*pages)

@@ -65,9 +65,9 @@ class Exposition:
         if source is None:
             return
         for figure in FIGURES:
-            if not figure.metric or figure.of is None:
+            if not figure.metric or figure.read is None:
                 continue
-            value = none_if_nan(figure.of(source))
+            value = none_if_nan(figure.read(source))
             if value is None:
                 continue
             family = CounterMetricFamily if figure.metric.endswith("_total") else GaugeMetricFamily

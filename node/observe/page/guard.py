@@ -13,7 +13,8 @@ from node.transport.tcp import is_loopback
 
 __all__ = ["OPEN_PATH", "Guard", "token_of"]
 
-TOKEN_DIGITS = 32  # Hexadecimal: 128 bits, which cannot be guessed.
+TOKEN_DIGITS = 32  # Hexadecimal digits: 128 bits, which cannot be guessed.
+MAX_PARTS = 32  # Cookies, or parts of a query, that are looked at.
 OPEN_PATH = "/healthz"  # Open to launchers that can send no token: it only says whether this node trains.
 
 
@@ -59,16 +60,17 @@ class Guard:
             return HTTPStatus.FORBIDDEN, "This page answers on its machine alone: open it as http://127.0.0.1:PORT/."
         if self.brings_token(query) or self.is_token(authorization.removeprefix("Bearer ")):
             return None
-        if any(self.is_token(part.strip().removeprefix("gossip_page=")) for part in cookie.split(";")[:32]):
+        if any(self.is_token(part.strip().removeprefix("gossip_page=")) for part in cookie.split(";")[:MAX_PARTS]):
             return None
         sentence = "This page is its swarm's: open the link that the node printed at its start, or send its token."
         return HTTPStatus.UNAUTHORIZED, sentence
 
     def brings_token(self, query: str) -> bool:
         """Return True if the token is in the address. It is then moved from there to a cookie."""
-        return any(self.is_token(part.removeprefix("token=")) for part in query.split("&")[:32])
+        return any(self.is_token(part.removeprefix("token=")) for part in query.split("&")[:MAX_PARTS])
 
     def cookie(self) -> str:
+        """Return the cookie that holds the token for a week."""
         # Lax and not Strict, so that the link works from a message. The page offers nothing to change.
         return f"gossip_page={self.token}; Path=/; HttpOnly; SameSite=Lax; Max-Age=604800"
 
@@ -78,5 +80,5 @@ class Guard:
 
 def is_own_name(host: str) -> bool:
     """Return True if a Host header, with or without a port, names loopback."""
-    found = re.fullmatch(r"(?:\[([^\[\]]*)\]|([^:\[\]]*))(?::\d*)?", host)
-    return found is not None and is_loopback(found[1] or found[2] or "")
+    match = re.fullmatch(r"(?:\[([^\[\]]*)\]|([^:\[\]]*))(?::\d*)?", host)
+    return match is not None and is_loopback(match[1] or match[2] or "")

@@ -31,15 +31,15 @@ __all__ = ["Page"]
 
 UPDATE_PERIOD_S = 1.0  # Seconds between two updates of the picture.
 # Pause after an update, as a multiple of its duration: it walks the table of members, 16 ms for 10,000 of them.
-WALK_SHARE = 100.0
+PAUSE_TIMES = 100.0
 MAX_STREAMS = 16  # Concurrent event streams, of 20 kB a second each.
 MAX_QUERIES = 8  # Members queried per second while a page is open: 32 take four seconds.
-ASK_S = 2.0  # Seconds for an answer, a third of the age at which a row is old.
+QUERY_S = 2.0  # Time limit for a member's answer, a third of the age at which its row is old.
 MAX_SENTENCES = 50  # Recent sentences that a page begins with.
 MAX_CHARACTERS = 400  # Characters of each sentence.
-HEALTHY_S = 30.0  # Seconds without a step boundary that count as healthy: an evaluation may take this long.
-# The same as a multiple of the longest time between two boundaries so far; the larger limit counts.
-HEALTHY_TIMES = 3.0
+# A node is healthy while it has been without a step boundary for less than the larger of these two limits:
+HEALTHY_S = 30.0  # Seconds; an evaluation may take this long.
+HEALTHY_TIMES = 3.0  # A multiple of the longest time between two boundaries so far.
 STATIC = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
@@ -85,10 +85,10 @@ class Page:
         self.sentences: list[dict[str, Any]] = []
         self.sentence_count = 0  # Number of sentences so far, which numbers the next one.
         self.open_streams = 0
-        self.state = b""  # The event of the last update, which all streams send.
+        self.state = b""  # The event of the last update, which all streams send; empty before the first.
         self.updated = trio.Event()
         self.query_limiter = trio.CapacityLimiter(MAX_QUERIES)
-        self.longest_s = 0.0  # The longest time between two boundaries, as seen here.
+        self.longest_s = 0.0  # The longest time without a boundary that an update has seen.
 
     async def serve(self, runtime: Callable[[], WatchedNode], source: Callable[[], Source]) -> None:
         """Serve until cancelled."""
@@ -103,7 +103,7 @@ class Page:
                     self.update(runtime(), source, self.picture, nursery)
                 except Exception as error:
                     self.contain(error)
-                await trio.sleep(max(UPDATE_PERIOD_S, WALK_SHARE * (time.perf_counter() - began)))
+                await trio.sleep(max(UPDATE_PERIOD_S, PAUSE_TIMES * (time.perf_counter() - began)))
 
     def update(
         self, runtime: WatchedNode, source: Callable[[], Source], picture: SwarmPicture, nursery: trio.Nursery
@@ -111,35 +111,35 @@ class Page:
         """Update the picture, query members if a page is open, and wake the event streams."""
         peer, now = runtime.peer, time.monotonic()
         own = status_reading(source())
-        stood_s = runtime.now - peer.view.boundary_at
-        if peer.view.ready and stood_s < self.patience_s:  # A stall must not raise its own limit.
-            self.longest_s = max(self.longest_s, stood_s)
+        stall_s = runtime.now - peer.view.boundary_at
+        if peer.view.ready and stall_s < self.stall_limit_s:  # A stall must not raise its own limit.
+            self.longest_s = max(self.longest_s, stall_s)
         picture.update([(peer.membership.me, MemberState.ALIVE), *peer.membership.members()], own, now)
         if self.open_streams:
-            for who, address in picture.take_next_queries(MAX_QUERIES, now):
-                nursery.start_soon(self.query_member, runtime.connector, picture, who, address)
+            for member, address in picture.take_next_queries(MAX_QUERIES, now):
+                nursery.start_soon(self.query_member, runtime.connector, picture, member, address)
             self.state = self.state_of(picture)
-        looked, self.updated = self.updated, trio.Event()
-        looked.set()
+        ended, self.updated = self.updated, trio.Event()  # A trio.Event can be set only once.
+        ended.set()
 
     def state_of(self, picture: SwarmPicture) -> bytes:
         """Return the event that open pages get once a second."""
-        status, why = self.health()
-        return event_of("state", {**picture.state(), "health": why, "healthy": status is HTTPStatus.OK})
+        status, reason = self.health()
+        return event_of("state", {**picture.state(), "health": reason, "healthy": status is HTTPStatus.OK})
 
-    async def query_member(self, connector: Connector, picture: SwarmPicture, who: PeerId, text: str) -> None:
+    async def query_member(self, connector: Connector, picture: SwarmPicture, member: PeerId, dial_at: str) -> None:
         """Query one member for its own figures, within the dial budget; its row stays if it does not answer."""
         if self.query_limiter.available_tokens < 1:
             return
         async with self.query_limiter:
             try:
-                address = parse_address(text)
+                address = parse_address(dial_at)
                 if not connector.may_dial(address) or not connector.budget.charge(address, trio.current_time()):
                     return
-                answer = await query_node(address, self.secret, ASK_S, AFTER_ALL)
-                if answer["id"] == who.hex():
+                answer = await query_node(address, self.secret, QUERY_S, AFTER_ALL)
+                if answer["id"] == member.hex():
                     connector.budget.mark_proven(address)
-                    picture.on_answer(who, answer["metrics"], time.monotonic())
+                    picture.on_answer(member, answer["metrics"], time.monotonic())
             except (OSError, RemoteError, LocalError, trio.TooSlowError):
                 pass
             except Exception as error:
@@ -151,8 +151,8 @@ class Page:
             self.exposition.on_exchange(event)
         else:
             self.sentence_count += 1
-            said = {"number": self.sentence_count, "at": round(event.at_s, 1), "text": str(event)[:MAX_CHARACTERS]}
-            self.sentences.append(said)
+            row = {"number": self.sentence_count, "at": round(event.at_s, 1), "text": str(event)[:MAX_CHARACTERS]}
+            self.sentences.append(row)
             del self.sentences[:-MAX_SENTENCES]
 
     # -- answers ---------------------------------------------------------------------------------------------------
@@ -198,12 +198,12 @@ class Page:
             yield event_of(
                 "begin", {"settings": settings_of(self.config), "swarm": self.config.swarm, **picture.history()}
             )
-            said, state = 0, self.state_of(picture)
+            last_sent, state = 0, self.state_of(picture)  # The number of the last sentence that was sent.
             while True:
-                late = [one for one in self.sentences if one["number"] > said]
-                if late:
-                    said = late[-1]["number"]
-                    yield event_of("sentences", late)
+                new = [sentence for sentence in self.sentences if sentence["number"] > last_sent]
+                if new:
+                    last_sent = new[-1]["number"]
+                    yield event_of("sentences", new)
                 yield state
                 await self.updated.wait()
                 state = self.state
@@ -211,20 +211,21 @@ class Page:
             self.open_streams -= 1
 
     @property
-    def patience_s(self) -> float:
+    def stall_limit_s(self) -> float:
+        """Return the seconds without a step boundary after which this node counts as unhealthy."""
         return max(HEALTHY_S, HEALTHY_TIMES * self.longest_s)
 
     def health(self) -> tuple[HTTPStatus, str]:
         """Return OK if steps advance, else an error status, and a sentence with the reason."""
         assert self.runtime is not None
         runtime = self.runtime()
-        peer, stood_s = runtime.peer, runtime.now - runtime.peer.view.boundary_at
+        peer, stall_s = runtime.peer, runtime.now - runtime.peer.view.boundary_at
         if not peer.view.ready:
             return HTTPStatus.SERVICE_UNAVAILABLE, "This node holds no weights of a run yet: it joins."
         if peer.view.finished:
             return HTTPStatus.OK, "This node's run is finished."
-        if stood_s >= self.patience_s:
-            sentence = f"The training loop has reached no step boundary for {stood_s:.0f} s."
+        if stall_s >= self.stall_limit_s:
+            sentence = f"The training loop has reached no step boundary for {stall_s:.0f} s."
             return HTTPStatus.SERVICE_UNAVAILABLE, sentence
         if runtime.failure is not None:
             return HTTPStatus.OK, "Steps advance, alone: the network side restarts after a fault of this library."

@@ -20,7 +20,7 @@ MAX_CURVES = 64  # Members whose losses are kept: 20 kB each.
 MAX_POINTS = 512  # Points of one curve: the columns of a chart on a telephone.
 OLD_S = 6.0  # Seconds since its last answer after which a row is old: two queries went unanswered.
 MAX_CHARACTERS = 40  # Characters of a version, a codec or a reason that are shown.
-PACE_S = 10.0  # The window for samples per second: steps may take seconds, and exchanges change the swarm's count.
+PACE_S = 10.0  # The window of a pace: steps may take seconds, and exchanges change the swarm's count.
 
 
 @dataclass(slots=True)
@@ -28,8 +28,8 @@ class Curve:
     """A curve of bounded length. When it is full, every second point is dropped and the sampling rate halves."""
 
     points: list[tuple[float | None, ...]] = field(default_factory=list)
-    stride: int = 1
-    skipped: int = 0
+    stride: int = 1  # Of so many added points the last is kept.
+    skipped: int = 0  # Points that were added since the last kept one.
 
     def add(self, *point: float | None) -> None:
         self.skipped += 1
@@ -48,28 +48,29 @@ class MemberAnswer:
 
     at: float  # On the clock of time.monotonic.
     row: dict[str, Any]
-    sent_mb_s: float | None = None  # MB/s since the answer before.
+    # Rates since the answer before: MB/s, and samples per second. None if they are not known.
+    sent_mb_s: float | None = None
     received_mb_s: float | None = None
-    samples_s: float | None = None  # Samples per second since then.
+    samples_s: float | None = None
 
 
 class Pace:
     """The growth rate of a count over the last ``PACE_S``."""
 
     def __init__(self) -> None:
-        self.seen: deque[tuple[float, float]] = deque()
+        self.readings: deque[tuple[float, float]] = deque()  # Time and count.
 
     def add(self, now: float, count: float | None) -> float | None:
         """Record a count; return its growth per second, or None if that is unknown or the count restarted."""
-        if count is None or (self.seen and count < self.seen[-1][1]):
-            self.seen.clear()
+        if count is None or (self.readings and count < self.readings[-1][1]):
+            self.readings.clear()
         if count is None:
             return None
-        self.seen.append((now, count))
-        while len(self.seen) > 2 and self.seen[1][0] <= now - PACE_S:
-            self.seen.popleft()
-        since, before = self.seen[0]
-        return round((count - before) / (now - since), 3) if now > since else None
+        self.readings.append((now, count))
+        while len(self.readings) > 2 and self.readings[1][0] <= now - PACE_S:
+            self.readings.popleft()
+        began_at, first_count = self.readings[0]
+        return round((count - first_count) / (now - began_at), 3) if now > began_at else None
 
 
 class SwarmPicture:
@@ -90,23 +91,24 @@ class SwarmPicture:
     def update(self, members: Iterable[tuple[MemberRecord, MemberState]], own: Mapping[str, Any], now: float) -> None:
         """Record the members that this node knows and its own figures, as in a status; call it about once a second."""
         self.on_answer(self.me, own, now)
-        mine = self.answers[self.me]
-        counts = mine.row["samples"], mine.row["swarm_samples"]
+        own_answer = self.answers[self.me]
+        counts = own_answer.row["samples"], own_answer.row["swarm_samples"]
         paces = [pace.add(now, count) for pace, count in zip(self.paces, counts, strict=True)]
-        mine.samples_s = paces[0]
+        own_answer.samples_s = paces[0]
         order = {MemberState.ALIVE: 0, MemberState.SUSPECT: 1, MemberState.DEAD: 2, MemberState.LEFT: 3}
-        found = sorted(members, key=lambda one: (one[0].id != self.me, order[one[1]], one[0].id))
-        self.hidden = max(0, len(found) - MAX_ROWS)
-        del found[MAX_ROWS:]
-        self.rows = [self.row(record, state, now) for record, state in found]
-        here = {record.id for record, _ in found}
+        # This node first, then by state and id.
+        ranked = sorted(members, key=lambda pair: (pair[0].id != self.me, order[pair[1]], pair[0].id))
+        self.hidden = max(0, len(ranked) - MAX_ROWS)
+        del ranked[MAX_ROWS:]
+        self.rows = [self.row(record, state, now) for record, state in ranked]
+        shown = {record.id for record, _ in ranked}
         for known in (self.answers, self.queried_at, self.losses):
-            for gone in known.keys() - here:
+            for gone in known.keys() - shown:
                 del known[gone]
-        for record, _ in found[:MAX_CURVES]:
+        for record, _ in ranked[:MAX_CURVES]:
             self.add_loss(record)
-        distance = mine.row["consensus_distance"]
-        self.own_curve.add(round(time.time(), 1), distance, mine.sent_mb_s, mine.received_mb_s, *paces)
+        distance = own_answer.row["consensus_distance"]
+        self.own_curve.add(round(time.time(), 1), distance, own_answer.sent_mb_s, own_answer.received_mb_s, *paces)
 
     def add_loss(self, record: MemberRecord) -> None:
         """Add the member's loss to its curve, if it has trained since the last point."""
@@ -114,11 +116,11 @@ class SwarmPicture:
         steps, loss = progress["steps"], progress["loss"]
         if loss is None:
             return
-        line = self.losses.setdefault(record.id, Curve())
-        if line.points and (line.points[-1][0] or 0) > steps:  # The member has restarted and counts its steps from 0.
-            line = self.losses[record.id] = Curve()
-        if not line.points or line.points[-1][0] != steps:
-            line.add(steps, loss)
+        curve = self.losses.setdefault(record.id, Curve())
+        if curve.points and (curve.points[-1][0] or 0) > steps:  # The member has restarted and counts its steps from 0.
+            curve = self.losses[record.id] = Curve()
+        if not curve.points or curve.points[-1][0] != steps:
+            curve.add(steps, loss)
 
     def progress(self, record: MemberRecord) -> dict[str, Any]:
         """Return a member's steps, samples and loss.
@@ -162,20 +164,20 @@ class SwarmPicture:
 
     def take_next_queries(self, count: int, now: float) -> list[tuple[PeerId, str]]:
         """Return dialable live members, the ones queried longest ago first, and count them as queried now."""
-        can = [
+        dialable = [
             (PeerId(bytes.fromhex(row["id"])), row["address"]) for row in self.rows
             if row["address"] and row["state"] in ("alive", "suspect") and not row["self"]
         ]  # fmt: skip
-        can.sort(key=lambda one: self.queried_at.get(one[0], -math.inf))
-        for peer, _ in can[:count]:
+        dialable.sort(key=lambda pair: self.queried_at.get(pair[0], -math.inf))  # Members never queried come first.
+        for peer, _ in dialable[:count]:
             self.queried_at[peer] = now
-        return can[:count]
+        return dialable[:count]
 
     # -- data for a page -------------------------------------------------------------------------------------------
     def history(self) -> dict[str, Any]:
         """Return the data that a page begins with."""
         return {
-            "losses": {peer.hex(): trace.points for peer, trace in self.losses.items()},
+            "losses": {peer.hex(): curve.points for peer, curve in self.losses.items()},
             "own": self.own_curve.points,
         }  # fmt: skip
 
@@ -192,15 +194,17 @@ def row_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
     )  # fmt: skip
     row: dict[str, Any] = {name: number(metrics.get(name)) for name in names}
     for name in ("mixed", "failures"):
-        row[name] = [[text(one[0]), text(one[1]), number(one[2])] for one in rows_of(metrics.get(name))]
+        rows = rows_of(metrics.get(name))
+        row[name] = [[text(member), text(label), number(value)] for member, label, value, *_ in rows]
     row["codec"] = text(metrics.get("codec"))
     row["version"] = text(metrics.get("version"))
     return row
 
 
 def rows_of(value: Any) -> Iterable[Sequence[Any]]:
-    given = value if isinstance(value, tuple | list) else ()
-    return [one for one in given[:SHOWN_ROWS] if isinstance(one, tuple | list) and len(one) >= 3]
+    """Return the rows of at least three values in a figure of that shape, at most ``SHOWN_ROWS``."""
+    rows = value if isinstance(value, tuple | list) else ()
+    return [row for row in rows[:SHOWN_ROWS] if isinstance(row, tuple | list) and len(row) >= 3]
 
 
 def number(value: Any) -> float | int | None:
@@ -211,6 +215,7 @@ def number(value: Any) -> float | int | None:
 
 
 def text(value: Any) -> str:
+    """Return a printable text, shortened; empty for any other value."""
     return value[:MAX_CHARACTERS] if isinstance(value, str) and value.isprintable() else ""
 
 

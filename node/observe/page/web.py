@@ -39,7 +39,7 @@ HEADERS = (
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request: its target, split but otherwise as sent, and its headers with lower-case names."""
+    """A request: path and query as they were sent, and the headers with lower-case names."""
 
     path: str
     query: str
@@ -76,7 +76,7 @@ class WebServer:
     ) -> None:
         self.where, self.answer, self.contain = where, answer, contain
         self.sock: trio.socket.SocketType | None = None
-        # The visitor's network for each connection, the oldest first.
+        # The visitor's range of addresses for each connection without an admitted request, the oldest first.
         self.waiting: dict[trio.socket.SocketType, str] = {}
         self.admitted: set[trio.socket.SocketType] = set()
 
@@ -102,21 +102,21 @@ class WebServer:
         async with trio.open_nursery() as nursery:
             while True:
                 try:
-                    accepted, where = await self.sock.accept()
+                    accepted, socket_address = await self.sock.accept()
                 except OSError:  # Out of descriptors, or a connection that ended before it was accepted.
                     await trio.sleep(0.1)
                     continue
                 keep_from_children(accepted)
                 if len(self.waiting) >= MAX_WAITING:
                     self.drop_oldest()
-                self.waiting[accepted] = neighbourhood(str(where[0]))
+                self.waiting[accepted] = neighbourhood(str(socket_address[0]))
                 nursery.start_soon(self.handle_connection, accepted)
 
     def drop_oldest(self) -> None:
-        """Close the oldest waiting connection of the network that has the most of them."""
-        crowd = Counter(self.waiting.values())
-        most = max(crowd.values())
-        oldest = next(sock for sock, place in self.waiting.items() if crowd[place] == most)
+        """Close the oldest waiting connection from the range of addresses that has the most of them."""
+        counts = Counter(self.waiting.values())
+        largest = max(counts.values())
+        oldest = next(sock for sock, host_range in self.waiting.items() if counts[host_range] == largest)
         del self.waiting[oldest]
         oldest.close()
 
@@ -164,15 +164,15 @@ class WebServer:
 
     async def read_request(self, stream: trio.SocketStream, http: h11.Connection) -> h11.Request | None:
         """Return the complete request; None from a visitor that sends nothing. Raises RemoteProtocolError."""
-        asked: h11.Request | None = None
+        request: h11.Request | None = None
         while True:
             event = http.next_event()
             if event is h11.NEED_DATA:
                 http.receive_data(await stream.receive_some(REQUEST_BYTES))
             elif isinstance(event, h11.Request):
-                asked = event
+                request = event
             elif isinstance(event, h11.EndOfMessage):
-                return asked
+                return request
             elif isinstance(event, h11.Data):
                 raise h11.RemoteProtocolError("a body")
             else:

@@ -268,7 +268,7 @@ def test_one_that_asks_nothing_or_reads_nothing_is_let_go(train, until, monkeypa
     monkeypatch.setattr(web, "REQUEST_S", 0.2)
     monkeypatch.setattr(web, "SEND_S", 0.2)
     monkeypatch.setattr(page, "UPDATE_PERIOD_S", 0.001)
-    monkeypatch.setattr(page, "WALK_SHARE", 1.0)
+    monkeypatch.setattr(page, "PAUSE_TIMES", 1.0)
     node = train(model(), **PAGE)
     port, service = port_of(node), node.side.service
     server = service.page.server
