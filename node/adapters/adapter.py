@@ -22,6 +22,10 @@ __all__ = ["Adapter", "ContextAdapter", "EpochSampler", "ScaleWatch"]
 class Adapter:
     """A node that begins and ends with a framework's training.
 
+    The run is *over* when nothing is left to train. The nodes then settle: they mix without training until they agree.
+    With these final weights each node finishes the run, which gives them to newcomers. The node leaves the swarm when
+    the framework's training ends.
+
     Args:
         samples: The samples after which the run ends, counted over the whole swarm, so that all nodes stop at about
             the same time. None: the framework's own limits end the training.
@@ -40,9 +44,9 @@ class Adapter:
         inspect.signature(Node).bind(None, None, **options)  # Report a misspelled option before training begins.
         self.samples, self.settle_s, self.options = samples, settle_s, options
         self.node: Node | None = None
-        self.running = False  # The node is in the swarm: from `begin` to `close`.
-        self.concluded = False  # The weights are the final ones. This implies `over`.
-        self.saved: dict[str, Any] | None = None  # The node's state for a checkpoint.
+        self.is_in_swarm = False  # From `begin` to `close`.
+        self.has_final_weights = False  # True only if the run is over.
+        self.saved: dict[str, Any] | None = None  # The node's state for a checkpoint, or from one; None before either.
         self.ranks = 1  # The number of processes that form this node.
 
     # -- for programs --------------------------------------------------------------------------------------------
@@ -79,7 +83,7 @@ class Adapter:
 
     # -- for the frameworks' callbacks -----------------------------------------------------------------------------
     def ready(self) -> None:
-        """Begin unless the node is running: a sampler may be used before the framework reports that training begins."""
+        """Begin unless the node is in the swarm: a sampler may be used before the framework begins to train."""
         raise NotImplementedError
 
     @property
@@ -99,9 +103,9 @@ class Adapter:
         if self.saved is not None:
             node.load_state_dict(self.saved)
         self.node = node.start()
-        self.running = True
-        self.concluded = node.finished  # A node that joins a finished run has got the final weights.
-        self.conclude()  # A run may have all its samples when it is resumed, and no node has finished it.
+        self.is_in_swarm = True
+        self.has_final_weights = node.finished  # A node that joins a finished run has got the final weights.
+        self.finish_if_over()  # A run may have all its samples when it is resumed, although no node has finished it.
 
     def step(self, loss: Any, samples: int) -> bool:
         """Report a step of the framework's optimizer.
@@ -109,28 +113,28 @@ class Adapter:
         Returns:
             True if the run has ended and the weights are the final ones, on which all nodes agree.
         """
-        if self.concluded:
+        if self.has_final_weights:
             return True
         assert self.node is not None
         self.node.step(loss, samples)
-        return self.conclude()
+        return self.finish_if_over()
 
-    def conclude(self) -> bool:
-        """Settle on the final weights and publish them to newcomers, once the run is over.
+    def finish_if_over(self) -> bool:
+        """If the run is over, settle on the final weights and finish it.
 
         Returns:
             True if the weights are the final ones.
         """
-        if self.over and not self.concluded:
+        if self.over and not self.has_final_weights:
             assert self.node is not None
             self.settle()
             self.node.finish()
-            self.concluded = True
-        return self.concluded
+            self.has_final_weights = True
+        return self.has_final_weights
 
     def settle(self) -> None:
         """Mix without training, if there is a live member to mix with; final weights stay as they are."""
-        if not self.running or self.concluded:
+        if not self.is_in_swarm or self.has_final_weights:
             return
         assert self.node is not None
         others = self.node.members[1:]  # The first is this node.
@@ -145,9 +149,9 @@ class Adapter:
 
     def close(self) -> None:
         """Keep the node's state and leave the swarm; a second call does nothing."""
-        if self.running:
+        if self.is_in_swarm:
             assert self.node is not None
-            self.running = False
+            self.is_in_swarm = False
             try:
                 self.node_state()
             finally:
@@ -162,7 +166,7 @@ class ContextAdapter(Adapter):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.entered = self.exited = False
+        self.entered = self.exited = False  # An adapter serves one block.
 
     def __enter__(self) -> Self:
         if self.exited:
@@ -199,7 +203,7 @@ class ScaleWatch:
         self.scaler = scaler
         self.copies: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()
         self.skipped = 0  # Skipped steps that no call has reported yet.
-        self.scale = 0.0 if scaler is None else float(scaler.get_scale())
+        self.scale = 0.0 if scaler is None else float(scaler.get_scale())  # The last one seen; 0 without a scaler.
 
     def take_skipped_step(self) -> bool:
         """Return True if a step was skipped that no call has reported yet; call it once after each step."""
@@ -232,7 +236,7 @@ class EpochSampler(Sampler[int]):
     def __init__(self, adapter: Adapter, length: int) -> None:
         self.adapter, self.length = adapter, length
         self.node: Node | None = None
-        self.passes: Iterator[int] = iter(())
+        self.indices: Iterator[int] = iter(())  # Those of all further passes.
 
     def __len__(self) -> int:
         return -(-self.length // self.adapter.ranks)
@@ -242,8 +246,8 @@ class EpochSampler(Sampler[int]):
         node = self.adapter.node
         assert node is not None
         if node is not self.node:
-            self.node, self.passes = node, self.endless_passes(self.share(node))
-        return islice(self.passes, len(self))
+            self.node, self.indices = node, self.endless_passes(self.share(node))
+        return islice(self.indices, len(self))
 
     def share(self, node: Node) -> Iterable[Any]:
         """Return the node's share of the data; each iteration over it is a pass of the swarm."""

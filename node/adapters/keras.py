@@ -48,7 +48,7 @@ class KerasGossip(ContextAdapter, keras.callbacks.Callback):  # type: ignore[mis
             raise ConfigError(f"Keras runs on {keras.backend.backend()}: choose torch or jax with KERAS_BACKEND.")
         self.weights = KerasWeights(model, options.get("frozen", False))
         self.batch_size = batch_size
-        self.batch = -1  # The last batch of this epoch that the node has counted.
+        self.batch = -1  # The last batch of this epoch that the node has counted; -1: none.
 
     def __enter__(self) -> Any:
         super().__enter__()
@@ -61,7 +61,7 @@ class KerasGossip(ContextAdapter, keras.callbacks.Callback):  # type: ignore[mis
         return True
 
     def ready(self) -> None:
-        if not self.running:
+        if not self.is_in_swarm:
             self.check_entered()
             self.begin(self.weights)
 
@@ -99,20 +99,21 @@ class KerasWeights(State):
         self.model = model
         trained = {id(variable) for variable in model.trainable_weights}
         # Keras lists frozen weights and statistics together; only weights created as trainable can be frozen.
-        made = {id(variable) for layer in model._flatten_layers() for variable in layer._trainable_variables}
-        kept: dict[str, tuple[Any, Segment]] = {}
+        trainable_once = {id(variable) for layer in model._flatten_layers() for variable in layer._trainable_variables}
+        floats: dict[str, tuple[Any, Segment]] = {}  # The floating-point weights, by name.
         for number, variable in enumerate(model.weights):
             if "float" in str(variable.dtype):
-                kind: Kind = "buffer" if id(variable) not in made else "parameter"
+                kind: Kind = "buffer" if id(variable) not in trainable_once else "parameter"
                 if trained and not frozen and kind == "parameter" and id(variable) not in trained:
                     kind = "frozen"
                 # Keras numbers layers in the order of creation in a process: only their order is the same on every
                 # node.
                 name = f"{number:04d}.{variable.name}"
-                kept[name] = variable, Segment(name, tuple(variable.shape), str(variable.dtype), kind)
-        self.layout = Layout(segment for _, segment in kept.values())
-        self.variables = [kept[segment.name][0] for segment in self.layout.segments]
-        self.frozen = {id(kept[one.name][0]): one.name for one in self.layout.segments if one.kind == "frozen"}
+                floats[name] = variable, Segment(name, tuple(variable.shape), str(variable.dtype), kind)
+        self.layout = Layout(segment for _, segment in floats.values())
+        self.variables = [floats[segment.name][0] for segment in self.layout.segments]
+        frozen_names = [segment.name for segment in self.layout.segments if segment.kind == "frozen"]
+        self.frozen = {id(floats[name][0]): name for name in frozen_names}
         self.hold_frozen()
 
     def hold_frozen(self) -> None:
@@ -121,8 +122,9 @@ class KerasWeights(State):
         Other threads cannot read them while ``fit`` runs on jax, so they are copied. Torch's tensors stay the same
         objects.
         """
-        held = [variable.value for variable in self.variables[len(self.variables) - len(self.frozen) :]]
-        self.base = held if keras.backend.backend() == "torch" else [np.array(one) for one in held]
+        # A layout has its frozen segments at the end.
+        values = [variable.value for variable in self.variables[len(self.variables) - len(self.frozen) :]]
+        self.frozen_values = values if keras.backend.backend() == "torch" else [np.array(value) for value in values]
 
     def sync(self) -> None:
         """Check that frozen weights are still frozen, and bring the weights back from jax.
@@ -145,14 +147,14 @@ class KerasWeights(State):
 
     def begin_read_piece(self, out: Floats, start: int) -> None:
         self.sync()
-        for variable, _, begins, ends in self.pieces(self.layout.exchanged):
-            if begins < start + out.size and start < ends:
-                fill(out, start, variable.value, begins)
+        for variable, _, variable_start, variable_stop in self.pieces(self.layout.exchanged):
+            if variable_start < start + out.size and start < variable_stop:
+                fill(out, start, variable.value, variable_start)
 
     def read_frozen(self, out: Floats, start: int) -> None:
-        begins = self.layout.exchanged
-        for value in self.base:
-            begins += fill(out, start, value, begins)
+        value_start = self.layout.exchanged
+        for value in self.frozen_values:
+            value_start += fill(out, start, value, value_start)
 
     def add(self, shift: Floats) -> None:
         self.sync()
@@ -173,13 +175,13 @@ class KerasWeights(State):
                 yield variable, segment, start, stop
 
 
-def fill(out: Floats, start: int, value: Any, begins: int) -> int:
+def fill(out: Floats, start: int, value: Any, value_start: int) -> int:
     """Copy the overlap of a variable with ``out``; return the number of the variable's elements.
 
-    The variable begins at ``begins`` of the vector, and ``out`` at ``start``.
+    The variable begins at ``value_start`` of the vector, and ``out`` at ``start``.
     """
     flat = keras.ops.convert_to_numpy(value).reshape(-1)
-    low, high = max(begins, start), min(begins + flat.size, start + out.size)
+    low, high = max(value_start, start), min(value_start + flat.size, start + out.size)
     if low < high:
-        out[low - start : high - start] = flat[low - begins : high - begins]
+        out[low - start : high - start] = flat[low - value_start : high - value_start]
     return int(flat.size)

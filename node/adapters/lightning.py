@@ -43,8 +43,8 @@ class LightningGossip(Adapter, Callback):  # type: ignore[misc]
         self.batch_size = batch_size
         self.trainer: Any = None
         self.steps = 0  # Steps over all of the trainer's optimizers that the node has counted.
-        self.seen = 0  # Samples since the last counted step.
-        self.settled_at = -1  # The global_step of the last settling; the next one needs a new step.
+        self.new_samples = 0  # Samples since the last counted step.
+        self.settled_at = -1  # The global_step of the last settling, -1 before the first. The next needs a new step.
         self.scale = ScaleWatch(None)
 
     def sampler(self, dataset: Sized) -> RankSampler:
@@ -67,10 +67,10 @@ class LightningGossip(Adapter, Callback):  # type: ignore[misc]
         trainer.save_checkpoint = partial(self.agree_and_save, trainer.save_checkpoint)
 
     def ready(self) -> None:
-        if not self.running:
+        if not self.is_in_swarm:
             optimizers = self.trainer.optimizers
             self.begin(self.trainer.lightning_module, optimizers[0] if len(optimizers) == 1 else optimizers)
-            self.steps, self.seen = self.trainer.global_step, 0
+            self.steps, self.new_samples = self.trainer.global_step, 0
             self.scale = ScaleWatch(getattr(self.trainer.precision_plugin, "scaler", None))
             self.trainer.should_stop = self.over or self.trainer.should_stop
 
@@ -82,12 +82,12 @@ class LightningGossip(Adapter, Callback):  # type: ignore[misc]
 
     def settle(self) -> None:
         super().settle()
-        if self.running:
+        if self.is_in_swarm:
             self.settled_at = self.trainer.global_step
 
     def agree_and_save(self, save: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Save a checkpoint of weights on which the nodes agree; after a validation, of the weights that it used."""
-        if self.running and self.settled_at != self.trainer.global_step:
+        if self.is_in_swarm and self.settled_at != self.trainer.global_step:
             self.settle()
         save(*args, **kwargs)
 
@@ -106,11 +106,11 @@ class LightningGossip(Adapter, Callback):  # type: ignore[misc]
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self.seen += extract_batch_size(batch) if self.batch_size is None else self.batch_size
+        self.new_samples += extract_batch_size(batch) if self.batch_size is None else self.batch_size
         if trainer.global_step == self.steps:
             return  # Gradients are being accumulated.
         self.steps = trainer.global_step
-        samples, self.seen = self.seen, 0
+        samples, self.new_samples = self.new_samples, 0
         if self.scale.take_skipped_step():
             return
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs

@@ -31,11 +31,11 @@ class Exporter:
     def __init__(self, node: Node, log: Log, every_s: float = 5.0) -> None:
         self.node, self.log, self.every_s = node, log, every_s
         self.logged_at = time.monotonic()
-        self.last: ExchangeEvent | None = None  # Replaced whole by the thread of callbacks.
+        self.last_exchange: ExchangeEvent | None = None  # Replaced whole by the thread of callbacks.
         self.remove_callback = node.on("exchange.done", self.on_exchange)
 
     def on_exchange(self, event: ExchangeEvent) -> None:
-        self.last = event
+        self.last_exchange = event
 
     def __call__(self) -> None:
         if time.monotonic() - self.logged_at >= self.every_s:
@@ -45,10 +45,10 @@ class Exporter:
         self.logged_at = time.monotonic()
         metrics = self.node.metrics()
         values = numbers(metrics)
-        if self.last is not None:
-            values["last_exchange_seconds"] = self.last.seconds
-            if self.last.distance is not None:
-                values["last_exchange_distance"] = self.last.distance
+        if self.last_exchange is not None:
+            values["last_exchange_seconds"] = self.last_exchange.seconds
+            if self.last_exchange.distance is not None:
+                values["last_exchange_distance"] = self.last_exchange.distance
         self.log({PREFIX + name: value for name, value in values.items()}, metrics.steps)
 
     def close(self) -> None:

@@ -59,11 +59,11 @@ class TransformersGossip(ContextAdapter, TrainerCallback, ExportableState):  # t
         self.trainer = trainer
         self.model: Any = None
         self.scale = ScaleWatch(None)
-        self.loss: float | None = None  # transformers passes its callbacks no loss but that of the logs.
+        self.loss: float | None = None  # The last one logged: transformers passes callbacks no other.
         # Insert it after the callback that decides when to evaluate and save, and before the loggers.
         callbacks = trainer.callback_handler.callbacks
-        flow = [number for number, callback in enumerate(callbacks) if isinstance(callback, DefaultFlowCallback)]
-        callbacks.insert(flow[0] + 1 if flow else 0, self)
+        flow_places = [place for place, callback in enumerate(callbacks) if isinstance(callback, DefaultFlowCallback)]
+        callbacks.insert(flow_places[0] + 1 if flow_places else 0, self)
         if divide:
             trainer._get_train_sampler = self.train_sampler
 
@@ -77,11 +77,11 @@ class TransformersGossip(ContextAdapter, TrainerCallback, ExportableState):  # t
         return WholeSampler(self, len(dataset)) if hasattr(dataset, "__len__") else None
 
     def ready(self) -> None:
-        if self.running and self.model is not self.trainer.model:
+        if self.is_in_swarm and self.model is not self.trainer.model:
             raise LocalError(
                 "This block has trained another model, as model_init makes them: make a new TransformersGossip for it."
             )
-        if not self.running:
+        if not self.is_in_swarm:
             self.check_entered()
             self.model = self.trainer.model
             self.begin(self.trainer.model, self.trainer.optimizer)
@@ -91,8 +91,8 @@ class TransformersGossip(ContextAdapter, TrainerCallback, ExportableState):  # t
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        found = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
-        self.saved = found["attributes"]["saved"] or self.saved
+        stored = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
+        self.saved = stored["attributes"]["saved"] or self.saved
         self.ready()
         control.should_training_stop = self.over
 
@@ -106,14 +106,15 @@ class TransformersGossip(ContextAdapter, TrainerCallback, ExportableState):  # t
                 # As when the trainer's own limit ends it; actions of an epoch's end follow by themselves.
                 control.should_evaluate |= args.eval_strategy == "steps"
                 control.should_save |= args.save_strategy == "steps"
-        self.before_use(control)
+        self.settle_before_use(control)
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self.before_use(control)
+        self.settle_before_use(control)
 
-    def before_use(self, control: TrainerControl) -> None:
+    def settle_before_use(self, control: TrainerControl) -> None:
+        """Settle if an evaluation or a checkpoint follows."""
         if control.should_evaluate or control.should_save:
             self.settle()
 

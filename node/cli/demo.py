@@ -23,9 +23,9 @@ __all__ = ["DemoResult", "run_demo"]
 SAMPLES = 48_000  # Of the whole swarm: 33 epochs, three times what 96 % takes.
 STEP_DELAY_S = 0.03  # 750 steps of 16 samples on each of four nodes: some 25 s to watch.
 TARGET = 0.96  # Accuracy on the test set of the digits.
-TOLD = ("joined", "merged", "finished", "page")  # The kinds of nodes' events that the demo shows.
-STILL_S = 60.0  # Seconds without progress, beyond the limit, after which time is up: machines differ in speed.
-MOST_LIMITS = 10  # A multiple of the limit after which time is up in any case.
+SHOWN_EVENTS = ("joined", "merged", "finished", "page")  # The kinds of nodes' events that the demo shows.
+STILL_S = 60.0  # Once the limit has passed, seconds without progress after which time is up: machines differ in speed.
+MAX_LIMITS = 10  # The multiple of the limit after which time is up in any case.
 START_S = 5.0  # A node's start on two quiet cores; a slower machine gets proportionally more time.
 
 
@@ -98,61 +98,62 @@ class Stage:
         self._swarm = swarm
         self._screen = screen
         self._page, self._opens = page, opens
-        self._since_s = self._moved_s = time.monotonic()
-        self._known = (0, 0)  # Samples, and nodes that listen.
+        self._began_s = self._progress_s = time.monotonic()  # Times of the start and of the last progress.
+        self._progress = (0, 0)  # Samples, and nodes that listen.
 
-    def late(self, limit_s: float, trained: int) -> bool:
+    def is_late(self, limit_s: float, trained: int) -> bool:
         """Return True if time is up; a slow machine gets more, as long as there is progress."""
         now = time.monotonic()
         starts_s = [child.start_s for child in self._swarm.children if child.start_s is not None]
-        if (trained, len(starts_s)) != self._known:
-            self._known, self._moved_s = (trained, len(starts_s)), now
-        slower = max([1.0, *(start_s / START_S for start_s in starts_s)])
-        passed_s = (now - self._since_s) / slower
-        still_s = (now - self._moved_s) / slower
-        return passed_s > limit_s and (still_s > min(STILL_S, limit_s) or passed_s > MOST_LIMITS * limit_s)
+        if (trained, len(starts_s)) != self._progress:
+            self._progress, self._progress_s = (trained, len(starts_s)), now
+        slowness = max([1.0, *(start_s / START_S for start_s in starts_s)])
+        passed_s = (now - self._began_s) / slowness
+        still_s = (now - self._progress_s) / slowness
+        return passed_s > limit_s and (still_s > min(STILL_S, limit_s) or passed_s > MAX_LIMITS * limit_s)
 
     def play(self, nodes: int, limit_s: float) -> None:
         """Run until all nodes have ended, or time is up."""
-        all_here = nodes, MOST_LIMITS * limit_s
-        first = self._swarm.add(wait_for=all_here)
+        wait_for = nodes, MAX_LIMITS * limit_s
+        first = self._swarm.add(wait_for=wait_for)
         self._tell(f"node 0 starts, then {nodes - 1} more; loading libraries takes seconds, on a busy machine a minute")
         while self._swarm.running:
             for child, row in self._swarm.new_rows():
-                if row["event"] in TOLD and child is not self.killed:
+                if row["event"] in SHOWN_EVENTS and child is not self.killed:
                     if row["event"] == "page" and self._opens:
                         webbrowser.open(row["sentence"].split()[-1])
                     self._tell(f"node {child.number}: {row['sentence']}")
             if len(self._swarm.children) < nodes and first.address is not None:
                 for number in range(1, nodes):  # The page belongs to a node that lives to the end.
                     paged_at = "127.0.0.1:0" if self._page and number == 1 else None
-                    self._swarm.add(seed=first.address, page=paged_at, wait_for=all_here)
+                    self._swarm.add(seed=first.address, page=paged_at, wait_for=wait_for)
                 self._tell(f"node 0 listens on {first.address}; nodes 1 to {nodes - 1} know nothing but that address")
             trained = max(int(child.figures.get("swarm_samples", 0)) for child in self._swarm.children)
             others = [child for child in self._swarm.running if child is not first and child.address is not None]
             if self.killed is None and first.code is None and others and trained >= SAMPLES // 2:
-                self._turn(first, others[len(others) // 2], trained)
+                self._replace_first(first, others[len(others) // 2], trained)
             self._screen.show()
             self.broken = [child for child in self._swarm.children if child.code and child is not self.killed]
             if self.broken:  # Waiting for the rest would show nothing.
                 self._tell(f"node {self.broken[0].number} ended with code {self.broken[0].code}")
                 break
-            if self.late(limit_s, trained):
-                self._tell(f"time is up after {time.monotonic() - self._since_s:.0f} s")
+            if self.is_late(limit_s, trained):
+                self._tell(f"time is up after {time.monotonic() - self._began_s:.0f} s")
                 break
             time.sleep(POLL_PERIOD_S)
         self._swarm.new_rows()
-        self.outcome.seconds = round(time.monotonic() - self._since_s, 1)
+        self.outcome.seconds = round(time.monotonic() - self._began_s, 1)
 
-    def _turn(self, first: Child, through: Child, trained: int) -> None:
+    def _replace_first(self, first: Child, seed: Child, trained: int) -> None:
+        """Kill the first node, and start another one that knows only the node ``seed``."""
         self._swarm.kill(first.number)
         self.killed = first
         self._tell(f"node 0 (the seed) killed with -9 at {trained:,} samples")
-        self.newcomer = self._swarm.add(seed=through.address)
-        self._tell(f"node {self.newcomer.number} starts, and knows nothing but the address of node {through.number}")
+        self.newcomer = self._swarm.add(seed=seed.address)
+        self._tell(f"node {self.newcomer.number} starts, and knows nothing but the address of node {seed.number}")
 
     def _tell(self, sentence: str) -> None:
-        line = f"{time.monotonic() - self._since_s:5.1f} s  {sentence}"
+        line = f"{time.monotonic() - self._began_s:5.1f} s  {sentence}"
         self.outcome.events.append(line.strip())
         self._screen.say(line)
 
@@ -201,9 +202,9 @@ def print_outcome(outcome: DemoResult) -> None:
     table = Table("node", "steps", "samples", "exchanges", "failed", "MB sent", "test accuracy", title="digits")
     for row in outcome.nodes:
         accuracy = row["accuracy"]
-        shown = "killed" if row["killed"] else "-" if accuracy is None else f"{accuracy:.1%}"
+        accuracy_text = "killed" if row["killed"] else "-" if accuracy is None else f"{accuracy:.1%}"
         counts = (f"{row[key]:,}" for key in ("steps", "samples", "exchanges", "failed"))
-        table.add_row(str(row["node"]), *counts, f"{row['mb_sent']:.2f}", shown)
+        table.add_row(str(row["node"]), *counts, f"{row['mb_sent']:.2f}", accuracy_text)
     console.print(table)
     verdict = "Every survivor and the newcomer reached" if outcome.ok else "Not every survivor and the newcomer reached"
     console.print(f"{verdict} {outcome.target:.0%} in {outcome.seconds:.0f} s.")

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from node import Node
 
 # The learning rate falls to 0 with the samples: four models averaged in pairs ended at 97.5 to 97.8 % over three seeds.
-RATE = 0.2
+LEARNING_RATE = 0.2
 
 
 def main() -> None:
@@ -41,26 +41,26 @@ def main() -> None:
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9, weight_decay=1e-3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9, weight_decay=1e-3)
     seen: set[str] = set()  # Ids of the members that have taken part.
 
-    def over() -> bool:
+    def is_over() -> bool:
         seen.update(member.id for member in node.members)
         return node.finished or (node.swarm_samples >= args.samples and len(seen) >= awaited)
 
     with Node(model, optimizer) as node:
         # The awaited newcomer need not wait, and may never learn of members that died before.
         awaited = args.members if node.swarm_samples < args.samples // 4 else 1
-        while not over():
+        while not is_over():
             for inputs, targets in node.shard((x[train], y[train]), batch_size=16):
-                optimizer.param_groups[0]["lr"] = RATE * max(0.0, 1 - node.swarm_samples / args.samples)
+                optimizer.param_groups[0]["lr"] = LEARNING_RATE * max(0.0, 1 - node.swarm_samples / args.samples)
                 loss = F.cross_entropy(model(inputs), targets)
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 node.step(loss=loss, samples=len(inputs))
                 time.sleep(args.step_delay)  # Digits are so easy that the training would be too fast to watch.
-                if (node.finished or node.swarm_samples >= args.samples) and over():
+                if (node.finished or node.swarm_samples >= args.samples) and is_over():
                     break
         distance = node.settle(3.0, wait_s=60.0)
         node.finish()  # Newcomers now get these weights and train nothing.

@@ -14,8 +14,9 @@ from node.observe.status import query
 __all__ = ["query_nodes", "scenario_tables"]
 
 MAX_NODES = 32  # Nodes that are asked: a plan is about links, and more nodes add nothing.
-MAX_RTT_S = 60.0  # A longer round trip is taken for false.
-MAX_RATE_MB_S = 1e5  # A faster rate is taken for false.
+MAX_RTT_S = 60.0  # A longer round trip is not believed.
+MAX_RATE_MB_S = 1e5  # A faster rate is not believed.
+UNKNOWN_RATE_MB_S = 12.5  # The rate of all links if none was measured: 100 Mbit/s.
 TIMEOUT_S = 5.0
 
 Answer = Mapping[str, Any]
@@ -28,16 +29,16 @@ def query_nodes(addresses: Sequence[Address], secret: bytes | None) -> list[Answ
     """
     answers: dict[str, Answer] = {}
     for address in addresses:
-        one = query(address, secret, TIMEOUT_S)
-        answers[one["id"]] = one
-    for member in [member for one in list(answers.values()) for member in one["members"]]:
+        answer = query(address, secret, TIMEOUT_S)
+        answers[answer["id"]] = answer
+    for member in [member for answer in list(answers.values()) for member in answer["members"]]:
         is_new = member["id"] not in answers and member["state"] == "alive"
         if len(answers) < MAX_NODES and is_new and member["address"]:
             try:
-                one = query(parse_address(member["address"]), secret, TIMEOUT_S)
+                answer = query(parse_address(member["address"]), secret, TIMEOUT_S)
             except (ConfigError, LocalError):
                 continue  # It is behind a router or gone; the others report what they know of it.
-            answers.setdefault(one["id"], one)
+            answers.setdefault(answer["id"], answer)
     return list(answers.values())
 
 
@@ -48,33 +49,33 @@ def scenario_tables(answers: Sequence[Answer]) -> dict[str, Any]:
     It includes waiting, so a small model shows less than a link can carry. Raises :class:`LocalError` if no node has
     measured anything yet.
     """
-    places = {one["id"]: place for place, one in enumerate(answers)}
-    seen: dict[tuple[int, int], list[float]] = {}
-    rates = [0.0] * len(answers)
-    for one in answers:
-        here = places[one["id"]]
-        for member in one["members"]:
+    places = {answer["id"]: place for place, answer in enumerate(answers)}
+    measured: dict[tuple[int, int], list[float]] = {}  # Round trips in seconds, by the places of the two nodes.
+    rates = [0.0] * len(answers)  # MB/s by place; 0 if not measured.
+    for answer in answers:
+        here = places[answer["id"]]
+        for member in answer["members"]:
             there = places.get(member["id"])
             if there is None or there == here:
                 continue
             rtt_s, mb_s = member["rtt_s"], member["mb_s"]
             if is_within(rtt_s, MAX_RTT_S):
-                seen.setdefault((min(here, there), max(here, there)), []).append(rtt_s)
+                measured.setdefault((min(here, there), max(here, there)), []).append(rtt_s)
             if is_within(mb_s, MAX_RATE_MB_S):
                 rates[here], rates[there] = max(rates[here], mb_s), max(rates[there], mb_s)
-    if not seen:
+    if not measured:
         raise LocalError(
             "These nodes know no round trip to each other yet: name nodes of one swarm, and ask again when they have "
             "run for half a minute."
         )
-    known = {pair: min(found) for pair, found in seen.items()}
-    usual = statistics.median(known.values())
+    rtts = {pair: min(rtts_s) for pair, rtts_s in measured.items()}
+    usual_rtt_s = statistics.median(rtts.values())
     count = range(len(answers))
     rtt_ms = [
-        [0.0 if a == b else round(1e3 * known.get((min(a, b), max(a, b)), usual), 3) for b in count] for a in count
+        [0.0 if a == b else round(1e3 * rtts.get((min(a, b), max(a, b)), usual_rtt_s), 3) for b in count] for a in count
     ]
-    usual_rate = statistics.median([rate for rate in rates if rate] or [12.5])
-    names = [f"node {one['id'][:8]}" for one in answers]
+    usual_rate = statistics.median([rate for rate in rates if rate] or [UNKNOWN_RATE_MB_S])
+    names = [f"node {answer['id'][:8]}" for answer in answers]
     fleet = [
         {"number": place, "name": name, "region": name, "rate_mbit_s": 8 * (rates[place] or usual_rate)}
         for place, name in enumerate(names)
@@ -85,5 +86,6 @@ def scenario_tables(answers: Sequence[Answer]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def is_within(value: Any, most: float) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= most and math.isfinite(value)
+def is_within(value: Any, top: float) -> bool:
+    """Return True if the value is a positive number up to ``top``."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= top and math.isfinite(value)

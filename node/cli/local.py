@@ -24,6 +24,7 @@ __all__ = ["Screen", "ending_on_signals", "free_port", "run_local"]
 
 LINE_PERIOD_S = 10.0  # Seconds between lines where no terminal can rewrite them: 360 an hour per node.
 PORT_TRIES = 3  # Another program may take the free port before our node does: rare once, never three times.
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Screen:
@@ -34,7 +35,7 @@ class Screen:
         from rich.live import Live
 
         self._swarm = swarm
-        self._shown_s = float("-inf")
+        self._shown_at_s = float("-inf")  # The time of the last lines; -inf before the first.
         self._shown: list[str] = []
         self.console = Console(stderr=True, highlight=False, markup=False, emoji=False)
         # Scripts' output goes to stdout, perhaps a file, so rich must not redirect it to the terminal.
@@ -58,11 +59,11 @@ class Screen:
         lines = [child.line() for child in self._swarm.children]
         if self._live is not None:
             self._live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
-        elif now_s - self._shown_s >= LINE_PERIOD_S:
-            coarse = [with_coarse_wait(line) for line in lines]
-            if new := [line for line, text in zip(lines, coarse, strict=True) if text not in self._shown]:
+        elif now_s - self._shown_at_s >= LINE_PERIOD_S:
+            coarse_lines = [with_coarse_wait(line) for line in lines]
+            if new := [line for line, text in zip(lines, coarse_lines, strict=True) if text not in self._shown]:
                 self.say("\n".join(new))
-            self._shown_s, self._shown = now_s, coarse
+            self._shown_at_s, self._shown = now_s, coarse_lines
 
     def say(self, sentence: str) -> None:
         """Print a line that stays."""
@@ -170,17 +171,17 @@ def merge_timelines(folder: Path, out: Path) -> None:
 def ending_on_signals() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into an orderly exit, which is bounded in time; ignore further ones."""
 
-    def leave(number: int, _frame: FrameType | None) -> NoReturn:
-        for each in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(each, signal.SIG_IGN)
-        raise SystemExit(128 + number)
+    def leave(received: int, _frame: FrameType | None) -> NoReturn:
+        for number in ENDING_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        raise SystemExit(128 + received)
 
-    before = {each: signal.signal(each, leave) for each in (signal.SIGTERM, signal.SIGHUP)}
+    handlers_before = {number: signal.signal(number, leave) for number in ENDING_SIGNALS}
     try:
         yield
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for number, handler in handlers_before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -30,8 +30,8 @@ from node.identity.keys import new_secret as make_secret
 __all__ = ["RunSettings", "demo", "invite", "local", "run", "secret", "status", "top"]
 
 
-# Time from a script's last import until its user is told that it made no Node. Building a model takes less. A script is
-# judged wrongly if it reads data for longer, or if processes that it started still import their libraries. It then
+# Seconds from a script's last import until its user is told that it made no Node. Building a model takes less. A script
+# is judged wrongly if it reads data for longer, or if processes that it started still import their libraries. It then
 # prints a needless line, which says "if it trains by now". A longer time costs users without a Node as much training.
 NODELESS_S = 5.0
 WITH_NODE = "Put 'with Node(model, optimizer) as node:' around its loop"
@@ -42,7 +42,7 @@ class RunSettings:
     """The options of `gossip run`. None leaves a setting to the environment and to Node's defaults."""
 
     seeds: tuple[str, ...] = ()  # host:port, invites, or @file
-    listen: str | None = None
+    listen: str | None = None  # host:port
     advertise: str | None = None
     secret_file: Path | None = None
     insecure: bool = False
@@ -59,7 +59,7 @@ class RunSettings:
     quiet: bool = False
 
 
-# The settings of a run whose variables are GOSSIP_ and their names.
+# The settings that a run passes to Node in variables of their names, like GOSSIP_LISTEN.
 PASSED = (
     "listen", "advertise", "state_dir", "must_join", "wait_for", "wait_s", "config", "page", "on_fault", "log", "trace",
     "memory_dir",
@@ -90,7 +90,7 @@ def run(script: Path, args: Sequence[str], settings: RunSettings) -> int:
         runpy.run_path(str(script), run_name="__main__")
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # A second ^C silently ends what the interpreter still does.
-        return 130
+        return 128 + signal.SIGINT
     except GossipError:
         raise
     except SystemExit as end:
@@ -164,7 +164,7 @@ def leave(_signal: int, _frame: FrameType | None) -> NoReturn:
     """
     running.request_stop()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    raise SystemExit(143)
+    raise SystemExit(128 + signal.SIGTERM)
 
 
 def environment_of(settings: RunSettings, environment: Mapping[str, str]) -> dict[str, str | None]:
@@ -205,8 +205,8 @@ def environment_of(settings: RunSettings, environment: Mapping[str, str]) -> dic
         if value not in (None, ""):
             changes[f"GOSSIP_{name.upper()}"] = f"{value:g}" if isinstance(value, float) else str(value)
     changes["GOSSIP_PROGRESS"] = "off" if settings.quiet else "line"
-    after = {name: value for name, value in {**environment, **changes}.items() if value is not None}
-    Settings.gather(NodeOptions(), after)  # Raises what Node would.
+    changed = {name: value for name, value in {**environment, **changes}.items() if value is not None}
+    Settings.gather(NodeOptions(), changed)  # It raises the errors that Node would raise.
     return changes
 
 
@@ -317,14 +317,14 @@ def status(address: str, *, secret_file: Path | None, as_json: bool, timeout_s: 
         rows = answer["metrics"].get(name)  # Another version may have none.
         if rows:
             shown_rows = Table(*heads)
-            for who, code, count in rows:
-                shown_rows.add_row(short_name(str(who)), str(code), shown(count))
+            for member, code, count in rows:
+                shown_rows.add_row(short_name(str(member)), str(code), shown(count))
             console.print(shown_rows)
 
 
-def short_name(who: str) -> str:
+def short_name(member: str) -> str:
     """Shorten ids to 8 digits, as everywhere in the output; shorten addresses to 15 characters."""
-    return who[:8] if from_hex(who) else who[:15]
+    return member[:8] if from_hex(member) else member[:15]
 
 
 def top(address: str, *, secret_file: Path | None, timeout_s: float, every_s: float) -> int:
@@ -337,12 +337,12 @@ def top(address: str, *, secret_file: Path | None, timeout_s: float, every_s: fl
 def secret() -> None:
     """Print a new secret on stdout, and on stderr how to keep it."""
     print(make_secret())
-    kept = "Keep it private: (umask 077; gossip secret > swarm.secret), and copy that file to every node."
+    advice = "Keep it private: (umask 077; gossip secret > swarm.secret), and copy that file to every node."
     with contextlib.suppress(OSError):
-        where = os.fstat(1).st_mode
-        if stat.S_ISREG(where) and not where & 0o077:
-            kept = "Only you may read that file: keep it so, and copy it to every node."
-    print(kept, file=sys.stderr)
+        output_mode = os.fstat(1).st_mode
+        if stat.S_ISREG(output_mode) and not output_mode & 0o077:
+            advice = "Only you may read that file: keep it so, and copy it to every node."
+    print(advice, file=sys.stderr)
 
 
 def invite(address: str, *, secret_file: Path, timeout_s: float) -> None:
@@ -352,11 +352,12 @@ def invite(address: str, *, secret_file: Path, timeout_s: float) -> None:
 
 
 def ask(address: str, secret_file: Path | None, timeout_s: float) -> dict[str, Any]:
+    """Return the answer of the node at an address to a status query."""
     secret = None if secret_file is None else read_secret(secret_file)
-    where = parse_address(address)
+    parsed = parse_address(address)
     from node.observe.status import query  # Imported here, because it imports trio.
 
-    return query(where, secret, timeout_s)
+    return query(parsed, secret, timeout_s)
 
 
 # -- gossip plan -------------------------------------------------------------------------------------------------------

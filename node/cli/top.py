@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["picture_of", "run_top"]
 
 MAX_ROWS = 60  # Members shown: the height of a terminal.
-ORDER = {"alive": 0, "suspect": 1, "dead": 2, "left": 3}
+STATE_ORDER = {"alive": 0, "suspect": 1, "dead": 2, "left": 3}
 
 
 def run_top(ask: Callable[[], dict[str, Any]], every_s: float, console: Console | None = None) -> int:
@@ -30,7 +30,7 @@ def run_top(ask: Callable[[], dict[str, Any]], every_s: float, console: Console 
     from rich.text import Text
 
     console = console or Console(highlight=False, markup=False, emoji=False)
-    answer, before, at, passed_s = ask(), None, time.monotonic(), 0.0
+    answer, before, answered_at = ask(), None, time.monotonic()
     if not console.is_terminal:
         console.print(picture_of(answer, None, 0.0))
         return 0
@@ -41,42 +41,45 @@ def run_top(ask: Callable[[], dict[str, Any]], every_s: float, console: Console 
                 try:
                     before, answer = answer, ask()
                 except LocalError as error:
-                    said = f"{error}\nThis is {time.monotonic() - at:.0f} s old:"
-                    live.update(Group(Text(said), picture_of(answer, None, 0.0)))
+                    notice = f"{error}\nThis is {time.monotonic() - answered_at:.0f} s old:"
+                    live.update(Group(Text(notice), picture_of(answer, None, 0.0)))
                     continue
-                passed_s, at = time.monotonic() - at, time.monotonic()
+                passed_s, answered_at = time.monotonic() - answered_at, time.monotonic()
                 live.update(picture_of(answer, before, passed_s))
         except KeyboardInterrupt:
             return 0
 
 
 def picture_of(answer: Mapping[str, Any], before: Mapping[str, Any] | None, passed_s: float) -> RenderableType:
-    """Return one answer of `gossip status` as a table, with rates if there is an answer before it."""
+    """Return one answer of `gossip status` as a table, with rates over ``passed_s`` if there is an answer before it."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     metrics = answer["metrics"]
-    mine = {"id": answer["id"], "address": answer["address"], "state": "alive", **metrics}
-    others = sorted(answer["members"], key=lambda one: (ORDER.get(one["state"], 4), one["id"]))
-    old = {} if before is None else {one["id"]: one for one in before["members"]} | {before["id"]: before["metrics"]}
+    own_row = {"id": answer["id"], "address": answer["address"], "state": "alive", **metrics}
+    others = sorted(answer["members"], key=lambda member: (STATE_ORDER.get(member["state"], 4), member["id"]))
+    rows_before: dict[str, Any] = {}
+    if before is not None:
+        rows_before = {member["id"]: member for member in before["members"]} | {before["id"]: before["metrics"]}
     table = Table("member", "state", "steps", "samples", "loss", "samples/s", "address", expand=True)
-    for member in [mine, *others][:MAX_ROWS]:
-        pace = rate(old.get(member["id"], {}).get("samples"), member.get("samples"), passed_s)
+    for member in [own_row, *others][:MAX_ROWS]:
+        pace = rate(rows_before.get(member["id"], {}).get("samples"), member.get("samples"), passed_s)
         cells = (member["id"][:8], member["state"], *map(shown, map(member.get, ("steps", "samples", "loss"))), pace)
         table.add_row(*map(Text, (*cells, member["address"] or "-")), style="dim" if member["state"] != "alive" else "")
-    earlier = {} if before is None else before["metrics"]
-    up, down = (rate(earlier.get(name), metrics.get(name), passed_s, 1e-6) for name in ("bytes_sent", "bytes_received"))
-    head = (
+    metrics_before = {} if before is None else before["metrics"]
+    byte_counts = [(metrics_before.get(name), metrics.get(name)) for name in ("bytes_sent", "bytes_received")]
+    up, down = (rate(*counts, passed_s, 1e-6) for counts in byte_counts)  # In MB/s.
+    heading = (
         f"node {answer['id'][:8]}  swarm {answer['swarm']!r}  {shown(metrics.get('members_alive'))} alive  "
         f"{count_text(metrics.get('swarm_samples'), 'sample')}  distance {shown(metrics.get('consensus_distance'))}  "
         f"{up}/{down} MB/s  {count_text(metrics.get('exchanges_done'), 'exchange')}"
     )
     failed = ", ".join(f"{reason} {count}" for reason, _, count in metrics.get("failures") or ())
     hidden = len(others) + 1 - MAX_ROWS
-    foot = [f"failed: {failed}"] if failed else []
-    foot += [f"and {hidden:,} more"] if hidden > 0 else []
-    return Group(Text(head), table, *map(Text, foot))
+    notes = [f"failed: {failed}"] if failed else []
+    notes += [f"and {hidden:,} more"] if hidden > 0 else []
+    return Group(Text(heading), table, *map(Text, notes))
 
 
 def count_text(value: Any, noun: str) -> str:
@@ -85,5 +88,6 @@ def count_text(value: Any, noun: str) -> str:
 
 
 def rate(before: Any, after: Any, passed_s: float, scale: float = 1.0) -> str:
-    numbers = isinstance(before, int | float) and isinstance(after, int | float)
-    return f"{(after - before) * scale / passed_s:,.3g}" if numbers and passed_s > 0 and after >= before else "-"
+    """Return the growth per second as text; a dash if it is unknown, or the count has restarted."""
+    are_numbers = isinstance(before, int | float) and isinstance(after, int | float)
+    return f"{(after - before) * scale / passed_s:,.3g}" if are_numbers and passed_s > 0 and after >= before else "-"

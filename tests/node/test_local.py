@@ -348,11 +348,11 @@ def test_the_demo_gives_a_slow_machine_more_time_for_as_long_as_something_happen
     stage = demo.Stage(Many(), None)
     for second in range(900):
         clock[0] = float(second)
-        assert not stage.late(90.0, second)  # one sample a second
+        assert not stage.is_late(90.0, second)  # one sample a second
     clock[0] += demo.STILL_S + 1
-    assert stage.late(90.0, 899)
+    assert stage.is_late(90.0, 899)
     clock[0] = 901.0
-    assert stage.late(90.0, 5_000)  # ten times the limit
+    assert stage.is_late(90.0, 5_000)  # ten times the limit
 
 
 def test_the_demos_limits_grow_with_the_time_that_a_node_took_to_start(monkeypatch):
@@ -365,11 +365,11 @@ def test_the_demos_limits_grow_with_the_time_that_a_node_took_to_start(monkeypat
     swarm = type("Swarm", (), {"children": [One()]})()
     stage = demo.Stage(swarm, None)
     clock[0] = 500.0
-    assert not stage.late(90.0, 1)
+    assert not stage.is_late(90.0, 1)
     clock[0] += 10 * demo.STILL_S - 1  # nothing for so long, on a machine that is ten times as slow
-    assert not stage.late(90.0, 1)
+    assert not stage.is_late(90.0, 1)
     clock[0] += 2
-    assert stage.late(90.0, 1)
+    assert stage.is_late(90.0, 1)
 
 
 def test_nodes_of_the_demo_train_on_until_the_newcomer_has_come(monkeypatch, capsys):

@@ -38,7 +38,7 @@ def test_an_exporter_logs_every_figure_that_is_a_number_at_its_pace_and_once_at_
     exporter = Exporter(pair[0].node, tensorboard(writer), every_s=3600.0)
     pair[0].do(lambda node: exporter())
     assert rows == []
-    until(lambda: exporter.last is not None)
+    until(lambda: exporter.last_exchange is not None)
     exporter.every_s = 0.0
     pair[0].do(lambda node: exporter())
     names = {name: value for name, value, _ in rows}
