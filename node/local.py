@@ -25,8 +25,8 @@ from node.observe.figures import line_of
 
 __all__ = ["Child", "LocalSwarm"]
 
-GRACE_S = 5.0  # Between SIGTERM and SIGKILL; leaving a swarm takes under 2 s.
-POLL_PERIOD_S = 0.1
+GRACE_S = 5.0  # Seconds between SIGTERM and SIGKILL; leaving a swarm takes under 2 s.
+POLL_PERIOD_S = 0.1  # Seconds between two looks at the processes.
 START_S = 120.0  # Limit until the first node listens: a machine may read torch from a slow disk.
 TOGETHER_S = 600.0  # The nodes wait this long for each other: otherwise the first could finish before the last begins.
 MAX_NODES = 64  # The limit of `gossip local` too: each node is a process of 200 MB and more.
@@ -38,9 +38,9 @@ ERROR_LINES = 20  # Lines shown of a node that ended with an error.
 # Like `python -m gossip`, but -P leaves the current folder out of the search path, so that a gossip.py or node.py there
 # shadows nothing. The packages' own folder is appended for the case that they are not installed.
 START = "import sys; sys.path.append(sys.argv.pop(1)); from gossip.__main__ import main; main()"
-HOME = str(Path(__file__).resolve().parents[1])
+PACKAGES_FOLDER = str(Path(__file__).resolve().parents[1])
 # GOSSIP_* variables of this process that children do not get: a seed or a state directory does not fit all of them.
-REMOVED = (
+REMOVED_VARIABLES = (
     "SEEDS", "LISTEN", "ADVERTISE", "SECRET_FILE", "INSECURE", "STATE_DIR", "CONFIG", "LOG", "PAGE", "PROGRESS",
     "MUST_JOIN", "TRACE", "WAIT_FOR", "WAIT_S",
 )  # fmt: skip
@@ -59,10 +59,10 @@ class Child:
     figures: dict[str, Any] = field(default_factory=dict)  # Its last progress row.
     status_text: str = ""  # Its last report before it trains.
     started_s: float = field(default_factory=lambda: time.monotonic())
-    start_s: float | None = None  # Seconds from its start until it listened.
-    ended: bool = False  # It ended because it was told to.
-    _offset: int = 0
-    _printed: int = 0  # Bytes of ``out`` that were returned as lines.
+    start_s: float | None = None  # Seconds from its start until it listened; None until then.
+    was_told_to_end: bool = False  # Its exit code is then no error.
+    _read_bytes: int = 0  # Bytes of ``log`` that were returned as rows.
+    _printed_bytes: int = 0  # Bytes of ``out`` that were returned as lines.
 
     @property
     def code(self) -> int | None:
@@ -77,14 +77,15 @@ class Child:
 
     def new_lines(self) -> list[str]:
         """Return the lines printed since the last call; an unfinished line only once the node has ended."""
-        ended = self.code is not None
+        has_ended = self.code is not None
         with self.out.open("rb") as file:
-            file.seek(self._printed)
+            file.seek(self._printed_bytes)
             data = file.read(ROWS_BYTES)
-        full = len(data) == ROWS_BYTES
-        if full or not ended:
-            data = data[: data.rfind(b"\n") + 1] or (data if full else b"")
-        self._printed += len(data)
+        is_full = len(data) == ROWS_BYTES  # More may follow.
+        if is_full or not has_ended:
+            # A line longer than one read is returned in parts.
+            data = data[: data.rfind(b"\n") + 1] or (data if is_full else b"")
+        self._printed_bytes += len(data)
         lines = data.decode(errors="replace").removesuffix("\n").split("\n") if data else []
         # A progress bar rewrites its line: keep what follows the last carriage return, as a terminal does.
         return [line.rstrip("\r").rpartition("\r")[2] for line in lines]
@@ -93,13 +94,13 @@ class Child:
         """Return the log rows since the last call, whole lines only."""
         try:
             with self.log.open("rb") as file:
-                file.seek(self._offset)
+                file.seek(self._read_bytes)
                 data = file.read(ROWS_BYTES)
         except FileNotFoundError:
             return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        rows = [json.loads(line) for line in whole.splitlines() if line]
+        whole_lines = data[: data.rfind(b"\n") + 1]
+        self._read_bytes += len(whole_lines)
+        rows = [json.loads(line) for line in whole_lines.splitlines() if line]
         for row in rows:
             if row["event"] == "listening":
                 self.address = row["address"]
@@ -114,10 +115,10 @@ class Child:
     def line(self) -> str:
         """Return the node's state as one line of text."""
         code = self.code
-        ended = "" if code is None else f"  ended with code {code}"
+        ending = "" if code is None else f"  ended with code {code}"
         if self.figures.get("steps"):
-            return f"node {self.number}  {line_of(self.figures)}{ended}"
-        return f"node {self.number}{ended or '  ' + self.start_text()}"
+            return f"node {self.number}  {line_of(self.figures)}{ending}"
+        return f"node {self.number}{ending or '  ' + self.start_text()}"
 
     def start_text(self) -> str:
         """Return what the node does before its first step, which may take minutes on a busy machine."""
@@ -131,7 +132,7 @@ class Child:
     def signal(self, number: int) -> None:
         """Send a signal to its process group: the process and all that it started."""
         if self.process.poll() is None:
-            self.ended = True
+            self.was_told_to_end = True
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
 
@@ -249,10 +250,11 @@ class LocalSwarm:
             options += ["--page", page]
         if wait_for is not None:
             options += ["--wait-for", str(wait_for[0]), "--wait-s", f"{wait_for[1]:g}"]
-        environment = {k: v for k, v in os.environ.items() if k not in {f"GOSSIP_{name}" for name in REMOVED}}
+        removed = {f"GOSSIP_{name}" for name in REMOVED_VARIABLES}
+        environment = {name: value for name, value in os.environ.items() if name not in removed}
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-c", START, HOME, "run", *options, *self._job],
+                [sys.executable, "-P", "-c", START, PACKAGES_FOLDER, "run", *options, *self._job],
                 env={**environment, "PYTHONUNBUFFERED": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
@@ -270,7 +272,7 @@ class LocalSwarm:
 
     def leave(self, number: int) -> None:
         """Ask a node to leave, as SIGTERM does, so that it tells the others. Returns at once."""
-        self._child(number).ended = True
+        self._child(number).was_told_to_end = True
         self._child(number).process.terminate()
 
     @property
@@ -313,11 +315,11 @@ class LocalSwarm:
         Raises:
             LocalError: A node ended with an error.
         """
-        before = time.monotonic()
+        began_s = time.monotonic()
         for _ in self.watch(POLL_PERIOD_S):
             if until is not None and until():
                 return True
-            if time.monotonic() - before > timeout_s:
+            if time.monotonic() - began_s > timeout_s:
                 return False
         return until is None or bool(until())
 
@@ -342,9 +344,9 @@ class LocalSwarm:
     def check(self) -> None:
         """Raise LocalError for a node that ended with an error of its own, with its last lines of output."""
         for child in self.children:
-            if child.code and not child.ended:
-                said = "\n".join(last_lines(child.err, ERROR_LINES))
-                raise LocalError(f"Node {child.number} ended with code {child.code}:\n{said}")
+            if child.code and not child.was_told_to_end:
+                last_output = "\n".join(last_lines(child.err, ERROR_LINES))
+                raise LocalError(f"Node {child.number} ended with code {child.code}:\n{last_output}")
 
     def _child(self, number: int) -> Child:
         if not 0 <= number < len(self.children):
@@ -353,13 +355,13 @@ class LocalSwarm:
 
     def _addresses(self) -> list[str]:
         """Return the addresses of the newest running nodes, at most ``MAX_SEEDS``; wait until one listens."""
-        before = time.monotonic()
+        began_s = time.monotonic()
         while running := self.running:
             self.new_rows()
-            if found := [child.address for child in running if child.address is not None]:
-                return found[-MAX_SEEDS:]
+            if addresses := [child.address for child in running if child.address is not None]:
+                return addresses[-MAX_SEEDS:]
             self.check()
-            if time.monotonic() - before > START_S:
+            if time.monotonic() - began_s > START_S:
                 raise LocalError(f"No node listens after {START_S:g} s: see {running[0].err}.")
             time.sleep(POLL_PERIOD_S)
         self.check()
@@ -379,7 +381,7 @@ def toml_of(config: Mapping[str, Any]) -> str:
 def _end(children: Sequence[Child]) -> None:
     running = [child for child in children if child.code is None]
     for child in running:
-        child.ended = True
+        child.was_told_to_end = True
         child.process.terminate()
     until_s = time.monotonic() + GRACE_S
     try:

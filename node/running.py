@@ -28,7 +28,7 @@ _stop_requested = False  # An exception alone can be lost: some imports catch al
 
 
 class Side(Protocol):
-    """An object that holds a model and runs a node over it."""
+    """The side of a node in the training thread, which holds the model: a TrainingSide, a Leader or a Follower."""
 
     @property
     def model(self) -> Any: ...
@@ -38,11 +38,11 @@ class Side(Protocol):
 
 def enter(side: Side) -> int:
     """Register a side that is about to run, after closing others over the same model. Return their number."""
-    before = [other for other in _running if other.model is side.model]
-    for other in before:
+    replaced = [other for other in _running if other.model is side.model]
+    for other in replaced:
         other.close()
     _running.append(side)
-    return len(before)
+    return len(replaced)
 
 
 def leave(side: Side) -> None:
@@ -75,13 +75,13 @@ def note_made() -> None:
             Path(path).touch()
 
 
-def closes_with(face: object, side: Side) -> None:
-    """Close ``side`` when ``face`` is garbage-collected or the process ends.
+def closes_with(node: object, side: Side) -> None:
+    """Close ``side`` when the program's ``node`` is garbage-collected or the process ends.
 
     A forked child does not close it, since neither runs there.
     """
     note_made()
-    weakref.finalize(face, _close, side, os.getpid())
+    weakref.finalize(node, _close, side, os.getpid())
 
 
 def _close(side: Side, process: int) -> None:

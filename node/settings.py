@@ -25,7 +25,7 @@ __all__ = ["NodeOptions", "Settings", "advertised_address", "timeline_file"]
 
 WAIT_S = 60.0  # Time to wait for members: jobs that are launched together begin within a minute, or not at all.
 LOOPBACK = "127.0.0.1"
-ELSEWHERE = Address("192.0.2.1", 9)  # Reserved for documentation: outside every local network.
+OUTSIDE = Address("192.0.2.1", 9)  # Outside every local network, since it is reserved for documentation.
 ON_FAULT = ("restart", "raise")
 SIOCGIFADDR = 0x8915  # Linux's number; elsewhere the call fails as on an interface without an address.
 
@@ -57,18 +57,18 @@ class Settings:
     """All settings a node needs before it starts. With ``listen`` None it only dials out."""
 
     seeds: tuple[Address, ...]
-    expected: Mapping[Address, PeerId]  # Ids that seeds from an invite must prove.
+    expected: Mapping[Address, PeerId]  # The ids that must answer at seeds that name one, as invites do.
     listen: Address | None
     advertise: Address | None
     secret: bytes | None
     state_dir: Path | None
     config: Config
-    join_or_fail_s: float | None = None  # Fail unless the weights of a swarm have arrived by then.
-    sources: tuple[SeedSource, ...] = ()  # Polled for seeds while the node has no member to dial.
+    join_or_fail_s: float | None = None  # Fail unless the weights of a swarm arrive within these seconds.
+    sources: tuple[SeedSource, ...] = ()  # Files and functions, polled for seeds while there is no member to dial.
     wait_for: int = 1  # Members to wait for before training begins, this one included.
     wait_s: float = WAIT_S  # The most seconds to wait for them.
     page: Address | None = None  # Where the web page listens.
-    others: Address | None = None  # The coordinator of the launch, on the way to its other hosts.
+    others: Address | None = None  # The coordinator of a launch on several hosts, on the way to the others.
     trace: Path | None = None  # A file for the timeline of this node.
     memory_dir: Path | None = None  # The folder for vectors in files; None: they are in memory.
     on_fault: str = "restart"  # Or "raise": how to react to a fault of this library in the network side.
@@ -88,14 +88,14 @@ class Settings:
         ``listen`` says otherwise. Raises ConfigError or IdentityError, one sentence, for settings that cannot work.
         """
         seeds, config = options.seeds, options.config
-        given: list[object] = [seeds] if isinstance(seeds, str) or callable(seeds) else list(seeds or ())
-        if not given:
-            given = [text for text in environment.get("GOSSIP_SEEDS", "").split(",") if text.strip()]
+        seed_texts: list[object] = [seeds] if isinstance(seeds, str) or callable(seeds) else list(seeds or ())
+        if not seed_texts:
+            seed_texts = [text for text in environment.get("GOSSIP_SEEDS", "").split(",") if text.strip()]
         addresses: list[Address] = []
         expected: dict[Address, PeerId] = {}
         sources: list[SeedSource] = []
         secret: bytes | None = None
-        for text in given:
+        for text in seed_texts:
             source = source_of(text)
             if source is not None:
                 sources.append(source)
@@ -106,13 +106,13 @@ class Settings:
             secret = seed.secret or secret
             if seed.expected is not None:
                 expected |= dict.fromkeys(seed.addresses, seed.expected)
-        file = options.secret if options.secret is not None else environment.get("GOSSIP_SECRET_FILE")
+        secret_file = options.secret if options.secret is not None else environment.get("GOSSIP_SECRET_FILE")
         folder = options.state_dir if options.state_dir is not None else environment.get("GOSSIP_STATE_DIR")
         needs_secret = not environment.get("GOSSIP_INSECURE")
-        if secret is None and not file and folder and needs_secret:
-            file = kept_secret(Path(folder))
-        if file:
-            secret = read_secret(Path(file))
+        if secret is None and not secret_file and folder and needs_secret:
+            secret_file = kept_secret(Path(folder))
+        if secret_file:
+            secret = read_secret(Path(secret_file))
         others = other_hosts(environment) if launched else None
         listen = options.listen or environment.get("GOSSIP_LISTEN")
         if listen:
@@ -252,19 +252,19 @@ def advertised_address(settings: Settings, bound: Address | None, known: Iterabl
         return settings.advertise
     if bound.host not in ("0.0.0.0", "::"):
         return bound
-    met = next((address for address in known if not is_loopback(address.host)), ELSEWHERE)
-    target = settings.seeds[0] if settings.seeds else settings.others or met
+    known_address = next((address for address in known if not is_loopback(address.host)), OUTSIDE)
+    target = settings.seeds[0] if settings.seeds else settings.others or known_address
     host = routed(target, bound.host == "::" and ":" in target.host)
-    return Address(host or outward_address(ELSEWHERE), bound.port)
+    return Address(host or outward_address(OUTSIDE), bound.port)
 
 
 def outward_address(target: Address) -> str:
     """Return this machine's address on the way to ``target``, which is loopback only if the machine has no other."""
     host = routed(target, ":" in target.host)
     if host is None or is_loopback(host):  # A machine's own name often means loopback.
-        host = routed(ELSEWHERE, False)
-    # A closed network has no default route.
-    return host or next((own for own in own_addresses() if not is_loopback(own)), LOOPBACK)
+        host = routed(OUTSIDE, False)
+    # A closed network may have no route to outside: take the address of an interface.
+    return host or next((address for address in own_addresses() if not is_loopback(address)), LOOPBACK)
 
 
 def own_addresses() -> Iterator[str]:

@@ -84,8 +84,9 @@ class Identity:
             ) from error
         try:
             key = serialization.load_pem_private_key(pem, password=None)
-        except (ValueError, TypeError, UnsupportedAlgorithm, InternalError):  # TypeError: it needs a password;
-            key = None  # InternalError: OpenSSL reads keys of this kind but cannot use them.
+        # TypeError: it needs a password. InternalError: OpenSSL reads keys of this kind but cannot use them.
+        except (ValueError, TypeError, UnsupportedAlgorithm, InternalError):
+            key = None
         if not isinstance(key, Ed25519PrivateKey):
             raise IdentityError(
                 f"{path} does not hold a node's key: restore it from a copy, or delete it to start as a new member."
@@ -99,8 +100,8 @@ class Identity:
 
     def pem(self, password: bytes | None = None) -> bytes:
         """Return the private key as PKCS8 PEM, encrypted if a password is given."""
-        how = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
-        return self._key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, how)
+        encryption = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
+        return self._key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
 
 
 def verify(public_key: bytes, payload: bytes, signature: bytes) -> bool:
@@ -151,15 +152,15 @@ def read_secret(path: Path) -> bytes:
     return secret
 
 
-def check_private(path: Path, what: str) -> None:
+def check_private(path: Path, content: str) -> None:
     """Raise :class:`IdentityError` if every user of this machine may read the file and we could forbid it.
 
     A file mounted by an orchestrator belongs to another user or is read-only, and is accepted.
     """
-    found = path.stat()
-    ours = found.st_uid == os.geteuid() and os.access(path, os.W_OK)
-    if ours and stat.S_ISREG(found.st_mode) and found.st_mode & 0o007:
-        raise IdentityError(f"Every user of this machine can read {what} in {path}: run chmod 600 {path} first.")
+    status = path.stat()
+    is_ours = status.st_uid == os.geteuid() and os.access(path, os.W_OK)
+    if is_ours and stat.S_ISREG(status.st_mode) and status.st_mode & 0o007:
+        raise IdentityError(f"Every user of this machine can read {content} in {path}: run chmod 600 {path} first.")
 
 
 def keep_secret(secret: bytes, folder: Path) -> Path:
@@ -250,7 +251,7 @@ def _bytes_of(text: str, prefix: str) -> bytes | None:
 
 def _write_private(path: Path, data: bytes) -> None:
     """Write a file atomically, readable by its owner alone; raise :class:`IdentityError` if that fails."""
-    partial = ""
+    partial = ""  # The file that is written; empty before it exists.
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, partial = tempfile.mkstemp(prefix=path.name, dir=path.parent)  # Created with mode 0600.

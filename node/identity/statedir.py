@@ -26,6 +26,7 @@ MAX_BOOK_BYTES = 8 << 20  # Ten times BOOK_RECORDS records of the largest size.
 BOOK_RECORDS = 1_024  # As many as membership saves, enough to find any swarm again.
 MAX_EXTRA = 64  # Values that newer versions may append.
 CHECKSUM_BYTES = 8
+HOLDER_BYTES = 200  # Bytes of the lock file that are read: its holder's process and host.
 OF_THIS_PROCESS = "another node of this process"
 LOCKED_FOLDERS: set[Path] = set()  # Directories of this process's nodes, which the file lock cannot tell apart.
 os.register_at_fork(after_in_child=LOCKED_FOLDERS.clear)
@@ -33,7 +34,7 @@ os.register_at_fork(after_in_child=LOCKED_FOLDERS.clear)
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A node's memory of earlier lives.
+    """A node's memory of earlier lives; each start begins a new one, with a higher *incarnation*.
 
     Attributes:
         incarnation: The incarnation of the last life.
@@ -53,14 +54,14 @@ class NewerFormatError(ValueError):
 
 
 class StateDir:
-    """A directory with the address book ``members.bin``; with None nothing is kept."""
+    """A directory with the address book ``members.bin`` and other files of one node; with None nothing is kept."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        self.damage = ""
-        self._failing = False  # The last write failed, and that was reported.
-        self.holder = ""  # The holder of the directory, if it is not this node.
-        self._lock: int | None = None
+        self.damage = ""  # A sentence about an address book that could not be read; empty if there was none.
+        self._is_failing = False  # The last write failed, and that was reported.
+        self.holder = ""  # The node that holds the directory, in words; empty unless :meth:`lock` has failed.
+        self._lock_file: int | None = None  # The descriptor of the locked file.
         self._extra: tuple[Any, ...] = ()  # Values of a newer version that ran here before, written back unchanged.
 
     def lock(self) -> bool:
@@ -68,10 +69,10 @@ class StateDir:
 
         The swarm would take two nodes with one key for one member, and each would train alone.
         """
-        if self.path is None or self._lock is not None:
+        if self.path is None or self._lock_file is not None:
             return True
-        place = self.path.resolve()
-        if place in LOCKED_FOLDERS:
+        folder = self.path.resolve()
+        if folder in LOCKED_FOLDERS:
             self.holder = OF_THIS_PROCESS
             return False
         try:
@@ -83,24 +84,24 @@ class StateDir:
             # Not flock: forked loader workers would hold it for some seconds after their node's end.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            taken = error.errno in (errno.EACCES, errno.EAGAIN)
-            if taken:
-                said = os.read(file, 200).decode(errors="replace").strip()
-                self.holder = said if said.isprintable() and said else "another process"
+            is_taken = error.errno in (errno.EACCES, errno.EAGAIN)
+            if is_taken:
+                holder = os.read(file, HOLDER_BYTES).decode(errors="replace").strip()
+                self.holder = holder if holder.isprintable() and holder else "another process"
             os.close(file)
-            return not taken  # On a filesystem without locks the check is impossible.
+            return not is_taken  # On a filesystem without locks the check is impossible.
         with contextlib.suppress(OSError):
             os.ftruncate(file, 0)
             os.write(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-        self._lock = file
-        LOCKED_FOLDERS.add(place)
+        self._lock_file = file
+        LOCKED_FOLDERS.add(folder)
         return True
 
     def release(self) -> None:
-        if self._lock is not None and self.path is not None:
+        if self._lock_file is not None and self.path is not None:
             LOCKED_FOLDERS.discard(self.path.resolve())
-            os.close(self._lock)
-            self._lock = None
+            os.close(self._lock_file)
+            self._lock_file = None
 
     def read(self) -> Memory:
         """Return the stored memory, which is empty if there is none.
@@ -117,12 +118,12 @@ class StateDir:
         except FileNotFoundError:
             return Memory()
         except Exception as error:  # A damaged file can make msgpack raise anything.
-            aside = file.with_suffix(".newer" if isinstance(error, NewerFormatError) else ".damaged")
+            new_name = file.with_suffix(".newer" if isinstance(error, NewerFormatError) else ".damaged")
             with contextlib.suppress(OSError):
-                file.replace(aside)
+                file.replace(new_name)
             reason = str(error) if isinstance(error, NewerFormatError) else type(error).__name__
             self.damage = (
-                f"The address book {file} could not be read ({reason}) and was set aside as {aside.name}; this node "
+                f"The address book {file} could not be read ({reason}) and was set aside as {new_name.name}; this node "
                 "needs a seed to find its swarm."
             )
             return Memory()
@@ -180,10 +181,10 @@ class StateDir:
         try:
             write_whole(self.path / "members.bin", data + checksum(data))
         except OSError as error:
-            was_failing, self._failing = self._failing, True
+            was_failing, self._is_failing = self._is_failing, True
             text = f"The address book in {self.path} cannot be written ({error.strerror}): training goes on, and the "
             return "" if was_failing else text + "book written last stays."
-        was_failing, self._failing = self._failing, False
+        was_failing, self._is_failing = self._is_failing, False
         return f"The address book in {self.path} can be written again." if was_failing else ""
 
 
