@@ -208,11 +208,11 @@ def vectors_folder(folder: str | os.PathLike[str] | None) -> Path | None:
     return path
 
 
-def page_address(where: str | None, secret: bytes | None) -> Address | None:
+def page_address(text: str | None, secret: bytes | None) -> Address | None:
     """Return the page's address. Raises ConfigError if the page cannot exist or cannot be protected."""
-    if not where:
+    if not text:
         return None
-    address = parse_address(where)
+    address = parse_address(text)
     if any(importlib.util.find_spec(name) is None for name in ("h11", "prometheus_client")):
         raise ConfigError("The page needs h11 and prometheus-client: pip install 'gossip-trainer[page]'.")
     if secret is None and not is_loopback(address.host):

@@ -53,16 +53,18 @@ def scenario_tables(answers: Sequence[Answer]) -> dict[str, Any]:
     measured: dict[tuple[int, int], list[float]] = {}  # Round trips in seconds, by the places of the two nodes.
     rates = [0.0] * len(answers)  # MB/s by place; 0 if not measured.
     for answer in answers:
-        here = places[answer["id"]]
+        own_place = places[answer["id"]]
         for member in answer["members"]:
-            there = places.get(member["id"])
-            if there is None or there == here:
+            other_place = places.get(member["id"])
+            if other_place is None or other_place == own_place:
                 continue
+            pair = min(own_place, other_place), max(own_place, other_place)
             rtt_s, mb_s = member["rtt_s"], member["mb_s"]
             if is_within(rtt_s, MAX_RTT_S):
-                measured.setdefault((min(here, there), max(here, there)), []).append(rtt_s)
+                measured.setdefault(pair, []).append(rtt_s)
             if is_within(mb_s, MAX_RATE_MB_S):
-                rates[here], rates[there] = max(rates[here], mb_s), max(rates[there], mb_s)
+                for place in pair:
+                    rates[place] = max(rates[place], mb_s)
     if not measured:
         raise LocalError(
             "These nodes know no round trip to each other yet: name nodes of one swarm, and ask again when they have "

@@ -301,18 +301,18 @@ def status(address: str, *, secret_file: Path | None, as_json: bool, timeout_s: 
         if name not in HEADINGS:
             metrics.add_row(name, shown(value))
     members = Table("member", "address", "state", "steps", "samples", "loss", "ready")
-    left = 0
+    hidden_count = 0  # Members that left, which the table does not show.
     for member in answer["members"]:
         if member["state"] == "left" and not with_left:
-            left += 1
+            hidden_count += 1
             continue
         cells = (member[key] for key in ("address", "state", "steps", "samples", "loss", "ready"))
         members.add_row(member["id"][:8], *map(shown, cells))
     console.print(metrics)
     if members.row_count:
         console.print(members)
-    if left:
-        console.print(f"and {left:,} members that left within a day; --all names them")
+    if hidden_count:
+        console.print(f"and {hidden_count:,} members that left within a day; --all names them")
     for name, heads in HEADINGS.items():
         rows = answer["metrics"].get(name)  # Another version may have none.
         if rows:

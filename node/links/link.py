@@ -24,7 +24,7 @@ __all__ = ["CONTROL_BURST", "FLUSHED_CHUNKS", "Link", "refuse_lane"]
 
 OUTBOX_FRAMES = 1_024  # Frames that may wait. A peer that reads none of so many has stopped, and its link is closed.
 OUTBOX_BYTES = 8 << 20  # Bytes that may wait. The largest member table, 10,000 records of 519 B, is 5 MB.
-CONTROL_BURST = 32  # Control frames between two chunks at most, so that neither starves the other.
+CONTROL_BURST = 32  # The most control frames between two chunks, so that neither starves the other.
 BURST_BYTES = 256 << 10  # Bytes of such control frames, which are copied into one buffer.
 NOT_SENT_BYTES = 128 << 10  # Limit on the kernel's unsent queue: a probe waits behind it, 1 s at 1 Mbit/s.
 FLUSHED_CHUNKS = 4  # Batches sent without waking the writer task: by default all of a vector too small for a thread.

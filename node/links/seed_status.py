@@ -40,9 +40,9 @@ class SeedStatus:
         self.unanswered: set[Address] = set()  # Seeds that failed to answer, until the user is told.
         self.refusals: dict[Address, RefusedError] = {}  # Refusals of this node, by seed.
 
-    def on_found(self, found: Found) -> None:
+    def on_found(self, lookup: Found) -> None:
         """Handle the result of a look-up of seeds: use these addresses, and forget the failures of former seeds."""
-        self.addresses, self.names, self.failed_lookups = frozenset(found.addresses), found.names, found.missing
+        self.addresses, self.names, self.failed_lookups = frozenset(lookup.addresses), lookup.names, lookup.missing
         self.failures = {address: failure for address, failure in self.failures.items() if address in self.addresses}
         self.refusals = {address: error for address, error in self.refusals.items() if address in self.addresses}
 

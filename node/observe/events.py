@@ -87,12 +87,12 @@ class ExchangeEvent(NodeEvent):
         return self.partners[0] if self.partners else ""
 
     def __str__(self) -> str:
-        who = " and ".join(partner[:8] for partner in self.partners) or "an unknown partner"
+        partners = " and ".join(partner[:8] for partner in self.partners) or "an unknown partner"
         match self.kind:
             case "exchange.begun":
-                return f"Exchange with {who} begins, in {self.codec}."
+                return f"Exchange with {partners} begins, in {self.codec}."
             case "exchange.done":
                 moved = f"{self.bytes_sent / 1e6:.3g} MB out, {self.bytes_received / 1e6:.3g} MB in"
                 apart = "" if self.distance is None else f", {self.distance:.3g} apart"
-                return f"Exchange with {who} done in {self.seconds:.3f} s, {moved}{apart}."
-        return f"Exchange with {who} failed after {self.seconds:.3f} s: {self.reason}."
+                return f"Exchange with {partners} done in {self.seconds:.3f} s, {moved}{apart}."
+        return f"Exchange with {partners} failed after {self.seconds:.3f} s: {self.reason}."

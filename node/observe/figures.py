@@ -355,11 +355,11 @@ def reference_page() -> str:
     """Return the part of docs/figures.md that is about a node."""
     lines = []
     for figure in FIGURES:
-        where = {
+        places = {
             "log": figure.logged, "line": bool(figure.line), "table": figure.table, "status": figure.status,
             "`node.metrics()`": figure in MEASURED,
         }  # fmt: skip
-        cells = (f"`{figure.name}`", figure.meaning, figure.unit, ", ".join(name for name in where if where[name]))
+        cells = (f"`{figure.name}`", figure.meaning, figure.unit, ", ".join(place for place in places if places[place]))
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join((*HEAD.splitlines(), *lines)) + "\n"
 

@@ -166,8 +166,12 @@ class Opener:
     @property
     def is_ready(self) -> bool:
         """Return True if :meth:`receive` would not wait."""
-        held = self.stop - self.start
-        return bool(self.plaintext) or self.ended or (held >= LENGTH_BYTES and held >= LENGTH_BYTES + self.length())
+        unread_bytes = self.stop - self.start
+        return (
+            bool(self.plaintext)
+            or self.ended
+            or (unread_bytes >= LENGTH_BYTES and unread_bytes >= LENGTH_BYTES + self.length())
+        )
 
     async def receive(self, read: Read, buffer: memoryview) -> int:
         """Receive as :meth:`ByteStream.receive_into` does, at most one record.
@@ -235,12 +239,12 @@ class Opener:
 
     def make_room(self, count: int) -> None:
         """Make place for ``count`` bytes from ``start`` on, in a larger room if needed."""
-        held = self.stop - self.start
-        if held and self.start + count <= len(self.room):
+        unread_bytes = self.stop - self.start
+        if unread_bytes and self.start + count <= len(self.room):
             return
         room = self.room if count <= len(self.room) else ROOMS.take()
-        room[:held] = self.room[self.start : self.stop]
-        self.room, self.start, self.stop = room, 0, held
+        room[:unread_bytes] = self.room[self.start : self.stop]
+        self.room, self.start, self.stop = room, 0, unread_bytes
 
     def return_room(self) -> None:
         """Give the large room back if it is empty."""

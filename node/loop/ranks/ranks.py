@@ -24,7 +24,7 @@ __all__ = ["MAX_GAP_STEPS", "Call", "Command", "Ranks", "StepSummary"]
 
 HEARTBEAT_S = 1.0  # The interval at which rank 0 reports that it still waits for its swarm.
 FAREWELL_S = 2.0  # Time for the other ranks to end the step that this rank has ended, since they shared its gradients.
-MAX_GAP_STEPS = 16  # Steps between two all-reduces at most, in case steps suddenly become longer.
+MAX_GAP_STEPS = 16  # The most steps between two all-reduces, in case steps suddenly become longer.
 FRAME_BYTES = 512  # A command up to this size, its length included, is one broadcast; a longer one takes two.
 LENGTH_BYTES = 8  # The length of a command, little-endian, at the beginning of its frame.
 

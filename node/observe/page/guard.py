@@ -37,9 +37,9 @@ class Guard:
     token: str | None
 
     @classmethod
-    def of(cls, where: Address, secret: bytes | None) -> Guard:
+    def of(cls, listen: Address, secret: bytes | None) -> Guard:
         """Create the check. ``secret`` is None on loopback only, which the settings ensure."""
-        if is_loopback(where.host):
+        if is_loopback(listen.host):
             return cls(None)
         assert secret is not None
         return cls(token_of(secret))

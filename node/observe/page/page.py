@@ -71,10 +71,10 @@ class WatchedNode(Protocol):
 class Page:
     """The page of one node, which runs in the network thread."""
 
-    def __init__(self, where: Address, secret: bytes | None, config: Config) -> None:
+    def __init__(self, listen: Address, secret: bytes | None, config: Config) -> None:
         """Load the page's files. Raises ConfigError if nothing would protect it."""
-        self.guard, self.secret, self.config = Guard.of(where, secret), secret, config
-        self.server = WebServer(where, self.answer, lambda error: self.contain(error))
+        self.guard, self.secret, self.config = Guard.of(listen, secret), secret, config
+        self.server = WebServer(listen, self.answer, lambda error: self.contain(error))
         folder = Path(__file__).with_name("static")
         self.static = {path: ((folder / name).read_bytes(), kind) for path, (name, kind) in STATIC.items()}
         self.exposition = Exposition()

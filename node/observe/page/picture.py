@@ -46,7 +46,7 @@ class Curve:
 class MemberAnswer:
     """A member's last answer, checked, and its time."""
 
-    at: float  # On the clock of time.monotonic.
+    answered_at: float  # On the clock of time.monotonic.
     row: dict[str, Any]
     # Rates since the answer before: MB/s, and samples per second. None if they are not known.
     sent_mb_s: float | None = None
@@ -137,6 +137,10 @@ class SwarmPicture:
     def row(self, record: MemberRecord, state: MemberState, now: float) -> dict[str, Any]:
         """Return the row of one member, from its record and its last answer."""
         answer = self.answers.get(record.id)
+        queried_at = self.queried_at.get(record.id, 0.0)
+        has_ignored_query = (
+            answer is not None and now - answer.answered_at > OLD_S and queried_at > answer.answered_at
+        )
         return {
             "address": None if record.address is None else str(record.address), "ready": record.ready,
             **({} if answer is None else answer.row), **self.progress(record),
@@ -144,10 +148,8 @@ class SwarmPicture:
             "mb_s_sent": None if answer is None else answer.sent_mb_s,
             "mb_s_received": None if answer is None else answer.received_mb_s,
             "samples_s": None if answer is None else answer.samples_s,
-            "answered_s": None if answer is None else round(now - answer.at, 1),
-            "old": state in (MemberState.DEAD, MemberState.SUSPECT) or (
-                answer is not None and now - answer.at > OLD_S and self.queried_at.get(record.id, 0.0) > answer.at
-            ),
+            "answered_s": None if answer is None else round(now - answer.answered_at, 1),
+            "old": state in (MemberState.DEAD, MemberState.SUSPECT) or has_ignored_query,
         }  # fmt: skip
 
     # -- answers of members ----------------------------------------------------------------------------------------
@@ -155,8 +157,8 @@ class SwarmPicture:
         """Record a member's own figures. Only their shape can be checked."""
         row = row_of(metrics)
         before, answer = self.answers.get(peer), MemberAnswer(now, row)
-        if before is not None and now > before.at:
-            passed_s = now - before.at
+        if before is not None and now > before.answered_at:
+            passed_s = now - before.answered_at
             answer.sent_mb_s = rate(before.row["bytes_sent"], row["bytes_sent"], passed_s)
             answer.received_mb_s = rate(before.row["bytes_received"], row["bytes_received"], passed_s)
             answer.samples_s = rate(before.row["samples"], row["samples"], passed_s, 1.0)

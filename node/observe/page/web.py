@@ -72,9 +72,9 @@ class WebServer:
     """
 
     def __init__(
-        self, where: Address, answer: Callable[[Asked], Awaitable[Answer]], contain: Callable[[Exception], None]
+        self, listen: Address, answer: Callable[[Asked], Awaitable[Answer]], contain: Callable[[Exception], None]
     ) -> None:
-        self.where, self.answer, self.contain = where, answer, contain
+        self.listen, self.answer, self.contain = listen, answer, contain
         self.sock: trio.socket.SocketType | None = None
         # The visitor's range of addresses for each connection without an admitted request, the oldest first.
         self.waiting: dict[trio.socket.SocketType, str] = {}
@@ -83,14 +83,14 @@ class WebServer:
     async def bind(self) -> Address:
         """Begin to listen; return the address with its real port. Raises LocalError: port in use, no such address."""
         try:
-            sock = await listening(self.where, BACKLOG)
+            sock = await listening(self.listen, BACKLOG)
         except OSError as error:
             raise LocalError(
-                f"The page cannot listen on {self.where}: {(error.strerror or str(error)).lower()}; choose another "
+                f"The page cannot listen on {self.listen}: {(error.strerror or str(error)).lower()}; choose another "
                 "port with --page, or port 0 for any free one."
             ) from error
         self.sock = sock
-        return Address(self.where.host, int(sock.getsockname()[1]))
+        return Address(self.listen.host, int(sock.getsockname()[1]))
 
     def close(self) -> None:
         if self.sock is not None:
