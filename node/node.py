@@ -119,10 +119,10 @@ class Node:
             trace, memory_dir,
         )  # fmt: skip
         settings = Settings.gather(options, launched=group is None)
-        decided = settings.config.for_training(bool(optimizers.quasi_global))
-        settings = dataclasses.replace(settings, config=decided)
+        training_config = settings.config.for_training(bool(optimizers.quasi_global))
+        settings = dataclasses.replace(settings, config=training_config)
         if ranks is None:
-            self._training = TrainingSide(LiveModel(trained, decided, folder=settings.memory_dir), settings)
+            self._training = TrainingSide(LiveModel(trained, training_config, folder=settings.memory_dir), settings)
         else:
             self._training = Leader(trained, settings, ranks)
         running.closes_with(self, self._training)

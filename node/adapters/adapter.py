@@ -235,7 +235,7 @@ class EpochSampler(Sampler[int]):
 
     def __init__(self, adapter: Adapter, length: int) -> None:
         self.adapter, self.length = adapter, length
-        self.node: Node | None = None
+        self.node: Node | None = None  # The node whose indices are given.
         self.indices: Iterator[int] = iter(())  # Those of all further passes.
 
     def __len__(self) -> int:

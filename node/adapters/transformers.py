@@ -57,7 +57,7 @@ class TransformersGossip(ContextAdapter, TrainerCallback, ExportableState):  # t
                 "place, which reads what its checkpoint says by itself."
             )
         self.trainer = trainer
-        self.model: Any = None
+        self.model: Any = None  # The model of the node; None before it begins.
         self.scale = ScaleWatch(None)
         self.loss: float | None = None  # The last one logged: transformers passes callbacks no other.
         # Insert it after the callback that decides when to evaluate and save, and before the loggers.

@@ -92,8 +92,8 @@ class Stage:
 
     def __init__(self, swarm: LocalSwarm, screen: Screen, page: bool = False, opens: bool = False) -> None:
         self.outcome = DemoResult()
-        self.killed: Child | None = None
-        self.newcomer: Child | None = None
+        self.killed: Child | None = None  # The first node, once it is killed.
+        self.newcomer: Child | None = None  # The node that was added then.
         self.broken: list[Child] = []  # Nodes that ended with an error of their own.
         self._swarm = swarm
         self._screen = screen

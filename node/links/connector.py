@@ -103,7 +103,7 @@ class Connector:
         self.network, self.greeter = access.network, access.greeter
         self.contexts, self.lookup = access.contexts, access.lookup
         self.config, self.owner, self.peer, self.faults = config, owner, owner.peer, owner.faults
-        # Handles an accepted connection whose Hello says that it is a lane of a link.
+        # Handles an accepted connection whose Hello says that it is a lane of a link. None: it is run as a link.
         self.on_lane: Callable[[Link, Hello], Awaitable[None]] | None = None
         self.seeds = SeedStatus(seeds, config.join_timeout_s / 2, self.spawn, self.notify_once)
         # For each address that is being dialled: the peers that are expected there, None for a seed.
@@ -118,7 +118,7 @@ class Connector:
         self.member_hosts, self.hosts_turnover = frozenset[str](), -1  # -1: never collected.
         self.handshake_pool = HandshakePool(self.favoured_hosts, self.on_failed_handshake)
         self.notified: set[str] = set()  # The sentences that the user was told.
-        self.nursery: trio.Nursery | None = None
+        self.nursery: trio.Nursery | None = None  # None before :meth:`open`.
         self.is_closed = False
 
     def open(self, nursery: trio.Nursery) -> None:

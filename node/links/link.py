@@ -49,7 +49,7 @@ class Outboxes(Protocol):
 
 
 class Link:
-    """An authenticated connection to one peer, and its lanes.
+    """An authenticated connection to one peer, and its lanes, which are further connections for vectors.
 
     Control frames are sent in order. A vector, or *bulk*, is sent chunk by chunk behind the frames that were queued
     before it; several vectors take turns. Everything runs in trio's thread. For a large vector, a task of this link
@@ -92,7 +92,7 @@ class Link:
         self.is_closing = False  # It is closed once the outbox is sent.
         self.is_orderly = False  # Closed as idle, by either side.
         self.is_closed = False
-        self.cancel_scope: trio.CancelScope | None = None
+        self.cancel_scope: trio.CancelScope | None = None  # That of all tasks of the link, once they run.
 
     @property
     def bytes_sent(self) -> int:

@@ -46,7 +46,7 @@ class Average:
     """
 
     def __init__(self, state: State, is_kept: bool) -> None:
-        self._store: TensorStore | VectorStore | None = None
+        self._store: TensorStore | VectorStore | None = None  # None if no average is kept.
         if is_kept:
             self._store = TensorStore(state) if isinstance(state, ModelState) else VectorStore(state)
         self._size = max(state.layout.exchanged, 1)

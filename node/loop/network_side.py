@@ -47,7 +47,7 @@ class NetworkSide:
         self.token: trio.lowlevel.TrioToken | None = None  # Lets other threads call functions in trio's newest loop.
         self.failure: BaseException | None = None  # The error that ended the network thread for good.
         self.begun, self.ended = threading.Event(), threading.Event()  # `begun`: the service has started or failed.
-        self.thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None  # None before :meth:`start`.
         self.process = os.getpid()  # A forked child has another.
 
     # -- the thread ------------------------------------------------------------------------------------------------

@@ -85,6 +85,8 @@ class Reporter(Protocol):
 class Runtime:
     """The network side of a node, in one trio task tree; ``main`` runs until cancelled.
 
+    A *batch* is all that one report, one tick or one read of a link causes. Its messages leave together at its end.
+
     Everything runs in trio's thread. The training thread reaches it only by trio's token.
     """
 
@@ -113,7 +115,7 @@ class Runtime:
         self.timer_deadline = -math.inf  # That of `timer`; -inf until it first runs.
         self.mixes_parts = config.part != "all"  # Each mix covers a part of the model.
         self.is_stopping = False
-        self.nursery: trio.Nursery | None = None
+        self.nursery: trio.Nursery | None = None  # Runs all tasks; None before :meth:`main`.
         self.on_batch_end: Callable[[], object] = lambda: None  # Called when a batch of effects is performed.
         # Returns the steps and samples of the training loop; None until it trains.
         self.read_progress: Callable[[], tuple[int, int]] | None = None

@@ -63,7 +63,7 @@ __all__ = ["LEAVE_S", "REPORT_S", "Service"]
 REPORT_S = 0.25  # Seconds between two reports of a running loop, by which members and figures lag at most.
 POLL_S = 1.0  # Seconds between two checks whether the run is finished and the address book is to be written.
 RUN_NOTICES = frozenset({"started", "joined", "merged", "put back", "finished"})  # Notices about the current run.
-LEAVE_S = 1.0  # Seconds for LEFT to be sent.
+LEAVE_S = 1.0  # Seconds for LEFT, the farewell to other members, to be sent.
 HANDOVER_S = 3.0  # Seconds in which a node that has just ended may release this state directory.
 
 
@@ -90,7 +90,7 @@ class Service:
         self.pause_s = 0.0  # Seconds to wait before the next network side starts; 0 for the first one.
         self.view = SwarmView()
         self.members: tuple[Member, ...] = ()  # As of `listed_at`, by time.monotonic.
-        self.listed_at = -math.inf
+        self.listed_at = -math.inf  # -inf: never listed.
         self.listeners = Listeners(lambda: self.identity.id.hex())
         self.console: Console | None = None  # Made when the address is known; None until then.
         self.logs_exchanges = LOGGER.isEnabledFor(logging.DEBUG)  # As of the last poll.

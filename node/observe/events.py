@@ -68,7 +68,7 @@ class ExchangeEvent(NodeEvent):
         bytes_sent: Encoded weights, without framing.
         bytes_received: The same for the other direction.
         distance: The distance from the partner's weights, or from a group's mean, if they arrived whole. A subset's
-            distance is scaled up to all weights.
+            distance is scaled up to all weights. None if it is unknown.
         reason: Why it failed: one of gossip.exchange.session_table.REASONS, or "other".
     """
 

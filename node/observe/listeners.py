@@ -48,8 +48,8 @@ class Listeners:
         self.listeners: tuple[Listener, ...] = ()  # Replaced whole, because the network thread reads it.
         self.lock = threading.Lock()
         self.queue: SimpleQueue[tuple[NodeEvent, tuple[Listener, ...]] | None] = SimpleQueue()
-        self.dropped = 0
-        self.thread: threading.Thread | None = None
+        self.dropped = 0  # The number of events that were dropped.
+        self.thread: threading.Thread | None = None  # None before the first event that has a listener.
 
     def on(self, kind: str, callback: Callback) -> Callable[[], None]:
         """Call ``callback`` for each event of a kind, of a group of kinds ("exchange"), or of all ("*").

@@ -1,4 +1,4 @@
-"""Figures that a loop shares with its swarm: packed into a node's record, and reduced over the members."""
+"""Figures that a loop shares with its swarm: packed into a node's member record, and reduced over the members."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class LoopTimeline:
     def __init__(self, path: Path, listeners: Listeners, model: State) -> None:
         self.writer, self.listeners = TimelineWriter(path), listeners
         self.copies = model.record_copies() if isinstance(model, ModelState) else None
-        self.me = ""
+        self.me = ""  # This node's id, from the start on.
         self.node: NodeTimeline | None = None  # From the node's start on.
         self.visit: Visit | None = None  # The latest visit to the step boundary, until its span is written.
         self.stream_begins = Recent[int, float](MAX_STREAM_BEGINS)  # By session, when the streams began.

@@ -126,7 +126,7 @@ class RanksBoundary(Boundary):
     def apply_update(self, update: Update, visit: Visit, copies: dict[Subset, Vector] | None = None) -> float:
         """Send the update to the other ranks, then apply it here, which may overwrite its vector."""
         values, positions, ratio = update.vector.array, update.positions, None
-        if update.mass is not None:
+        if update.mass is not None:  # A pushed vector is merged by its share of the push-sum mass.
             ratio = update.mass / (self.mass + update.mass)
         relayed = None
         if positions is None and isinstance(self.model, ModelState) and self.ranks.relays(values.nbytes):

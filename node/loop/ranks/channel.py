@@ -120,7 +120,7 @@ class GroupChannel:
         self.device: torch.device | None = None  # The model's device.
         self.timeout = timeout_of(group)
         # Any, because torch's stubs know neither stores nor the methods of a gloo group.
-        self.store: Any = None
+        self.store: Any = None  # The store by which the ranks connect; None unless the channel is open, as `control`.
         self.control: Any = None  # The gloo group.
         self.pairs: dict[int, Any] = {}  # For each rank that this one sends to or receives from: a gloo group of both.
 

@@ -61,7 +61,7 @@ class Command:
     """A command from rank 0 while all ranks stand at a boundary."""
 
     kind: str
-    payload: Any = None
+    payload: Any = None  # Plain data, which the receiver checks against the type that the kind needs.
 
 
 class Ranks:
@@ -77,7 +77,7 @@ class Ranks:
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.rank, self.size, self.leads = channel.rank, channel.size, channel.rank == 0
-        self.pending_sum: tuple[Call, Tensor, Collective] | None = None  # The all-reduce in progress.
+        self.pending_sum: tuple[Call, Tensor, Collective] | None = None  # The all-reduce in progress, if any.
         self.is_standing = False  # All ranks are at one boundary, where rank 0 sends commands.
         self.is_open = False
         self.failure = ""  # The reason why nothing can be sent any more; empty until then.

@@ -1,4 +1,7 @@
-"""The driver of a node's averager: it moves vectors over links, and runs large arithmetic in a worker thread."""
+"""The driver of a node's averager: it moves vectors over links, and runs large arithmetic in a worker thread.
+
+A *snapshot* is a copy of the weights that the training loop makes at a step boundary. A *job* is arithmetic on vectors.
+"""
 
 from __future__ import annotations
 
@@ -411,7 +414,7 @@ class MemoryAllocation(Job):
         joining = streams.averager.joining_vector
         self.streams, self.elements = streams, streams.peer.view.elements
         self.vectors = 1 if joining is not None and not joining.is_transient else 2
-        self.error: Exception | None = None
+        self.error: Exception | None = None  # A failure of :meth:`run`, which :meth:`finish` reports.
 
     def run(self) -> None:
         try:

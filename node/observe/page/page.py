@@ -79,7 +79,7 @@ class Page:
         self.static = {path: ((folder / name).read_bytes(), kind) for path, (name, kind) in STATIC.items()}
         self.exposition = Exposition()
         self.runtime: Callable[[], WatchedNode] | None = None  # Returns the current runtime, which a fault may replace.
-        self.picture: SwarmPicture | None = None
+        self.picture: SwarmPicture | None = None  # None, as runtime and source, before :meth:`serve`.
         self.source: Callable[[], Source] | None = None
         self.contain: Callable[[Exception], None] = lambda error: None
         self.sentences: list[dict[str, Any]] = []

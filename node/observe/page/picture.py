@@ -138,9 +138,7 @@ class SwarmPicture:
         """Return the row of one member, from its record and its last answer."""
         answer = self.answers.get(record.id)
         queried_at = self.queried_at.get(record.id, 0.0)
-        has_ignored_query = (
-            answer is not None and now - answer.answered_at > OLD_S and queried_at > answer.answered_at
-        )
+        has_ignored_query = answer is not None and now - answer.answered_at > OLD_S and queried_at > answer.answered_at
         return {
             "address": None if record.address is None else str(record.address), "ready": record.ready,
             **({} if answer is None else answer.row), **self.progress(record),

@@ -75,7 +75,7 @@ class WebServer:
         self, listen: Address, answer: Callable[[Asked], Awaitable[Answer]], contain: Callable[[Exception], None]
     ) -> None:
         self.listen, self.answer, self.contain = listen, answer, contain
-        self.sock: trio.socket.SocketType | None = None
+        self.sock: trio.socket.SocketType | None = None  # None before :meth:`bind`.
         # The visitor's range of addresses for each connection without an admitted request, the oldest first.
         self.waiting: dict[trio.socket.SocketType, str] = {}
         self.admitted: set[trio.socket.SocketType] = set()
