@@ -91,21 +91,7 @@ class Settings:
         seed_texts: list[object] = [seeds] if isinstance(seeds, str) or callable(seeds) else list(seeds or ())
         if not seed_texts:
             seed_texts = [text for text in environment.get("GOSSIP_SEEDS", "").split(",") if text.strip()]
-        addresses: list[Address] = []
-        expected: dict[Address, PeerId] = {}
-        sources: list[SeedSource] = []
-        secret: bytes | None = None
-        for text in seed_texts:
-            source = source_of(text)
-            if source is not None:
-                sources.append(source)
-                secret = secret or secret_of_invite(source)
-                continue
-            seed = parse_seed(text)
-            addresses += seed.addresses
-            secret = seed.secret or secret
-            if seed.expected is not None:
-                expected |= dict.fromkeys(seed.addresses, seed.expected)
+        addresses, expected, sources, secret = gather_seeds(seed_texts)
         secret_file = options.secret if options.secret is not None else environment.get("GOSSIP_SECRET_FILE")
         folder = options.state_dir if options.state_dir is not None else environment.get("GOSSIP_STATE_DIR")
         needs_secret = not environment.get("GOSSIP_INSECURE")
@@ -140,17 +126,49 @@ class Settings:
                 "Config(**settings) of a mapping or Config.from_toml(path) of a file."
             )
         return cls(
-            tuple(dict.fromkeys(addresses)), expected, bound, parse_address(advertise) if advertise else None, secret,
-            Path(folder) if folder else None, config,
-            seconds_in(environment, "GOSSIP_MUST_JOIN") if options.join_or_fail_s is None else options.join_or_fail_s,
-            tuple(sources),
-            checked_members(environment.get("GOSSIP_WAIT_FOR", "1") if options.wait_for is None else options.wait_for),
-            checked_wait_s(seconds_in(environment, "GOSSIP_WAIT_S") if options.wait_s is None else options.wait_s),
-            page_address(options.page or environment.get("GOSSIP_PAGE"), secret), others,
-            timeline_file(options.trace or environment.get("GOSSIP_TRACE")),
-            vectors_folder(options.memory_dir or environment.get("GOSSIP_MEMORY_DIR")),
-            checked_on_fault(options.on_fault or environment.get("GOSSIP_ON_FAULT") or "restart"),
-        )  # fmt: skip
+            seeds=tuple(dict.fromkeys(addresses)),
+            expected=expected,
+            listen=bound,
+            advertise=parse_address(advertise) if advertise else None,
+            secret=secret,
+            state_dir=Path(folder) if folder else None,
+            config=config,
+            join_or_fail_s=(
+                seconds_in(environment, "GOSSIP_MUST_JOIN") if options.join_or_fail_s is None else options.join_or_fail_s
+            ),
+            sources=tuple(sources),
+            wait_for=checked_members(
+                environment.get("GOSSIP_WAIT_FOR", "1") if options.wait_for is None else options.wait_for
+            ),
+            wait_s=checked_wait_s(seconds_in(environment, "GOSSIP_WAIT_S") if options.wait_s is None else options.wait_s),
+            page=page_address(options.page or environment.get("GOSSIP_PAGE"), secret),
+            others=others,
+            trace=timeline_file(options.trace or environment.get("GOSSIP_TRACE")),
+            memory_dir=vectors_folder(options.memory_dir or environment.get("GOSSIP_MEMORY_DIR")),
+            on_fault=checked_on_fault(options.on_fault or environment.get("GOSSIP_ON_FAULT") or "restart"),
+        )
+
+
+def gather_seeds(
+    texts: Iterable[object],
+) -> tuple[list[Address], dict[Address, PeerId], list[SeedSource], bytes | None]:
+    """Return the seeds' addresses, the ids that must answer there, the sources to poll, and an invite's secret."""
+    addresses: list[Address] = []
+    expected: dict[Address, PeerId] = {}
+    sources: list[SeedSource] = []
+    secret: bytes | None = None
+    for text in texts:
+        source = source_of(text)
+        if source is not None:
+            sources.append(source)
+            secret = secret or secret_of_invite(source)
+            continue
+        seed = parse_seed(text)
+        addresses += seed.addresses
+        secret = seed.secret or secret
+        if seed.expected is not None:
+            expected |= dict.fromkeys(seed.addresses, seed.expected)
+    return addresses, expected, sources, secret
 
 
 def seconds_in(environment: Mapping[str, str], name: str) -> float | None:

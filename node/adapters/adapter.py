@@ -45,7 +45,7 @@ class Adapter:
         self.samples, self.settle_s, self.options = samples, settle_s, options
         self.node: Node | None = None
         self.is_in_swarm = False  # From `begin` to `close`.
-        self.has_final_weights = False  # True only if the run is over.
+        self.has_final_weights = False  # The run has ended, and the nodes have settled.
         self.saved: dict[str, Any] | None = None  # The node's state for a checkpoint, or from one; None before either.
         self.ranks = 1  # The number of processes that form this node.
 
@@ -120,7 +120,7 @@ class Adapter:
         return self.finish_if_over()
 
     def finish_if_over(self) -> bool:
-        """If the run is over, settle on the final weights and finish it.
+        """Once the run has ended, settle on the final weights and finish the run.
 
         Returns:
             True if the weights are the final ones.

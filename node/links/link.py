@@ -84,7 +84,7 @@ class Link:
         self.inflow: Inflow | None = None  # The vector that an I/O thread receives now.
         self.wake = trio.Event()  # Wakes the writer task.
         self.clock = trio.lowlevel.current_clock()
-        self.used_at = self.clock.current_time()
+        self.used_at = self.clock.current_time()  # The time of the last frame in either direction.
         self.sent_bytes = 0  # Without those of the lanes.
         self.ignored_messages = 0  # Messages of a newer version that were skipped.
         self.fault = ""  # The sentence about a fault of this program for which the link was closed.
@@ -353,7 +353,7 @@ class Link:
         else:
             self.clear_batch(batch)
         self.sent_bytes += batch.control_bytes + batch.chunk_bytes
-        self.used_at = self.clock.current_time()
+        self.used_at = self.clock.current_time()  # The time of the last frame in either direction.
         if batch.bulk is not None:
             self.motion.on_chunk_sent(self.used_at)
         if batch.control_bytes:

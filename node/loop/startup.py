@@ -66,7 +66,7 @@ class Startup:
 
     def is_final(self, refusal: RefusedError, waited_s: float, is_ready: bool) -> bool:
         """Return True if a refusal by a seed must end this node, which is ready to train or has waited so long."""
-        if refusal.code == "closed":  # A node that is ready would train alone, although its seed is there.
+        if refusal.code == "closed":  # A node that is ready would train alone, although its seed exists.
             return is_ready or waited_s >= CLOSED_TIMEOUTS * self.settings.config.join_timeout_s
         return not is_ready
 

@@ -129,7 +129,7 @@ class LinkLife:
                     finally:
                         link.admit_lane = refuse_lane
                         link.finish()
-                        scope.deadline = trio.current_time() + CLOSE_S
+                        scope.deadline = trio.current_time() + CLOSE_S  # Until then the writer sends what is queued.
         except* RemoteError as group:
             self.on_remote_error(group)
         except* Exception as error:
@@ -149,7 +149,7 @@ class LinkLife:
     def close_idle_link(self) -> bool:
         """Close the link that has been idle longest among those without a session; return False if there is none."""
         runtime = self.runtime
-        # A node that nobody can dial keeps links to some members, its homes.
+        # A node that cannot be dialled keeps links to some members, its homes.
         busy, homes = runtime.streams.busy_links(), runtime.peer.reach.homes
         idle = [link for link in runtime.links.all() if link not in busy and link.peer not in homes]
         if not idle:

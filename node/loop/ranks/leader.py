@@ -146,13 +146,13 @@ class Leader:
         if loss is not None:
             self.side.loss.set(loss)
         visit: Callable[[], None] = partial(self.side.loop.step, self.run.steps, start + self.side.service.clock_s)
-        if self.is_lockstep:
+        if self.is_lockstep:  # The all-reduce of this step says whether all ranks wait here for a mix.
             visit()
             self.network.sync()
             must_wait = self.side.loop.must_wait(self.side.loop.must_apply_mix)
             knowledge.begin_summary(Call.STEP, self.make_summary(must_wait))
             visit = self.side.wait_for_mix
-        summary = self.finish_summary()
+        summary = self.finish_summary()  # Outside lockstep, that of an all-reduce which an earlier step began.
         if summary is not None and summary.must_stop:
             self.run_at_boundary(visit if self.sharded is None else self.visit_sharded)
         elif not self.is_lockstep:
