@@ -125,28 +125,19 @@ class Settings:
                 f"config is a {type(config).__name__}: give a gossip.Config, as Config(mix_every_steps=4), "
                 "Config(**settings) of a mapping or Config.from_toml(path) of a file."
             )
+        wait_for = environment.get("GOSSIP_WAIT_FOR", "1") if options.wait_for is None else options.wait_for
         return cls(
-            seeds=tuple(dict.fromkeys(addresses)),
-            expected=expected,
-            listen=bound,
-            advertise=parse_address(advertise) if advertise else None,
-            secret=secret,
-            state_dir=Path(folder) if folder else None,
-            config=config,
-            join_or_fail_s=(
-                seconds_in(environment, "GOSSIP_MUST_JOIN") if options.join_or_fail_s is None else options.join_or_fail_s
-            ),
-            sources=tuple(sources),
-            wait_for=checked_members(
-                environment.get("GOSSIP_WAIT_FOR", "1") if options.wait_for is None else options.wait_for
-            ),
-            wait_s=checked_wait_s(seconds_in(environment, "GOSSIP_WAIT_S") if options.wait_s is None else options.wait_s),
+            seeds=tuple(dict.fromkeys(addresses)), expected=expected, sources=tuple(sources), listen=bound,
+            advertise=parse_address(advertise) if advertise else None, state_dir=Path(folder) if folder else None,
+            secret=secret, config=config, others=others,
+            join_or_fail_s=seconds_of(options.join_or_fail_s, environment, "GOSSIP_MUST_JOIN"),
+            wait_for=checked_members(wait_for),
+            wait_s=checked_wait_s(seconds_of(options.wait_s, environment, "GOSSIP_WAIT_S")),
             page=page_address(options.page or environment.get("GOSSIP_PAGE"), secret),
-            others=others,
             trace=timeline_file(options.trace or environment.get("GOSSIP_TRACE")),
             memory_dir=vectors_folder(options.memory_dir or environment.get("GOSSIP_MEMORY_DIR")),
             on_fault=checked_on_fault(options.on_fault or environment.get("GOSSIP_ON_FAULT") or "restart"),
-        )
+        )  # fmt: skip
 
 
 def gather_seeds(
@@ -171,8 +162,10 @@ def gather_seeds(
     return addresses, expected, sources, secret
 
 
-def seconds_in(environment: Mapping[str, str], name: str) -> float | None:
-    """Return the seconds in a variable; None if it is not set."""
+def seconds_of(option: float | None, environment: Mapping[str, str], name: str) -> float | None:
+    """Return an option in seconds, by default that in a variable; None if neither is given."""
+    if option is not None:
+        return option
     text = environment.get(name, "")
     if not text:
         return None
