@@ -379,6 +379,7 @@ def toml_of(config: Mapping[str, Any]) -> str:
 
 
 def _end(children: Sequence[Child]) -> None:
+    """Ask these nodes to leave, and kill the ones that still run after ``GRACE_S``."""
     running = [child for child in children if child.code is None]
     for child in running:
         child.was_told_to_end = True

@@ -52,6 +52,7 @@ class LightningGossip(Adapter, Callback):  # type: ignore[misc]
 
     # -- begin and end -----------------------------------------------------------------------------------------------
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Prepare for ``fit``: form one node of all processes, and settle before each checkpoint."""
         if stage != "fit":
             return
         strategy = trainer.strategy

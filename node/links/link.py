@@ -197,6 +197,7 @@ class Link:
         self.finish()
 
     def close_now(self) -> None:
+        """Close the link at once; its outbox is lost, and the other side sees a broken link."""
         self.is_closed = True
         if self.pool is not None:
             self.pool.drop_outbox(self)

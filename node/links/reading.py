@@ -75,6 +75,7 @@ async def receive_in_thread(
     reader = link.reader
 
     async def receive_chunks(blocking: BlockingStream) -> tuple[Message, int] | None:
+        """Receive chunks into their buffers until a message of another kind comes, or nothing more is needed."""
         current, body = chunk, buffer
         reader.stream = blocking
         while True:

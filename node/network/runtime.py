@@ -205,6 +205,7 @@ class Runtime:
             self.fail(error)
 
     def perform_one(self, effect: Effect) -> None:
+        """Perform one effect. Those of vectors alone go to the averager."""
         streams = self.streams
         match effect:
             case Send(to, message):

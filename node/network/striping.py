@@ -62,6 +62,7 @@ class Striping:
                 self.connector.spawn(self.open_lane, link)
 
     async def open_lane(self, link: Link) -> None:
+        """Dial one lane of a link and add it; a failure changes nothing."""
         try:
             assert link.address is not None
             lane = await self.connector.dial_lane(link.address, link.peer, link.name_for_our_lanes)

@@ -33,6 +33,7 @@ class Losses:
         self.checked_at, self.is_reported = -math.inf, False
 
     def check_links(self, now: float) -> None:
+        """Read the socket's statistics of one link, and tell the user of the first one with losses."""
         """Check all links, at most once per ``CHECK_PERIOD_S``."""
         if now - self.checked_at < CHECK_PERIOD_S:
             return

@@ -82,6 +82,7 @@ class LoopTimeline:
 
     # -- the listeners' thread -------------------------------------------------------------------------------------
     def on_event(self, event: NodeEvent) -> None:
+        """Record an event; an exchange becomes a span from its request for a snapshot to its end."""
         if self.node is None:
             return
         if not isinstance(event, ExchangeEvent):

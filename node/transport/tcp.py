@@ -81,6 +81,7 @@ class TcpNetwork:
     async def accept_from(
         self, sock: trio.socket.SocketType, handler: Callable[[ByteStream], Awaitable[None]], nursery: trio.Nursery
     ) -> None:
+        """Accept connections of one socket, and start the handler for each."""
         while True:
             try:
                 accepted, socket_address = await sock.accept()
@@ -142,6 +143,7 @@ async def first_to_answer(
     connected: list[trio.socket.SocketType] = []
 
     async def attempt(target: Any, ended: trio.Event) -> None:
+        """Try one target; the first attempt that succeeds ends the others."""
         family, kind, proto, _, socket_address = target
         try:
             sock = trio.socket.socket(family, kind, proto)

@@ -231,11 +231,13 @@ class TlsStream:
         self._incoming.write(self._ciphertext[:count])
 
     async def _flush(self) -> None:
+        """Send what TLS wants to send by itself, unless a record was cut short."""
         async with self._sending:
             if not self._is_torn:
                 await self._send_outgoing()
 
     async def _send_outgoing(self) -> None:
+        """Send the ciphertext that TLS has written. A cancelled call leaves the stream torn."""
         ciphertext = self._outgoing.read()
         if not ciphertext:
             return
@@ -256,6 +258,7 @@ class TlsStream:
             await self.read_until_end()
 
     def _failed(self, error: ssl.SSLError) -> RefusedError | ProtocolError | BrokenLinkError:
+        """Return the error for a failure of TLS, by whether this side has closed and the other has accepted it."""
         if self._closed:
             return self._broken()
         if not self._is_accepted:

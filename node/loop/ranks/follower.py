@@ -84,6 +84,7 @@ class Follower:
 
     # -- the loop ------------------------------------------------------------------------------------------------
     def step(self, loss: Any, samples: int) -> None:
+        """Count a step, and carry out rank 0's commands if a summary has said that they come."""
         knowledge = self.knowledge
         knowledge.count_step(samples)
         if self.is_lockstep:

@@ -84,6 +84,7 @@ class Leader:
             raise
 
     def start_side(self) -> None:
+        """Check that all ranks train the same model, and start the node while they stand at one boundary."""
         kinds = [type(optimizer).__name__ for optimizer in self.live.optimizers.all]
         sharded, fingerprint = self.sharded, self.live.state.layout.fingerprint
         self.ranks.send_command("hello", (fingerprint, kinds, self.is_lockstep, sharded is not None))
@@ -280,6 +281,7 @@ class Leader:
             self.run_together(Call.SAVE, partial(self.run.save, path, None, keep))
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the run's metadata for a checkpoint, the same on all ranks."""
         state = self.run.state_dict()
         if self.ranks.is_standing:
             return state

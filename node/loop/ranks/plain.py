@@ -66,6 +66,7 @@ def pack_value(value: Any) -> bytes:
 
 
 def pack(value: Any, depth: int) -> bytes:
+    """Return the bytes of a value inside ``depth`` extension types."""
     if depth > MAX_DEPTH:
         raise ConfigError(
             f"Rank 0 of this node's group holds tuples nested deeper than {MAX_DEPTH} levels, which do not reach the "

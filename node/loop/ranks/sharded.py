@@ -66,6 +66,7 @@ class ShardedOptimizers(Optimizers):
         self.state, self.ranks = state, ranks
 
     def state_dict(self) -> dict[str, Any] | None:
+        """Return the state of the optimizers, with the parts of all ranks in whole tensors."""
         saved = super().state_dict()
         if saved is None:
             return None
@@ -85,6 +86,7 @@ class ShardedOptimizers(Optimizers):
         return saved
 
     def split_state(self, saved: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+        """Return a saved state as one for each optimizer. Raises CheckpointError if the groups of parameters differ."""
         states = super().split_state(saved)
         for optimizer, state in zip(self.all, states, strict=False):
             counts = [len(group["params"]) for group in optimizer.param_groups]
@@ -142,6 +144,7 @@ class ShardedOptimizers(Optimizers):
         """
 
         def receive(place: Place, parameter: Tensor | None, before: Any) -> Tensor:
+            """Return the tensor for a place: this rank's part if it is sharded, otherwise the one that rank 0 sends."""
             if place.sharded:
                 if parameter is None or tuple(parameter.shape) != place.shape:
                     raise unreadable_error("a part of an optimizer's state for no parameter")

@@ -68,6 +68,7 @@ class EarlyChunks:
         self.bytes = self.chunks = 0  # Totals over all links.
 
     def add(self, link: Link, chunk: Chunk, body_bytes: int) -> EarlyChunk:
+        """Add a chunk whose body is about to come, and return it. Raises ProtocolError if it came before."""
         early = EarlyChunk(link, chunk, bytearray(body_bytes))
         link_chunks = self.by_link.setdefault(link, {})
         if chunk.start in link_chunks:

@@ -194,6 +194,7 @@ class Streams:
             self.spawn(self.wait_for_copies, visit, report)
 
     async def wait_for_copies(self, visit: Visit, report: Callable[[Visit], None]) -> None:
+        """Wait for the copies of a visit, then widen and check them in a worker thread, and report the visit."""
         while not all(copy.done() for copy in visit.copies):  # noqa: ASYNC110 - a CUDA event can only be polled
             await trio.sleep(0.001)
         for copy in visit.copies:

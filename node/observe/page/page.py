@@ -157,6 +157,7 @@ class Page:
 
     # -- answers ---------------------------------------------------------------------------------------------------
     async def answer(self, asked: Asked) -> Answer:
+        """Answer a request, if the guard admits it."""
         headers, path = asked.headers, asked.path
         refusal = self.guard.refusal(
             path, asked.query, headers.get("host", ""), headers.get("authorization", ""), headers.get("cookie", "")

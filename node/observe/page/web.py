@@ -142,6 +142,7 @@ class WebServer:
             sock.close()
 
     async def answer_request(self, stream: trio.SocketStream, http: h11.Connection) -> None:
+        """Read the request of a connection, and send its answer."""
         try:
             with trio.fail_after(REQUEST_S):
                 request = await self.read_request(stream, http)
@@ -179,6 +180,7 @@ class WebServer:
                 return None
 
     async def send_response(self, stream: trio.SocketStream, http: h11.Connection, answer: Answer, head: bool) -> None:
+        """Send the head of an answer and, unless only the head was requested, its body and stream."""
         headers = [*HEADERS, *answer.headers, ("Content-Type", answer.kind)]
         if answer.stream is None:
             headers.append(("Content-Length", str(len(answer.body))))
