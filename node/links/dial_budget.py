@@ -16,7 +16,7 @@ __all__ = ["DialBudget", "site_of"]
 BURST = 16.0  # The most tokens of a host: as many as dials run at once, so that a living host never lacks one.
 REFILL_S = 120.0  # The time after which a host gets one more token.
 MAX_SITES = 4_096  # Hosts that are remembered; the least recently used is forgotten first.
-MAX_PROVEN = 4_096  # Addresses of members that are remembered, likewise.
+MAX_PROVEN = 4_096  # Proven addresses that are remembered; the least recently used is forgotten first.
 
 
 def site_of(host: str) -> str:

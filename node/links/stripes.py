@@ -34,7 +34,7 @@ BufferFor = Callable[[Chunk, int], Awaitable[memoryview | None]]
 
 
 def chunk_elements(max_elements: int, elements: int, lanes: int) -> int:
-    """Return the chunk size for a vector of ``elements`` over so many lanes; ``max_elements`` without lanes."""
+    """Return the chunk size for a vector of ``elements`` over ``lanes`` lanes; ``max_elements`` without lanes."""
     if not lanes:
         return max_elements
     share = elements // (CHUNKS_PER_LANE * lanes) // LEAST_ELEMENTS * LEAST_ELEMENTS

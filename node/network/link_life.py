@@ -61,7 +61,7 @@ MESSAGES_PER_S = 2_000  # Limit for one link; a member of the largest swarm send
 CLOSE_S = 1.0  # The most seconds for the last frames and the close of a link to leave.
 # Messages that go to the peer as they are: they begin no session here, and concern neither the link nor a status page.
 PEER_MESSAGES = frozenset({Ping, Ack, PingReq, Nack, Gossip, Digest, Records, Accept, Commit})
-STATUS_COST = 20  # A status query counts as so many messages: its reply of up to 64 KiB takes a millisecond to write.
+STATUS_COST = 20  # A status query counts as 20 messages: its reply of up to 64 KiB takes a millisecond to write.
 
 
 class FloodError(ProtocolError):

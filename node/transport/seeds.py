@@ -26,7 +26,7 @@ SeedSource = Path | Callable[[], Iterable[str]]
 POLL_S = 10.0  # Time limit for files and functions, and again for names: a resolver retries 5 s after a lost packet.
 NAMES_AT_ONCE = 8  # Threads that resolve names. One that hangs is busy until the system gives up.
 MAX_TEXTS = 1_000  # Texts from one file, function or name, more than a look-up uses.
-FILE_BYTES = 1 << 18  # Bytes of a file that are read, enough for so many texts, invites included.
+FILE_BYTES = 1 << 18  # Bytes of a file that are read, enough for MAX_TEXTS texts, invites included.
 # Addresses that a look-up returns, twice as many as dials run at once. One that answers is enough. Nodes of a large
 # service draw different ones, so that together they still find one swarm.
 MAX_FOUND = 32

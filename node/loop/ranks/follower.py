@@ -199,7 +199,7 @@ class Follower:
         if update is None:
             raise LocalError(
                 f"Rank {self.rank} of this node's group has no memory on its device for a portion of an update, 64 MB "
-                "and for a merge as much again: leave it so much."
+                "and for a merge another 64 MB: leave that much free."
             )
         if update.portions != change.portions:
             raise LayoutError(

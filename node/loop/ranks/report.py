@@ -89,7 +89,7 @@ class SwarmKnowledge:
 
     @property
     def uncounted_samples(self) -> int:
-        """Return an estimate of the samples of all ranks that are not in ``samples`` yet: as many as here on each."""
+        """Return an estimate of the samples of all ranks that are not in ``samples`` yet, as if each had as many."""
         return (self.pending_samples + self.unsent_samples) * self.ranks.size
 
     def on_report(self, report: SwarmReport) -> None:

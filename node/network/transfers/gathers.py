@@ -256,7 +256,7 @@ class GroupTransfers:
         self.report_gathered(transfer)
 
     def report_gathered(self, transfer: GroupTransfer) -> None:
-        """Report the group to the averager, which finishes it once all means are here."""
+        """Report the group to the averager, which finishes it once all means have come."""
         if transfer.outgoing:  # Without a link nothing can be sent, and the group will fail.
             self.averager.report_gathered(transfer.group)
 

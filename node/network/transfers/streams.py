@@ -433,5 +433,5 @@ class MemoryAllocation(Job):
 
 
 def is_large(codec: Codec, elements: int) -> bool:
-    """Return True if an encoded vector of so many elements is worth an I/O thread."""
+    """Return True if an encoded vector of this many elements is worth an I/O thread."""
     return codec.encoded_bytes(elements) >= LARGE_BYTES

@@ -28,7 +28,7 @@ class Curve:
     """A curve of bounded length. When it is full, every second point is dropped and the sampling rate halves."""
 
     points: list[tuple[float | None, ...]] = field(default_factory=list)
-    stride: int = 1  # Of so many added points the last is kept.
+    stride: int = 1  # Of each ``stride`` added points the last is kept.
     skipped: int = 0  # Points that were added since the last kept one.
 
     def add(self, *point: float | None) -> None:
