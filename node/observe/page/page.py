@@ -24,7 +24,7 @@ from node.observe.figures import Source, status_reading
 from node.observe.page.exposition import CONTENT_TYPE, Exposition
 from node.observe.page.guard import OPEN_PATH, Guard
 from node.observe.page.picture import SwarmPicture
-from node.observe.page.web import Answer, Asked, WebServer
+from node.observe.page.web import Answer, PageRequest, WebServer
 from node.observe.status import AFTER_ALL, query_node
 
 __all__ = ["Page"]
@@ -156,21 +156,21 @@ class Page:
             del self.sentences[:-MAX_SENTENCES]
 
     # -- answers ---------------------------------------------------------------------------------------------------
-    async def answer(self, asked: Asked) -> Answer:
+    async def answer(self, request: PageRequest) -> Answer:
         """Answer a request, if the guard admits it."""
-        headers, path = asked.headers, asked.path
+        headers, path = request.headers, request.path
         refusal = self.guard.refusal(
-            path, asked.query, headers.get("host", ""), headers.get("authorization", ""), headers.get("cookie", "")
+            path, request.query, headers.get("host", ""), headers.get("authorization", ""), headers.get("cookie", "")
         )
         if refusal is not None:
             status, sentence = refusal
             return Answer(f"{sentence}\n".encode(), status=status)
-        return replace(await self.route(asked), admitted=path != OPEN_PATH)
+        return replace(await self.route(request), admitted=path != OPEN_PATH)
 
-    async def route(self, asked: Asked) -> Answer:
+    async def route(self, request: PageRequest) -> Answer:
         """Answer a request that the guard admits."""
-        path = asked.path
-        if path == "/" and self.guard.brings_token(asked.query):
+        path = request.path
+        if path == "/" and self.guard.brings_token(request.query):
             return Answer(
                 b"", status=HTTPStatus.SEE_OTHER, headers=(("Location", "/"), ("Set-Cookie", self.guard.cookie()))
             )

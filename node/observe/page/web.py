@@ -17,7 +17,7 @@ from node.links.handshake_pool import neighbourhood
 from node.transport.forks import keep_from_children
 from node.transport.tcp import listening
 
-__all__ = ["Answer", "Asked", "WebServer"]
+__all__ = ["Answer", "PageRequest", "WebServer"]
 
 MAX_WAITING = 64  # Connections without an admitted request: a browser opens six. Beyond it see ``drop_oldest``.
 MAX_ADMITTED = 64  # Connections whose request the guard has admitted: only event streams last.
@@ -38,7 +38,7 @@ HEADERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PageRequest:
     """A request: path and query as they were sent, and the headers with lower-case names."""
 
     path: str
@@ -72,7 +72,7 @@ class WebServer:
     """
 
     def __init__(
-        self, listen: Address, answer: Callable[[Asked], Awaitable[Answer]], contain: Callable[[Exception], None]
+        self, listen: Address, answer: Callable[[PageRequest], Awaitable[Answer]], contain: Callable[[Exception], None]
     ) -> None:
         self.listen, self.answer, self.contain = listen, answer, contain
         self.sock: trio.socket.SocketType | None = None  # None before :meth:`bind`.
@@ -158,7 +158,7 @@ class WebServer:
         else:
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers}
             path, _, query = request.target.decode("latin-1").partition("?")
-            answer = await self.answer(Asked(path, query, headers))
+            answer = await self.answer(PageRequest(path, query, headers))
             if answer.admitted and not self.admit(stream.socket):
                 answer = TOO_MANY
         await self.send_response(stream, http, answer, request.method == b"HEAD")
