@@ -225,25 +225,29 @@ class Connector:
             remembers = self.peer.membership.remembers
             self.report_failed_dials({peer for peer in expected if peer is None or remembers(peer)})
             return
-        is_observer = greeted is not None and greeted[1].record is None
-        if greeted is not None and not is_observer:
-            self.budget.mark_proven(address)
-        self.silent_addresses.pop(address, None)
-        if greeted is None and trio.current_time() - began > SILENT_S:  # Later dials to it wait their turn.
-            self.silent_addresses[address] = None
-        if address in self.seeds.addresses:
-            self.seeds.on_dialled(address, greeted is not None, failure or "did not answer", refusal)
-        if greeted is not None and is_observer:  # Only a side that dials may be an observer.
-            greeted[0].stream.close_now()
-            greeted = None
-        if greeted is None:
+        link, theirs = greeted or (None, None)
+        self.note_dialled(address, theirs, trio.current_time() - began, failure or "did not answer", refusal)
+        if link is None or theirs is None or theirs.record is None:
+            if link is not None:  # Only a side that dials may be an observer.
+                link.stream.close_now()
             self.report_failed_dials(expected)
             return
-        link, theirs = greeted
         link.address = address
         # There must be no await between the Hello and `run_link`, which closes the stream.
         self.report_failed_dials(expected - {None, link.peer})
         await self.owner.run_link(link, theirs)
+
+    def note_dialled(
+        self, address: Address, theirs: Hello | None, seconds: float, failure: str, refusal: RefusedError | None
+    ) -> None:
+        """Note the outcome of a dial for later dials and for the user; ``theirs`` is None if it failed."""
+        if theirs is not None and theirs.record is not None:
+            self.budget.mark_proven(address)
+        self.silent_addresses.pop(address, None)
+        if theirs is None and seconds > SILENT_S:  # Later dials to it wait their turn.
+            self.silent_addresses[address] = None
+        if address in self.seeds.addresses:
+            self.seeds.on_dialled(address, theirs is not None, failure, refusal)
 
     def on_refusal(self, error: RefusedError, address: Address, expect: PeerId | None) -> None:
         """Handle a handshake that either side has refused at this address."""
