@@ -1,9 +1,9 @@
 """The average of a node's weights over its last mixes: the model to evaluate, apart from the trained one.
 
-A node is nearest to its swarm's average just after a mix, and each mix approaches it from another side. The average of
-its weights ``x`` at these moments is nearer than any of them, and costs no traffic (docs/decisions/0097):
+A node is nearest to its swarm's average just after a mix, and each mix approaches it from another side. The average e
+of its weights x at these moments is nearer than any of them, and costs no traffic (docs/decisions/0097):
 
-    e <- e + max(1 - FACTOR, 1/n) (x - e)        for the average e, just after mix n since it began
+    e <- e + max(1 - FACTOR, 1/n) (x - e)        just after mix n since the average began
 
 This is the plain mean of the first mixes, then an exponential average over about five. If a mix covers a part of the
 model, only that part is averaged: local steps have moved the other elements. The average starts again whenever other

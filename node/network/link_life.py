@@ -212,7 +212,7 @@ class LinkLife:
             raise FloodError("A member sends too many messages.")
 
     def on_message(self, message: Message) -> None:
-        """Handle a message, which counts against the rate limit. What it queues is sent with the rest of its batch."""
+        """Handle a message, which counts against the rate limit. Its replies are sent with the rest of its batch."""
         kind, link, links = type(message), self.link, self.links
         self.count_messages(STATUS_COST if kind is StatusQuery else 1)
         links.batch_depth += 1

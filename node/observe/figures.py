@@ -306,7 +306,7 @@ FIGURES = (
         status=True, table=("mixes", lambda row: interval_text(row).removeprefix(", ") or f"in {row.get('codec')}"),
     ),
 )  # fmt: skip
-# The figures of `node.metrics()`: those with a value, and not those that are rows.
+# The figures of `node.metrics()`, each of one value.
 MEASURED = tuple(figure for figure in FIGURES if figure.read is not None and not figure.heading)
 RATES = tuple(figure for figure in FIGURES if figure.rate_of)
 STATUS = tuple(figure for figure in FIGURES if figure.status)

@@ -285,7 +285,7 @@ class Leader:
         state = self.run.state_dict()
         if self.ranks.is_standing:
             return state
-        # Replace rank 0's own figures by those that all ranks know, so that each returns the same state.
+        # Replace rank 0's own figures by figures that all ranks know, so that each returns the same state.
         uncounted = self.view.sharers * self.uncounted_samples
         return state | {"swarm_samples": self.swarm_samples + uncounted, "members": len(self.view.owners)}
 

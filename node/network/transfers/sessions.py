@@ -96,7 +96,7 @@ class StreamSessions:
         self.session_changed.unpark_all()
 
     def expect_late_chunks(self, session: int) -> None:
-        """From now on drop the chunks that still come for this session, without a fault."""
+        """Drop the chunks that still come for this session from now on, without a fault."""
         self.ended.append(session)
         self.session_changed.unpark_all()
 
