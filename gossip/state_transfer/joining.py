@@ -38,7 +38,9 @@ SURVEY_S = 1.0  # Wait for the other answers after the first one.
 # Maximum time that we avoid a run whose members serve nothing, for example since their loops are paused.
 AVOID_S = 60.0
 RETRY_S = 1.0  # Interval of retries if every donor is busy.
-WITNESS_S = 2.0  # Time after the first difference to contact the members that the seeds know.
+# Time between donors' difference and the questions to witnesses, for members that the seeds know to be contacted. It is
+# repeated while there are fewer witnesses than donors.
+WITNESS_S, MAX_WITNESS_WAITS = 2.0, 5
 MAX_RUNS = 64  # Runs to remember as avoided; far more than ever meet.
 MAX_DOUBLINGS = 10  # Doublings of the time to avoid a run whose weights were worse: up to 17 hours.
 
@@ -112,6 +114,7 @@ class Newcomer:
 
         self.check = DonorCheck(local, config, new_session)
         self.awaits_witnesses = False  # The donors differ, and witnesses are asked at the deadline.
+        self.witness_waits = 0  # Deadlines of that kind that have been set.
 
     @property
     def size(self) -> int:
@@ -133,7 +136,7 @@ class Newcomer:
         """Survey the first candidates: ready members of that run, in random order."""
         self.phase, self.run_id, self.began_at = Phase.SURVEY, run_id, now
         self.answers, self.pieces, self.missing, self.received, self.donors = {}, {}, [], [], set()
-        self.has_resurveyed = self.awaits_witnesses = False
+        self.has_resurveyed, self.awaits_witnesses, self.witness_waits = False, False, 0
         self.is_state_asleep = self.leaves_state = self.keeps_frozen = False
         self.check.reset()
         self.candidates = candidates[: CANDIDATES_PER_DONOR * self.max_donors]
@@ -320,21 +323,29 @@ class Newcomer:
         if self.check.comparisons:
             return effects
         if self.check.needs_witnesses:
-            self.awaits_witnesses, self.deadline = True, now + WITNESS_S
-            return effects
+            return effects + self.await_witnesses(now)
         return effects + self.judge_donors(now)
 
+    def await_witnesses(self, now: float) -> list[Effect]:
+        self.awaits_witnesses, self.deadline, self.witness_waits = True, now + WITNESS_S, self.witness_waits + 1
+        return []
+
     def ask_witnesses(self, now: float) -> list[Effect]:
-        """Ask members that gave nothing for chunks that the donors gave. Judge at once if there are none."""
+        """Ask members that gave nothing for chunks that the donors gave. Judge at once if there are none.
+
+        Wait for as many witnesses as donors, but not for ever: fewer could be outvoted by donors that lie together.
+        """
+        # Members contacted since the transfer began are witnesses too.
+        others = [peer for peer in self.find_donors(self.run_id) if peer not in self.candidates]
+        self.candidates += others[: max(0, CANDIDATES_PER_DONOR * self.max_donors - len(self.candidates))]
+        donors = {piece.donor for piece in self.received}
+        witnesses = [peer for peer in self.candidates if peer not in donors]
+        if len(witnesses) < len(donors) and self.witness_waits < MAX_WITNESS_WAITS:
+            return self.await_witnesses(now)
         self.awaits_witnesses, self.deadline = False, math.inf
         effects: list[Effect] = []
         for results in self.check.results_by_kind():
             if any_differ(results):
-                # Members contacted since the transfer began are witnesses too.
-                others = [peer for peer in self.find_donors(self.run_id) if peer not in self.candidates]
-                self.candidates += others[: max(0, CANDIDATES_PER_DONOR * self.max_donors - len(self.candidates))]
-                donors = {piece.donor for piece in self.received}
-                witnesses = [peer for peer in self.candidates if peer not in donors]
                 effects += self.check.ask_witnesses(results, witnesses, now)
         self.check.has_witnesses = bool(effects)
         return effects or self.judge_donors(now)

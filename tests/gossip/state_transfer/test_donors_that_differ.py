@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gossip.state_transfer.joining import WITNESS_S
+from gossip.state_transfer.joining import MAX_WITNESS_WAITS, WITNESS_S
 from tests.gossip.state_transfer.taker import CHUNK, CONFIG, DONORS, A, B, C, D, Taker, far
 from tests.harness.configs import tuned
 
@@ -171,12 +171,25 @@ def test_two_colluding_donors_of_three_are_outvoted_by_members_that_gave_nothing
     assert taker.adopt is not None
 
 
+def test_two_colluding_donors_of_three_are_outvoted_by_members_that_are_met_late():
+    taker = Taker(config=tuned(CONFIG, donors=3))
+    taker.joining.find_donors = lambda run_id: DONORS[3 : 4 if taker.now < 3.5 * WITNESS_S else None]
+    taker.survey([A, B, C])
+    taker.apart_sq = colluding(B, C)
+    taker.receive_all()
+    assert 4 * WITNESS_S <= taker.now < MAX_WITNESS_WAITS * WITNESS_S
+    assert A in taker.joining.donors
+    assert not taker.joining.donors & {B, C}
+    assert taker.adopt is not None
+
+
 def test_two_colluding_donors_of_three_win_where_there_is_nobody_else():
     taker = Taker()
     taker.survey([A, B, C])
     taker.apart_sq = colluding(B, C)
     taker.receive_all()
     assert taker.joining.donors == {B, C}, "it is their word against one"
+    assert taker.now == MAX_WITNESS_WAITS * WITNESS_S
 
 
 @pytest.mark.parametrize("odd", [A, B, C, D])
