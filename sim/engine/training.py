@@ -177,7 +177,7 @@ class Training:
         if host.pause is not None:
             self.schedule_poll(host)
             return
-        ends, initiator = host.step_ends, host.peer.initiator
+        ends = host.step_ends
         if host.cursor >= len(ends):
             self.draw_step_ends(host)
         if host.boundary.has_requests or not host.is_training:
@@ -187,8 +187,10 @@ class Training:
             while ends[-1] <= report_at:
                 self.draw_step_ends(host)
             when = ends[bisect_right(ends, report_at, host.cursor)]
-            if self.mixes_by_steps and not initiator.is_blocked:
-                mixing_step = host.cursor + max(initiator.due_steps - host.steps - 1, 0)  # Its index in `ends`.
+            if self.mixes_by_steps and not host.peer.initiator.is_blocked:
+                mixing_step = host.cursor + max(
+                    host.peer.initiator.due_steps - host.steps - 1, 0
+                )  # Its index in `ends`.
                 if mixing_step < len(ends):
                     when = min(when, ends[mixing_step])
         if when < host.visit_at or host.visit_at <= self.events.now:

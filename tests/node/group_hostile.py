@@ -376,9 +376,8 @@ def together(folder, name, rank):
 def main():
     attacker, rank, port, folder, seeds = *map(int, sys.argv[1:4]), Path(sys.argv[4]), sys.argv[5:]
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2, timeout=timedelta(seconds=PATIENCE_S)
-    )
+    store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, timeout=timedelta(seconds=60))  # a busy machine is slow
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=PATIENCE_S))
     attacks, aborting = (BY_RANK_1, ABORTED_BY_1) if attacker else (BY_RANK_0, ABORTED_BY_0)
     if "ONLY" in os.environ:
         attacks = {os.environ["ONLY"]: (attacks | aborting)[os.environ["ONLY"]]}

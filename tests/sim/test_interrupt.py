@@ -22,6 +22,14 @@ def press_twice():
     signal.raise_signal(signal.SIGINT)
 
 
+@pytest.fixture(autouse=True)
+def handler():
+    """Let ^C raise KeyboardInterrupt, also where the tests run in a shell's background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def interrupted_tape(monkeypatch):
     """Interrupt an entry of the tape when two of its three numbers are written."""
