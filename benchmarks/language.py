@@ -48,6 +48,7 @@ INSIDE: dict[str, dict[str, Any]] = {
 GUESSES = {"adamw": 0.004, "muon": 0.02}  # starting points of the search for a rate
 FREE = {"filter": "none"}
 GENTLER = {"outer_momentum": 0.3, "outer_rate": 0.9}
+GENTLEST = {"outer_momentum": 0.2, "outer_rate": 0.9, "correction": 0.2}
 PLAIN = {"outer_momentum": 0.0, "outer_rate": 1.0, "correction": 0.0}
 EVERY_8 = {"codec": "fp32", "mix_every_steps": 8}
 
@@ -93,6 +94,8 @@ ROWS: list[Row] = [  # in the order of the runs, the most important rows first
     Row("adamw", SYNC, None),
     Row("adamw", INT8, EVERY_2),
     Row("adamw", "default", {}, rate_of=INT8),
+    Row("muon", f"{INT8}, outer 0.2/0.9", EVERY_2 | GENTLEST),
+    Row("adamw", f"{INT8}, outer 0.2/0.9", EVERY_2 | GENTLEST),
     Row("adamw", CORRECTED, EVERY_8),
     Row("adamw", "outer step, fp32 every 8", UNCORRECTED, rate_of=CORRECTED),
     Row("muon", "default, each node whole plays", {}, rate_of=INT8, partition="natural"),
