@@ -87,47 +87,21 @@ class Settings:
         With ``launched``, if a launcher started members on other hosts, listen where those can reach this node unless
         ``listen`` says otherwise. Raises ConfigError or IdentityError, one sentence, for settings that cannot work.
         """
-        seeds, config = options.seeds, options.config
-        seed_texts: list[object] = [seeds] if isinstance(seeds, str) or callable(seeds) else list(seeds or ())
-        if not seed_texts:
-            seed_texts = [text for text in environment.get("GOSSIP_SEEDS", "").split(",") if text.strip()]
-        addresses, expected, sources, secret = gather_seeds(seed_texts)
-        secret_file = options.secret if options.secret is not None else environment.get("GOSSIP_SECRET_FILE")
+        addresses, expected, sources, secret = gather_seeds(seeds_of(options, environment))
         folder = options.state_dir if options.state_dir is not None else environment.get("GOSSIP_STATE_DIR")
+        secret_file = options.secret if options.secret is not None else environment.get("GOSSIP_SECRET_FILE")
         needs_secret = not environment.get("GOSSIP_INSECURE")
         if secret is None and not secret_file and folder and needs_secret:
             secret_file = kept_secret(Path(folder))
         if secret_file:
             secret = read_secret(Path(secret_file))
         others = other_hosts(environment) if launched else None
-        listen = options.listen or environment.get("GOSSIP_LISTEN")
-        if listen:
-            bound = None if listen == "none" else parse_address(listen)
-        else:
-            bound = Address(LOOPBACK if others is None else outward_address(others), 0)
-        if bound is not None and secret is None and not is_loopback(bound.host) and needs_secret:
-            if not listen:
-                raise ConfigError(
-                    f"The launcher started members on other hosts ({others} is one of them), which need a secret to "
-                    "reach each other: make one with 'gossip secret', copy it to every host and name its file in "
-                    "GOSSIP_SECRET_FILE, or set GOSSIP_INSECURE=1 on a network you trust."
-                )
-            raise ConfigError(
-                f"Listening on {bound} without a secret would let anybody change this model: make one with "
-                "'gossip secret' and give it with --secret-file, or say --insecure on a network you trust."
-            )
+        listen = listen_address(options.listen or environment.get("GOSSIP_LISTEN"), others, secret, needs_secret)
         advertise = options.advertise or environment.get("GOSSIP_ADVERTISE")
-        if config is None:
-            path = environment.get("GOSSIP_CONFIG")
-            config = Config.from_toml(path) if path else Config()
-        if not isinstance(config, Config):
-            raise ConfigError(
-                f"config is a {type(config).__name__}: give a gossip.Config, as Config(mix_every_steps=4), "
-                "Config(**settings) of a mapping or Config.from_toml(path) of a file."
-            )
+        config = config_of(options, environment)
         wait_for = environment.get("GOSSIP_WAIT_FOR", "1") if options.wait_for is None else options.wait_for
         return cls(
-            seeds=tuple(dict.fromkeys(addresses)), expected=expected, sources=tuple(sources), listen=bound,
+            seeds=tuple(dict.fromkeys(addresses)), expected=expected, sources=tuple(sources), listen=listen,
             advertise=parse_address(advertise) if advertise else None, state_dir=Path(folder) if folder else None,
             secret=secret, config=config, others=others,
             join_or_fail_s=seconds_of(options.join_or_fail_s, environment, "GOSSIP_MUST_JOIN"),
@@ -138,6 +112,13 @@ class Settings:
             memory_dir=vectors_folder(options.memory_dir or environment.get("GOSSIP_MEMORY_DIR")),
             on_fault=checked_on_fault(options.on_fault or environment.get("GOSSIP_ON_FAULT") or "restart"),
         )  # fmt: skip
+
+
+def seeds_of(options: NodeOptions, environment: Mapping[str, str]) -> list[object]:
+    """Return the seeds as given: texts, or a function that returns some."""
+    seeds = options.seeds
+    given: list[object] = [seeds] if isinstance(seeds, str) or callable(seeds) else list(seeds or ())
+    return given or [text for text in environment.get("GOSSIP_SEEDS", "").split(",") if text.strip()]
 
 
 def gather_seeds(
@@ -160,6 +141,41 @@ def gather_seeds(
         if seed.expected is not None:
             expected |= dict.fromkeys(seed.addresses, seed.expected)
     return addresses, expected, sources, secret
+
+
+def listen_address(
+    text: str | None, others: Address | None, secret: bytes | None, needs_secret: bool
+) -> Address | None:
+    """Return the address to listen on; None to dial out only. Raises ConfigError if it needs a secret and has none."""
+    if text:
+        listen = None if text == "none" else parse_address(text)
+    else:
+        listen = Address(LOOPBACK if others is None else outward_address(others), 0)
+    if listen is None or secret is not None or is_loopback(listen.host) or not needs_secret:
+        return listen
+    if not text:
+        raise ConfigError(
+            f"The launcher started members on other hosts ({others} is one of them), which need a secret to "
+            "reach each other: make one with 'gossip secret', copy it to every host and name its file in "
+            "GOSSIP_SECRET_FILE, or set GOSSIP_INSECURE=1 on a network you trust."
+        )
+    raise ConfigError(
+        f"Listening on {listen} without a secret would let anybody change this model: make one with "
+        "'gossip secret' and give it with --secret-file, or say --insecure on a network you trust."
+    )
+
+
+def config_of(options: NodeOptions, environment: Mapping[str, str]) -> Config:
+    """Return the given configuration, else that of the named file, else the default. Raises ConfigError."""
+    config, path = options.config, environment.get("GOSSIP_CONFIG")
+    if config is None:
+        return Config.from_toml(path) if path else Config()
+    if not isinstance(config, Config):
+        raise ConfigError(
+            f"config is a {type(config).__name__}: give a gossip.Config, as Config(mix_every_steps=4), "
+            "Config(**settings) of a mapping or Config.from_toml(path) of a file."
+        )
+    return config
 
 
 def seconds_of(option: float | None, environment: Mapping[str, str], name: str) -> float | None:

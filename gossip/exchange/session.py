@@ -1,6 +1,9 @@
 """The base class of pairs, pushes and groups, and the state of the node that exchanges read.
 
-The *version* of weights is the number of mixing rounds behind them. An exchange averages versions as it does weights.
+A *round* is the local training from one mix of a member to its next. The *version* of weights is the number of rounds
+behind them; an exchange averages versions as it does weights. *Slots* limit how many exchanges are in progress at once.
+A session is *in doubt* while we cannot know whether the other side has committed, for example after a broken link. It
+then takes no slot, and asks for the outcome (:mod:`gossip.exchange.transitions`).
 """
 
 from __future__ import annotations
@@ -8,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 from gossip.codecs import COMPILED, Machine
 from gossip.config import Config
@@ -53,6 +56,10 @@ def version_gap(theirs: float, ours: float) -> float:
     return min(max(theirs - ours, -MAX_GAP_ROUNDS), MAX_GAP_ROUNDS)
 
 
+AnyExchanges: TypeAlias = Any
+"""A :class:`gossip.exchange.exchanges.Exchanges`; untyped here, because that module imports this one."""
+
+
 class SessionTable(Protocol):
     """The table that holds a session: a :class:`gossip.exchange.exchanges.Exchanges`."""
 
@@ -76,7 +83,7 @@ class Session:
     exchanges: SessionTable = field(repr=False)  # The table that holds it.
     session: int  # The session number, which all messages about it carry.
     is_initiator: bool
-    phase_began_at: float  # Time of the latest of these: creation, offer, begin of the streams, begin of doubt.
+    phase_began_at: float  # Time of the latest of these: creation, offer, begin of the streams, entry of IN_DOUBT.
     timer_at: float  # Time of the next ``on_late``.
     state: State = State.PREPARING
     our_version: float = 0.0
@@ -91,27 +98,27 @@ class Session:
 
     @property
     def has_slot(self) -> bool:
-        """Return True if it takes one of the slots, which limit how many exchanges are in progress at once."""
+        """Return True if it takes one of the node's slots."""
         return self.state is not State.IN_DOUBT
 
     # -- beginning -----------------------------------------------------------------------------------------------
     @classmethod
-    def begin_mix(cls, exchanges: Any, now: float) -> list[Effect]:
+    def begin_mix(cls, exchanges: AnyExchanges, now: float) -> list[Effect]:
         """Begin a mix of our own, if there is room and a partner to ask."""
         raise NotImplementedError
 
     @classmethod
-    def answer_offer(cls, exchanges: Any, sender: PeerId, offer: Offer, now: float) -> list[Effect]:
+    def answer_offer(cls, exchanges: AnyExchanges, sender: PeerId, offer: Offer, now: float) -> list[Effect]:
         """Answer an offer of a pair or a push."""
         return [Send(sender, Refuse(offer.session, "mixing"))]
 
     @classmethod
-    def answer_invitation(cls, exchanges: Any, sender: PeerId, invite: Invite, now: float) -> list[Effect]:
+    def answer_invitation(cls, exchanges: AnyExchanges, sender: PeerId, invite: Invite, now: float) -> list[Effect]:
         """Answer an invitation to a group."""
         return [Send(sender, Refuse(invite.session, "mixing"))]
 
     @staticmethod
-    def max_doubts(exchanges: Any) -> int:
+    def max_doubts(exchanges: AnyExchanges) -> int:
         """Return how many exchanges may be in doubt at once: each holds two vectors."""
         raise NotImplementedError
 
@@ -121,7 +128,7 @@ class Session:
         raise NotImplementedError
 
     @classmethod
-    def on_stray(cls, exchanges: Any, event: Event, sender: PeerId, session: int) -> list[Effect]:
+    def on_stray(cls, exchanges: AnyExchanges, event: Event, sender: PeerId, session: int) -> list[Effect]:
         """Answer a message about a session that has ended, is not the sender's, or does not allow the event now."""
         raise NotImplementedError
 
@@ -175,7 +182,10 @@ class LocalModel:
 
 @dataclass(slots=True)
 class Local:
-    """The current state of the node, as exchanges read it. Peer owns and updates it."""
+    """The current state of the node, as exchanges read it. Peer owns and updates it.
+
+    It holds facts about the model, the run and its weights, the training loop, the member's standing and the machine.
+    """
 
     fingerprint: str
     elements: int  # Weights that exchanges carry.

@@ -1,4 +1,9 @@
-"""Samplers of this node's share, for the user's own DataLoader with its workers, collation and pinning."""
+"""Samplers of this node's share, for the user's own DataLoader with its workers, collation and pinning.
+
+A sampler *gives* indices to the loader, which may prefetch: the loop trains on them later. A :class:`Part` is a run of
+given indices during which the members stayed the same; its *rivals* are the other members then. The state of a sampler
+names the parts that were trained on, so that a resumed pass leaves them out.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +39,15 @@ class ShareSampler(Sampler[int]):
         self.length, self.sharers = length, sharers
         self.seed = seed if shuffle else None
         self.next_number = 0  # The number of the next pass.
-        self.before: list[Part] = []  # Indices of that pass given in an earlier life, if no pass has begun in this one.
-        self.begun: list[tuple[Pass, int]] = []  # The last two passes, and the loop's own samples before each.
+        self.earlier_parts: list[Part] = []  # Given in that pass in an earlier life; empty once a pass begins in this.
+        # The last two passes that began, and the samples that the loop had trained on before each.
+        self.recent_passes: list[tuple[Pass, int]] = []
         # A pass, a count of changes of members, and the size of the share then; -1 before the first.
         self.cached_size = (-1, -1, 0)
 
     def __iter__(self) -> Iterator[int]:
-        begun_pass, sharers = self.begin(), self.sharers
-        while len(taken := begun_pass.take(sharers.ranks)):
+        current_pass, sharers = self.begin(), self.sharers
+        while len(taken := current_pass.take(sharers.ranks)):
             yield int(rank_share(taken, sharers.rank, sharers.ranks)[0])
 
     def __len__(self) -> int:
@@ -59,23 +65,23 @@ class ShareSampler(Sampler[int]):
     @property
     def number(self) -> int:
         """Return the number of the last pass that began, or of the next if none has."""
-        return self.begun[-1][0].number if self.begun else self.next_number
+        return self.recent_passes[-1][0].number if self.recent_passes else self.next_number
 
     def begin(self) -> Pass:
         """Begin the next pass, or resume one of an earlier life if the swarm is not ahead of it."""
         sharers = self.sharers
         number = max(self.next_number, sharers.swarm_samples() // self.length)
-        before = self.before if number == self.next_number else []
-        next_pass = Pass(self.length, number, self.seed, sharers, before)
-        if before and next_pass.is_over:
+        earlier_parts = self.earlier_parts if number == self.next_number else []
+        next_pass = Pass(self.length, number, self.seed, sharers, earlier_parts)
+        if earlier_parts and next_pass.is_over:
             next_pass = Pass(self.length, number + 1, self.seed, sharers)
-        trained = sharers.own_samples()
+        trained_before = sharers.own_samples()
         # The loader has taken all of the last pass, but its loop may still train on it: the new pass begins after it.
-        if self.begun and self.begun[-1][0].is_exhausted:
-            last, trained_before = self.begun[-1]
-            trained = max(trained, trained_before + last.given_count)
-        self.next_number, self.before = next_pass.number + 1, []
-        self.begun = [*self.begun[-1:], (next_pass, trained)]
+        if self.recent_passes and self.recent_passes[-1][0].is_exhausted:
+            last_pass, trained_before_last = self.recent_passes[-1]
+            trained_before = max(trained_before, trained_before_last + last_pass.given_count)
+        self.next_number, self.earlier_parts = next_pass.number + 1, []
+        self.recent_passes = [*self.recent_passes[-1:], (next_pass, trained_before)]
         return next_pass
 
     def set_epoch(self, epoch: int) -> None:
@@ -86,10 +92,10 @@ class ShareSampler(Sampler[int]):
 
         Indices that a loader's workers have only prefetched are given again after a resume.
         """
-        trained, number, parts = self.sharers.own_samples(), self.next_number, self.before
-        for begun_pass, trained_before in self.begun:
-            if trained >= trained_before or begun_pass is self.begun[0][0]:  # Else the loop has not come to this pass.
-                number, parts = begun_pass.number, begun_pass.given_parts(trained - trained_before)
+        trained_samples, number, parts = self.sharers.own_samples(), self.next_number, self.earlier_parts
+        for place, (recent_pass, trained_before) in enumerate(self.recent_passes):
+            if trained_samples >= trained_before or place == 0:  # Else the loop still trains on the pass before it.
+                number, parts = recent_pass.number, recent_pass.given_parts(trained_samples - trained_before)
         rows: list[dict[str, Any]] = []
         id_count = 0
         for part in sorted(parts, key=lambda part: len(part.indices), reverse=True):
@@ -109,7 +115,7 @@ class ShareSampler(Sampler[int]):
         length.
         """
         number, parts = parse_state(state, self.length)
-        self.next_number, self.before, self.begun = number, parts, []
+        self.next_number, self.earlier_parts, self.recent_passes = number, parts, []
 
 
 class ShareBatchSampler(BatchSampler):
@@ -121,8 +127,8 @@ class ShareBatchSampler(BatchSampler):
         super().__init__(sampler, batch_size, drop_last)
 
     def __iter__(self) -> Iterator[list[int]]:
-        begun_pass, sharers = self.sampler.begin(), self.sampler.sharers
-        while len(batch := begun_pass.take(self.batch_size * sharers.ranks, self.drop_last, sharers.ranks)):
+        current_pass, sharers = self.sampler.begin(), self.sampler.sharers
+        while len(batch := current_pass.take(self.batch_size * sharers.ranks, self.drop_last, sharers.ranks)):
             yield rank_share(batch, sharers.rank, sharers.ranks).tolist()
 
     def __len__(self) -> int:
@@ -196,11 +202,11 @@ class Samplers:
 
     def remember(self, sampler: ShareSampler) -> None:
         length = sampler.length
-        before, state = self.last.pop(length, None), self.states.pop(length, None)
+        previous, state = self.last.pop(length, None), self.states.pop(length, None)
         if state is not None:
             sampler.load_state_dict(state)
-        elif before is not None:
-            sampler.next_number = before.next_number
+        elif previous is not None:
+            sampler.next_number = previous.next_number
         self.last[length] = sampler
 
     def state(self) -> list[dict[str, Any]]:

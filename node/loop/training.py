@@ -252,10 +252,13 @@ class TrainingSide:
     def apply_correction(self, correction: Correction) -> None:
         """Correct the last steps for the bias of this node's data, unless an exchange is changing the correction.
 
-        A model on a device may take several boundaries for it.
+        The *pull* is the displacement that corrects one whole interval between two mixes, None before the first. Its
+        version is the number of its changes: a device keeps a copy of the pull, and sees by it that the copy is old.
+        A device may take several boundaries to add the pull; ``correcting_steps`` holds the covered steps until then.
         """
-        steps = self.correcting_steps or self.run.steps - self.corrected_at_step
-        is_due = self.correcting_steps or steps >= steps_between_parts(correction.interval_steps)
+        is_resumed = self.correcting_steps > 0
+        steps = self.correcting_steps if is_resumed else self.run.steps - self.corrected_at_step
+        is_due = is_resumed or steps >= steps_between_parts(correction.interval_steps)
         if not is_due or not self.live.outer_lock.acquire(blocking=False):
             return
         is_unfinished = False
@@ -263,11 +266,12 @@ class TrainingSide:
             rate = self.live.optimizers.learning_rate
             correction.rate = self.learning_rate if math.isnan(rate) else rate
             factor = correction.step_factor(steps)
-            if correction.pull is not None and (self.correcting_steps or factor):
-                is_unfinished = self.live.state.add_scaled(correction.pull, factor, correction.version) is False
+            if correction.pull is not None and (is_resumed or factor):
+                result = self.live.state.add_scaled(correction.pull, factor, correction.version)
+                is_unfinished = result is False  # A user's State that returns nothing has added all.
         finally:
             self.live.outer_lock.release()
-        if not self.correcting_steps:
+        if not is_resumed:
             self.corrected_at_step = self.run.steps
         self.correcting_steps = steps if is_unfinished else 0
 

@@ -1,6 +1,6 @@
 """A backup of the weights that a node replaces with another run's, until a trial shows whether the others are better.
 
-A copy in memory can be restored at once. A copy on disk is for later.
+The backup is in memory and can be restored at once. A checkpoint on disk is written with it, for later use.
 """
 
 from __future__ import annotations
@@ -30,17 +30,23 @@ class KeptWeights:
     Args:
         state: The model.
         optimizers: Its optimizers.
-        save: Writes both to disk. If that fails, there is no backup, and the weights may not be replaced.
+        save: Writes the checkpoint. If that fails, no backup is made, and the weights may not be replaced.
+
+    Attributes:
+        zeros: Allocates the backup's vector: returns that many float32 zeros.
+        weights: The weights in the backup, float32; None if there is no backup.
+        optimizers: The ``state_dict()`` of each optimizer in the backup.
+        why_not: The reason why the last backup failed.
     """
 
     def __init__(
         self, state: State, optimizers: Optimizers | None = None, save: Callable[[], None] = lambda: None
     ) -> None:
         self.state, self.live_optimizers, self.save = state, optimizers or Optimizers(), save
-        self.zeros: Callable[[int], Floats] = fresh_zeros  # Allocates the copy in memory.
-        self.weights: Floats | None = None  # The copy of the weights; None if there is no backup.
-        self.optimizers: list[dict[str, Any]] = []  # A copy of each optimizer's state_dict().
-        self.why_not = ""  # The reason why the last backup failed.
+        self.zeros: Callable[[int], Floats] = fresh_zeros
+        self.weights: Floats | None = None
+        self.optimizers: list[dict[str, Any]] = []
+        self.why_not = ""
 
     @property
     def holds(self) -> bool:
@@ -48,7 +54,7 @@ class KeptWeights:
         return self.weights is not None
 
     def keep(self) -> bool:
-        """Back up weights and optimizers. Return True if they may be overwritten now."""
+        """Make the backup. Return True if the live weights may be overwritten now."""
         try:
             self.save()
         except CheckpointError as error:
@@ -60,13 +66,13 @@ class KeptWeights:
         return True
 
     def distance(self, theirs: Floats) -> tuple[float, float]:
-        """Return ``|theirs - kept|^2`` and ``|kept|^2``, over the weights that exchanges carry."""
+        """Return ``|theirs - backup|^2`` and ``|backup|^2``, over the weights that exchanges carry."""
         assert self.weights is not None
         ours = self.weights[: self.state.layout.exchanged]
         return subtract(theirs[: ours.size], ours, np.empty_like(ours))
 
     def put_back(self) -> Floats:
-        """Restore the live weights and the optimizers' state; return the weights."""
+        """Restore the live weights and the optimizers' state from the backup, and discard it; return the weights."""
         weights, self.weights = self.weights, None
         assert weights is not None
         self.state.write(weights)
@@ -75,6 +81,7 @@ class KeptWeights:
         return weights
 
     def forget(self) -> None:
+        """Discard the backup."""
         self.weights, self.optimizers = None, []
 
 

@@ -35,19 +35,26 @@ class Optimizers:
 
     @property
     def learning_rate(self) -> float:
-        """Return the sum of all learning rates; NaN if there is none, or if one is on a device."""
+        """Return the sum of all learning rates; NaN if there is none, or if one is on a device.
+
+        Only its change over time is used, as a ratio. The sum follows a schedule that scales all groups alike, and
+        groups with larger rates weigh more.
+        """
         rates = [group.get("lr") for optimizer in self.all for group in optimizer.param_groups]
         if not rates or not all(isinstance(rate, int | float) or is_on_host(rate) for rate in rates):
             return math.nan
         return math.fsum(float(rate) for rate in rates)  # type: ignore[arg-type]
 
     def on_mixed(self) -> None:
-        """Handle an exchange that has changed the parameters."""
+        """Handle an exchange that has changed the parameters: QuasiGlobal takes its momentum from their movement."""
         for optimizer in self.quasi_global:
             optimizer.mixed()
 
     def on_replaced(self, keep: bool = False) -> None:
-        """Handle the replacement of the parameters. With ``keep`` the momentum was replaced too, and stays."""
+        """Handle the replacement of the parameters: QuasiGlobal's momentum of the old ones is reset to zero.
+
+        With ``keep`` the new parameters came with their momentum, which stays.
+        """
         for optimizer in self.quasi_global:
             optimizer.joined(keep)
 

@@ -57,9 +57,10 @@ class GroupStreams:
             host.averager.average_slice(group, partial(self.on_averaged, host, group))
 
     def stream(self, host: Host, group: GroupAverage, member: PeerId, values: Floats, handler: Handler) -> None:
+        """Stream values to a member; when they arrive, ``handler`` gets them with this host's place in the group."""
         if not values.size:
             return
-        to, session, place, carrier = self.links.by_id[member], group.session, group.place, self.links.carrier
+        receiver, session, place, carrier = self.links.by_id[member], group.session, group.place, self.links.carrier
         size_bytes = carrier.network.bytes_of(group.codec.encoded_bytes(values.size))
         flow: Flow | None = None
 
@@ -68,8 +69,8 @@ class GroupStreams:
                 self.flows[host, session].pop(flow, None)
 
         flow = carrier.stream(
-            host, to, size_bytes, True, on_sent, self.on_stalled, session, self.on_arrived, session, place, values,
-            handler,
+            host, receiver, size_bytes, duplex=True, on_sent=on_sent, on_stalled=self.on_stalled, session=session,
+            on_arrived=partial(self.on_arrived, session=session, place=place, values=values, handler=handler),
         )  # fmt: skip
         if flow is not None:
             self.flows.setdefault((host, session), {})[flow] = None

@@ -27,8 +27,12 @@ RETRY_S = 1.0  # Interval at which a newcomer that found no donor looks again.
 class Presence:
     """The starts, joins and stops of all peers.
 
-    A peer that stops and starts again begins a new life; lives are numbered from 0. ``steps[peer]`` holds a peer's
-    steps so far while it is not ready; it takes none then.
+    A peer that stops and starts again begins a new life; lives are numbered from 0. An event that was scheduled in a
+    life that has ended starts nothing in the next. ``steps[peer]`` holds a peer's steps so far while it is not ready;
+    it takes none then.
+
+    The entries of a join on the tape share one number: GIVE for each donor's snapshot, then ADOPT by the newcomer, or
+    DROP if the join has failed (:mod:`sim.exchanges.tape`).
     """
 
     def __init__(
@@ -89,7 +93,7 @@ class Presence:
     # -- joining -------------------------------------------------------------------------------------------------
     def join(self, peer: int, life: int) -> None:
         """Fetch the weights in pieces from several ready peers, the donors; without any, try again later."""
-        if life != self.lives[peer]:
+        if life != self.lives[peer]:  # The peer has stopped since this attempt was scheduled.
             return
         streams, now = self.streams, self.events.now
         donors = self.choose_donors(peer)
@@ -122,7 +126,7 @@ class Presence:
     def choose_donors(self, peer: int) -> list[int]:
         """Draw the donors of a newcomer from the ready peers."""
         decisions = self.decisions
-        decisions.selecting = peer
+        decisions.selecting = peer  # is_candidate() answers for this peer: uniform() passes it only the candidate.
         donors: list[int] = []
         for _ in range(min(self.config.internal.donors, MAX_SIDES)):
             donor = uniform(decisions.alive, decisions.rngs[peer], decisions.is_candidate, donors)
@@ -164,7 +168,7 @@ class Presence:
         )
         if life != self.lives[peer] or is_one_lost:
             self.tape.append(peer, self.steps[peer], DROP, number, 0)
-            self.join(peer, life)
+            self.join(peer, life)  # Does nothing if the newcomer itself has stopped.
             return
         adopts_at = self.clocks.time_of(peer, self.clocks.next_boundary(peer, self.events.now))
         self.events.push(adopts_at, self.on_adopted, peer, life, number)
@@ -177,5 +181,5 @@ class Presence:
             return
         self.tape.append(peer, steps, ADOPT, number, 0)
         self.clocks.begin(peer, steps, self.events.now, phase=0.0)
-        decisions.counted_steps[peer] = steps
+        decisions.counted_steps[peer] = steps  # begin() counts the interval to the first mix from here.
         decisions.begin(peer)

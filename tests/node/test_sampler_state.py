@@ -52,7 +52,7 @@ def test_what_workers_fetched_ahead_and_nobody_trained_on_is_given_again():
         taken += next(loader)[0].tolist()
         swarm.trained = len(taken)
     state = kept(sampler)
-    given = sampler.sampler.begun[-1][0].given_count
+    given = sampler.sampler.recent_passes[-1][0].given_count
     assert given > len(taken) == 24
     again = Swarm(*IDS[:3]).sampler(300, 8)
     again.load_state_dict(state)
