@@ -171,7 +171,7 @@ class Exchange(Session):
         exchanges, asked = self.exchanges, self.asked_peers
         is_retry, is_unproven_busy = self.state is State.OFFERED, exchanges.has_unproven(excluded=self)
         # Another exchange may have begun since this one was prepared. Overlapping mixes have different partners.
-        mixing = [other.partner for other in exchanges.table.values() if other.has_slot]
+        mixing = [other.partner for other in exchanges.table.values() if other is not self and other.has_slot]
         excluded = asked.union(mixing if exchanges.is_overlapping else [])
         partner = None
         if len(asked) < self.max_asked_peers:

@@ -71,6 +71,17 @@ def test_own_mixes_begin_beside_each_other_with_different_partners_up_to_the_lim
     assert x.used_slots == x.max_overlaps == 3
 
 
+def test_a_mix_beside_which_no_other_runs_excludes_nobody():
+    """Only then may it ask a partner that is in back-off."""
+    side = waiting(partners=(B,))
+    excluded, choose = [], side.choose
+    side.choose = lambda asked, *others: excluded.append(set(asked)) or choose(asked, *others)
+    side.exchanges.begin_mix(0.0)
+    [sent] = side.exchanges.on_snapshotted(1, 0.0)
+    assert sent.to == B
+    assert excluded == [set(), set()]
+
+
 def test_long_streams_are_alone():
     side = used_to(Side(partners=(B, C, D, E), config=OUTER), 0.1, 5.0)
     x = side.exchanges
