@@ -48,8 +48,9 @@ INSIDE: dict[str, dict[str, Any]] = {
 GUESSES = {"adamw": 0.004, "muon": 0.02}  # starting points of the search for a rate
 FREE = {"filter": "none"}
 GENTLER = {"outer_momentum": 0.3, "outer_rate": 0.9}
-GENTLEST = {"outer_momentum": 0.2, "outer_rate": 0.9, "correction": 0.2}
-PLAIN = {"outer_momentum": 0.0, "outer_rate": 1.0, "correction": 0.0}
+NOLOCO = {"outer_momentum": 0.5, "outer_rate": 0.7}
+CORRECTION = {"correction": 0.2}
+GENTLEST = {"outer_momentum": 0.2, "outer_rate": 0.9} | CORRECTION
 EVERY_8 = {"codec": "fp32", "mix_every_steps": 8}
 
 
@@ -79,29 +80,37 @@ def moniqua(every: int, **more: Any) -> dict[str, Any]:
 SYNC = "synchronous"
 CORRECTED = "outer step and correction, fp32 every 8"
 INT8 = "outer step and correction, int8 every 2"
+HALF = "outer 0.5/0.7"
+BEFORE = f"outer step alone, fp32 every 8, {HALF}"  # the default until November 2026
 M28, M56 = "moniqua4 every 28, outer 0.3/0.9", "moniqua4 every 56, outer 0.3/0.9"
 F56 = "moniqua4, an eighth every 7 (fragments 8), outer 0.3/0.9"
 EVERY_2 = {"codec": "int8", "mix_every_steps": 2}
 ALWAYS = "mean of all weights every step, in lockstep, fp32"  # its gap to synchronous is not due to the interval
 EVERY_STEP = FREE | {"codec": "fp32", "mixing": "group", "group_size": 0, "mix_every_steps": 1, "max_version_gap": 0.0}
-UNCORRECTED = EVERY_8 | {"correction": 0.0, "outer_momentum": 0.5, "outer_rate": 0.7}
+UNCORRECTED = EVERY_8 | {"correction": 0.0} | NOLOCO
 ROWS: list[Row] = [  # in the order of the runs, the most important rows first
     Row("muon", SYNC, None),
     Row("muon", INT8, EVERY_2),
     Row("muon", "default", {}, rate_of=INT8),  # nodes choose codec and interval
     Row("muon", CORRECTED, EVERY_8),
-    Row("muon", "outer step, fp32 every 8", UNCORRECTED, rate_of=CORRECTED),
+    Row("muon", BEFORE, UNCORRECTED, rate_of=f"{CORRECTED}, {HALF}"),
     Row("adamw", SYNC, None),
     Row("adamw", INT8, EVERY_2),
     Row("adamw", "default", {}, rate_of=INT8),
     Row("muon", f"{INT8}, outer 0.2/0.9", EVERY_2 | GENTLEST),
     Row("adamw", f"{INT8}, outer 0.2/0.9", EVERY_2 | GENTLEST),
+    Row("muon", f"{INT8}, {HALF}", EVERY_2 | CORRECTION | NOLOCO),
+    Row("adamw", f"{INT8}, {HALF}", EVERY_2 | CORRECTION | NOLOCO),
     Row("adamw", CORRECTED, EVERY_8),
-    Row("adamw", "outer step, fp32 every 8", UNCORRECTED, rate_of=CORRECTED),
+    Row("muon", f"{CORRECTED}, {HALF}", EVERY_8 | CORRECTION | NOLOCO),
+    Row("adamw", f"{CORRECTED}, {HALF}", EVERY_8 | CORRECTION | NOLOCO),
+    Row("adamw", BEFORE, UNCORRECTED, rate_of=f"{CORRECTED}, {HALF}"),
     Row("muon", "default, each node whole plays", {}, rate_of=INT8, partition="natural"),
-    Row("muon", "outer step, fp32 every 8, each node whole plays", UNCORRECTED, rate_of=CORRECTED, partition="natural"),
+    Row(
+        "muon", f"{BEFORE}, each node whole plays", UNCORRECTED, rate_of=f"{CORRECTED}, {HALF}", partition="natural"
+    ),  # fmt: skip
     Row("muon", "default, 16 nodes", {}, rate_of=INT8, peers=16),
-    Row("muon", "outer step, fp32 every 8, 16 nodes", UNCORRECTED, rate_of=CORRECTED, peers=16),
+    Row("muon", f"{BEFORE}, 16 nodes", UNCORRECTED, rate_of=f"{CORRECTED}, {HALF}", peers=16),
     Row("muon", M28, moniqua(28, **GENTLER)),
     Row("muon", ALWAYS, EVERY_STEP, slack=1.8),
     Row("muon", M56, moniqua(56, **GENTLER), rate_of=M28),
@@ -243,7 +252,11 @@ class Runs:
         return self.known[key]
 
     def rate(self, row: Row) -> Rate:
-        """Return the best rate for seed 1 by the tuning windows."""
+        """Return the best rate by the tuning windows.
+
+        Seed 1 searches. All seeds of the row then judge the rate that it finds and the next lower one, since another
+        seed may diverge at a rate that is seed 1's best.
+        """
         if row.rate_of:
             return self.rate(next(one for one in ROWS if one.name == f"{row.inside}, {row.rate_of}"))
         places, tuning = [0, 1, -1], dict[int, float]()
@@ -259,8 +272,16 @@ class Runs:
             best = min(tuning, key=tuning.__getitem__)
             inside = min(tuning) < best < max(tuning)
             if inside or missing or len(places) >= MOST_RATES:
-                return Rate(rate_at(row, best), sorted(rate_at(row, place) for place in tuning), inside)
+                rates = sorted(rate_at(row, place) for place in tuning)
+                means = {place: self.mean_tuning(row, place) for place in (best, best - 1)}
+                return Rate(rate_at(row, min(means, key=means.__getitem__)), rates, inside)
             places.append(max(places) + 1 if best == max(places) else min(places) - 1)
+
+    def mean_tuning(self, row: Row, place: int) -> float:
+        """Return the mean loss of all seeds on the tuning windows; infinite if a run is missing or not finite."""
+        found = [self.figures(row, rate_at(row, place), seed) for seed in row.seeds]
+        losses = [math.inf if figures is None else figures["tuning"] for figures in found]
+        return statistics.fmean(losses) if all(map(math.isfinite, losses)) else math.inf
 
     def seeds_of(self, row: Row) -> dict[int, dict[str, float]]:
         """Return the figures of each seed at the row's rate."""

@@ -25,7 +25,7 @@ from gossip.errors import ConfigError
 __all__ = ["PRESETS", "Config", "as_published", "read_toml", "unknown_key"]
 
 PRESETS = ("lan", "wan", "datacentre")
-NOLOCO = (0.5, 0.7)  # The default outer step's momentum and rate, those of the method NoLoCo.
+OUTER_STEP = (0.3, 0.9)  # The default outer step's momentum and rate.
 KAPPA = 0.2  # The default correction's kappa.
 MAX_SWARM_NAME = 64  # Characters of a swarm's name.
 
@@ -61,8 +61,8 @@ class Config(Derived):
     def for_training(self, quasi_global: bool) -> Config:
         """Return this Config with open choices, keys that are None, decided for a training loop.
 
-        A node that mixes its whole vector with one partner gets NoLoCo's outer step and the correction, and chooses
-        its interval and codecs itself. With ``quasi_global`` momentum it gets neither step nor correction, since a
+        A node that mixes its whole vector with one partner gets the outer step and the correction, and chooses its
+        interval and codecs itself. With ``quasi_global`` momentum it gets neither step nor correction, since a
         second momentum over the mixes costs accuracy, and mixes as without training: every 8 steps in fp32. A Node
         always calls this; a simulator does not for vectors without training.
 
@@ -80,7 +80,7 @@ class Config(Derived):
         if interval is None and self.mix_every_s is None and interval_conflict(self) is None:
             interval = AUTO
         return dataclasses.replace(
-            self, outer_momentum=NOLOCO[0], outer_rate=NOLOCO[1], correction=kappa, mix_every_steps=interval
+            self, outer_momentum=OUTER_STEP[0], outer_rate=OUTER_STEP[1], correction=kappa, mix_every_steps=interval
         )
 
     def unfiltered(self) -> Config:

@@ -90,12 +90,12 @@ class Keys:
         None, "The alpha of the outer step, m <- alpha m + beta (mean - phi).",
         "Raise it if nodes mix rarely. 0 with `outer_rate = 1` saves two vectors of memory.", unit="factor", least=0,
         most=1, below=True, least_is="plain means",
-        left_out="0.5 where whole vectors of pairs are mixed, without quasi-global momentum, else 0",
+        left_out="0.3 where whole vectors of pairs are mixed, without quasi-global momentum, else 0",
     )
     outer_rate: float | None = key(
         None, "The beta of the outer step, phi <- phi + m. For pairs it must be below 2 (1 - alpha^2).",
         "Change it together with `outer_momentum`: nodes stay closest at half of the stable limit.", unit="factor",
-        positive=True, left_out="0.7 where whole vectors of pairs are mixed, without quasi-global momentum, else 1",
+        positive=True, left_out="0.9 where whole vectors of pairs are mixed, without quasi-global momentum, else 1",
     )
     correction: float | None = key(
         None, "The kappa of the correction, c <- c + kappa d. The correction takes the pull of a node's own data out "

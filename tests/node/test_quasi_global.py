@@ -197,5 +197,5 @@ def test_mixes_take_the_outer_step_whatever_optimizes_unless_it_has_a_momentum_o
         step = Node(model, optimizer, config=config)._training.live.outer
         return step.alpha, step.beta
 
-    assert outer(sgd) == outer(None) == outer([]) == outer((sgd,)) == outer([sgd, sgd]) == (0.5, 0.7)
+    assert outer(sgd) == outer(None) == outer([]) == outer((sgd,)) == outer([sgd, sgd]) == (0.3, 0.9)
     assert outer(quasi_global) == outer([sgd, quasi_global]) == outer(None, Config(outer_momentum=0.0)) == (0.0, 1.0)
