@@ -106,9 +106,7 @@ ROWS: list[Row] = [  # in the order of the runs, the most important rows first
     Row("adamw", f"{CORRECTED}, {HALF}", EVERY_8 | CORRECTION | NOLOCO),
     Row("adamw", BEFORE, UNCORRECTED, rate_of=f"{CORRECTED}, {HALF}"),
     Row("muon", "default, each node whole plays", {}, rate_of=INT8, partition="natural"),
-    Row(
-        "muon", f"{BEFORE}, each node whole plays", UNCORRECTED, rate_of=f"{CORRECTED}, {HALF}", partition="natural"
-    ),  # fmt: skip
+    Row("muon", f"{BEFORE}, each node whole plays", UNCORRECTED, rate_of=f"{CORRECTED}, {HALF}", partition="natural"),
     Row("muon", "default, 16 nodes", {}, rate_of=INT8, peers=16),
     Row("muon", f"{BEFORE}, 16 nodes", UNCORRECTED, rate_of=f"{CORRECTED}, {HALF}", peers=16),
     Row("muon", M28, moniqua(28, **GENTLER)),
