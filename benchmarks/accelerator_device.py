@@ -52,12 +52,12 @@ def accelerator(simulated: bool, seed: int = 0) -> Iterator[Any]:
 
 
 def trainee(
-    shape: Shape, optimize: Callable[..., torch.optim.Optimizer] = torch.optim.SGD
+    shape: Shape, optimize: Callable[..., torch.optim.Optimizer] = torch.optim.SGD, dtype: torch.dtype = torch.float32
 ) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], Tensor]]:
     """Return a GPT on the device, its optimizer, and a training step, none of whose operations waits for the device."""
     torch.set_float32_matmul_precision("high")
     with torch.device("cuda"):
-        model = ByteGPT(shape.layers, shape.heads, shape.width, shape.context)
+        model = ByteGPT(shape.layers, shape.heads, shape.width, shape.context).to(dtype)
     optimizer = optimize(model.parameters(), lr=1e-4, fused=True)
     windows = torch.randint(0, 256, (shape.batch, shape.context + 1)).to("cuda")
     inputs, targets = windows[:, :-1].contiguous(), windows[:, 1:].flatten()

@@ -52,10 +52,11 @@ def largest(figures: Sequence[Figure]) -> list[Figure]:
 def copied(figures: Sequence[Figure]) -> list[Aim]:
     found = []
     limits = next(iter(of(figures, "limits")), None)
-    for operation, direction in (("snapshot", "down"), ("addition", "up")):
-        rates = [one["rate_gb_s"] for one in largest(of(figures, "boundary", operation=operation))]
+    wanted = [("snapshot", "down", "float32"), ("addition", "up", "float32"), ("snapshot", "down", "bfloat16")]
+    for operation, direction, dtype in wanted:
+        rates = [one["rate_gb_s"] for one in largest(of(figures, "boundary", operation=operation, dtype=dtype))]
         share = rates[0] / limits[f"{direction}_gb_s"] if rates and limits else None
-        text = f"{operation} of the largest model at {COPY_SHARE} of the limit of page-locked copies"
+        text = f"{operation} of the largest model, {dtype}, at {COPY_SHARE} of the limit of page-locked copies"
         found.append(aim(text, share, lambda share: share >= COPY_SHARE, "{:.2f}"))
     return found
 
@@ -128,9 +129,9 @@ def page(result: dict[str, Any]) -> str:
         "## Copies",
         limits(figures),
         table(
-            ["", "parameters", "call, ms", "stall, ms", "GB/s", "bytes a parameter"],
+            ["", "parameters", "type", "call, ms", "stall, ms", "GB/s", "bytes a parameter"],
             [[
-                one["operation"], f"{one['parameters']:,}", ms(one["call_s"]), ms(one["stall_s"]),
+                one["operation"], f"{one['parameters']:,}", one["dtype"], ms(one["call_s"]), ms(one["stall_s"]),
                 f"{one['rate_gb_s']:.1f}", f"{one['bytes_a_parameter']:.2f}",
             ] for one in of(figures, "boundary")],
         ),

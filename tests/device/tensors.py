@@ -145,11 +145,20 @@ def computed(on: Device, func: Any, args: tuple, kwargs: dict) -> Any:
     targets = [one.mem for one in leaves((results,), {})]
 
     def work() -> None:
-        for target, value in zip(targets, leaves((func(*args, **kwargs),), {}), strict=True):
+        values = func(*on_cpu(func, args), **kwargs)
+        for target, value in zip(targets, leaves((values,), {}), strict=True):
             target.copy_(value)
 
     on.run(work)
     return results
+
+
+def on_cpu(func: Any, args: tuple) -> tuple:
+    """Return arguments as the CPU wants them. A device keeps layer norm's statistics of half precision in float32."""
+    if func is not aten.native_layer_norm_backward.default:
+        return args
+    gradient, values, shape, mean, scale, *others = args
+    return gradient, values, shape, mean.to(values.dtype), scale.to(values.dtype), *others
 
 
 def leaves(args: Any, kwargs: dict) -> list:

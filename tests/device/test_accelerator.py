@@ -18,14 +18,14 @@ from benchmarks.accelerator_device import accelerator as device_of
 from benchmarks.accelerator_run import Part
 
 ROOT = Path(__file__).resolve().parents[2]
-AIMS = 10
+AIMS = 11
 MIB = 1 << 20
 
 
-def boundary(operation, rate, parameters=1000):
+def boundary(operation, rate, parameters=1000, dtype="float32"):
     return {
-        "figure": "boundary", "operation": operation, "parameters": parameters, "call_s": 1e-3, "stall_s": 2e-3,
-        "rate_gb_s": rate, "bytes_a_parameter": 0.25,
+        "figure": "boundary", "operation": operation, "parameters": parameters, "dtype": dtype, "call_s": 1e-3,
+        "stall_s": 2e-3, "rate_gb_s": rate, "bytes_a_parameter": 0.25,
     }  # fmt: skip
 
 
@@ -54,6 +54,7 @@ def all_figures():
         {"figure": "machine", "device": "a GPU", "date": "2026-11-25"},
         {"figure": "limits", "down_gb_s": 50.0, "up_gb_s": 40.0},
         boundary("snapshot", 40.0), boundary("addition", 32.0), boundary("addition", 3.0, parameters=10),
+        boundary("snapshot", 41.0, dtype="bfloat16"),
         row(), row(lost=0.2, every=8), row(settings={"correction": 0.0}),
         row(lost=0.9, memory=999 * MIB, parameters=10),
         swarm("digits, CPU", 97.0), swarm("digits, GPU", 96.5), swarm("digits, one GPU and two CPUs", 96.6),
@@ -72,16 +73,17 @@ def test_the_figures_of_the_largest_model_decide():
 @pytest.mark.parametrize(
     ("number", "worse"),
     [
-        (0, boundary("snapshot", 39.0)), (1, boundary("addition", 31.0)), (2, row(waits=1, every=8)),
-        (3, row(lost=0.011)),
-        (4, row(memory=257 * MIB, every=8)), (5, row(memory=257 * MIB, settings={"correction": 0.0})),
-        (6, swarm("digits, GPU", 96.4)), (7, swarm("GPT, GPU", 2.03)),
-        (8, swarm("digits, one GPU and two CPUs", 96.4)),
-        (9, swarm("digits, one GPU and two CPUs", 97.0, together=89.0)),
+        (0, boundary("snapshot", 39.0)), (1, boundary("addition", 31.0)),
+        (2, boundary("snapshot", 39.0, dtype="bfloat16")), (3, row(waits=1, every=8)), (4, row(lost=0.011)),
+        (5, row(memory=257 * MIB, every=8)), (6, row(memory=257 * MIB, settings={"correction": 0.0})),
+        (7, swarm("digits, GPU", 96.4)), (8, swarm("GPT, GPU", 2.03)),
+        (9, swarm("digits, one GPU and two CPUs", 96.4)),
+        (10, swarm("digits, one GPU and two CPUs", 97.0, together=89.0)),
     ],
 )  # fmt: skip
 def test_each_aim_can_be_missed(number, worse):
-    same = [name for name in ("figure", "operation", "parameters", "every", "settings", "swarm") if name in worse]
+    same = [name for name in ("figure", "operation", "parameters", "dtype", "every", "settings", "swarm")]
+    same = [name for name in same if name in worse]
     figures = [worse if all(one.get(name) == worse[name] for name in same) else one for one in all_figures()]
     assert worse in figures
     found = met(figures)
@@ -112,7 +114,7 @@ def test_the_page_has_every_figure_and_every_aim():
     assert "| all | 3.0 | failed: exit code 1 |" in text
     assert "50.0 GB/s from the device and 40.0 GB/s to it" in text
     lines = [line for line in text.splitlines() if line.startswith("|")]
-    assert len(lines) == 5 * 2 + AIMS + 1 + 3 + 4 + 5 * 2
+    assert len(lines) == 5 * 2 + AIMS + 1 + 4 + 4 + 5 * 2
     assert not any("None" in line or "nan" in line for line in lines)
     assert accelerator_page.page({"parts": {}, "aims": []}).startswith("# On a GPU")
 
@@ -190,12 +192,13 @@ def test_the_parts_that_measure_copies_run_on_a_simulated_device(capsys):
     with device_of(True):
         accelerator.copies({"tiny": Shape(1, 2, 8, 4, 1)}, 64, 1)
     figures = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [one["figure"] for one in figures] == ["limits", "boundary", "boundary"]
+    assert [one["figure"] for one in figures] == ["limits", *["boundary"] * 4]
     expected = boundary("snapshot", 1.0).keys() | {"model"}
-    for one, operation in zip(figures[1:], ("snapshot", "addition"), strict=True):
+    cases = (("snapshot", "float32", 4.0), ("addition", "float32", 4.0), ("snapshot", "bfloat16", 2.0))
+    for one, (operation, dtype, size) in zip(figures[1:4], cases, strict=True):
         assert one.keys() == expected
-        assert one["operation"] == operation
-        assert one["bytes_a_parameter"] == pytest.approx(4.0, abs=0.1), "a small model is copied on the device first"
+        assert (one["operation"], one["dtype"]) == (operation, dtype)
+        assert one["bytes_a_parameter"] == pytest.approx(size, abs=0.1), "a small model is copied on the device first"
     assert met(figures)[0] is not None
 
 
