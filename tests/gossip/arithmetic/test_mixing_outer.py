@@ -182,7 +182,7 @@ def rounds(alpha, beta, nodes, elements, count, noise, seed):
         yield phi
 
 
-@pytest.mark.parametrize(("alpha", "beta"), [(0.5, 0.7), (0.0, 1.0), (0.7, 0.51)])
+@pytest.mark.parametrize(("alpha", "beta"), [(0.3, 0.9), (0.5, 0.7), (0.0, 1.0), (0.7, 0.51)])
 def test_the_outer_rules_variance_tends_to_its_closed_form(alpha, beta):
     """beta (1 + alpha) / (2 (1 - alpha^2) - beta): 1.3125 at (0.5, 0.7).
 
