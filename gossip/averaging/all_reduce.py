@@ -40,7 +40,8 @@ class GroupAverage:
         self.slices = member_slices(ours.size, len(effect.members))
         own = self.slices[self.place]
         length = own.stop - own.start
-        self.row_memory = vectors.take_scratch(ours.size + (MAX_GROUP + 1) * ALIGN)  # Slices consist of whole blocks.
+        # For all members' values of our slice: as long as our vector, but for slices that are rounded to whole blocks.
+        self.row_memory = vectors.take_scratch(ours.size + (MAX_GROUP + 1) * ALIGN)
         # All members' values of our slice: (members, length).
         self.rows: Floats = self.row_memory.array[: len(self.members) * length].reshape(len(self.members), length)
         self.difference: Vector | None = vectors.take(ours.size)  # The means minus our vector, until it is taken.
@@ -58,7 +59,7 @@ class GroupAverage:
         self.slice_mean: Floats | None = None  # Mean of our slice, float32 (length,).
         self.is_averaging = False  # The mean of our slice is being computed.
         self.is_reported = False  # The arrival of all means has been reported.
-        self.is_released = False
+        self.is_released = False  # The session has ended: a running job gives the vectors back at its end.
         codec.quantised(ours[own], self.rows[self.place], self.session, own.start)
 
     # -- chunk by chunk ------------------------------------------------------------------------------------------
@@ -80,7 +81,7 @@ class GroupAverage:
         return (self.missing_values if own.start <= start < own.stop else self.missing_means).get(place)
 
     def on_received(self, place: int, receiver: Receiver) -> None:
-        """Record that this receiver of the member at ``place`` is complete."""
+        """Record that this receiver of the member at ``place`` is complete: a mean, or values of our slice."""
         if isinstance(receiver, DifferenceReceiver):
             del self.missing_means[place]
             self.slice_squares[place] = receiver.difference_sq, receiver.own_sq
@@ -142,9 +143,10 @@ class GroupAverage:
         refused = list(self.excluded_places)
         for place, member_slice in enumerate(self.slices):
             if place in self.slice_squares:
-                squares, elements = self.slice_squares[place], member_slice.stop - member_slice.start
-                difference_sq, own_sq = difference_sq + squares[0], own_sq + squares[1]
-                if norm_refusal(*squares, elements, self.config.internal.norm_bound) is not None:
+                slice_difference_sq, slice_own_sq = self.slice_squares[place]
+                difference_sq, own_sq = difference_sq + slice_difference_sq, own_sq + slice_own_sq
+                elements, bound = member_slice.stop - member_slice.start, self.config.internal.norm_bound
+                if norm_refusal(slice_difference_sq, slice_own_sq, elements, bound) is not None:
                     refused.append(place)
         return difference_sq, own_sq, [self.members[place] for place in refused]
 

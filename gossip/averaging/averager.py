@@ -2,7 +2,8 @@
 
 It holds snapshots, averages in progress, the outer step, statistics of movement and distance, and the weights that a
 newcomer collects. It has no clock, thread or socket: a :class:`Driver` provides them and moves the bytes.
-:mod:`gossip.effects` defines the terms.
+:mod:`gossip.effects` defines the terms. A *part* is the elements that one exchange mixes, and a :class:`Cut` is a part
+with its positions. A *visit* is one call of :meth:`Boundary.visit` by the training loop.
 
 Methods called ``request_...`` ask the step boundary for a copy; :mod:`gossip.averaging.delivery` handles what comes
 back. Methods called ``report_...`` tell the peer what happened, and the driver performs the effects that it returns.
@@ -85,9 +86,11 @@ class Averager:
         self.snapshots: dict[int, Vector] = {}  # Snapshots by session.
         self.pairs: dict[int, PairAverage] = {}  # Pairs and pushes by session.
         self.groups: dict[int, GroupAverage] = {}  # Groups by session.
-        self.joining_vector: Vector | None = None  # Weights of another run, as far as they have arrived.
+        # The joining vector of gossip.effects: the state of another run, as far as it has arrived.
+        self.joining_vector: Vector | None = None
         self.outside_replacements = 0  # Number of times that the weights were replaced from outside (a checkpoint).
-        self.counted_visit = 0  # Number of the visit that took the newest snapshot whose local progress is counted.
+        # Number of the visit that took the newest snapshot whose local steps the outer step has counted (MixJob).
+        self.counted_visit = 0
         self.next_part = ALL  # Part of our next mix.
         self.hash_job: HashFrozenJob | None = None  # The hash of the frozen weights in progress.
         size = peer.view.elements
@@ -144,7 +147,7 @@ class Averager:
 
     def cut_of(self, part: Subset, session: int) -> Cut | None:
         """Return the elements of a part, None for all; ``session`` seeds a random part that has no seed of its own."""
-        next_cut = self.boundary.next_cut
+        next_cut = self.boundary.next_cut  # Its positions are drawn already.
         if next_cut is not None and next_cut.part == part:
             return next_cut
         positions = part.positions(self.peer.view.elements, session)
@@ -154,7 +157,7 @@ class Averager:
         """Draw the positions of our next mix's part now, as that takes as long as the copy when the mix is due."""
         if part is not self.next_part:
             self.next_part = part
-            cut = self.boundary.next_cut = self.cut_of(part, 0)
+            cut = self.boundary.next_cut = self.cut_of(part, 0)  # The part of our own mix has a seed: 0 is not used.
             if cut is not None and not self.vectors.has_free(self.boundary.copied_elements(cut), cut):
                 self.driver.run_job(AllocateSnapshotJob(self, None, 0, cut))
 
@@ -170,12 +173,14 @@ class Averager:
         self.driver.call_soon(self.report_recalled, effect.session)
 
     def report_recalled(self, session: int) -> None:
+        """Report a copy that needed no boundary, unless its session has ended meanwhile."""
         vector = self.snapshots.get(session)
         if vector is not None:
             report = self.peer.on_recalled if is_sound(vector) else self.peer.on_spoiled
             self.driver.perform(report(session, self.driver.now))
 
     def hash_frozen(self, effect: HashFrozen) -> None:
+        """Hash the frozen weights. A job in progress ends once it sees that this one has replaced it."""
         self.hash_job = HashFrozenJob(self, effect)
         self.driver.run_job(self.hash_job)
 
@@ -197,9 +202,9 @@ class Averager:
 
     # -- averages ------------------------------------------------------------------------------------------------
     def begin_pair(self, effect: Transfer) -> PairAverage | str:
-        """Return the average that the session's streams work on, or the reason why there is none.
+        """Return the average that the session's streams work on, or the code of the reason why there is none.
 
-        The driver passes the reason to :meth:`report_failed_soon`.
+        The driver passes the code to :meth:`report_failed_soon`.
         """
         snapshot = self.snapshots.get(effect.session)
         if snapshot is None:
@@ -218,7 +223,7 @@ class Averager:
         self.driver.perform(self.peer.on_streamed(pair.session, pair.difference_sq, pair.own_sq, self.driver.now))
 
     def begin_group(self, effect: Gather) -> GroupAverage | str:
-        """Return the group's average for its streams, the same at every call, or the reason why there is none."""
+        """Return the group's average for its streams, the same at every call, or the code of the reason for none."""
         group = self.groups.get(effect.session)
         if group is None:
             snapshot = self.snapshots.get(effect.session)
@@ -282,9 +287,11 @@ class Averager:
             self.vectors.give(vector)
 
     def start_mixing(self, job: MixJob) -> None:
+        """Announce the update that the job will make, and run the job."""
         self.boundary.begin_update()
-        if job.mass is None and not self.outer_step.is_plain:
-            job.count_progress_once()
+        is_difference = job.mass is None
+        if is_difference and not self.outer_step.is_plain:  # A plain mean has no momentum, and counts no local steps.
+            job.count_local_steps_once()
         self.driver.run_job(job)
 
     # -- joining -------------------------------------------------------------------------------------------------
@@ -319,15 +326,19 @@ class Averager:
         return snapshot if snapshot is not None and snapshot.has_piece(effect.start, effect.stop) else None
 
     def adopt(self, effect: Adopt) -> None:
+        """Bring the joining vector to the boundary, behind mixes of the old weights."""
         assert self.joining_vector is not None, "nothing was collected"
         adoption = Adoption(
             self.joining_vector.array, effect.optimizer_keys, effect.optimizer_scalars, effect.trial, effect.frozen
         )
-        self.driver.run_job(AdoptJob(self, adoption))  # Queued behind mixes of the old weights.
+        self.driver.run_job(AdoptJob(self, adoption))
 
     # -- visits of the training loop -------------------------------------------------------------------------------
     def on_visit(self, visit: Visit | None, steps: int, samples: int, loss: float | None) -> None:
-        """Report a visit of the training loop to its boundary, after ``steps`` steps; None if nothing was to do."""
+        """Report that the training loop passed its boundary after ``steps`` steps.
+
+        ``visit`` is None if no request was there. ``loss`` is the last training loss, None if unknown.
+        """
         peer, driver = self.peer, self.driver
         if visit is not None and visit.has_replaced:
             peer.update_counts(steps, samples)
@@ -342,7 +353,8 @@ class Averager:
         if visit.adopted or visit.restored:
             self.vectors.forget_snapshot()
         if visit.adopted and self.joining_vector is None and self.boundary.backup.holds:
-            self.boundary.request_restore()  # The averager that began the trial is gone: no peer can judge it.
+            # The network side that began this trial has failed, and its peer with it: no peer can judge the trial.
+            self.boundary.request_restore()
         if visit.adopted:
             vector, self.joining_vector = self.joining_vector, None
             if vector is not None:

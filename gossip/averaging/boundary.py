@@ -3,7 +3,8 @@
 The network side leaves requests (a snapshot, an update to add, weights to adopt). The training loop fulfils them
 between two steps in a fixed order: restore weights, add updates, adopt weights, take snapshots. Snapshots therefore
 include all that was received. Neither side waits for the other: without requests a visit is one attribute read.
-:mod:`gossip.effects` defines the terms.
+:mod:`gossip.effects` defines the terms. The *mass* of a model or vector is its weight in the swarm's mean, for push-sum
+(:func:`gossip.arithmetic.mixing.push_mass`).
 
 ``lock`` is for a driver whose training loop and network are two threads. It guards the requests; only the loop calls
 methods that change the model.
@@ -50,7 +51,12 @@ class ReadyRequests:
     adoption: Adoption | None
     requests: dict[int, Request]  # Requests for snapshots by session.
     is_current: bool  # True if the weights hold all decided updates once these are applied.
-    decided_updates: int
+    decided_updates: int  # ``Boundary.decided_updates`` at the visit.
+
+    @property
+    def copies_all(self) -> bool:
+        """Return True if an exchange requested a snapshot of all elements."""
+        return any(request.cut is None and request.piece is None for request in self.requests.values())
 
 
 class Boundary:
@@ -78,7 +84,7 @@ class Boundary:
         # True if an update goes to the model's device when it arrives, and is added once it is there. Otherwise the
         # boundary brings it there, and the device waits.
         self.uploads_updates = False
-        self.mass = 1.0  # Push-sum mass: it changes with the weights, so only in the training loop.
+        self.mass = 1.0  # The model's mass: it changes with the weights, so only in the training loop.
         self.has_requests = False
         self.requests: dict[int, Request] = {}  # Requests for snapshots by session.
         self.next_cut: Cut | None = None  # Cut of our next mix; None for all elements.
@@ -86,7 +92,7 @@ class Boundary:
         self.sampled_positions: Positions | None = None
         self.arrived_updates: list[Update] = []
         self.adoption: Adoption | None = None
-        self.must_restore = False
+        self.must_restore = False  # The backup is to replace weights on trial.
         # Number of updates that are decided and not in the model yet. A snapshot without them would count a difference
         # twice: the partner gives half of it a second time, and both end beyond the mean.
         self.pending_updates = 0
@@ -135,6 +141,7 @@ class Boundary:
             self.decided_updates += 1
 
     def abort_update(self) -> None:
+        """Cancel an announced update."""
         with self.lock:
             self.pending_updates -= 1
             self.announce_request()  # Snapshots may have waited for this update.
@@ -160,6 +167,7 @@ class Boundary:
             self.announce_request()
 
     def request_restore(self) -> None:
+        """Request that the backup replaces the weights on trial."""
         with self.lock:
             self.must_restore = True
             self.announce_request()
@@ -197,6 +205,7 @@ class Boundary:
         self.wake()
 
     def announce_request(self) -> None:
+        """Let the training loop see that there is a request. The caller holds the lock."""
         if not self.has_requests:  # Otherwise the loop was woken, and has not visited the boundary since.
             self.has_requests = True
             self.wake()
@@ -221,13 +230,11 @@ class Boundary:
             self.replacements += 1
         copies: dict[Subset, Vector] = {}  # By part, the copies that this visit has begun.
         if ready.updates:
-            copies_all = keep or (spare and ready.is_current and self.next_cut is None)
-            copies_all = copies_all or any(
-                request.cut is None and request.piece is None for request in ready.requests.values()
-            )
-            last = ready.updates[-1] if copies_all and ready.adoption is None else None  # Added and copied in one pass.
+            copies_all = keep or (spare and ready.is_current and self.next_cut is None) or ready.copies_all
+            # The last update is added, and the sum copied, in one pass.
+            fused = ready.updates[-1] if copies_all and ready.adoption is None else None
             visit.merged_shares = [
-                self.apply_update(update, visit, copies if update is last else None) for update in ready.updates
+                self.apply_update(update, visit, copies if update is fused else None) for update in ready.updates
             ]
         if ready.adoption is not None:
             self.apply_adoption(ready.adoption, visit, on_replaced)
@@ -275,9 +282,12 @@ class Boundary:
         return len(self.arrived_updates)
 
     def record_copy(self, visit: Visit, copy: Pending | None, vector: Vector | None = None) -> bool:
-        """Record a copy that has begun; ``vector`` is its target, unless that is the model. Return False if it is done.
+        """Record a copy that has begun, and return True if it still has work: it is in progress, or to be widened.
 
-        None stands for a copy that was done when the call returned.
+        Args:
+            visit: The visit that began it.
+            copy: The copy; None if it was done when the call that began it returned.
+            vector: Its target, unless that is the model.
         """
         if copy is not None and vector is not None:
             visit.finite_checks = (*visit.finite_checks, (vector, copy))
@@ -324,7 +334,7 @@ class Boundary:
         model, part = self.model, ALL if cut is None else cut.part
         vector = copies.get(part)
         if vector is not None:
-            vector.users += 1  # No other thread knows this vector yet.
+            vector.users += 1  # Without the lock: no other thread knows this vector yet.
             return vector
         vector = self.vectors.take(self.copied_elements(cut))
         pending = False
@@ -393,6 +403,7 @@ class Boundary:
         return share
 
     def begin_add(self, update: Update) -> Pending | None:
+        """Begin to add a difference to the weights."""
         values, weight = update.vector.array, update.weight
         if update.positions is not None:
             return self.model.add_at(values, update.positions)
@@ -401,11 +412,13 @@ class Boundary:
         return self.model.add(values) if weight == 1.0 else self.model.add_weighted(values, weight)
 
     def begin_merge(self, update: Update, share: float) -> Pending | None:
+        """Begin to merge a vector into the weights, which then consist of it by ``share``."""
         if update.upload is not None:
             return update.upload.merge(share)
         return self.model.merge(update.vector.array, share)
 
     def apply_adoption(self, adoption: Adoption, visit: Visit, on_replaced: Callable[[Floats], None]) -> None:
+        """Overwrite the weights with others; before a trial back them up, and leave them if that is impossible."""
         if adoption.trial:
             if not self.backup.keep():
                 visit.backup_failure = self.backup.why_not

@@ -1,6 +1,8 @@
 """The delivery of copies, which a visit to the step boundary took, to the sessions that wait for them.
 
 A copy serves every session that asked for the same elements. If a copy failed, its sessions end and training goes on.
+:mod:`gossip.effects` defines the terms. The *mass* of a pushed copy is its weight in the swarm's mean, taken from the
+model; it is 0 for a copy that is exchanged.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class CopyDelivery:
     ) -> None:  # fmt: skip
         self.peer, self.driver, self.boundary, self.vectors = peer, driver, boundary, vectors
         self.snapshots, self.movement, self.return_mass = snapshots, movement, return_mass
-        self.warnings_shown: set[str] = set()
+        self.warnings_shown: set[str] = set()  # Sentences that the user has seen.
 
     def deliver(self, visit: Visit) -> None:
         """Deliver the finished copies of a visit."""
@@ -57,7 +59,7 @@ class CopyDelivery:
         is_current = visit.decided_updates == self.boundary.decided_updates
         for session, vector, mass in visit.snapshots:
             if not (mass or vector.is_transient or self.peer.view.needs_snapshot(session)):
-                self.share(vector, is_current)  # The session has ended, and others may wait for the same elements.
+                self.give_to_sharers(vector, is_current)  # The session has ended, but others may wait for its elements.
             elif is_current or mass > 0 or not self.peer.view.has_exchange(session):
                 sharers = self.take_sharers(vector) if is_current and not mass else []
                 self.deliver_snapshot(session, vector, mass)
@@ -67,7 +69,7 @@ class CopyDelivery:
                 self.vectors.give(vector)
                 self.boundary.request_snapshot(session, cut=vector.cut)
         if visit.spare_copy is not None:
-            self.share(visit.spare_copy, is_current)
+            self.give_to_sharers(visit.spare_copy, is_current)
         if visit.newcomers_copy is not None:
             self.keep_for_newcomers(visit.newcomers_copy, visit.replacements)
 
@@ -77,20 +79,20 @@ class CopyDelivery:
         Args:
             session: The session that requested the copy.
             vector: The copy.
-            mass: The push-sum mass that it took from the model; 0 if it is exchanged.
+            mass: The mass that it took from the model.
         """
         peer, driver, movement = self.peer, self.driver, self.movement
         if not peer.view.needs_snapshot(session):
             self.return_mass(session, vector, mass)
             return
-        if session in self.snapshots:
+        if session in self.snapshots:  # It got another copy meanwhile.
             self.vectors.give(vector)
             return
         self.snapshots[session] = vector
         if not is_sound(vector):
             driver.perform(peer.on_spoiled(session, driver.now))
             return
-        moved = math.nan
+        moved = math.nan  # How far local steps moved the model since the last snapshot; NaN if not measured.
         if vector.cut is None and not vector.is_transient:
             self.vectors.keep_snapshot(vector)
             moved = math.nan if movement is None else movement.measure(vector.array)
@@ -98,7 +100,7 @@ class CopyDelivery:
             moved = movement.measure_sample(vector.array[vector.elements :].copy())
         driver.perform(peer.on_snapshotted(session, driver.now, mass, moved))
 
-    def share(self, vector: Vector, is_current: bool) -> None:
+    def give_to_sharers(self, vector: Vector, is_current: bool) -> None:
         """Deliver a copy that no session holds to all that wait for the same elements, unless it lacks an update."""
         for session in self.take_sharers(vector) if is_current else ():
             self.deliver_snapshot(session, vector)
@@ -145,9 +147,9 @@ class CopyDelivery:
         for session, vector, mass in snapshots:
             self.report_not_taken(session)
             self.deliver_snapshot(session, vector, mass)  # The session has ended, so vector and mass go back.
-        for spare in (visit.spare_copy, visit.newcomers_copy):
-            if spare is not None:
-                self.vectors.give(spare)
+        for unrequested in (visit.spare_copy, visit.newcomers_copy):
+            if unrequested is not None:
+                self.vectors.give(unrequested)
         visit.spare_copy = visit.newcomers_copy = None
 
     def report_not_taken(self, session: int) -> None:

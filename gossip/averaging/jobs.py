@@ -1,7 +1,8 @@
 """Jobs of an averager: arithmetic on whole vectors, which a driver may run in another thread.
 
 Each ends where effects are performed, in the order in which the averager gave them. :mod:`gossip.effects` defines the
-terms. A *push* sends a snapshot one way, with a mass that is taken from the model; both come back if the push fails.
+terms. A *push* sends a snapshot one way, with a *mass*: its weight in the swarm's mean (:mod:`gossip.config.mixings`).
+The mass is taken from the model, and both come back if the push fails.
 """
 
 from __future__ import annotations
@@ -118,10 +119,10 @@ class MixJob(Job):
         self.credit, self.interval_steps = mix.credit, mix.interval_steps
         self.mass = effect.mass if isinstance(effect, Merge) else None
         self.own_sq = own_sq
-        self.is_late = False  # A mix with a newer snapshot has taken place.
+        self.is_late = False  # A mix with a newer snapshot has been counted (count_local_steps_once).
         self.added_since: Vector | None = None  # As in Vector: what other mixes have added after the snapshot.
-        # The same sums of newer snapshots, which lack this mix: run() adds its update to them. A sum with True holds
-        # nothing yet and is set to the update.
+        # The ``added_since`` of newer snapshots, which lack this mix: run() adds its update. True: the vector is not
+        # initialised yet, and run() sets it to the update.
         self.newer_sums: list[tuple[Vector, bool]] = []
         self.outside_replacements = averager.outside_replacements
         self.elements = snapshot.array.size
@@ -130,11 +131,12 @@ class MixJob(Job):
         can_leave = averager.outer_step.is_plain and averager.boundary.adds_weighted
         self.leaves_weight = can_leave and self.mass is None and positions is None
 
-    def count_progress_once(self) -> None:
-        """Let only one of several overlapping mixes count the same local progress.
+    def count_local_steps_once(self) -> None:
+        """Let the outer step count the same local steps in only one of several overlapping mixes.
 
-        A mix with an older snapshot than the newest that was counted counts none of it. Snapshots that are as new, and
-        not mixed yet, lack what this mix adds: it goes into their ``added_since``.
+        Snapshots of overlapping exchanges share some local steps. A mix whose snapshot is older than the newest counted
+        one is late, and counts no steps. Snapshots that are as new, and not mixed yet, lack what this mix adds: it goes
+        into their ``added_since``.
         """
         averager, snapshot = self.averager, self.snapshot
         self.added_since, self.is_late = snapshot.added_since, snapshot.visit_number < averager.counted_visit
@@ -145,15 +147,18 @@ class MixJob(Job):
             and not (newer.is_transient or averager.peer.view.has_donation(session))
         }  # fmt: skip
         for newer in newer_snapshots.values():
-            is_new = newer.added_since is None
+            is_uninitialised = newer.added_since is None
             if newer.added_since is None:
                 newer.added_since = averager.vectors.take_scratch(snapshot.elements)
             newer.added_since.users += 1
-            self.newer_sums.append((newer.added_since, is_new))
+            self.newer_sums.append((newer.added_since, is_uninitialised))
 
     @property
     def allocates(self) -> bool:
-        """Return True for a failed push, whose snapshot is copied, and for the first mix that a correction learns."""
+        """Return True for a failed push, whose snapshot is copied, and for the first mix that a correction learns.
+
+        The correction then allocates its vector.
+        """
         correction = self.averager.outer_step.correction
         return self.difference is None or (correction is not None and correction.pull is None)
 
@@ -164,7 +169,7 @@ class MixJob(Job):
             self.result.array[:] = snapshot  # Other sessions may use the snapshot too.
             return
         self.result = difference
-        if self.mass is not None:
+        if self.mass is not None:  # A push: the partner's vector itself is merged.
             difference.array += snapshot[: difference.array.size]
             return
         correction = averager.outer_step.correction if self.positions is None else None
@@ -174,22 +179,22 @@ class MixJob(Job):
                     correction.learn(difference.array, self.weight, self.credit, self.own_sq, self.interval_steps)
         if self.leaves_weight:
             return
-        own = snapshot if self.snapshot.cut is None else snapshot[: self.snapshot.elements]
+        mixed = snapshot[: self.snapshot.elements]  # Without the sampled elements that follow a cut.
         with averager.lock:
             if self.is_current:
                 averager.outer_step.shift(
-                    own, difference.array, self.weight, self.positions, self.is_late, self.plain,
+                    mixed, difference.array, self.weight, self.positions, self.is_late, self.plain,
                     None if self.added_since is None else self.added_since.array,
                 )  # fmt: skip
-        for newer_sum, is_new in self.newer_sums:
-            if is_new:
+        for newer_sum, is_uninitialised in self.newer_sums:
+            if is_uninitialised:
                 newer_sum.array[:] = difference.array
             else:
                 newer_sum.array += difference.array
 
     @property
     def is_current(self) -> bool:
-        """Return False if the weights were replaced from outside since, from which the outer step has begun anew."""
+        """Return False if the weights were replaced from outside since the exchange: the outer step has begun anew."""
         return self.outside_replacements == self.averager.outside_replacements
 
     def finish(self) -> None:
@@ -211,9 +216,12 @@ class MixJob(Job):
         averager.boundary.deliver_update(Update(result, self.mass, sample, self.positions, weight))
 
     def fail(self) -> None:
-        """Continue without the mix. Its vectors are not reused, because another thread may still write to them."""
-        for newer_sum, is_new in self.newer_sums:
-            if is_new:
+        """Continue without the mix. Its vectors are not reused, because another thread may still write to them.
+
+        Sums that run() has not initialised become zeros.
+        """
+        for newer_sum, is_uninitialised in self.newer_sums:
+            if is_uninitialised:
                 newer_sum.array.fill(0.0)
         self.release_newer_sums()
         self.averager.boundary.abort_update()
@@ -369,6 +377,7 @@ class HashFrozenJob(Job):
         self.averager.driver.call_soon(self.report_digest, b"")
 
     def report_digest(self, digest: bytes) -> None:
+        """Report the hash, which is empty if it could not be computed."""
         averager = self.averager
         if averager.hash_job is self:  # Otherwise the weights were replaced meanwhile, and are hashed again.
             averager.hash_job = None

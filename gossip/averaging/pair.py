@@ -85,7 +85,7 @@ class PairAverage:
         return values, encoded
 
     def can_decode(self, encoded: bytearray) -> bool:
-        """Return True if the partner's vector is within the bound that its bytes rely on."""
+        """Return True if our vector is close enough to the partner's to decode its bytes (:meth:`as_received`)."""
         try:
             self.codec.decode(encoded, np.empty_like(self.ours), self.ours, self.session)
         except Overflow:

@@ -33,8 +33,12 @@ class Reports(Protocol):
 
     @property
     def view(self) -> AveragerView: ...
-    def update_counts(self, steps: int, samples: int) -> None: ...
-    def on_stepped(self, steps: int, samples: int, loss: float | None, now: float) -> list[Effect]: ...
+    def update_counts(self, steps: int, samples: int) -> None:
+        """Note the training loop's counts, which other reports then state."""
+
+    def on_stepped(self, steps: int, samples: int, loss: float | None, now: float) -> list[Effect]:
+        """Handle a step boundary; ``loss`` is the last training loss, None if unknown."""
+
     def on_snapshotted(self, session: int, now: float, mass: float = 0.0, moved: float = math.nan) -> list[Effect]:
         """Handle a snapshot that took push-sum ``mass`` from the model, which has 1 at first.
 
@@ -50,18 +54,31 @@ class Reports(Protocol):
     def on_not_taken(self, session: int, now: float) -> list[Effect]:
         """Handle a snapshot that could not be taken for lack of memory."""
 
-    def on_streamed(self, session: int, difference_sq: float, own_sq: float, now: float) -> list[Effect]: ...
-    def on_failed(self, session: int, code: str, now: float) -> list[Effect]: ...
+    def on_streamed(self, session: int, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
+        """Handle the partner's vector, which has arrived whole."""
+
+    def on_failed(self, session: int, code: str, now: float) -> list[Effect]:
+        """Handle streams that ended early; ``code`` names the reason, as in an Abort."""
+
     def on_gathered(
         self, session: int, difference_sq: float, own_sq: float, refused: list[PeerId], now: float
-    ) -> list[Effect]: ...
+    ) -> list[Effect]:
+        """Handle a complete group average, without the values of the ``refused`` members; theirs is the mean here."""
+
     def on_collected(self, session: int, position: int, now: float) -> list[Effect]:
         """Handle arrived elements of a fetched piece: those before index ``position`` of the vector are complete."""
 
-    def on_compared(self, session: int, difference_sq: float, own_sq: float, now: float) -> list[Effect]: ...
-    def on_adopted(self, now: float, difference_sq: float = 0.0, own_sq: float = 0.0) -> list[Effect]: ...
-    def on_frozen_hashed(self, digest: bytes, now: float) -> list[Effect]: ...
+    def on_compared(self, session: int, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
+        """Handle a fetched piece that was compared with the joining vector, ours here."""
+
+    def on_adopted(self, now: float, difference_sq: float = 0.0, own_sq: float = 0.0) -> list[Effect]:
+        """Handle the joining vector, theirs here, in the place of our weights. Both squares are 0 without a trial."""
+
+    def on_frozen_hashed(self, digest: bytes, now: float) -> list[Effect]:
+        """Handle the hash of the frozen weights; empty if it could not be computed."""
+
     def on_not_kept(self, now: float) -> list[Effect]:
         """Handle a trial of another run's weights that did not start: no backup of ours could be made, so ours stay."""
 
-    def on_restored(self, now: float) -> list[Effect]: ...
+    def on_restored(self, now: float) -> list[Effect]:
+        """Handle the old weights, which have replaced those on trial."""

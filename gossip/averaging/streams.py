@@ -69,8 +69,8 @@ class Sender:
     def next_frame(self, apart: bool = False) -> tuple[bytes, memoryview] | None:
         """Return the header and body of the next chunk, None after the last.
 
-        One buffer is enough for a link that sends each frame before it asks for the next. ``apart``: several frames are
-        sent at once, so this one gets a buffer of its own.
+        A link that sends each frame before it asks for the next reuses one buffer. ``apart``: several frames are sent
+        at once, so this one gets a buffer of its own.
         """
         if self.done:
             return None
@@ -207,7 +207,7 @@ class DifferenceReceiver(Receiver):
         self.peaks, self.errors = np.empty(blocks, np.float32), np.empty(blocks, np.float32)
         self.difference_sq = self.own_sq = 0.0
         self.summed_elements = 0  # Length of the prefix whose squares are summed.
-        self.early_chunks: dict[int, int] = {}  # Stops by start, of the chunks that wait for their turn to be summed.
+        self.early_chunks: dict[int, int] = {}  # Stops by start, of chunks whose squares wait for those before them.
         self.decoded_ours = np.empty(0, np.float32)  # Our values of a chunk as the partner decodes them.
 
     def body_buffer(self, where: slice, expected: int) -> memoryview:
@@ -232,7 +232,7 @@ class DifferenceReceiver(Receiver):
             blocks = slice(where.start // ALIGN, -(-where.stop // ALIGN))
             self.peaks[blocks] = block_peaks(out, ALIGN)
             self.errors[blocks] = self.codec.block_errors(ours, where.start)
-        if not is_next:
+        if not is_next:  # Its sums lack all chunks before it, and are computed again when its turn comes.
             self.early_chunks[where.start] = where.stop
             return
         self.difference_sq, self.own_sq = sums

@@ -43,11 +43,11 @@ class Visit:
     """
 
     updates: Sequence[Update] = ()  # Applied updates. Their vectors are back in the pool, except ``busy_vectors``.
-    merged_shares: Sequence[float] = ()  # For each update the share of its vector in the weights; 0 for a difference.
+    merged_shares: Sequence[float] = ()  # For each update, its vector's share in the weights; 0 for a difference.
     busy_vectors: list[Vector] = field(default_factory=list)  # Vectors that copies in progress read.
     snapshots: Sequence[tuple[int, Vector, float]] = ()  # Session, vector, and the push-sum mass that it carries.
     copies: Sequence[Pending] = ()  # Copies in progress.
-    # For each copy into a vector, done or not, the two: ``record_checks`` takes from it whether the values are finite.
+    # The vector and the copy, for each copy into a vector: ``record_checks`` asks it whether all values are finite.
     finite_checks: Sequence[tuple[Vector, Pending]] = ()
     adopted: bool = False  # Other weights replaced the present ones.
     trial_distance: tuple[float, float] = (0.0, 0.0)  # Of an adoption on trial: |theirs - ours|^2 and |ours|^2.

@@ -373,7 +373,7 @@ class Models:
     def shift_overlapped(self, row: int, number: int, ours: F32, difference: F32) -> bool:
         """Take the outer step of an exchange that overlapped other mixes; return False if none overlapped.
 
-        The order of steps is that of :meth:`gossip.averaging.jobs.MixJob.count_progress_once`.
+        The order of steps is that of :meth:`gossip.averaging.jobs.MixJob.count_local_steps_once`.
         """
         steps = self.open_snapshots.get(row, {}).pop(number, -1)
         shift_since = self.shift_since.pop((row, number), None)

@@ -164,8 +164,8 @@ def test_a_mix_that_was_in_doubt_is_applied_late_and_alike(after_s: float, monke
     """Everybody is cut off between two COMMITs; one side learns three seconds later that both had committed, and has
     begun other exchanges by then. A moment like that lasts a few milliseconds, so the first one is looked for."""
     late = []
-    count = MixJob.count_progress_once
-    monkeypatch.setattr(MixJob, "count_progress_once", lambda job: (count(job), late.append(job.is_late)))
+    count = MixJob.count_local_steps_once
+    monkeypatch.setattr(MixJob, "count_local_steps_once", lambda job: (count(job), late.append(job.is_late)))
     config = tuned(chunk_elements=1024, mix_every_steps=2, outer_momentum=0.5, outer_rate=0.7)
 
     def cut_off(when_s: float) -> Scenario:
@@ -186,8 +186,8 @@ def test_a_mix_that_was_in_doubt_is_applied_late_and_alike(after_s: float, monke
 
 def test_mixes_that_overlap_are_alike_in_both(monkeypatch: pytest.MonkeyPatch) -> None:
     beside = []
-    count = MixJob.count_progress_once
-    monkeypatch.setattr(MixJob, "count_progress_once", lambda job: (count(job), beside.append(job.added_since)))
+    count = MixJob.count_local_steps_once
+    monkeypatch.setattr(MixJob, "count_local_steps_once", lambda job: (count(job), beside.append(job.added_since)))
     config = tuned(chunk_elements=1024, mix_every_steps=1, outer_momentum=0.5, outer_rate=0.7)
     five = [*trio_of_peers(), (0.0, lambda swarm: swarm.add(3, 0)), (0.0, lambda swarm: swarm.add(4, 1))]
     both(Scenario(five, 15.0, config))
