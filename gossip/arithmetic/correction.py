@@ -1,24 +1,24 @@
 """The correction of one node for the bias of its own data, learned from its mixes.
 
 Local steps move a node towards the optimum of its own data, and a mix moves it back by ``d = w (Q(p) - Q(s))``
-(:mod:`gossip.arithmetic.mixing`). An *interval* is the local steps between two mixes. The displacement that mixes undo
-again and again is the pull of the node's own data. The node averages it in ``c`` and corrects its local steps by it:
+(:mod:`gossip.arithmetic.mixing`). The displacement that mixes undo again and again is the pull of the node's own data.
+The node averages it in ``c`` and corrects its weights ``x`` by it. An *interval* is the local steps between two mixes:
 
-    c <- (1 - leak a) c + kappa a d       at each finished exchange, with the credit a = r^2 l / n
+    c <- (1 - leak a) c + kappa a d       at each finished exchange
     x <- x + s c / H                      at each local step, with H steps in an interval
 
-The code calls ``c`` the *pull*, ``a d`` a *lesson*, and ``s`` the *applied share*. ``n`` is the mean number of
-intervals that both partners have trained since their last mixes, at least 1. ``l`` is the smaller of the two numbers,
-at most 1. ``r`` is the share of the difference that a filter left, usually 1: what an attacker's vectors push for would
-add up in ``c`` (:func:`credit`). The applied share ``s`` is the part of ``c`` that is no noise (:func:`signal_share`).
+    c, the *pull*            the correction of one interval, as far as it is learned
+    a, the *credit*          how much an exchange counts, from 0 to 1 (:func:`credit`)
+    a d, a *lesson*          what one exchange teaches
+    s, the *applied share*   the part of c that is no noise (:func:`signal_share`)
 
 Both partners add exact negatives. So the sum of all ``c`` stays 0, and the swarm's mean takes the same path as without.
 ``c`` is a displacement, which follows the learning rate. It is scaled by the ratio of the current rate to the rate at
 which it was learned.
 
-Without a leak, the variance of a node about the mean tends to the plain pair mean's divided by ``1 - kappa/limit`` for
-noise. For a constant pull it tends to 0; with plain means it tends to 3 times the pull's square.
-:func:`correction_limit` has the limit. Such control variates are known from SCAFFOLD (Karimireddy et al., ICML 2020),
+Without a leak, a constant pull leaves no variance of a node about the mean; with plain means the variance tends to 3
+times the pull's square. The variance from noise tends to that of plain pair means divided by ``1 - kappa/limit``
+(:func:`correction_limit`). Such control variates are known from SCAFFOLD (Karimireddy et al., ICML 2020),
 and from ProxSkip and LED (arXiv 2310.07983), there for a server or a fixed graph.
 
 Each exchange takes away a tenth of ``c`` (:data:`LEAK`), so that about a third of a constant pull is left. Otherwise
@@ -62,11 +62,11 @@ Floats = NDArray[np.float32]
 BLOCK_ELEMENTS = 32_768  # Elements of one pass in numpy: arrays of 128 KiB stay in cache.
 MAX_INTERVALS = 64.0  # Largest number of intervals since its last mix that a partner may state.
 MAX_STEP_SHARE = 1 / 256  # Longest correction of one step, as a share of the weights' norm.
-# Square of a correction that has learned only noise, as a share of the mean square of the lessons. The leak shrinks the
+# Square of a pull that has learned only noise, as a share of the mean square of the lessons. The leak shrinks the
 # running mean as well, to 0.37 times the square of steady lessons.
 NOISE_SHARE = 0.4
 LESSON_DECAY = 0.9  # Share of the lessons' running mean square that each exchange keeps.
-LEAK = 0.1  # Share of a correction that each exchange takes away: otherwise pushes in one direction would add up.
+LEAK = 0.1  # Share of a pull that each exchange takes away: otherwise pushes in one direction would add up.
 PARTS_PER_INTERVAL = 4  # A single part at the mix would spoil the model just after it.
 
 
@@ -94,13 +94,13 @@ def steps_between_parts(interval_steps: int) -> int:
     return max(1, interval_steps // PARTS_PER_INTERVAL)
 
 
-def rate_ratio(now: float, then: float) -> float:
-    """Return the factor for a correction that was learned at the rate ``then``, at the rate ``now``.
+def rate_ratio(current: float, learned: float) -> float:
+    """Return the factor for a pull that was learned at the rate ``learned``, at the learning rate ``current``.
 
-    It is 1 if a rate is unknown or not finite, or ``then`` is 0.
+    It is 1 if a rate is unknown (NaN) or infinite, or ``learned`` is 0.
     """
-    known = 0.0 < then < math.inf and 0.0 <= now < math.inf
-    return now / then if known else 1.0
+    are_known = 0.0 < learned < math.inf and 0.0 <= current < math.inf
+    return current / learned if are_known else 1.0
 
 
 def fresh_zeros(elements: int) -> Floats:
@@ -121,8 +121,8 @@ class Correction:
     """
 
     __slots__ = (
-        "_learned_at", "_lessons_sq", "applied_share", "interval_steps", "kappa", "parameters", "pull", "rate", "size",
-        "version", "zeros",
+        "_learned_rate", "_lessons_sq", "applied_share", "interval_steps", "kappa", "parameters", "pull", "rate",
+        "size", "version", "zeros",
     )  # fmt: skip
 
     def __init__(self, size: int, parameters: int, kappa: float, every: int) -> None:
@@ -137,9 +137,9 @@ class Correction:
         self.size, self.parameters, self.kappa, self.interval_steps = size, parameters, kappa, every
         self.pull: Floats | None = None
         self.zeros: Callable[[int], Floats] = fresh_zeros
-        self.rate = self._learned_at = math.nan
+        self.rate = self._learned_rate = math.nan  # The second is the rate at which ``pull`` was learned.
         self.version = 0
-        self.applied_share = self._lessons_sq = 0.0
+        self.applied_share = self._lessons_sq = 0.0  # The second is the running mean square of the lessons.
 
     def learn(self, difference: Floats, weight: float, credit: float, own_sq: float, every: int = 0) -> None:
         """Learn from a finished exchange.
@@ -154,17 +154,17 @@ class Correction:
         share = self.kappa * weight * credit
         if share == 0.0:
             return
-        scale = rate_ratio(self.rate, self._learned_at) * (1.0 - LEAK * credit)
+        scale = rate_ratio(self.rate, self._learned_rate) * (1.0 - LEAK * credit)
         if every and every != self.interval_steps:
             scale *= every / self.interval_steps  # The pull of an interval is proportional to its length.
             self.interval_steps = every
         if self.pull is None:
             self.pull = self.zeros(self.size)
-        self._learned_at = self.rate if 0.0 < self.rate < math.inf else self._learned_at
-        pull = self.pull[: self.parameters]
-        lesson = difference[: self.parameters]
-        add_scaled(pull, scale, lesson, share)
-        lesson_sq = (weight * credit) ** 2 * float(lesson.dot(lesson))
+        if 0.0 < self.rate < math.inf:
+            self._learned_rate = self.rate
+        pull, difference = self.pull[: self.parameters], difference[: self.parameters]
+        add_scaled(pull, scale, difference, share)
+        lesson_sq = (weight * credit) ** 2 * float(difference.dot(difference))
         self._lessons_sq = mean_lesson_sq(self._lessons_sq * scale * scale, lesson_sq)
         self.applied_share = limit_pull(pull, own_sq, self.interval_steps, self._lessons_sq)
         self.version += 1
@@ -175,7 +175,7 @@ class Correction:
             self.applied_share
             * min(steps, self.interval_steps)
             / self.interval_steps
-            * rate_ratio(self.rate, self._learned_at)
+            * rate_ratio(self.rate, self._learned_rate)
         )
 
     def reset(self) -> None:
@@ -183,7 +183,7 @@ class Correction:
         if self.pull is not None:
             self.pull.fill(0.0)
             self.version += 1
-        self._learned_at = math.nan
+        self._learned_rate = math.nan
         self.applied_share = self._lessons_sq = 0.0
 
 
@@ -198,7 +198,8 @@ def credit(ours: ArrayLike, theirs: ArrayLike, taken: ArrayLike = 1.0) -> NDArra
         ours: The intervals t that this side has trained since its last mix.
         theirs: The partner's statement of its own. NaN counts as 1, and values are clipped at ``MAX_INTERVALS``. Both
             sides of an exchange get the same result.
-        taken: The share r of the difference that a filter left, from 0 to 1.
+        taken: The share r of the difference that a filter left, from 0 to 1. It is squared, since what an attacker's
+            vectors push for would add up in the pull.
     """
     own, partner = clipped_intervals(ours), clipped_intervals(theirs)
     mean = np.maximum(1.0, (own + partner) / 2)
@@ -213,10 +214,10 @@ def clipped_intervals(intervals: ArrayLike) -> NDArray[np.float64]:
 
 
 def limit_pull(pull: Floats, own_sq: float, interval_steps: int, lessons_sq: float) -> float:
-    """Shorten a correction to its limit in place, and return the share that is applied.
+    """Shorten a pull to its limit in place, and return its applied share.
 
     Args:
-        pull: The correction, float32 (parameters,).
+        pull: The pull, float32 (parameters,).
         own_sq: ``|Q(s)|^2``, which bounds it.
         interval_steps: Local steps in an interval.
         lessons_sq: The running mean square of the lessons.
@@ -231,10 +232,7 @@ def limit_pull(pull: Floats, own_sq: float, interval_steps: int, lessons_sq: flo
 
 
 def limit_factor(pull_sq: float, own_sq: float, interval_steps: int) -> float:
-    """Return the factor, at most 1, that brings a correction of this squared norm within its limit.
-
-    It is 0 after an overflow.
-    """
+    """Return the factor, at most 1, that brings a pull of this squared norm within its limit; 0 after an overflow."""
     if not math.isfinite(pull_sq):
         return 0.0
     max_norm = MAX_STEP_SHARE * interval_steps * math.sqrt(max(own_sq, 0.0))
@@ -247,10 +245,10 @@ def mean_lesson_sq(before: float, lesson_sq: float) -> float:
 
 
 def signal_share(pull_sq: float, lessons_sq: float) -> float:
-    """Return the share of a correction that is applied: ``max(0, 1 - NOISE_SHARE lessons_sq / pull_sq)``.
+    """Return the share of a pull that is applied: ``max(0, 1 - NOISE_SHARE lessons_sq / pull_sq)``.
 
-    Lessons without a common direction leave a correction of a tenth to two fifths of their mean square, which would
-    move the node by noise. (The positive part of James and Stein's estimator, 1961.)
+    Lessons without a common direction leave a pull, whose square is a tenth to two fifths of theirs. It would move the
+    node by noise. (The positive part of James and Stein's estimator, 1961.)
     """
     return max(0.0, 1.0 - NOISE_SHARE * lessons_sq / pull_sq) if 0.0 < pull_sq < math.inf else 0.0
 

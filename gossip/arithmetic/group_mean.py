@@ -28,23 +28,25 @@ def member_slices(elements: int, members: int) -> list[slice]:
     return [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def group_mean(rows: Floats, own: int, mean: Callable[[Floats], Floats], bound: float) -> tuple[Floats, list[int]]:
+def group_mean(
+    rows: Floats, own_place: int, mean: Callable[[Floats], Floats], bound: float
+) -> tuple[Floats, list[int]]:  # fmt: skip
     """Return the mean of ``rows``, float32 (elements,), and the places (row numbers) of the refused members.
 
     A row is refused if it is not finite, or further from our row than the norm bound allows.
 
     Args:
         rows: One slice of all members' vectors, float32 (members, elements).
-        own: The place of our row.
+        own_place: The place of our row.
         mean: Computes the mean of the accepted rows, as the node's filter against attackers does.
         bound: The norm bound of :func:`norm_refusal`.
     """
-    ours = rows[own]
+    ours = rows[own_place]
     own_sq = squares(ours)
-    accepted, refused = [own], []
+    accepted, refused = [own_place], []
     difference = np.empty_like(ours)
     for place, theirs in enumerate(rows):
-        if place == own:
+        if place == own_place:
             continue
         if norm_refusal(subtract(theirs, ours, difference)[0], own_sq, ours.size, bound) is None:
             accepted.append(place)

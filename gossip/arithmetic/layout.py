@@ -30,7 +30,7 @@ MAX_EXTENT = 1 << 48  # Limit of a dimension and of a model: far above memory, f
 MAX_SUMMARY_SEGMENTS = 4096  # The longest array that a frame header may hold.
 # A frame header holds 64 KiB, and Hello also carries a signed record.
 MAX_SUMMARY_BYTES = 48 * 1024
-SHOWN_NAME_CHARACTERS = 80
+SHOWN_NAME_CHARACTERS = 80  # Of a tensor's name in messages to users.
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Layout:
         count of all.
         """
         sent: list[tuple[object, ...]] = []
-        room = MAX_SUMMARY_BYTES - 64  # For the fingerprint and the two counts.
+        room = MAX_SUMMARY_BYTES - 64  # Bytes left, without 64 for the fingerprint and the two counts.
         for segment in self.segments:
             room -= packed_bytes(segment)
             unsendable = len(segment.name) > MAX_NAME_CHARACTERS or len(segment.shape) > MAX_DIMENSIONS
@@ -221,7 +221,7 @@ def quoted(name: str) -> str:
 
 
 def packed_bytes(segment: Segment) -> int:
-    """Return an upper bound on one entry of the summary in msgpack."""
+    """Return an upper bound on one entry of the summary in msgpack, whose integers take 1, 3, 5 or 9 bytes."""
     extents = sum(1 if n < 1 << 7 else 3 if n < 1 << 16 else 5 if n < 1 << 32 else 9 for n in segment.shape)
     return 1 + 3 + len(segment.name.encode()) + 3 + extents + 1 + len(segment.dtype) + 1
 

@@ -34,6 +34,7 @@ __all__ = [
 
 Floats = NDArray[np.float32]
 
+STABLE_SHARE = 0.99  # Rates that an error advises stay a hundredth of the stable limit below it.
 # Elements of one pass of the outer step in numpy: five arrays of 128 KiB stay in cache, and one pass over memory
 # replaces eight.
 BLOCK_ELEMENTS = 32_768
@@ -127,16 +128,16 @@ def check_outer(alpha: float, beta: float, group: int = 2) -> None:
     limit = stability_limit(alpha, group)
     if 0.0 < beta < limit:
         return
-    # Round down, so that the named numbers work, and stay a hundredth of the limit away from it.
-    advice = f"use an outer_rate below {rounded_down(0.99 * limit)}"
+    advice = f"use an outer_rate below {rounded_down(STABLE_SHARE * limit)}"
     if group != 2:
         raise ConfigError(
             f"outer_rate {beta:g} with outer_momentum {alpha:g} drives groups of {group} apart, because it is not "
             f"between 0 and {limit:.3g}: {advice}, or larger groups."
         )
     advice += f" (least disagreement near {limit / 2:.3g})"
-    if 0.0 < beta < 1.98:
-        advice += f" or an outer_momentum of at most {rounded_down(math.sqrt(1.0 - beta / 1.98))}"
+    largest_beta = STABLE_SHARE * stability_limit(0.0)  # Without momentum.
+    if 0.0 < beta < largest_beta:
+        advice += f" or an outer_momentum of at most {rounded_down(math.sqrt(1.0 - beta / largest_beta))}"
     raise ConfigError(
         f"outer_rate {beta:g} with outer_momentum {alpha:g} drives the nodes apart, because it is not between 0 and "
         f"2 (1 - outer_momentum^2): {advice}."
@@ -192,7 +193,7 @@ class OuterStep:
 
     def take_over(self, vector: Floats) -> None:
         """Start mixing from ``vector`` without a copy: its first ``parameters`` elements become ``phi``."""
-        if self.is_plain:
+        if self.is_plain:  # Without state.
             return
         self._phi = vector[: self.parameters]
         self._momentum = self.zeros(self.parameters)
@@ -238,8 +239,9 @@ class OuterStep:
             difference: ``Q(p) - Q(s)``. It is overwritten and returned.
             weight: The pair's weight.
             positions: If given, the positions in the vector of the elements of ``snapshot`` and ``difference``.
-            is_late: A newer snapshot was mixed, so this one's local progress is already counted. The shift is then the
-                plain difference. ``phi`` moves by it as the parameters do, so that it counts as no progress.
+            is_late: A newer snapshot was mixed, so this one's local progress ``snapshot - phi``, by local steps since
+                the last mix, is already counted. The shift is then the plain difference. ``phi`` moves by it as the
+                parameters do, so that it counts as no progress.
             plain: ``phi`` moves to the mean, and the momentum is not used.
             added_since: The sum of other mixes' shifts after the snapshot, of the same elements. ``phi`` includes it:
                 ``snapshot + added_since - phi`` is the local progress that is not counted yet.
@@ -256,9 +258,9 @@ class OuterStep:
         if positions is not None:
             return self.shift_at(snapshot, difference, weight, positions)
         phi, momentum = self.state()
-        difference[self.parameters :] *= np.float32(weight)
-        own = slice(self.parameters)
-        outer_step(difference[own], snapshot[own], phi, momentum, weight, self.alpha, self.beta)
+        count = self.parameters
+        difference[count:] *= np.float32(weight)  # Buffers take the plain difference.
+        outer_step(difference[:count], snapshot[:count], phi, momentum, weight, self.alpha, self.beta)
         return difference
 
     def count_parameters(self, positions: NDArray[np.int64]) -> int:
@@ -272,8 +274,8 @@ class OuterStep:
         if positions is None:
             phi += difference[: self.parameters]
         else:
-            own = self.count_parameters(positions)
-            phi[positions[:own]] += difference[:own]
+            count = self.count_parameters(positions)
+            phi[positions[:count]] += difference[:count]
         return difference
 
     def shift_overlapping(
@@ -282,17 +284,17 @@ class OuterStep:
     ) -> Floats:  # fmt: skip
         """Shift for a mix that overlaps with others, which have added ``added_since`` after the snapshot."""
         phi, momentum = self.state()
-        own = slice(self.parameters if positions is None else self.count_parameters(positions))
-        difference[own.stop :] *= np.float32(weight)  # Buffers take the plain difference.
-        own_difference, own_snapshot, own_added = difference[own], snapshot[own], added_since[own]
+        count = self.parameters if positions is None else self.count_parameters(positions)
+        places: slice | NDArray[np.int64] = slice(None) if positions is None else positions[:count]
+        difference[count:] *= np.float32(weight)  # Buffers take the plain difference.
+        of_parameters, snapshot, added_since = difference[:count], snapshot[:count], added_since[:count]
         if plain:
-            own_difference *= np.float32(weight)
-            phi[own if positions is None else positions[own]] = own_snapshot + own_added + own_difference
+            of_parameters *= np.float32(weight)
+            phi[places] = snapshot + added_since + of_parameters
             return difference
-        places: slice | NDArray[np.int64] = slice(None) if positions is None else positions[own]
         phi_there, momentum_there = phi[places], momentum[places]
         outer_step_overlapping(
-            own_difference, own_snapshot, own_added, phi_there, momentum_there, weight, self.alpha, self.beta
+            of_parameters, snapshot, added_since, phi_there, momentum_there, weight, self.alpha, self.beta
         )
         if positions is not None:  # Indexing by positions has copied the elements.
             phi[places], momentum[places] = phi_there, momentum_there
@@ -307,22 +309,22 @@ class OuterStep:
         if positions is None:
             np.add(snapshot[: self.parameters], difference[: self.parameters], out=phi)
         else:
-            own = self.count_parameters(positions)
-            phi[positions[:own]] = snapshot[:own] + difference[:own]
+            count = self.count_parameters(positions)
+            phi[positions[:count]] = snapshot[:count] + difference[:count]
         return difference
 
     def shift_at(self, snapshot: Floats, difference: Floats, weight: float, positions: NDArray[np.int64]) -> Floats:
         """Take the outer step for some of the elements; the momentum of the others stays as it is."""
         phi, momentum = self.state()
         difference *= np.float32(weight)
-        own = self.count_parameters(positions)
-        places = positions[:own]
-        new_phi = phi[places]
+        count = self.count_parameters(positions)
+        places = positions[:count]
+        new_phi = phi[places]  # A copy.
         new_momentum = np.float32(self.alpha) * momentum[places]
-        new_momentum += np.float32(self.beta) * (snapshot[:own] + difference[:own] - new_phi)
+        new_momentum += np.float32(self.beta) * (snapshot[:count] + difference[:count] - new_phi)
         new_phi += new_momentum
         phi[places], momentum[places] = new_phi, new_momentum
-        np.subtract(new_phi, snapshot[:own], out=difference[:own])
+        np.subtract(new_phi, snapshot[:count], out=difference[:count])
         return difference
 
 
@@ -342,7 +344,7 @@ def outer_step(
     for start in range(0, len(difference), length):
         block = slice(start, start + length)
         d, s, f, m = difference[block], snapshot[block], phi[block], momentum[block]
-        # d <- w d + s - f is the distance from phi to the mean; at the end d is the shift.
+        # d <- w d + s - f is the distance from phi (f) to the pair's mean; at the end d is the shift.
         if weight != 1.0:
             d *= w
         d += s
@@ -367,7 +369,7 @@ def outer_step_overlapping(
     w, a, b = np.float32(weight), np.float32(alpha), np.float32(beta)
     for start in range(0, len(difference), BLOCK_ELEMENTS):
         block = slice(start, start + BLOCK_ELEMENTS)
-        d, f, m = difference[block], phi[block], momentum[block]
+        d, f, m = difference[block], phi[block], momentum[block]  # As in outer_step: f is phi.
         progress = snapshot[block] + added_since[block]
         progress -= f
         d *= w
@@ -382,7 +384,7 @@ def outer_step_overlapping(
 def pair_cap(exchanges: int) -> float:
     """Return the largest weight of a pair if ``exchanges`` run at the same time: ``1 / (1 + exchanges)``.
 
-    So their differences take less than about one vector in all, and no node overshoots.
+    All of them together then move a node by less than one whole difference, so that it does not overshoot.
     """
     return 1 / (1 + max(exchanges, 1))
 

@@ -23,7 +23,7 @@ class Movement:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.sampled = slice(0, size, max(1, size // SAMPLED_ELEMENTS))
+        self.sampled = slice(0, size, max(1, size // SAMPLED_ELEMENTS))  # Evenly spaced.
         self.positions = np.arange(0, size, self.sampled.step)  # Positions of the sampled elements, int64 (sample,).
         self.expected_sample: Floats | None = None  # The sampled elements as they would be without local steps.
 
@@ -35,13 +35,13 @@ class Movement:
         """Return the norm of the local steps since the last measurement; NaN at the first."""
         return self.measure_sample(self.sample(snapshot))
 
-    def measure_sample(self, now: Floats) -> float:
+    def measure_sample(self, sample: Floats) -> float:
         """Measure as :meth:`measure` does, from a :meth:`sample`, which is kept and must not be changed."""
-        before, self.expected_sample = self.expected_sample, now
-        if before is None:
+        expected, self.expected_sample = self.expected_sample, sample
+        if expected is None:
             return math.nan
         with np.errstate(all="ignore"):  # The weights of a diverging model may be infinite or NaN.
-            moved = now - before
+            moved = sample - expected
             return math.sqrt(float(np.dot(moved, moved)) * self.size / len(self.positions))
 
     def forget(self) -> None:
@@ -58,8 +58,9 @@ class Movement:
         if positions is None:
             self.expected_sample += np.float32(weight) * shift[self.sampled]
             return
+        # By sampled element: where its position is in ``positions``, if it is there, and whether it is.
         indices = np.minimum(np.searchsorted(positions, self.positions), len(positions) - 1)
-        is_shifted = positions[indices] == self.positions  # By sampled element.
+        is_shifted = positions[indices] == self.positions
         self.expected_sample[is_shifted] += np.float32(weight) * shift[indices[is_shifted]]
 
     def add_merge(self, sample: Floats, share: float) -> None:

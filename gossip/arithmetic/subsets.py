@@ -44,10 +44,10 @@ class Subset:
     """
 
     kind: Literal["all", "mask", "fragment"] = "all"
-    share: float = 1.0
-    index: int = 0
-    count: int = 1
-    seed: int | None = None
+    share: float = 1.0  # Of the vector's elements.
+    index: int = 0  # Number of the fragment, from 0 on.
+    count: int = 1  # Number of fragments.
+    seed: int | None = None  # Seed of a mask; None for one that the session's number seeds.
 
     def __str__(self) -> str:
         match self.kind:
@@ -73,9 +73,9 @@ class Subset:
             case "all":
                 return size
             case "fragment":
-                run = self.run_elements(size)
-                whole, rest = divmod(size, run * self.count)
-                return whole * run + min(max(rest - self.index * run, 0), run)
+                run_length = self.run_elements(size)
+                whole_rounds, rest = divmod(size, run_length * self.count)  # A round is one run of each fragment.
+                return whole_rounds * run_length + min(max(rest - self.index * run_length, 0), run_length)
         return max(1, math.ceil(self.share * size))
 
     def run_elements(self, size: int) -> int:
@@ -94,9 +94,9 @@ class Subset:
             case "all":
                 return None
             case "fragment":
-                run = self.run_elements(size)
-                starts = np.arange(self.index * run, size, run * self.count)
-                places = (starts[:, None] + np.arange(run)).reshape(-1)
+                run_length = self.run_elements(size)
+                starts = np.arange(self.index * run_length, size, run_length * self.count)
+                places = (starts[:, None] + np.arange(run_length)).reshape(-1)
                 return places[places < size]
         elements = self.elements(size)
         # Stratum k is [k size / m, (k + 1) size / m), rounded down, with one position each. Some strata are one element

@@ -1,8 +1,9 @@
 """The interface of codecs: float32 values to bytes and back, with a bounded error.
 
-Both sides of an exchange compute ``d = w (Q(p) - Q(s))`` (:mod:`gossip.arithmetic.mixing`), where ``Q`` is encoding and
-decoding. So each side also computes what the other decodes of its values (:meth:`Codec.quantised`). The two differences
-are exact negatives. Both sides use the same ``w``, so the pair's mean stays exactly the same, whatever the codec loses.
+Both sides of an exchange compute ``d = w (Q(p) - Q(s))`` from their vectors ``p`` and ``s`` with the weight ``w``
+(:mod:`gossip.arithmetic.mixing`), where ``Q`` is encoding and decoding. So each side also computes what the other
+decodes of its values (:meth:`Codec.quantised`). The two differences are exact negatives. Both sides use the same ``w``,
+so the pair's mean stays exactly the same, whatever the codec loses.
 
 All functions work on one chunk in cache-sized blocks: temporaries never exceed 128 KiB, and no Python loop runs per
 element. Bytes are little-endian on every machine.

@@ -39,17 +39,18 @@ SLACK = 2.0**-8
 class Blockwise(Codec):
     """A codec ``k = round(x / s + u)`` with one scale ``s`` per block, decoded as ``s (k - u)``: see dither.py.
 
-    The body has one byte per block (grid.py), followed by the packed codes (packing.py). The codes are packed in pieces
-    that end at absolute multiples of 32,768. A block with a NaN, an infinity or a value above ``largest`` becomes NaN
-    as a whole, and its codes are 0. A block of zeros stays zero.
+    Here ``u`` includes :attr:`centre`, so that no code is negative. The body has one byte per block (grid.py), followed
+    by the packed codes (packing.py). The codes are packed in pieces that end at absolute multiples of 32,768. A block
+    with a NaN, an infinity or a value above ``largest`` becomes NaN as a whole, and its codes are 0. A block of zeros
+    stays zero.
     """
 
-    bits: ClassVar[int]
+    bits: ClassVar[int]  # Of a code.
     known_values = (0.0, -0.0, 1.0, -2.5, 1 / 3, 0.75, -1e-3)
 
     @cached_property
     def centre(self) -> float:
-        """Return the code of 0: codes are 0 .. 2 centre, and a value x has the code ``x / s + centre``."""
+        """Return the code of 0 before rounding: codes are 0 .. 2 centre, for a value x about ``x / s + centre``."""
         return 2.0 ** (self.bits - 1) - 0.5
 
     @cached_property
@@ -74,7 +75,7 @@ class Blockwise(Codec):
         inverses = INVERSES[scales]
         scratch = np.empty(min(values.size, BLOCK_ELEMENTS), np.float32)
         codes = np.empty(scratch.size, np.uint8)
-        position = scales.size
+        position = scales.size  # Of the next piece's codes in the body, after the scales.
         with np.errstate(invalid="ignore"):  # A block that is not finite makes the cast warn.
             for piece, noise in noise_segments(self.noise, seed, start, values.size):
                 first_block = piece.start // self.block
@@ -82,22 +83,22 @@ class Blockwise(Codec):
                 self.compute_codes(values[piece], inverses[first_block:], noise, float_codes)
                 np.copyto(piece_codes, float_codes, casting="unsafe")
                 self.zero_codes(piece_codes, scales[first_block:])
-                width = packed_bytes(noise.size, self.bits)
-                pack(piece_codes, self.bits, body[position : position + width])
-                position += width
+                code_bytes = packed_bytes(noise.size, self.bits)
+                pack(piece_codes, self.bits, body[position : position + code_bytes])
+                position += code_bytes
 
     def decode(self, data: Buffer, out: Floats, near: Floats | None = None, seed: int = 0, start: int = 0) -> None:
         if kernel.passes is not None:
             self.run_pass(kernel.passes, out.size, None, data, None, None, out, seed, start)
             return
         body = typed_view(data, "u1", self.encoded_bytes(out.size))
-        position = -(-out.size // self.block)
+        position = -(-out.size // self.block)  # Of the next piece's codes in the body, after a byte for each block.
         scales = SCALES[body[:position]]
         codes = np.empty(min(out.size, BLOCK_ELEMENTS), np.uint8)
         for piece, noise in noise_segments(self.noise, seed, start, out.size):
-            width = packed_bytes(noise.size, self.bits)
-            unpack(body[position : position + width], self.bits, codes[: noise.size])
-            position += width
+            code_bytes = packed_bytes(noise.size, self.bits)
+            unpack(body[position : position + code_bytes], self.bits, codes[: noise.size])
+            position += code_bytes
             values = out[piece]
             np.copyto(values, codes[: noise.size])
             values -= noise

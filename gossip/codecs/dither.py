@@ -50,7 +50,8 @@ def noise_table(shift: float) -> Floats:
 
 def table_offset(seed: int, segment: int) -> int:
     """Return the place in the table at which the noise of an absolute segment of BLOCK_ELEMENTS begins."""
-    return xxhash.xxh3_64_intdigest(pack("<QQ", seed & (1 << 64) - 1, segment)) % TABLE_ELEMENTS
+    seed_64_bits = seed & (1 << 64) - 1
+    return xxhash.xxh3_64_intdigest(pack("<QQ", seed_64_bits, segment)) % TABLE_ELEMENTS
 
 
 def table_offsets(seed: int, start: int, elements: int) -> NDArray[np.int32]:

@@ -15,9 +15,9 @@ from gossip.codecs.base import Floats
 __all__ = ["INVERSES", "LARGEST_SCALE", "NOT_FINITE", "SCALES", "SMALLEST_SCALE", "scale_bytes"]
 
 MANTISSA_BITS = 2
-SHIFT = 23 - MANTISSA_BITS
+SHIFT = 23 - MANTISSA_BITS  # Of the 23 bits of a float32's mantissa, these are cut off.
 SMALLEST_SCALE = 2.0**-46
-BIAS = ((127 - 46) << MANTISSA_BITS) - 1  # Byte 1 is SMALLEST_SCALE.
+BIAS = ((127 - 46) << MANTISSA_BITS) - 1  # 2**-46 has the float32 exponent 127 - 46, and byte 1.
 NOT_FINITE = 255
 
 SCALES: Floats = ((np.arange(256, dtype=np.uint32) + BIAS) << SHIFT).astype(np.uint32).view(np.float32).copy()

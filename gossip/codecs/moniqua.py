@@ -76,6 +76,7 @@ class Moniqua4(Codec):
     block = ALIGN
     bits = 4
     half = 2 ** (bits - 1)
+    mask = 2**bits - 1  # Of the bits of a remainder.
     margin = 2.0
     """The ratio of the supported distance to the largest recent difference.
 
@@ -113,10 +114,10 @@ class Moniqua4(Codec):
                 zero_indices(k, chosen[blocks])
                 index_hash.update(k.data)
                 np.copyto(remainders, k, casting="unsafe")
-                remainders &= 2 * self.half - 1
-                width = packed_bytes(noise.size, self.bits)
-                pack(remainders, self.bits, body[position : position + width])
-                position += width
+                remainders &= self.mask
+                code_bytes = packed_bytes(noise.size, self.bits)
+                pack(remainders, self.bits, body[position : position + code_bytes])
+                position += code_bytes
         body[position:] = np.frombuffer(index_hash.intdigest().to_bytes(HASH_BYTES, "little"), np.uint8)
 
     def decode(self, data: Buffer, out: Floats, near: Floats | None = None, seed: int = 0, start: int = 0) -> None:
@@ -135,13 +136,13 @@ class Moniqua4(Codec):
                 j, k, remainders = ours[: noise.size], theirs[: noise.size], codes[: noise.size]
                 blocks = slice(piece.start // ALIGN, None)
                 compute_indices(near[piece], inverses[blocks], noise, scratch[: noise.size], j)
-                width = packed_bytes(noise.size, self.bits)
-                unpack(body[position : position + width], self.bits, remainders)
-                position += width
-                np.copyto(k, remainders)
+                code_bytes = packed_bytes(noise.size, self.bits)
+                unpack(body[position : position + code_bytes], self.bits, remainders)
+                position += code_bytes
+                np.copyto(k, remainders)  # Next, k becomes the number of this remainder that is nearest to j.
                 k -= j
                 k += self.half
-                k &= 2 * self.half - 1
+                k &= self.mask
                 k -= self.half  # The value of k - j nearest to zero.
                 k += j
                 zero_indices(k, chosen[blocks])
@@ -174,22 +175,26 @@ class Moniqua4(Codec):
         """Return the byte of each block's step: as the bound asks, but no finer than float32 can index."""
         assert self.reach is not None, f"{self.name} encodes only with bounds: with_bounds(spread) first"
         assert start % ALIGN == 0, f"a chunk begins at {start}, which is no multiple of {ALIGN}"
-        finest = block_peaks(values, ALIGN)
-        finest *= np.float32(FINEST)
-        reach = self.reach[start // ALIGN :][: finest.size]
-        assert reach.size == finest.size, f"bounds for {self.reach.size} blocks do not reach position {start}"
-        return scale_bytes(np.maximum(finest, reach * np.float32(1.0 / (self.half - 1 - FUZZ))))
+        finest_steps = block_peaks(values, ALIGN)
+        finest_steps *= np.float32(FINEST)
+        reach = self.reach[start // ALIGN :][: finest_steps.size]
+        assert reach.size == finest_steps.size, f"bounds for {self.reach.size} blocks do not reach position {start}"
+        # With these steps two values within reach have indices whose difference is below ``half``.
+        steps = reach * np.float32(1.0 / (self.half - 1 - FUZZ))
+        return scale_bytes(np.maximum(finest_steps, steps))
 
 
 NOISE = noise_table(0.0)
 
 
 def scratch_arrays(elements: int) -> tuple[Floats, NDArray[np.uint8]]:
+    """Return memory for the floats and for the remainders of one piece."""
     size = min(elements, BLOCK_ELEMENTS)
     return np.empty(size, np.float32), np.empty(size, np.uint8)
 
 
 def compute_indices(values: Floats, inverses: Floats, noise: Floats, floats: Floats, out: Indices) -> None:
+    """Set ``out = round(values inverses + noise)``, where an inverse is ``1 / s``; ``floats`` is scratch memory."""
     by_rows(values, inverses, ALIGN, floats)
     floats += noise
     np.rint(floats, out=floats)
@@ -204,6 +209,7 @@ def zero_indices(indices: Indices, chosen: NDArray[np.uint8]) -> None:
 
 
 def compute_values(indices: Indices, noise: Floats, scales: Floats, out: Floats) -> None:
+    """Set ``out = scales (indices - noise)``."""
     np.copyto(out, indices, casting="unsafe")
     out -= noise
     by_rows(out, scales, ALIGN, out)

@@ -1,4 +1,5 @@
 /* Single passes over a chunk where numpy takes several: each block is read once, and stays in the L1 cache for all steps.
+ * A chunk is the range of a vector that one message carries, and its body is the chunk as encoded bytes.
  *
  * The results equal those of gossip/codecs with numpy, bit for bit, since two peers must agree whichever they use. So the
  * operations on float32 are the same, in the same order, not contracted or reordered (setup.py sets the compiler's flags).
@@ -50,7 +51,7 @@
 #define MIN_STREAMED 65536  /* Elements: larger outputs leave the cache before they are read. */
 #define MIN_WITHOUT_GIL 4096 /* Elements: a pass then takes a microsecond, as much as releasing the GIL. */
 
-typedef uint16_t __attribute__((may_alias, aligned(1))) half; /* In a body (an encoded chunk), perhaps unaligned. */
+typedef uint16_t __attribute__((may_alias, aligned(1))) half; /* In a body, perhaps unaligned. */
 typedef uint32_t __attribute__((may_alias)) bits;             /* The bits of a float32. */
 
 static inline float float_of(uint32_t pattern) {
@@ -138,6 +139,7 @@ static inline uint32_t rounded(uint32_t x) {
     return (x & 0x7FFFFFFF) > INFINITE ? x | 0x400000 : x + 0x7FFF + (x >> 16 & 1);
 }
 
+/* Process values first to first + n of a chunk: one of the four combinations of its buffers. */
 PASS bf16_row(const struct chunk *c, Py_ssize_t first, int n) {
     bits *own = (bits *)(c->own + first);
     if (c->values) {
@@ -182,7 +184,9 @@ static inline __attribute__((always_inline)) int choose_scale(const float *value
     return ceiling < 1 ? 1 : ceiling > NOT_FINITE ? NOT_FINITE : ceiling;
 }
 
-/* Pack codes i to i + n of a piece of `bytes` bytes. Byte j holds code j and, above it, code j + bytes: packing.py. */
+/* Pack codes i to i + n of a piece of `bytes` bytes. Byte j holds code j and, above it, code j + bytes: packing.py.
+ * The first `low` of them go to the lower half of their byte, and the others to the upper half.
+ */
 PASS pack(const uint8_t *codes, Py_ssize_t i, int n, uint8_t *body, Py_ssize_t bytes) {
     const int low = i >= bytes ? 0 : bytes - i < n ? (int)(bytes - i) : n;
     EACH(k, low) body[i + k] = codes[k];
@@ -190,6 +194,7 @@ PASS pack(const uint8_t *codes, Py_ssize_t i, int n, uint8_t *body, Py_ssize_t b
     EACH(k, n - low) body[k] |= (uint8_t)(codes[low + k] << 4);
 }
 
+/* Reverse pack. */
 PASS unpack(uint8_t *codes, Py_ssize_t i, int n, const uint8_t *body, Py_ssize_t bytes) {
     const int low = i >= bytes ? 0 : bytes - i < n ? (int)(bytes - i) : n;
     EACH(k, low) codes[k] = body[i + k] & 15;
@@ -237,7 +242,7 @@ PASS blockwise_row(
     }
 }
 
-/* Block and width are known at compile time. Rows have a known length, except for the last one of a piece. */
+/* Process a whole chunk. Block and width are known at compile time. Rows have a known length, except for the last one of a piece. */
 PASS blockwise(const struct blockwise *b, int block, int width) {
     const struct chunk *c = &b->chunk;
     Py_ssize_t row = 0, position = (c->elements + block - 1) / block; /* Of the codes in the body, after the scales. */
