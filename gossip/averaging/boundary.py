@@ -103,7 +103,7 @@ class Boundary:
     @property
     def adds_weighted(self) -> bool:
         """Return True if a difference of all elements may come with its weight."""
-        return self.model.weighs
+        return self.model.adds_weighted
 
     # -- called by the network side ------------------------------------------------------------------------------
     def request_snapshot(
@@ -115,6 +115,7 @@ class Boundary:
             self.announce_request()
 
     def cancel_snapshot(self, session: int) -> None:
+        """Drop the request of a session, unless a visit has taken it already."""
         if session in self.requests:
             with self.lock:
                 request = self.requests.pop(session, None)

@@ -69,7 +69,7 @@ class Model(Protocol):
         """Return True if all values of the last read were finite, None if they were not checked."""
 
     @property
-    def weighs(self) -> bool:
+    def adds_weighted(self) -> bool:
         """Return True if a difference may come with its weight, which then costs no extra pass."""
 
     def size(self) -> int:
@@ -97,7 +97,7 @@ class Model(Protocol):
         """Begin ``weights += values``."""
 
     def add_weighted(self, values: Floats, weight: float) -> Pending | None:
-        """Begin ``weights += weight values``, if the model :attr:`weighs`; ``values`` may be overwritten."""
+        """Begin ``weights += weight values``, if the model :attr:`adds_weighted`; ``values`` may be overwritten."""
 
     def add_read(self, values: Floats, weight: float) -> bool:
         """Add ``weight values``, then set ``values[:] = weights``, in one pass; if impossible, only return False."""

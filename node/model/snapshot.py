@@ -89,7 +89,7 @@ class ModelState(State):
         self.locks = self.device is not None
         if self.locks:  # Now rather than at the first copy, so that by then the guard has seen the optimizers step.
             self._guard.arm()
-        self.weighs = is_kernel_faster(self._tensors.current()[: self._exchanged], self.layout.exchanged)
+        self.adds_weighted = is_kernel_faster(self._tensors.current()[: self._exchanged], self.layout.exchanged)
 
     @property
     def optimizer_keys(self) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ class VectorState(ABC):
     """Names, shapes and types, the same on every node of a swarm. It never changes."""
     finite: bool | None = None
     """True if all values that :meth:`begin_read` or :meth:`add_read` read last are finite; None if not checked."""
-    weighs: bool = False
+    adds_weighted: bool = False
     """True if :meth:`add_weighted` and :meth:`add_read` multiply in the same pass as they add.
 
     Callers then use them instead of multiplying in a pass of their own.

@@ -17,7 +17,7 @@ class VectorModel:
 
     __slots__ = ("vector",)
     finite = None  # Reads are never checked for values that are not finite.
-    weighs = False  # Differences come multiplied by their weight.
+    adds_weighted = False  # Differences come multiplied by their weight.
 
     def __init__(self, vector: Floats) -> None:
         self.vector = vector

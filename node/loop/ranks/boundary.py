@@ -160,7 +160,7 @@ class ShardedBoundary(RanksBoundary):
 
     @property
     def adds_weighted(self) -> bool:
-        return self.model.weighs
+        return self.model.adds_weighted
 
     def visit(self, on_replaced: Callable[[Floats], None], spare: bool = False, keep: bool = False) -> Visit:
         spare, keep = spare or self.is_spare_due, keep or self.is_copy_due

@@ -50,7 +50,7 @@ class ShardedState(State):
         work: This rank's part.
     """
 
-    weighs = True
+    adds_weighted = True
 
     def __init__(self, work: ShardWork) -> None:
         self.work, self.layout = work, work.layout
