@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Config", "Error", "Node", "QuasiGlobal", "Scenario", "simulate"]
 
-HOMES = {  # Where each public name is defined: its module and its name there.
+PUBLIC_NAMES = {  # Where each one is defined: its module and its name there.
     "Config": ("gossip.config", "Config"),
     "Error": ("gossip.errors", "GossipError"),
     "Node": ("node", "Node"),
@@ -30,9 +30,9 @@ HOMES = {  # Where each public name is defined: its module and its name there.
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use (PEP 562): ``gossip --help`` needs no numpy, and a node no simulator."""
-    if name not in HOMES:
+    if name not in PUBLIC_NAMES:
         raise AttributeError(f"module 'gossip' has no attribute {name!r}")
-    module, attribute = HOMES[name]
+    module, attribute = PUBLIC_NAMES[name]
     package = import_module(module)
     if not hasattr(package, attribute):  # A script's own folder comes first on sys.path, and may hold a node.py.
         where = getattr(package, "__file__", None) or ", ".join(getattr(package, "__path__", ()))

@@ -73,7 +73,7 @@ class Seeds:
     ) -> None:  # fmt: skip
         self.seeds, self.expected, self.config, self.looks_up = seeds, expected, config, looks_up
         self.deadline = now if seeds or looks_up else math.inf
-        self.delay_s = config.internal.seed_backoff_s
+        self.delay_s = config.internal.seed_backoff_s  # Time to the next dials while there is no link.
         self.unanswered = dict.fromkeys(seeds, NEVER_ANSWERED)  # Dials in a row that each seed did not accept.
 
     def on_answer(self, seed: Address) -> None:
@@ -114,14 +114,15 @@ class Seeds:
         """
         if now < self.deadline:
             return []
+        internal = self.config.internal
         look_up: list[Effect] = [LookUp()] if self.looks_up else []
         if has_link:  # Dial a seed all the same, since a partition may separate us from it.
-            self.deadline, self.delay_s = now + self.config.internal.heal_period_s, self.config.internal.seed_backoff_s
+            self.deadline, self.delay_s = now + internal.heal_period_s, internal.seed_backoff_s
             seed = rng.choice(self.seeds) if self.seeds else None
             return look_up if seed is None or seed in alive else [self.dial(seed), *look_up]
         self.deadline = now + self.delay_s * (0.75 + 0.5 * rng.random())
         limit_s = BUSY_S if self.answering else LOOK_UP_S if self.looks_up else math.inf
-        self.delay_s = min(2 * self.delay_s, limit_s, self.config.internal.seed_backoff_max_s)
+        self.delay_s = min(2 * self.delay_s, limit_s, internal.seed_backoff_max_s)
         return [*(self.dial(seed) for seed in self.seeds), *look_up]
 
 
@@ -149,19 +150,19 @@ class Reachability:
     A peer that cannot be dialled withdraws its address from its record. Members dial only the address in the record, so
     each round publishes the address again. This is why rounds become rarer while the verdict stays the same.
 
-    ``linked_peers`` holds the linked members, and when each last had us dial its address.
+    ``linked_peers`` holds the linked members, and when each last had us dial its address: -infinity for never.
     """
 
     def __init__(self, members: Members, linked_peers: dict[PeerId, float]) -> None:
         self.members, self.linked_peers = members, linked_peers
         self.asked: set[PeerId] = set()  # Members asked in this round.
         self.asked_incarnation = 0  # The incarnation of our record when we asked.
-        self.answers: dict[PeerId, bool] = {}
+        self.answers: dict[PeerId, bool] = {}  # This round's answers: True from a member that could dial us.
         self.asked_before: set[PeerId] = set()  # Members asked in the last round.
-        self.homes: list[PeerId] = []
+        self.homes: list[PeerId] = []  # Members to which we keep links; empty while we have an address.
         self.address: Address | None = None  # Our address, even while it is withdrawn from our record.
-        self.verdict: bool | None = None  # The last verdict: True if others can dial us.
-        self.pause_s = ROUND_S
+        self.verdict: bool | None = None  # The last verdict: True if others can dial us; None before the first.
+        self.pause_s = ROUND_S  # Time from a verdict to the next round.
         self.next_ping_at = self.decide_at = self.next_round_at = math.inf
         self.is_decided = False  # True if this round has its verdict.
 
@@ -187,7 +188,7 @@ class Reachability:
 
         Only the address in the member's own signed record is dialled, so that no peer can make us scan ports.
         """
-        if now < self.linked_peers.get(asker, now) + TRY_EVERY_S:
+        if now < self.linked_peers.get(asker, now) + TRY_EVERY_S:  # Asked too often, or without a link.
             return []
         self.linked_peers[asker] = now
         record = self.members.record(asker)
@@ -210,10 +211,10 @@ class Reachability:
         return [Send(peer, Reach())]
 
     def on_reached(self, sender: PeerId, ok: bool, now: float) -> None:
-        """Note an answer. Two equal answers decide, or all answers that come within ``PATIENCE_S``.
+        """Note an answer: ``ok`` is True if the sender could dial us.
 
-        A failure does not count if our incarnation has changed since we asked: the member may have dialled the address
-        of our earlier life.
+        Two equal answers decide, or all answers that come within ``PATIENCE_S``. A failure does not count if our
+        incarnation has changed since we asked: the member may have dialled the address of our earlier life.
         """
         if sender not in self.asked or self.is_decided or sender in self.answers:
             return

@@ -11,7 +11,9 @@ Terms:
 - A *snapshot* is a copy that is taken at a boundary; ``on_snapshotted`` reports it, and with it that the training loop
   goes on. ``on_recalled`` reports a copy that needed no boundary: an earlier snapshot, or frozen weights. The loop may
   be paused.
-- A *piece* is a range of the state that a newcomer fetches, of weights or of optimizer state.
+- A *newcomer* fetches the state of a run, weights and optimizer state, from its *donors* into a *joining vector*. A
+  *piece* is a range of this state.
+- In a *trial* another run's weights replace ours, and the training losses decide whether they stay.
 """
 
 from __future__ import annotations

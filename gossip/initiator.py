@@ -1,4 +1,9 @@
-"""The mixes that a peer begins by itself: when one may begin, and what the end of a mix changes."""
+"""The mixes that a peer begins by itself: when one may begin, and what the end of a mix changes.
+
+A *mix* is an exchange, or one with each of several partners. An exchange in progress takes a *slot*, one of the few
+places that bound them. By a *reservation* two busy peers agree on their next exchange
+(:mod:`gossip.exchange.reservation`).
+"""
 
 from __future__ import annotations
 

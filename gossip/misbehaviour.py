@@ -51,10 +51,13 @@ each time.
 
 
 class MisbehaviourLog:
-    """The misbehaviour log. ``who`` is a member, or the address of a peer that never proved an id."""
+    """The misbehaviour log. ``who`` is a member, or the address of a peer that never proved an id.
+
+    Its *level* in one kind is the count without those forgiven.
+    """
 
     def __init__(self) -> None:
-        # By member and kind: the count without those forgiven, and the time up to which they are forgiven.
+        # By member and kind: the level, and the time up to which counts are forgiven.
         self.levels: dict[tuple[PeerId | str, str], tuple[float, float]] = {}
         self.counts: dict[tuple[PeerId | str, str], int] = {}  # Total counts of reported misbehaviour.
         self.news: list[Notice] = []  # Notices that :meth:`take` has not returned yet.

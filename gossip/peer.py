@@ -1,4 +1,7 @@
-"""Peer: the decisions of one member behind receive, tick and deadline. Both drivers run it."""
+"""Peer: the decisions of one member behind receive, tick and deadline. Both drivers run it.
+
+:mod:`gossip.effects` defines the terms. A *mix* is an exchange, or one with each of several partners.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ from gossip.wire.messages import Message, Reached
 
 __all__ = ["Peer"]
 
-BOOK_DIALS = 4  # Members of the address book to dial at once after a restart.
+BOOK_DIALS = 4  # Members of the address book, those of an earlier life, to dial at once after a restart.
 NO_CONTACTS = Bootstrap()  # The start of a peer that knows no member.
 IDLE = Phase.IDLE  # Reading an Enum's attributes is slow.
 
@@ -86,7 +89,7 @@ class Peer:
             progress=RunProgress(config.first_interval),
         )  # fmt: skip
         self.membership, self.misbehaviour = members, members.misbehaviour
-        self.linked_peers: dict[PeerId, float] = {}  # Linked members, and when each last had us dial its address.
+        self.linked_peers: dict[PeerId, float] = {}  # When each linked member last had us dial it; -infinity for never.
         # Mixes.
         self.partners = Partners(
             me.id, members, self.local, config, rng, self.linked_peers.__contains__,
@@ -132,9 +135,9 @@ class Peer:
         """Return the time to call :meth:`tick`. Drivers read it after every call, so empty parts are skipped."""
         if self.local.left:
             return math.inf
-        soonest, other = self.run_choice.deadline, self.membership.deadline
-        if other < soonest:
-            soonest = other
+        soonest, membership_deadline = self.run_choice.deadline, self.membership.deadline
+        if membership_deadline < soonest:
+            soonest = membership_deadline
         for exchange in self.exchanges.table.values():
             if exchange.timer_at < soonest:
                 soonest = exchange.timer_at
@@ -181,9 +184,9 @@ class Peer:
     def needs_follow_up(self) -> bool:
         """Return True if :meth:`follow_up` has something to do."""
         exchanges = self.exchanges
-        has_moved = exchanges.has_freed_slot or exchanges.is_reservation_due
+        may_begin = exchanges.has_freed_slot or exchanges.is_reservation_due
         has_ended = exchanges.mixed_partners or exchanges.has_given_up
-        return bool(has_moved or has_ended or self.joining.phase is not IDLE or self.misbehaviour.news)
+        return bool(may_begin or has_ended or self.joining.phase is not IDLE or self.misbehaviour.news)
 
     def follow_up(self, now: float) -> list[Effect]:
         """Do what follows from the other effects of a call.
@@ -207,23 +210,23 @@ class Peer:
     # -- start and end -------------------------------------------------------------------------------------------
     def start(self, now: float) -> list[Effect]:
         """Begin a run, or look for one: dial the seeds and members of the address book."""
-        hashing = self.own_run.hash_frozen()
+        effects = self.own_run.hash_frozen()
         if not self.may_join and not self.run_choice.must_join:
-            return hashing + self.own_run.begin(now, "No seed was given: this node starts a swarm.")
-        effects = hashing + self.seeds.tick(now, False, (), self.rng)
+            return effects + self.own_run.begin(now, "No seed was given: this node starts a swarm.")
+        effects += self.seeds.tick(now, False, (), self.rng)
         dials = [Dial(record.address, record.id) for record in self.membership.book() if record.address is not None]
         return [*effects, *self.rng.sample(dials, min(BOOK_DIALS, len(dials)))]
 
-    def continue_from(self, before: RunState, now: float) -> None:
+    def continue_from(self, earlier: RunState, now: float) -> None:
         """Continue the run of an earlier peer of this node, which failed.
 
         Call it before :meth:`start`, with a record that has the earlier steps and samples and a higher incarnation.
         """
-        self.own_run.continue_from(before, now)
+        self.own_run.continue_from(earlier, now)
         self.run_choice.check_again()
-        self.initiator.moved_steps = before.steps
+        self.initiator.moved_steps = earlier.steps
         self.may_join = True
-        if not before.ready and not before.sound:
+        if not earlier.ready and not earlier.sound:
             self.run_choice.on_spoiled(now)
 
     def add_founders(self, records: Iterable[MemberRecord], now: float) -> None:
@@ -265,13 +268,13 @@ class Peer:
         return self.initiator.begin(now) if on else []
 
     def publish_figures(self, packed: bytes, now: float) -> list[Effect]:
-        """Publish the owner's figures in our record, for other owners; empty bytes withdraw them."""
+        """Publish the user's packed figures in our record, for other nodes' users; empty bytes withdraw them."""
         self.membership.update_me(now, extra=(packed,) if packed else ())
         return []
 
     # -- links ---------------------------------------------------------------------------------------------------
     def on_linked(self, peer: PeerId, record: MemberRecord, now: float) -> list[Effect]:
-        """Handle a link to ``peer`` after its Hello; ``record`` is the peer's signed record."""
+        """Handle a link to ``peer`` after its Hello, which brought ``record``."""
         effects = self.membership.on_linked(peer, record, now)
         self.linked_peers.setdefault(peer, -math.inf)
         self.partners.back_off.note_sign_of_life(peer)
@@ -329,7 +332,7 @@ class Peer:
             now, steps=steps, samples=samples, progress=local.progress.samples, loss=loss, version=local.version
         )  # fmt: skip
         is_passed = self.own_run.trial.on_loss(steps, loss)
-        if is_passed is not None:
+        if is_passed is not None:  # Until a trial of other weights has a verdict it is None.
             return self.own_run.end_trial(is_passed, now)
         return self.initiator.begin(now)
 
@@ -365,7 +368,7 @@ class Peer:
 
     # -- snapshots and streams -----------------------------------------------------------------------------------
     def on_snapshotted(self, session: int, now: float, mass: float = 0.0, moved: float = math.nan) -> list[Effect]:
-        """Handle a snapshot. ``mass`` is what a push carries; ``moved`` how far local steps moved the model."""
+        """Handle a snapshot; :class:`gossip.averaging.reports.Reports` describes ``mass`` and ``moved``."""
         self.local.boundary_at = now
         self.initiator.adapt_pace(moved)
         if session in self.donating.table:
@@ -427,9 +430,9 @@ class Peer:
         """Handle elements of a fetched piece that have arrived, up to ``position``."""
         return self.joining.on_collected(session, position, now) + self.follow_up(now)
 
-    def on_compared(self, session: int, apart_sq: float, own_sq: float, now: float) -> list[Effect]:
+    def on_compared(self, session: int, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
         """Handle a complete comparison: |theirs - ours|^2 and |ours|^2 over its elements."""
-        return self.joining.on_compared(session, apart_sq, own_sq, now) + self.follow_up(now)
+        return self.joining.on_compared(session, difference_sq, own_sq, now) + self.follow_up(now)
 
     def on_frozen_hashed(self, digest: bytes, now: float) -> list[Effect]:
         """Handle the hash of our frozen weights; empty if it could not be computed."""

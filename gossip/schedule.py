@@ -1,7 +1,8 @@
 """The schedule of mixes: by steps, by the clock and by the consensus distance.
 
 A mix is due an interval after the last one, whichever side began that. Mixes that others initiate postpone ours, but
-only so far: ours is due no later than two intervals after our last.
+only so far: ours is due no later than two intervals after our last. So there are two due times, and the earlier counts.
+The *fair* one keeps all mixes together at one an interval. The *latest* one follows from our own mixes alone.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ QUICKER, SLOWER = 0.8, 1.25
 MAX_AHEAD = 12
 USUAL_AHEAD = MAX_AHEAD / 3  # The average of these intervals in a swarm that has trained for long.
 COLLISION_S, JITTER_S = 0.02, 0.08  # The shortest back-off after all partners were busy, and the width of its jitter.
-# Spans between mixes for the median step time, and the least number. A span with an evaluation in it is an outlier.
-MAX_SPANS, MIN_SPANS = 8, 4
+# Step times for their median, and the least number of them. One with an evaluation in it is an outlier.
+MAX_STEP_TIMES, MIN_STEP_TIMES = 8, 4
+MIN_AHEAD = 0.25  # Intervals from now to the earliest due time, since missed mixes are not made up for.
 MIN_CHANGE = 1.3  # A new interval within this factor of the current one changes nothing.
 DEAD_BAND = 0.1  # Dead band around the target, against noise.
 
@@ -39,14 +41,15 @@ class Schedule:
         self.due_at = math.inf  # Time at which it is due, for mixing by the clock.
         self.retry_at = 0.0  # Time to retry after no partner was found.
         # The fair due step count and time: where the next mix would be due if every mix, ours or another's, postponed
-        # it by an interval.
+        # it by an interval. Times are infinite without mixing by the clock.
         self.fair_steps, self.fair_at = 0.0, math.inf
-        # The latest due step count and time, however many mixes others initiate.
+        # The latest due step count and time, however many mixes others initiate; infinite before our first.
         self.latest_steps, self.latest_at = math.inf, math.inf
-        self.pace = 1.0
+        self.pace = 1.0  # Factor of the interval: adapt_pace lowers it while nodes are far apart.
         self.every: int | None = config.first_interval  # Local steps between two mixes, before ``pace``.
         self.is_behind = False  # The last mix took so long that the next was due before its end.
-        self.spans: deque[float] = deque(maxlen=MAX_SPANS)  # Seconds of one step, between the last mixes.
+        # Seconds of one step, on average from each of the last mixes to the next.
+        self.step_times_s: deque[float] = deque(maxlen=MAX_STEP_TIMES)
         self.last_mix: tuple[int, float] | None = None  # Steps and time at the last mix.
 
     def is_due(self, steps: int, now: float, in_progress: int = 0) -> bool:
@@ -87,20 +90,24 @@ class Schedule:
         """
         jitter, pace = 0.75 + 0.5 * self.rng.random(), self.pace
         every, every_s = self.every, self.config.mix_every_s
-        self.is_behind = False  # Set if the next mix is due before the earliest time that next_due allows.
+        # Set below if the next mix is due before the earliest time that next_due allows. One step is allowed for, since
+        # steps are whole numbers.
+        self.is_behind = False
         if every is not None:
             interval = pace * every
-            self.is_behind = self.fair_steps + interval * jitter <= steps - 1 + interval / 4
+            earliest = steps + MIN_AHEAD * interval
+            self.is_behind = self.fair_steps + interval * jitter <= steps - 1 + MIN_AHEAD * interval
             self.fair_steps = next_due(self.fair_steps, interval, jitter, steps)
             if own:  # Counted from when ours was due, however long it took.
-                self.latest_steps = max(min(self.due_steps, steps) + (1 + jitter) * interval, steps + interval / 4)
+                self.latest_steps = max(min(self.due_steps, steps) + (1 + jitter) * interval, earliest)
             self.due_steps = max(steps + 1, round(min(self.fair_steps, self.latest_steps)))
         if every_s is not None:
             interval = pace * every_s
-            self.is_behind = self.is_behind or self.fair_at + interval * jitter <= now + interval / 4
+            earliest = now + MIN_AHEAD * interval
+            self.is_behind = self.is_behind or self.fair_at + interval * jitter <= earliest
             self.fair_at = next_due(self.fair_at if self.fair_at < math.inf else now, interval, jitter, now)
             if own:
-                self.latest_at = max(min(self.due_at, now) + (1 + jitter) * interval, now + interval / 4)
+                self.latest_at = max(min(self.due_at, now) + (1 + jitter) * interval, earliest)
             self.due_at = min(self.fair_at, self.latest_at)
 
     def adapt_interval(
@@ -120,13 +127,13 @@ class Schedule:
         if self.last_mix is not None:
             earlier_steps, earlier_at = self.last_mix
             if steps > earlier_steps:
-                self.spans.append((boundary_at - earlier_at) / (steps - earlier_steps))
+                self.step_times_s.append((boundary_at - earlier_at) / (steps - earlier_steps))
         self.last_mix = steps, boundary_at
-        if exchange is None or len(self.spans) < MIN_SPANS:
+        if exchange is None or len(self.step_times_s) < MIN_STEP_TIMES:
             if is_failing:
                 self.every = max(self.every, NOMINAL_STEPS)
             return
-        step_s = sorted(self.spans)[len(self.spans) // 2]
+        step_s = sorted(self.step_times_s)[len(self.step_times_s) // 2]
         new_interval = mix_interval(step_s, exchange, machine, self.config.internal.mixing_share, is_failing)
         if not self.every / MIN_CHANGE <= new_interval <= self.every * MIN_CHANGE:
             self.every = new_interval
@@ -152,11 +159,10 @@ def next_due(due: float, interval: float, jitter: float, now: float) -> float:
     """Return when the next mix is fairly due: an interval after the last was due, not after it took place.
 
     So a node finishes one exchange an interval, however long they take. Counted from each exchange there would be 2 ln
-    2 = 1.39, since others initiate half of them. Missed mixes are not made up for: the earliest time is a quarter of an
-    interval from now. Mixes that come early move the next one at most MAX_AHEAD intervals ahead. All arguments but
-    ``jitter``, a factor, are step counts, or else times.
+    2 = 1.39, since others initiate half of them. The next mix is due MIN_AHEAD to MAX_AHEAD intervals from now, however
+    late or early mixes come. All arguments but ``jitter``, a factor, are step counts, or else times.
     """
-    return min(max(due + interval * jitter, now + interval / 4), now + MAX_AHEAD * interval)
+    return min(max(due + interval * jitter, now + MIN_AHEAD * interval), now + MAX_AHEAD * interval)
 
 
 def collision_delay_s(rng: random.Random) -> float:

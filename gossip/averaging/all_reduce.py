@@ -38,8 +38,8 @@ class GroupAverage:
         self.session, self.members, self.place = effect.session, effect.members, effect.place
         self.ours = ours = snapshot.array
         self.slices = member_slices(ours.size, len(effect.members))
-        own = self.slices[self.place]
-        length = own.stop - own.start
+        own_slice = self.slices[self.place]
+        length = own_slice.stop - own_slice.start
         # For all members' values of our slice: as long as our vector, but for slices that are rounded to whole blocks.
         self.row_memory = vectors.take_scratch(ours.size + (MAX_GROUP + 1) * ALIGN)
         # All members' values of our slice: (members, length).
@@ -60,15 +60,15 @@ class GroupAverage:
         self.is_averaging = False  # The mean of our slice is being computed.
         self.is_reported = False  # The arrival of all means has been reported.
         self.is_released = False  # The session has ended: a running job gives the vectors back at its end.
-        codec.quantised(ours[own], self.rows[self.place], self.session, own.start)
+        codec.quantised(ours[own_slice], self.rows[self.place], self.session, own_slice.start)
 
     # -- chunk by chunk ------------------------------------------------------------------------------------------
     def create_receivers(self) -> None:
         """Create the receivers for slices that come chunk by chunk."""
-        result, own = self.difference, self.slices[self.place]
+        result, own_slice = self.difference, self.slices[self.place]
         assert result is not None
         for place in self.missing_values:
-            self.missing_values[place] = ValuesReceiver(self.session, self.rows[place], self.codec, own.start)
+            self.missing_values[place] = ValuesReceiver(self.session, self.rows[place], self.codec, own_slice.start)
         for place in self.missing_means:
             member_slice = self.slices[place]
             self.missing_means[place] = DifferenceReceiver(
@@ -77,8 +77,8 @@ class GroupAverage:
 
     def chunk_receiver(self, place: int, start: int) -> Receiver | None:
         """Return the receiver of this member's chunk at ``start``: values of our slice, or the mean of its own."""
-        own = self.slices[self.place]
-        return (self.missing_values if own.start <= start < own.stop else self.missing_means).get(place)
+        own_slice = self.slices[self.place]
+        return (self.missing_values if own_slice.start <= start < own_slice.stop else self.missing_means).get(place)
 
     def on_received(self, place: int, receiver: Receiver) -> None:
         """Record that this receiver of the member at ``place`` is complete: a mean, or values of our slice."""
@@ -124,9 +124,9 @@ class GroupAverage:
         config, place = self.config, self.place
         assert self.difference is not None
         mean, self.excluded_places = group_mean(self.rows, place, filter_of(config).mean, config.internal.norm_bound)
-        own, ours = self.slices[place], self.rows[place]
-        out = self.difference.array[own]
-        self.codec.quantised(mean, out, self.session, own.start)
+        own_slice, ours = self.slices[place], self.rows[place]
+        out = self.difference.array[own_slice]
+        self.codec.quantised(mean, out, self.session, own_slice.start)
         self.slice_squares[place] = subtract(out, ours, out)
         self.slice_mean = mean
 

@@ -58,14 +58,15 @@ class CopyDelivery:
         self.give_up_failed(visit)
         is_current = visit.decided_updates == self.boundary.decided_updates
         for session, vector, mass in visit.snapshots:
+            # A push's mass and a newcomer's piece concern their own session alone, even if it has ended.
             if not (mass or vector.is_transient or self.peer.view.needs_snapshot(session)):
-                self.give_to_sharers(vector, is_current)  # The session has ended, but others may wait for its elements.
+                self.give_to_sharers(vector, is_current)
             elif is_current or mass > 0 or not self.peer.view.has_exchange(session):
                 sharers = self.take_sharers(vector) if is_current and not mass else []
                 self.deliver_snapshot(session, vector, mass)
                 for other in sharers:
                     self.deliver_snapshot(other, vector)
-            else:  # An update was decided since, and this exchange must include it.
+            else:  # An update was decided since, and the snapshot of an exchange must include it.
                 self.vectors.give(vector)
                 self.boundary.request_snapshot(session, cut=vector.cut)
         if visit.spare_copy is not None:

@@ -114,7 +114,7 @@ class MixJob(Job):
             own_sq: Squared norm of our vector as the partner decodes it.
         """
         self.averager, self.snapshot, self.difference, self.positions = averager, snapshot, difference, positions
-        mix = effect if isinstance(effect, Mix) else Mix(effect.session, 0.0)
+        mix = effect if isinstance(effect, Mix) else Mix(effect.session, 0.0)  # A Merge uses none of a mix's figures.
         self.weight, self.plain = mix.weight, mix.plain
         self.credit, self.interval_steps = mix.credit, mix.interval_steps
         self.mass = effect.mass if isinstance(effect, Merge) else None
@@ -164,9 +164,9 @@ class MixJob(Job):
 
     def run(self) -> None:
         averager, snapshot, difference = self.averager, self.snapshot.array, self.difference
-        if difference is None:
+        if difference is None:  # A failed push of ours: our vector comes back.
             self.result = averager.vectors.take(snapshot.size)
-            self.result.array[:] = snapshot  # Other sessions may use the snapshot too.
+            self.result.array[:] = snapshot  # A copy, since other sessions may use the snapshot too.
             return
         self.result = difference
         if self.mass is not None:  # A push: the partner's vector itself is merged.
@@ -175,7 +175,7 @@ class MixJob(Job):
         correction = averager.outer_step.correction if self.positions is None else None
         if correction is not None:
             with averager.lock:
-                if self.is_current:
+                if self.is_current:  # Before the outer step, which overwrites the difference.
                     correction.learn(difference.array, self.weight, self.credit, self.own_sq, self.interval_steps)
         if self.leaves_weight:
             return

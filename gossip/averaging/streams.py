@@ -226,8 +226,8 @@ class DifferenceReceiver(Receiver):
                 self.codec.decode(body, out, ours, self.session, self.origin + where.start)
             sums = subtract(out, ours, out, sums)
         else:
-            own, start = self.decoded_ours[: out.size], self.origin + where.start
-            sums = self.codec.subtract(body, ours, out, own, self.session, start, sums)
+            decoded_ours, start = self.decoded_ours[: out.size], self.origin + where.start
+            sums = self.codec.subtract(body, ours, out, decoded_ours, self.session, start, sums)
         if self.spread is not None:
             blocks = slice(where.start // ALIGN, -(-where.stop // ALIGN))
             self.peaks[blocks] = block_peaks(out, ALIGN)

@@ -168,13 +168,13 @@ def unknown_key(name: str) -> ConfigError:
     """Return the error for an unknown or a removed key."""
     if name in REMOVED_KEYS:
         return ConfigError(f"{name} was removed: {REMOVED_KEYS[name]}.")
-    near = difflib.get_close_matches(name, settings_of(Config), n=1)
-    return ConfigError(f"{shown(name)} is not a setting" + (f"; did you mean {near[0]!r}?" if near else "."))
+    similar = difflib.get_close_matches(name, settings_of(Config), n=1)
+    return ConfigError(f"{shown(name)} is not a setting" + (f"; did you mean {similar[0]!r}?" if similar else "."))
 
 
 def as_published(name: object) -> dict[str, Any]:
     """Return a method's settings, without a filter or a momentum that its paper does not have."""
     if not isinstance(name, str):  # A file may hold any value, even one that repr() refuses.
         raise ConfigError(f"No method is called {shown(name)}: there are {', '.join(METHODS)}.")
-    base = {"filter": "none", "outer_momentum": PLAIN[0], "outer_rate": PLAIN[1], "correction": 0.0}
-    return base | method(name).changes
+    plain = {"filter": "none", "outer_momentum": PLAIN[0], "outer_rate": PLAIN[1], "correction": 0.0}
+    return plain | method(name).changes

@@ -27,8 +27,8 @@ class Derived(Keys):
     def reply_timeout_s(self) -> float:
         """Return the time for the answer to an offer: a partner answers at its next step boundary, or says BUSY.
 
-        Three seconds more are enough for the round trips of a slow link, and less where links pause for less. A link
-        that pauses for longer may delay the answer as well.
+        Three seconds more are enough for the round trips of a slow link; 1.5 ``stall_s`` are where links pause for
+        less. A link that pauses for longer may delay the answer as well.
         """
         return self.internal.reply_timeout_s or max(
             self.boundary_patience_s + min(3.0, 1.5 * self.stall_s), self.stall_s
@@ -36,7 +36,7 @@ class Derived(Keys):
 
     @property
     def bench_s(self) -> float:
-        """Return how long a partner that failed is not asked; the time doubles up to 16 times this.
+        """Return how long a partner that failed is not asked (benched); the time doubles up to 16 times this.
 
         A node that notices failures sooner may also try again sooner.
         """

@@ -171,6 +171,6 @@ def method(name: str) -> Method:
     """Return the method of this name; raise :class:`ConfigError` with the known names."""
     if isinstance(name, str) and name in METHODS:  # A file may hold any value.
         return METHODS[name]
-    near = difflib.get_close_matches(str(name), METHODS, n=1)
-    meant = f" (did you mean {near[0]!r}?)" if near else ""
-    raise ConfigError(f"No method is called {name!r}{meant}: there are {', '.join(METHODS)}.")
+    similar = difflib.get_close_matches(str(name), METHODS, n=1)
+    question = f" (did you mean {similar[0]!r}?)" if similar else ""
+    raise ConfigError(f"No method is called {name!r}{question}: there are {', '.join(METHODS)}.")

@@ -27,7 +27,7 @@ config KEY` explains one. Settings that exclude each other are refused with the 
 """
 
 
-def span(field: Field[Any], setting: Setting) -> str:
+def range_text(field: Field[Any], setting: Setting) -> str:
     """Return the range of a key, including the meaning of leaving it out."""
     if field.type == "bool":
         return "true or false"
@@ -38,6 +38,7 @@ def span(field: Field[Any], setting: Setting) -> str:
 
 
 def default(field: Field[Any]) -> str:
+    """Return the default of a key as it is written in a file; "left out" for None."""
     return "left out" if field.default is None else json.dumps(field.default)
 
 
@@ -71,8 +72,8 @@ def described(name: str) -> dict[str, str]:
     if name not in settings_of(Config):
         raise unknown_key(name)
     field, setting = settings_of(Config)[name]
-    texts = {"meaning": setting.meaning, "unit": setting.unit, "range": span(field, setting), "default": default(field)}
-    texts |= {"when_to_change": setting.advice}
+    texts = {"meaning": setting.meaning, "unit": setting.unit, "range": range_text(field, setting)}
+    texts |= {"default": default(field), "when_to_change": setting.advice}
     for preset in PRESETS:
         if (value := getattr(getattr(Config, preset)(), name)) != field.default:
             texts[f"preset_{preset}"] = json.dumps(value)
@@ -87,7 +88,7 @@ def page() -> str:
             lines += ["", f"## {setting.section}", "", "| key | meaning | range | default | when to change it |"]
             lines.append("|---|---|---|---|---|")
         unit = f" ({setting.unit})" if setting.unit else ""
-        cells = (f"`{name}`{unit}", setting.meaning, span(field, setting), f"`{default(field)}`", setting.advice)
+        cells = (f"`{name}`{unit}", setting.meaning, range_text(field, setting), f"`{default(field)}`", setting.advice)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     lines += ["", "## Presets", "", "`lan` is the defaults.", "", "| key | " + " | ".join(PRESETS) + " |"]
     lines.append("|---" * (1 + len(PRESETS)) + "|")
@@ -102,7 +103,7 @@ def page() -> str:
 # -- gossip methods ----------------------------------------------------------------------------------------------------
 def all_methods() -> str:
     """Return a line for every method, and how to use one."""
-    lines = [f"{each.name:<{WIDTH}}  {each.title}: {each.paper}" for each in METHODS.values()]
+    lines = [f"{entry.name:<{WIDTH}}  {entry.title}: {entry.paper}" for entry in METHODS.values()]
     return "\n".join((
         *lines, "",
         "gossip methods NAME shows the settings of one. Use it in a file of settings or a scenario, as",
@@ -127,7 +128,7 @@ def methods_as_json(name: str | None) -> str:
     """Return one method, or all by name, as JSON."""
     if name:
         return json.dumps(method_described(method(name)))
-    return json.dumps({key: method_described(each) for key, each in METHODS.items()})
+    return json.dumps({key: method_described(entry) for key, entry in METHODS.items()})
 
 
 def method_described(chosen: Method) -> dict[str, object]:

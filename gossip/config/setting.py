@@ -31,8 +31,8 @@ class Setting:
     least: float = -math.inf
     most: float = math.inf
     below: bool = False
-    least_is: str = ""  # The meaning of the bounds.
-    most_is: str = ""
+    least_is: str = ""  # The meaning of the value ``least``.
+    most_is: str = ""  # The meaning of the value ``most``.
     zero: str = ""  # 0 is allowed outside the range, with this meaning.
     left_out: str = ""  # The meaning of None.
     choices: tuple[str, ...] = ()
@@ -59,8 +59,9 @@ class Setting:
         """Return True if this number is in the range; only finite numbers are."""
         if value == 0 and self.zero:
             return True
-        low = value > 0 if self.positive else value >= self.least
-        return low and (value < self.most if self.below else value <= self.most) and math.isfinite(value)
+        is_large_enough = value > 0 if self.positive else value >= self.least
+        is_small_enough = value < self.most if self.below else value <= self.most
+        return is_large_enough and is_small_enough and math.isfinite(value)
 
 
 def key(default: Any, meaning: str, advice: str, **properties: Any) -> Any:
@@ -85,12 +86,12 @@ def check(name: str, value: Any, annotation: str, setting: Setting) -> None:
         return
     check_type(name, value, annotation.replace(" | None", "").replace(" | str", ""), setting.word)
     if setting.choices and value not in setting.choices:
-        near = difflib.get_close_matches(value, setting.choices, n=1)
-        meant = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ConfigError(f"{name} = {shown(value)} is unknown: take one of {setting.range}{meant}.")
+        similar = difflib.get_close_matches(value, setting.choices, n=1)
+        question = f" (did you mean {similar[0]!r}?)" if similar else ""
+        raise ConfigError(f"{name} = {shown(value)} is unknown: take one of {setting.range}{question}.")
     if isinstance(value, int | float) and not isinstance(value, bool) and not setting.allows(value):
-        without = f"; leave it out for {setting.left_out}" if optional else ""
-        raise ConfigError(f"{name} = {shown(value)} cannot work: it must be {setting.range}{without}.")
+        advice = f"; leave it out for {setting.left_out}" if optional else ""
+        raise ConfigError(f"{name} = {shown(value)} cannot work: it must be {setting.range}{advice}.")
 
 
 def check_type(name: str, value: object, type_name: str, word: str = "") -> None:

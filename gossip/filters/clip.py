@@ -1,6 +1,8 @@
 """Clipping of long differences: to a radius that follows the usual distance, and to a partner's budget.
 
-A difference is the partner's vector minus ours. Its *reach* is its length in radii.
+A difference is the partner's vector minus ours. The *radius* is 1.5 times the usual distance to partners, or
+``filter_limit``. The *reach* of a difference is its length in radii. Each exchange also saves a small part of a radius,
+and saved radii are spent on a longer difference, so that it is taken whole.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from gossip.recent import Recent
 
 __all__ = ["Clip", "clip_factor"]
 
-# Partners whose distances count. Their lower quartile sets the radius. It is honest while more than a quarter are.
+# Partners whose distances count. Their lower quartile sets the radius, and is honest while more than a quarter of the
+# partners are.
 MAX_PARTNERS = 16
 MIN_PARTNERS = 4  # Fewest partners whose distances alone set a radius.
 # The largest reach that is ever taken whole: honest nodes with uneven data are up to this far away.
@@ -76,7 +79,7 @@ class Clip(Filter):
         self.donors_sq = 0.0  # Mean square of an element's difference between the donors of our weights.
 
     def on_joined(self, donors_sq: float) -> None:
-        """Forget the distances: they were measured from our old weights."""
+        """Forget the distances, which were measured from our old weights."""
         self.donors_sq = donors_sq
         self.mean_squares.clear()
 
@@ -98,8 +101,8 @@ class Clip(Filter):
         moves = 2.0 * weight * share * reach  # A move is half a radius.
         moves_left = self.budget.moves_left(partner, intervals, present_among)
         if moves > moves_left:
-            affordable = rounded_share(moves_left, moves)
-            share, moves, reasons = share * affordable, moves * affordable, (*reasons, "budget")
+            affordable_share = rounded_share(moves_left, moves)
+            share, moves, reasons = share * affordable_share, moves * affordable_share, (*reasons, "budget")
         self.budget.add(partner, moves, intervals)
         return share, reasons
 

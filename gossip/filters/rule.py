@@ -39,10 +39,10 @@ class Filter:
             difference_sq: ``|theirs - mine|^2`` over ``size`` elements.
             own_sq: ``|mine|^2`` over ``size`` elements.
             size: The number of elements that are mixed.
-            version: Our mixing rounds.
+            version: The mixing rounds behind our weights.
 
         Returns:
-            "not-finite", "norm", this filter's name, or None.
+            "not-finite", "norm" (beyond the norm bound), this filter's name, or None.
         """
         return norm_refusal(difference_sq, own_sq, size, self.config.internal.norm_bound)
 

@@ -104,11 +104,13 @@ def clock_shifts(files: Sequence[Sequence[Event]]) -> list[float | None]:
     queue = [0]  # Files whose clock is known and whose neighbours have not been looked at.
     while queue:
         known = queue.pop(0)
-        for other in range(len(files)):
-            shared = [] if shifts[other] is not None else sorted(times[known].keys() & times[other].keys())
+        known_shift = shifts[known]
+        assert known_shift is not None
+        for other in [index for index, shift in enumerate(shifts) if shift is None]:
+            shared = sorted(times[known].keys() & times[other].keys())
             if shared:
                 differences = [sum(times[known][name]) / 2 - sum(times[other][name]) / 2 for name in shared]
-                shifts[other] = (shifts[known] or 0.0) + statistics.median(differences)
+                shifts[other] = known_shift + statistics.median(differences)
                 queue.append(other)
     return shifts
 

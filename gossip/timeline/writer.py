@@ -1,7 +1,9 @@
 """The writer of one timeline file.
 
 The format is the JSON array of the Trace Event Format, whose closing bracket may be missing: a file that a killed
-process leaves behind is readable up to its last whole event.
+process leaves behind is readable up to its last whole event. An event's "ph" is its kind: "X" a span, "i" an instant,
+"s" and "f" the start and the end of an arrow, "M" a name. Its "pid" and "tid" number the process and the track, and
+"ts" and "dur" are its time and duration.
 """
 
 from __future__ import annotations

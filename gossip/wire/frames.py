@@ -218,9 +218,9 @@ def read_update(value: Any) -> Update:
     is_hint = isinstance(value, list) and field_count <= len(value) <= field_count + MAX_HINT_EXTRA
     if not is_hint:
         return read_record(value)
-    peer, incarnation, dead, by, signature = value[:field_count]
+    peer, incarnation, dead, author, signature = value[:field_count]
     return Hint(
-        peer=read_id(peer), incarnation=read_int(incarnation, MAX_INT), dead=read_bool(dead), by=read_id(by),
+        peer=read_id(peer), incarnation=read_int(incarnation, MAX_INT), dead=read_bool(dead), by=read_id(author),
         signature=read_bytes(signature, max_bytes=64),
     )  # fmt: skip
 
@@ -308,7 +308,7 @@ def read_nested(value: Any, depth: int) -> Any:
         return tuple(read_nested(item, depth + 1) for item in value)
     if value is None or type(value) in (bool, str, bytes) or (type(value) is float and math.isfinite(value)):
         return value
-    if type(value) is int and -MAX_INT <= value <= MAX_INT:  # We could send no others.
+    if type(value) is int and -MAX_INT <= value <= MAX_INT:  # We could send no others: write_any clamps them.
         return value
     raise ValueError
 
@@ -394,4 +394,5 @@ CODERS: dict[type, tuple[Coder, ...]] = {
     cls: tuple(Coder(name, kind, READERS[kind.form], WRITERS.get(kind.form)) for name, kind in fields)
     for cls, fields in FIELDS.items()
 }
-packers: list[Any] = []  # One packer for each concurrently encoding thread: creating one costs as much as using it.
+# Packers that no thread uses at present: creating one costs as much as using it.
+packers: list[Any] = []

@@ -21,8 +21,8 @@ __all__ = [
 
 VERSION_MIN, VERSION_MAX = 1, 1  # Protocol versions that we speak. Two peers work together if their ranges overlap.
 MAX_UPDATES = 32  # Updates in one frame: about 270 B each, at most 796 B, so at most 25 of the header's 64 KiB.
-MAX_RECORDS = 120  # Records of 540 B without additions of newer versions. Senders also keep to MAX_RECORDS_BYTES.
-# Long host names or a newer version's values must not overflow the header of another peer.
+MAX_RECORDS = 120  # Entries in one Records message, 540 B each without additions of newer versions.
+# Senders keep to this too: long host names or a newer version's values must not overflow the header of another peer.
 MAX_RECORDS_BYTES = 63 << 10
 MIN_CHUNK_ELEMENTS = 1 << 10  # All chunks but the last: one costs its receiver some 50 us however small it is.
 MAX_CHUNK_ELEMENTS = 1 << 20  # 4 MiB of float32, which a receiver may have to hold.
@@ -48,6 +48,7 @@ class Kind:
 
 
 def integer(bound: int = 2**63 - 1) -> Any:
+    """Declare a required field of an integer from 0 to ``bound``."""
     return field(metadata={"kind": Kind("int", bound)})
 
 
