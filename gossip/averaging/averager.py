@@ -65,6 +65,7 @@ __all__ = ["CHECKED_BY_DRIVER_ELEMENTS", "PERFORM", "Averager"]
 # A check of so many elements for finite values takes about a millisecond. The driver does it, in another thread if it
 # has one.
 CHECKED_BY_DRIVER_ELEMENTS = 1 << 20
+NO_SNAPSHOT = "layout"  # The code of a failure: the session has no snapshot of the agreed size.
 
 
 class Averager:
@@ -86,8 +87,7 @@ class Averager:
         self.snapshots: dict[int, Vector] = {}  # Snapshots by session.
         self.pairs: dict[int, PairAverage] = {}  # Pairs and pushes by session.
         self.groups: dict[int, GroupAverage] = {}  # Groups by session.
-        # The joining vector of gossip.effects: the state of another run, as far as it has arrived.
-        self.joining_vector: Vector | None = None
+        self.joining_vector: Vector | None = None  # State of another run, as far as it has arrived.
         self.outside_replacements = 0  # Number of times that the weights were replaced from outside (a checkpoint).
         # Number of the visit that took the newest snapshot whose local steps the outer step has counted (MixJob).
         self.counted_visit = 0
@@ -208,7 +208,7 @@ class Averager:
         """
         snapshot = self.snapshots.get(effect.session)
         if snapshot is None:
-            return "layout"
+            return NO_SNAPSHOT
         codec = get_codec(effect.codec)
         spread = self.spreads.get(snapshot.part)
         if codec.needs_spread:
@@ -228,7 +228,7 @@ class Averager:
         if group is None:
             snapshot = self.snapshots.get(effect.session)
             if snapshot is None:
-                return "layout"
+                return NO_SNAPSHOT
             group = GroupAverage(effect, snapshot, get_codec(effect.codec), self.config, self.vectors)
             self.groups[effect.session] = group
         return group
@@ -289,8 +289,7 @@ class Averager:
     def start_mixing(self, job: MixJob) -> None:
         """Announce the update that the job will make, and run the job."""
         self.boundary.begin_update()
-        is_difference = job.mass is None
-        if is_difference and not self.outer_step.is_plain:  # A plain mean has no momentum, and counts no local steps.
+        if job.mass is None and not self.outer_step.is_plain:  # Pushes and plain means count no local steps.
             job.count_local_steps_once()
         self.driver.run_job(job)
 
@@ -326,12 +325,11 @@ class Averager:
         return snapshot if snapshot is not None and snapshot.has_piece(effect.start, effect.stop) else None
 
     def adopt(self, effect: Adopt) -> None:
-        """Bring the joining vector to the boundary, behind mixes of the old weights."""
         assert self.joining_vector is not None, "nothing was collected"
         adoption = Adoption(
             self.joining_vector.array, effect.optimizer_keys, effect.optimizer_scalars, effect.trial, effect.frozen
         )
-        self.driver.run_job(AdoptJob(self, adoption))
+        self.driver.run_job(AdoptJob(self, adoption))  # Queued behind mixes of the old weights.
 
     # -- visits of the training loop -------------------------------------------------------------------------------
     def on_visit(self, visit: Visit | None, steps: int, samples: int, loss: float | None) -> None:

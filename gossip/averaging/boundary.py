@@ -142,7 +142,6 @@ class Boundary:
             self.decided_updates += 1
 
     def abort_update(self) -> None:
-        """Cancel an announced update."""
         with self.lock:
             self.pending_updates -= 1
             self.announce_request()  # Snapshots may have waited for this update.
@@ -168,7 +167,6 @@ class Boundary:
             self.announce_request()
 
     def request_restore(self) -> None:
-        """Request that the backup replaces the weights on trial."""
         with self.lock:
             self.must_restore = True
             self.announce_request()
@@ -259,11 +257,15 @@ class Boundary:
             updates = self.arrived_updates[:ready_count]
             self.arrived_updates = self.arrived_updates[ready_count:]
             self.pending_updates -= len(updates)
-            is_current, all_requests, self.requests = not self.pending_updates, self.requests, {}
+            is_current = not self.pending_updates
             requests: dict[int, Request] = {}
-            for session, request in all_requests.items():
-                waits = not (is_current or request.pushes or request.piece is not None)
-                (self.requests if waits else requests)[session] = request
+            waiting: dict[int, Request] = {}
+            for session, request in self.requests.items():
+                if is_current or request.pushes or request.piece is not None:
+                    requests[session] = request
+                else:
+                    waiting[session] = request
+            self.requests = waiting
             adoption, self.adoption = self.adoption, None
             must_restore, self.must_restore = self.must_restore, False
             self.has_requests = bool(self.arrived_updates)
@@ -404,7 +406,6 @@ class Boundary:
         return share
 
     def begin_add(self, update: Update) -> Pending | None:
-        """Begin to add a difference to the weights."""
         values, weight = update.vector.array, update.weight
         if update.positions is not None:
             return self.model.add_at(values, update.positions)

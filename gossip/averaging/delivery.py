@@ -59,7 +59,8 @@ class CopyDelivery:
         is_current = visit.decided_updates == self.boundary.decided_updates
         for session, vector, mass in visit.snapshots:
             # A push's mass and a newcomer's piece concern their own session alone, even if it has ended.
-            if not (mass or vector.is_transient or self.peer.view.needs_snapshot(session)):
+            is_shareable = not (mass or vector.is_transient)
+            if is_shareable and not self.peer.view.needs_snapshot(session):
                 self.give_to_sharers(vector, is_current)
             elif is_current or mass > 0 or not self.peer.view.has_exchange(session):
                 sharers = self.take_sharers(vector) if is_current and not mass else []

@@ -91,7 +91,10 @@ class JobOwner(Protocol):
 
 
 class MixJob(Job):
-    """A job that turns a finished exchange, or a failed push of ours, into an update of the model."""
+    """A job that turns a finished exchange, or a failed push of ours, into an update of the model.
+
+    ``run`` computes the update in the memory of the difference. It learns the correction from it first.
+    """
 
     __slots__ = (
         "added_since", "averager", "credit", "difference", "elements", "interval_steps", "is_late", "leaves_weight",
@@ -155,10 +158,7 @@ class MixJob(Job):
 
     @property
     def allocates(self) -> bool:
-        """Return True for a failed push, whose snapshot is copied, and for the first mix that a correction learns.
-
-        The correction then allocates its vector.
-        """
+        """Return True for a failed push, which copies the snapshot, and for the first lesson, for the pull's vector."""
         correction = self.averager.outer_step.correction
         return self.difference is None or (correction is not None and correction.pull is None)
 
@@ -175,7 +175,7 @@ class MixJob(Job):
         correction = averager.outer_step.correction if self.positions is None else None
         if correction is not None:
             with averager.lock:
-                if self.is_current:  # Before the outer step, which overwrites the difference.
+                if self.is_current:
                     correction.learn(difference.array, self.weight, self.credit, self.own_sq, self.interval_steps)
         if self.leaves_weight:
             return
@@ -216,10 +216,7 @@ class MixJob(Job):
         averager.boundary.deliver_update(Update(result, self.mass, sample, self.positions, weight))
 
     def fail(self) -> None:
-        """Continue without the mix. Its vectors are not reused, because another thread may still write to them.
-
-        Sums that run() has not initialised become zeros.
-        """
+        """Continue without the mix. Its vectors are not reused, because another thread may still write to them."""
         for newer_sum, is_uninitialised in self.newer_sums:
             if is_uninitialised:
                 newer_sum.array.fill(0.0)
