@@ -58,7 +58,7 @@ class Movement:
         if positions is None:
             self.expected_sample += np.float32(weight) * shift[self.sampled]
             return
-        # By sampled element: where its position is in ``positions``, if it is there, and whether it is.
+        # By sampled element: the index of its position in ``positions`` (any if absent), and whether it is present.
         indices = np.minimum(np.searchsorted(positions, self.positions), len(positions) - 1)
         is_shifted = positions[indices] == self.positions
         self.expected_sample[is_shifted] += np.float32(weight) * shift[indices[is_shifted]]
