@@ -324,10 +324,10 @@ steps. Figures are of the mean node at the end, local steps since its last mix i
 model" is what `settle` leaves. Differences below the spread over the seeds are noise.
 
 The default of an untouched `Config()` is played in the first table alone. It is ahead of the default until November
-2026, the outer step alone in fp32 every 8 steps ([decision 113](../decisions/0113-a-weaker-outer-step.md)). Two aims are
-missed: a loss within 1 % of synchronous training at 400 times fewer bytes (7.4 % at 378 times), and within 0.3 % at
-16 times (1.4 % with an outer step of 0.2/0.9, 1.7 % by default, both with Muon). The mean of all weights after every step is 0.2 %
-behind with Muon, so the interval is the cost. Models of 10 million parameters were not played.
+2026, the outer step alone in fp32 every 8 steps ([decision 113](../decisions/0113-a-weaker-outer-step.md)). Two aims
+are missed: a loss within 1 % of synchronous training at 400 times fewer bytes (7.4 % at 378 times), and within 0.3 % at
+16 times (1.4 % with an outer step of 0.2/0.9, 1.7 % by default, both with Muon). The mean of all weights after every
+step is 0.2 % behind with Muon, so the interval is the cost. Models of 10 million parameters were not played.
 
 ```
 make bench-bytes

@@ -168,9 +168,9 @@ def reading(means, columns):
         seed.""",
         f"""With such short intervals the correction of each node's own data is worth
         {gain(DEFAULT, UNCORRECTED, uneven)} points on non-IID data ("default" less "default, no correction"), and
-        {gain(DEFAULT, UNCORRECTED, failing)} where exchanges fail too and nodes keep to 8 steps. At every 8 steps it
-        is worth {gain(EIGHT, OUTER, uneven)} points ("default, every 8 steps" less "{OUTER}", which has no filter
-        either). It costs nine bytes in an offer and in an accept.""",
+        {gain(DEFAULT, UNCORRECTED, failing)} where exchanges fail too and nodes keep to 8 steps. It costs nine bytes
+        in an offer and in an accept. "default, every 8 steps" is ahead of "{OUTER}", whose outer step is 0.5/0.7 and
+        which has neither correction nor filter, by {gain(EIGHT, OUTER, uneven)}.""",
         f"""DiLoCo every 8 steps, a mean of up to 16 nodes with a momentum of 0.9, is the strongest of all on non-IID
         data: {gain(GROUP, DEFAULT, uneven)} points ahead of the default. It sends
         {ratio(GROUP, DEFAULT, uneven, "mb")} times the default's bytes, and each mix waits for all members of its
