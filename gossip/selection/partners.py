@@ -115,7 +115,8 @@ class Partners:
             return self.rng.choice(unasked) if unasked else None
         chosen = self.draw(asked)
         if chosen is None and not asked and self.back_off.failed:
-            for peer in self.back_off.last_resorts(now)[:MAX_LAST_RESORTS]:
+            # Members that are gone failed long ago, and would otherwise take all places.
+            for peer in self.present(self.back_off.last_resorts(now))[:MAX_LAST_RESORTS]:
                 self.last_resort = peer
                 chosen = chosen or self.draw(asked)
             self.last_resort = None

@@ -10,7 +10,7 @@ from gossip.errors import ConfigError
 from gossip.exchange.session import MAX_NEIGHBOURS, Local
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.selection.graphs import Graph
-from gossip.selection.partners import MAX_MIXED, WARY_FAILURES, WARY_S, Partners
+from gossip.selection.partners import MAX_LAST_RESORTS, MAX_MIXED, WARY_FAILURES, WARY_S, Partners
 from gossip.selection.registry import selector_of
 from tests.harness.configs import tuned
 
@@ -111,6 +111,16 @@ def test_where_all_sit_out_the_one_that_failed_longest_ago_is_tried_again_and_he
     assert made.choose({b}, 2.0) is None, "b is there, and busy"
     made.note_failure(b, 2.0)
     assert {made.choose(set(), 4.0) for _ in range(20)} == {c}
+
+
+def test_members_that_failed_and_are_gone_keep_no_place_of_those_to_try_again():
+    a, b, *gone = ids(MAX_LAST_RESORTS + 2)
+    made = partners(a, [a, b, *gone], bench_s=30.0)
+    for peer in gone:
+        made.note_failure(peer, 0.0)
+        del made.members.records[peer]
+    made.note_failure(b, 1.0)
+    assert made.choose(set(), 2.0) == b
 
 
 # -- whose offers are heard --------------------------------------------------------------------------------------------
