@@ -40,7 +40,8 @@ def begin_mix(kind: type[Exchange], exchanges: Exchanges[Exchange], now: float) 
         if exchanges.used_slots:
             return []  # All members mix with us already.
         asked_peers = set()  # All others have been silent for long: ask them again, since our messages may be lost.
-    partner_count = partners.count_own_mix()
+    # With all neighbours at once none counts while all are in back-off, and yet one of them may be asked.
+    partner_count = max(1, partners.count_own_mix())
     part = exchanges.draw_part()
     max_asked_peers = len(asked_peers) + OFFERS_PER_PARTNER * partner_count
     effects: list[Effect] = []

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
 
+from gossip.effects import Snapshot
 from gossip.errors import ConfigError
-from gossip.exchange.session import MAX_NEIGHBOURS, Local
+from gossip.exchange import reservation
+from gossip.exchange.exchanges import Exchanges
+from gossip.exchange.session import MAX_NEIGHBOURS, Event, Local
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.selection.graphs import Graph
 from gossip.selection.partners import MAX_LAST_RESORTS, MAX_MIXED, WARY_FAILURES, WARY_S, Partners
@@ -238,6 +242,16 @@ def test_with_everybody_at_once_those_who_sit_out_or_were_asked_are_not_chosen()
     made.note_failure(gone, 0.0)
     assert {made.choose(set(), 1.0) for _ in range(60)} == set(made.own_neighbours()) - {gone}
     assert made.choose(set(made.own_neighbours()), 1.0) is None
+
+
+def test_with_everybody_at_once_the_only_neighbour_is_tried_again_although_it_sits_out():
+    a, b = ids(2)
+    made = partners(a, [a, b], selection="ring", partners=0, bench_s=30.0)
+    exchanges = Exchanges(a, made.local, made.config, itertools.count(1).__next__, made, reservation)
+    made.note_failure(b, 0.0)
+    assert not exchanges.begin_mix(0.9)
+    assert exchanges.begin_mix(2.0) == [Snapshot(1)]
+    assert [effect.to for effect in exchanges.route_report(Event.SNAPSHOTTED, 1, 2.0)] == [b]
 
 
 def test_with_everybody_at_once_a_node_takes_as_many_offers_as_it_has_neighbours():
