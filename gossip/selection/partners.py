@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 from gossip.arithmetic.mixing import pair_cap
 from gossip.config import Config
@@ -36,6 +37,8 @@ WARY_S = 5.0  # Ten times as long as a silent partner holds a slot.
 # stays within 2.3, and one that always asks tends to 10.
 REQUEST_DECAY, MAX_EXCESS = 0.9, 6.0
 MAX_MIXED = 64  # Partners of the last mixes remembered: more than a peer mixes with in half an interval.
+
+Drawn = TypeVar("Drawn")
 
 
 class LastMix(NamedTuple):
@@ -114,13 +117,17 @@ class Partners:
         if unasked or (is_wary and familiar):
             return self.rng.choice(unasked) if unasked else None
         chosen = self.draw(asked)
-        if chosen is None and not asked and self.back_off.failed:
-            # Members that are gone failed long ago, and would otherwise take all places.
-            for peer in self.present(self.back_off.last_resorts(now))[:MAX_LAST_RESORTS]:
-                self.last_resort = peer
-                chosen = chosen or self.draw(asked)
-            self.last_resort = None
-        return chosen
+        return self.with_last_resort(partial(self.draw, asked)) if chosen is None and not asked else chosen
+
+    def with_last_resort(self, draw: Callable[[], Drawn]) -> Drawn | None:
+        """Return what ``draw`` finds once one partner fits although it is in back-off; None without such a partner."""
+        drawn: Drawn | None = None
+        # Members that are gone failed long ago, and would otherwise take all places.
+        for peer in self.present(self.back_off.last_resorts(self.now))[:MAX_LAST_RESORTS]:
+            self.last_resort = peer
+            drawn = drawn or draw()
+        self.last_resort = None
+        return drawn
 
     def familiar_partners(self) -> list[PeerId]:
         """Return recent partners, if the rule leaves the choice free.
@@ -147,11 +154,17 @@ class Partners:
         return [peer for peer in self.selector.neighbours(self) if peer > self.me]
 
     def group(self, now: float) -> list[PeerId]:
-        """Return the members to average with as a group, perhaps ourselves among them; empty if we are alone."""
+        """Return the members to average with as a group, without ourselves.
+
+        If all are in back-off, it is the one that failed longest ago.
+        """
         self.now = now
+        return self.draw_group() or self.with_last_resort(self.draw_group) or []
+
+    def draw_group(self) -> list[PeerId]:
         size = self.config.group_size or MAX_GROUP
         if isinstance(self.selector, Grid) and self.config.group_size:
-            return self.selector.group(self, size)
+            return [peer for peer in self.selector.group(self, size) if peer != self.me]
         fitting = [peer for peer in self.alive() if self.fits(peer)]
         return self.rng.sample(fitting, min(size - 1, len(fitting)))
 

@@ -77,8 +77,7 @@ def answer_invitation(
 
 def peers_to_invite(exchanges: Exchanges[Any], now: float) -> tuple[PeerId, ...]:
     """Return the peers to invite now."""
-    group = [peer for peer in exchanges.partners.group(now) if peer != exchanges.me]
-    return connectable_peers(exchanges, group)[: MAX_GROUP - 1]
+    return connectable_peers(exchanges, exchanges.partners.group(now))[: MAX_GROUP - 1]
 
 
 def connectable_peers(exchanges: Exchanges[Any], peers: list[PeerId]) -> tuple[PeerId, ...]:

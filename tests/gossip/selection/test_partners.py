@@ -308,6 +308,18 @@ def test_a_group_of_everybody_is_everybody_up_to_sixteen():
     assert len(set(partners(many[0], many, mixing="group", group_size=0).group(0.0)) - {many[0]}) == 15
 
 
+@pytest.mark.parametrize("selection", ["uniform", "grid"])
+def test_where_all_sit_out_a_group_is_with_the_one_that_failed_longest_ago(selection):
+    a, b, c = ids(3)
+    made = partners(a, [a, b, c], mixing="group", selection=selection, bench_s=30.0)
+    made.note_failure(b, 0.0)
+    assert set(made.group(0.5)) - {a} == {c}
+    made.note_failure(c, 0.5)
+    assert set(made.group(0.9)) <= {a}
+    assert set(made.group(2.0)) - {a} == {b}
+    assert made.last_resort is None
+
+
 # -- a graph -----------------------------------------------------------------------------------------------------------
 def test_a_graph_is_read_when_the_node_is_made_and_followed(tmp_path):
     path = tmp_path / "edges.txt"
