@@ -199,9 +199,12 @@ class Partners:
     def is_unproven(self, peer: PeerId) -> bool:
         """Return True for an unproven partner while exchanges with such partners fail.
 
-        All of them count as one. They have one exchange at a time, and none for a while after it took too long.
+        All of them count as one. They have one exchange at a time, and none for a while after it took too long. The
+        only other member of our run waits for nobody, since there is none to mix with instead.
         """
-        return self.unproven_failures >= WARY_FAILURES and peer not in self.last_mixes and peer != self.me
+        if self.unproven_failures < WARY_FAILURES or peer in self.last_mixes or peer == self.me:
+            return False
+        return self.has_others({peer})
 
     def max_incoming(self) -> int:
         """Return the limit of incoming exchanges at the same time as our own."""

@@ -375,6 +375,16 @@ def test_those_that_are_new_to_us_rest_once_exchanges_with_them_fail():
     assert {made.choose(set(), 10.0 + WARY_S, is_unproven_busy=True) for _ in range(50)} == {b, c}, "but one at a time"
 
 
+def test_of_two_members_neither_is_unproven_to_the_other():
+    a, b, c = ids(3)
+    made = partners(a, [a, b])
+    for _ in range(WARY_FAILURES):
+        made.note_failure(b, 10.0)
+    assert not made.is_unproven(b), "there is nobody to mix with instead"
+    made.members.records[c] = record(c)
+    assert made.is_unproven(b)
+
+
 def test_exchanges_with_members_that_are_new_restore_trust_in_the_others():
     made, *_, strangers = crowd()
     for stranger in strangers[: WARY_FAILURES + 5]:
