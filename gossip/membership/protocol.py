@@ -114,6 +114,8 @@ class Membership:
             self._push_pull.tick(now, effects)
         if now >= self._heal_at:
             self._heal(now, effects)
+        elif self._table.dead and not self._table.contacted:  # The last member is lost: do not wait for its usual time.
+            self._heal_at = min(self._heal_at, now + self._config.internal.probe_period_s)
         if now >= self._introductions.due_at:
             self._introductions.tick(now, effects)
         return self._complete(effects)

@@ -1,0 +1,28 @@
+"""Healing: members that are held DEAD are dialled again, since only the network may have failed."""
+
+import itertools
+
+import pytest
+
+from gossip.effects import Dial, MemberChanged, MemberState
+from gossip.wire.messages import Ack, Ping
+from tests.gossip.membership.members import acquainted, peer_id, sent
+
+SUSPECT, DEAD = MemberState.SUSPECT, MemberState.DEAD
+
+
+@pytest.mark.parametrize("silent_at", [5.0, 15.0, 25.0])
+def test_the_only_other_member_is_dialled_a_probe_period_after_it_is_dead(silent_at):
+    me, dead_at, dialled_at = acquainted(1), None, []
+    while me.deadline < silent_at + 60:
+        now = me.deadline
+        effects = me.tick(now)
+        if now < silent_at:
+            for send in sent(effects, Ping):
+                me.receive(send.to, Ack(send.message.seq, ()), now)
+        if MemberChanged(peer_id(1), SUSPECT, DEAD) in effects:
+            dead_at = now
+            me.on_unlinked(peer_id(1), now)
+        dialled_at += [now for effect in effects if isinstance(effect, Dial) and dead_at is not None]
+    assert dialled_at[0] <= dead_at + 2.0
+    assert max(after - before for before, after in itertools.pairwise(dialled_at)) <= 2.0 + 1e-9
