@@ -287,9 +287,11 @@ class Membership:
         self._heal_at = now + (internal.probe_period_s if is_alone else internal.heal_period_s)
         for peer in self._rng.sample(dead, min(len(dead), HEALS_ALONE if is_alone else 1)):
             entry = self._table.entries[peer]
-            if entry.is_linked:  # This link survived the silence, so there is none to open.
+            if entry.is_linked:
                 self._states.warn(entry, now, effects)
-            elif entry.record.address is not None:
+            # A link that survived a cut is silent until TCP's next retransmission, which may come two minutes late.
+            is_silent = not entry.is_linked or entry.alive_at < now - self._config.stall_s
+            if is_silent and entry.record.address is not None:
                 effects.append(Dial(entry.record.address, peer))
 
     def _complete(self, effects: list[Effect]) -> list[Effect]:

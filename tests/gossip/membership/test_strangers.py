@@ -34,11 +34,14 @@ def hearing(count: int, config: Config | None = None, record=elsewhere):
 
 
 def dials_of(me, until: float, refused: bool = True) -> list[tuple[float, Dial]]:
-    """Its dials up to then, each of which is refused, or swallowed."""
+    """Its dials of strangers up to then, each of which is refused, or swallowed.
+
+    Member 1 answers nothing either, so that it is dialled too once it is DEAD.
+    """
     dials = []
     while me.deadline <= until:
         now = me.deadline
-        made = [effect for effect in me.tick(now) if isinstance(effect, Dial)]
+        made = [effect for effect in me.tick(now) if isinstance(effect, Dial) and effect.expect != peer_id(1)]
         dials += [(now, dial) for dial in made]
         for dial in made if refused else ():
             me.on_dial_failed(dial.expect, now)
