@@ -123,7 +123,7 @@ class Detector:
         probe = self._own_probe(entry.record.id)
         if probe is None:
             self._probe(entry, now, effects)
-        elif not probe.is_indirect:
+        elif not (probe.is_indirect and probe.helpers):
             self._ping(probe, entry, effects)  # The first Ping may have been lost with the link.
 
     def adjust_health(self, degrees: int) -> None:
@@ -208,7 +208,7 @@ class Detector:
             # all members ask all others (5,600 requests for each death among 1,000 members).
             self._probe(entry, now, effects, can_ping=False)
         for probe in self.targets.get(peer, ())[:]:
-            if not probe.is_indirect:
+            if not (probe.is_indirect and probe.helpers):
                 self._give_up(probe, now, effects)
 
     # -- one probe -----------------------------------------------------------------------------------------------
@@ -281,9 +281,10 @@ class Detector:
             others = [home for home in homes if home.state is ALIVE and home is not self.table.mine]
             helpers = [home for home in others if home.was_contacted and home.is_reachable]
         helpers = helpers or self.table.sample(MAX_HELPERS, self._rng, without=target)
-        if not helpers:
+        if not helpers and not entry.is_linked:
             self._fail(probe)
             return
+        # Without helpers the answer may still come over the link, as it may while helpers are asked.
         probe.helpers = {helper.record.id for helper in helpers}
         period_s, timeout_s = internal.probe_period_s, internal.probe_timeout_max_s
         patience = 1 + self.health
