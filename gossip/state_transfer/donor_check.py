@@ -1,6 +1,7 @@
 """The check of a transfer's donors: a chunk of each is fetched from the next donor as well, and compared.
 
-:mod:`gossip.state_transfer.comparing` judges the results. If donors differ, witnesses are asked for the same chunks.
+:mod:`gossip.state_transfer.comparing` judges the results. If donors differ, other members are asked for the same chunks
+(:mod:`gossip.state_transfer.witnesses`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from gossip.state_transfer.comparing import Comparison
 from gossip.state_transfer.donating import serving_time_s
 from gossip.wire.messages import Abort, Fetch
 
-__all__ = ["DonorCheck", "ReceivedRange"]
+__all__ = ["MOVED", "DonorCheck", "ReceivedRange"]
+
+MOVED = "moved"  # Code of an Abort to a donor: the newcomer gets these elements elsewhere, or needs them no more.
 
 
 class ReceivedRange(NamedTuple):
@@ -40,7 +43,8 @@ class DonorCheck:
         """Start again for another transfer."""
         self.comparisons: dict[int, Comparison] = {}  # Comparisons in progress, by session.
         self.results: list[Comparison] = []  # Comparisons that have ended, answered or not.
-        self.has_begun = self.has_witnesses = False
+        self.has_begun = False
+        self.has_witnesses = False  # Witnesses were asked, so that their votes decide.
 
     @property
     def frozen_range(self) -> range:
@@ -71,12 +75,12 @@ class DonorCheck:
             return []
         effects: list[Effect] = []
         for place, owner in enumerate(donors):
-            # A session number is a random one, which draws a range of this donor, and a chunk of the range.
+            # Session numbers are random: one draws a range of this donor, another a chunk of the range.
             start, stop = ranges[owner][self.new_session() % len(ranges[owner])]
-            size = self.config.chunk_elements
-            chunk_count = -(-(stop - start) // size)
-            start += self.new_session() % chunk_count * size
-            stop = min(stop, start + size)
+            chunk_elements = self.config.chunk_elements
+            chunk_count = -(-(stop - start) // chunk_elements)
+            start += self.new_session() % chunk_count * chunk_elements
+            stop = min(stop, start + chunk_elements)
             others = [peer for peer in [*donors[place + 1 :], *donors[:place]] if peer in present]
             for other in others[: 1 if owner in present else 2]:  # A donor that has gone cannot be asked itself.
                 effects += self.request(owner, other, start, stop, now)
@@ -96,24 +100,8 @@ class DonorCheck:
         """End a comparison, answered or not. ``tell``: tell the other donor, which may still be sending."""
         comparison = self.comparisons.pop(session)
         self.results.append(comparison)
-        abort = [Send(comparison.other, Abort(session, "moved"))] if tell else []
+        abort = [Send(comparison.other, Abort(session, MOVED))] if tell else []
         return [Release(session), *abort]
-
-    @property
-    def needs_witnesses(self) -> bool:
-        """Return True if donors differ, and no witness was asked yet."""
-        return not self.has_witnesses and any(comparing.any_differ(results) for results in self.results_by_kind())
-
-    def ask_witnesses(self, results: list[Comparison], witnesses: list[PeerId], now: float) -> list[Effect]:
-        """Ask each witness for two of the chunks that these comparisons were about."""
-        chunk_of = {comparison.owner: (comparison.start, comparison.stop) for comparison in results}
-        chunks = list(chunk_of.items())
-        asked = [witness for witness in witnesses for _ in range(comparing.CHUNKS_PER_WITNESS)]
-        effects: list[Effect] = []
-        for place, witness in enumerate(asked):
-            owner, (start, stop) = chunks[place % len(chunks)]
-            effects += self.request(owner, witness, start, stop, now)
-        return effects
 
     def odd_donors(self) -> set[PeerId]:
         """Return the donors that gave another model than most, and the witnesses that took their side."""

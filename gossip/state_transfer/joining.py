@@ -1,5 +1,8 @@
 """The newcomer: it surveys the donors of a run, then fetches the weights in pieces from several at once, resumably.
 
+A *donor* is a ready member of the run. A *piece* is a range of the *joining vector*: the weights that exchanges carry,
+then the frozen ones, then the optimizer's state.
+
     IDLE -> SURVEY      ask the donors what they have, and agree on the state to fetch
          -> COLLECTING  fetch its pieces, compare the donors, and survey them again
          -> ADOPTING    the driver overwrites our weights at a step boundary
@@ -25,10 +28,11 @@ from gossip.exchange.session import MAX_VERSION, Local
 from gossip.filters.rule import MIN_ELEMENTS
 from gossip.ids import PeerId
 from gossip.recent import Recent
-from gossip.state_transfer.comparing import MIN_DONORS, any_differ
+from gossip.state_transfer.comparing import MIN_DONORS
 from gossip.state_transfer.donating import ASLEEP, max_piece_elements, serving_time_s
-from gossip.state_transfer.donor_check import DonorCheck, ReceivedRange
+from gossip.state_transfer.donor_check import MOVED, DonorCheck, ReceivedRange
 from gossip.state_transfer.survey import agree
+from gossip.state_transfer.witnesses import Witnesses
 from gossip.wire.messages import Abort, Fetch, Serving
 
 __all__ = ["Newcomer", "Phase"]
@@ -38,9 +42,6 @@ SURVEY_S = 1.0  # Wait for the other answers after the first one.
 # Maximum time that we avoid a run whose members serve nothing, for example since their loops are paused.
 AVOID_S = 60.0
 RETRY_S = 1.0  # Interval of retries if every donor is busy.
-# Time between donors' difference and the questions to witnesses, for members that the seeds know to be contacted. It is
-# repeated while there are fewer witnesses than donors.
-WITNESS_S, MAX_WITNESS_WAITS = 2.0, 5
 MAX_RUNS = 64  # Runs to remember as avoided; far more than ever meet.
 MAX_DOUBLINGS = 10  # Doublings of the time to avoid a run whose weights were worse: up to 17 hours.
 
@@ -68,15 +69,14 @@ class Piece:
 class Newcomer:
     """A newcomer, or a member that merges into another run: the transfer of a run's weights to us.
 
-    ``local.run_id`` changes only once the weights are adopted. The joining vector holds the weights that exchanges
-    carry, then the frozen ones, then the optimizer's state.
+    ``local.run_id`` changes only once the weights are adopted.
     """
 
     def __init__(self, local: Local, config: Config, new_session: Callable[[], int]) -> None:
         self.local, self.config, self.new_session = local, config, new_session
         self.max_donors = config.internal.donors  # Donors that send to us at once.
+        # The peer sets these two: drop all exchanges in progress; return the ready members of a run that we can reach.
         self.abandon_exchanges: Callable[[], list[Effect]] = list
-        # Returns the ready members of a run that we can reach.
         self.find_donors: Callable[[bytes], list[PeerId]] = lambda run_id: []
 
         # Runs to avoid, and to take.
@@ -113,8 +113,7 @@ class Newcomer:
         self.leaves_state = False  # Adopt without the optimizer's state.
 
         self.check = DonorCheck(local, config, new_session)
-        self.awaits_witnesses = False  # The donors differ, and witnesses are asked at the deadline.
-        self.witness_waits = 0  # Deadlines of that kind that have been set.
+        self.witnesses = Witnesses(self.check)
 
     @property
     def size(self) -> int:
@@ -136,9 +135,9 @@ class Newcomer:
         """Survey the first candidates: ready members of that run, in random order."""
         self.phase, self.run_id, self.began_at = Phase.SURVEY, run_id, now
         self.answers, self.pieces, self.missing, self.received, self.donors = {}, {}, [], [], set()
-        self.has_resurveyed, self.awaits_witnesses, self.witness_waits = False, False, 0
-        self.is_state_asleep = self.leaves_state = self.keeps_frozen = False
+        self.has_resurveyed = self.is_state_asleep = self.leaves_state = self.keeps_frozen = False
         self.check.reset()
+        self.witnesses.stop_waiting()
         self.candidates = candidates[: CANDIDATES_PER_DONOR * self.max_donors]
         self.deadline = now + self.config.reply_timeout_s
         return self.survey(self.candidates[: self.max_donors])
@@ -170,9 +169,8 @@ class Newcomer:
         unasked = [peer for peer in self.candidates if peer not in self.answers]  # Donors that disagreed are left out.
         self.candidates = donors + unasked
         exchanged, frozen, optimizer_state = pairwise((0, self.local.elements, self.local.weights, self.size))
-        parts = [exchanged, frozen, optimizer_state]
-        if self.frozen_hash or self.keeps_frozen:
-            parts.remove(frozen)
+        skips_frozen = self.frozen_hash or self.keeps_frozen
+        parts = [exchanged, optimizer_state] if skips_frozen else [exchanged, frozen, optimizer_state]
         self.missing = [piece for part in parts for piece in self.cut(*part, len(donors))]
         return self.request_missing(now)
 
@@ -186,10 +184,10 @@ class Newcomer:
         elements = stop - start if self.local.frozen_elements else self.size
         share, chunk = max(-(-elements // donors), MIN_ELEMENTS), self.config.chunk_elements
         if share >= chunk:
-            share = -(-share // chunk) * chunk
+            share = -(-share // chunk) * chunk  # Up to whole chunks.
         limit = max_piece_elements(self.local.weights)
         if share > limit:
-            share = limit // chunk * chunk or limit
+            share = limit // chunk * chunk or limit  # The limit itself if it is less than a chunk.
         return [(begin, min(begin + share, stop)) for begin in range(start, stop, share)]
 
     def on_frozen_hashed(self, now: float) -> list[Effect]:
@@ -263,7 +261,7 @@ class Newcomer:
         self.received.append(ReceivedRange(piece.first, piece.start, piece.donor))
         if piece.donor in self.candidates:
             self.candidates.remove(piece.donor)
-        abort = [Send(piece.donor, Abort(session, "moved"))] if tell else []
+        abort = [Send(piece.donor, Abort(session, MOVED))] if tell else []
         return [Release(session), *abort, *self.request_missing(now)]
 
     def on_starved(self, candidates: list[PeerId], now: float) -> list[Effect]:
@@ -322,33 +320,24 @@ class Newcomer:
         effects = self.check.end_comparison(session, tell)
         if self.check.comparisons:
             return effects
-        if self.check.needs_witnesses:
-            return effects + self.await_witnesses(now)
+        if self.witnesses.are_needed:
+            self.deadline = self.witnesses.wait(now)
+            return effects
         return effects + self.judge_donors(now)
 
-    def await_witnesses(self, now: float) -> list[Effect]:
-        self.awaits_witnesses, self.deadline, self.witness_waits = True, now + WITNESS_S, self.witness_waits + 1
-        return []
-
     def ask_witnesses(self, now: float) -> list[Effect]:
-        """Ask members that gave nothing for chunks that the donors gave. Judge at once if there are none.
-
-        Wait for as many witnesses as donors, but not for ever: fewer could be outvoted by donors that lie together.
-        """
+        """Ask members that gave nothing for chunks that the donors gave, or wait for more. Judge if there are none."""
         # Members contacted since the transfer began are witnesses too.
         others = [peer for peer in self.find_donors(self.run_id) if peer not in self.candidates]
         self.candidates += others[: max(0, CANDIDATES_PER_DONOR * self.max_donors - len(self.candidates))]
         donors = {piece.donor for piece in self.received}
         witnesses = [peer for peer in self.candidates if peer not in donors]
-        if len(witnesses) < len(donors) and self.witness_waits < MAX_WITNESS_WAITS:
-            return self.await_witnesses(now)
-        self.awaits_witnesses, self.deadline = False, math.inf
-        effects: list[Effect] = []
-        for results in self.check.results_by_kind():
-            if any_differ(results):
-                effects += self.check.ask_witnesses(results, witnesses, now)
-        self.check.has_witnesses = bool(effects)
-        return effects or self.judge_donors(now)
+        if not self.witnesses.are_enough(len(witnesses), len(donors)):
+            self.deadline = self.witnesses.wait(now)
+            return []
+        self.witnesses.stop_waiting()
+        self.deadline = math.inf
+        return self.witnesses.ask(witnesses, now) or self.judge_donors(now)
 
     def judge_donors(self, now: float) -> list[Effect]:
         """Fetch the pieces of the odd donors from others, or go on."""
@@ -365,10 +354,11 @@ class Newcomer:
         senders += [(session, comparison.other) for session, comparison in self.check.comparisons.items()]
         self.check.comparisons, self.frozen_hash = {}, b""
         self.phase, self.deadline, self.starving_since = Phase.IDLE, math.inf, math.inf
-        self.pieces, self.surveys, self.answers, self.missing, self.awaits_witnesses = {}, {}, {}, [], False
+        self.pieces, self.surveys, self.answers, self.missing = {}, {}, {}, []
+        self.witnesses.stop_waiting()
         effects: list[Effect] = []
         for session, sender in senders:
-            effects += [Send(sender, Abort(session, "moved")), Release(session)]
+            effects += [Send(sender, Abort(session, MOVED)), Release(session)]
         return effects
 
     # -- messages, links and time --------------------------------------------------------------------------------
@@ -418,7 +408,7 @@ class Newcomer:
         if self.surveys and self.deadline <= now:
             self.surveys = {}
             return self.end_survey(now)
-        if self.awaits_witnesses and self.deadline <= now:
+        if self.witnesses.are_awaited and self.deadline <= now:
             return self.ask_witnesses(now)
         effects: list[Effect] = []
         for session in [session for session, piece in self.pieces.items() if piece.deadline <= now]:

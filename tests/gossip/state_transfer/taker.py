@@ -83,7 +83,7 @@ class Taker:
 
     def receive_all(self, refusing=()):
         """Receive everything; donors in ``refusing`` answer no comparison."""
-        while self.fetches or self.joining.awaits_witnesses:
+        while self.fetches or self.joining.witnesses.are_awaited:
             if not self.fetches:
                 self.wait()
                 continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gossip.state_transfer.joining import MAX_WITNESS_WAITS, WITNESS_S
+from gossip.state_transfer.witnesses import MAX_WITNESS_WAITS, WITNESS_WAIT_S
 from tests.gossip.state_transfer.taker import CHUNK, CONFIG, DONORS, A, B, C, D, Taker, far
 from tests.harness.configs import tuned
 
@@ -173,11 +173,11 @@ def test_two_colluding_donors_of_three_are_outvoted_by_members_that_gave_nothing
 
 def test_two_colluding_donors_of_three_are_outvoted_by_members_that_are_met_late():
     taker = Taker(config=tuned(CONFIG, donors=3))
-    taker.joining.find_donors = lambda run_id: DONORS[3 : 4 if taker.now < 3.5 * WITNESS_S else None]
+    taker.joining.find_donors = lambda run_id: DONORS[3 : 4 if taker.now < 3.5 * WITNESS_WAIT_S else None]
     taker.survey([A, B, C])
     taker.apart_sq = colluding(B, C)
     taker.receive_all()
-    assert 4 * WITNESS_S <= taker.now < MAX_WITNESS_WAITS * WITNESS_S
+    assert 4 * WITNESS_WAIT_S <= taker.now < MAX_WITNESS_WAITS * WITNESS_WAIT_S
     assert A in taker.joining.donors
     assert not taker.joining.donors & {B, C}
     assert taker.adopt is not None
@@ -189,7 +189,7 @@ def test_two_colluding_donors_of_three_win_where_there_is_nobody_else():
     taker.apart_sq = colluding(B, C)
     taker.receive_all()
     assert taker.joining.donors == {B, C}, "it is their word against one"
-    assert taker.now == MAX_WITNESS_WAITS * WITNESS_S
+    assert taker.now == MAX_WITNESS_WAITS * WITNESS_WAIT_S
 
 
 @pytest.mark.parametrize("odd", [A, B, C, D])
@@ -236,6 +236,6 @@ def test_a_newcomer_whose_donors_differ_waits_for_members_that_it_has_not_met_ye
     taker.joining.find_donors = lambda run_id: DONORS if taker.now > 0 else [A, B, C]
     taker.apart_sq = colluding(B, C)
     taker.receive_all()
-    assert taker.now == WITNESS_S
+    assert taker.now == WITNESS_WAIT_S
     assert not taker.joining.donors & {B, C}
     assert taker.adopt is not None
