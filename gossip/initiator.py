@@ -132,8 +132,8 @@ class Initiator:
         self.schedule.adapt_interval(
             local.steps, local.boundary_at, exchanges.usual_cost(), local.machine, exchanges.own_results.are_failing
         )
-        local.every = self.schedule.every
-        local.progress.set_interval(local.every)
+        local.steps_per_mix = self.schedule.every
+        local.progress.set_interval(local.steps_per_mix)
 
     def adapt_pace(self, moved: float) -> None:
         """Adapt the pace of mixes, once for each boundary, to how far local steps have moved the model.

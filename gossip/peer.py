@@ -85,7 +85,7 @@ class Peer:
         self.id, self.config, self.rng = me.id, config, rng
         self.local = Local(
             model.fingerprint, model.elements, model.trained_elements, model.frozen_elements, run_id=me.run_id,
-            boundary_at=now, machine=model.machine, every=config.first_interval,
+            boundary_at=now, machine=model.machine, steps_per_mix=config.first_interval,
             progress=RunProgress(config.first_interval),
         )  # fmt: skip
         self.membership, self.misbehaviour = members, members.misbehaviour

@@ -19,7 +19,8 @@ def refusal(local: Local, offer: Offer | Invite, same_mixing: bool, bounded: boo
         local: State of this node.
         offer: The offer or invitation.
         same_mixing: True if the sender mixes as we do.
-        bounded: True if a codec that needs a bound on the distance between members is acceptable.
+        bounded: True if a codec that needs a bound on the distance between members is acceptable. Such codecs send
+            values modulo that bound.
     """
     if offer.fingerprint != local.fingerprint:
         return "layout"
@@ -76,11 +77,9 @@ def agreed_codec(configured: str, proposed: str, offered: str) -> str:
     """
     if offered == configured:
         return proposed
-    return (
-        unbounded_codec(offered)
-        if configured == AUTO
-        else leaner(unbounded_codec(offered), unbounded_codec(configured))
-    )
+    if configured == AUTO:
+        return unbounded_codec(offered)
+    return leaner(unbounded_codec(offered), unbounded_codec(configured))
 
 
 def unbounded_codec(codec: str) -> str:

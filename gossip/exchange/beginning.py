@@ -1,4 +1,8 @@
-"""The beginning of pairs and pushes: offers of our own mix, and admission of offers from others."""
+"""The beginning of pairs and pushes: offers of our own mix, and admission of offers from others.
+
+``kind`` is the class of the exchange, a pair or a push. :mod:`gossip.selection.partners` says which partners are
+unproven and which are declined.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,7 @@ def begin_mix(kind: type[Exchange], exchanges: Exchanges[Exchange], now: float) 
         other.partner for other in exchanges.table.values()
         if other.is_backgrounded or other.is_reserved or is_overlapping
     }  # fmt: skip
-    asked_peers.discard(exchanges.me)
+    asked_peers.discard(exchanges.me)  # The partner of an exchange that has asked no peer yet.
     partners = exchanges.partners
     if not has_room(exchanges, 1 + partners.max_incoming()):
         return []
@@ -61,7 +65,7 @@ def answer_offer(
     kind: type[Exchange], exchanges: Exchanges[Exchange], sender: PeerId, offer: Offer, now: float
 ) -> list[Effect]:  # fmt: skip
     """Answer an offer: Refuse whatever we are doing, Busy for now, or nothing until our snapshot is taken."""
-    session, part, local, config = offer.session, Subset.parse(offer.part), exchanges.local, exchanges.config
+    session, part = offer.session, Subset.parse(offer.part)
     reason = offer_refusal(kind, exchanges, offer, part)
     if reason is not None or part is None:
         return [Send(sender, Refuse(session, reason or "part"))]
@@ -69,13 +73,13 @@ def answer_offer(
     yielding_slots = sum([exchange.has_slot for exchange in yielding])
     # Our own exchanges that go on take slots in addition to those for incoming ones.
     limit = incoming_limit(exchanges, sender) + len(exchanges.own_exchanges) - yielding_slots
-    overdue: list[Exchange] = []
-    if not has_room(exchanges, limit, yielding_slots):
-        overdue = overdue_offers(exchanges, yielding, now)
+    is_room_free = has_room(exchanges, limit, yielding_slots)
+    overdue = [] if is_room_free else overdue_offers(exchanges, yielding, now)
+    # An overdue offer would go on in the background. It frees its slot, and is no own exchange any more.
     is_full = not has_room(exchanges, limit - len(overdue), yielding_slots + len(overdue))
     if exchanges.partners.is_unproven(sender):
         must_wait = must_wait or exchanges.has_unproven() or exchanges.partners.wary_until > now
-    is_loop_paused = now - local.boundary_at > config.boundary_patience_s
+    is_loop_paused = now - exchanges.local.boundary_at > exchanges.config.boundary_patience_s
     if is_full or is_loop_paused or must_wait or session in exchanges.table:
         return [Send(sender, Busy(session))]
     if exchanges.partners.is_declined(sender, now):

@@ -29,7 +29,7 @@ OLD_RATE_WEIGHT = 0.75  # Weight of the old rate, so that one exchange that shar
 
 MIN_WAIT_LIMIT_S = 0.5  # Time that a scheduler, a garbage collection or a lost packet may add to any wait.
 MIN_WAITS = 4  # Number of waits from which on their median counts.
-# Until then a wait is too long from four times the longest one on. A shorter limit held slow partners back.
+# With fewer, a wait is too long from this many times the longest one on. A shorter limit held slow partners back.
 FIRST_LIMIT = 4
 WAITS_PER_PARTNER = 4  # Number of last waits that count for each partner.
 WAIT_PARTNERS = 16  # Number of last partners whose waits count: a partner that answers often cannot set the median.
@@ -115,9 +115,9 @@ class Waits:
         self.waits_s[partner] = [*self.waits_s.get(partner, [])[-WAITS_PER_PARTNER + 1 :], seconds]
         self.added_waits += 1
         if self.added_waits < MIN_WAITS:
-            self.learned_limit_s = FIRST_LIMIT * max(max(last) for last in self.waits_s.values())
+            self.learned_limit_s = FIRST_LIMIT * max(max(of_partner) for of_partner in self.waits_s.values())
         elif self.added_waits == MIN_WAITS or self.added_waits % WAITS_PER_UPDATE == 0:
-            waits_s = [seconds for last in self.waits_s.values() for seconds in last]
+            waits_s = [wait_s for of_partner in self.waits_s.values() for wait_s in of_partner]
             self.median_s, self.learned_limit_s = median(waits_s), wait_limit_s(waits_s)
 
     @property
@@ -148,5 +148,5 @@ class OwnResults:
 
     @property
     def are_failing(self) -> bool:
-        """Return True if at least two of the last eight failed, which is rare among members that come and go."""
+        """Return True if MANY_FAILURES of the last exchanges failed, which is rare among members that come and go."""
         return sum(self.failed) >= MANY_FAILURES

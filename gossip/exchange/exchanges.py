@@ -34,10 +34,10 @@ MAX_PARTNERS = 256  # Partners to remember in each table: as many as there may b
 
 
 class PartnerChoice(Protocol):
-    """The choice of partners, as :class:`gossip.selection.partners.Partners` implements it."""
+    """The choice of partners. :class:`gossip.selection.partners.Partners` implements it and documents the methods."""
 
-    wary_until: float
-    mixes: int
+    wary_until: float  # Until then unproven partners are neither asked nor accepted.
+    mixes: int  # Our own mixes that have begun.
 
     def choose(
         self, asked: set[PeerId], now: float, is_retry: bool = False, is_unproven_busy: bool = False
@@ -51,7 +51,7 @@ class PartnerChoice(Protocol):
     def note_failure(self, partner: PeerId, now: float, silent: bool = False) -> None: ...
     def count_own_mix(self) -> int: ...
     def max_incoming(self) -> int: ...
-    def max_weight(self, partner: PeerId, others: int) -> float: ...
+    def max_weight(self, partner: PeerId, used_slots: int) -> float: ...
     def note_rate(self, partner: PeerId, seconds: float) -> None: ...
     def has_others(self, peers: Collection[PeerId]) -> bool: ...
     def address(self, peer: PeerId) -> Address | None: ...
@@ -105,8 +105,8 @@ class Exchanges(Ledger[AnySession]):
         self.counts_both_ways = not config.pushes and config.partners == 1
         self.is_plain = config.plain  # A mix is the plain mean, without outer momentum.
         self.can_overlap = config.overlaps  # Mixes may overlap. While streams dominate, the next is reserved instead.
-        self.is_small = local.elements <= MAX_OVERLAP_ELEMENTS
-        # Waits for answers to an Offer, and for streams from Accept to COMMIT.
+        self.is_small = local.elements <= MAX_OVERLAP_ELEMENTS  # The vector is small enough for mixes to overlap.
+        # The usual waits for the answer to an Offer, and for the streams from Accept to COMMIT.
         self.answer_waits, self.stream_waits = Waits(), Waits()
         self.has_given_way = False  # An exchange of ours has given way to another's since our last one finished.
         # Partners whose last exchange ended for a reason that is not their fault (INNOCENT_REASONS).
@@ -301,6 +301,15 @@ class Exchanges(Ledger[AnySession]):
         bounded = part in self.measured_parts and partner not in self.distant_partners
         return proposed_codec(self.config.codec_name, bounded, self.durations.rate(partner), self.local.machine)
 
+    def forget_bound(self, part: Subset, partner: PeerId) -> None:
+        """Forget the bound on the distance of this part, since the distance to this partner exceeded it.
+
+        The next exchange of the part, with any partner, needs no bound and measures the distance anew. That partner may
+        be nearer than this one. So the next exchange with this partner needs no bound either.
+        """
+        self.measured_parts.discard(part)
+        self.distant_partners[partner] = None
+
     def record_finished(self, exchange: Paired, now: float) -> None:
         """Record that an exchange with one partner has happened."""
         partner = exchange.partner
@@ -311,8 +320,8 @@ class Exchanges(Ledger[AnySession]):
             self.durations.add(partner, seconds, sent_bytes)
             if exchange.is_initiator:
                 self.own_results.add(failed=False)
-                whole_s = exchange.answer_s + seconds
-                self.last_costs[partner] = ExchangeCost(exchange.elements, exchange.codec, sent_bytes, whole_s)
+                cost_s = exchange.answer_s + seconds
+                self.last_costs[partner] = ExchangeCost(exchange.elements, exchange.codec, sent_bytes, cost_s)
             self.partners.note_rate(partner, seconds)
             self.stream_waits.add(partner, seconds)
         if exchange.is_initiator and exchange.COUNTS_ANSWER:
@@ -336,12 +345,15 @@ class Exchanges(Ledger[AnySession]):
             self.has_given_way = self.has_given_way and not exchange.is_initiator
 
     def trained_intervals(self, steps: int) -> float:
-        """Return the time since the last mix in mix intervals, given the number of local steps so far.
+        """Return the mix intervals since the last mix, after ``steps`` local steps.
 
-        Both sides compute from it how much the correction learns. Without a correction (kappa 0) it is 1.
+        Both sides compute from it how much :mod:`gossip.arithmetic.correction` learns. Without a correction (kappa 0)
+        it is 1.
         """
-        every = self.local.every
-        return 1.0 if every is None or not self.config.kappa else max(0, steps - self.local.mixed_steps) / every
+        steps_per_mix = self.local.steps_per_mix
+        if steps_per_mix is None or not self.config.kappa:
+            return 1.0
+        return max(0, steps - self.local.mixed_steps) / steps_per_mix
 
     def usual_cost(self) -> ExchangeCost | None:
         """Return the usual cost of an exchange (bytes and seconds), None before the first.
@@ -362,8 +374,8 @@ class Exchanges(Ledger[AnySession]):
 
         No other peer can change it. A node without any interval counts seconds.
         """
-        every, every_s = self.config.interval_steps, self.config.mix_every_s
-        return self.local.steps / every if every else now / (every_s or 1.0)
+        interval_steps, interval_s = self.config.interval_steps, self.config.mix_every_s
+        return self.local.steps / interval_steps if interval_steps else now / (interval_s or 1.0)
 
     def excuse_once(self, partner: PeerId) -> bool:
         """Excuse a partner whose exchange ended for an innocent reason; return False if it was excused before.

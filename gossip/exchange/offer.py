@@ -9,6 +9,8 @@
 Every state also leads to DROPPED, which ends the exchange without a result. A push has no VERIFIED, since only one side
 sends COMMIT; its initiator comes into doubt from STREAMING. The tables are in :mod:`gossip.exchange.transitions`. If a
 table allows an event, ``Exchanges`` calls the handler ``on_<event>``, which returns the effects to perform.
+:mod:`gossip.exchange.session` defines slots, versions and doubt. Codes of failures are those of ``REASONS`` in
+:mod:`gossip.exchange.session_table`, kinds of misbehaviour those of ``KINDS`` in :mod:`gossip.misbehaviour`.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ INNOCENT_REASONS = ("replaced", "late", "overflow")  # Reasons for an abort that
 class Exchange(Session):
     """One side of an exchange with one partner. ``session`` changes for each partner that is asked."""
 
-    MIXING: ClassVar[str]  # The name in an Offer.
-    COUNTS_ANSWER: ClassVar[bool] = True  # The time of the answer counts in ``Exchanges.answer_waits``.
+    MIXING: ClassVar[str]  # The name of this kind of exchange in an Offer.
+    COUNTS_ANSWER: ClassVar[bool] = True  # ``answer_s`` is a usual wait for an answer, unless the pair was reserved.
 
     exchanges: Exchanges[Any] = field(repr=False)
     partner: PeerId  # Our own id until a peer is asked.
@@ -50,10 +52,10 @@ class Exchange(Session):
     accepted_share: float = 1.0  # Share of the partner's difference that our filter accepted.
     has_partner_committed: bool = False
     codec: str = "fp32"
+    part: Subset = ALL  # The elements that are exchanged.
     asked_peers: set[PeerId] = field(default_factory=set)  # Peers not to ask. All exchanges of one mix share this set.
     max_asked_peers: int = 0  # Size of ``asked_peers`` from which on no further peer is asked.
     mass: float = 0.0  # Push-sum mass that a push carries, see :mod:`gossip.exchange.push`; 0 for a pair.
-    part: Subset = ALL
     final_deadline: float = 0.0  # Time at which the wait for the partner ends; ``timer_at`` may come earlier.
     answer_s: float = 0.0  # Time that the answer to our Offer took.
     done_count_at_snapshot: int = 0  # Number of exchanges that had finished when the snapshot was taken.
@@ -85,7 +87,6 @@ class Exchange(Session):
 
     @property
     def elements(self) -> int:
-        """Return the number of elements that the exchange mixes."""
         return self.part.elements(self.exchanges.local.elements)
 
     def accepts_from(self, event: Event, sender: PeerId) -> bool:
@@ -105,7 +106,7 @@ class Exchange(Session):
 
     # -- the beginning -------------------------------------------------------------------------------------------
     def mass_shares(self, partners: int) -> int:
-        """Return the number of partners that share the mass of our snapshot, 0 if it gives none away."""
+        """Return the number of partners among which our snapshot divides its mass, 0 if it gives none away."""
         return 0
 
     @classmethod
@@ -168,13 +169,15 @@ class Exchange(Session):
         """
         if self.is_backgrounded:
             return self.drop()
-        exchanges, asked = self.exchanges, self.asked_peers
-        is_retry, is_unproven_busy = self.state is State.OFFERED, exchanges.has_unproven(excluded=self)
-        # Another exchange may have begun since this one was prepared. Overlapping mixes have different partners.
-        mixing = [other.partner for other in exchanges.table.values() if other is not self and other.has_slot]
-        excluded = asked.union(mixing if exchanges.is_overlapping else [])
+        exchanges, asked, excluded = self.exchanges, self.asked_peers, self.asked_peers
+        is_retry = self.state is State.OFFERED  # Another partner was asked for this mix.
+        if exchanges.is_overlapping:
+            # Overlapping mixes have different partners, and another may have begun since this one was prepared.
+            others = [other for other in exchanges.table.values() if other is not self and other.has_slot]
+            excluded = asked.union(other.partner for other in others)
         partner = None
         if len(asked) < self.max_asked_peers:
+            is_unproven_busy = exchanges.has_unproven(excluded=self)
             partner = exchanges.partners.choose(excluded, now, is_retry, is_unproven_busy)
         if partner is None:
             exchanges.has_given_up = True
@@ -269,7 +272,7 @@ class Exchange(Session):
                 exchanges.misbehaviour.note(partner, "wasted", now)
                 self.is_partner_blamed = True
                 return self.ask_outcome(now)
-        if now - self.phase_began_at < exchanges.config.internal.doubt_s:
+        if now - self.phase_began_at < exchanges.config.internal.doubt_s:  # The state is IN_DOUBT.
             return self.ask_outcome(now)
         if not self.is_partner_blamed:
             exchanges.misbehaviour.note(partner, "wasted", now)
@@ -419,12 +422,7 @@ class Exchange(Session):
         if self.is_initiator:
             exchanges.own_results.add(failed=True)
         if code == "overflow":
-            # The measured distance was too small. The next exchange of this part, with any partner, uses a codec that
-            # needs no bound on the distance, and measures it anew.
-            exchanges.measured_parts.discard(self.part)
-            # Another partner may measure it first, and may be nearer. Its distance would be too small for this partner
-            # again, so the next exchange with this partner needs no bound either.
-            exchanges.distant_partners[self.partner] = None
+            exchanges.forget_bound(self.part, self.partner)
         is_excused = code in INNOCENT_REASONS and not self.is_partner_blamed and exchanges.excuse_once(self.partner)
         if not self.is_partner_blamed and not is_excused:
             # In PREPARING the partner has cost us no stream, so its failure counts as mere silence.

@@ -91,6 +91,7 @@ class Pair(Exchange):
         return self.ask_outcome(now) if self.state is VERIFIED else Exchange.on_failed(self, code, now)
 
     def finish(self, now: float) -> list[Effect]:
+        """Apply the difference: both sides have committed."""
         exchanges, partner, part = self.exchanges, self.partner, self.part
         exchanges.record_finished(self, now)
         exchanges.count_mix(self)
@@ -106,8 +107,10 @@ class Pair(Exchange):
         local.version = clamp_version(local.version + moved_share * version_gap(self.partner_version, self.our_version))
         local.progress.mix(self.our_claim, self.partner_claim, partner, chosen=self.is_initiator)
         local.mixed_steps = max(local.mixed_steps, self.snapshot_steps)
-        mix_credit = 0.0
+        mix_credit = 0.0  # How much the correction for our own data learns from this mix; 0 without a correction.
         if exchanges.config.kappa:
             mix_credit = float(credit(self.trained_intervals, self.partner_trained_intervals, self.accepted_share))
-        interval_steps = (local.every or 0) if exchanges.config.auto_interval else 0
+        interval_steps = 0  # The correction keeps its interval.
+        if exchanges.config.auto_interval:
+            interval_steps = local.steps_per_mix or 0
         return [Mix(self.session, self.weight, local.settling, mix_credit, interval_steps), *self.end(DONE)]

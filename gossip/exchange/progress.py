@@ -4,8 +4,8 @@ A step adds the node's own samples times the number of members that hold the sam
 numbers of both sides to their mean. An exchange conserves the sum, so the mean over the nodes follows the number of
 samples that all of them trained, whatever their paces. A node that vanishes takes away only its own copy.
 
-A partner may state any number. One exchange therefore moves a number by at most the smaller ``Claim.most`` of both
-sides, so that one side gains what the other loses. Two limits set a node's ``Claim.most``. They are counted in
+A partner may state any number. Each side therefore states a limit too, ``Claim.most``. One exchange moves both numbers
+by at most the smaller limit, so that one side gains what the other loses. Two rules set a node's limit. They count in
 *intervals*: an interval is the number of samples that the node adds between two of its mixes.
 
 - One exchange moves the number by at most two intervals.
@@ -45,7 +45,7 @@ class RunProgress:
     Attributes:
         samples: The node's number, which exchanges average.
         contacted: Members of the node's run that it is in contact with, the node included.
-        members: The number of members by which a sample of the node counts at present.
+        members: The factor by which each sample of the node counts at present, a number of members.
         resumed: True if ``samples`` comes from a checkpoint and the node has not joined or begun a run since.
     """
 
@@ -79,7 +79,7 @@ class RunProgress:
             contacted: Members of its run that it is in contact with, itself included.
             dialable: True if others can dial it. Other nodes meet few members, so they use the lower median of the
                 counts of their last partners.
-            arrears: Samples of its own that count for members which it heard of before it met them.
+            arrears: Earlier samples of its own that count for members met since (:mod:`gossip.membership.arrears`).
         """
         self.contacted = self.members = contacted
         if not dialable and self._last_claims:
@@ -119,7 +119,7 @@ class RunProgress:
         gaps_and_intervals = self._chosen_gaps if has_enough_chosen else self._partner_gaps.values()
         if gaps_and_intervals:
             gaps, intervals = zip(*gaps_and_intervals, strict=True)
-            gap = sorted(gaps)[len(gaps) // 4]
+            gap = sorted(gaps)[len(gaps) // 4]  # The lower quartile.
             interval = max(own_interval, min(*intervals, MAX_INTERVAL_RATIO * own_interval))
         budget = max(int(MIN_BUDGET_INTERVALS * interval), BUDGET_GAPS * gap)
         return own_interval, interval, min(budget, MAX_BUDGET_INTERVALS * interval)

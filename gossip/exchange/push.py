@@ -1,7 +1,9 @@
 """A push: only the initiator streams, and the responder's COMMIT alone decides the outcome.
 
 Every model has a *mass*, the weight with which it counts in means (push-sum). The initiator gives a share of its mass
-away with the vector. The responder's new weights are the mean of both vectors, weighted by mass.
+away with the vector. The responder's new weights are the mean of both vectors, weighted by mass. Such mixing
+*conserves* mass, and with it the swarm's mean. The alternative is row-stochastic mixing: every vector has mass 1, and
+the sum is not conserved (:func:`gossip.arithmetic.mixing.push_mass`).
 """
 
 from __future__ import annotations
@@ -26,8 +28,7 @@ MAX_MASS = 2.0**32  # Largest acceptable mass of a vector: the masses of the lar
 class Push(Exchange):
     """A one-way exchange.
 
-    With row-stochastic weights every vector has mass 1, and mass is not conserved. The initiator then forgets a push
-    that fails, because no mass is lost with it, and is never in doubt.
+    If mass is not conserved, the initiator forgets a push that fails, and is never in doubt.
     """
 
     MIXING: ClassVar[str] = "push"
@@ -66,6 +67,7 @@ class Push(Exchange):
         return Exchange.on_failed(self, code, now)
 
     def finish(self, now: float) -> list[Effect]:
+        """Apply the push: the responder has committed."""
         self.exchanges.record_finished(self, now)
         # Both sides move their number of samples, although the weights go one way. If only the receiver's number moved,
         # the fast nodes, which push most, would lift the sum.

@@ -1,6 +1,7 @@
 """A pair that two peers reserve while each still streams with another.
 
-It is their next exchange, so that neither looks for a partner, or waits for an answer, while its link is idle.
+It is their next exchange, reserved *ahead*, so that neither looks for a partner or waits for an answer while its link
+is idle.
 
     asks:      ASKED --joined--> RESERVED --freed--> PREPARING --snapshotted--> OFFERED --accept--> STREAMING
     consents:                    RESERVED, and from then on the same
@@ -274,8 +275,8 @@ class ReservedPair(Pair):
 
 def reserve(exchanges: Exchanges[Any], now: float) -> list[Effect]:
     """Ask a peer to reserve the next exchange, while we stream or after we found no free peer."""
-    is_reserved = exchanges.reserved_session is not None or exchanges.used_slots > 1 or exchanges.is_overlapping
-    if is_reserved or next_peer(exchanges, set(), now) is None:
+    is_needless = exchanges.reserved_session is not None or exchanges.used_slots > 1 or exchanges.is_overlapping
+    if is_needless or next_peer(exchanges, set(), now) is None:
         return []
     pair = ReservedPair(
         exchanges=exchanges, session=exchanges.new_session(), partner=exchanges.me, is_initiator=INITIATOR,
@@ -295,22 +296,22 @@ def answer_reservation(exchanges: Exchanges[Any], sender: PeerId, offer: Offer, 
     reason = offer_refusal(ReservedPair, exchanges, offer, Subset.parse(offer.part))
     if reason is not None:
         return [Send(sender, Refuse(session, reason))]
-    current = [other for other in exchanges.table.values() if other.has_slot]
-    is_streaming = any(other.state in STREAM_STATES for other in current)
+    in_progress = [other for other in exchanges.table.values() if other.has_slot]
+    is_streaming = any(other.state in STREAM_STATES for other in in_progress)
     # We stream with the sender already, and should mix with other members too.
-    is_repeated = any(other.partner == sender for other in current) and partners.has_others({sender})
-    reserved = exchanges.reserved_session
-    is_taken = reserved is not None and (reserved.state is State.RESERVED or exchanges.me < sender)
+    is_repeated = any(other.partner == sender for other in in_progress) and partners.has_others({sender})
+    earlier = exchanges.reserved_session  # Our own question, or a reservation that we hold.
+    earlier_stays = earlier is not None and (earlier.state is State.RESERVED or exchanges.me < sender)
     is_unreliable = sender in exchanges.unreliable_partners or partners.is_unproven(sender)
-    is_prevented = is_repeated or is_taken or is_unreliable or exchanges.local.settling or exchanges.is_overlapping
+    is_prevented = is_repeated or earlier_stays or is_unreliable or exchanges.local.settling or exchanges.is_overlapping
     if not is_streaming or is_prevented or session in exchanges.table:
         return [Send(sender, Busy(session))]
     if partners.is_declined(sender, now):
         exchanges.misbehaviour.note(sender, "pestering", now)
         return [Send(sender, Busy(session))]
     dropped: list[Effect] = []
-    if reserved is not None:
-        dropped = [*reserved.withdrawal("late"), *exchanges.route_event(reserved, Event.YIELDED)]
+    if earlier is not None:
+        dropped = [*earlier.withdrawal("late"), *exchanges.route_event(earlier, Event.YIELDED)]
     pair = exchanges.table[session] = ReservedPair(
         exchanges=exchanges, session=session, partner=sender, is_initiator=RESPONDER, phase_began_at=now,
         timer_at=now, state=State.RESERVED,
@@ -322,7 +323,9 @@ def answer_reservation(exchanges: Exchanges[Any], sender: PeerId, offer: Offer, 
 
 def next_peer(exchanges: Exchanges[Any], asked_peers: set[PeerId], now: float) -> PeerId | None:
     """Return a peer to ask for a reservation: one that we do not stream with, unless there is no other."""
-    current = {peer for other in exchanges.table.values() if other.has_slot for peer in other.counterparts}
-    avoided = asked_peers | set(exchanges.unreliable_partners)
+    in_progress = {peer for other in exchanges.table.values() if other.has_slot for peer in other.counterparts}
+    excluded = asked_peers | set(exchanges.unreliable_partners)
     partners = exchanges.partners
-    return partners.choose(avoided | current if partners.has_others(current) else avoided, now)
+    if partners.has_others(in_progress):
+        excluded |= in_progress
+    return partners.choose(excluded, now)

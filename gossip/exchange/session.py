@@ -204,9 +204,9 @@ class Local:
     samples: int = 0  # Samples of these steps.
     mixed_steps: int = 0  # Steps that the weights held at the snapshot of the last finished exchange.
     finished: bool = False  # The run has reached its end.
-    left: bool = False  # This peer has said LEFT.
+    left: bool = False  # This peer has told the others that it leaves.
     machine: Machine = COMPILED  # Cost of codecs on this machine.
-    every: int | None = None  # Local steps from one mix to the next at present; None if the clock times mixes.
+    steps_per_mix: int | None = None  # Local steps from one mix to the next at present; None if a clock times mixes.
     progress: RunProgress = field(default_factory=RunProgress)
 
     @property

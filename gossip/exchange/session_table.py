@@ -69,7 +69,7 @@ class Ledger(Generic[AnySession]):
         self.refusals = Refusals()
         self.misbehaviour = MisbehaviourLog()  # Replaced by Peer's own, once there is one.
         # For each of the last exchanges the square of the distance between the partner's vector and ours, and the
-        # square of our vector's norm. For a group the first one is what a pair would show.
+        # square of our vector's norm. A group's distance is converted to that of a pair.
         self.last_squares: deque[tuple[float, float]] = deque(maxlen=8)
         self.done_count: int = 0  # Finished exchanges.
         self.failures_by_reason: dict[str, int] = {}  # Number of failed exchanges by reason, one of REASONS or "other".
@@ -103,8 +103,8 @@ class Ledger(Generic[AnySession]):
         squares = [difference_sq for difference_sq, _ in self.last_squares]
         return math.sqrt(0.5 * sum(squares) / len(squares)) if squares else math.nan
 
-    def agreement(self) -> float:
-        """Return the largest relative distance of the last three exchanges, inf before the first.
+    def largest_distance(self) -> float:
+        """Return the largest relative distance to a partner in the last three exchanges, inf before the first.
 
         It is the distance over the norm of our vector, or the distance itself if our vector is zero.
         """
@@ -117,11 +117,11 @@ class Ledger(Generic[AnySession]):
 
         It waits for a mix that began ``max_version_gap`` intervals ago (bounded staleness).
         """
-        max_intervals, every = self.config.max_version_gap, self.config.interval_steps
-        if max_intervals is None or every is None:
+        max_intervals, interval_steps = self.config.max_version_gap, self.config.interval_steps
+        if max_intervals is None or interval_steps is None:
             return False
         return any(
-            steps - session.snapshot_steps >= max_intervals * every and session.state is not State.IN_DOUBT
+            steps - session.snapshot_steps >= max_intervals * interval_steps and session.state is not State.IN_DOUBT
             for session in self.table.values() if session.is_initiator or session.state is not State.PREPARING
         )  # fmt: skip
 

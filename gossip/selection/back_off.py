@@ -53,7 +53,7 @@ class BackOff:
     def note_failure(self, peer: PeerId, now: float, silent: bool = False) -> None:
         """Begin a back-off after a failed exchange; shun the partner unless it was only ``silent``."""
         earlier = self.failed.get(peer)
-        earlier_failures = 0 if earlier is None else earlier.failure_count
+        earlier_failures = 0 if earlier is None else earlier.failure_count  # In a row.
         seconds = self.first_s * 2 ** min(earlier_failures, MAX_DOUBLINGS) * (SILENT_FACTOR if silent else 1.0)
         failed = self.failed[peer] = FailedPartner(now, now + seconds, earlier_failures + 1, not silent)
         if earlier is not None and earlier.is_shunned and earlier.until > now:  # The shunning still lasts.

@@ -148,8 +148,8 @@ class Nearest(Uniform):
     def _costs(self) -> dict[PeerId, float]:
         """Return the seconds of an exchange with each measured member."""
         measurements = self.measured.values()
-        round_trips_s = [each.round_trip_s for each in measurements if each.round_trip_s is not None]
-        rates_mb_s = [each.rate_mb_s for each in measurements if each.rate_mb_s is not None]
+        round_trips_s = [known.round_trip_s for known in measurements if known.round_trip_s is not None]
+        rates_mb_s = [known.rate_mb_s for known in measurements if known.rate_mb_s is not None]
         usual_round_trip_s, usual_rate_mb_s = median(round_trips_s or [0.0]), median(rates_mb_s or [math.inf])
         costs = {}
         for peer, measurement in self.measured.items():
@@ -159,5 +159,5 @@ class Nearest(Uniform):
         return costs
 
 
-def smoothed(before: float | None, now: float) -> float:
-    return now if before is None else before + SMOOTHING * (now - before)
+def smoothed(average: float | None, measured: float) -> float:
+    return measured if average is None else average + SMOOTHING * (measured - average)

@@ -32,10 +32,10 @@ MAX_LAST_RESORTS = 4  # Partners in back-off that are tried if no other is left.
 # After this many failures with unproven partners, we are wary. A machine that dies causes a single failure.
 WARY_FAILURES = 2
 WARY_S = 5.0  # Ten times as long as a silent partner holds a slot.
-# The excess of a partner counts the mixes that it asked for minus those that we asked for. Each new mix with it decays
-# the old count by the first factor. From the second number on its mixes come in addition to ours. An honest partner
-# stays within 2.3, and one that always asks tends to 10.
-REQUEST_DECAY, MAX_EXCESS = 0.9, 6.0
+# The excess of a partner counts the mixes that it asked for minus those that we asked for. Each new mix with it first
+# decays the old count by REQUEST_DECAY. An honest partner stays within 2.3, and one that always asks tends to 10.
+REQUEST_DECAY = 0.9
+MAX_EXCESS = 6.0  # The mixes of a partner with a larger excess do not delay our own.
 MAX_MIXED = 64  # Partners of the last mixes remembered: more than a peer mixes with in half an interval.
 
 Drawn = TypeVar("Drawn")
@@ -44,9 +44,9 @@ Drawn = TypeVar("Drawn")
 class LastMix(NamedTuple):
     """The last mix with a partner."""
 
-    steps: int  # Our step count.
-    at: float
-    excess: float
+    our_steps: int
+    ended_at: float
+    excess: float  # See REQUEST_DECAY.
 
 
 class Partners:
@@ -61,15 +61,16 @@ class Partners:
     ) -> None:  # fmt: skip
         self.me, self.members, self.local, self.config, self.rng = me, members, local, config, rng
         self.is_linked, self.selector = is_linked, selector
-        self.all_at_once = config.partners == 0  # A mix is with all neighbours at once.
+        self.all_at_once = config.partners == 0  # A mix is with all of our selector's neighbours at once.
         self.incoming_limit, self.pushes = config.incoming_limit, config.pushes
         self.back_off = BackOff(config.bench_s)
-        self.vector_mb = 4e-6 * local.elements
+        self.vector_mb = 4e-6 * local.elements  # Megabytes of our float32 vector.
         self.now = 0.0
         self.mixes = 0  # Our own mixes that have begun.
         self.pace = 1.0  # The schedule's present interval between two mixes, as a fraction of the configured one.
         self.last_mixes = Recent[PeerId, LastMix](MAX_MIXED)
-        self.unproven_failures = 0  # Failures minus finished exchanges with them, 0 to WARY_FAILURES + 1.
+        # Failures minus finished exchanges with unproven partners, from 0 to WARY_FAILURES + 1.
+        self.unproven_failures = 0
         self.wary_until = -math.inf  # Until then unproven partners are neither asked nor accepted.
         self.last_resort: PeerId | None = None  # The partner that may be chosen now although it is in back-off.
 
@@ -80,7 +81,7 @@ class Partners:
 
         Without a step schedule, it is the number of our own mixes.
         """
-        return int(self.local.version) if self.local.every is not None else self.mixes
+        return int(self.local.version) if self.local.steps_per_mix is not None else self.mixes
 
     @property
     def changes(self) -> int:
@@ -114,8 +115,10 @@ class Partners:
         is_wary = is_unproven_busy or now < self.wary_until
         familiar = self.familiar_partners() if is_retry or is_wary else []
         unasked = [peer for peer in familiar if peer not in asked]
-        if unasked or (is_wary and familiar):
-            return self.rng.choice(unasked) if unasked else None
+        if unasked:
+            return self.rng.choice(unasked)
+        if is_wary and familiar:
+            return None
         chosen = self.draw(asked)
         return self.with_last_resort(partial(self.draw, asked)) if chosen is None and not asked else chosen
 
@@ -125,7 +128,9 @@ class Partners:
         # Members that are gone failed long ago, and would otherwise take all places.
         for peer in self.present(self.back_off.last_resorts(self.now))[:MAX_LAST_RESORTS]:
             self.last_resort = peer
-            drawn = drawn or draw()
+            drawn = draw()
+            if drawn:
+                break
         self.last_resort = None
         return drawn
 
@@ -184,16 +189,19 @@ class Partners:
         if not (self.back_off.is_shunned(sender, now) or self.has_just_mixed(sender, now)):
             self.back_off.note_sign_of_life(sender)
             return False
-        return self.draw({sender}) is not None
+        return self.draw({sender}) is not None  # There is another partner.
 
     def has_just_mixed(self, sender: PeerId, now: float) -> bool:
         last_mix = self.last_mixes.get(sender)
         # In a mix with all neighbours, each edge is mixed once anyway.
         if last_mix is None or self.local.settling or self.all_at_once:
             return False
-        every, every_s, min_intervals = self.local.every, self.config.mix_every_s, MIN_GAP * self.pace
-        has_waited_steps = every is not None and self.local.steps - last_mix.steps >= min_intervals * every
-        has_waited_time = every_s is not None and now - last_mix.at >= min_intervals * every_s
+        # A schedule counts steps or seconds; the other is None.
+        steps_per_mix, seconds_per_mix = self.local.steps_per_mix, self.config.mix_every_s
+        steps, seconds = self.local.steps - last_mix.our_steps, now - last_mix.ended_at
+        min_intervals = MIN_GAP * self.pace
+        has_waited_steps = steps_per_mix is not None and steps >= min_intervals * steps_per_mix
+        has_waited_time = seconds_per_mix is not None and seconds >= min_intervals * seconds_per_mix
         return not (has_waited_steps or has_waited_time)
 
     def is_unproven(self, peer: PeerId) -> bool:
@@ -212,11 +220,11 @@ class Partners:
             return min(max(1, len(self.selector.neighbours(self))), MAX_NEIGHBOURS)
         return self.incoming_limit
 
-    def max_weight(self, partner: PeerId, others: int) -> float:
+    def max_weight(self, partner: PeerId, used_slots: int) -> float:
         """Return the largest weight of a pair: with all neighbours at once, the Metropolis weight."""
         if self.all_at_once:
             return min(0.5, self.selector.weight(self, partner))
-        return 0.5 if self.pushes else pair_cap(others)
+        return 0.5 if self.pushes else pair_cap(used_slots)
 
     # -- members of our run --------------------------------------------------------------------------------------
     def has_others(self, peers: Collection[PeerId]) -> bool:

@@ -13,6 +13,7 @@ from gossip.selection.graphs import Graph
 
 __all__ = ["Candidates", "Options", "Selector", "Uniform", "uniform"]
 
+MAX_DRAWS = 16  # Draws before a scan: if half of the members fit, all fail in one of 65,536 cases.
 Member = TypeVar("Member")
 
 
@@ -21,12 +22,12 @@ def uniform(
 ) -> Member | None:
     """Return a uniformly random member that fits, or None.
 
-    Nearly all members fit in nearly every swarm, so rejection comes first. A scan of 10,000 members for each mix would
-    be most of a mix's cost. It runs only if 16 draws found no member.
+    Nearly all members fit in nearly every swarm, so random draws come first. A scan of 10,000 members for each mix
+    would be most of a mix's cost. It runs only if no draw found a member.
     """
     if not members:
         return None
-    for _ in range(16):
+    for _ in range(MAX_DRAWS):
         peer = members[int(rng.random() * len(members))]
         if peer not in excluded and fits(peer):
             return peer
@@ -64,7 +65,7 @@ class Options:
     """Options for selectors; each rule takes what it needs."""
 
     at_once: bool = False  # A mix is with all neighbours together.
-    group_size: int = 4  # Most members of a group of a grid.
+    group_size: int = 4  # Maximum number of members of a group of a grid.
     vector_mb: float = 0.0  # Megabytes that an exchange sends in each direction.
     shortcut: float = 0.1  # Probability of a uniform choice in the rule "nearest".
     graph: Graph | None = None

@@ -1,8 +1,11 @@
 """Selection by rank on a ring, a torus, the exponential graph or a grid, or on a graph from a file.
 
 A rank is a place among the sorted ids of the living members, as one peer sees them. Peers that see different members
-derive different ranks. Then a mix uses another edge than the graph's, where a pair mean is as good. A member that
-cannot mix now keeps its rank and is skipped, so that the graph closes over it and no peer waits.
+derive different ranks. Then a mix uses another edge than the graph's, where a pair mean is as good. A member *fits* if
+it can mix now. One that does not keeps its rank and is skipped, so that the graph closes over it and no peer waits.
+
+``weight`` is the largest weight of a pair's difference. If a mix is with all neighbours at once, it is the Metropolis
+weight ``1 / (1 + max of both degrees)``, with which every node keeps a share of itself.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ class Ranked(Selector):
 
     def __init__(self, at_once: bool = False) -> None:
         super().__init__(at_once)
-        self._seen = (-1, -1)  # Changes and number of the members when they were last sorted; -1 before.
+        # ``Candidates.changes`` and the number of members when they were last sorted; -1 before.
+        self._seen = (-1, -1)
         self._order: list[PeerId] = []
 
     def ranking(self, swarm: Candidates) -> tuple[list[PeerId], int]:
@@ -187,10 +191,10 @@ class OnGraph(Ranked):
 
     def neighbours(self, swarm: Candidates) -> list[PeerId]:
         node_of, member_of = self.placement(swarm)
-        mine = node_of.get(swarm.me)
-        if mine is None:
+        our_node = node_of.get(swarm.me)
+        if our_node is None:
             return []
-        neighbours = (member_of.get(node) for node in self.graph.links[mine])
+        neighbours = (member_of.get(node) for node in self.graph.links[our_node])
         return [peer for peer in neighbours if peer is not None and swarm.fits(peer)]
 
     def placement(self, swarm: Candidates) -> tuple[dict[PeerId, int], dict[int, PeerId]]:

@@ -62,7 +62,7 @@ class Settling:
             if self.network.peer is not peer:  # After a fault the new peer counts from 0.
                 peer, done_before = self.network.peer, 0
             has_mixed = peer.exchanges.done_count - done_before >= SETTLED_EXCHANGES
-            if has_mixed and peer.exchanges.agreement() < SETTLED:
+            if has_mixed and peer.exchanges.largest_distance() < SETTLED:
                 break
         with self.live.outer_lock:
             # Otherwise an exchange that ends later would add the momentum to this node alone.

@@ -2,7 +2,8 @@
 
 Moshpit SGD (Ryabinin et al., NeurIPS 2021) averages in groups of up to M members. Each member owns one slice of the
 vector. It receives this slice from every other member (reduce-scatter), and sends the mean of it to all (all-gather).
-A member so sends and receives about two vectors, however large the group.
+A member so sends and receives about two vectors, however large the group. The *inviter* is the member whose mix is due:
+it invites the others and decides the outcome.
 
     inviter:  PREPARING --snapshotted--> OFFERED --joined by all--> STREAMING --gathered--> VERIFIED --commit--> DONE
                                           |   ^
@@ -42,7 +43,8 @@ from gossip.wire.messages import Abort, Begin, Busy, Commit, Joined, Outcome, Se
 
 __all__ = ["MAX_DOUBTS", "Group"]
 
-MAX_DOUBTS = 2  # Groups in doubt at once: the one that a network cut left, and the next. Each holds two vectors.
+# Groups in doubt (:mod:`gossip.exchange.session`) at once: the one that a network cut left, and the next.
+MAX_DOUBTS = 2
 PREPARING, OFFERED, STREAMING = State.PREPARING, State.OFFERED, State.STREAMING
 VERIFIED, IN_DOUBT, DONE, DROPPED = State.VERIFIED, State.IN_DOUBT, State.DONE, State.DROPPED
 
@@ -243,7 +245,7 @@ class Group(Session):
         exchanges, member_count = self.exchanges, len(self.members)
         code = norm_refusal(difference_sq, own_sq, exchanges.local.elements, exchanges.config.internal.norm_bound)
         for peer in refused:
-            exchanges.refusals.add(peer, code or "norm")
+            exchanges.refusals.add(peer, code or "norm")  # The whole mean may pass although one slice does not.
             exchanges.misbehaviour.note(peer, "refused", now)
             if code is not None:
                 exchanges.partners.note_failure(peer, now)

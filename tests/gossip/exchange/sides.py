@@ -68,7 +68,7 @@ class Side:
     def __init__(self, me=A, partners=(B,), config=None, first_session=1, **local):
         self.me, self.partners = me, list(partners)
         self.config = config or Config()
-        fields = {"run_id": b"g" * 16, "ready": True, "every": self.config.first_interval} | local
+        fields = {"run_id": b"g" * 16, "ready": True, "steps_per_mix": self.config.first_interval} | local
         self.local = Local("f", ELEMENTS, 10, **fields)
         self.sessions = itertools.count(first_session)
         self.benched, self.declined, self.mixes, self.gone, self.strangers = [], [], [], [], []
