@@ -49,10 +49,10 @@ class Pair(Exchange):
             if exchange.partner == sender and has_begun and (exchange.is_backgrounded or exchanges.is_overlapping):
                 must_wait = True
             elif exchange.is_backgrounded:
-                continue
+                continue  # It takes no slot that another could use.
             elif exchange.is_reserved:  # The partner offers instead of keeping its reservation.
                 yielding += [exchange] if exchange.partner == sender else []
-            elif exchange.is_initiator and exchange.state is OFFERED and exchange.partner == sender:
+            elif exchange.is_initiator and exchange.state is OFFERED and exchange.partner == sender:  # Offers crossed.
                 yielding.append(exchange)
                 must_wait = must_wait or exchanges.me < sender
             elif (

@@ -59,10 +59,10 @@ class Accusers:
     """The credibility of every accuser, by id. ``was_contacted``: the accuser had a link with us."""
 
     def __init__(self) -> None:
-        self._records: OrderedDict[PeerId, Credibility] = OrderedDict()
+        self._by_accuser: OrderedDict[PeerId, Credibility] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self._by_accuser)
 
     def may_accuse(self, accuser: PeerId, was_contacted: bool, now: float) -> bool:
         """Return True if one more accusation by this member counts.
@@ -71,59 +71,60 @@ class Accusers:
         before the first refutation arrives.
         """
         # Strangers share one track record, but each has its own count of open accusations.
-        record, own_record = self._records.get(accuser if was_contacted else STRANGERS), self._records.get(accuser)
-        open_count = own_record.open_count if own_record is not None else 0
-        if record is None:
+        credibility = self._by_accuser.get(accuser if was_contacted else STRANGERS)
+        own = self._by_accuser.get(accuser)
+        open_count = own.open_count if own is not None else 0
+        if credibility is None:
             return open_count < MAX_OPEN
-        if now >= max(record.last_strike_at, record.silenced_until) + FORGIVEN_S:
-            record.strikes = record.silenced_count = 0
-        if now < record.silenced_until:
+        if now >= max(credibility.last_strike_at, credibility.silenced_until) + FORGIVEN_S:
+            credibility.strikes = credibility.silenced_count = 0
+        if now < credibility.silenced_until:
             return False
-        is_doubted = record.strikes or record.silenced_count
-        return open_count < (MAX_STRIKES - record.strikes if is_doubted else MAX_OPEN)
+        is_doubted = credibility.strikes or credibility.silenced_count
+        return open_count < (MAX_STRIKES - credibility.strikes if is_doubted else MAX_OPEN)
 
     def is_silenced(self, accuser: PeerId, was_contacted: bool, now: float) -> bool:
         """Return True if accusations by this member are ignored now."""
-        record = self._records.get(accuser if was_contacted else STRANGERS)
-        return record is not None and now < record.silenced_until
+        credibility = self._by_accuser.get(accuser if was_contacted else STRANGERS)
+        return credibility is not None and now < credibility.silenced_until
 
     def open_accusation(self, accuser: PeerId) -> None:
         """Count an accusation by this member as open."""
-        self._record_of(accuser).open_count += 1
+        self._credibility_of(accuser).open_count += 1
 
     def close_accusation(self, accuser: PeerId, was_contacted: bool, is_true: bool | None, now: float) -> None:
         """Close an open accusation: it was confirmed (True), refuted (False) or neither (None)."""
-        self._record_of(accuser).open_count -= 1
+        self._credibility_of(accuser).open_count -= 1
         if is_true is not None:
             self.record_verdict(accuser, was_contacted, is_true, now)
         self._drop_oldest()
 
     def record_verdict(self, accuser: PeerId, was_contacted: bool, is_true: bool, now: float) -> None:
         """Record that an accusation proved true or false. It need not be open: one of ourselves never is."""
-        record = self._record_of(accuser if was_contacted else STRANGERS)
+        credibility = self._credibility_of(accuser if was_contacted else STRANGERS)
         if is_true:
-            record.strikes = max(0, record.strikes - 1)
+            credibility.strikes = max(0, credibility.strikes - 1)
             return
-        if now < record.silenced_until:
+        if now < credibility.silenced_until:
             return  # The accusation is older than the silence that its author already serves.
-        record.last_strike_at = now
-        record.strikes += 1
-        if record.strikes >= MAX_STRIKES:
-            record.silenced_until = now + SILENCE_S * 2 ** min(record.silenced_count, MAX_DOUBLINGS)
-            record.silenced_count += 1
-            record.strikes = 0
+        credibility.last_strike_at = now
+        credibility.strikes += 1
+        if credibility.strikes >= MAX_STRIKES:
+            credibility.silenced_until = now + SILENCE_S * 2 ** min(credibility.silenced_count, MAX_DOUBLINGS)
+            credibility.silenced_count += 1
+            credibility.strikes = 0
 
-    def _record_of(self, accuser: PeerId) -> Credibility:
-        record = self._records.get(accuser)
-        if record is None:
-            record = self._records[accuser] = Credibility()
-        self._records.move_to_end(accuser)
-        return record
+    def _credibility_of(self, accuser: PeerId) -> Credibility:
+        credibility = self._by_accuser.get(accuser)
+        if credibility is None:
+            credibility = self._by_accuser[accuser] = Credibility()
+        self._by_accuser.move_to_end(accuser)
+        return credibility
 
     def _drop_oldest(self) -> None:
         """Drop the least recently used accusers without open accusations. A suspect has at most four open ones."""
-        while len(self._records) > MAX_ACCUSERS:
-            accuser = next((peer for peer, record in self._records.items() if not record.open_count), None)
+        while len(self._by_accuser) > MAX_ACCUSERS:
+            accuser = next((peer for peer, kept in self._by_accuser.items() if not kept.open_count), None)
             if accuser is None:
                 return
-            del self._records[accuser]
+            del self._by_accuser[accuser]

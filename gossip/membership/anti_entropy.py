@@ -3,6 +3,7 @@
     asker:   Digest ---------->            ------> Records of the buckets that ``want`` names
     other:             <------ Records, want
 
+The first byte of an id puts its member into one of 256 *buckets*. A *digest* has a hash of each bucket's members.
 Push-pull repairs what gossip missed and brings the whole table to a newcomer (Demers et al., "Epidemic algorithms for
 replicated database maintenance", PODC 1987).
 """
@@ -45,8 +46,8 @@ class PushPull:
     def send_digest(self, entry: Entry, now: float, effects: list[Effect], ask_for_all: bool = False) -> None:
         entry.digest_sent_at, entry.asked_for_all, entry.answer_due = now, ask_for_all, True
         # The answer to our own Digest is not a flood. A newcomer asks for everything and may receive a whole table.
-        allowed = 2 * self._config.internal.max_members if ask_for_all else VERIFIED_BURST + len(self._table.entries)
-        entry.allow_records(allowed, now)
+        whole_table, answer = 2 * self._config.internal.max_members, VERIFIED_BURST + len(self._table.entries)
+        entry.allow_records(whole_table if ask_for_all else answer, now)
         digest = Digest(b"" if ask_for_all else self._table.digest())
         effects.append(Send(entry.record.id, digest))
 

@@ -230,8 +230,8 @@ class Detector:
         """Return True if we should probe this member.
 
         Strangers are probed only by members that had a link with them: a made-up stranger never answers and would lower
-        our health. An undialable member is probed by the members linked with it, and by its homes. All probe it
-        when no home is ALIVE, or every home restarted after it was named and so forgot it.
+        our health. An undialable member is probed by the members linked with it, and by its homes, to which it keeps
+        links. All probe it when no home is ALIVE, or every home restarted after it was named and so forgot it.
         """
         if (entry.state is not ALIVE and entry.state is not SUSPECT) or not entry.was_contacted:
             return False

@@ -1,9 +1,9 @@
 """Piggybacked dissemination: each update is sent a number of times, the least sent first, then the newest.
 
-An update is a member's record or a hint. It asks for gossip frames of its own until it was sent half of its times. By
-then few have missed it (one in 400 among 300 members). It is then *passive*: the other half is piggybacked on Pings,
-Acks and frames that are sent anyway. Mere progress, and the DEAD hint of an expired suspect, are passive from the
-start.
+An update is a member's record or a hint, which is an accusation of a member. It asks for gossip frames of its own until
+it was sent half of its times. By then few have missed it (one in 400 among 300 members). It is then *passive*: the
+other half is piggybacked on Pings, Acks and frames that are sent anyway. Mere progress, and the DEAD hint of a suspect
+whose time has run out, are passive from the start.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Rumours", "first_passive_sends", "gossip_targets", "retransmits"]
 
 MAX_SENDS = 24  # More than the 20 retransmissions of the largest table.
 # An update that is passive from the start is sent as often as in the smallest swarm. A missed progress update is
-# replaced by the owner's next one. Each member that knows the accusers finds out by itself that a suspect is dead.
+# replaced by the owner's next one. Each member that knows the accusations finds out by itself that a suspect is dead.
 PASSIVE_SENDS = 4
 MIN_LINKS = 24  # Links that suffice for gossip: among 1,000 members, records were as fresh as with random targets.
 MAX_RUMOURS = 1024  # Push-pull carries the rest: 32 a frame and 6 frames a second send 1,024 updates in 5 s.
@@ -34,7 +34,7 @@ def retransmits(members: int) -> int:
 
 
 def first_passive_sends(members: int) -> int:
-    """Return the sends that a passive update counts as having at first: it is sent last and expires first."""
+    """Return the sends with which a passive update begins: PASSIVE_SENDS are left, and it is sent last."""
     return min(retransmits(members), MAX_SENDS) - PASSIVE_SENDS
 
 
@@ -45,9 +45,9 @@ class Rumours:
         self.due_at = math.inf  # Time of the next gossip frame; infinite while no update asks for one.
         self._period_s = period_s
         self._frame_at = now - period_s  # Time of the last gossip frame.
-        # The updates by key, one level for each number of sends so far. In a level the newest comes last.
+        # ``_levels[n]`` holds the updates that were sent n times so far, by key. The newest comes last.
         self._levels: list[dict[bytes, Update]] = [{} for _ in range(MAX_SENDS)]
-        self._sends: dict[bytes, int] = {}  # The level of each key.
+        self._sends: dict[bytes, int] = {}  # The number of sends of each update, by key.
         self._passive: set[bytes] = set()  # Keys of updates that ask for no frame.
 
     def __len__(self) -> int:
@@ -101,7 +101,8 @@ class Rumours:
             if len(level) <= room:  # Most levels are small and move as a whole.
                 batch, levels[sends] = level, {}
             else:
-                batch = dict([level.popitem() for _ in range(room)][::-1])
+                newest_first = [level.popitem() for _ in range(room)]
+                batch = dict(newest_first[::-1])
             taken += reversed(batch.values())
             moved.append((sends + copies, batch))
             if len(taken) == count:
@@ -113,9 +114,9 @@ class Rumours:
                 if levels[sends]:
                     levels[sends] |= batch
                 else:
-                    levels[sends] = batch
+                    levels[sends] = batch  # Reusing the dict is faster than copying it.
                 self._sends |= dict.fromkeys(batch, sends)
-            else:
+            else:  # These were sent often enough.
                 for key in batch:
                     del self._sends[key]
                 self._passive.difference_update(batch)

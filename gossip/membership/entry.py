@@ -75,7 +75,7 @@ class Entry:
     check_tokens: TokenBucket | None = None  # Rate limiter of the signature checks that its messages cause.
 
     # Accusations.
-    accusers: tuple[Hint, ...] = ()  # The accusations of a SUSPECT; the last hint about a DEAD member.
+    accusations: tuple[Hint, ...] = ()  # The accusations of a SUSPECT; the last hint about a DEAD member.
     expires_at: float = math.inf  # Time at which a SUSPECT becomes DEAD.
     warned_at: float = NEVER  # Time at which we last told it of the accusations against it.
     answered_at: float = NEVER  # Time at which we last answered an accusation of us that it relayed.
@@ -108,13 +108,13 @@ class Entry:
 
     @property
     def hint(self) -> Hint:
-        """Return the signed hint about a SUSPECT or DEAD member. For a SUSPECT, prefer one that does not say DEAD."""
+        """Return an accusation of a SUSPECT or DEAD member. For a SUSPECT, prefer one that does not say DEAD."""
         if self.state is SUSPECT:
-            return next((hint for hint in self.accusers if not hint.dead), self.accusers[0])
-        return self.accusers[0]
+            return next((hint for hint in self.accusations if not hint.dead), self.accusations[0])
+        return self.accusations[0]
 
     def is_accused_by(self, peer: PeerId) -> bool:
-        return any(hint.by == peer for hint in self.accusers)
+        return any(hint.by == peer for hint in self.accusations)
 
     def allow_records(self, records: float, now: float) -> TokenBucket:
         """Allow it ``records`` records at once, and VERIFIED_PER_S a second in the long run."""

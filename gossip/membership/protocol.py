@@ -2,7 +2,7 @@
 
 ``states`` holds the rules for states, ``detector`` probes, ``anti_entropy`` compares tables, ``dissemination`` gossips,
 ``strangers`` dials members known by hearsay, ``self_record`` keeps our own record. This module handles messages and
-timers.
+timers. ``table`` defines contacted members, strangers, owners and homes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["Membership"]
 
 FAREWELLS = 8  # Members, besides the linked ones, that we tell directly when we leave.
 DEAD_KEPT_S = 86_400.0  # The dead are remembered and dialled for a day: longer than a cut that is repaired lasts.
-HEALS_ALONE = 3  # DEAD members to dial in each probe period while we know no ALIVE one.
+HEALS_ALONE = 3  # DEAD members to dial in each probe period while no contacted member is ALIVE.
 BOOK_SIZE = 1_024  # Records saved for the next start: 256 KiB.
 ALIVE, SUSPECT, DEAD = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD  # Reading an Enum's attributes is slow.
 
@@ -428,7 +428,7 @@ class Membership:
         return self._table.recently_alive(BOOK_SIZE)
 
     def restore(self, records: Iterable[MemberRecord], now: float) -> None:
-        """Add the records of a saved book as DEAD members, ungossiped and dialled at once. Skip unacceptable ones."""
+        """Add the records of a saved book as DEAD members, which are dialled at once. Skip unacceptable ones."""
         for record in records:
             try:
                 is_news = self._states.is_news(record)

@@ -1,6 +1,6 @@
 """Our own record: the only one that we sign and whose incarnation we raise.
 
-Changes are signed at once, except for mere progress, which every training step changes. The swarm has N members.
+Changes are signed at once, except for mere progress, which every training step changes. In a swarm of N members:
 
     progress (steps, samples ...)   signed every 0.02 s * N^2, by all N members together 50 / N times a second
     progress with *figures*         signed every max(progress_period_s, 0.1 s * N), 10 times a second in the swarm
@@ -26,8 +26,8 @@ __all__ = ["OwnFields", "OwnRecord"]
 
 PROGRESS = frozenset({"steps", "samples", "progress", "loss", "version", "extra"})  # The fields of mere progress.
 FIGURES_S_PER_MEMBER = 0.1  # Minimum time between two records with figures, for each member of the swarm.
-PROGRESS_S = 0.02  # Time between two records of mere progress, times N^2.
-MAX_PROGRESS_S = 1_800.0  # Maximum age of the loss, samples and steps, which people read.
+PROGRESS_S = 0.02  # N^2 times this is the time between two records of mere progress.
+MAX_PROGRESS_S = 1_800.0  # Maximum of that time, since people read the loss, samples and steps.
 # Number of our lives, this one included, whose counts are added up. Members may hold records of several earlier lives.
 # Many such records mean that another process uses our key.
 MAX_LIVES = 8
@@ -88,9 +88,9 @@ class OwnRecord:
         fields: dict[str, Any] = {name: clamp_field(name, value) for name, value in changes.items()}
         if "samples" in fields:
             self._table.arrears.note_samples(fields["samples"], now)
-        for name, earlier in self._earlier.items():
+        for name, earlier_count in self._earlier.items():
             if name in fields:
-                fields[name] = clamp_field(name, fields[name] + earlier)
+                fields[name] = clamp_field(name, fields[name] + earlier_count)
         if "run_id" in fields and fields["run_id"] != self.record.run_id:
             fields["extra"] = ()  # The figures belong to other weights.
         for name, value in fields.items():
@@ -105,12 +105,12 @@ class OwnRecord:
         """Sign a new record with the pending changes and these, and gossip it."""
         changes = {"sequence": self.record.sequence + 1} | self._pending | changes
         changes = {name: clamp_field(name, value) for name, value in changes.items()}
-        self._pending, before = {}, self.record
+        self._pending, earlier_record = {}, self.record
         self.record = signed(dataclasses.replace(self.record, **changes), self._sign)
         state = MemberState.LEFT if self.record.left else MemberState.ALIVE
         self._table.update(self._table.mine, self.record, state, now)
         self.set_phase(now)
-        sends = first_passive_sends(self._table.size) if is_progress_only(self.record, before) else None
+        sends = first_passive_sends(self._table.size) if is_progress_only(self.record, earlier_record) else None
         self._rumours.put(self.record, now, sends)
 
     def set_phase(self, now: float, phase: float = 1.0) -> None:
@@ -168,8 +168,8 @@ class OwnRecord:
             self.publish(now, incarnation=incarnation, sequence=0)
             return self._life_count == MAX_LIVES
         counts = dict[str, int]()
-        for name, earlier in self._earlier.items():
-            uncounted = max(0, getattr(record, name) - earlier)
+        for name, earlier_count in self._earlier.items():
+            uncounted = max(0, getattr(record, name) - earlier_count)
             self._earlier[name] += uncounted
             counts[name] = self._pending.get(name, getattr(self.record, name)) + uncounted
         self.publish(now, incarnation=incarnation, sequence=0, **counts)

@@ -41,7 +41,7 @@ ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState
 
 # Number of incarnations by which a relayed record may be ahead of ours. Over its own link the owner itself is believed.
 MAX_JUMP = 1_000
-MAX_ACCUSERS = 4  # The first and three confirmations: more change nothing.
+MAX_ACCUSATIONS = 4  # Of one suspect: the first, and three that confirm it, after which a suspicion is shortest.
 # Rate limit of the hints that we believe one sender. The burst is two frames, for many members that die at once.
 HINTS_PER_S, HINTS_BURST = 8.0, 64.0
 NEWCOMERS_PER_S = 1_000.0  # New members a second, after a burst as large as the largest table.
@@ -115,7 +115,7 @@ class MemberStates:
         therefore rate limited. The excess is dropped unread; gossip or push-pull bring it again if it was genuine.
         """
         find_entry = self._table.entries.get
-        # Most gossip is known already. A large swarm spends its time in this line.
+        # Most gossip is known already, so that a large swarm spends its time in this line.
         unknown = [
             update for update in updates
             if not isinstance(update, MemberRecord)
@@ -194,7 +194,7 @@ class MemberStates:
         if entry.is_restored:
             if hint.dead and not entry.record.left:  # The accuser has evidence for what we only assumed.
                 self.change_state(entry, entry.record, DEAD, now)
-                entry.accusers = (hint,)
+                entry.accusations = (hint,)
             return
         # Our own hints come back to us, and count only about a stranger, which we may have accused in an earlier life.
         is_own_echo = accuser == self._my_id and entry.was_contacted
@@ -203,7 +203,7 @@ class MemberStates:
         if hint.dead and self.earlier_states.get(hint.peer, state) is None:
             # This message introduced the member, so it starts as DEAD. The sender could as well have hidden it.
             self.change_state(entry, entry.record, DEAD, now)
-            entry.accusers = (hint,)
+            entry.accusations = (hint,)
             self._rumours.put(hint, now)
         elif self._is_believed(hint, entry, relay, now):
             self._add_accuser(entry, hint, now)
@@ -213,7 +213,8 @@ class MemberStates:
     def _is_believed(self, hint: Hint, entry: Entry, relay: Entry | None, now: float) -> bool:
         """Return True if this hint counts: new, signed, by a credible accuser, within the relay's rate limit."""
         accuser = self._table.entries.get(hint.by)
-        if relay is None or accuser is None or entry.is_accused_by(hint.by) or len(entry.accusers) >= MAX_ACCUSERS:
+        is_full = len(entry.accusations) >= MAX_ACCUSATIONS
+        if relay is None or accuser is None or is_full or entry.is_accused_by(hint.by):
             return False
         if not self._accusers.may_accuse(hint.by, accuser.was_contacted, now):
             return False
@@ -236,7 +237,7 @@ class MemberStates:
 
     def accuse(self, entry: Entry, now: float) -> None:
         """Suspect a member after a failed probe of our own."""
-        if not entry.is_accused_by(self._my_id) and len(entry.accusers) < MAX_ACCUSERS:
+        if not entry.is_accused_by(self._my_id) and len(entry.accusations) < MAX_ACCUSATIONS:
             self._add_accuser(entry, self.own_hint(entry.record, False), now)
 
     def accuse_failed(self, now: float) -> None:
@@ -252,9 +253,9 @@ class MemberStates:
     def _add_accuser(self, entry: Entry, hint: Hint, now: float) -> None:
         if entry.state is ALIVE:
             self.change_state(entry, entry.record, SUSPECT, now)
-        entry.accusers = (*entry.accusers, hint)
+        entry.accusations = (*entry.accusations, hint)
         self._accusers.open_accusation(hint.by)
-        self._set_expiry(entry, entry.state_since + suspicion_s(self._config, self._table.size, len(entry.accusers)))
+        self._set_expiry(entry, entry.state_since + suspicion_s(self._config, self._table.size, len(entry.accusations)))
         self._rumours.put(hint, now)
 
     def warn(self, entry: Entry, now: float, effects: list[Effect]) -> None:
@@ -272,14 +273,15 @@ class MemberStates:
                 continue
             entry = self._table.entries[peer]
             is_heard = entry.alive_at >= now - self._config.internal.probe_period_s
-            if is_heard or (len(entry.accusers) == 1 and entry.was_contacted and not entry.is_accused_by(self._my_id)):
+            has_one_accuser = len(entry.accusations) == 1 and not entry.is_accused_by(self._my_id)
+            if is_heard or (has_one_accuser and entry.was_contacted):
                 # It may not have heard of the suspicion, or it has one accuser only. The probe tells it, and decides.
                 self._set_expiry(entry, now + self._config.internal.probe_period_s)
                 self._detector.probe_now(entry, now, effects)
                 self.accuse_failed(now)
             else:
                 self.change_state(entry, entry.record, DEAD, now)
-                entry.accusers = (self.own_hint(entry.record, True),)
+                entry.accusations = (self.own_hint(entry.record, True),)
                 # The others declare it DEAD by themselves as well.
                 self._rumours.put(entry.hint, now, first_passive_sends(self._table.size))
         self._update_deadline()
@@ -313,7 +315,7 @@ class MemberStates:
 
     # -- changes -------------------------------------------------------------------------------------------------
     def change_state(self, entry: Entry, record: MemberRecord, state: MemberState, now: float) -> None:
-        """Change the state or the incarnation. For SUSPECT or DEAD, the caller sets the accusers afterwards."""
+        """Change the state or the incarnation. For SUSPECT or DEAD, the caller sets the accusations afterwards."""
         earlier_state = entry.state
         assert record.incarnation >= entry.record.incarnation
         is_renewed = record.incarnation > entry.record.incarnation or entry.is_restored
@@ -321,7 +323,7 @@ class MemberStates:
         self.earlier_states.setdefault(record.id, None if entry.is_restored else earlier_state)
         if earlier_state is SUSPECT:
             self._judge_accusers(entry, state, now)
-        entry.accusers = ()
+        entry.accusations = ()
         if state is ALIVE or state is LEFT:
             self._rumours.drop_hint(record.id)
         self._table.update(entry, record, state, now)
@@ -350,14 +352,14 @@ class MemberStates:
 
         The silence of a stranger proves no accuser right: the stranger may have been made up to be accused.
         """
-        is_true: bool | None = None  # Neither proven nor refuted.
+        is_true: bool | None = None  # None: neither proven nor refuted.
         if state is ALIVE:
             is_true = False
         elif state is DEAD and entry.was_contacted:
             is_true = True
         entries = self._table.entries
-        for hint in entry.accusers:
-            if hint.by == self._my_id:
+        for hint in entry.accusations:
+            if hint.by == self._my_id:  # We do not judge ourselves.
                 self._accusers.close_accusation(hint.by, True, None, now)
             else:
                 accuser = entries.get(hint.by)

@@ -27,7 +27,7 @@ FEW_CONTACTS = 8  # A peer with fewer contacted members dials without a random d
 # Largest random delay of a dial, for each ALIVE member: all hear of a newcomer at once and must not dial it at once.
 SPREAD_S = 0.05
 YIELD_S = 0.5  # Delay of the larger id: of two members that hear of each other, one dial is enough.
-RETRY_S, MAX_DOUBLINGS = 60.0, 6  # Delay after a failed dial; it doubles up to about an hour.
+RETRY_S, MAX_DOUBLINGS = 60.0, 6  # Delay after a failed dial. It doubles at most 6 times, up to about an hour.
 MAX_DIAL_S = 30.0  # Maximum duration of a dial, including its wait in the queue.
 # Number of unanswered dials to one host for the members that one introducer names, and the time until the next dial.
 HOST_BURST, HOST_RETRY_S = 4.0, 60.0
@@ -38,7 +38,7 @@ MAX_FAILED_DIALS = 2
 
 
 class OpenDial(NamedTuple):
-    """A dial that is not answered yet."""
+    """A dial of a stranger that is not answered yet."""
 
     began_at: float
     host_tokens: TokenBucket  # The rate limiter of its host, which gets the token back if the stranger answers.
@@ -82,7 +82,7 @@ class Introductions:
             assert address is not None
             assert introducer is not None
             host_tokens = self._limiter(introducer, address.host, now)
-            spare = int(entry.failed_dials > 0)  # A member that was never dialled goes first.
+            spare = int(entry.failed_dials > 0)  # The last token is for a member that was never dialled.
             if not host_tokens.take(now, spare):  # The introducer names many ports of a host that does not answer.
                 self._tokens.give_back()
                 # An answered dial returns its token, so some strangers try before the rate limiter makes a new one.

@@ -3,6 +3,9 @@
 A member is *contacted* if it had a link with us in this life of ours. A *stranger* is known by hearsay alone, from its
 introducer. A *run member* is ALIVE, ready and contacted. New ids cost nothing, so only contacted members are asked for
 anything, and strangers are evicted first.
+
+An *undialable* member has no address. It opens all its links itself and keeps some to a few members, its *homes*. An
+*owner* has a share of the training data: run members, and undialable strangers for which a home *vouches*.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ class Table:
         self._dropped: OrderedDict[PeerId, int] = OrderedDict()  # Dropped members and their last incarnation.
 
         self.strangers: dict[PeerId, list[PeerId]] = {}  # By introducer.
-        # ALIVE strangers with an address, by introducer. Half of a swarm may have none, and the gone stay for a day.
+        # ALIVE strangers with an address, by introducer. The others are undialable, or gone for up to a day.
         self._dialable: dict[PeerId, list[PeerId]] = {}
         self._introducers: list[PeerId] = []  # The keys of `_dialable`.
         self._vouched: dict[PeerId, dict[PeerId, None]] = {}  # Strangers that own data, by the home that vouches.
@@ -168,8 +171,8 @@ class Table:
             counts = {peer: len(ids) for peer, ids in self.strangers.items() if peer != self._my_id}
             busiest = max(counts, key=lambda peer: counts[peer], default=None)
             count_with_newcomer = 0 if introducer is None else counts.get(introducer, 0) + 1
-            if busiest is None or count_with_newcomer >= counts[busiest]:  # It takes no place from one with fewer.
-                return False
+            if busiest is None or count_with_newcomer >= counts[busiest]:
+                return False  # The newcomer's introducer would take a place from one that has no more than it.
             # A SUSPECT stays, since its accusers are still to be judged.
             latest = (peer for peer in reversed(self.strangers[busiest]) if self.entries[peer].state is not SUSPECT)
             peer = next(latest, None)
@@ -265,7 +268,7 @@ class Table:
         entry.introducer = None
 
     def _update_waiting(self, entry: Entry) -> None:
-        """Update what waits for a link with this member, after every change but progress: its dial and our arrears."""
+        """Update the dial and the arrears of this member, after every change but progress: both wait for a link."""
         if entry.record.id == self._my_id:
             return
         introducer = entry.introducer
@@ -367,18 +370,19 @@ class Table:
         self, count: int, rng: random.Random, with_suspects: bool = False, without: PeerId | None = None
     ) -> list[Entry]:  # fmt: skip
         """Return a uniform sample of up to ``count`` reachable, contacted members, ALIVE (and SUSPECT)."""
-        alive, entries, random_ = self.contacted, self.entries, rng.random
-        suspects = self.suspects if with_suspects else []
+        alive, suspects = self.contacted, self.suspects if with_suspects else []
         total = len(alive) + len(suspects)
-        chosen: list[Entry] = []
-        is_small = total <= 2 * count
-        order = list(range(total)) if is_small else []
-        if is_small:
+        indexes: Iterable[int]
+        if total <= 2 * count:
+            order = list(range(total))
             rng.shuffle(order)
-        # Four draws each. Where most are unreachable this finds a few less, but does not walk the table.
-        for draw in range(total if is_small else 4 * count):
-            index = order[draw] if is_small else int(random_() * total)
-            entry = entries[alive[index] if index < len(alive) else suspects[index - len(alive)]]
+            indexes = order
+        else:
+            # Four draws each. Where most are unreachable this finds a few less, but does not walk the table.
+            indexes = (int(rng.random() * total) for _ in range(4 * count))
+        chosen: list[Entry] = []
+        for index in indexes:
+            entry = self.entries[alive[index] if index < len(alive) else suspects[index - len(alive)]]
             if entry.is_reachable and entry.was_contacted and entry.record.id != without and entry not in chosen:
                 chosen.append(entry)
                 if len(chosen) == count:

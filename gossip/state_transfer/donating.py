@@ -2,7 +2,8 @@
 
     Fetch --> copy the elements --snapshotted--> Serving, and stream them --> served
 
-The weights and the optimizer's state are copied at a step boundary of the training loop, which may be paused.
+A Fetch without elements is the question of a survey, which Serving answers at once. The weights and the optimizer's
+state are copied at a step boundary of the training loop, which may be paused.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Donor:
         local, session = self.local, fetch.session
         if not local.ready:
             return [Send(sender, Refuse(session, "not-ready"))]
-        if fetch.start == fetch.stop:
+        if fetch.start == fetch.stop:  # A survey: no elements are asked for.
             frozen_hash = local.frozen_hash or b""
             answer = Serving(
                 session, local.version, local.run_id, local.optimizer_keys, local.optimizer_scalars, swarm_samples,

@@ -61,6 +61,7 @@ class Ending:
         self.follow_run()
         records = self.membership.run_members(local.run_id)
         present = {record.id for record in records}
+        # New members take the places of voters that have gone: identities one after another have one vote.
         newcomer_count = len(present - self.present - self.voters.keys())
         gone_voters = [voter for voter in self.voters if voter not in present]
         for voter in gone_voters[:newcomer_count]:
@@ -71,11 +72,12 @@ class Ending:
                 self.voters[record.id] = None
             else:
                 self.voters.pop(record.id, None)
-        votes, members = len(self.voters), len(self.voters.keys() | present) + self.stranger_count(present) + 1
-        if 2 * votes <= members:
+        vote_count = len(self.voters)
+        member_count = len(self.voters.keys() | present) + self.stranger_count(present) + 1  # Ourselves.
+        if 2 * vote_count <= member_count:
             return []
         self.finish(now)
-        text = f"{votes} of the {members} members hold this run to be finished, so it is."
+        text = f"{vote_count} of the {member_count} members hold this run to be finished, so it is."
         return [Notice("finished", text)]
 
     def stranger_count(self, present: set[PeerId]) -> int:

@@ -57,13 +57,13 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class Piece:
-    """Elements [start, stop) of the joining vector. ``start`` advances from ``first`` with the chunks that arrive."""
+    """Elements [start, stop) of the joining vector, which ``donor`` still has to send."""
 
-    start: int
+    start: int  # It advances with the chunks that arrive.
     stop: int
     donor: PeerId
     deadline: float  # Time by which the next chunk must arrive.
-    first: int
+    first: int  # The value of ``start`` when the piece was requested.
 
 
 class Newcomer:
@@ -82,7 +82,7 @@ class Newcomer:
         # Runs to avoid, and to take.
         self.avoided_runs = Recent[bytes, float](MAX_RUNS)  # Runs that we avoid, and until when.
         self.failed_trials = Recent[bytes, int](MAX_RUNS)  # Trials here that each run's weights have failed.
-        self.consented_run_id = b""  # The run into which the user told us to merge.
+        self.consented_run_id = b""  # The run into which the user told us to merge; empty if there is none.
 
         # The transfer in progress.
         self.phase = Phase.IDLE
@@ -100,7 +100,7 @@ class Newcomer:
         self.version = 0.0
         self.swarm_samples = 0  # Samples behind the weights.
         self.finished = False  # The run is finished.
-        self.frozen_hash = b""  # The donors' hash of the frozen weights, while our own is being computed.
+        self.frozen_hash = b""  # The donors' hash of the frozen weights while our own is computed; empty otherwise.
         self.keeps_frozen = False  # Our frozen weights are those of the donors, and are not fetched.
 
         # The pieces.
@@ -143,6 +143,7 @@ class Newcomer:
         return self.survey(self.candidates[: self.max_donors])
 
     def survey(self, peers: list[PeerId]) -> list[Effect]:
+        """Ask these peers to describe their state, by a Fetch without elements."""
         self.surveys = {self.new_session(): peer for peer in peers}
         return [Send(peer, Fetch(session, (), 0, 0)) for session, peer in self.surveys.items()]
 
@@ -162,8 +163,8 @@ class Newcomer:
         self.phase, self.deadline = Phase.COLLECTING, math.inf
         # Trust a hash only from as many donors as would be compared. Otherwise one donor alone could make us keep
         # frozen weights that are not the run's.
-        is_enough = len(donors) >= min(MIN_DONORS, len(self.candidates))
-        ours, theirs = self.local.frozen_hash, agreed.frozen_hash if is_enough else b""
+        has_enough_donors = len(donors) >= min(MIN_DONORS, len(self.candidates))
+        ours, theirs = self.local.frozen_hash, agreed.frozen_hash if has_enough_donors else b""
         self.frozen_hash = theirs if ours is None else b""
         self.keeps_frozen = bool(ours) and ours == theirs
         unasked = [peer for peer in self.candidates if peer not in self.answers]  # Donors that disagreed are left out.
@@ -174,7 +175,7 @@ class Newcomer:
         self.missing = [piece for part in parts for piece in self.cut(*part, len(donors))]
         return self.request_missing(now)
 
-    def cut(self, start: int, stop: int, donors: int) -> list[tuple[int, int]]:
+    def cut(self, start: int, stop: int, donor_count: int) -> list[tuple[int, int]]:
         """Cut a range into equal pieces for the donors, none larger than a donor serves.
 
         Every donor gets a share, since one donor alone could not be compared. Pieces consist of whole chunks if they
@@ -182,7 +183,7 @@ class Newcomer:
         optimizer state have pieces of one size.
         """
         elements = stop - start if self.local.frozen_elements else self.size
-        share, chunk = max(-(-elements // donors), MIN_ELEMENTS), self.config.chunk_elements
+        share, chunk = max(-(-elements // donor_count), MIN_ELEMENTS), self.config.chunk_elements
         if share >= chunk:
             share = -(-share // chunk) * chunk  # Up to whole chunks.
         limit = max_piece_elements(self.local.weights)
@@ -198,8 +199,8 @@ class Newcomer:
         self.keeps_frozen = theirs == self.local.frozen_hash
         if self.keeps_frozen:
             return [] if self.pieces or self.missing else self.advance(now)
-        donors = min(len(self.candidates), self.max_donors)
-        self.missing += self.cut(self.local.elements, self.local.weights, max(1, donors))
+        donor_count = max(1, min(len(self.candidates), self.max_donors))
+        self.missing += self.cut(self.local.elements, self.local.weights, donor_count)
         return self.request_missing(now)
 
     # -- pieces --------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@
         ^                       |
         +------- restored ------+ failed
 
-A peer without weights takes those of a run without a trial.
+A peer without weights takes those of a run without a trial. *Spoiled* weights hold a value that is not finite.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ class RunState:
 
     run_id: bytes
     progress: int  # Samples behind the weights.
-    version: float
+    version: float  # The next four are those of :class:`gossip.exchange.session.Local`.
     ready: bool
     sound: bool
     finished: bool
     settling: bool
     steps: int  # Steps of the training loop, as last counted.
-    samples: int
+    samples: int  # Samples of these steps.
     earlier_steps: int  # Counts of earlier lives, which the peer's record adds.
     earlier_samples: int
-    incarnation: int
+    incarnation: int  # Of the peer's record, like the next one.
     extra: tuple[Any, ...]  # Figures for the owners of other nodes.
 
 
@@ -73,43 +73,43 @@ class OwnRun:
             extra=me.extra,
         )  # fmt: skip
 
-    def continue_from(self, before: RunState, now: float) -> None:
+    def continue_from(self, earlier: RunState, now: float) -> None:
         """Continue the run of an earlier peer.
 
         Samples that the earlier peer was not told of count with the next report.
         """
         local = self.local
-        local.steps = local.mixed_steps = before.steps
-        local.samples = before.samples
-        self.resume(before.run_id, before.progress, before.version, now, before.finished)
-        local.settling = before.settling
-        if before.ready:
+        local.steps = local.mixed_steps = earlier.steps
+        local.samples = earlier.samples
+        self.resume(earlier.run_id, earlier.progress, earlier.version, now, earlier.finished)
+        local.settling = earlier.settling
+        if earlier.ready:
             local.ready, local.progress.resumed = True, False
             self.membership.update_me(now, ready=True)
             self.restart_schedule(now)
         else:
-            local.sound = before.sound
+            local.sound = earlier.sound
 
     # -- our own weights -----------------------------------------------------------------------------------------
-    def begin(self, now: float, why: str) -> list[Effect]:
+    def begin(self, now: float, reason: str) -> list[Effect]:
         """Become ready with our own weights. No samples are behind them, except those of a checkpoint.
 
-        ``why`` is the sentence that tells the user.
+        ``reason`` is the sentence that tells the user.
         """
         self.local.ready = True
-        progress, found_run_id = self.local.progress, self.joining.run_id
-        untaken: list[Effect] = []
+        progress, missed_run_id = self.local.progress, self.joining.run_id  # The run that we tried to join, or empty.
+        missed: list[Effect] = []
         if not progress.resumed:
             progress.begin(0)
             if self.had_earlier_life:
-                why += " Its weights are new, and the count of samples begins at 0: load a checkpoint to go on."
-            if found_run_id:
-                text = f"This node found run {found_run_id.hex()[:8]} and did not get its weights: "
-                untaken.append(Notice("untaken", text + "those that it trains are its own, with nothing behind them."))
+                reason += " Its weights are new, and the count of samples begins at 0: load a checkpoint to go on."
+            if missed_run_id:
+                text = f"This node found run {missed_run_id.hex()[:8]} and did not get its weights: "
+                missed.append(Notice("untaken", text + "those that it trains are its own, with nothing behind them."))
         progress.resumed = False
         self.membership.update_me(now, ready=True, progress=progress.samples)
         self.restart_schedule(now)
-        return [Notice("started", why), *untaken, *self.ending.on_begun(now)]
+        return [Notice("started", reason), *missed, *self.ending.on_begun(now)]
 
     def resume(self, run_id: bytes, samples: int, version: float, now: float, finished: bool = False) -> list[Effect]:
         """Note that the weights now come from a checkpoint.
@@ -146,10 +146,10 @@ class OwnRun:
 
     def update_counts(self, steps: int, samples: int) -> None:
         """Update the counts of the training loop, and the version and progress that follow; ignore older reports."""
-        local, members, every = self.local, self.membership, self.config.interval_steps
+        local, members, interval_steps = self.local, self.membership, self.config.interval_steps
         steps, samples = max(steps, local.steps), max(samples, local.samples)
-        if every is not None:
-            local.version = clamp_version(local.version + (steps - local.steps) / every)
+        if interval_steps is not None:
+            local.version = clamp_version(local.version + (steps - local.steps) / interval_steps)
         if local.ready:
             local.progress.add_samples(
                 samples - local.samples, steps - local.steps, members.run_size,
@@ -174,7 +174,7 @@ class OwnRun:
             f"The weights are not finite any more (step {self.local.steps}): this node gives them to no member, "
             "and takes the swarm's as soon as a member gives them."
         )
-        # The frozen weights are hashed again, or a newcomer's comparison would keep those that are not finite.
+        # The frozen weights may be spoiled too. A new hash differs from the donors', so that theirs are fetched.
         return [*self.hash_frozen(), Notice("spoiled", text)]
 
     def on_mended(self, now: float) -> list[Effect]:
@@ -236,16 +236,16 @@ class OwnRun:
         joining, local, progress = self.joining, self.local, self.local.progress
         self.publish_counts(now)
         is_merge = local.ready
-        # Our smaller number may lower the median of the new run. Without this pause our former run could then look
-        # larger, and we would go back.
+        # Our smaller sample count may lower the median of the new run. Without this pause our former run could then
+        # look larger, and we would go back.
         if is_merge:
             joining.avoid_run(local.run_id, now + STALEMATE_S)
         local.run_id, local.version, local.ready = joining.run_id, clamp_version(joining.version), True
         local.sound = True
         self.exchanges.filter.on_joined(joining.check.spread_sq)
         own_samples = progress.samples if progress.resumed else 0
-        # After a merge of two runs, members keep their own numbers and exchanges average them. The numbers of another
-        # run must not end the training of this one.
+        # After a merge of two runs, members keep their own sample counts and exchanges average them. The counts of
+        # another run must not end the training of this one.
         if not is_merge or joining.consented_run_id == local.run_id:
             progress.begin(joining.swarm_samples)
         self.membership.update_me(
@@ -273,7 +273,7 @@ class OwnRun:
             text += " Its own frozen weights are the same, and stay."
         # Both have an empty run id, so that only a clear lead in samples outranks.
         are_older = outranks(Run(own_samples, b""), Run(joining.swarm_samples, b""))
-        if are_older and joining.swarm_samples:  # 0: the donors' version does not state it.
+        if are_older and joining.swarm_samples:  # 0: the donors run a version that does not state samples.
             text += (
                 f" They are older than this node's checkpoint, with {quantity(joining.swarm_samples, 'sample')} behind "
                 f"them and not {own_samples:,}: to go on from the newest, end all nodes and start the one that loads "

@@ -22,10 +22,10 @@ from gossip.state_transfer.trial import TrialEvaluator
 __all__ = ["Run", "RunChoice", "outranks"]
 
 ALL_WAIT_S = 2.0  # Time without ready members before the smallest id begins the run.
-# Delay from the first link until a newcomer asks for weights. A table arrives within a round trip or two; with a single
-# donor in it, that donor would be the majority.
+# Delay from the first link until a newcomer asks for weights. The table of members arrives within a round trip or two.
+# Before that the newcomer knows one donor, which would be the majority.
 FIRST_TABLE_S = 0.5
-HEARSAY_S = 6.0  # Extra time while a smaller id is known by hearsay.
+HEARSAY_S = 6.0  # Extra time while a smaller id is known by hearsay, without a link to its member.
 CHECK_S = 1.0  # Interval between two comparisons of the runs.
 # Two runs are in a stalemate while neither may take the other's weights. After this time the one with fewer members
 # gives way. With as many members it is the one with the smaller id, and after twice this time either of them.
@@ -61,7 +61,7 @@ class Starter(Protocol):
 
     trial: TrialEvaluator
 
-    def begin(self, now: float, why: str) -> list[Effect]:
+    def begin(self, now: float, reason: str) -> list[Effect]:
         """Make the peer ready with the weights that it has."""
 
 
@@ -77,7 +77,8 @@ class RunChoice:
         # The start of a peer without weights.
         self.join_by = now + self.config.join_timeout_s
         self.must_join = False  # Do not begin a run only because no member offers one.
-        self.does_seed_answer: Callable[[], bool] = lambda: False  # While one answers, no peer begins alone.
+        # Set by the peer. While a seed answers, no peer begins alone.
+        self.does_seed_answer: Callable[[], bool] = lambda: False
         self.may_begin_at = math.inf  # Time from which the smallest id begins; infinite until all members wait.
         # The check for other runs.
         self.next_check_at = now
@@ -85,7 +86,7 @@ class RunChoice:
         self.divided_since = math.inf  # Time at which we first saw another run.
         self.noticed_run_id = b""  # The run that the latest notice was about.
         # Company.
-        self.is_alone: bool = False
+        self.is_alone = False
         self.alone_since = math.inf  # Infinite with company, and once it is reported that this node is alone.
         self.has_reported_alone = False
         # Weights that are not finite.
@@ -95,8 +96,9 @@ class RunChoice:
     def deadline(self) -> float:
         """Return the time to call :meth:`tick`; infinity for a ready node while no member comes or goes."""
         membership = self.membership
-        # The last check found nothing to do, no member has come or gone since, and ``is_alone`` is up to date.
-        if self.local.ready and membership.changes == self.changes_seen and self.is_alone is not membership.has_company:
+        is_alone_known = self.is_alone is not membership.has_company
+        # The last check found nothing to do, and no member has come or gone since.
+        if self.local.ready and membership.changes == self.changes_seen and is_alone_known:
             return max(self.next_check_at, self.alone_since + self.config.join_timeout_s)
         return self.next_check_at
 

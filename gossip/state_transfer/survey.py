@@ -49,14 +49,14 @@ def agree(answers: Mapping[PeerId, Serving], own_keys: tuple[str, ...], has_opti
         with_keys = {peer: answer for peer, answer in answers.items() if answer.optimizer_keys == keys}
     usual_version = median_low(answer.version for answer in with_keys.values())
     max_version = 2 * usual_version + MAX_LEAD
-    donors = {peer: answer for peer, answer in with_keys.items() if answer.version <= max_version}
-    agreed = donors.values()
+    agreeing = {peer: answer for peer, answer in with_keys.items() if answer.version <= max_version}
+    agreed = agreeing.values()
     # The lower median: of two donors, the one that states less is believed.
     swarm_samples = median_low(answer.swarm_samples for answer in agreed)
     # All, not most of them: if one differs, the frozen weights are fetched, and comparisons and witnesses decide.
     hashes = {answer.frozen_hash for answer in agreed}
     return Agreed(
-        donors=tuple(donors),
+        donors=tuple(agreeing),
         keys=keys,
         scalars=median_scalars([answer.optimizer_scalars for answer in agreed], swarm_samples) if keys else (),
         version=median(answer.version for answer in agreed),

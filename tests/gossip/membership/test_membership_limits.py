@@ -321,7 +321,7 @@ def test_the_table_agrees_with_a_slow_obvious_one():
             table.update_progress(entry, record, float(step))
         else:
             table.update(entry, record, state, float(step))
-        table.entries[record.id].accusers = (peer_id(0),)
+        table.entries[record.id].accusations = (peer_id(0),)
         held[record.id] = (record, state)
     for state in MemberState:
         others = [peer for peer, (_, s) in held.items() if s is state and peer != peer_id(0)]
