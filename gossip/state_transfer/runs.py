@@ -86,7 +86,7 @@ class RunChoice:
         self.divided_since = math.inf  # Time at which we first saw another run.
         self.noticed_run_id = b""  # The run that the latest notice was about.
         # Company.
-        self.is_alone = False
+        self.is_alone: bool = False
         self.alone_since = math.inf  # Infinite with company, and once it is reported that this node is alone.
         self.has_reported_alone = False
         # Weights that are not finite.
