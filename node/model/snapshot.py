@@ -11,7 +11,6 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -20,11 +19,9 @@ from torch import Tensor, nn
 
 from gossip.averaging.vectors import Vector
 from gossip.errors import LayoutError
-from node.model.device.copies import Copies, combined, memory_errors
+from node.model.device.copies import Copies, combined
 from node.model.device.downloads import Downloads
 from node.model.device.guard import StepGuard
-from node.model.device.halves import crossing_type
-from node.model.device.places import Places
 from node.model.device.streams import CopyStreams
 from node.model.device.sweeps import ScaledAddition
 from node.model.device.times import CopyTimes
@@ -33,7 +30,6 @@ from node.model.device.uploads import Change, Relay, Uploading, Uploads, Work
 from node.model.flat import (
     add,
     add_and_read,
-    add_pieces,
     are_float32_on_cpu,
     count_elements,
     device_runs,
@@ -44,12 +40,14 @@ from node.model.flat import (
 )
 from node.model.optimizer_state import OptimizerState
 from node.model.optimizers import Optimizers
+from node.model.sparse import SparseCopies
 from node.model.state import Floats, Positions, State
 from node.model.tensors import LiveTensors, plain_name, refuse_other_tensors
 
 __all__ = ["Copies", "ModelState", "device_of"]
 
-MAPPED_ELEMENTS = 1 << 16  # The smallest host vector that gets pages of its own.
+# The smallest host vector with pages of its own. They return to the system; an allocator may keep smaller ones.
+MAPPED_ELEMENTS = 1 << 16
 
 
 class ModelState(State):
@@ -81,15 +79,15 @@ class ModelState(State):
         optimizers = optimizers if isinstance(optimizers, Optimizers) else Optimizers(optimizers)
         self._state = OptimizerState(self._tensors, optimizers)
         self._streams, self._guard = CopyStreams(), StepGuard(optimizers.all)
-        self._positions = Places(self._streams)
         self._downloads, self._uploads = Downloads(self._streams, self._guard), Uploads(self._streams)
         self._scaled = ScaledAddition(self._streams)
+        self._sparse = SparseCopies(self._tensors, self._streams, self._guard, self._downloads, self._uploads)
         self.layout = self._tensors.layout
-        self._exchanged = sum(segment.kind != "frozen" for segment in self.layout.segments)  # A number of tensors.
+        self._exchanged_count = sum(segment.kind != "frozen" for segment in self.layout.segments)
         self.locks = self.device is not None
         if self.locks:  # Now rather than at the first copy, so that by then the guard has seen the optimizers step.
             self._guard.arm()
-        self.adds_weighted = is_kernel_faster(self._tensors.current()[: self._exchanged], self.layout.exchanged)
+        self.adds_weighted = is_kernel_faster(self._tensors.current()[: self._exchanged_count], self.layout.exchanged)
 
     @property
     def optimizer_keys(self) -> tuple[str, ...]:
@@ -118,7 +116,7 @@ class ModelState(State):
 
     def exchanged_tensors(self) -> list[Tensor]:
         """Return the live tensors that exchanges carry, in the layout's order."""
-        return self._tensors.current()[: self._exchanged]
+        return self._tensors.current()[: self._exchanged_count]
 
     def sound(self) -> bool:
         """Return True if every weight is finite. Waits for the device."""
@@ -201,40 +199,18 @@ class ModelState(State):
 
     def positions_by_tensor(self, positions: Positions) -> Iterator[tuple[int, Tensor]]:
         """Yield the number of each tensor that has some of these ascending positions, and those, on its device."""
-        live = self._tensors.current()
-        for run in self._positions.of(positions, live):
-            for (number, _, _), piece in zip(run.tensors, run.pieces(live), strict=True):
-                yield number, piece.positions
+        return self._sparse.by_tensor(positions)
 
     def has_positions(self, positions: Positions) -> bool:
-        return self.device is None or self._positions.holds(positions)
+        return self.device is None or self._sparse.cache.has(positions)
 
     def prepare_positions(self, positions: Positions) -> None:
         if self.device is not None:
-            with contextlib.suppress(torch.OutOfMemoryError, LayoutError):  # The boundary meets the same error again.
-                self._positions.of(positions, self._tensors.current())
+            self._sparse.prepare(positions)
 
-    @torch.no_grad()
     def begin_read_at(self, out: Floats, positions: Positions) -> Copies:
         """Begin to read the weights at these ascending positions, which must not change; ``out`` has as many."""
-        assert out.size == positions.size
-        live, host = self._tensors.current(), torch.from_numpy(out)
-        copies: list[Copies] = []
-        with memory_errors():
-            runs = self._positions.of(positions, live)
-        for run in runs:
-            pieces, values = run.pieces(live), host[run.start : run.stop]
-            if run.device.type == "cuda":
-                with memory_errors():
-                    flat = [
-                        torch.cat([piece.select().to(dtype) for piece in alike])
-                        for dtype, alike in groupby(pieces, key=lambda piece: crossing_type(piece.tensor))
-                    ]
-                copies.append(self._downloads.begin(run.device, flat, values, constant=True))
-                continue
-            for piece in pieces:
-                values[piece.start : piece.stop].copy_(piece.select())
-        return combined(copies)
+        return self._sparse.begin_read(out, positions)
 
     @torch.no_grad()
     def read_frozen(self, out: Floats, start: int) -> None:
@@ -242,22 +218,9 @@ class ModelState(State):
         live = list(pieces_in_range(self._tensors.current(), start, start + out.size))
         torch._foreach_copy_(views_like(torch.from_numpy(out), live), live)
 
-    @torch.no_grad()
     def add_at(self, shift: Floats, positions: Positions) -> Copies:
         """Add ``shift`` at these ascending positions, which must not change; it has as many elements."""
-        assert shift.size == positions.size
-        self._guard.order_after_copies()
-        live, host = self._tensors.current(), torch.from_numpy(shift)
-        work: list[Work] = []
-        with memory_errors():
-            runs = self._positions.of(positions, live)
-        for run in runs:
-            change, values = partial(add_pieces, run.pieces(live)), host[run.start : run.stop]
-            if run.device.type == "cuda":
-                work.append(self._uploads.prepare_at(run.device, values, change))
-            else:
-                change([], values.to(run.device))
-        return Copies(tuple(event for queue_change in work for event in queue_change()))
+        return self._sparse.add(shift, positions)
 
     def add(self, shift: Floats) -> Copies:
         """Add ``shift`` to the weights, each in its own dtype, rounded once; later work of the device sees the sum.
@@ -325,7 +288,8 @@ class ModelState(State):
             values: The values, on rank 0.
 
         Returns:
-            None if the model is not on one CUDA device, or that has no memory for a portion, or on rank 0 for two.
+            The update. None if the model is not on one CUDA device, or if that has no memory for a portion (on rank 0:
+            for two portions).
         """
         live = self._weights(elements)
         device = live[0].device
@@ -342,7 +306,8 @@ class ModelState(State):
     ) -> Copies:
         """Apply ``change`` with this vector on every device, after all of them have allocated what it needs.
 
-        ``scratch`` is as for :meth:`Uploads.prepare`; ``ahead`` is for each run of devices what was uploaded ahead.
+        ``scratch`` is as for :meth:`Uploads.prepare`. ``ahead`` has the upload of each run of tensors on one device,
+        None for a run of which nothing was uploaded ahead.
         """
         self._guard.order_after_copies()
         runs = list(device_runs(self._weights(vector.size), vector))
@@ -447,7 +412,7 @@ class ModelState(State):
     def _weights(self, elements: int) -> list[Tensor]:
         """Return the tensors that a vector of this length covers: all of them, or those that are exchanged."""
         tensors = self._tensors.current()
-        return tensors if elements == self.layout.size else tensors[: self._exchanged]
+        return tensors if elements == self.layout.size else tensors[: self._exchanged_count]
 
 
 def device_of(state: State) -> torch.device | None:

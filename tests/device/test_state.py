@@ -60,18 +60,18 @@ def test_positions_of_a_cut_go_to_the_device_once(accelerator):
     state = ModelState(mlp().cuda())
     places, out = np.arange(0, state.size(), 3), state.buffer(len(range(0, state.size(), 3)))
     state.begin_read_at(out, places).wait()
-    runs = state._positions.of(places, state._tensors.current())
+    runs = state._sparse.cache.of(places, state._tensors.current())
     state.begin_read_at(out, places).wait()
-    assert state._positions.of(places, state._tensors.current()) is runs
+    assert state._sparse.cache.of(places, state._tensors.current()) is runs
     del runs
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     for _ in range(10):
-        state._positions.of(places.copy(), state._tensors.current())
-    assert len(state._positions.kept) == state._positions.MAX_SETS
+        state._sparse.cache.of(places.copy(), state._tensors.current())
+    assert len(state._sparse.cache.kept) == state._sparse.cache.MAX_SETS
     if accelerator is not None:  # A real allocator rounds such sizes up.
-        assert torch.cuda.max_memory_allocated() - before <= 8 * state._positions.MAX_SETS * places.size
+        assert torch.cuda.max_memory_allocated() - before <= 8 * state._sparse.cache.MAX_SETS * places.size
 
 
 @cuda

@@ -1,4 +1,4 @@
-"""Positions of a part of the weights, kept on the device for as long as the part is used."""
+"""Positions of a part of the weights in the flat vector of all, kept on the device for as long as the part is used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from node.model.device.streams import CopyStreams
 from node.model.flat import TensorPositions
 from node.model.state import Positions
 
-__all__ = ["DevicePositions", "Places"]
+__all__ = ["DevicePositions", "PositionCache"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,10 @@ class DevicePositions:
 
     Attributes:
         device: The device.
-        start: The index of the first one among all positions.
+        start: The index of the first position of these among all positions of the part.
         stop: The index after the last one.
-        tensors: For each tensor that has some: its number, and where its positions start and stop in ``on_device``.
-        on_device: The positions, each relative to its tensor, on the device.
+        tensors: For each tensor with positions: its number, and where its positions start and stop in ``on_device``.
+        on_device: The positions, each counted from its tensor's first element, on the device.
         ready: The event after the copy of ``on_device``; None if the copy is done.
     """
 
@@ -40,7 +40,7 @@ class DevicePositions:
     ready: torch.cuda.Event | None
 
     def pieces(self, live: list[Tensor]) -> list[TensorPositions]:
-        """Return the positions of each tensor that has some, for work of the current stream."""
+        """Return the positions by tensor, for work of the current stream."""
         if self.ready is not None:
             current = torch.cuda.current_stream(self.device)
             current.wait_event(self.ready)
@@ -51,13 +51,13 @@ class DevicePositions:
         ]
 
 
-class Places:
+class PositionCache:
     """The last few sets of positions on their devices: those of exchanges in progress, of the next mix, and sampled.
 
     Thread-safe: a worker may bring positions to the device before the training thread needs them.
     """
 
-    MAX_SETS = 4  # Each takes 8 bytes an element.
+    MAX_SETS = 4  # A set takes 8 bytes a position.
 
     def __init__(self, streams: CopyStreams) -> None:
         self.streams, self.lock = streams, threading.Lock()
@@ -79,14 +79,14 @@ class Places:
                 self.kept.move_to_end(id(positions))
                 return entry[2]
             self.kept.pop(id(positions), None)
-            while len(self.kept) >= self.MAX_SETS:  # First, to make room for the next set.
+            while len(self.kept) >= self.MAX_SETS:  # Before the upload, to make room for it on the device.
                 self.kept.popitem(last=False)
         entry = positions, devices, device_positions(positions, live, self.streams)
         with self.lock:
             self.kept[id(positions)] = entry
         return entry[2]
 
-    def holds(self, positions: Positions) -> bool:
+    def has(self, positions: Positions) -> bool:
         """Return True if these positions are on their devices, or on their way there."""
         with self.lock:
             entry = self.kept.get(id(positions))
