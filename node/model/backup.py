@@ -36,7 +36,7 @@ class KeptWeights:
         zeros: Allocates the backup's vector: returns that many float32 zeros.
         weights: The weights in the backup, float32; None if there is no backup.
         optimizers: The ``state_dict()`` of each optimizer in the backup.
-        why_not: The reason why the last backup failed.
+        why_not: The reason why the last backup failed; empty if none has.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class KeptWeights:
 
     @property
     def holds(self) -> bool:
-        """Return True if there is a backup."""
+        """Return True if there is a backup now."""
         return self.weights is not None
 
     def keep(self) -> bool:

@@ -120,7 +120,7 @@ def save(
     description = target.with_suffix(".json") if target.suffix == _SUFFIX else target.with_name(target.name + ".json")
     stored, document = _plan(tensors, optimizer_state, meta, training or {})
     elements = sum(tensor.numel() for name, tensor in stored.items() if name in tensors)
-    facts = {
+    described = {
         "checkpoint": target.name, "version": document["version"], "elements": elements, "meta": document["meta"],
     }  # fmt: skip
     try:
@@ -132,7 +132,7 @@ def save(
         target.parent.mkdir(parents=True, exist_ok=True)
         with _folder_beside(target) as folder:
             text, weights = folder / "text", folder / "weights"
-            text.write_text(json.dumps(facts, indent=2, allow_nan=False) + "\n")
+            text.write_text(json.dumps(described, indent=2, allow_nan=False) + "\n")
             write = save_file if all(tensor.device.type == "cpu" for tensor in stored.values()) else file.write
             write(stored, weights, {"format": "pt", _KEY: json.dumps(document, allow_nan=False)})
             # Apply the umask's permissions: the library makes the file readable by its owner alone.
@@ -144,8 +144,8 @@ def save(
             os.replace(text, description)
             os.replace(weights, target)  # Comes last: until here the previous checkpoint stays valid.
     except KeyError as error:  # safetensors raises it for a dtype that it does not have.
-        names = [name for name, tensor in stored.items() if tensor.dtype in error.args]
-        raise _cannot_hold(names[0], stored[names[0]]) from error
+        refused_names = [name for name, tensor in stored.items() if tensor.dtype in error.args]
+        raise _cannot_hold(refused_names[0], stored[refused_names[0]]) from error
     except (OSError, SafetensorError) as error:
         outcome = "the previous checkpoint is intact" if os.path.exists(target) else "nothing was written"
         number, reason = _reason(error)
@@ -180,15 +180,12 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
             stored[alias] = stored[stored_name]
         training_names: dict[str, str] = document.get("training", {})  # Names in the file, by those in the model.
         training = {name: stored[stored_name] for name, stored_name in training_names.items()}
-        others = set(training_names.values())
-        weights = {
-            name: tensor for name, tensor in stored.items() if not name.startswith(_OPTIMIZER) and name not in others
-        }
+        apart = {name for name in stored if name.startswith(_OPTIMIZER)} | set(training_names.values())
+        weights = {name: tensor for name, tensor in stored.items() if name not in apart}
         averaged = weights if training else {}
-        # `training` has only one name of each group of tied tensors. The other names get the same tensor here.
-        if training:
-            trained = {id(stored[name]): tensor for name, tensor in training.items()}
-            weights = {name: trained.get(id(tensor), tensor) for name, tensor in weights.items()}
+        if training:  # It has only one name of each group of tied tensors. The other names get the same tensor here.
+            by_averaged = {id(stored[name]): tensor for name, tensor in training.items()}
+            weights = {name: by_averaged.get(id(tensor), tensor) for name, tensor in weights.items()}
         return Checkpoint(weights, averaged, _decode(document["optimizer"], stored), _decode(document["meta"], {}))
     except FileNotFoundError as error:
         raise CheckpointError(f"There is no checkpoint at {place}; check the path.") from error
@@ -226,14 +223,14 @@ def _plan(
     training_names = {name: _add_tensor(_TRAINING + name, tensor, by_name) for name, tensor in training.items()}
     stored: dict[str, Tensor] = {}
     tied: dict[str, str] = {}  # For each name whose tensor is stored under another name: that name.
-    names: dict[tuple[Any, ...], str] = {}  # The first name of each view of a memory.
+    first_names: dict[tuple[Any, ...], str] = {}  # The first name of each view of a memory.
     storages: set[int] = set()  # Addresses of the memory of stored tensors.
     for name, tensor in by_name.items():
         if tensor.layout != torch.strided or tensor.is_meta:
             raise _cannot_hold(name, tensor)
         view = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj())
-        if tensor.numel() and names.setdefault(view, name) != name:
-            tied[name] = names[view]
+        if tensor.numel() and first_names.setdefault(view, name) != name:
+            tied[name] = first_names[view]
             continue
         if tensor.device.type != "cpu":
             stored[name] = tensor.detach()
@@ -338,8 +335,7 @@ def _folder_beside(target: Path) -> Iterator[Path]:
             fcntl.flock(directory, fcntl.LOCK_SH)
         with tempfile.TemporaryDirectory(".tmp", f".{target.name}.", target.parent, True) as folder:
             yield Path(folder)
-            # Some network filesystems refuse it; the renames have happened.
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # Some network filesystems refuse it; the renames have happened.
                 os.fsync(directory)
     finally:
         os.close(directory)
@@ -416,5 +412,5 @@ class Archive:
         except CheckpointError as error:
             raise CheckpointError(f"{path} is not loaded: {error}") from error
         self.optimizers.on_replaced()
-        # Comes after joined(), which resets momentum: the file's momentum belongs to these weights.
+        # This comes after on_replaced(), which resets momentum: the file's momentum belongs to these weights.
         self.optimizers.load(states)

@@ -34,17 +34,17 @@ class LastLoss:
             return self._read_cuda(loss)
         is_ready = getattr(loss, "is_ready", None)  # Only JAX's arrays have it.
         if is_ready is None or is_ready():  # Until then the last value stays, as on CUDA.
-            self._value = None if loss is None else self._number(float(loss))
+            self._value = None if loss is None else self._checked(float(loss))
         return self._value
 
-    def _number(self, loss: float) -> float | None:
-        """Return the loss, None if it is not finite, and note which."""
+    def _checked(self, loss: float) -> float | None:
+        """Note whether the loss is finite; return it, or None if it is not."""
         self.is_not_finite = not math.isfinite(loss)
         return None if self.is_not_finite else loss
 
     def _read_cuda(self, loss: Tensor) -> float | None:
         if self._copy is not None and self._copy[1].query():  # type: ignore[no-untyped-call]
-            self._value = self._number(float(self._copy[0]))
+            self._value = self._checked(float(self._copy[0]))
             self._copy = None
         if self._copy is None:
             host = torch.empty((), pin_memory=True)

@@ -69,29 +69,29 @@ class OptimizerState:
 
     def scalars(self) -> dict[str, float]:
         """Return the state's scalars, each as the largest value over the trained parameters. Waits for a device."""
-        numbers, on_device = self.largest_scalars()
+        scalars, on_device = self.largest_scalars()
         if on_device is not None:
-            numbers.update(zip(on_device.names, on_device.values.tolist(), strict=True))
-        return numbers
+            scalars.update(zip(on_device.names, on_device.values.tolist(), strict=True))
+        return scalars
 
     def recent_scalars(self) -> dict[str, float] | None:
         """Return the scalars without waiting for a device: as of an earlier call, or None if none have arrived yet.
 
         One copy brings all of them from the device. Without a device they are the present ones.
         """
-        numbers, on_device = self.largest_scalars()
+        on_host, on_device = self.largest_scalars()
         if on_device is None:
-            return numbers
+            return on_host
         if self._copy is None or self._copy.done():
             arrived, self._copy = self._copy, ScalarCopy(on_device)
             if arrived is not None and arrived.names == on_device.names:
                 self._arrived = arrived.scalars()
-        return None if self._arrived is None else {**numbers, **self._arrived}
+        return None if self._arrived is None else {**on_host, **self._arrived}
 
     def largest_scalars(self) -> tuple[dict[str, float], DeviceScalars | None]:
         """Return each scalar's largest value: those on the host as numbers, and those on a device."""
         keys = self.keys
-        numbers: dict[str, float] = {}
+        on_host: dict[str, float] = {}
         on_device: dict[str, list[Tensor]] = {}
         for state in self.states() if keys else ():
             for key, value in state.items():
@@ -100,8 +100,8 @@ class OptimizerState:
                 if isinstance(value, Tensor) and value.device.type != "cpu":
                     on_device.setdefault(key, []).append(value)
                 else:
-                    numbers[key] = max(float(value), numbers.get(key, -math.inf))
-        return numbers, DeviceScalars.of(on_device) if on_device else None
+                    on_host[key] = max(float(value), on_host.get(key, -math.inf))
+        return on_host, DeviceScalars.of(on_device) if on_device else None
 
     def owners(self) -> dict[int, torch.optim.Optimizer]:
         """Return the optimizer of each parameter, by the parameter's id. A program may add groups at any time."""
@@ -129,22 +129,26 @@ class OptimizerState:
         states = self.states() if keys else []
         return [state[key] for key in keys for state in states]
 
-    def examples(self, keys: Sequence[str], numbers: Mapping[str, float]) -> dict[int, dict[str, Any]]:
+    def examples(self, keys: Sequence[str], scalars: Mapping[str, float]) -> dict[int, dict[str, Any]]:
         """Return an example of the optimizer's state for each trained parameter, by the parameter's id.
 
         A fresh optimizer has no state yet. So a copy of it takes one step on a small parameter, with the options of
         each group.
 
+        Args:
+            keys: The names of the tensors that the example should have.
+            scalars: The scalars that it should have, by name.
+
         Raises:
-            LayoutError: The names in the example differ from ``keys`` and ``numbers``, or a name or number is invalid.
+            LayoutError: The example has other names, or a name or scalar is invalid.
         """
-        if len(keys) > MAX_OPTIMIZER_KEYS or len(numbers) > MAX_OPTIMIZER_KEYS or len(set(keys)) < len(keys):
+        if len(keys) > MAX_OPTIMIZER_KEYS or len(scalars) > MAX_OPTIMIZER_KEYS or len(set(keys)) < len(keys):
             raise LayoutError(f"Optimizer state is at most {MAX_OPTIMIZER_KEYS} different keys, and as many scalars.")
-        if not all(isinstance(key, str) and key.isidentifier() for key in (*keys, *numbers)):
+        if not all(isinstance(key, str) and key.isidentifier() for key in (*keys, *scalars)):
             raise LayoutError("A key of optimizer state is not a name.")
-        if not all(isinstance(number, float) and 0.0 <= number < math.inf for number in numbers.values()):
+        if not all(isinstance(scalar, float) and 0.0 <= scalar < math.inf for scalar in scalars.values()):
             raise LayoutError("A scalar of optimizer state is negative or not finite.")
-        if not (keys or numbers):
+        if not (keys or scalars):
             return {}
         if not self._optimizers:
             raise LayoutError("There is no optimizer to write state into: give Node the optimizer, or weights alone.")
@@ -153,22 +157,23 @@ class OptimizerState:
         examples: dict[int, dict[str, Any]] = {}
         for optimizer, group in self.groups():
             ids = set(map(id, group["params"]))
-            members = {number for number in ids if number in trained and owners[number] is optimizer}
-            if not members:
+            trained_here = {each for each in ids if each in trained and owners[each] is optimizer}
+            if not trained_here:
                 continue
             name = type(optimizer).__name__
             try:
                 parameter, state = _probe(optimizer, group)
             except Exception as error:  # A user's optimizer may raise anything.
                 raise LayoutError(f"What {name} keeps cannot be told ({error}): take the weights alone.") from error
-            tensors = {key for key, value in state.items() if key != "step" and _is_state_of(value, parameter)}
-            scalars = {key for key, value in state.items() if key not in tensors and _is_scalar(value)}
-            if (tensors, scalars) != (set(keys), set(numbers)) or len(state) > len(tensors | scalars):
+            own_keys = {key for key, value in state.items() if key != "step" and _is_state_of(value, parameter)}
+            own_scalars = {key for key, value in state.items() if key not in own_keys and _is_scalar(value)}
+            has_others = len(state) > len(own_keys | own_scalars)
+            if (own_keys, own_scalars) != (set(keys), set(scalars)) or has_others:
                 raise LayoutError(
-                    f"{name} keeps {_listed(state)} for each parameter and was given {_listed([*keys, *numbers])}: "
+                    f"{name} keeps {_listed(state)} for each parameter and was given {_listed([*keys, *scalars])}: "
                     "use the swarm's optimizer, or take the weights alone."
                 )
-            examples.update(dict.fromkeys(members, state))
+            examples.update(dict.fromkeys(trained_here, state))
         return examples
 
     def create(self, keys: Sequence[str], examples: Mapping[int, Mapping[str, Any]]) -> list[Tensor]:
@@ -182,20 +187,20 @@ class OptimizerState:
                 tensors.append(state[key])
         return tensors
 
-    def set_scalars(self, numbers: Mapping[str, float], examples: Mapping[int, Mapping[str, Any]]) -> None:
+    def set_scalars(self, scalars: Mapping[str, float], examples: Mapping[int, Mapping[str, Any]]) -> None:
         """Set these scalars for every trained parameter."""
-        trained, states = (self.trained(), self.states()) if numbers else ([], [])
-        for key, number in numbers.items():
+        trained, states = (self.trained(), self.states()) if scalars else ([], [])
+        for key, scalar in scalars.items():
             for parameter, state in zip(trained, states, strict=True):
                 example = examples[id(parameter)][key]
                 if isinstance(state.get(key), Tensor):
-                    state[key].fill_(number)
+                    state[key].fill_(scalar)
                 elif isinstance(example, Tensor):
                     # The scalars of a fused or captured optimizer are on the parameter's device, others on the host.
                     device = parameter.device if example.is_cuda else example.device
-                    state[key] = torch.full_like(example, number, device=device)
+                    state[key] = torch.full_like(example, scalar, device=device)
                 else:
-                    state[key] = type(example)(number)
+                    state[key] = type(example)(scalar)
 
     @torch.no_grad()
     def clear_non_finite(self) -> None:

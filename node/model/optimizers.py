@@ -15,7 +15,7 @@ from node.model.quasi_global import QuasiGlobal
 __all__ = ["SEVERAL", "Optimizers"]
 
 MAX_WRAPPERS = 4  # Wrappers around one optimizer; nested frameworks add up to two.
-SEVERAL = "optimizers"  # The checkpoint's key for the state of more than one.
+SEVERAL = "optimizers"  # The key of a checkpoint for the states of several optimizers.
 
 
 class Optimizers:
@@ -37,8 +37,8 @@ class Optimizers:
     def learning_rate(self) -> float:
         """Return the sum of all learning rates; NaN if there is none, or if one is on a device.
 
-        Only its change over time is used, as a ratio. The sum follows a schedule that scales all groups alike, and
-        groups with larger rates weigh more.
+        Callers use only the ratio of two such sums. It is the ratio of the rates if a schedule scales all parameter
+        groups alike; otherwise groups with larger rates weigh more, as they do in the model's movement.
         """
         rates = [group.get("lr") for optimizer in self.all for group in optimizer.param_groups]
         if not rates or not all(isinstance(rate, int | float) or is_on_host(rate) for rate in rates):

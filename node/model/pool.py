@@ -48,7 +48,7 @@ class VectorPool:
             array = None
             if free:
                 index = len(free) - 1
-                while index and free[index] is newest_array:
+                while index and free[index] is newest_array:  # The newest snapshot is taken last.
                     index -= 1
                 array = free.pop(index)
                 self.free_elements -= size
@@ -67,8 +67,8 @@ class VectorPool:
     def has_free(self, elements: int, cut: Cut | None = None) -> bool:
         """Return True if :meth:`take` needs no fresh pages, which cost four times as much as a copy into them.
 
-        Locking pages costs far more, and may wait for the device. So there must be memory for the difference too, and
-        the cut's positions must be there.
+        Locking pages costs far more, and may wait for the device. So a model that locks pages also needs memory for the
+        exchange's difference, and the positions of its ``cut`` (a part of the weights) on the device.
         """
         return not self.missing_sizes(elements, cut) and (cut is None or self.state.has_positions(cut.positions))
 
@@ -77,10 +77,12 @@ class VectorPool:
         sizes, min_elements = [elements], self.SMALL_ELEMENTS
         if self.state.locks:
             sizes, min_elements = [elements, elements if cut is None else cut.positions.size], self.MAPPED_ELEMENTS
-        return [
-            size for number, size in enumerate(sizes)
-            if size >= min_elements and len(self.free_arrays.get(size, ())) <= sizes[:number].count(size)
-        ]  # fmt: skip
+        missing: list[int] = []
+        for number, size in enumerate(sizes):
+            taken_before = sizes[:number].count(size)  # Free arrays of this size that an earlier vector will take.
+            if size >= min_elements and len(self.free_arrays.get(size, ())) <= taken_before:
+                missing.append(size)
+        return missing
 
     def reserve(self, elements: int, cut: Cut | None = None) -> None:
         """Allocate and write to the arrays that :meth:`has_free` lacks, in a thread that may wait."""

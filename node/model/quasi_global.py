@@ -32,12 +32,14 @@ class SinceMix:
 
     before: Tensor
     """x_old, a copy of the parameter just after the last mix."""
-    rates: float = 0.0
-    """The sum of the learning rates of the steps since then: lr H for a constant rate."""
+    rate_sum: float = 0.0
+    """The sum of the learning rates of the steps since then: for a constant rate, its product with their number."""
 
 
 class QuasiGlobal(torch.optim.Optimizer):
     """SGD with quasi-global momentum ``m``, in the place of ``torch.optim.SGD(..., momentum=0.9)``.
+
+    For a parameter ``x`` with the gradient ``g``, and the last mix's ``x_old``:
 
         step:   x <- x - lr (g + momentum m)        # g with weight decay, as in SGD
         mix:    m <- momentum m + (1 - momentum) (x_old - x_new) / (sum of lr over the steps since the last mix)
@@ -84,7 +86,7 @@ class QuasiGlobal(torch.optim.Optimizer):
             if not parameters:
                 continue
             lr, momentum, decay = float(group["lr"]), group["momentum"], group["weight_decay"]
-            momenta = [self._begun(parameter) for parameter in parameters]
+            momenta = [self._momentum_of(parameter) for parameter in parameters]
             gradients: Any = [parameter.grad for parameter in parameters]
             if decay:
                 gradients = torch._foreach_add(gradients, parameters, alpha=decay)
@@ -92,7 +94,7 @@ class QuasiGlobal(torch.optim.Optimizer):
             torch._foreach_add_(parameters, gradients, alpha=-lr)
             torch._foreach_add_(parameters, momenta, alpha=-lr * momentum)
             for parameter in parameters:
-                self._since[parameter].rates += lr
+                self._since[parameter].rate_sum += lr
         return loss
 
     @torch.no_grad()
@@ -100,18 +102,19 @@ class QuasiGlobal(torch.optim.Optimizer):
         """Update the momentum from the parameters' movement, after they were averaged with others."""
         for group in self.param_groups:
             momentum = group["momentum"]
-            moved: list[Tensor] = [parameter for parameter in group["params"] if self._rates(parameter) > 0.0]
+            moved: list[Tensor] = [parameter for parameter in group["params"] if self._rate_sum(parameter) > 0.0]
             if not moved:
                 continue
             momenta: list[Tensor] = [self.state[parameter][KEY] for parameter in moved]
-            distances = [self._since[parameter].before for parameter in moved]  # Its memory is used again below.
+            # The distances are computed in the memory of the copies, which get the new parameters at the end.
+            distances = [self._since[parameter].before for parameter in moved]
             torch._foreach_sub_(distances, moved)
-            torch._foreach_mul_(distances, [(1.0 - momentum) / self._rates(parameter) for parameter in moved])
+            torch._foreach_mul_(distances, [(1.0 - momentum) / self._rate_sum(parameter) for parameter in moved])
             torch._foreach_mul_(momenta, momentum)
             torch._foreach_add_(momenta, distances)
             torch._foreach_copy_(distances, moved)
             for parameter in moved:
-                self._since[parameter].rates = 0.0
+                self._since[parameter].rate_sum = 0.0
 
     @torch.no_grad()
     def joined(self, keep: bool = False) -> None:
@@ -133,8 +136,8 @@ class QuasiGlobal(torch.optim.Optimizer):
         super().__setstate__(state)
         self._since = {}
 
-    def _begun(self, parameter: Tensor) -> Tensor:
-        """Return the parameter's momentum, after creating what its first step needs."""
+    def _momentum_of(self, parameter: Tensor) -> Tensor:
+        """Return the parameter's momentum. Before the first step, create it and the copy of the parameter."""
         assert parameter.grad is not None
         if parameter.grad.is_sparse:
             raise ConfigError("QuasiGlobal needs dense gradients: make the embedding with sparse=False.")
@@ -146,7 +149,7 @@ class QuasiGlobal(torch.optim.Optimizer):
         momentum: Tensor = state[KEY]
         return momentum
 
-    def _rates(self, parameter: Tensor) -> float:
+    def _rate_sum(self, parameter: Tensor) -> float:
         """Return the sum of the learning rates of the parameter's steps since the last mix; 0 without a step."""
         since = self._since.get(parameter)
-        return 0.0 if since is None else since.rates
+        return 0.0 if since is None else since.rate_sum

@@ -151,7 +151,7 @@ class ModelState(State):
         return host
 
     def takes(self, vector: Floats) -> bool:
-        """Return True if any memory will do, because nothing has to be page-locked."""
+        """Return True if no vector has to be page-locked, so that any memory will do."""
         return self.device is None
 
     def read(self, out: Floats) -> None:
@@ -250,7 +250,7 @@ class ModelState(State):
 
     @torch.no_grad()
     def add_scaled(self, values: Floats, factor: float, version: int) -> bool:
-        """Add ``factor * values``: on CUDA page-locked values, a part at each boundary."""
+        """Add ``factor * values``; on CUDA the values are page-locked, and each boundary adds a part."""
         self._guard.order_after_copies()
         return self._scaled.add(list(device_runs(self._weights(values.size), values)), factor, version)
 

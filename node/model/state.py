@@ -49,7 +49,7 @@ class VectorState(ABC):
     Callers then use them instead of multiplying in a pass of their own.
     """
     locks: bool = False
-    """True if :meth:`buffer` locks pages. That takes long, so a worker thread then allocates exchanges' vectors."""
+    """True if :meth:`buffer` locks pages, which takes long: a worker thread then allocates the vectors of exchanges."""
     copy_s: float = 0.0
     """Seconds that the last full read took from the loop, of whose time copies made in advance may take 1 %."""
 
@@ -174,9 +174,9 @@ class VectorState(ABC):
         return np.zeros(elements, np.float32)
 
     def takes(self, vector: Floats) -> bool:
-        """Return True if shared memory of this host may replace :meth:`buffer`'s.
+        """Return True if this vector, of any memory of this host, may take the place of one from :meth:`buffer`.
 
-        That is the default if `buffer` is not overridden.
+        By default it may if `buffer` is not overridden.
         """
         return type(self).buffer is VectorState.buffer
 
@@ -188,7 +188,7 @@ class VectorState(ABC):
 
     @property
     def trained_elements(self) -> int:
-        """Return the number of elements of one key."""
+        """Return the number of elements of one key's tensors."""
         return 0
 
     def optimizer_scalars(self) -> dict[str, float]:

@@ -58,8 +58,8 @@ class LiveTensors:
     """
 
     def __init__(self, model: nn.Module | Mapping[str, Any], frozen: bool = False, sharded: bool = False) -> None:
-        trains = isinstance(model, nn.Module) and any(parameter.requires_grad for parameter in model.parameters())
-        self._has_frozen = trains and not frozen  # True: parameters that require no gradient are frozen.
+        trains_some = isinstance(model, nn.Module) and any(parameter.requires_grad for parameter in model.parameters())
+        self._has_frozen = trains_some and not frozen  # True: parameters that require no gradient are frozen.
         self._modules: tuple[tuple[nn.Module, str, nn.Module], ...] = ()  # (parent, name, child)
         # Each module with the numbers of its parameters and children, by which new ones are noticed.
         self._counts: tuple[tuple[nn.Module, int, int], ...] = ()
@@ -77,21 +77,7 @@ class LiveTensors:
                 raise LayoutError(f"Parameter {name!r} {PARTITIONED}")
             if not tensor.is_floating_point() and not tensor.is_complex():
                 continue
-            if tensor.layout != torch.strided:
-                raise LayoutError(
-                    f"Tensor {name!r} is sparse, and only dense ones can be averaged: keep it as to_dense()."
-                )
-            if tensor.is_meta:
-                raise LayoutError(
-                    f"Tensor {name!r} has no memory, being on the device meta: give the model some, and values, as "
-                    "to_empty(device=...) and its initialisation do."
-                )
-            if tensor.is_complex():
-                type_name = str(tensor.dtype).removeprefix("torch.")
-                raise LayoutError(
-                    f"Tensor {name!r} is {type_name}, and only real numbers are averaged: "
-                    "keep it as torch.view_as_real gives it, and make it complex where it is used."
-                )
+            _check_averageable(name, tensor)
             # A tensor under two names (tied weights in a state_dict) is listed once, as in a module.
             address = id(tensor) if is_sharded(tensor) else tensor.data_ptr()  # A DTensor has no address.
             view = (address, tensor.shape, tensor.stride())
@@ -201,6 +187,23 @@ def refuse_other_tensors(ours: Mapping[str, Tensor], loaded: Mapping[str, Tensor
     ]  # fmt: skip
     for difference in (*missing, *unknown, *reshaped):
         raise CheckpointError(f"it holds another model than this node's (tensor {difference}).")
+
+
+def _check_averageable(name: str, tensor: Tensor) -> None:
+    """Raise LayoutError unless a tensor is dense, has memory and holds real numbers."""
+    if tensor.layout != torch.strided:
+        raise LayoutError(f"Tensor {name!r} is sparse, and only dense ones can be averaged: keep it as to_dense().")
+    if tensor.is_meta:
+        raise LayoutError(
+            f"Tensor {name!r} has no memory, being on the device meta: give the model some, and values, as "
+            "to_empty(device=...) and its initialisation do."
+        )
+    if tensor.is_complex():
+        type_name = str(tensor.dtype).removeprefix("torch.")
+        raise LayoutError(
+            f"Tensor {name!r} is {type_name}, and only real numbers are averaged: "
+            "keep it as torch.view_as_real gives it, and make it complex where it is used."
+        )
 
 
 def _share(name: str, value: Any) -> Tensor:

@@ -16,9 +16,10 @@ __all__ = ["Copies", "TornWatch", "combined", "memory_errors"]
 
 
 class TornWatch:
-    """A watch for changes of live tensors that a copy is reading. Such a change tears the copy.
+    """A watch for changes of live tensors that a copy is reading. A change *tears* the copy into old and new values.
 
-    The optimizer waits for the copy, so that only other code can change the tensors meanwhile.
+    The optimizer waits for the copy, so that only other code can change the tensors meanwhile. torch counts a tensor's
+    changes in its ``_version``.
     """
 
     __slots__ = ("is_closed", "is_torn", "tensors", "versions")
@@ -48,8 +49,8 @@ class TornWatch:
 class Copies(Pending):
     """Pending copies between a host array and a device.
 
-    Until they are done, do not use the host array, which a read still writes and an addition still reads. While
-    :attr:`is_narrow`, call :meth:`widen` before using what a read has brought.
+    Until they are done, do not use the host array, which a read still writes and an addition still reads. If a read
+    brings half precision, call :meth:`widen` before using its values.
 
     Attributes:
         events: Events recorded after the copies.

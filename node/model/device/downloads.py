@@ -92,7 +92,7 @@ class Downloads:
         copy_stream.wait_stream(current)
         try:
             with self.streams.copying(device, "down", size_bytes):
-                # This may lack memory: torch converts a tensor to another type in a temporary one on the device.
+                # The device may lack memory for it: torch converts a tensor to another type in a temporary one there.
                 torch._foreach_copy_(copies.targets, copies.sources, non_blocking=True)
                 flags = self.begin_finite_check(copies.sources)
         except torch.OutOfMemoryError as error:

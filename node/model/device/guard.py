@@ -28,7 +28,8 @@ class StepGuard:
         self.is_armed = False
         self.stepped_optimizers: set[int] = set()  # Ids of the optimizers that were seen to step through Python.
         self.is_blind = False  # Weights have changed in ways that the guard does not see, so nothing is guarded.
-        # Copies that read live tensors: the device, the event after the copy, and the watch of the tensors.
+        # Copies that read live tensors: the device, the event after the copy, and the watch that notices changes of the
+        # tensors before it.
         self.pending: list[tuple[torch.device, torch.cuda.Event, TornWatch]] = []
 
     def arm(self) -> None:

@@ -39,8 +39,9 @@ class ScaledAddition:
                 if device.type != "cuda":
                     add_at_once(device, live, host, factor)
         elif [sweep.device for sweep in sweeps] != [device for device, _, _ in on_cuda]:
-            on_cuda = []  # The program has moved the model meanwhile: the rest is not added.
-        parts = zip(sweeps, on_cuda, strict=False)
+            self.sweeps = None  # The program has moved the model meanwhile: the rest is not added.
+            return True
+        parts = zip(sweeps, on_cuda, strict=True)
         are_over = [sweep.advance(live, host, factor, version) for sweep, (_, live, host) in parts]
         self.sweeps = None if all(are_over) else sweeps
         return self.sweeps is None

@@ -87,10 +87,10 @@ class Uploads:
         full_portions = list(portions(live, self.PORTION_ELEMENTS))
         uploaded = 0 if ahead is None else ahead.portions
         try:
-            buffers, parts = self.allocate_buffers(device, full_portions, uploaded, scratch)
+            buffers, fitting = self.allocate_buffers(device, full_portions, uploaded, scratch)
         except torch.OutOfMemoryError:
             return partial(self.change_on_host, live, host, change)
-        return partial(self.queue_change, device, parts, host, change, ahead, buffers)
+        return partial(self.queue_change, device, fitting, host, change, ahead, buffers)
 
     def prepare_relay(
         self, device: torch.device, live: Sequence[Tensor], host: Tensor | None, change: Change, relay: Relay,
@@ -109,8 +109,8 @@ class Uploads:
         Returns:
             The work, and the sizes of its portions; None if the device has no memory for it.
         """
-        parts = list(portions(live, self.PORTION_ELEMENTS))
-        sizes = [count_elements(tensors) for tensors in parts]
+        all_portions = list(portions(live, self.PORTION_ELEMENTS))
+        sizes = [count_elements(tensors) for tensors in all_portions]
         # The first stream that writes to a buffer allocates it. A rank that receives does so in the current stream,
         # where a second buffer would gain nothing.
         stream, count = self.streams.of(device, "up"), 2
@@ -120,15 +120,16 @@ class Uploads:
             buffers = allocated(device, stream, sizes, count, max(sizes, default=0) if scratch else 0)
         except torch.OutOfMemoryError:
             return None
-        return partial(self.queue_change, device, parts, host, change, None, buffers, relay), sizes
+        return partial(self.queue_change, device, all_portions, host, change, None, buffers, relay), sizes
 
     def queue_change(
-        self, device: torch.device, parts: list[list[Tensor]], host: Tensor | None, change: Change,
+        self, device: torch.device, all_portions: list[list[Tensor]], host: Tensor | None, change: Change,
         ahead: Uploading | None, buffers: list[Tensor], relay: Relay | None = None,
     ) -> list[torch.cuda.Event]:  # fmt: skip
         """Queue the change of each portion, behind the copy of its values. This is the work that `prepare` returns.
 
-        With a relay the values are sent once they are on the device, or received there if there is no ``host``.
+        First come the portions whose values were uploaded ahead, and then the others by way of the buffers. With a
+        relay the values are sent once they are on the device, or received there if there is no ``host``.
         """
         current, copy_stream = torch.cuda.current_stream(device), self.streams.of(device, "up")
         start, uploaded, events = 0, 0, list[torch.cuda.Event]()
@@ -136,13 +137,13 @@ class Uploads:
             current.wait_event(ahead.event)
             ahead.flat.record_stream(current)
             uploaded, events = ahead.portions, [ahead.event]
-            for tensors in parts[:uploaded]:
+            for tensors in all_portions[:uploaded]:
                 stop = start + count_elements(tensors)
                 change(tensors, ahead.flat[start:stop])
                 start = stop
         # For each buffer the event after its last use by the current stream; None before the first.
         last_uses: list[torch.cuda.Event | None] = [None, None]
-        for number, tensors in enumerate(parts[uploaded:]):
+        for number, tensors in enumerate(all_portions[uploaded:]):
             stop, last_use = start + count_elements(tensors), last_uses[number % 2]
             values = buffers[number % len(buffers)][: stop - start]
             if host is not None:
@@ -198,35 +199,35 @@ class Uploads:
         return work
 
     def allocate_buffers(
-        self, device: torch.device, parts: list[list[Tensor]], uploaded: int, scratch: bool
+        self, device: torch.device, all_portions: list[list[Tensor]], uploaded: int, scratch: bool
     ) -> tuple[list[Tensor], list[list[Tensor]]]:
         """Allocate the buffers for the portions that are not uploaded yet, and the memory that the changes take.
 
         Returns:
-            The buffers, and the portions that fit into them. They are smaller if the device is nearly full.
+            The buffers, and the portions that fit into them. Both are smaller if the device is nearly full.
         """
         copy_stream = self.streams.of(device, "up")
-        rest = [tensor for tensors in parts[uploaded:] for tensor in tensors]
+        rest = [tensor for tensors in all_portions[uploaded:] for tensor in tensors]
         for max_elements in (self.PORTION_ELEMENTS, self.PORTION_ELEMENTS >> 4):
-            fitting = [*parts[:uploaded], *portions(rest, max_elements)]
+            fitting = [*all_portions[:uploaded], *portions(rest, max_elements)]
             sizes = [count_elements(tensors) for tensors in fitting[uploaded:]]
             try:
-                largest = max(map(count_elements, fitting), default=0) if scratch else 0
-                return allocated(device, copy_stream, sizes, 2, largest), fitting
+                scratch_elements = max(map(count_elements, fitting), default=0) if scratch else 0
+                return allocated(device, copy_stream, sizes, 2, scratch_elements), fitting
             except torch.OutOfMemoryError as error:
                 last_error = error
         raise last_error
 
 
 def allocated(
-    device: torch.device, stream: torch.cuda.Stream, sizes: Sequence[int], count: int, scratch: int
+    device: torch.device, stream: torch.cuda.Stream, sizes: Sequence[int], count: int, scratch_elements: int
 ) -> list[Tensor]:
     """Return at most ``count`` buffers for portions of these sizes, to which ``stream`` writes first.
 
-    There is memory for ``scratch`` elements besides, which the changes allocate.
+    There is memory for ``scratch_elements`` elements besides, which the changes allocate.
     """
-    if scratch:  # The allocator keeps it for the changes.
-        torch.empty(scratch, dtype=torch.float32, device=device)
+    if scratch_elements:  # The allocator keeps this memory for the changes.
+        torch.empty(scratch_elements, dtype=torch.float32, device=device)
     with torch.cuda.stream(stream):
         return [torch.empty(max(sizes), dtype=torch.float32, device=device) for _ in range(min(len(sizes), count))]
 

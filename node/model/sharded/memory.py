@@ -26,7 +26,7 @@ __all__ = ["MappedVectors", "MemoryName", "SharedVectors"]
 
 Bytes = NDArray[np.uint8]
 TOKEN_PREFIX = "gossip-vector-"
-NONE = np.empty(0, np.uint8)  # No memory.
+NO_BYTES = np.empty(0, np.uint8)  # Stands for memory that does not exist, or that this process does not map.
 NO_SHARING = (
     "A model that is sharded over processes needs Linux, whose memfd_create makes memory that they share: on other "
     "systems use DistributedDataParallel with group=, or a Node in each process."
@@ -45,7 +45,7 @@ class MemoryName:
 
 @dataclass(slots=True)
 class MadeMemory:
-    """A piece of memory that this process has made."""
+    """A piece of memory that this process has made. It is *offered* to the other ranks before its first use."""
 
     name: MemoryName
     address: int
@@ -96,7 +96,7 @@ class SharedVectors:
         """Return the memory of this number, empty if there is none."""
         made = self.made.get(number)
         memory = None if made is None else made.memory()
-        return NONE if memory is None else np.frombuffer(memory, np.uint8)
+        return NO_BYTES if memory is None else np.frombuffer(memory, np.uint8)
 
     def size_of(self, number: int) -> int:
         """Return the size of the memory of this number in bytes; 0 if there is none."""
@@ -107,7 +107,7 @@ class SharedVectors:
         return True
 
     def is_offered(self, number: int) -> bool:
-        """Return True if the other ranks have mapped a piece of memory, or could not."""
+        """Return True if the other ranks have mapped a piece of memory, or have tried to."""
         return self.made[number].descriptor is None
 
     def on_offered(self, number: int, absent: tuple[int, ...]) -> None:
@@ -166,7 +166,7 @@ class MappedVectors:
 
     def bytes_of(self, number: int) -> Bytes:
         """Return the memory of this number, empty if this rank does not map it."""
-        return self.mapped.get(number, NONE)
+        return self.mapped.get(number, NO_BYTES)
 
     def size_of(self, number: int) -> int:
         """Return the size of rank 0's memory of this number in bytes; 0 if there is none."""

@@ -16,7 +16,9 @@ from node.model.state import Floats, Positions
 
 __all__ = ["PORTION_BYTES", "Operation", "Portion", "RankGroup", "portions"]
 
-PORTION_BYTES = 64 << 20  # Over a network 64 MB take a hundred times as long as a message without contents.
+# The largest part of an operation that is done at once. Over a network 64 MB take a hundred times as long as a message
+# without contents.
+PORTION_BYTES = 64 << 20
 
 
 class RankGroup(Protocol):
@@ -89,7 +91,9 @@ class Operation:
     @property
     def element_bytes(self) -> int:
         """Return the bytes of an element in memory."""
-        return 12 if self.is_at_positions else 8 if self.wide else 4
+        if self.is_at_positions:
+            return 12  # A position of 8 bytes, and a value of 4.
+        return 8 if self.wide else 4
 
     @property
     def size(self) -> int:
@@ -101,7 +105,7 @@ class Operation:
         return self.is_at_positions or (self.start < stop and start < self.start + self.elements)
 
     def fits(self, memory: int) -> bool:
-        """Return True if a correct rank 0 can have sent the operation, for a memory of so many bytes."""
+        """Return True if a correct rank 0 can have sent the operation, for a memory of this many bytes."""
         if min(self.start, self.elements, self.offset) < 0 or self.offset % 4 or self.offset + self.size > memory:
             return False
         return not self.is_at_positions or self.size <= PORTION_BYTES

@@ -1,5 +1,7 @@
 """A rank's way to the elements of host vectors: memory that it maps, or messages between it and rank 0.
 
+A *stretch* is a range of consecutive elements of a vector. A *part* is the box of one tensor that a rank holds.
+
 A rank on rank 0's host maps the memory of the vectors. Another rank has none of it. At the start of each operation it
 tells rank 0 where its parts lie in the vector. Then the two go through the operation in portions: of each one, rank 0
 sends the rank's elements, or receives them.
@@ -54,16 +56,16 @@ class LeaderPortions:
                 yield from self.serve_stretch(portion, places)
 
     def serve_stretch(self, portion: Portion, places: dict[int, list[ShardPlace]]) -> Iterator[Portion]:
-        for rank, parts in places.items():
-            if not portion.operation.reads:
-                send_slices(self.group, rank, portion, parts)
+        """Send each rank the elements in its parts; for a read receive them, after this rank has done its own."""
+        reads = portion.operation.reads
+        for rank, parts in places.items() if not reads else ():
+            send_slices(self.group, rank, portion, parts)
         yield portion
-        for rank, parts in places.items():
-            if portion.operation.reads:
-                receive_slices(self.group, rank, portion, parts)
+        for rank, parts in places.items() if reads else ():
+            receive_slices(self.group, rank, portion, parts)
 
     def serve_positions(self, portion: Portion, places: dict[int, list[ShardPlace]]) -> Iterator[Portion]:
-        """Send each rank those of the positions that lie in its parts, and the values there or receive them."""
+        """Send each rank the positions in its parts, with the values there. For a read, receive the values."""
         reads, values, indices_by_rank = portion.operation.reads, torch.from_numpy(portion.values), {}
         for rank, parts in places.items():
             by_part = [indices for _, indices, _ in matching_positions(parts, portion.positions)]
@@ -90,14 +92,15 @@ class OtherPortions:
         if self.memory.maps(operation.memory):
             yield from mapped_portions(operation, self.memory.bytes_of(operation.memory), shards)
             return
+        # In a read each part comes from its owner alone.
         parts = [shard for shard in shards if shard.box.elements and (shard.box.owns or not operation.reads)]
         self.group.send_value([ShardPlace.of(part) for part in parts], 0)
-        memory = np.empty(0, np.uint8)
+        memory = np.empty(0, np.uint8)  # It grows to the size of the largest portion, and is used again.
         for step in portions(operation):
             if operation.is_at_positions:
-                yield from self.positions(step, shards)
+                yield from self.own_positions(step, shards)
                 continue
-            # The place of each element is that of memory that is mapped, so that additions give the same bits.
+            # Each element has the same place as in mapped memory, so that additions give the same bits.
             memory = memory if memory.size >= step.size else np.empty(step.size, np.uint8)
             portion = Portion(step, memory[: step.size], shards)
             if not operation.reads:
@@ -106,7 +109,7 @@ class OtherPortions:
             if operation.reads:
                 send_slices(self.group, 0, portion, parts)
 
-    def positions(self, operation: Operation, shards: Sequence[LocalShard]) -> Iterator[Portion]:
+    def own_positions(self, operation: Operation, shards: Sequence[LocalShard]) -> Iterator[Portion]:
         """Yield a portion of the positions that lie in this rank's parts."""
         count = self.group.receive_value(0, int)
         if not 0 <= count <= operation.elements:

@@ -139,7 +139,7 @@ class ShardPlace:
 
     @property
     def box(self) -> ShardBox:
-        """Return the part. The other process leaves out parts that it does not own when it copies them out."""
+        """Return the part. ``owns`` is True, because in a read the other process sends only places that it owns."""
         ends = zip(self.offsets, self.sizes, strict=True)
         return ShardBox(self.shape, tuple(slice(offset, offset + size) for offset, size in ends), owns=True)
 
@@ -236,12 +236,16 @@ def matching_views(
 def matching_slices(
     parts: Sequence[PlacedPart], host: Tensor, start: int
 ) -> Iterator[tuple[PlacedPart, Slices, Tensor]]:
-    """Yield as :func:`matching_views`, with the place in the part instead of a view of its tensor."""
+    """Yield as :func:`matching_views`, with the place in the part instead of a view of its tensor.
+
+    The elements of a tensor in the stretch form a few boxes (:func:`blocks`). Each is intersected with the part's box.
+    """
+    stop = start + host.numel()
     for number in range(bisect_right(parts, start, key=attrgetter("stop")), len(parts)):
         part = parts[number]
-        box, low, high = part.box, max(start, part.start), min(start + host.numel(), part.stop)
-        if part.start >= start + host.numel():
+        if part.start >= stop:
             break
+        box, low, high = part.box, max(start, part.start), min(stop, part.stop)
         if low >= high or not box.elements:
             continue
         for block_start, block in blocks(box.shape, low - part.start, high - part.start):
@@ -264,7 +268,7 @@ def blocks(shape: tuple[int, ...], low: int, high: int) -> Iterator[tuple[int, S
         yield 0, ()
         return
     inner = math.prod(shape[1:])
-    first, last = -(-low // inner), high // inner  # The rows first to last - 1 are complete.
+    first, last = -(-low // inner), high // inner  # The complete rows are those from `first` to before `last`.
     if first > last:  # All elements lie within one row.
         partial_rows = [(low // inner, low, high)]
     else:
@@ -291,7 +295,8 @@ def matching_positions(
     """Yield a rank's part of ascending positions in the vector.
 
     Yields:
-        The shard, the indices of its positions among ``positions``, and their indices in its flattened tensor.
+        The shard, the indices of its positions among ``positions``, and the same positions as indices of its flattened
+        part.
     """
     for shard in shards:
         low, high = np.searchsorted(positions, (shard.start, shard.stop)).tolist()

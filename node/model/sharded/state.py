@@ -84,9 +84,9 @@ class ShardedState(State):
         return self.work.perform(operation)
 
     def _on_array(self, operation: Operation, array: NDArray[Any]) -> bool:
-        """Do an operation with all elements of an array, by way of the staging memory if its own is not shared.
+        """Do an operation with all elements of an array. Return True if all ranks report success.
 
-        Return True if all ranks report success.
+        If the array's memory is not shared with the ranks, its elements go by way of the *staging* memory, which is.
         """
         operation = replace(operation, elements=array.size, wide=array.dtype == np.float64)
         place = self._memory.locate(array)
@@ -130,7 +130,7 @@ class ShardedState(State):
 
     @property
     def absent_ranks(self) -> tuple[int, ...]:
-        """Return the ranks that do not see rank 0's memory, once an array was staged."""
+        """Return the ranks that cannot map rank 0's memory, as far as the staging memory was offered to them."""
         return self._memory.absent_ranks(self._stage()[0])
 
     def buffer(self, elements: int) -> Floats:

@@ -23,7 +23,7 @@ from node.model.device.uploads import Uploads
 from node.model.flat import TensorPositions, add_at
 from node.model.optimizer_state import OptimizerState
 from node.model.optimizers import Optimizers
-from node.model.sharded.memory import NONE, MappedVectors, MemoryName, SharedVectors
+from node.model.sharded.memory import NO_BYTES, MappedVectors, MemoryName, SharedVectors
 from node.model.sharded.operation import Operation, Portion, RankGroup
 from node.model.sharded.portions import LeaderPortions, OtherPortions, Portions
 from node.model.sharded.shards import (
@@ -61,6 +61,8 @@ class PositionRun:
 
 class ShardWork:
     """A rank's tensors of a sharded model and of its optimizers, and its part in operations on their flat vector.
+
+    Several ranks may hold the same part of a tensor. One of them *owns* it: that rank copies the part out.
 
     Args:
         model: A module or a mapping, as for :class:`node.model.snapshot.ModelState`.
@@ -126,7 +128,7 @@ class ShardWork:
             if operation.memory:
                 portions = self.portions.of(operation, list(self._shards(operation)))
             else:
-                portions = iter([Portion(operation, NONE, [])])
+                portions = iter([Portion(operation, NO_BYTES, [])])
             succeeds = [WORK[operation.kind](self, portion) is not False for portion in portions]
         return self.group.sum_values([int(all(succeeds))])[0]
 
@@ -171,7 +173,8 @@ class ShardWork:
         """Yield this rank's parts of the tensors that an operation concerns."""
         live, start = self.tensors.current(), 0
         boxes = dict(zip(map(id, live), self._boxes, strict=True))
-        state = self.optimizer_tensors() if operation.in_optimizers else []  # Parameters, each with a tensor of its.
+        # Parameters, each with a tensor of its optimizer's state.
+        state = self.optimizer_tensors() if operation.in_optimizers else []
         if not operation.in_optimizers:
             for segment, tensor, box in zip(self.layout.segments, live, self._boxes, strict=True):
                 if operation.concerns(start, start + segment.size):
@@ -182,7 +185,8 @@ class ShardWork:
         for parameter, tensor in state:
             if operation.concerns(start, start + tensor.numel()):
                 box = box_of("of an optimizer", tensor, self.group.rank == 0)
-                parameter_box = boxes.get(id(parameter))  # It knows the owner also if a part lies on two meshes.
+                # The box of the parameter knows the owner, also if two meshes of ranks hold the same part.
+                parameter_box = boxes.get(id(parameter))
                 if parameter_box is not None and (parameter_box.shape, parameter_box.box) == (box.shape, box.box):
                     box = parameter_box
                 yield LocalShard.of("of an optimizer", tensor, start, box)
@@ -254,7 +258,7 @@ class ShardWork:
         return are_finite([local_part(tensor) for tensor in self.tensors.current()])
 
     def _plain(self, portion: Portion) -> None:
-        """Broadcast the tensors that no vector holds, integers for example."""
+        """Broadcast from rank 0 the tensors that no vector holds, integers for example."""
         known = set(map(id, self.tensors.current()))
         for _, tensor in self.named():
             if id(tensor) not in known:
