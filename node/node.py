@@ -109,6 +109,7 @@ class Node:
             raise ConfigError(f"A {type(model).__name__} brings its own state: leave optimizer out.")
         ranks = None if group is None else Ranks(GroupChannel(group))
         trained = Trained(model, optimizers, frozen, keep_average)
+        # The side of the training loop: of a node of one process, of rank 0 of a group, or of another of its ranks.
         self._training: TrainingSide | Leader | Follower
         if ranks is not None and not ranks.leads:
             self._training = Follower(trained, ranks)
@@ -118,6 +119,7 @@ class Node:
             seeds, listen, advertise, secret, state_dir, config, join_or_fail_s, wait_for, wait_s, page, on_fault,
             trace, memory_dir,
         )  # fmt: skip
+        # With a group, a launcher's processes on other hosts are this node's own ranks, and no other members.
         settings = Settings.gather(options, launched=group is None)
         training_config = settings.config.for_training(bool(optimizers.quasi_global))
         settings = dataclasses.replace(settings, config=training_config)

@@ -39,7 +39,7 @@ NOT_KEPT = (
 
 
 class Average:
-    """The average of one node, or of one rank of a node; always empty unless ``is_kept``.
+    """The average of one node, or of one of the processes (ranks) that form a node; always empty unless ``is_kept``.
 
     Only the training thread uses it. Inside :meth:`shown` the model holds the average. Code that changes the training
     weights calls :meth:`check_not_shown` first.
@@ -49,14 +49,14 @@ class Average:
         self._store: TensorStore | VectorStore | None = None  # None if no average is kept.
         if is_kept:
             self._store = TensorStore(state) if isinstance(state, ModelState) else VectorStore(state)
-        self._size = max(state.layout.exchanged, 1)
+        self._exchanged_elements = max(state.layout.exchanged, 1)
         self._mixed_elements = 0  # The elements that mixes have covered since the average began, each mix counted.
         self._shown_depth = 0  # The number of nested :meth:`shown` blocks.
 
     @property
     def mixes(self) -> int:
         """Return the mixes since the average began, rounded up; mixes of parts add up. 0 if the average is empty."""
-        return -(-self._mixed_elements // self._size)
+        return -(-self._mixed_elements // self._exchanged_elements)
 
     def on_mixed(self, parts: Sequence[Part]) -> None:
         """Add the present weights to the average, after exchanges changed these parts, all at one boundary."""
@@ -64,7 +64,8 @@ class Average:
             return
         for part in (None,) if any(part is None for part in parts) else parts:
             is_first = not self._mixed_elements
-            self._mixed_elements += self._size if part is None else part.size
+            self._mixed_elements += self._exchanged_elements if part is None else part.size
+            # The first mix fills the whole average, since there are no older values for the other elements.
             self._store.mix_in(max(1.0 - FACTOR, 1.0 / self.mixes), None if is_first else part)
 
     def forget(self) -> None:
@@ -124,7 +125,7 @@ class Average:
         """Continue with a checkpoint's average; start with none if it lacks a tensor."""
         self.forget()
         if self._store is not None and mixes > 0 and self._store.load(tensors):
-            self._mixed_elements = mixes * self._size
+            self._mixed_elements = mixes * self._exchanged_elements
 
 
 def put_back(store: TensorStore | VectorStore) -> None:

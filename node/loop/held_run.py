@@ -73,7 +73,7 @@ class HeldRun:
         self.url: str | None = None  # The URL of the last save to a store; None before the first.
         self.early_state: Mapping[str, Any] | None = None  # A state that was loaded before the node started.
         self.steps = self.samples = 0  # Those of this loop.
-        self.shown_samples = SwarmView(), 0  # The last view, and the sample count shown with it.
+        self.shown_samples = SwarmView(), 0  # The last view of the swarm, and the sample count shown with it.
 
     # -- readings --------------------------------------------------------------------------------------------------
     @property
@@ -99,11 +99,13 @@ class HeldRun:
     def state_dict(self) -> dict[str, Any]:
         """Return the run's metadata for a checkpoint."""
         peer, uncounted = self.network.peer, self.ranks.uncounted_samples
+        # Each of our samples counts as often as the run has members, as in SwarmView.samples_at.
+        swarm_samples = self.swarm_samples + self.view.sharers * uncounted
         return {
             "fingerprint": self.live.state.layout.contents_fingerprint, "run_id": peer.view.run_id.hex(),
             "version": peer.local.version, "steps": self.steps, "samples": self.samples + uncounted,
-            "swarm_samples": self.swarm_samples + self.view.sharers * uncounted, "passes": self.samplers.passes,
-            "samplers": self.samplers.state(), "finished": peer.view.finished,
+            "swarm_samples": swarm_samples, "passes": self.samplers.passes, "samplers": self.samplers.state(),
+            "finished": peer.view.finished,
             "node": self.network.service.identity.id.hex(), "members": len(self.view.owners),
         }  # fmt: skip
 
@@ -165,12 +167,13 @@ class HeldRun:
             load_weights: Loads the checkpoint's weights into the model. It is not called if the present run stays.
         """
         peer = self.network.peer
-        run, samples, version = checkpoint.run_progress(meta, origin)  # The run is None for weights of no run.
+        saved_run, samples, version = checkpoint.run_progress(meta, origin)
         self.samplers.passes = max(self.samplers.passes, clamp_field("steps", meta.get("passes", 0)))
-        run_id = run or peer.view.run_id
-        # Weights of no run are taken only if nothing is trained yet.
-        is_ahead = self.swarm_samples >= samples if run is not None else self.swarm_samples > 0
-        if run_id == peer.view.run_id and is_ahead:
+        if saved_run is None:  # Weights of no run are taken only if nothing is trained yet.
+            run_id, is_present_ahead = peer.view.run_id, self.swarm_samples > 0
+        else:
+            run_id, is_present_ahead = saved_run, self.swarm_samples >= samples
+        if run_id == peer.view.run_id and is_present_ahead:
             text = (
                 f"{origin} is not loaded: the run that this node holds has {quantity(self.swarm_samples, 'sample')} "
                 "behind it, and stays."
@@ -181,7 +184,7 @@ class HeldRun:
         load_weights()
         self.ranks.on_replaced()
         self.live.boundary.mass = 1.0  # The push-sum mass of weights of which nothing was pushed away.
-        # The outer step and the correction begin again from these weights; without both they need no copy.
+        # The outer step and the correction begin again from a copy of these weights. A node without both makes none.
         outer = self.live.outer
         weights = None if outer.is_plain and outer.correction is None else self.live.pool.take()
         if weights is not None:
@@ -190,7 +193,7 @@ class HeldRun:
 
         def resume() -> None:
             try:
-                runtime, peer = self.network.runtime, self.network.peer  # These may be newer than above.
+                runtime, peer = self.network.runtime, self.network.peer  # A fault may have replaced those of above.
                 # Drop pending work first. A mixing job that runs after the reset would move the outer step again.
                 runtime.averager.forget_old_weights()
                 if weights is not None:

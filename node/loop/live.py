@@ -53,8 +53,9 @@ class Trained:
 
     def make_state(self) -> State:
         """Return the state that reads and writes the model as a flat vector."""
-        model = self.model if self.given_state is None else self.given_state
-        return model if isinstance(model, State) else ModelState(model, self.optimizers, self.frozen)
+        if self.given_state is not None:
+            return self.given_state
+        return self.model if isinstance(self.model, State) else ModelState(self.model, self.optimizers, self.frozen)
 
 
 def correction_vector(state: State, files: FileVectors | None, elements: int) -> Floats:
@@ -73,9 +74,9 @@ class LiveModel:
         trained: The model and its optimizers.
         config: The node's configuration.
         make_boundary: Makes the step boundary.
-        is_single_rank: True if no other rank trains this model. Only then does the node learn a correction for the bias
-            of its data (:class:`~gossip.arithmetic.correction.Correction`), and upload updates to a device ahead of the
-            boundary that adds them.
+        is_single_rank: True if no other process (rank) trains this model. Only then does the node learn a correction
+            for the bias of its data (:class:`~gossip.arithmetic.correction.Correction`), and upload updates to a device
+            ahead of the boundary that adds them.
         folder: The folder for files that hold the host vectors; None to hold them in memory.
     """
 
@@ -101,8 +102,8 @@ class LiveModel:
         # With max_version_gap the loop waits at its boundary for the update, so it is not uploaded ahead.
         self.boundary.uploads_updates = is_single_rank and config.max_version_gap is None
         self.outer = OuterStep(self.state.layout.parameters, *config.outer, config.averaged)
-        interval_steps = config.first_interval
-        if config.kappa and interval_steps is not None and is_single_rank:
+        interval_steps = config.first_interval  # Steps between the first mixes; None if a clock times the mixes.
+        if config.kappa and interval_steps is not None and is_single_rank:  # `kappa` is the correction's strength.
             self.outer.correction = Correction(
                 self.state.layout.exchanged, self.state.layout.parameters, config.kappa, interval_steps
             )
@@ -116,8 +117,10 @@ class LiveModel:
 
     def lasting_elements(self, config: Config) -> int:
         """Return the number of elements in the vectors that a node holds all the time (docs/operating.md)."""
-        for_exchange, for_outer_step, for_correction = 2, 0 if config.plain else 2, 1 if config.kappa else 0
-        return (for_exchange + for_outer_step + for_correction) * self.state.layout.exchanged
+        vectors = 2  # Of an exchange: a snapshot and a difference.
+        vectors += 0 if config.plain else 2  # Of the outer step: weights and momentum.
+        vectors += 1 if config.kappa else 0  # Of the correction.
+        return vectors * self.state.layout.exchanged
 
     def begin_mixing(self) -> None:
         """Start mixing from the current weights."""
@@ -140,7 +143,7 @@ class LiveModel:
 
     def on_replaced(self, vector: Any) -> None:
         """Reset everything that depends on the old weights, after ``vector`` has replaced them."""
-        # The vector may end with an optimizer's state, which is taken if it fits. Momentum stays only if it was taken.
+        # The vector may end with an optimizer's state, which was taken if it fits. Only then does the momentum stay.
         if self.optimizers.quasi_global:
             self.optimizers.on_replaced(keep=self.state.holds(vector))
         self.average.forget()

@@ -46,7 +46,8 @@ class NetworkSide:
         self.service = service
         self.token: trio.lowlevel.TrioToken | None = None  # Lets other threads call functions in trio's newest loop.
         self.failure: BaseException | None = None  # The error that ended the network thread for good.
-        self.begun, self.ended = threading.Event(), threading.Event()  # `begun`: the service has started or failed.
+        self.begun = threading.Event()  # The service has started or failed.
+        self.ended = threading.Event()  # The thread has ended.
         self.thread: threading.Thread | None = None  # None before :meth:`start`.
         self.process = os.getpid()  # A forked child has another.
 
@@ -65,8 +66,8 @@ class NetworkSide:
             await self.service.main(self.begun.set)
 
         try:
-            while self.run_loop(begin):
-                """Begin again after a fault of trio's loop itself."""
+            while self.run_loop(begin):  # Another loop follows after a fault of trio's loop itself.
+                pass
         finally:
             self.ended.set()
             self.begun.set()
@@ -83,7 +84,7 @@ class NetworkSide:
         return False
 
     def perform(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        """Call a function in the network thread. An error would end trio's loop; it ends the network side instead."""
+        """Call a function in the network thread. Let an error end the network side, and not trio's loop."""
         try:
             function(*args)
         except Exception as error:
@@ -111,6 +112,7 @@ class NetworkSide:
             ) from self.failure
 
     def join(self, timeout_s: float) -> None:
+        """Wait for the thread's end."""
         if self.thread is not None and self.thread is not threading.current_thread():
             self.thread.join(timeout_s)
 
@@ -137,7 +139,7 @@ class NetworkSide:
         A call between two of trio's loops is dropped, and a call before a fault may be.
 
         Returns:
-            False before the thread has started and once it has ended.
+            False if no thread will run it: none has started, or it has ended.
         """
         if self.token is not None:
             try:  # contextlib.suppress would cost three calls at every report.

@@ -50,7 +50,7 @@ class Settling:
             The consensus distance; None if it is unknown.
         """
         peer, mixes_before = self.network.peer, self.live.average.mixes
-        done_before = peer.exchanges.done_count
+        done_before = peer.exchanges.done_count  # Exchanges that this peer had finished when settling began.
         self.settled_at = self.run.steps
         self.network.report_to_peer(lambda peer, now: peer.settle(True, now))
         if self.wait_for_settlers(wait_s):  # Exchanges before the last member came do not count.
@@ -78,7 +78,7 @@ class Settling:
         return distance
 
     def wait_for_settlers(self, wait_s: float) -> bool:
-        """Announce that this loop settles, and mix until all other members settle too, have finished or are gone.
+        """Announce that this loop settles, and mix until all other members settle too, have finished, or are gone.
 
         Args:
             wait_s: The time limit in seconds, so that a member that lies costs no more.

@@ -65,8 +65,8 @@ class Startup:
             raise LocalError(f"Could not join within {limit_s:g} s: {connector.seeds.why_alone()}.")
 
     def is_final(self, refusal: RefusedError, waited_s: float, is_ready: bool) -> bool:
-        """Return True if a refusal by a seed must end this node, which is ready to train or has waited so long."""
-        if refusal.code == "closed":  # A node that is ready would train alone, although its seed exists.
+        """Return True if a refusal by a seed must end this node, after it has waited for ``waited_s`` seconds."""
+        if refusal.code == "closed":  # A node that is ready to train would do so alone, although its seed exists.
             return is_ready or waited_s >= CLOSED_TIMEOUTS * self.settings.config.join_timeout_s
         return not is_ready
 

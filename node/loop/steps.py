@@ -1,4 +1,9 @@
-"""The schedule by which a training loop visits its step boundary, and reports to the network thread."""
+"""The schedule by which a training loop visits its step boundary, and reports to the network thread.
+
+At the *step boundary*, between two steps, the loop fulfils the network thread's requests: it copies its weights
+(*snapshots*) and adds *updates*, the differences that exchanges have brought. In *lockstep*, which
+``config.max_version_gap`` asks for, it also waits there for mixes that take too many steps.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +31,7 @@ class LoopOwner(Protocol):
         """Handle updates of exchanges that the boundary has added to the model."""
 
     def is_copy_due(self) -> bool:
-        """Return True if a copy of the weights is due, which newcomers get while the loop is idle."""
+        """Return True if a copy of the weights for newcomers is due, and count it as taken."""
 
     def report_updates(self, visit: Visit) -> None:
         """Report a visit that only added updates to the network thread."""
@@ -43,7 +48,7 @@ class StepLoop:
         boundary: The step boundary.
         owner: The receiver of reports.
         report_s: The most seconds between two reports.
-        visit_gap_s: The least seconds between two visits; none in lockstep, which ``max_version_gap`` asks for.
+        visit_gap_s: The least seconds between two visits; in lockstep there is no such limit.
     """
 
     def __init__(
@@ -53,10 +58,10 @@ class StepLoop:
         self.is_lockstep = config.max_version_gap is not None
         self.must_apply_mix = config.max_version_gap == 0  # A mix must be in the model before the next step.
         self.report_s, self.visit_gap_s = report_s, 0.0 if self.is_lockstep else visit_gap_s
-        # A pair's snapshot may be copied before its request. A pushed one carries push-sum mass, which only the request
-        # takes from the model.
+        # A pair's snapshot may be copied before the network thread requests it. A pushed one carries away a part of the
+        # model's push-sum mass (its weight in the mean), which only the request takes from the model.
         self.copies_early = config.paired
-        self.reported_at = self.visited_at = -math.inf
+        self.reported_at = self.visited_at = -math.inf  # -inf: never.
 
     def step(self, steps: int, now: float) -> None:
         """Visit the boundary after ``steps`` steps in all, if a mix or a report is due or the network has a request.
@@ -78,10 +83,11 @@ class StepLoop:
             report: False to report only what the peer must be told, if the visit did nothing but add updates.
         """
         boundary, owner = self.boundary, self.owner
-        copies_now = is_mix_due and self.copies_early and self.hints.mix_at <= now
-        # Newcomers need the whole model, which the copy for a mix of a part does not hold.
-        serves_newcomers = copies_now and boundary.next_cut is None
-        visit = boundary.visit(owner.on_replaced, copies_now, report and not serves_newcomers and owner.is_copy_due())
+        copies_for_mix = is_mix_due and self.copies_early and self.hints.mix_at <= now
+        # Newcomers need the whole model. A mix of a part (`next_cut`) copies that part alone.
+        serves_newcomers = copies_for_mix and boundary.next_cut is None
+        copies_for_newcomers = report and not serves_newcomers and owner.is_copy_due()
+        visit = boundary.visit(owner.on_replaced, copies_for_mix, copies_for_newcomers)
         if visit.updates and not visit.adopted:
             owner.on_mixed(visit.updates)
         if visit.has_only_updates and not report:

@@ -49,7 +49,7 @@ OptimizerReport: TypeAlias = tuple[tuple[str, ...], tuple[tuple[str, float], ...
 # Newcomers get the newest snapshot while this node's loop is idle. Another is taken for them once it is so old:
 LONE_COPY_S = 1.0  # For a node without other members.
 COPY_S = 10.0  # For a node with others, whose exchanges take snapshots anyway.
-COPY_WORK = 100.0  # The interval between two such copies is at least this multiple of a copy's duration.
+COPY_PERIODS = 100.0  # The interval between two such copies is at least this multiple of a copy's duration.
 COPY_BYTES_PER_S = 10e9  # A copy counts as no faster, because a GPU's overlaps with the loop and looks faster.
 OPTIMIZER_S = 5.0  # Seconds between two reports of the optimizer's state, which walk over all parameters.
 VISIT_PERIOD_S = 0.05  # Seconds between two visits of the boundary while the loop waits for a mix.
@@ -63,10 +63,10 @@ class TrainingSide:
         live: The model that the loop trains.
         settings: The settings of the node.
         ranks: The other processes that train the same model.
-        sharing: The side whose data the samplers divide, by default this.
+        sharing: The side that tells the samplers which members share the data, by default this.
     """
 
-    rank, size = 0, 1  # The place among the processes that form one node, and their number: here one alone.
+    rank, size = 0, 1  # The place among the processes (ranks) that form one node, and their number: here one alone.
 
     def __init__(
         self, live: LiveModel, settings: Settings, ranks: OtherRanks | None = None, sharing: Sharing | None = None
@@ -85,8 +85,9 @@ class TrainingSide:
         self.was_loss_finite = True  # At the last report.
         self.learning_rate = math.nan  # As the loop passes it to `step`; used if no optimizer has one.
         self.overheads_s: deque[float] = deque(maxlen=512)  # Durations of the last calls of `step`.
-        self.optimizer_reported_at = self.view_refreshed_at = -math.inf
-        self.corrected_at_step = 0  # The step count at the last correction.
+        self.optimizer_reported_at = self.view_refreshed_at = -math.inf  # -inf: at once.
+        # The step count at the last correction for the bias of this node's data (see :meth:`apply_correction`).
+        self.corrected_at_step = 0
         self.correcting_steps = 0  # The steps that a correction in progress covers; 0 if none is in progress.
         self.previous_handler: Any = None  # The handler of SIGTERM before ours; None if ours is not installed.
         self.owner: running.Side = self  # The side that the program closes.
@@ -254,7 +255,8 @@ class TrainingSide:
 
         The *pull* is the displacement that corrects one whole interval between two mixes, None before the first. Its
         version is the number of its changes: a device keeps a copy of the pull, and sees by it that the copy is old.
-        A device may take several boundaries to add the pull; ``correcting_steps`` holds the covered steps until then.
+        A device may take several boundaries to add the pull, and ``add_scaled`` returns False until the last of them;
+        ``correcting_steps`` holds the covered steps until then.
         """
         is_resumed = self.correcting_steps > 0
         steps = self.correcting_steps if is_resumed else self.run.steps - self.corrected_at_step
@@ -268,7 +270,7 @@ class TrainingSide:
             factor = correction.step_factor(steps)
             if correction.pull is not None and (is_resumed or factor):
                 result = self.live.state.add_scaled(correction.pull, factor, correction.version)
-                is_unfinished = result is False  # A user's State that returns nothing has added all.
+                is_unfinished = result is False  # A user's State may return None, which means that all is added.
         finally:
             self.live.outer_lock.release()
         if not is_resumed:
@@ -276,7 +278,7 @@ class TrainingSide:
         self.correcting_steps = steps if is_unfinished else 0
 
     def wait_for_mix(self) -> None:
-        """Wait at this boundary for a mix that takes longer than ``max_version_gap`` allows, until it is applied."""
+        """Wait at this boundary while a mix takes more steps than ``max_version_gap`` allows, until it is applied."""
         self.network.sync()
         until_applied = self.loop.must_apply_mix
         while self.loop.must_wait(until_applied):
@@ -309,6 +311,7 @@ class TrainingSide:
         self.network.check()
         if self.timeline is not None:
             self.timeline.visit = visit
+        # The averager follows the weights at a few sampled positions, which a merge has moved.
         if visit.copies or any([update.merge_sample is not None for update in visit.updates]):
             self.network.must_call(self.pass_updates, visit)
 
@@ -332,9 +335,9 @@ class TrainingSide:
         if self.timeline is not None:
             self.timeline.visit = visit
         if visit.snapshots:
-            self.startup.begin_with_own_weights()  # Otherwise the mix of this snapshot would have no start.
-        optimizer, lacks_keys = None, self.live.optimizers.all and not runtime.peer.local.optimizer_keys
-        if now - self.optimizer_reported_at > OPTIMIZER_S or lacks_keys:
+            self.startup.begin_with_own_weights()  # The outer step of this snapshot's mix needs weights to start from.
+        optimizer, is_unreported = None, self.live.optimizers.all and not runtime.peer.local.optimizer_keys
+        if now - self.optimizer_reported_at > OPTIMIZER_S or is_unreported:
             optimizer = self.optimizer_report()
             self.optimizer_reported_at = -math.inf if optimizer is None else now
         if now - self.view_refreshed_at > REPORT_S:
@@ -346,7 +349,7 @@ class TrainingSide:
         self.check_soundness(runtime)
 
     def is_copy_due(self) -> bool:
-        """Return True, and start a new interval, if a copy of the weights for newcomers is due.
+        """Return True if a copy of the weights for newcomers is due, and count it as taken.
 
         Newcomers get it while this loop is idle. The snapshots of exchanges serve too, so that a node that mixes often
         needs no other copies. The copies take at most a hundredth of the loop's time.
@@ -355,7 +358,7 @@ class TrainingSide:
         if not (peer.view.ready and self.live.has_weights) or peer.view.is_joining:
             return False
         copy_s = max(self.live.state.copy_s, 4 * self.live.state.layout.exchanged / COPY_BYTES_PER_S)
-        every_s = max(COPY_WORK * copy_s, LONE_COPY_S if peer.run_choice.is_alone else COPY_S)
+        every_s = max(COPY_PERIODS * copy_s, LONE_COPY_S if peer.run_choice.is_alone else COPY_S)
         if now - pool.newest_at < every_s:
             return False
         pool.newest_at = now

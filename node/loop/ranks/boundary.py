@@ -1,4 +1,4 @@
-"""The step boundary of a node of several ranks. Changes of the model wait until all ranks stand at it: it is *open*."""
+"""The step boundary of a node of several ranks. It is *open* while all ranks stand at it; changes wait for that."""
 
 from __future__ import annotations
 
@@ -163,6 +163,7 @@ class ShardedBoundary(RanksBoundary):
         return self.model.adds_weighted
 
     def visit(self, on_replaced: Callable[[Floats], None], spare: bool = False, keep: bool = False) -> Visit:
+        """Visit as the base class does while open; while closed, note only the copies that are due."""
         spare, keep = spare or self.is_spare_due, keep or self.is_copy_due
         self.is_spare_due, self.is_copy_due = (False, False) if self.is_open else (spare, keep)
         if not self.is_open:

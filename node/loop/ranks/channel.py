@@ -115,13 +115,13 @@ class GroupChannel:
             )
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.first_rank = dist.get_global_rank(group, 0)  # The rank among all processes of this group's rank 0.
+        self.first_rank = dist.get_global_rank(group, 0)  # The number of this group's rank 0 among all processes.
         self.vector_device: torch.device | None = None  # The device over which large vectors go, if any.
         self.device: torch.device | None = None  # The model's device.
         self.timeout = timeout_of(group)
-        # Any, because torch's stubs know neither stores nor the methods of a gloo group.
-        self.store: Any = None  # The store by which the ranks connect; None unless the channel is open, as `control`.
-        self.control: Any = None  # The gloo group.
+        # Both are None unless the channel is open. Any, because torch's stubs know neither of their types.
+        self.store: Any = None  # The key-value store by which the ranks find each other.
+        self.control: Any = None  # The gloo group for sums and commands.
         self.pairs: dict[int, Any] = {}  # For each rank that this one sends to or receives from: a gloo group of both.
 
     def open(self) -> None:

@@ -1,4 +1,7 @@
-"""The other ranks of a node: each applies rank 0's changes to its weights, and learns of the swarm from rank 0."""
+"""A rank of a node other than rank 0: it applies rank 0's changes to its weights, and learns of the swarm from it.
+
+The *ranks* are the processes of torch.distributed that train one model and form one node.
+"""
 
 from __future__ import annotations
 
@@ -64,8 +67,8 @@ class Follower:
         self.is_lockstep = False
         self.listeners = Listeners(lambda: self.me.hex())  # It gets no events, since only rank 0 reports them.
         self.samplers = Samplers(Sharers.of(self))
-        self.received = np.empty(0, np.float32)  # The vector of the last change.
-        self.pending_copy: Pending | None = None  # The copy to the device that still reads that vector.
+        self.received = np.empty(0, np.float32)  # The values of the last change; the next change overwrites them.
+        self.pending_copy: Pending | None = None  # The copy to the device that may still read them.
         self.changed_parts: list[Part] = []  # The parts that exchanges have changed at this boundary.
 
     # -- life ----------------------------------------------------------------------------------------------------

@@ -1,4 +1,7 @@
-"""Rank 0 of a node: the training thread's side, whose changes to the model all ranks make together."""
+"""Rank 0 of a node: the training thread's side, whose changes to the model all ranks make together.
+
+The *ranks* are the processes of torch.distributed that train one model and form one node.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +51,8 @@ class Leader:
         self.ranks, self.size, self.knowledge = ranks, ranks.size, SwarmKnowledge(ranks)
         self.has_replaced_weights = False  # Rank 0's weights were replaced, and the other ranks need a copy of them.
         self.reported_at = 0.0  # The time at which members and metrics were last sent; 0.0: the next report has them.
-        self.summed_at = (0.0, 0)  # The time and the step count at the last summary; 0.0 before the first.
-        self.is_report_wanted = False  # A rank has read values that only a report has.
+        self.summed_at = (0.0, 0)  # The time and the step count when the last all-reduce began; 0.0 before the first.
+        self.is_report_wanted = False  # A rank has read members or metrics, which only a report has.
         trained = with_shards(trained, ranks)
         # The state of a sharded model, which all ranks change together; None if each rank holds the whole model.
         self.sharded = trained.given_state if isinstance(trained.given_state, ShardedState) else None
@@ -59,10 +62,12 @@ class Leader:
                 "memory. Leave memory_dir out."
             )
         boundary_class = RanksBoundary if self.sharded is None else ShardedBoundary
-        live = LiveModel(trained, settings.config, partial(boundary_class, ranks), False, settings.memory_dir)
+        live = LiveModel(
+            trained, settings.config, partial(boundary_class, ranks), is_single_rank=False, folder=settings.memory_dir
+        )
         assert isinstance(live.boundary, RanksBoundary)
         self.boundary = live.boundary
-        self.side = TrainingSide(live, settings, self, self)
+        self.side = TrainingSide(live, settings, ranks=self, sharing=self)
         self.live, self.network, self.run = live, self.side.network, self.side.run
         self.average, self.samplers = live.average, self.side.samplers
         self.listeners = self.side.listeners
@@ -93,7 +98,7 @@ class Leader:
         else:
             sharded.work.begin()
             with sharded.starting():
-                warn_of_hosts(sharded.absent_ranks)
+                warn_of_absent(sharded.absent_ranks)
                 self.side.start(self)
         self.has_replaced_weights = True  # The ranks' models may differ before the start.
 
@@ -147,13 +152,13 @@ class Leader:
         if loss is not None:
             self.side.loss.set(loss)
         visit: Callable[[], None] = partial(self.side.loop.step, self.run.steps, start + self.side.service.clock_s)
-        if self.is_lockstep:  # The all-reduce of this step says whether all ranks wait here for a mix.
+        if self.is_lockstep:  # The all-reduce of this same step tells all ranks whether they wait here for a mix.
             visit()
             self.network.sync()
             must_wait = self.side.loop.must_wait(self.side.loop.must_apply_mix)
             knowledge.begin_summary(Call.STEP, self.make_summary(must_wait))
             visit = self.side.wait_for_mix
-        summary = self.finish_summary()  # Outside lockstep, that of an all-reduce which an earlier step began.
+        summary = self.finish_summary()  # Outside lockstep an earlier step has begun it, so that it is long done.
         if summary is not None and summary.must_stop:
             self.run_at_boundary(visit if self.sharded is None else self.visit_sharded)
         elif not self.is_lockstep:
@@ -179,6 +184,7 @@ class Leader:
         view, known_view, now = self.side.service.view, self.knowledge.view, time.perf_counter()
         must_stop = must_wait or self.boundary.has_deferred or view.changes != known_view.changes or self.is_report_due
         (last_at, last_steps), self.summed_at = self.summed_at, (now, self.run.steps)
+        # As many steps as take SUM_S at the present pace.
         gap_steps = int(SUM_S * (self.run.steps - last_steps) / (now - last_at)) if last_at else 1
         return StepSummary(
             must_stop=must_stop, swarm_samples=view.swarm_samples, own_samples=view.own_samples, sharers=view.sharers,
@@ -290,8 +296,8 @@ class Leader:
         return state | {"swarm_samples": self.swarm_samples + uncounted, "members": len(self.view.owners)}
 
 
-def warn_of_hosts(absent: tuple[int, ...]) -> None:
-    """Warn if these ranks share no memory with rank 0, so that their parts go over the network."""
+def warn_of_absent(absent: tuple[int, ...]) -> None:
+    """Warn of ranks that share no memory with rank 0, so that their parts go over the network."""
     if absent:
         LOGGER.warning(
             "Of this node's group, rank %s runs on another host, or in a container that does not see rank 0's "

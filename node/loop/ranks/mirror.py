@@ -1,4 +1,4 @@
-"""The mirror copies model and optimizers from rank 0 to the other ranks, at the start and after weights were replaced.
+"""The mirror copies model and optimizers from rank 0 to a node's other ranks: at the start, and after a replacement.
 
 An optimizer's state is sent as its structure, in which a :class:`Place` stands for each tensor, and then the tensors.
 """
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 Described = list[tuple[list[dict[str, Any]], list[dict[Any, Any]]]]
-"""All optimizers, with a :class:`Place` for each tensor: for each, its groups' options and its state by parameter."""
+"""For each optimizer: its groups' options and its state by parameter, with a :class:`Place` for each tensor."""
 
 Receive = Callable[["Place", Tensor | None, Any], Tensor]
 """Returns the tensor for a place. Arguments: the place, the parameter whose state it is, the present value there."""
@@ -111,7 +111,7 @@ class Mirror:
         fill_optimizers(self.optimizers, described, self.receive_tensor)
 
     def receive_tensor(self, place: Place, parameter: Tensor | None, before: Any) -> Tensor:
-        """Receive a tensor, into the present one if the shapes agree, because a captured step has its address."""
+        """Receive a tensor: into the present one if the shapes agree, since a step in a CUDA graph has its address."""
         if not place.fits(self.state.layout.size):
             raise unreadable_error(f"a tensor of {tuple(place.shape)}")
         host = torch.empty(place.shape, dtype=place.dtype)

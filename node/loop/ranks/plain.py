@@ -18,7 +18,8 @@ __all__ = ["MAX_BYTES", "checked", "one_line", "pack_value", "register", "unpack
 
 T = TypeVar("T")
 
-# Codes of msgpack's extension types, for values that msgpack itself would lose or turn into others.
+# Codes of msgpack's extension types, for values that msgpack itself would lose or turn into others. A RECORD is a
+# dataclass, and a MAPPING a class that is built from a dict.
 TUPLE, INTEGER, TYPE, RECORD, MAPPING, ERROR = range(6)
 KINDS: dict[str, type[Any]] = {}  # Records and mappings that may be sent, by name.
 
@@ -97,7 +98,7 @@ def extension_of(depth: int, value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     bases: tuple[type[Any], ...] = (int, float, str, bytes, list)
-    for base in bases:
+    for base in bases:  # An instance of a subclass becomes a plain one.
         if isinstance(value, base):
             return base(value)
     raise ConfigError(

@@ -1,4 +1,8 @@
-"""The protocol between the ranks of one node: all-reduces between steps, and commands at some boundaries."""
+"""The protocol between the ranks of one node: all-reduces between steps, and commands at some boundaries.
+
+The *ranks* are the processes of torch.distributed that train one model and form one node. A *boundary* is the moment
+between two steps, where a model may change.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +127,7 @@ class Ranks:
         with self.using_channel():
             self.channel.wait(work)
         values: list[int] = row.tolist()
-        # The sums of the calls and of their squares fit both only if all ranks made this call.
+        # The sum of the calls and that of their squares are both right only if all ranks made this call.
         if values[0] != call * self.size or values[1] != call * call * self.size:
             raise self.fail(
                 f"The ranks of this node's group are in different calls, this one in {call.name.lower()}: every rank "

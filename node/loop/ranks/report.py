@@ -56,7 +56,7 @@ class SwarmKnowledge:
         self.unsent_samples += int(samples)
 
     def finish_summary(self) -> StepSummary | None:
-        """Take over the summary of the all-reduce in progress, if there is one, and return it."""
+        """Wait for the all-reduce in progress, if there is one, take over its summary, and return it."""
         summary = self.ranks.finish_summary()
         if summary is not None:
             self.samples += summary.samples

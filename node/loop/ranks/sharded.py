@@ -70,9 +70,9 @@ class ShardedOptimizers(Optimizers):
         saved = super().state_dict()
         if saved is None:
             return None
-        start = 0  # The first element of the next tensor in the vector of all sharded tensors of the optimizers.
+        start = 0  # The index of the next tensor's first element in the vector of all sharded optimizer tensors.
         for optimizer, own_state in zip(self.all, saved.get(SEVERAL, [saved]), strict=True):
-            # A copy, like those below, since these are live mappings.
+            # This and the next mapping are copies, since the optimizer still uses its own.
             states = own_state["state"] = dict(own_state["state"])
             for number, _ in enumerate(parameters_of(optimizer)):
                 state = states[number] = dict(states.get(number, {}))
@@ -109,23 +109,13 @@ class ShardedOptimizers(Optimizers):
                 {key: with_places(value, None, sent) for key, value in group.items() if key != "params"}
                 for group in saved["param_groups"]
             ]
-            # For each parameter: fused and capturable optimizers keep its step count on the device.
+            # For each parameter: True if its step count is on the device, as in fused and capturable optimizers.
             has_steps_on_device = [bool(group.get("fused") or group.get("capturable"))
                                    for group in optimizer.param_groups for _ in group["params"]]  # fmt: skip
-            parameter_states = []
-            for number, parameter in enumerate(parameters_of(optimizer)):
-                described_state: dict[Any, Any] = {}
-                for key, value in sorted(saved["state"].get(number, {}).items(), key=lambda item: str(item[0])):
-                    if key != "step" and is_sharded(parameter) and getattr(value, "shape", None) == parameter.shape:
-                        described_state[key] = Place(tuple(value.shape), value.dtype, on_device=True, sharded=True)
-                        sharded.append(value)
-                    elif isinstance(value, Tensor):
-                        sent.append(value)
-                        on_device = key != "step" or has_steps_on_device[number]
-                        described_state[key] = Place(tuple(value.shape), value.dtype, on_device)
-                    else:
-                        described_state[key] = with_places(value, parameter, sent)
-                parameter_states.append(described_state)
+            parameter_states = [
+                describe_state(saved["state"].get(number, {}), parameter, has_steps_on_device[number], sent, sharded)
+                for number, parameter in enumerate(parameters_of(optimizer))
+            ]
             described.append((groups, parameter_states))
         self.ranks.send_command("optimizers", described)
         self.fill(described, iter(sent))
@@ -144,7 +134,7 @@ class ShardedOptimizers(Optimizers):
         """
 
         def receive(place: Place, parameter: Tensor | None, before: Any) -> Tensor:
-            """Return the tensor for a place: this rank's part if it is sharded, otherwise the one that rank 0 sends."""
+            """Return the tensor for a place: this rank's part if it is sharded, else the one that rank 0 sends."""
             if place.sharded:
                 if parameter is None or tuple(parameter.shape) != place.shape:
                     raise unreadable_error("a part of an optimizer's state for no parameter")
@@ -169,6 +159,31 @@ class ShardedOptimizers(Optimizers):
     def reset_here(self, keep: bool) -> None:
         """Do the part of :meth:`on_replaced` that the other ranks do."""
         super().on_replaced(keep)
+
+
+def describe_state(
+    saved: Mapping[Any, Any], parameter: Tensor, has_step_on_device: bool, sent: list[Tensor], sharded: list[Tensor]
+) -> dict[Any, Any]:
+    """Return a parameter's saved state, in the order of its keys, with a :class:`Place` for each tensor.
+
+    Args:
+        saved: The state of the whole parameter.
+        parameter: The parameter.
+        has_step_on_device: True if its step count is on its device.
+        sent: Receives the tensors that all ranks get.
+        sharded: Receives the tensors of which each rank gets a part: those of a sharded parameter's shape.
+    """
+    described: dict[Any, Any] = {}
+    for key, value in sorted(saved.items(), key=lambda item: str(item[0])):
+        if key != "step" and is_sharded(parameter) and getattr(value, "shape", None) == parameter.shape:
+            described[key] = Place(tuple(value.shape), value.dtype, on_device=True, sharded=True)
+            sharded.append(value)
+        elif isinstance(value, Tensor):
+            described[key] = Place(tuple(value.shape), value.dtype, on_device=key != "step" or has_step_on_device)
+            sent.append(value)
+        else:
+            described[key] = with_places(value, parameter, sent)
+    return described
 
 
 def perform_command(command: Command, work: ShardWork, optimizers: Optimizers) -> bool:
