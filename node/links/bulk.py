@@ -103,6 +103,6 @@ class SendBatch:
 
     pieces: list[bytes | memoryview]  # The bytes that the kernel has not taken yet.
     control_bytes: int
-    session: int = 0
-    bulk: Bulk | None = None  # The source of the chunk.
+    session: int = 0  # That of the chunk.
+    bulk: Bulk | None = None  # The vector of the chunk; None without a chunk.
     chunk_bytes: int = 0  # The chunk's size with its header.

@@ -66,6 +66,17 @@ class Access:
     lookup: SeedLookup | None = None
 
 
+@dataclass(slots=True)
+class DialOutcome:
+    """The outcome of one dial, which is *greeted* if its handshake succeeds."""
+
+    is_allowed: bool = False  # The dial budget allows it. Otherwise nothing was dialled.
+    seconds: float = 0.0  # The duration of the dial, without waits for limiters.
+    greeted: tuple[Link, Hello] | None = None  # The link and the other side's Hello; None if the dial failed.
+    failure: str = ""  # A clause that says why there is no link; empty if nothing answered in time.
+    refusal: RefusedError | None = None  # The refusal, if either side has refused the other.
+
+
 class LinkOwner(Protocol):
     """The network side that links belong to, a :class:`node.network.runtime.Runtime`."""
 
@@ -114,8 +125,9 @@ class Connector:
         self.budget = DialBudget()
         self.stranger_addresses: set[Address] = set()  # Addresses of strangers that are being dialled.
         self.silent_addresses = Recent[Address, None](MAX_SILENT_ADDRESSES)  # Addresses whose last dial timed out.
-        # The address ranges of contacted members' hosts, and the turnover of the membership when they were collected.
-        self.member_hosts, self.hosts_turnover = frozenset[str](), -1  # -1: never collected.
+        # The address ranges of contacted members' hosts, and the value of `Membership.turnover` (a count of changes)
+        # when they were collected; -1: never.
+        self.member_hosts, self.hosts_turnover = frozenset[str](), -1
         self.handshake_pool = HandshakePool(self.favoured_hosts, self.on_failed_handshake)
         self.notified: set[str] = set()  # The sentences that the user was told.
         self.nursery: trio.Nursery | None = None  # None before :meth:`open`.
@@ -194,39 +206,18 @@ class Connector:
 
     async def dial_task(self, address: Address, expect: PeerId | None) -> None:
         """Dial an address and run the link. Without a link, report every peer that was expected there."""
-        greeted: tuple[Link, Hello] | None = None  # None unless the handshake succeeds.
         expected: set[PeerId | None] = set()  # All peers for which this address was dialled meanwhile.
-        failure = ""  # A clause that says why there is no link; empty while no step of the dial has failed.
-        refusal: RefusedError | None = None
-        began, is_charged = trio.current_time(), False
         try:
-            async with self.limiter_for(address), self.dial_limit:
-                began = trio.current_time()
-                is_charged = address in self.seeds.addresses or self.budget.charge(address, began)
-                if not is_charged:
-                    raise BrokenLinkError(
-                        f"{address} is on a host where dials keep failing: its dial budget is used up."
-                    )
-                with trio.move_on_after(self.config.hello_timeout_s):
-                    stream = await self.connect(address)
-                    if address in self.seeds.addresses:
-                        self.peer.on_seed_answered(address)
-                    failure = "accepted the connection, but sent no greeting"
-                    greeted = await self.handshake(stream, False, expect)
-        except RefusedError as error:
-            self.on_refusal(error, address, expect)
-            refusal = error
-        except (OSError, RemoteError) as error:
-            failure = failure or describe_failure(error)
+            outcome = await self.dial_and_greet(address, expect)
         finally:
             expected = self.dialling.pop(address, set())
             self.stranger_addresses.discard(address)
-        if not is_charged:  # A dial that the budget refused says nothing about a stranger, which is not reported.
+        if not outcome.is_allowed:  # That says nothing about a stranger, which is not reported.
             remembers = self.peer.membership.remembers
             self.report_failed_dials({peer for peer in expected if peer is None or remembers(peer)})
             return
-        link, theirs = greeted or (None, None)
-        self.note_dialled(address, theirs, trio.current_time() - began, failure or "did not answer", refusal)
+        self.note_dialled(address, outcome)
+        link, theirs = outcome.greeted or (None, None)
         if link is None or theirs is None or theirs.record is None:
             if link is not None:  # Only a side that dials may be an observer.
                 link.stream.close_now()
@@ -237,17 +228,39 @@ class Connector:
         self.report_failed_dials(expected - {None, link.peer})
         await self.owner.run_link(link, theirs)
 
-    def note_dialled(
-        self, address: Address, theirs: Hello | None, seconds: float, failure: str, refusal: RefusedError | None
-    ) -> None:
-        """Note the outcome of a dial for later dials and for the user; ``theirs`` is None if it failed."""
-        if theirs is not None and theirs.record is not None:
+    async def dial_and_greet(self, address: Address, expect: PeerId | None) -> DialOutcome:
+        """Dial an address, once the limits on dials allow it, and shake hands there."""
+        outcome, began = DialOutcome(), trio.current_time()
+        try:
+            async with self.limiter_for(address), self.dial_limit:
+                began = trio.current_time()
+                outcome.is_allowed = address in self.seeds.addresses or self.budget.charge(address, began)
+                if not outcome.is_allowed:
+                    return outcome
+                with trio.move_on_after(self.config.hello_timeout_s):
+                    stream = await self.connect(address)
+                    if address in self.seeds.addresses:
+                        self.peer.on_seed_answered(address)
+                    outcome.failure = "accepted the connection, but sent no greeting"
+                    outcome.greeted = await self.handshake(stream, False, expect)
+        except RefusedError as error:
+            self.on_refusal(error, address, expect)
+            outcome.refusal = error
+        except (OSError, RemoteError) as error:
+            outcome.failure = outcome.failure or describe_failure(error)
+        outcome.seconds = trio.current_time() - began
+        return outcome
+
+    def note_dialled(self, address: Address, outcome: DialOutcome) -> None:
+        """Note the outcome of a dial for later dials and for the user."""
+        if outcome.greeted is not None and outcome.greeted[1].record is not None:
             self.budget.mark_proven(address)
         self.silent_addresses.pop(address, None)
-        if theirs is None and seconds > SILENT_S:  # Later dials to it wait their turn.
+        if outcome.greeted is None and outcome.seconds > SILENT_S:  # Later dials to it wait their turn.
             self.silent_addresses[address] = None
         if address in self.seeds.addresses:
-            self.seeds.on_dialled(address, theirs is not None, failure, refusal)
+            failure = outcome.failure or "did not answer"
+            self.seeds.on_dialled(address, outcome.greeted is not None, failure, outcome.refusal)
 
     def on_refusal(self, error: RefusedError, address: Address, expect: PeerId | None) -> None:
         """Handle a handshake that either side has refused at this address."""
@@ -333,7 +346,7 @@ class Connector:
         """
         try:
             proven, share = None, b""  # Without TLS no id is proved, and no record is sealed.
-            name = b"" if joins else secrets.token_bytes(NAME_BYTES)
+            name = b"" if joins else secrets.token_bytes(NAME_BYTES)  # A lane takes no lanes, and needs no name.
             if self.contexts is not None:
                 tls = TlsStream(stream, self.contexts, server_side=server_side)
                 await tls.handshake()

@@ -79,8 +79,8 @@ class HandshakePool:
 
     def evict(self, candidates: list[Visitor], now: float) -> None:
         """Evict the oldest silent connection, or else the oldest one of the host with the most connections."""
-        # A stream that cannot tell whether a byte has come counts as not silent.
         late = [visitor for visitor in candidates if now - visitor.came_at > FIRST_FLIGHT_S]
+        # A stream that cannot tell whether a byte has come counts as not silent.
         silent = [visitor for visitor in late if not getattr(visitor.stream, "has_received", True)]
         if silent:
             evicted = silent[0]

@@ -65,13 +65,14 @@ class Link:
         self.outbox_bytes = 0  # Includes the batch that is being sent.
         self.queued_frames = self.taken_frames = 0  # Totals of control frames put into the outbox and taken out of it.
         self.bulk: dict[int, Bulk] = {}  # The vectors that this connection itself sends, by session.
-        # By session, in the order of turns: the value of `taken_frames` from which its chunks may be sent.
+        # By session, in the order of turns: the value of `taken_frames` from which on its chunks may be sent. So they
+        # follow the frames that were queued before them.
         self.sendable_from: dict[int, int] = {}
         self.large_sessions: set[int] = set()  # Sessions whose vector an I/O thread sends, if one is free.
         self.lanes = Stripes(self)  # Further connections, which carry the vectors that are assigned to them.
         self.name_for_their_lanes = self.name_for_our_lanes = b""  # The secret names by which lanes join this link.
         self.address: Address | None = None  # The address at which this side has dialled; None on the other side.
-        self.has_widened = False  # Lanes were requested or opened.
+        self.has_widened = False  # Lanes were requested, by either side, or opened.
         # Starts a lane on a stream, which either side may have dialled; returns False to refuse it.
         self.admit_lane: Callable[[ByteStream, FrameReader, bool], bool] = refuse_lane
         self.batch: SendBatch | None = None  # The batch that is being sent.
@@ -354,7 +355,7 @@ class Link:
         else:
             self.clear_batch(batch)
         self.sent_bytes += batch.control_bytes + batch.chunk_bytes
-        self.used_at = self.clock.current_time()  # The time of the last frame in either direction.
+        self.used_at = self.clock.current_time()
         if batch.bulk is not None:
             self.motion.on_chunk_sent(self.used_at)
         if batch.control_bytes:

@@ -33,7 +33,8 @@ async def read_link(
         on_inflow: Called when the I/O thread has returned, with the first chunk that it received.
     """
     reader, motion, io_pool = link.reader, link.motion, link.io_pool
-    # A message with the length of its body. The I/O thread may have read one that is not of its vector.
+    # The next message, with the length of its body. It is None here, unless an I/O thread has read one that is not of
+    # its vector.
     frame: tuple[Message, int] | None = None
     while (frame := frame or await reader.read_message()) is not None:
         (message, body_bytes), frame = frame, None

@@ -22,7 +22,7 @@ from node.transport.byte_stream import ByteStream
 
 __all__ = ["LEAST_ELEMENTS", "Lane", "Stripes", "chunk_elements"]
 
-# Chunks of a vector for each lane, about. More would cost more, and fewer would leave lanes idle at the end.
+# About so many chunks of a vector for each lane. More would cost more, and fewer would leave lanes idle at the end.
 CHUNKS_PER_LANE = 8
 LANE_ELEMENTS = 131_072  # The largest chunk of a lane, so that eight at once take as much memory as one over a link.
 # Limit on the kernel's unsent queue of a lane, because a faster lane cannot take the chunks that wait there.
@@ -124,7 +124,7 @@ class Lane:
         self.link, self.stream, self.reader = link, stream, reader
         self.motion = ChunkMotion(stream, reader)
         self.is_open = False  # True once both sides have admitted the lane.
-        self.counted_bytes = 0  # Received bytes that are already in the total of the link.
+        self.counted_bytes = 0  # Bytes that this lane has received and that the link's total already contains.
         self.socket = self.motion.socket
         if self.socket is not None:
             self.socket.limit_unsent(NOT_SENT_BYTES)

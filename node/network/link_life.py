@@ -1,6 +1,7 @@
 """The life of one link of a node, from the finished Hello to the end of its stream. All of it runs in trio's thread.
 
-It passes messages to the peer and chunks to the streams, and limits the rate of messages.
+It passes messages to the peer and chunks to the streams, and limits the rate of messages. A *chunk* is a piece of a
+vector, whose values are its *body*. A *lane* is a further connection of the link, for chunks alone.
 """
 
 from __future__ import annotations
@@ -100,11 +101,11 @@ class LinkLife:
     def __init__(self, runtime: LinkRuntime, link: Link) -> None:
         self.runtime, self.link, self.links = runtime, link, runtime.links
         self.is_observer = False  # The other side is no member, and may only query the status.
-        self.second_began_at, self.messages_this_second = runtime.now, 0
+        self.second_began_at, self.messages_this_second = runtime.now, 0  # For the rate limit.
 
     async def run(self, theirs: Hello) -> None:
         """Run the link until its stream ends. A side without a record in its Hello is an observer and no member."""
-        runtime, link, member = self.runtime, self.link, theirs.record  # None: an observer.
+        runtime, link, member = self.runtime, self.link, theirs.record  # `member` is None for an observer.
         self.is_observer = member is None
         if member is not None:
             is_full = len(runtime.links) >= runtime.config.internal.max_links
@@ -321,7 +322,7 @@ class LinkLife:
                 self.runtime.report_misbehaviour(self.link.peer, "flood" if isinstance(error, FloodError) else "fault")
 
     def announce_end(self) -> None:
-        """Tell the peer that the sessions on the link and perhaps the last link to the other side have ended."""
+        """Tell the peer that the sessions on the link have ended, and that its side has no link left, if so."""
         runtime, link = self.runtime, self.link
         ended_sessions, code = runtime.sessions.sessions_on(link), "idle" if link.is_orderly else "broken"
         is_last = runtime.links.remove(link)

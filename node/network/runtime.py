@@ -109,11 +109,11 @@ class Runtime:
         self.striping = Striping(self.links, self.connector, config)
         self.connector.on_lane = self.striping.on_lane
         self.losses = Losses(self.links, self.notify, self.striping.widen)
-        self.undelivered: dict[PeerId, deque[Message]] = {}  # Messages for peers that are being dialled.
+        self.undelivered: dict[PeerId, deque[Message]] = {}  # Messages to peers that are being dialled.
         self.clock = trio.lowlevel.current_clock()
         self.timer = trio.CancelScope()  # It ends when the peer's next tick is due.
         self.timer_deadline = -math.inf  # That of `timer`; -inf until it first runs.
-        self.mixes_parts = config.part != "all"  # Each mix covers a part of the model.
+        self.mixes_parts = config.part != "all"  # True if each mix covers only a part of the model.
         self.is_stopping = False
         self.nursery: trio.Nursery | None = None  # Runs all tasks; None before :meth:`main`.
         self.on_batch_end: Callable[[], object] = lambda: None  # Called when a batch of effects is performed.
@@ -251,6 +251,7 @@ class Runtime:
         """Send a message over its session's link, else over the newest link to the peer, else dial the peer."""
         session = getattr(message, "session", None)
         link = self.sessions.links.get(session) if session is not None else None
+        # Offer and Fetch begin a session; Outcome and Settled are about one whose link may have ended.
         if link is None or link.peer != to or isinstance(message, Offer | Fetch | Outcome | Settled):
             link = self.links.newest(to)
             if isinstance(message, Offer):

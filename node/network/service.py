@@ -87,7 +87,7 @@ class Service:
         self.has_started = False  # A network side has run, at least once.
         self.has_shown_address = False
         self.is_restarting = False  # No new network side has started since the last fault.
-        self.pause_s = 0.0  # Seconds to wait before the next network side starts; 0 for the first one.
+        self.pause_s = 0.0  # Seconds to wait before the next network side starts; 0 before the first fault.
         self.view = SwarmView()
         self.members: tuple[Member, ...] = ()  # As of `listed_at`, by time.monotonic.
         self.listed_at = -math.inf  # -inf: never listed.
@@ -327,7 +327,7 @@ class Service:
             self.book.stored.book,
             self.state_dir.finished_run(),
             must_join=settings.join_or_fail_s is not None,
-            wait_until=now + settings.wait_s if settings.wait_for > 1 else -math.inf,
+            wait_until=now + settings.wait_s if settings.wait_for > 1 else -math.inf,  # -inf: do not wait.
         )
         peer = Peer(
             Membership(record, sign=identity.sign, verify=verify, config=config, rng=rng, now=now), config, model,

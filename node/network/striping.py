@@ -1,4 +1,7 @@
-"""Striping decisions: which links get further connections, called lanes (:mod:`node.links.stripes`)."""
+"""Striping decisions: which links get further connections, called lanes (:mod:`node.links.stripes`).
+
+A lane joins the link whose secret name is in its Hello. Each side of a link has a name for the lanes that it dials.
+"""
 
 from __future__ import annotations
 

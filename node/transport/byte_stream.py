@@ -90,7 +90,7 @@ class PlainStream:
         self._lent_count = 0  # The number of duplicated descriptors that threads hold.
         self.has_received = False  # A byte has come.
         self.bytes_received = self.bytes_sent = 0  # Counted at the kernel, including the bytes that threads move.
-        self._is_drained = False  # The last read has taken all that the kernel had.
+        self._is_drained = False  # The last read has taken all that the kernel had, so another would fail.
         self._reads_in_a_row = 0  # Reads since the last wait.
         try:
             self.peer_host = str(sock.getpeername()[0])

@@ -19,7 +19,7 @@ INFO_BYTES, LONG_INFO_BYTES = 160, 184  # The size up to SENT, and up to WINDOWE
 SEGMENT_BYTES = 1448  # Of an Ethernet packet of 1500 bytes.
 
 MIN_SEGMENTS = 1_000  # Segments (1.4 MB) before a verdict on losses.
-# Updates with a loss before it: a slow start that overshoots loses many segments, but only once.
+# Updates with new losses before a verdict: a slow start that overshoots loses many segments, but only once.
 MIN_LOSSY_UPDATES = 4
 LOSSY_SHARE = 0.005  # A path is lossy from this share of lost segments on. A full queue causes a tenth of that.
 MIN_RTT_S = 0.005  # On a path with a shorter round trip losses are repaired fast, and any window suffices.
@@ -50,8 +50,8 @@ class PathRecord:
 
     sent: int = 0  # Segments with data up to the last update.
     retransmitted: int = 0  # Those of them that were retransmitted.
-    judged: int = 0  # Segments that were sent while no queue had built up, whose losses therefore count.
-    lost: int = 0  # Those of them that were lost.
+    judged: int = 0  # Segments that were sent while no queue had built up, so that their losses count.
+    lost: int = 0  # Of these, the segments that were lost.
     lossy_updates: int = 0  # Updates that found new losses.
     loss: Loss | None = None  # Set for cubic only. None if there are few losses, or too few segments for a verdict.
     is_window_limited: bool = False  # The receiver's window limits the rate, on a path with a long round trip.

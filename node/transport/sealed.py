@@ -24,8 +24,8 @@ from node.transport.tls import LAST_WORDS_S, TlsStream
 __all__ = ["SHARE_BYTES", "Opener", "SealedStream", "Sealer", "direction_keys", "fresh_share", "leave_tls"]
 
 SHARE_BYTES = 32  # Random bytes from each side, as many as a key has.
-LENGTH_BYTES = 4  # The length prefix of a record: ciphertext and tag.
-TAG_BYTES = 16
+LENGTH_BYTES = 4  # The prefix of a record: the length of its ciphertext and tag.
+TAG_BYTES = 16  # The authentication tag of AES-GCM.
 RECORD_BYTES = 262_144  # The largest record: it stays in cache together with the plaintext.
 AROUND_BYTES = LENGTH_BYTES + TAG_BYTES  # The overhead of a record.
 AHEAD_BYTES = 16_384  # Read-ahead for short reads; below WHOLE_BYTES, so that a thread returns with the bytes it has.
@@ -122,7 +122,7 @@ class Sealer:
             await write(self.small[: self.seal(memoryview(b""), self.small)])
 
     def batches(self, pieces: Sequence[Piece]) -> Iterator[memoryview]:
-        """Yield batches of records, each as many as fit into a room. Write a batch before you ask for the next."""
+        """Yield the pieces as batches of records, each as many as fit into a room, which the next batch overwrites."""
         views = [memoryview(piece).cast("B") for piece in pieces]
         small = sum(len(view) + AROUND_BYTES for view in views) <= AHEAD_BYTES
         room, filled = self.small if small else ROOMS.take(), 0
@@ -187,11 +187,11 @@ class Opener:
             await self.read_until(read, LENGTH_BYTES)
             length = self.length()
             plain_bytes = length - TAG_BYTES
-            # A larger buffer than this record needs is that of a chunk of several records: another one follows.
+            # A buffer with space left is that of a chunk of several records, so another record follows.
             rest_bytes = len(buffer) - plain_bytes
             await self.read_until(read, LENGTH_BYTES + length, rest_bytes + AROUND_BYTES if rest_bytes > 0 else 0)
             self.plaintext = self.open(length, buffer)
-            if not self.plaintext:  # All of it is in the buffer.
+            if not self.plaintext:  # `open` has decrypted all of it into the buffer.
                 self.return_room()
                 return plain_bytes
         count = min(len(buffer), len(self.plaintext))
@@ -208,7 +208,7 @@ class Opener:
         return length
 
     def open(self, length: int, buffer: memoryview) -> memoryview:
-        """Decrypt the record into ``buffer`` if it fits; otherwise decrypt in place and return the plaintext."""
+        """Decrypt the record into ``buffer`` if it fits, and return nothing; else return the plaintext in the room."""
         begin = self.start + LENGTH_BYTES
         record = self.room[begin : begin + length]
         plain_bytes = length - TAG_BYTES

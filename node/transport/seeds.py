@@ -185,7 +185,7 @@ class SeedLookup:
                     nursery.start_soon(self.poll_source, source)
         for name, reason in self.missing.items():
             self.log_once(name, f"{name} {reason}; it is asked for seeds again and again.")
-        # By address: the id that must answer there; None for any member.
+        # By address: the id that must answer there; None if any member may.
         wanted: dict[Address, PeerId | None] = {address: self.expected.get(address) for address in self.given}
         for source in self.sources:
             texts = list(dict.fromkeys(self.texts.get(source, ())))

@@ -123,8 +123,8 @@ class GroupTransfers:
     ) -> None:  # fmt: skip
         self.peer, self.config, self.averager, self.pool = peer, config, averager, pool
         self.links, self.sessions = links, sessions
-        self.transfers: dict[int, GroupTransfer] = {}
-        self.early: dict[int, EarlyChunks] = {}  # Chunks that came, at least in part, before their group began.
+        self.transfers: dict[int, GroupTransfer] = {}  # By session, from the group's beginning here on.
+        self.early: dict[int, EarlyChunks] = {}  # By session: chunks that came, at least in part, before that.
 
     # -- a group -------------------------------------------------------------------------------------------------
     def stream_to_members(self, group: GroupAverage) -> None:
@@ -270,10 +270,11 @@ class GroupTransfers:
         our_slice = group.slices[group.place]
         for place, their_slice in enumerate(group.slices):
             if place != group.place:
-                for slice_, missing in ((our_slice, group.missing_values), (their_slice, group.missing_means)):
-                    receiver = missing.get(place)  # None before the group streams, or if all has come.
-                    complete = slice_.stop - slice_.start if place not in missing else 0
-                    received_elements += complete if receiver is None else receiver.elements_arrived
+                for due_slice, missing in ((our_slice, group.missing_values), (their_slice, group.missing_means)):
+                    if place not in missing:  # All of it has come.
+                        received_elements += due_slice.stop - due_slice.start
+                    elif (receiver := missing[place]) is not None:  # None before the group streams.
+                        received_elements += receiver.elements_arrived
         return sum(bulk.sent_elements for _, bulk in transfer.outgoing.values()), received_elements
 
     def release(self, session: int) -> None:

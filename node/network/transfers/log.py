@@ -91,8 +91,8 @@ class ExchangeLog:
     def next_failure(self, has_begun: bool) -> str | None:
         """Return the reason of a failure that the peer has counted and that is not announced yet, or None.
 
-        One decision of the peer may end several sessions. Reasons of their own tell offers from exchanges that have
-        begun to stream.
+        One decision of the peer may end several sessions. The reason tells the failure of an offer from that of an
+        exchange whose streams have begun (``has_begun``).
         """
         counted = [
             reason
@@ -100,9 +100,9 @@ class ExchangeLog:
             if count > self.announced_failures.get(reason, 0)
         ]
         fitting = [reason for reason in counted if (reason in OFFER_FAILURES) is not has_begun]
-        # An offer may also fail for a reason of exchanges.
-        reasons = fitting or ([] if has_begun else counted)
-        if not reasons:
+        if not fitting and not has_begun:  # An offer may also fail for a reason of exchanges.
+            fitting = counted
+        if not fitting:
             return None
-        self.announced_failures[reasons[0]] = self.announced_failures.get(reasons[0], 0) + 1
-        return reasons[0]
+        self.announced_failures[fitting[0]] = self.announced_failures.get(fitting[0], 0) + 1
+        return fitting[0]

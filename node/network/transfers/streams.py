@@ -187,7 +187,7 @@ class Streams:
 
     def await_copies(self, visit: Visit, report: Callable[[Visit], None]) -> None:
         """Report a visit once its copies are done, their values are float32, and large vectors are checked."""
-        is_done = all(copy.done() and not copy.is_narrow for copy in visit.copies)
+        is_done = all(copy.done() and not copy.is_narrow for copy in visit.copies)  # Narrow: still half precision.
         if is_done and not self.vectors_to_check(visit):
             report(visit)
         else:
