@@ -46,7 +46,7 @@ class Adapter:
         self.node: Node | None = None
         self.is_in_swarm = False  # From `begin` to `close`.
         self.has_final_weights = False  # The run has ended, and the nodes have settled.
-        self.saved: dict[str, Any] | None = None  # The node's state for a checkpoint, or from one; None before either.
+        self.saved: dict[str, Any] | None = None  # The node's state, for a checkpoint or from one; None until then.
         self.ranks = 1  # The number of processes that form this node.
 
     # -- for programs --------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ class ScaleWatch:
     def __init__(self, scaler: Any) -> None:
         self.scaler = scaler
         self.copies: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()
-        self.skipped = 0  # Skipped steps that no call has reported yet.
+        self.unreported_count = 0  # Skipped steps that no call has reported yet.
         self.scale = 0.0 if scaler is None else float(scaler.get_scale())  # The last one seen; 0 without a scaler.
 
     def take_skipped_step(self) -> bool:
@@ -217,9 +217,9 @@ class ScaleWatch:
             self.copies.append((host, torch.cuda.current_stream(scale.device).record_event()))
         while self.copies and self.copies[0][1].query():  # type: ignore[no-untyped-call]
             before, self.scale = self.scale, float(self.copies.popleft()[0])
-            self.skipped += self.scale < before
-        if self.skipped:
-            self.skipped -= 1
+            self.unreported_count += self.scale < before
+        if self.unreported_count:
+            self.unreported_count -= 1
             return True
         return False
 

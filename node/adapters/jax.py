@@ -19,7 +19,7 @@ from node.model.state import Floats, State
 
 __all__ = ["Pytree"]
 
-LARGE_ELEMENTS = 1 << 20  # A thread of its own copies as many. Fewer take the network's thread under a millisecond.
+LARGE_ELEMENTS = 1 << 20  # From here on a thread copies. Fewer elements take the network's thread under a millisecond.
 
 
 class Pytree(State):
@@ -43,35 +43,35 @@ class Pytree(State):
     def __init__(self, value: Any) -> None:
         self.value = value
         """The current tree."""
-        paths, self._tree = jax.tree_util.tree_flatten_with_path(value)
-        kept = [(at, path, leaf) for at, (path, leaf) in enumerate(paths) if _is_averaged(leaf)]
-        self._at = [at for at, _, _ in kept]
-        self._kinds = [(leaf.shape, leaf.dtype) for _, _, leaf in kept]
-        names = [jax.tree_util.keystr(path, simple=True, separator=".") or "value" for _, path, _ in kept]
+        leaves, self._tree = jax.tree_util.tree_flatten_with_path(value)
+        averaged = [(number, path, leaf) for number, (path, leaf) in enumerate(leaves) if _is_averaged(leaf)]
+        self._leaf_numbers = [number for number, _, _ in averaged]  # Of the averaged arrays among all leaves.
+        self._shapes_and_types = [(leaf.shape, leaf.dtype) for _, _, leaf in averaged]
+        names = [jax.tree_util.keystr(path, simple=True, separator=".") or "value" for _, path, _ in averaged]
         self.layout = Layout(
             Segment(name, tuple(leaf.shape), leaf.dtype.name, "parameter")
-            for name, (_, _, leaf) in zip(names, kept, strict=True)
+            for name, (_, _, leaf) in zip(names, averaged, strict=True)
         )
         # One call of the device each, compiled at the first use like a training step.
-        self._flat, self._placed = jax.jit(_flat), jax.jit(self._cut)
-        self._shifted, self._merged = jax.jit(self._shift), jax.jit(self._merge)
+        self._to_vector, self._from_vector = jax.jit(vector_of), jax.jit(self._arrays_of)
+        self.add_on_device, self.merge_on_device = jax.jit(self._sums), jax.jit(self._merges)
 
     def begin_read(self, out: Floats) -> Arriving:
         """Begin to copy the weights. The device's work is queued behind the training steps; the loop waits for none."""
         began = time.perf_counter()
         with memory_errors():
-            flat = self._flat(self._floats())
+            flat = self._to_vector(self._averaged_arrays())
             flat.copy_to_host_async()
         self.copy_s = time.perf_counter() - began
         return Arriving(flat, out)
 
     def begin_read_piece(self, out: Floats, start: int) -> Arriving:
         stop = start + out.size
-        places = [(max(begins, start), min(ends, stop), begins) for _, begins, ends in self._places()]
-        pieces = [
-            leaf.reshape(-1)[low - begins : high - begins].astype(jnp.float32)
-            for leaf, (low, high, begins) in zip(self._floats(), places, strict=True) if low < high
-        ]  # fmt: skip
+        pieces = []
+        for array, (_, array_start, array_stop) in zip(self._averaged_arrays(), self._places(), strict=True):
+            low, high = max(array_start, start), min(array_stop, stop)
+            if low < high:
+                pieces.append(array.reshape(-1)[low - array_start : high - array_start].astype(jnp.float32))
         with memory_errors():
             # A copy, because concatenating one piece returns that piece.
             flat = jnp.array(jnp.concatenate(pieces), copy=True)
@@ -80,7 +80,7 @@ class Pytree(State):
 
     def read(self, out: Floats) -> None:
         with memory_errors():
-            np.copyto(out, np.asarray(self._flat(self._floats())))
+            np.copyto(out, np.asarray(self._to_vector(self._averaged_arrays())))
 
     def add(self, shift: Floats) -> JaxUpload:
         return JaxUpload(self, shift).add()
@@ -95,89 +95,93 @@ class Pytree(State):
             The upload; None if the device has no memory for it.
         """
         upload = JaxUpload(self, values)
-        return None if upload.done() and upload.there is None else upload
+        return None if upload.done() and upload.on_device is None else upload
 
     def write(self, vector: Floats) -> None:
-        self._put(self._placed(JaxUpload(self, vector).wait()))
+        self._replace(self._from_vector(JaxUpload(self, vector).wait()))
 
-    def change(self, compiled: Callable[..., list[Any]], *values: Any) -> None:
-        """Replace the averaged arrays by what ``compiled`` makes of them and of these values."""
+    def change(self, compute: Callable[..., list[Any]], *values: Any) -> None:
+        """Replace the averaged arrays by the results of ``compute(arrays, *values)``."""
         with memory_errors():
-            self._put(compiled(self._floats(), *values))
+            self._replace(compute(self._averaged_arrays(), *values))
 
-    def _floats(self) -> list[Any]:
-        """Return the averaged leaves, after checking that they still match the layout."""
+    def _averaged_arrays(self) -> list[Any]:
+        """Return the arrays that are averaged, after checking that they still match the layout."""
         leaves, tree = jax.tree_util.tree_flatten(self.value)
         if tree != self._tree:
             raise LayoutError("The tree has other branches than it had: make a new Node after changing a model.")
-        floats = [leaves[at] for at in self._at]
-        for leaf, (shape, dtype), segment in zip(floats, self._kinds, self.layout.segments, strict=True):
-            if getattr(leaf, "shape", None) != shape or leaf.dtype != dtype:
+        arrays = [leaves[number] for number in self._leaf_numbers]
+        for array, (shape, dtype), segment in zip(arrays, self._shapes_and_types, self.layout.segments, strict=True):
+            if getattr(array, "shape", None) != shape or array.dtype != dtype:
                 raise LayoutError(
                     f"Array {segment.name!r} was {dtype} {shape} and is now another: make a new Node after changing a "
                     "model."
                 )
-            if isinstance(leaf, jax.Array) and leaf.is_deleted():
+            if isinstance(array, jax.Array) and array.is_deleted():
                 raise LayoutError(
                     f"Array {segment.name!r} was given away to a step (donate_argnums): put what the step returned "
                     "into tree.value before node.step()."
                 )
-        return floats
+        return arrays
 
-    def _put(self, floats: list[Any]) -> None:
+    def _replace(self, arrays: list[Any]) -> None:
+        """Put these arrays in the place of the averaged ones."""
         leaves, tree = jax.tree_util.tree_flatten(self.value)
-        for at, leaf in zip(self._at, floats, strict=True):
-            leaves[at] = leaf
+        for number, array in zip(self._leaf_numbers, arrays, strict=True):
+            leaves[number] = array
         self.value = jax.tree_util.tree_unflatten(tree, leaves)
 
-    def _cut(self, vector: Any) -> list[Any]:
+    # -- functions that JAX compiles ---------------------------------------------------------------------------------
+    def _arrays_of(self, vector: Any) -> list[Any]:
         return [
             vector[start:stop].reshape(shape).astype(dtype)
-            for (shape, dtype), (_, start, stop) in zip(self._kinds, self._places(), strict=True)
+            for (shape, dtype), (_, start, stop) in zip(self._shapes_and_types, self._places(), strict=True)
         ]
 
-    def _shift(self, floats: list[Any], shift: Any) -> list[Any]:
-        return self._change(floats, shift, lambda wide, values: wide + values)
+    def _sums(self, arrays: list[Any], shift: Any) -> list[Any]:
+        return self._changed(arrays, shift, lambda wide, values: wide + values)
 
-    def _merge(self, floats: list[Any], vector: Any, ratio: Any) -> list[Any]:
-        return self._change(floats, vector, lambda wide, values: wide + ratio * (values - wide))
+    def _merges(self, arrays: list[Any], vector: Any, ratio: Any) -> list[Any]:
+        return self._changed(arrays, vector, lambda wide, values: wide + ratio * (values - wide))
 
-    def _change(self, floats: list[Any], vector: Any, changed: Callable[[Any, Any], Any]) -> list[Any]:
-        """Change each array in float32 at least, and round once."""
-        wide = [leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in floats]
+    def _changed(self, arrays: list[Any], vector: Any, change: Callable[[Any, Any], Any]) -> list[Any]:
+        """Return ``change(array, values)`` for each array, computed in float32 at least and rounded once."""
+        wide_arrays = [array.astype(jnp.promote_types(array.dtype, jnp.float32)) for array in arrays]
         return [
-            changed(leaf, vector[start:stop].reshape(leaf.shape)).astype(dtype)
-            for leaf, (_, dtype), (_, start, stop) in zip(wide, self._kinds, self._places(), strict=True)
-        ]
+            change(wide, vector[start:stop].reshape(wide.shape)).astype(dtype)
+            for wide, (_, dtype), (_, start, stop)
+            in zip(wide_arrays, self._shapes_and_types, self._places(), strict=True)
+        ]  # fmt: skip
 
 
 class JaxUpload(Upload):
     """An update's values on their way to the device.
 
-    Once it is done the host's values are free, also after :meth:`add` or :meth:`merge`, which return this object. A
-    device that is the host would use them in place, so that they are copied, large ones by a thread of their own.
+    Once it is done the host's vector may be overwritten, also after :meth:`add` or :meth:`merge`, which return this
+    object. Where the device is the host, JAX would use that vector in place. There it is copied, in a thread if it is
+    large.
     """
 
     def __init__(self, tree: Pytree, values: Floats) -> None:
         self._tree, self._values = tree, values
-        self.there: Any = None  # The values on the device; None if it had no memory for them.
+        self.on_device: Any = None  # The values on the device; None until they are there, or if it has no memory.
         self._copying: threading.Thread | None = None
         (device,) = jnp.zeros(()).devices()  # Where JAX puts arrays now.
         is_host = device.platform == "cpu"
         if is_host and values.size >= LARGE_ELEMENTS:
-            self._copying = threading.Thread(target=self._put, args=(True,), name="gossip-copy", daemon=True)
+            self._copying = threading.Thread(target=self._send, args=(True,), name="gossip-copy", daemon=True)
             self._copying.start()
         else:
-            self._put(is_host)
+            self._send(is_host)
 
-    def _put(self, copies: bool) -> None:
+    def _send(self, must_copy: bool) -> None:
         with contextlib.suppress(MemoryError), memory_errors():
-            self.there = jax.device_put(self._values.copy() if copies else self._values)
+            self.on_device = jax.device_put(self._values.copy() if must_copy else self._values)
 
     def done(self) -> bool:
         if self._copying is not None:
             return not self._copying.is_alive()
-        return self.there is None or bool(self.there.is_ready())
+        return self.on_device is None or bool(self.on_device.is_ready())
 
     def wait(self) -> Any:
         """Return the values on the device, once they are there.
@@ -187,34 +191,37 @@ class JaxUpload(Upload):
         """
         if self._copying is not None:
             self._copying.join()
-        if self.there is None:
+        if self.on_device is None:
             raise MemoryError("There was no memory for a copy of the update.")
         with memory_errors():
-            return self.there.block_until_ready()
+            return self.on_device.block_until_ready()
 
     def add(self) -> JaxUpload:
-        return self._change(self._tree._shifted)
+        return self._apply(self._tree.add_on_device)
 
     def merge(self, ratio: float) -> JaxUpload:
-        return self._change(self._tree._merged, np.float32(ratio))
+        return self._apply(self._tree.merge_on_device, np.float32(ratio))
 
-    def _change(self, compiled: Callable[..., list[Any]], *values: Any) -> JaxUpload:
-        if self.there is None or self.done():
-            self.wait()  # It raises what went wrong with the copy, before the weights depend on it.
-        self._tree.change(compiled, self.there, *values)
+    def _apply(self, compute: Callable[..., list[Any]], *values: Any) -> JaxUpload:
+        if self.on_device is None or self.done():
+            self.wait()  # It raises the error of a failed copy, before the weights depend on it.
+        self._tree.change(compute, self.on_device, *values)
         return self
 
 
 class Arriving(Pending):
     """A vector that the device computes, on its way to ``out``. A large one is copied by a thread of its own.
 
-    A vector that could not be copied costs its exchange.
+    If the copy fails, its exchange fails with it.
+
+    Attributes:
+        failure: The error of a failed copy; empty if there is none.
     """
 
     failure = ""
 
     def __init__(self, flat: Any, out: Floats) -> None:
-        self._flat, self._out = flat, out
+        self._flat, self._out = flat, out  # `_flat` is None once the copy has ended.
         self._copying: threading.Thread | None = None
 
     def done(self) -> bool:
@@ -229,7 +236,7 @@ class Arriving(Pending):
             self._copying.start()
             return False
         self._copy()
-        return not self.failure  # A copy that failed is done at the next call: the network's thread has to see it.
+        return not self.failure  # A failed copy is done at the next call: the network's thread has to see it.
 
     def _copy(self) -> None:
         try:
@@ -255,5 +262,6 @@ def _is_averaged(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") and hasattr(leaf, "shape") and bool(jnp.issubdtype(leaf.dtype, jnp.inexact))
 
 
-def _flat(floats: list[Any]) -> Any:
-    return jnp.concatenate([leaf.astype(jnp.float32).reshape(-1) for leaf in floats])
+def vector_of(arrays: list[Any]) -> Any:
+    """Return the elements of all arrays as one float32 vector."""
+    return jnp.concatenate([array.astype(jnp.float32).reshape(-1) for array in arrays])

@@ -98,16 +98,15 @@ class KerasWeights(State):
             raise LayoutError("This Keras model has no weights yet: give it a keras.Input, or call it on a batch.")
         self.model = model
         trained = {id(variable) for variable in model.trainable_weights}
-        # Keras lists frozen weights and statistics together; only weights created as trainable can be frozen.
-        trainable_once = {id(variable) for layer in model._flatten_layers() for variable in layer._trainable_variables}
+        # Keras lists frozen weights and statistics together. Only weights that were created as trainable can be frozen.
+        made_trainable = {id(variable) for layer in model._flatten_layers() for variable in layer._trainable_variables}
         floats: dict[str, tuple[Any, Segment]] = {}  # The floating-point weights, by name.
         for number, variable in enumerate(model.weights):
             if "float" in str(variable.dtype):
-                kind: Kind = "buffer" if id(variable) not in trainable_once else "parameter"
+                kind: Kind = "buffer" if id(variable) not in made_trainable else "parameter"
                 if trained and not frozen and kind == "parameter" and id(variable) not in trained:
                     kind = "frozen"
-                # Keras numbers layers in the order of creation in a process: only their order is the same on every
-                # node.
+                # Numbers in Keras's own names differ by process; the order of the weights is the same on all nodes.
                 name = f"{number:04d}.{variable.name}"
                 floats[name] = variable, Segment(name, tuple(variable.shape), str(variable.dtype), kind)
         self.layout = Layout(segment for _, segment in floats.values())

@@ -44,7 +44,7 @@ class LightningGossip(Adapter, Callback):  # type: ignore[misc]
         self.trainer: Any = None  # None before :meth:`setup`.
         self.steps = 0  # Steps over all of the trainer's optimizers that the node has counted.
         self.new_samples = 0  # Samples since the last counted step.
-        self.settled_at = -1  # The global_step of the last settling, -1 before the first. The next needs a new step.
+        self.settled_at = -1  # The trainer's global_step at the last settling; -1 before the first.
         self.scale = ScaleWatch(None)
 
     def sampler(self, dataset: Sized) -> RankSampler:

@@ -12,6 +12,7 @@ from node.observe.events import ExchangeEvent
 __all__ = ["Exporter", "observe", "tensorboard", "wandb"]
 
 Log = Callable[[Mapping[str, float], int], object]
+"""Logs figures by name, at a step."""
 PREFIX = "gossip/"
 
 

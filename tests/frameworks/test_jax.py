@@ -301,7 +301,7 @@ def test_a_device_without_memory_costs_an_exchange_and_not_the_loop(monkeypatch)
 
     tree = Pytree({"w": jnp.zeros(8)})
     out = np.zeros(8, np.float32)
-    monkeypatch.setattr(tree, "_flat", full)
+    monkeypatch.setattr(tree, "_to_vector", full)
     for call in (tree.begin_read, tree.read):
         with pytest.raises(MemoryError, match="RESOURCE_EXHAUSTED"):
             call(out)
