@@ -55,7 +55,7 @@ class Child:
     log: Path  # JSON lines, see docs/cli.md.
     out: Path
     err: Path
-    address: str | None = None  # The address on which it listens, once known.
+    address: str | None = None  # The address on which it listens; None until it does.
     figures: dict[str, Any] = field(default_factory=dict)  # Its last progress row.
     status_text: str = ""  # Its last report before it trains.
     started_s: float = field(default_factory=lambda: time.monotonic())
@@ -125,9 +125,11 @@ class Child:
         passed_s = time.monotonic() - self.started_s
         if not self.status_text:
             return f"starting: no Node yet, {passed_s:.0f} s so far"
-        members = self.figures.get("members_alive", 0)
+        members = self.figures.get("members_alive", 0)  # 0: the node has logged no figures yet.
+        if not members:
+            return self.status_text
         here = f"{members} members are here" if members > 1 else "No other member is here"
-        return f"{self.status_text}" + (f" {here}; no step yet, {passed_s:.0f} s so far" if members else "")
+        return f"{self.status_text} {here}; no step yet, {passed_s:.0f} s so far"
 
     def signal(self, number: int) -> None:
         """Send a signal to its process group: the process and all that it started."""
@@ -175,11 +177,11 @@ class LocalSwarm:
             raise ConfigError(f"There is no script {script}: name a Python file.")
         if not 0 <= nodes <= MAX_NODES:
             raise ConfigError(f"nodes = {nodes} cannot work: take 0 to {MAX_NODES} processes of one machine.")
-        settings = None
+        settings = None  # The text of a configuration file that is to be written.
         if isinstance(config, Mapping):
             settings = toml_of(config)
         elif config is not None:
-            Config.from_toml(Path(config))
+            Config.from_toml(Path(config))  # It raises the errors that every node would raise.
         self.children: list[Child] = []
         self._nodes = nodes
         self._folder = Path(tempfile.mkdtemp(prefix="gossip-") if folder is None else folder).resolve()
@@ -193,7 +195,7 @@ class LocalSwarm:
             config.write_text(settings, "utf-8")
         if config is not None:
             self._options += ["--config", str(config)]
-        weakref.finalize(self, _let_go, self.children, self._folder if folder is None else None, os.getpid())
+        weakref.finalize(self, _clean_up, self.children, self._folder if folder is None else None, os.getpid())
 
     # -- life ----------------------------------------------------------------------------------------------------
     def start(self) -> Self:
@@ -208,7 +210,7 @@ class LocalSwarm:
 
     def close(self) -> None:
         """Ask every node to leave, and after 5 s kill the rest, together with the processes that they started."""
-        _end(self.children)
+        _end_nodes(self.children)
         self.new_rows()
 
     def __enter__(self) -> Self:
@@ -378,7 +380,7 @@ def toml_of(config: Mapping[str, Any]) -> str:
     return text
 
 
-def _end(children: Sequence[Child]) -> None:
+def _end_nodes(children: Sequence[Child]) -> None:
     """Ask these nodes to leave, and kill the ones that still run after ``GRACE_S``."""
     running = [child for child in children if child.code is None]
     for child in running:
@@ -396,10 +398,13 @@ def _end(children: Sequence[Child]) -> None:
             child.process.wait()
 
 
-def _let_go(children: Sequence[Child], folder: Path | None, process: int) -> None:
-    """End the nodes when the swarm is garbage-collected or the program ends; not in a forked child, which owns none."""
+def _clean_up(children: Sequence[Child], folder: Path | None, process: int) -> None:
+    """End the nodes, and delete their folder, if there is one; not in a forked child, which owns neither.
+
+    Called when the swarm is garbage-collected or the program ends.
+    """
     if os.getpid() == process:
-        _end(children)
+        _end_nodes(children)
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -87,14 +87,13 @@ class Settings:
         With ``launched``, if a launcher started members on other hosts, listen where those can reach this node unless
         ``listen`` says otherwise. Raises ConfigError or IdentityError, one sentence, for settings that cannot work.
         """
-        addresses, expected, sources, secret = gather_seeds(seeds_of(options, environment))
-        folder = options.state_dir if options.state_dir is not None else environment.get("GOSSIP_STATE_DIR")
+        addresses, expected, sources, invited_secret = gather_seeds(seeds_of(options, environment))
+        state_dir = options.state_dir if options.state_dir is not None else environment.get("GOSSIP_STATE_DIR")
+        needs_secret = not environment.get("GOSSIP_INSECURE")  # Unless the user trusts the network.
         secret_file = options.secret if options.secret is not None else environment.get("GOSSIP_SECRET_FILE")
-        needs_secret = not environment.get("GOSSIP_INSECURE")
-        if secret is None and not secret_file and folder and needs_secret:
-            secret_file = kept_secret(Path(folder))
-        if secret_file:
-            secret = read_secret(Path(secret_file))
+        if not secret_file and invited_secret is None and state_dir and needs_secret:
+            secret_file = kept_secret(Path(state_dir))  # That of an earlier start.
+        secret = read_secret(Path(secret_file)) if secret_file else invited_secret  # A file wins over an invite.
         others = other_hosts(environment) if launched else None
         listen = listen_address(options.listen or environment.get("GOSSIP_LISTEN"), others, secret, needs_secret)
         advertise = options.advertise or environment.get("GOSSIP_ADVERTISE")
@@ -102,8 +101,8 @@ class Settings:
         wait_for = environment.get("GOSSIP_WAIT_FOR", "1") if options.wait_for is None else options.wait_for
         return cls(
             seeds=tuple(dict.fromkeys(addresses)), expected=expected, sources=tuple(sources), listen=listen,
-            advertise=parse_address(advertise) if advertise else None, state_dir=Path(folder) if folder else None,
-            secret=secret, config=config, others=others,
+            advertise=parse_address(advertise) if advertise else None,
+            state_dir=Path(state_dir) if state_dir else None, secret=secret, config=config, others=others,
             join_or_fail_s=seconds_of(options.join_or_fail_s, environment, "GOSSIP_MUST_JOIN"),
             wait_for=checked_members(wait_for),
             wait_s=checked_wait_s(seconds_of(options.wait_s, environment, "GOSSIP_WAIT_S")),
@@ -115,10 +114,10 @@ class Settings:
 
 
 def seeds_of(options: NodeOptions, environment: Mapping[str, str]) -> list[object]:
-    """Return the seeds as given: texts, or a function that returns some."""
+    """Return the seeds as the user gave them: texts, or a function that returns some."""
     seeds = options.seeds
-    given: list[object] = [seeds] if isinstance(seeds, str) or callable(seeds) else list(seeds or ())
-    return given or [text for text in environment.get("GOSSIP_SEEDS", "").split(",") if text.strip()]
+    from_program: list[object] = [seeds] if isinstance(seeds, str) or callable(seeds) else list(seeds or ())
+    return from_program or [text for text in environment.get("GOSSIP_SEEDS", "").split(",") if text.strip()]
 
 
 def gather_seeds(

@@ -102,12 +102,13 @@ class Stage:
         self._progress = (0, 0)  # Samples, and nodes that listen.
 
     def is_late(self, limit_s: float, trained: int) -> bool:
-        """Return True if time is up; a slow machine gets more, as long as there is progress."""
+        """Return True if time is up; a slow machine gets more, while ``trained``, the swarm's samples, advance."""
         now = time.monotonic()
         starts_s = [child.start_s for child in self._swarm.children if child.start_s is not None]
         if (trained, len(starts_s)) != self._progress:
             self._progress, self._progress_s = (trained, len(starts_s)), now
         slowness = max([1.0, *(start_s / START_S for start_s in starts_s)])
+        # The times that these would be on a machine of usual speed.
         passed_s = (now - self._began_s) / slowness
         still_s = (now - self._progress_s) / slowness
         return passed_s > limit_s and (still_s > min(STILL_S, limit_s) or passed_s > MAX_LIMITS * limit_s)

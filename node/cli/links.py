@@ -49,7 +49,7 @@ def scenario_tables(answers: Sequence[Answer]) -> dict[str, Any]:
     It includes waiting, so a small model shows less than a link can carry. Raises :class:`LocalError` if no node has
     measured anything yet.
     """
-    places = {answer["id"]: place for place, answer in enumerate(answers)}
+    places = {answer["id"]: place for place, answer in enumerate(answers)}  # By id: the index in `answers`.
     measured: dict[tuple[int, int], list[float]] = {}  # Round trips in seconds, by the places of the two nodes.
     rates = [0.0] * len(answers)  # MB/s by place; 0 if not measured.
     for answer in answers:
@@ -72,9 +72,10 @@ def scenario_tables(answers: Sequence[Answer]) -> dict[str, Any]:
         )
     rtts = {pair: min(rtts_s) for pair, rtts_s in measured.items()}
     usual_rtt_s = statistics.median(rtts.values())
-    count = range(len(answers))
+    all_places = range(len(answers))
     rtt_ms = [
-        [0.0 if a == b else round(1e3 * rtts.get((min(a, b), max(a, b)), usual_rtt_s), 3) for b in count] for a in count
+        [0.0 if a == b else round(1e3 * rtts.get((min(a, b), max(a, b)), usual_rtt_s), 3) for b in all_places]
+        for a in all_places
     ]
     usual_rate = statistics.median([rate for rate in rates if rate] or [UNKNOWN_RATE_MB_S])
     names = [f"node {answer['id'][:8]}" for answer in answers]

@@ -30,9 +30,9 @@ from node.identity.keys import new_secret as make_secret
 __all__ = ["RunSettings", "demo", "invite", "local", "run", "secret", "status", "top"]
 
 
-# Seconds from a script's last import until its user is told that it made no Node. Building a model takes less. A script
-# is judged wrongly if it reads data for longer, or if processes that it started still import their libraries. It then
-# prints a needless line, which says "if it trains by now". A longer time costs users without a Node as much training.
+# Seconds from a script's last import until its user is told that it made no Node. Building a model takes less. The line
+# is needless for a script that reads data for longer, or whose own processes still import their libraries: so it says
+# "if it trains by now". A longer time costs users without a Node as much training.
 NODELESS_S = 5.0
 WITH_NODE = "Put 'with Node(model, optimizer) as node:' around its loop"
 
@@ -124,12 +124,11 @@ def put_first(folder: Path) -> None:
 
 
 def tell_of_missing_node(script: Path, log: Path | None) -> None:
-    """Report once that a script runs without a Node: on stderr, and as a row of its log.
+    """Report once that a script runs without a Node: on stderr, and as a row of its log. Runs in a thread of its own.
 
-    It runs in a thread of its own. Imports may take minutes on a busy machine, so the time counts from the last moment
-    at which the main thread was importing something.
+    Imports may take minutes on a busy machine, so the time counts from the last of them.
     """
-    since_s = time.monotonic()
+    since_s = time.monotonic()  # The last moment at which the main thread was importing.
     while time.monotonic() - since_s < NODELESS_S:
         time.sleep(NODELESS_S / 20)
         if running.has_made_node():

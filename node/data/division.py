@@ -38,7 +38,7 @@ class Sharers:
 
     me: Callable[[], PeerId]
     members: Callable[[], Sequence[PeerId]]
-    changes: Callable[[], int]  # Counts changes of members.
+    changes: Callable[[], int]  # A count of changes of members, by which another division is seen to be due.
     swarm_samples: Callable[[], int]
     own_samples: Callable[[], int]  # The samples that this loop reports as trained.
     rank: int = 0  # The rank among the processes that form one node and divide its share.
@@ -128,7 +128,7 @@ class Pass:
         self, length: int, number: int, seed: int | None, sharers: Sharers, before: Iterable[Part] = ()
     ) -> None:
         self.length, self.number, self.seed, self.me, self.sharers = length, number, seed, sharers.me(), sharers
-        self.seen_changes: int | None = None  # The value of ``changes`` at the last division.
+        self.seen_changes: int | None = None  # The count of changes when members were last read; None before the first.
         self.parts: list[Part] = []  # Given in this life, before the last change of members.
         self.was_given = np.zeros(length, dtype=np.bool_)  # (samples,), before the last change of members.
         self.rivals: tuple[PeerId, ...] | None = None  # Those of the last division; None before the first.
@@ -148,7 +148,7 @@ class Pass:
         self.follow_changes()
         left_after = len(self.pending) - self.position - count
         if 0 < left_after <= ranks and count > 2 * ranks and not whole:
-            count -= ranks
+            count -= ranks  # One sample of each rank goes to the last batch.
         taken = self.pending[self.position : self.position + count]
         if whole and len(taken) < count:
             return taken[:0]

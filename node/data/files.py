@@ -98,7 +98,7 @@ class FileShards(Iterable[str]):
         rank, ranks = sharers.rank, sharers.ranks
         file_pass = Pass(len(self.files), number, self.seed, sharers)
         worker_count, worker_number = (1, 0) if worker is None else (worker.num_workers, worker.id)
-        turn = 0  # The workers of a rank take turns.
+        turn = 0  # The number of files so far: the workers of a rank take turns.
         while len(taken := file_pass.take(ranks)):
             if turn % worker_count == worker_number:
                 yield self.files[int(rank_share(taken, rank, ranks)[0])]

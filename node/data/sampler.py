@@ -42,7 +42,8 @@ class ShareSampler(Sampler[int]):
         self.earlier_parts: list[Part] = []  # Given in that pass in an earlier life; empty once a pass begins in this.
         # The last two passes that began, and the samples that the loop had trained on before each.
         self.recent_passes: list[tuple[Pass, int]] = []
-        # A pass, a count of changes of members, and the size of the share then; -1 before the first.
+        # The last computed size of the share, after the pass and the count of changes of members for which it holds;
+        # both are -1 before the first.
         self.cached_size = (-1, -1, 0)
 
     def __iter__(self) -> Iterator[int]:
@@ -70,10 +71,11 @@ class ShareSampler(Sampler[int]):
     def begin(self) -> Pass:
         """Begin the next pass, or resume one of an earlier life if the swarm is not ahead of it."""
         sharers = self.sharers
+        # The pass that the swarm's sample count has reached, or the next of this loop if that is later.
         number = max(self.next_number, sharers.swarm_samples() // self.length)
         earlier_parts = self.earlier_parts if number == self.next_number else []
         next_pass = Pass(self.length, number, self.seed, sharers, earlier_parts)
-        if earlier_parts and next_pass.is_over:
+        if earlier_parts and next_pass.is_over:  # The earlier life has finished this pass.
             next_pass = Pass(self.length, number + 1, self.seed, sharers)
         trained_before = sharers.own_samples()
         # The loader has taken all of the last pass, but its loop may still train on it: the new pass begins after it.
@@ -93,11 +95,12 @@ class ShareSampler(Sampler[int]):
         Indices that a loader's workers have only prefetched are given again after a resume.
         """
         trained_samples, number, parts = self.sharers.own_samples(), self.next_number, self.earlier_parts
+        # Of the last two passes, the one on which the loop trains now: the later one may have only begun to prefetch.
         for place, (recent_pass, trained_before) in enumerate(self.recent_passes):
-            if trained_samples >= trained_before or place == 0:  # Else the loop still trains on the pass before it.
+            if place == 0 or trained_samples >= trained_before:
                 number, parts = recent_pass.number, recent_pass.given_parts(trained_samples - trained_before)
         rows: list[dict[str, Any]] = []
-        id_count = 0
+        id_count = 0  # Of the members in the rows, at most MAX_IDS.
         for part in sorted(parts, key=lambda part: len(part.indices), reverse=True):
             if id_count + len(part.rivals) < MAX_IDS and len(part.indices):
                 id_count += 1 + len(part.rivals)

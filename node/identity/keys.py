@@ -39,7 +39,7 @@ SECRET_FILE = "swarm.secret"  # In a state directory.
 SECRET_BYTES = 32  # As many as the Ed25519 key that is derived from it.
 SECRET_PREFIX = "gossip-secret-1:"
 INVITE_PREFIX = "gossip-invite-1:"
-INVITE_ADDRESSES_MAX = 8  # One member's addresses (IPv4, IPv6, local, public), twice over.
+INVITE_ADDRESSES_MAX = 8  # Twice the addresses that a member has: IPv4 and IPv6, local and public.
 INVITE_TEXT_MAX = 4_096  # Characters; eight addresses with the longest host names fit.
 HOST_PATTERN = re.compile(r"[0-9A-Za-z._:%-]{1,253}")  # 253 is the longest name that DNS can carry.
 

@@ -21,7 +21,7 @@ from gossip.wire.records import MAX_COUNT
 
 __all__ = ["OF_THIS_PROCESS", "Memory", "StateDir"]
 
-VERSION = 1  # The format of the address book. Compatible versions append values; an incompatible one is higher.
+VERSION = 1  # The format of the address book. A compatible change appends values; another one raises the number.
 MAX_BOOK_BYTES = 8 << 20  # Ten times BOOK_RECORDS records of the largest size.
 BOOK_RECORDS = 1_024  # As many as membership saves, enough to find any swarm again.
 MAX_EXTRA = 64  # Values that newer versions may append.

@@ -28,7 +28,7 @@ REWRITE_PERIOD_S = 0.25  # A line that a terminal rewrites, as fast as an eye ca
 LINE_PERIOD_S = 10.0  # A line in a file: 360 an hour.
 ROW_PERIOD_S = 1.0  # A row of a young run. Members' own counts arrive as often.
 SPARSE_PERIOD_S = 10.0  # A row of a long run: about 9,000 a day, 3 MB.
-ROWS_PER_AGE = 60  # In between, the period of rows is this part of the time since the start.
+ROWS_PER_AGE = 60  # In between, the period of rows is a sixtieth of the time since the start.
 
 
 class Console:

@@ -163,7 +163,7 @@ def installed_version() -> str:
 VERSION = installed_version()
 
 # In the order of the line and the table, the most important first, since a narrow terminal cuts the line. Readers of
-# `gossip status` identify figures by position: append new ones behind the others.
+# `gossip status` know figures by their position among those with `status`: append new ones behind the others.
 FIGURES = (
     Figure(
         "steps", "steps of this node's training loop", "local steps", lambda source: source.steps, count_text,
@@ -228,7 +228,7 @@ FIGURES = (
     Figure(
         "partner", "the last partner: the first digits of its id", "",
         lambda source: source.peer.exchanges.last_partner and source.peer.exchanges.last_partner.hex()[:8],
-        lambda last: f", last with {last}" if last else "",
+        lambda partner: f", last with {partner}" if partner else "",
     ),
     Figure(
         "ready", "true if it holds a run's weights", "", lambda source: source.peer.view.ready, logged=False,
@@ -330,9 +330,9 @@ def status_reading(source: Source) -> Reading:
 
 
 def fill_templates(templates: Iterable[str | Callable[[Reading], str]], row: Reading) -> list[str]:
-    """Fill templates with the figures of a reading as text."""
+    """Fill templates with the figures of a reading as text. A template may also be a function of the reading."""
     texts = {figure.name: figure.text(row[figure.name]) for figure in FIGURES if figure.name in row}
-    return [each.format_map(texts) if isinstance(each, str) else each(row) for each in templates]
+    return [template.format_map(texts) if isinstance(template, str) else template(row) for template in templates]
 
 
 def line_of(row: Reading) -> str:

@@ -47,6 +47,7 @@ class Listeners:
         self.recent_events: deque[NodeEvent] = deque(maxlen=MAX_HISTORY)
         self.listeners: tuple[Listener, ...] = ()  # Replaced whole, because the network thread reads it.
         self.lock = threading.Lock()
+        # Events, each with the listeners at its time; None ends the thread.
         self.queue: SimpleQueue[tuple[NodeEvent, tuple[Listener, ...]] | None] = SimpleQueue()
         self.dropped = 0  # The number of events that were dropped.
         self.thread: threading.Thread | None = None  # None before the first event that has a listener.

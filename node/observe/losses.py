@@ -33,22 +33,22 @@ class Losses:
         self.checked_at, self.is_reported = -math.inf, False
 
     def check_links(self, now: float) -> None:
-        """Read the socket's statistics of one link, and tell the user of the first one with losses."""
         """Check all links, at most once per ``CHECK_PERIOD_S``."""
         if now - self.checked_at < CHECK_PERIOD_S:
             return
         self.checked_at = now
-        lossy = 0
+        lossy_count = 0
         for link in self.links.all():
             sent_before, path = self.records.get(link) or (0, PathRecord())
             if link.sent_bytes - sent_before >= MIN_BYTES:
                 self.check_link(link, path)
-            lossy += path.loss is not None
+            lossy_count += path.loss is not None
             if path.is_narrow:
                 self.widen(link)
-        self.links.lossy_links = lossy
+        self.links.lossy_links = lossy_count
 
     def check_link(self, link: Link, path: PathRecord) -> None:
+        """Read the socket's statistics of one link, and tell the user of the first link with losses."""
         self.records[link] = link.sent_bytes, path
         plain = socket_of(link.stream)
         if plain is not None:

@@ -29,13 +29,13 @@ class SwarmView:
     """The network thread's latest report to the training thread: frozen and replaced whole, so it needs no lock."""
 
     owners: tuple[PeerId, ...] = ()  # The nodes that share the data: alive and ready, this node included.
-    changes: int = -1  # Counts changes of owners; -1 before the first report.
+    changes: int = -1  # A count of changes of owners; -1 before the first report.
     run: bytes = b""  # The id of the run whose weights we hold; empty before the first report.
     swarm_samples: int = 0  # Samples that all members together have trained these weights on.
-    own_samples: int = 0  # Our samples in this life (since our start), at the time of that count.
+    own_samples: int = 0  # The samples that this node had trained since its start when `swarm_samples` was counted.
     sharers: int = 1  # Members of the run. Each sample of ours counts so often, as if all trained at our pace.
-    earlier: int = 0  # Changes that earlier peers of this process counted.
-    settled: int = 0  # Counts how often the node has settled.
+    earlier: int = 0  # Changes of owners that earlier peers of this process counted: a fault replaces the peer.
+    settled: int = 0  # The number of times that the node has settled.
 
     def refreshed(self, peer: Peer) -> Self:
         """Return the view of this peer now."""

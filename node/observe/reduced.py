@@ -68,7 +68,7 @@ class Figures:
             if math.isfinite(value):
                 values[name] = value, clamp_field("samples", swarm_samples)
         packed: bytes = msgpack.packb(values, use_bin_type=True) if values else b""
-        # Without the mark of settling there must be room for it.
+        # Figures must leave room for the mark of settling, which is added later.
         with_mark: bytes = msgpack.packb(values | {SETTLING: (1.0, 0)}, use_bin_type=True)
         if not is_keepable((with_mark,)):
             room = MAX_EXTRA_BYTES - FRAMING_BYTES - (len(with_mark) - len(packed))

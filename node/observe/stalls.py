@@ -32,10 +32,10 @@ class Stalls:
         self.peer, self.has_begun, self.announce, self.on_event = peer, has_begun, announce, on_event
         # The number of elements of the weights that this newcomer still lacks, and the time of its last change.
         self.missing_elements, self.missing_since = 0, 0.0
-        # Seconds without a boundary, 0 unless that was reported; and the seconds after which it is reported.
-        self.reported_stall_s, self.patience_s = 0.0, STALL_AFTER_S
-        # The time of the last check, inf before the first; and of the last check after the whole process was suspended.
-        self.checked_at, self.woke_at = math.inf, -math.inf
+        self.reported_stall_s = 0.0  # Seconds without a boundary in the stall that was reported; 0 if none is.
+        self.patience_s = STALL_AFTER_S  # Seconds without a boundary after which a stall is reported.
+        self.checked_at = math.inf  # The time of the last check; inf before the first, which then finds no pause.
+        self.woke_at = -math.inf  # The time of the first check after a suspension of the whole process; -inf: none.
 
     def check(self, now: float) -> None:
         """Check for stalls; call it every quarter of ``STALL_AFTER_S``.

@@ -18,7 +18,7 @@ __all__ = ["CHECK_PERIOD_S", "FOLDER_PREFIX", "PERMANENT", "LocalCopy", "folder_
 # outage.
 ATTEMPTS: Final = 5
 FIRST_WAIT_S: Final = 1.0  # Doubled after each attempt: 15 s in all.
-# A copy is stalled after this time without a moved byte: 100 MB, sent as one piece, take it at 3 Mbit/s.
+# A copy is stalled after this time without a moved byte. A piece of 100 MB takes as long at 3 Mbit/s.
 STALL_S: Final = 300.0
 CHECK_PERIOD_S: Final = 0.1  # Interval of the checks whether a store has finished.
 FOLDER_PREFIX: Final = "upload-"  # Of the folders for local files.

@@ -40,7 +40,7 @@ class CheckpointUploads:
         self.notice = notice
         self.changed = threading.Condition()  # Guards the next three.
         self.waiting: deque[LocalCopy] = deque()
-        self.sending: LocalCopy | None = None
+        self.sending: LocalCopy | None = None  # The copy that is being sent; None without one, as the thread.
         self.thread: threading.Thread | None = None
         self.failing_stores: set[str] = set()  # Stores whose failure was reported. It needs no bound: there are few.
         self.shifted_urls: set[str] = set()  # URLs whose older checkpoints have made room already.

@@ -93,7 +93,7 @@ class SwarmPicture:
         self.on_answer(self.me, own, now)
         own_answer = self.answers[self.me]
         counts = own_answer.row["samples"], own_answer.row["swarm_samples"]
-        paces = [pace.add(now, count) for pace, count in zip(self.paces, counts, strict=True)]
+        paces = [pace.add(now, count) for pace, count in zip(self.paces, counts, strict=True)]  # Samples per second.
         own_answer.samples_s = paces[0]
         order = {MemberState.ALIVE: 0, MemberState.SUSPECT: 1, MemberState.DEAD: 2, MemberState.LEFT: 3}
         # This node first, then by state and id.
@@ -102,9 +102,9 @@ class SwarmPicture:
         del ranked[MAX_ROWS:]
         self.rows = [self.row(record, state, now) for record, state in ranked]
         shown = {record.id for record, _ in ranked}
-        for known in (self.answers, self.queried_at, self.losses):
-            for gone in known.keys() - shown:
-                del known[gone]
+        for by_member in (self.answers, self.queried_at, self.losses):
+            for gone in by_member.keys() - shown:
+                del by_member[gone]
         for record, _ in ranked[:MAX_CURVES]:
             self.add_loss(record)
         distance = own_answer.row["consensus_distance"]
