@@ -129,7 +129,7 @@ def watch(swarm: LocalSwarm, first: Child, port: int) -> bool:
                     reported.add(child.number)
                     lines = "".join(f"\n  {line}" for line in last_lines(child.err, ERROR_LINES))
                     screen.say(f"node {child.number} ended with code {child.code}{':' if lines else ''}{lines}")
-            if not running and not printed:
+            if not running and not printed:  # All nodes have ended, and all that they printed is shown.
                 return True
             if running:
                 time.sleep(POLL_PERIOD_S)

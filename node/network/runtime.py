@@ -1,4 +1,8 @@
-"""The network thread of a node: it performs a Peer's effects on real streams, keeps time, and decides nothing."""
+"""The network thread of a node: it performs a Peer's effects on real streams, keeps time, and decides nothing.
+
+The :class:`~gossip.peer.Peer` decides: it takes *reports* of what has happened and returns *effects*, which say what to
+do (send, dial, copy, stream). A *session* is one exchange with a partner, or one piece of weights for a newcomer.
+"""
 
 from __future__ import annotations
 

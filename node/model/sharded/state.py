@@ -40,7 +40,7 @@ class FinishedRead(Pending):
 
 
 class ShardedState(State):
-    """The tensors of a sharded model and of its optimizers as flat float32 vectors of the logical tensors.
+    """The tensors of a sharded model and of its optimizers as flat float32 vectors of the logical (whole) tensors.
 
     A vector is the same as that of a whole model, so that whole and sharded nodes mix with each other. Rank 0 calls the
     methods, only while all ranks stand at one boundary. Each method announces operations, of which every rank's

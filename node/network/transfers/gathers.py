@@ -302,7 +302,7 @@ class GroupTransfers:
 
     @staticmethod
     def is_due(group: GroupAverage, place: int) -> bool:
-        """Return True if a member owes values, or the rest of a mean. Before a mean begins, it waits for others."""
+        """Return True if a member has values to send, or the rest of a mean, which begins once all values have come."""
         mean = group.missing_means.get(place)
         return place in group.missing_values or (mean is not None and mean.position > 0)
 

@@ -1,6 +1,8 @@
 """The driver of a node's averager: it moves vectors over links, and runs large arithmetic in a worker thread.
 
 A *snapshot* is a copy of the weights that the training loop makes at a step boundary. A *job* is arithmetic on vectors.
+A *session* is one exchange with a partner or a group, or one *piece* of the weights on its way from a *donor* to a
+newcomer.
 """
 
 from __future__ import annotations
