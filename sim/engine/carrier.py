@@ -1,9 +1,10 @@
 """The simulated network: ordered delivery of messages and streams between hosts, and network partitions.
 
 Streams share bandwidth (:mod:`sim.engine.flows`). With TCP (:mod:`sim.world.tcp`) nothing is lost: a lost segment
-arrives late and delays what is sent after it on the same line (head-of-line blocking). A segment sent during a
-partition arrives with the first retransmission after it. Without TCP a message takes exactly the latency, and a message
-sent during a partition is lost silently. Two hosts are "cut" while a partition separates them.
+arrives late and delays what is sent after it on the same line (head-of-line blocking). A *line* is one direction of a
+connection (:class:`sim.world.line.Line`). A segment sent during a partition arrives with the first retransmission after
+it. Without TCP a message takes exactly the latency, and a message sent during a partition is lost silently. Two hosts
+are "cut" while a partition separates them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from bisect import insort
 from collections.abc import Callable, Iterable
 from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from sim.engine.events import Events
 from sim.engine.flows import Flow, Flows
@@ -22,7 +23,18 @@ from sim.world.line import Line, line_key
 from sim.world.network import NetworkModel
 from sim.world.tcp import Back
 
-__all__ = ["Carrier"]
+__all__ = ["Carrier", "StreamCallbacks"]
+
+
+class StreamCallbacks(NamedTuple):
+    """The functions that a stream calls: when its last byte has been sent, when that byte has arrived, and on a stall.
+
+    A stream has stalled when a partition, or a loss without TCP, has stopped it for ``stall_s``.
+    """
+
+    on_sent: Callable[[], None]
+    on_arrived: Callable[[], None]
+    on_stalled: Callable[[], None]
 
 
 class Carrier:
@@ -33,7 +45,7 @@ class Carrier:
         self.flows = Flows(events, network)
         self.latency = network.latency
         self.transport = network.transport
-        self.group_of: dict[int, int] | None = None  # Group by host row during a partition.
+        self.group_of: dict[int, int] | None = None  # Group by host row; None while there is no partition.
         self.partitioned_at = -math.inf  # When the latest partition began.
         # The lines with segments that a partition holds back: sender, receiver, and since when TCP retransmits.
         self.holding: dict[Line, tuple[Host, Host, float]] = {}
@@ -156,30 +168,16 @@ class Carrier:
 
     # -- streams -------------------------------------------------------------------------------------------------
     def stream(
-        self, sender: Host, receiver: Host, size_bytes: int, duplex: bool, on_sent: Callable[[], None],
-        on_stalled: Callable[..., None], session: int, on_arrived: Callable[..., None], *args: object,
-    ) -> Flow | None:  # fmt: skip
-        """Stream ``size_bytes`` from one host to another.
+        self, sender: Host, receiver: Host, size_bytes: int, duplex: bool, callbacks: StreamCallbacks
+    ) -> Flow | None:
+        """Stream ``size_bytes`` of payload from one host to another.
 
-        Args:
-            sender: The sending host.
-            receiver: The receiving host.
-            size_bytes: Payload bytes.
-            duplex: True if the receiver streams as much in the other direction.
-            on_sent: Called when the last byte has been sent.
-            on_stalled: Called as ``on_stalled(receiver, sender, session)`` when a partition, or a loss without TCP, has
-                stopped the stream for ``stall_s``.
-            session: The exchange or join that the stream serves.
-            on_arrived: Called as ``on_arrived(receiver, *args)`` when the last byte has arrived.
-            *args: Further arguments of ``on_arrived``.
-
-        Returns:
-            The flow, or None if everything is sent already.
+        ``duplex`` is True if the receiver streams as much in the other direction. Returns the flow, or None if
+        everything is sent already.
         """
-        callbacks = on_sent, on_stalled, session, on_arrived, args
         transport = self.transport
         if transport is None:
-            finish = partial(self.on_last_byte_sent, sender, receiver, None, 0.0, *callbacks)
+            finish = partial(self.on_last_byte_sent, sender, receiver, None, 0.0, callbacks)
             return self.flows.start(sender.index, receiver.index, size_bytes, finish)
         line = self.line_to(sender, receiver)
         rtt = 2 * self.latency(sender.index, receiver.index)
@@ -188,7 +186,7 @@ class Carrier:
             back = Back(self.line_to(receiver, sender), self.flows.offered_rate(receiver.index, sender.index))
         wire_bytes, ceiling, late_s = transport.stream(line, size_bytes, rate, rtt, self.events.now, back)
         self.note_queueing(sender, line.queue_delay_s, wire_bytes / rate + late_s)
-        finish = partial(self.on_last_byte_sent, sender, receiver, line, late_s, *callbacks)
+        finish = partial(self.on_last_byte_sent, sender, receiver, line, late_s, callbacks)
         return self.flows.start(sender.index, receiver.index, wire_bytes, finish, ceiling, size_bytes)
 
     def note_queueing(self, host: Host, queueing_s: float, lasts_s: float) -> None:
@@ -210,24 +208,21 @@ class Carrier:
         return 12.0 * done * (1.0 - done) * line.draw() * host.queueing_mean_s
 
     def on_last_byte_sent(
-        self, sender: Host, receiver: Host, line: Line | None, late_s: float, on_sent: Callable[[], None],
-        on_stalled: Callable[..., None], session: int, on_arrived: Callable[..., None], args: tuple[Any, ...],
-    ) -> None:  # fmt: skip
+        self, sender: Host, receiver: Host, line: Line | None, late_s: float, callbacks: StreamCallbacks
+    ) -> None:
         """Schedule the arrival of a stream's last byte."""
-        on_sent()
+        callbacks.on_sent()
         if sender.gone:
             return
-        on_held = partial(self.schedule_stall, on_stalled, receiver, sender, session)
+        on_held = partial(self.schedule_stall, callbacks.on_stalled)
         if line is not None:
             latency = self.latency(sender.index, receiver.index)
-            self.deliver_in_order(line, sender, receiver, latency, late_s, on_arrived, (receiver, *args), on_held)
+            self.deliver_in_order(line, sender, receiver, latency, late_s, callbacks.on_arrived, (), on_held)
         elif self.is_cut(sender, receiver) or self.network.loses(sender.rng):
             on_held(self.events.now)
         else:
-            self.events.push_bulk(self.arrival(sender, receiver), on_arrived, receiver, *args)
+            self.events.push_bulk(self.arrival(sender, receiver), callbacks.on_arrived)
 
-    def schedule_stall(
-        self, on_stalled: Callable[..., None], receiver: Host, sender: Host, session: int, since: float
-    ) -> None:
+    def schedule_stall(self, on_stalled: Callable[[], None], since: float) -> None:
         """Schedule the stall timeout of a stream that has not moved since ``since``."""
-        self.events.push(max(since + self.stall_s, self.events.now), on_stalled, receiver, sender, session)
+        self.events.push(max(since + self.stall_s, self.events.now), on_stalled)

@@ -1,4 +1,7 @@
-"""The event loop: an event heap, the virtual clock, and a hash of the event log."""
+"""The event loop: an event heap, the virtual clock, and a hash of the event log.
+
+*Virtual time* is the time inside the simulation; it jumps from each event to the next.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,12 @@ class Events:
     def __init__(self) -> None:
         self.now = 0.0  # Virtual seconds.
         self.handled_events = 0
-        self._heap: list[tuple[Any, ...]] = []  # (when, count, handler, its arguments)
+        self._heap: list[tuple[Any, ...]] = []  # Events: (when, count, handler, *its arguments).
         # Events pushed at this instant for this instant. They follow everything in the heap for it except bulk, so a
         # queue is enough. Without latency most events are of this kind.
         self._immediate: deque[tuple[Any, ...]] = deque()
         self._pushed_events = 0
-        self._log: list[float] = []  # Rows of four numbers, flat, that are not hashed yet.
+        self._log: list[float] = []  # Rows of :meth:`log` that are not hashed yet, one after the other.
         self._hash = hashlib.sha256()
 
     def push(self, when: float, handler: Callable[..., None], *args: object) -> None:
@@ -52,7 +55,7 @@ class Events:
         """
         heap, immediate = self._heap, self._immediate
         while not interrupt.is_pending:
-            if immediate and (not heap or immediate[0] < heap[0]):
+            if immediate and (not heap or immediate[0] < heap[0]):  # Compares (when, count), which is unique.
                 event = immediate.popleft()
             elif heap and heap[0][0] <= when:
                 event = heapq.heappop(heap)

@@ -36,7 +36,8 @@ class Flow:
         self.rate = 0.0  # The present rate, in bytes/s.
         self.since = now  # When the rate was set.
         self.unsent_bytes = wire_bytes  # The wire bytes that were left when the rate was set.
-        self.due = math.inf  # When the last byte is sent if no other stream begins or ends before.
+        # When the last byte is sent if no other stream begins or ends before; infinite before the start and after.
+        self.due = math.inf
 
     def sent_bytes(self, now: float) -> int:
         """Return how many bytes of the payload have been sent."""

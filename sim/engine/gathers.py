@@ -1,7 +1,7 @@
 """Group all-reduce in virtual time: members send each slice to its owner, and owners send the means back.
 
 The vector is cut into as many slices as the group has members. A member's *place* is its index in the group, and it
-owns the slice with that index.
+owns the slice with that index. A *session* is the number of one group's exchange.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from functools import partial
 
 from gossip.averaging.all_reduce import GroupAverage
 from gossip.ids import PeerId
+from sim.engine.carrier import StreamCallbacks
 from sim.engine.events import Events
 from sim.engine.flows import Flow
 from sim.engine.host import Floats, Host
@@ -19,9 +20,10 @@ from sim.engine.links import VirtualLinks
 __all__ = ["GroupStreams"]
 
 Key = tuple[Host, int]  # Host and session.
-Handler = Callable[[Host, GroupAverage, int, Floats], None]  # Called with the receiver, its group, a place, values.
+# Called on arrival with the receiver, its group, the sender's place in the group, and the values.
+ArrivalHandler = Callable[[Host, GroupAverage, int, Floats], None]
 
-GATHERED = 214  # Code in the event log.
+GATHERED = 214  # Code in the event log: a member has the means of all slices.
 
 
 class GroupStreams:
@@ -29,7 +31,7 @@ class GroupStreams:
 
     def __init__(self, events: Events, links: VirtualLinks) -> None:
         self.events, self.links = events, links
-        self.receivers: dict[Key, dict[int, PeerId]] = {}  # Members that we stream to, by place in the group.
+        self.receivers: dict[Key, dict[int, PeerId]] = {}  # Members that a host streams to, by place in the group.
         self.flows: dict[Key, dict[Flow, None]] = {}  # Open streams; the inner dict serves as an ordered set.
         self.early: dict[Key, list[Callable[[], None]]] = {}  # Streams that arrived before the group began here.
 
@@ -38,7 +40,7 @@ class GroupStreams:
         return not (self.receivers or self.early)
 
     def gather(self, host: Host, group: GroupAverage) -> None:
-        """Stream its slice to every linked member; a later call serves the members linked since."""
+        """Stream to every linked member the slice that it owns; a later call serves the members linked since."""
         key = host, group.session
         is_first_call, receivers = key not in self.receivers, self.receivers.setdefault(key, {})
         attacker = host.attacker
@@ -56,11 +58,11 @@ class GroupStreams:
                 arrive()
             host.averager.average_slice(group, partial(self.on_averaged, host, group))
 
-    def stream(self, host: Host, group: GroupAverage, member: PeerId, values: Floats, handler: Handler) -> None:
+    def stream(self, host: Host, group: GroupAverage, member: PeerId, values: Floats, handler: ArrivalHandler) -> None:
         """Stream values to a member; when they arrive, ``handler`` gets them with this host's place in the group."""
         if not values.size:
             return
-        receiver, session, place, carrier = self.links.by_id[member], group.session, group.place, self.links.carrier
+        receiver, session, carrier = self.links.by_id[member], group.session, self.links.carrier
         size_bytes = carrier.network.bytes_of(group.codec.encoded_bytes(values.size))
         flow: Flow | None = None
 
@@ -68,14 +70,16 @@ class GroupStreams:
             if flow is not None:
                 self.flows[host, session].pop(flow, None)
 
-        flow = carrier.stream(
-            host, receiver, size_bytes, duplex=True, on_sent=on_sent, on_stalled=self.on_stalled, session=session,
-            on_arrived=partial(self.on_arrived, session=session, place=place, values=values, handler=handler),
-        )  # fmt: skip
+        callbacks = StreamCallbacks(
+            on_sent,
+            partial(self.on_arrived, receiver, session, group.place, values, handler),
+            partial(self.on_stalled, receiver, host, session),
+        )
+        flow = carrier.stream(host, receiver, size_bytes, duplex=True, callbacks=callbacks)
         if flow is not None:
             self.flows.setdefault((host, session), {})[flow] = None
 
-    def on_arrived(self, host: Host, session: int, place: int, values: Floats, handler: Handler) -> None:
+    def on_arrived(self, host: Host, session: int, place: int, values: Floats, handler: ArrivalHandler) -> None:
         """Pass a stream to its handler, or keep it until the group begins on this host."""
         if host.gone:
             return
@@ -127,6 +131,7 @@ class GroupStreams:
             self.links.close(host, sender.id)
 
     def release(self, host: Host, session: int) -> None:
+        """Forget a session that has ended on this host, and stop its streams from there."""
         key = host, session
         self.receivers.pop(key, None)
         self.early.pop(key, None)
@@ -135,5 +140,6 @@ class GroupStreams:
 
     def on_killed(self, host: Host) -> None:
         """Stop the streams of a host that died."""
-        for key in [key for key in dict.fromkeys((*self.receivers, *self.flows, *self.early)) if key[0] is host]:
+        keys = dict.fromkeys((*self.receivers, *self.flows, *self.early))  # Each key once, in a repeatable order.
+        for key in [key for key in keys if key[0] is host]:
             self.release(*key)

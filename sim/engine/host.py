@@ -1,4 +1,8 @@
-"""The state of a simulated node around its Peer: model vector, averager, links, and the end times of its steps."""
+"""The state of a simulated node around its Peer: model vector, averager, links, and the end times of its steps.
+
+The Peer decides and the averager computes (:mod:`gossip.averaging`); the host carries out what they ask for. A *step
+boundary* is the end of a training step, the only moment at which a mix may change the model.
+"""
 
 from __future__ import annotations
 
@@ -70,12 +74,12 @@ class Host:
         self.attacker = attacker  # Computes what this peer sends in place of its model, if it attacks.
         self.rng = rng  # The network's random draws for what this host sends.
         self.line_seed = line_seed  # 64 bits that seed the draws of its lines.
-        self.gone = False  # It was killed or has left.
-        self.silent = False  # Its machine is off too, so no partner learns that its links are gone.
+        self.gone = False  # True once it was killed or has left.
+        self.silent = False  # True if its machine is off too, so that no partner learns that its links are gone.
         # Links
         self.links: dict[PeerId, int] = {}  # Link numbers by partner; later links have higher numbers.
         self.lines: dict[PeerId, Line] = {}  # Lines by partner, where the network has TCP.
-        self.is_watched = False  # Its links are checked for idleness at intervals.
+        self.is_watched = False  # True while its links are checked for idleness at intervals.
         # The mean queueing delay of its messages behind its own stream, and the period during which it applies.
         self.queueing_mean_s, self.queueing_since, self.queueing_until = 0.0, -math.inf, -math.inf
         self.pending: dict[PeerId, deque[Message]] = {}  # Messages for peers that are being dialled.
@@ -87,8 +91,8 @@ class Host:
         # When each session's streams began, and the partners: for a timeline.
         self.stream_starts: dict[int, tuple[float, tuple[PeerId, ...]]] = {}
         self.awaited_pieces: dict[int, ReceivePiece] = {}  # By session.
-        self.is_offering = False  # An exchange has begun, during which the peer may start no other.
-        self.has_free_slot = False  # An exchange has ended, so the next mix may be due before the planned visit.
+        self.is_offering = False  # True after a snapshot was requested, until the peer may start another exchange.
+        self.has_free_slot = False  # True if an exchange has ended: the next mix may be due before the planned visit.
         # Steps
         self.draw_durations = draw_durations
         self.step_ends: list[float] = []  # Past and future end times of steps.
@@ -97,9 +101,9 @@ class Host:
         self.computed_steps = 0  # Steps of this life that the vector contains; may exceed `steps`.
         # While the loop waits at a boundary: since when, and the step ends to postpone by the wait.
         self.pause: tuple[float, list[float]] | None = None
-        self.is_training = False  # The loop trained at the last boundary.
-        self.visit_at = math.inf  # The scheduled visit to a step boundary.
-        self.is_visiting = False  # It is at a boundary; its timer is armed once, at the end of the visit.
+        self.is_training = False  # True if the loop trained at the last boundary.
+        self.visit_at = math.inf  # When the next visit to a step boundary is scheduled.
+        self.is_visiting = False  # True during a visit to a boundary, at the end of which the timer is armed once.
         self.reported_at = -math.inf  # When the loop last reported progress to the peer.
         self.timeline: NodeTimeline | None = None
         # Timer
@@ -158,7 +162,7 @@ class Host:
         job.finish()
 
     def await_copies(self, visit: Visit, report: Callable[[Visit], None]) -> None:
-        assert not visit.copies, "a copy of a simulated model is done at once"
+        assert not visit.copies, "a simulated model lies on no device, so its copies are complete at once"
         report(visit)
 
 
@@ -172,6 +176,7 @@ class Lessons(Correction):
     """A correction that only queues the lessons of exchanges, until the peer's next boundary.
 
     The trainer may compute a step before it ends. The correction must therefore not change in the middle of a step.
+    ``every`` is the local steps in an interval.
     """
 
     __slots__ = ("_queue",)

@@ -1,7 +1,8 @@
 """Ideal membership: a shared registry replaces the membership protocol, so that every peer knows all members.
 
 It serves runs that are too large for full membership tables. It also separates a method's own quality from the cost of
-the protocol. Exchanges, joins and streams work as usual; probes, membership gossip, dials and links do not exist.
+the protocol. Exchanges, joins and streams work as usual; probes, membership gossip, dials and links do not exist. A
+*run* is a training that peers share; a member is *ready* once it holds its weights.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Registry:
         if place is None:
             return
         self.turnover += 1
-        last = self.alive.pop()
+        last = self.alive.pop()  # It takes the freed place, which moves no other member.
         if last != peer:
             self.alive[place] = last
             self._places[last] = place
@@ -70,17 +71,20 @@ class Registry:
     def _count_ready(self, record: MemberRecord, change: int) -> None:
         """Add ``change``, 1 or -1, to the members that hold the weights of the record's run, if it says so."""
         if record.ready:
-            before = self.ready.get(record.run_id, 0)
-            after = before + change
-            self.changes += before == 0 or after == 0  # A run appears, or the last member that held it is gone.
-            if after:
-                self.ready[record.run_id] = after
+            count_before = self.ready.get(record.run_id, 0)
+            count = count_before + change
+            self.changes += count_before == 0 or count == 0  # A run appears, or the last member that held it is gone.
+            if count:
+                self.ready[record.run_id] = count
             else:
                 del self.ready[record.run_id]
 
 
 class IdealMembers:
-    """One peer's view of the registry: :class:`gossip.membership.members.Members` without a protocol."""
+    """One peer's view of the registry: :class:`gossip.membership.members.Members` without a protocol.
+
+    That class defines the methods. ``me`` is the peer's own record.
+    """
 
     __slots__ = ("_registry", "me", "misbehaviour", "my_samples")
 
@@ -159,11 +163,10 @@ class IdealMembers:
         return 0
 
     def run_standing(self, run_id: bytes) -> tuple[int, int]:
-        stated = self._registry.progress
-        records = self.run_members(run_id)
+        records, progress = self.run_members(run_id), self._registry.progress
         if self.me.run_id == run_id:
             records.append(self.me)
-        return median_low([stated.get(record.id, 0) for record in records]) if records else 0, len(records)
+        return median_low([progress.get(record.id, 0) for record in records]) if records else 0, len(records)
 
     def book(self) -> list[MemberRecord]:
         return []

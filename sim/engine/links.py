@@ -3,10 +3,11 @@
 A link is the one connection of a pair of peers, and :mod:`sim.engine.carrier` carries its traffic. It survives a
 network partition. If a message arrives over a link that the receiver no longer holds, the sender's end breaks.
 
-Opening a link takes the TCP handshake, the TLS handshake and both Hellos. The acceptor has its link after three
-latencies and the dialler after four; TLS adds two. A lost SYN is retransmitted 1, 2, 3, 4, 5 and 7 s after the first
-one. Peers therefore notice within seconds that a partition has healed. The machine of a peer that is gone refuses a
-dial at once. A dial to a machine that is off fails at the Hello timeout.
+To *dial* is to open a link. It takes the TCP handshake, the TLS handshake and a Hello each way, the message by which a
+peer presents itself. The acceptor has its link after three latencies and the dialler after four; TLS adds two. A *line*
+is one direction of the TCP connection. A lost SYN is retransmitted 1, 2, 3, 4, 5 and 7 s after the first one. Peers
+therefore notice within seconds that a partition has healed. The machine of a peer that is gone refuses a dial at once.
+A dial to a machine that is off fails at the Hello timeout.
 
 When a peer is killed, the kernel resets its links and the partners learn of it one latency later. With TCP, 50 to
 200 ms come first: the kernel frees the memory of a process that held torch before it closes the sockets. When a machine
@@ -81,7 +82,7 @@ class DialAttempt:
         self.asker, self.number = asker, number
         self.began_at, self.deadline = began_at, deadline
         self.syns = 0  # SYNs that were sent again.
-        self.is_over = False  # It has failed, or its dialler has the link.
+        self.is_over = False  # True once it has failed, or its dialler has the link.
         self.line_out: Line | None = None  # From the dialler; None without TCP.
         self.line_back: Line | None = None  # To the dialler; None without TCP.
 
@@ -168,7 +169,7 @@ class Dials:
         record, undelayed = sender.peer.membership.me, self.carrier.arrival(sender, receiver)
         if line is not None:
             arrives = self.carrier.send_segment(line, sender, receiver, handler, dial, record)
-            if arrives > undelayed:  # A partition may keep it.
+            if arrives > undelayed:  # It is late, and a partition may hold it for ever.
                 self.events.push(dial.deadline, self.on_failed, dial)
         elif self.carrier.is_cut(sender, receiver):
             self.events.push(dial.deadline, self.on_failed, dial)
@@ -331,6 +332,7 @@ class VirtualLinks:
         links, lines = host.links, host.lines
         if len(links) < self.config.internal.max_links:
             return True
+        # The partners of exchanges, and the peers through which others reach this one.
         needed = {*host.peer.view.session_peers(), *host.peer.reach.homes}
         idle = [partner for partner in links if partner not in needed]
         if idle:

@@ -1,5 +1,4 @@
-"""Exchanges and joins in virtual time: the streams between averagers.
-
+"""Exchanges and joins in virtual time: the streams between averagers. One exchange or join is a *session*.
 The two sides of an exchange compute differences that are exact negatives of each other
 (:mod:`gossip.arithmetic.mixing`). The second side therefore negates the first one's difference, which gives the same
 bits. A stream arrives whole, with its last byte; only real nodes need chunks, to save memory.
@@ -16,6 +15,7 @@ from gossip.averaging.pair import PairAverage
 from gossip.codecs import get_codec
 from gossip.config import Config
 from gossip.effects import Effect, Gather, Merge, Mix, ReceivePiece, Release, Rename, SendPiece, Snapshot, Transfer
+from sim.engine.carrier import StreamCallbacks
 from sim.engine.events import Events
 from sim.engine.flows import Flow
 from sim.engine.gathers import GroupStreams
@@ -63,7 +63,7 @@ class Sessions:
     def transfer(self, host: Host, effect: Transfer) -> None:
         linked = self.links.is_linked(host, effect.partner)
         pair = host.averager.begin_pair(effect) if linked else "broken"
-        if isinstance(pair, str):
+        if isinstance(pair, str):  # The reason why there is no pair.
             host.averager.report_failed_soon(effect.session, pair)
             return
         if host.timeline is not None:
@@ -109,9 +109,9 @@ class Sessions:
     ) -> None:  # fmt: skip
         """Start a stream whose last byte calls ``on_arrived(to, host, session, values, *more)``."""
         on_sent = partial(self.on_sent, host, session, on_arrived == self.on_piece)
-        flow = self.links.carrier.stream(
-            host, to, size_bytes, duplex, on_sent, self.on_stalled, session, on_arrived, host, session, values, *more
-        )  # fmt: skip
+        arrive = partial(on_arrived, to, host, session, values, *more)
+        callbacks = StreamCallbacks(on_sent, arrive, partial(self.on_stalled, to, host, session))
+        flow = self.links.carrier.stream(host, to, size_bytes, duplex, callbacks)
         if flow is not None:
             self.flows[host, session] = flow
 

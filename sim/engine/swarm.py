@@ -1,4 +1,8 @@
-"""The simulator's driver: all peers of a swarm on one event heap in virtual time, structured like node/network/."""
+"""The simulator's driver: all peers of a swarm on one event heap in virtual time, structured like node/network/.
+
+A Peer decides and returns *effects*, and its driver carries them out. A *host* (:mod:`sim.engine.host`) is one life of
+a peer with its model. A *founder* holds weights from the start; all others join and fetch them.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +57,7 @@ from sim.world.network import NetworkModel
 __all__ = ["Swarm"]
 
 REST_S = 0.01  # Pause after a tick that did not move the peer's deadline, as on a real node.
-PORT = 7700
+PORT = 7700  # Of every peer's address; their host names differ.
 TICK = 210  # Code in the event log of a timer that fired, above those of sim.engine.links.
 
 
@@ -104,7 +108,7 @@ class Swarm:
         self.links.before_answer, self.training.arm_timer = self.training.report_steps, self.arm_timer
         self.sessions = Sessions(self.events, network, config, self.links, self.perform)
         sessions = self.sessions
-        # The handler of each effect that a peer returns. Those in PERFORM concern the averager alone.
+        # The handler of each type of effect. The types in PERFORM concern the averager alone.
         self.performers: dict[type, Callable[[Host, Any], None]] = dict.fromkeys(PERFORM, self.perform_averaging) | {
             Send: self.links.send, Dial: self.links.dial, TryDial: self.links.try_dial,
             Snapshot: sessions.snapshot, Transfer: sessions.transfer, Gather: sessions.gather, Mix: sessions.mix,
@@ -180,8 +184,8 @@ class Swarm:
             members = Membership(record, sign=unsigned, verify=trusting, config=config, rng=rng, now=self.now)
         else:
             members = IdealMembers(self.registry, record)
-        # Without seeds and without the book of an earlier life a peer would begin a run. A newcomer of an ideal swarm
-        # has no seeds and must wait for the swarm's run, so its book holds its own record.
+        # A peer with neither seeds nor a book, the addresses from an earlier life, begins a run of its own. A newcomer
+        # of an ideal swarm has no seeds and must wait for the swarm's run, so its book holds its own record.
         book = [record] if self.registry is not None and not founder else ()
         bootstrap = Bootstrap(tuple(self.hosts[seed].address for seed in seeds), book=book)
         model = LocalModel(f"vector of {elements}", elements, machine=self.machine)
@@ -200,7 +204,10 @@ class Swarm:
         samples_per_step: int, first_step_s: float | None = None, row: int | None = None,
         attacker: Attacker | None = None,
     ) -> int:  # fmt: skip
-        """Create the host of a peer's life, begin its training loop, and start the peer."""
+        """Create the host of a peer's life, begin its training loop, and start the peer.
+
+        ``first_step_s`` None: the first step is in progress already, at a random phase.
+        """
         assert vector.dtype == np.float32, "models are float32 vectors"
         assert vector.ndim == 1, "models are flat vectors"
         life = self.restarts[index]
@@ -224,7 +231,7 @@ class Swarm:
         else:
             self.hosts[index] = host
         self.links.add(host)
-        if first_step_s is None:  # A random phase within a step, so that peers do not all mix at the same instants.
+        if first_step_s is None:  # The phase is random, so that peers do not all mix at the same instants.
             phase = random.Random(derive(self.seed, draws_name, "phase")).random()
             first_step_s = float(draw_durations(1)[0]) * (1.0 - phase)
         training.begin_loop(host, self.now + first_step_s)
@@ -306,7 +313,7 @@ class Swarm:
         """Let the training loop react to the peer's decisions: they may resume it or make the next mix due sooner."""
         if host.pause is not None:
             self.training.schedule_poll(host)
-        if host.is_offering and not host.peer.initiator.is_blocked:
+        if host.is_offering and not host.peer.initiator.is_blocked:  # The peer may start an exchange again.
             host.is_offering, host.has_free_slot = False, True
         if host.has_free_slot:
             host.has_free_slot = False

@@ -5,8 +5,9 @@ it. The virtual clock therefore counts steps and leaves them pending. When the f
 have begun by then are computed in one batched call**. This is exact: mixes change a model only at a step boundary, so
 nothing can change a step in progress.
 
-A host visits a boundary when its mix is due, when its averager asks for it, or to report progress. The boundaries
-between these visits cost nothing.
+A *boundary* is the end of a step. A host *visits* it when its mix is due, when its averager asks for it, or to report
+progress. The boundaries between these visits cost nothing. A loop that is too far ahead of others is *held*: it pauses
+at a boundary (``max_version_gap`` of :class:`gossip.Config`).
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class Training:
     ) -> None:  # fmt: skip
         self.events, self.hosts, self.perform, self.trainer = events, hosts, perform, trainer
         self.mixes_by_steps = config.interval_steps is not None
-        self.can_pause = config.max_version_gap is not None
+        self.can_pause = config.max_version_gap is not None  # Only this setting holds loops.
         # A due mix of a pair takes its snapshot before it is requested. A push cannot, since its snapshot takes mass.
         self.copies_ahead = config.paired
         self.steps = 0  # Counted steps of all peers.
@@ -188,11 +189,9 @@ class Training:
                 self.draw_step_ends(host)
             when = ends[bisect_right(ends, report_at, host.cursor)]
             if self.mixes_by_steps and not host.peer.initiator.is_blocked:
-                mixing_step = host.cursor + max(
-                    host.peer.initiator.due_steps - host.steps - 1, 0
-                )  # Its index in `ends`.
-                if mixing_step < len(ends):
-                    when = min(when, ends[mixing_step])
+                due_index = host.cursor + max(host.peer.initiator.due_steps - host.steps - 1, 0)  # Index in `ends`.
+                if due_index < len(ends):
+                    when = min(when, ends[due_index])
         if when < host.visit_at or host.visit_at <= self.events.now:
             self.schedule_visit(host, when)
 
@@ -220,9 +219,9 @@ class Training:
             self.schedule_poll(host)
         elif self.mixes_by_steps and host.is_training and not peer.initiator.is_blocked and host.visit_at > now:
             ended = self.uncounted_steps(host, now)
-            mixing_step = host.cursor + max(peer.initiator.due_steps - host.steps - 1, ended)  # Index in `step_ends`.
-            if mixing_step < len(host.step_ends) and host.step_ends[mixing_step] < host.visit_at:
-                self.schedule_visit(host, host.step_ends[mixing_step])
+            due_index = host.cursor + max(peer.initiator.due_steps - host.steps - 1, ended)  # Index in `step_ends`.
+            if due_index < len(host.step_ends) and host.step_ends[due_index] < host.visit_at:
+                self.schedule_visit(host, host.step_ends[due_index])
 
     def schedule_visit(self, host: Host, when: float) -> None:
         host.visit_at = when
@@ -249,7 +248,7 @@ class Training:
         if reports or (visit is not None and not visit.has_only_updates):
             host.reported_at = now
             host.averager.on_visit(visit, host.steps, host.steps * host.samples_per_step, None)
-            if not peer.view.sound and not boundary.has_requests:
+            if not peer.view.sound and not boundary.has_requests:  # The weights were not finite when last looked at.
                 self.check_recovery(host)
             host.is_training = has_weights(host)
         elif visit is not None:
@@ -292,7 +291,7 @@ class Training:
             self.perform(host, host.peer.on_mended(self.events.now))
 
     def pause_or_resume(self, host: Host) -> None:
-        """Pause the loop at this boundary while ``max_version_gap`` holds it; then postpone its step ends."""
+        """Pause the loop at this boundary while it is held; afterwards postpone its step ends by the pause."""
         now, is_held = self.events.now, host.peer.view.is_held
         if host.pause is None and is_held:
             host.pause = now, host.step_ends[host.cursor :]

@@ -1,4 +1,8 @@
-"""A live model as one flat vector, its backup, and a pool of vectors: what a step boundary and an averager need."""
+"""A live model as one flat vector, its backup, and a pool of vectors: what a step boundary and an averager need.
+
+The classes implement the protocols of :mod:`gossip.averaging.model` and :mod:`gossip.averaging.vectors`, which define
+the methods.
+"""
 
 from __future__ import annotations
 
@@ -69,12 +73,12 @@ class VectorModel:
 
 
 class KeptVector:
-    """A backup of the weights while another run's weights are on trial."""
+    """A backup of the weights while another run's weights are on trial; ``backup`` is None when there is no trial."""
 
     __slots__ = ("backup", "vector", "why_not")
 
     def __init__(self, vector: Floats) -> None:
-        self.vector, self.why_not = vector, ""
+        self.vector, self.why_not = vector, ""  # A backup never fails here, so there is no reason to state.
         self.backup: Floats | None = None
 
     @property
@@ -102,7 +106,7 @@ class KeptVector:
 class HostVectors:
     """A vector pool that allocates fresh arrays and keeps none.
 
-    :meth:`recall` copies the model instead of a kept vector. ``copy_model`` returns the copy; None if it is too late.
+    :meth:`take_last_snapshot` copies the model instead, by ``copy_model``, which returns None if it is too late.
     """
 
     __slots__ = ("copy_model",)

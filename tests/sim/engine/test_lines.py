@@ -11,6 +11,7 @@ import pytest
 from gossip.config import Config
 from gossip.effects import Mix
 from gossip.wire.messages import Busy
+from sim.engine.carrier import StreamCallbacks
 from sim.engine.swarm import Swarm
 from sim.scenario.scenario import (
     Compute,
@@ -30,6 +31,10 @@ from tests.harness.configs import tuned
 LATENCY_S = 0.025
 RARELY = Config(mix_every_steps=10_000)  # nothing else is sent over a link than what is asked of it here
 KINDS = pytest.mark.parametrize("congestion", ["cubic", "bbr"])
+
+
+def nothing():
+    """Do nothing: a callback that a test does not watch."""
 
 
 def swarm_of(peers, config=RARELY, **network):
@@ -71,8 +76,8 @@ def sent_and_seen(swarm, count, gap_s=0.02):
     for number in range(count):
         if number % 3 == 0:
             swarm.links.carrier.stream(
-                host, to, 20_000, False, lambda: None, lambda *_: None, 0,
-                lambda _, number: seen.append((-number, swarm.now)), number,
+                host, to, 20_000, False,
+                StreamCallbacks(nothing, lambda number=number: seen.append((-number, swarm.now)), nothing),
             )  # fmt: skip
         swarm.links.post(host, to, Busy(number))
         began.append(swarm.now)
@@ -103,9 +108,11 @@ def test_a_message_sent_after_a_stream_comes_after_it():
     for _ in range(50):
         seen = []
         swarm.links.carrier.stream(
-            host, to, 20_000, False, lambda seen=seen: swarm.links.carrier.send_segment(
-                host.lines[to.id], host, to, seen.append, "message"
-            ), lambda *_: None, 0, lambda _, seen=seen: seen.append("stream"),
+            host, to, 20_000, False, StreamCallbacks(
+                lambda seen=seen: swarm.links.carrier.send_segment(
+                    host.lines[to.id], host, to, seen.append, "message"
+                ), lambda seen=seen: seen.append("stream"), nothing,
+            )
         )  # fmt: skip
         swarm.run_until(swarm.now + 200.0)
         assert sorted(seen) == ["message", "stream"]
@@ -145,7 +152,8 @@ def test_messages_wait_in_the_queue_that_a_stream_of_their_senders_keeps(congest
     for _ in range(12):
         began, found = swarm.now, []
         ended.clear()
-        carrier.stream(host, to, 1_000_000, True, lambda: None, lambda *_: None, 0, lambda _: ended.append(swarm.now))
+        callbacks = StreamCallbacks(nothing, lambda: ended.append(swarm.now), nothing)
+        carrier.stream(host, to, 1_000_000, True, callbacks)
         means.append(host.lines[to.id].queue_delay_s)
         message(third, host, others)
         while not ended:
@@ -229,8 +237,10 @@ def sent_before_a_cut(swarm):
     host, to = swarm.hosts
     seen, gone = [], []
     swarm.links.carrier.stream(
-        host, to, 100_000, False, lambda: gone.append(swarm.now), lambda *_: seen.append(("stalled", swarm.now - cut)),
-        0, lambda _: seen.append(("stream", swarm.now - cut)),
+        host, to, 100_000, False, StreamCallbacks(
+            lambda: gone.append(swarm.now), lambda: seen.append(("stream", swarm.now - cut)),
+            lambda: seen.append(("stalled", swarm.now - cut)),
+        )
     )  # fmt: skip
     while not gone:
         swarm.run_until(swarm.now + 0.001)
